@@ -1,0 +1,3 @@
+//! (under construction)
+#![forbid(unsafe_code)]
+fn main() {}
