@@ -1,2 +1,5 @@
-//! (under construction)
+//! What the interop tests share: network namespaces and a peer that was not written with the stack's own codecs.
 #![forbid(unsafe_code)]
+
+pub mod namespace;
+pub mod raw_peer;

@@ -1,0 +1,177 @@
+//! A peer that speaks MPA, DDP and RDMAP octet by octet over a kernel socket.
+//!
+//! It is written from the documents alone and shares no codec with the stack, so that agreement means something:
+//! frames are literals, and the CRC is the `crc32c` crate's.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Octets of an MPA Request or Reply frame in front of its private data (RFC 5044 §7.1).
+const STARTUP_HEADER: usize = 20;
+
+/// One FPDU as it came off the wire, its CRC already found good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ulpdu(pub Vec<u8>);
+
+impl Ulpdu {
+    /// The RDMAP opcode (RFC 5040 §4.1).
+    pub fn opcode(&self) -> u8 {
+        self.0[1] & 0x0f
+    }
+
+    /// Whether the segment is the last of its DDP message (RFC 5041 §4.1).
+    pub fn is_last(&self) -> bool {
+        self.0[0] & 0x40 != 0
+    }
+
+    /// Layer, error type and error code of a Terminate (RFC 5040 §4.8).
+    pub fn terminate(&self) -> Option<(u8, u8, u8)> {
+        (self.opcode() == 7).then(|| (self.0[18] >> 4, self.0[18] & 0x0f, self.0[19]))
+    }
+
+    /// What follows the 18-octet untagged or the 14-octet tagged DDP header.
+    pub fn payload(&self) -> &[u8] {
+        &self.0[if self.0[0] & 0x80 != 0 { 14 } else { 18 }..]
+    }
+}
+
+/// The kernel socket and what is needed to frame on it.
+pub struct RawPeer {
+    stream: TcpStream,
+}
+
+impl RawPeer {
+    /// Connects from the kernel's TCP; every later read gives up after 20 s.
+    pub fn connect(to: SocketAddr) -> io::Result<Self> {
+        Self::from_stream(TcpStream::connect_timeout(&to, Duration::from_secs(20))?)
+    }
+
+    /// Takes an accepted connection.
+    pub fn from_stream(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        Ok(Self { stream })
+    }
+
+    /// Sends octets as they are.
+    pub fn send(&mut self, octets: &[u8]) -> io::Result<()> {
+        self.stream.write_all(octets)
+    }
+
+    /// The socket, for shutting it down or reading what is not framed.
+    pub fn stream(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// Sends an MPA Request of revision 2 with CRC asked for and the enhanced data of RFC 6581 §9.
+    pub fn send_request(&mut self, ird: u16, ord: u16, private_data: &[u8]) -> io::Result<()> {
+        self.send(&startup_frame(b"MPA ID Req Frame", 0x50, 2, &enhanced(ird, ord, private_data)))
+    }
+
+    /// Sends an MPA Reply of revision 2 with CRC.
+    pub fn send_reply(&mut self, ird: u16, ord: u16, private_data: &[u8]) -> io::Result<()> {
+        self.send(&startup_frame(b"MPA ID Rep Frame", 0x50, 2, &enhanced(ird, ord, private_data)))
+    }
+
+    /// Reads an MPA Request or Reply: its flags, revision and private data (enhanced octets included).
+    pub fn read_startup(&mut self) -> io::Result<(u8, u8, Vec<u8>)> {
+        let mut header = [0; STARTUP_HEADER];
+        self.stream.read_exact(&mut header)?;
+        let mut private_data = vec![0; usize::from(u16::from_be_bytes([header[18], header[19]]))];
+        self.stream.read_exact(&mut private_data)?;
+        Ok((header[16], header[17], private_data))
+    }
+
+    /// Frames a ULPDU and sends it.
+    pub fn send_ulpdu(&mut self, ulpdu: &[u8]) -> io::Result<()> {
+        self.send(&fpdu(ulpdu))
+    }
+
+    /// Reads one FPDU and checks its CRC.
+    pub fn read_ulpdu(&mut self) -> io::Result<Ulpdu> {
+        let mut frame = vec![0; 2];
+        self.stream.read_exact(&mut frame)?;
+        let length = usize::from(u16::from_be_bytes([frame[0], frame[1]]));
+        let padded = (2 + length).next_multiple_of(4);
+        frame.resize(padded + 4, 0);
+        self.stream.read_exact(&mut frame[2..])?;
+        let wire = u32::from_le_bytes(frame[padded..].try_into().expect("four octets"));
+        if wire != crc32c::crc32c(&frame[..padded]) {
+            return Err(io::Error::other("an FPDU with a bad CRC came from the stack under test"));
+        }
+        frame.truncate(2 + length);
+        Ok(Ulpdu(frame.split_off(2)))
+    }
+
+    /// Whether the peer has closed its half: nothing more comes, with or without a reset.
+    pub fn at_end(&mut self) -> bool {
+        let mut octet = [0];
+        match self.stream.read(&mut octet) {
+            Ok(0) => true,
+            Ok(_) => false,
+            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+fn enhanced(ird: u16, ord: u16, private_data: &[u8]) -> Vec<u8> {
+    [&ird.to_be_bytes()[..], &ord.to_be_bytes(), private_data].concat()
+}
+
+/// An MPA start-up frame (RFC 5044 §7.1).
+pub fn startup_frame(key: &[u8; 16], flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(private_data.len()).expect("private data of a test is short");
+    [&key[..], &[flags, revision], &length.to_be_bytes(), private_data].concat()
+}
+
+/// An FPDU around a ULPDU: length, padding, CRC with the least significant octet first (RFC 5044 §4).
+pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(ulpdu.len()).expect("a ULPDU has at most 65535 octets");
+    let mut frame = [&length.to_be_bytes()[..], ulpdu].concat();
+    frame.resize(frame.len().next_multiple_of(4), 0);
+    let crc = crc32c::crc32c(&frame);
+    frame.extend_from_slice(&crc.to_le_bytes());
+    frame
+}
+
+/// A whole RDMA Write in one segment (RFC 5040 §4.3).
+pub fn write(stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
+    [&[0xc1, 0x40][..], &stag.to_be_bytes(), &offset.to_be_bytes(), payload].concat()
+}
+
+/// A Read Response in one segment (RFC 5040 §4.5).
+pub fn read_response(stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
+    [&[0xc1, 0x42][..], &stag.to_be_bytes(), &offset.to_be_bytes(), payload].concat()
+}
+
+/// An untagged segment: DDP control with or without the last flag, the opcode, queue, sequence number, offset.
+pub fn untagged(last: bool, opcode: u8, queue: u32, sequence: u32, offset: u32, payload: &[u8]) -> Vec<u8> {
+    [
+        &[if last { 0x41 } else { 0x01 }, 0x40 | opcode][..],
+        &[0; 4],
+        &queue.to_be_bytes(),
+        &sequence.to_be_bytes(),
+        &offset.to_be_bytes(),
+        payload,
+    ]
+    .concat()
+}
+
+/// A whole Send in one segment (RFC 5040 §4.6).
+pub fn send(sequence: u32, payload: &[u8]) -> Vec<u8> {
+    untagged(true, 3, 0, sequence, 0, payload)
+}
+
+/// A Read Request (RFC 5040 §4.4).
+pub fn read_request(sequence: u32, sink: (u32, u64), length: u32, source: (u32, u64)) -> Vec<u8> {
+    let header = [
+        &sink.0.to_be_bytes()[..],
+        &sink.1.to_be_bytes(),
+        &length.to_be_bytes(),
+        &source.0.to_be_bytes(),
+        &source.1.to_be_bytes(),
+    ]
+    .concat();
+    untagged(true, 1, 1, sequence, 0, &header)
+}
