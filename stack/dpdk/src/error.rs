@@ -1,0 +1,105 @@
+//! What can go wrong, with the cause and the cure in one sentence each.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// An error of the devices' layer. Its text names what happened and what to do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The process already runs DPDK with other settings.
+    #[error(
+        "DPDK is already running in this process with other settings ({running}): use one EAL configuration per process"
+    )]
+    AlreadyInitialised {
+        /// The arguments that it was started with.
+        running: String,
+    },
+    /// `rte_eal_init` refused.
+    #[error("DPDK did not start: {reason}")]
+    Initialisation {
+        /// What DPDK said, and the cure where it is known.
+        reason: String,
+    },
+    /// Hugepages were asked for and there are none free.
+    #[error(
+        "no free hugepages: run without them (hugepages = false), or reserve some with scripts/hugepages"
+    )]
+    NoHugepages,
+    /// The operating system refused for want of a privilege.
+    #[error("no permission for {what}: {cure}")]
+    Permission {
+        /// What was refused.
+        what: String,
+        /// How to be allowed it.
+        cure: String,
+    },
+    /// No driver serves the device.
+    #[error("DPDK has no driver {driver} here; there are: {}", available.join(", "))]
+    NoSuchDriver {
+        /// The driver that is missing.
+        driver: String,
+        /// The drivers found.
+        available: Vec<String>,
+    },
+    /// The socket of the peer is not there, or nobody listens on it.
+    #[error("nobody listens on {} after {waited:?}: start the peer that serves this socket first, or wait longer", socket.display())]
+    PeerAbsent {
+        /// The socket's path.
+        socket: PathBuf,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// The link did not come up in time.
+    #[error(
+        "the link of {device} is not up after {waited:?}: is the peer running, with the same kind of device and the same socket?"
+    )]
+    LinkDown {
+        /// The device's name.
+        device: String,
+        /// How long it was waited.
+        waited: Duration,
+    },
+    /// The device cannot do what its configuration asks for.
+    #[error("{device}: {reason}")]
+    Unsupported {
+        /// The device's name.
+        device: String,
+        /// What it cannot do, and what it can.
+        reason: String,
+    },
+    /// DPDK refused a call on a device.
+    #[error("{device}: {call} failed: {reason}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// The call.
+        call: &'static str,
+        /// The system's reason, and what the driver said.
+        reason: String,
+    },
+    /// There is not enough packet memory.
+    #[error(
+        "not enough DPDK memory for {what}: raise memory-mib (now {memory_mib} MiB) or use fewer buffers"
+    )]
+    OutOfMemory {
+        /// What it was wanted for.
+        what: String,
+        /// The memory that DPDK has, in MiB.
+        memory_mib: u32,
+    },
+    /// A value of the configuration makes no sense.
+    #[error("{0}")]
+    Configuration(String),
+    /// A call of the operating system failed.
+    #[error("{what}: {reason}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// All thread slots of DPDK are taken.
+    #[error("no free DPDK thread slot: at most 127 threads can be registered at a time")]
+    NoThreadSlot,
+}
