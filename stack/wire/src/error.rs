@@ -1,0 +1,83 @@
+//! Why octets are not what they should be.
+
+use core::fmt;
+
+/// The reason why a parser refused its input, or an emitter its arguments.
+///
+/// Small and `Copy`, so that a dropped packet can be counted by reason without formatting anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WireError {
+    /// The input ends before the format does.
+    Truncated,
+    /// The headers lie in more than one segment of a chained buffer. Nothing is wrong with the packet:
+    /// copy it into one piece and parse it again.
+    NotContiguous,
+    /// The IP version field does not match the EtherType.
+    IpVersion,
+    /// A header length field is below the fixed header or beyond the packet.
+    HeaderLength,
+    /// The IP total length is below the header length or beyond the frame.
+    TotalLength,
+    /// The IPv4 header checksum is wrong.
+    HeaderChecksum,
+    /// The ICMP checksum is wrong.
+    IcmpChecksum,
+    /// A TCP option has a length of 0 or 1, or passes the end of the header.
+    OptionLength,
+    /// An ARP packet that is not for Ethernet and IPv4, or has an unknown operation.
+    Arp,
+    /// The destination has no room for what is to be written.
+    NoRoom,
+    /// The two addresses of a path are not of the IP version that is asked for.
+    AddressFamily,
+    /// The key of an MPA Request or Reply frame is not the expected one (RFC 5044 §7.1.1).
+    MpaKey,
+    /// The revision of an MPA Request or Reply frame is above 2 (RFC 5044 §7.1.1, RFC 6581 §6).
+    MpaRevision,
+    /// The private data of an MPA frame exceeds 512 octets (RFC 5044 §7.1.1).
+    MpaPrivateDataLength,
+    /// The enhanced flag is set but there are fewer than 4 octets of private data (RFC 6581 §9).
+    MpaEnhancedData,
+    /// A marker points outside of its FPDU, or not to its start (RFC 5044 §4.3).
+    MpaMarker,
+    /// The DDP version of a tagged segment is not 1 (RFC 5041 §4.2).
+    DdpVersionTagged,
+    /// The DDP version of an untagged segment is not 1 (RFC 5041 §4.3).
+    DdpVersionUntagged,
+    /// The RDMAP version is not 1 (RFC 5040 §4.1).
+    RdmapVersion,
+    /// The RDMAP operation code is not assigned (RFC 5040 §4.3).
+    Opcode,
+    /// An RDMAP message has another length than its operation prescribes.
+    MessageLength,
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            WireError::Truncated => "the input ends too early",
+            WireError::NotContiguous => "the headers are split over buffer segments",
+            WireError::IpVersion => "wrong IP version",
+            WireError::HeaderLength => "bad header length",
+            WireError::TotalLength => "bad IP total length",
+            WireError::HeaderChecksum => "bad IPv4 header checksum",
+            WireError::IcmpChecksum => "bad ICMP checksum",
+            WireError::OptionLength => "bad TCP option length",
+            WireError::Arp => "not an ARP packet for IPv4 over Ethernet",
+            WireError::NoRoom => "no room for the octets to be written",
+            WireError::AddressFamily => "addresses of different or unexpected IP versions",
+            WireError::MpaKey => "wrong key of an MPA frame",
+            WireError::MpaRevision => "unsupported MPA revision",
+            WireError::MpaPrivateDataLength => "more than 512 octets of MPA private data",
+            WireError::MpaEnhancedData => "enhanced MPA frame without its 4 octets of data",
+            WireError::MpaMarker => "MPA marker and ULPDU length disagree",
+            WireError::DdpVersionTagged => "unsupported DDP version of a tagged segment",
+            WireError::DdpVersionUntagged => "unsupported DDP version of an untagged segment",
+            WireError::RdmapVersion => "unsupported RDMAP version",
+            WireError::Opcode => "unassigned RDMAP operation code",
+            WireError::MessageLength => "wrong length of an RDMAP message",
+        })
+    }
+}
+
+impl core::error::Error for WireError {}
