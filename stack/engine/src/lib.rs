@@ -1,2 +1,24 @@
-//! (under construction)
+//! One poll-mode engine: a core that owns a device queue, the TCP connections on it and their queue pairs, and runs
+//! everything to completion in its turn.
+//!
+//! [`Engine::turn`] receives a burst, takes each frame through TCP, MPA, DDP and RDMAP into registered memory, fires
+//! timers, pulls posted work from the rings of rung queue pairs, answers read requests, and transmits. Layers below
+//! return values; this crate alone joins them and owns the buffers. There are no callbacks, no locks, no allocation in
+//! a steady turn, and time and randomness are arguments, so that a network of engines runs in one thread under virtual
+//! time (see [`ports::sim`]).
+//!
+//! An engine talks to the rest of the program through rings of [`work`], doorbells, and the mailbox of [`command`].
+
 #![forbid(unsafe_code)]
+
+pub mod command;
+pub mod config;
+mod engine;
+pub mod port;
+pub mod ports;
+pub mod stats;
+pub mod work;
+
+pub use config::{Budgets, EngineConfig, IwarpConfig, Limits, Sabotage};
+pub use engine::{Engine, EngineChannels, EngineError, Turned};
+pub use port::{Buffer, Capabilities, LinkState, PoolLevels, Port};

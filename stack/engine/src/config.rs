@@ -1,0 +1,150 @@
+//! Settings of one engine. Plain values: files and flags are the concern of the crate above.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+/// Everything an engine is told when it is made.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Index of the engine in its context.
+    pub index: u16,
+    /// Own IPv4 address.
+    pub address: Ipv4Addr,
+    /// Length of the network prefix in bits, 0 to 32.
+    pub prefix_length: u8,
+    /// Next hop for addresses outside the prefix.
+    pub gateway: Option<Ipv4Addr>,
+    /// Neighbours whose hardware address is known beforehand; never asked for, never forgotten.
+    pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
+    /// Settings of every TCP connection. `mss` is lowered to what the port's MTU can carry.
+    pub tcp: uwarp_tcp::Config,
+    /// Settings of the MPA layer and above.
+    pub iwarp: IwarpConfig,
+    /// Caps on objects.
+    pub limits: Limits,
+    /// Budgets in buffers.
+    pub budgets: Budgets,
+    /// First and last TCP port for active opens.
+    pub ephemeral_ports: (u16, u16),
+    /// Seed of every random choice except sequence numbers.
+    pub seed: u64,
+    /// Secret of the initial sequence numbers (RFC 6528) and of the flow table's hash.
+    pub secret: [u64; 2],
+    /// Leave out what makes the stack right, for tests that show that it is needed.
+    pub sabotage: Sabotage,
+}
+
+/// Settings of the iWARP layers.
+#[derive(Debug, Clone)]
+pub struct IwarpConfig {
+    /// Most inbound Read Requests that a queue pair takes at once.
+    pub max_ird: u16,
+    /// Most reads that a queue pair may have outstanding.
+    pub max_ord: u16,
+    /// Limit on a passive start-up: from SYN to the MPA Request, and again from accept to the first FPDU.
+    pub startup_timeout: Duration,
+    /// After a Terminate of ours was sent: how long input is read before the connection is reset.
+    pub terminate_drain: Duration,
+    /// Most octets of one ULPDU that is sent; the largest is what fits into one segment anyway.
+    pub max_ulpdu: u32,
+}
+
+impl Default for IwarpConfig {
+    fn default() -> Self {
+        IwarpConfig {
+            max_ird: 128,
+            max_ord: 128,
+            startup_timeout: Duration::from_secs(10),
+            terminate_drain: Duration::from_secs(2),
+            max_ulpdu: 64_768,
+        }
+    }
+}
+
+/// Caps on objects. Reaching one refuses the newcomer.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections, TIME-WAIT included.
+    pub connections: u32,
+    /// Passive connections that have not yet sent their MPA Request.
+    pub half_open: u32,
+    /// Queue pairs; also the bound of their numbers.
+    pub queue_pairs: u32,
+    /// Listeners.
+    pub listeners: u32,
+    /// Entries of the neighbour table.
+    pub neighbours: u32,
+    /// Frames that wait for one neighbour's hardware address.
+    pub neighbour_queue: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 32_768,
+            half_open: 1_024,
+            queue_pairs: 16_384,
+            listeners: 256,
+            neighbours: 1_024,
+            neighbour_queue: 4,
+        }
+    }
+}
+
+/// Budgets in buffers, so that one connection, or all together, cannot exhaust a pool.
+#[derive(Debug, Clone)]
+pub struct Budgets {
+    /// Received frames that all connections together may hold out of order. `None`: half of the receive pool.
+    pub out_of_order: Option<u32>,
+    /// Transmit buffers that no record may take: left for ACK, RST, Terminate and retransmission. `None`: an eighth of
+    /// the transmit pool, at least 8.
+    pub transmit_reserve: Option<u32>,
+    /// Frames waiting for the device before no more are made.
+    pub transmit_backlog: u32,
+    /// Frames that one connection may send in one turn.
+    pub frames_per_connection: u32,
+    /// Octets of FPDUs received in pieces that all connections together may hold.
+    pub gather_octets: u64,
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        Budgets {
+            out_of_order: None,
+            transmit_reserve: None,
+            transmit_backlog: 128,
+            frames_per_connection: 32,
+            gather_octets: 64 << 20,
+        }
+    }
+}
+
+/// Defects on purpose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// Nothing is ever sent a second time.
+    pub no_retransmission: bool,
+    /// CRCs are not looked at.
+    pub no_crc_check: bool,
+}
+
+impl EngineConfig {
+    /// Settings with defaults for everything but the address.
+    pub fn new(index: u16, address: Ipv4Addr, prefix_length: u8) -> EngineConfig {
+        EngineConfig {
+            index,
+            address,
+            prefix_length,
+            gateway: None,
+            neighbours: Vec::new(),
+            tcp: uwarp_tcp::Config::default(),
+            iwarp: IwarpConfig::default(),
+            limits: Limits::default(),
+            budgets: Budgets::default(),
+            ephemeral_ports: (49_152, 65_535),
+            seed: 0,
+            secret: [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d],
+            sabotage: Sabotage::default(),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Buffers on the heap, for ports without a device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crossbeam::queue::ArrayQueue;
+
+use crate::port::{Buffer, ReceivedChecksums, TransmitChecksums};
+
+#[derive(Debug)]
+struct Storage {
+    octets: Box<[u8]>,
+    references: AtomicU32,
+}
+
+#[derive(Debug)]
+struct PoolInner {
+    free: ArrayQueue<Arc<Storage>>,
+    headroom: usize,
+}
+
+/// A fixed number of buffers of one size.
+#[derive(Debug, Clone)]
+pub struct HeapPool {
+    inner: Arc<PoolInner>,
+}
+
+impl HeapPool {
+    /// `count` buffers (at least one) of `data_room` octets, of which `headroom` lie in front of a fresh frame.
+    pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
+        let free = ArrayQueue::new(count.max(1));
+        for _ in 0..count.max(1) {
+            let storage = Storage { octets: vec![0; data_room].into(), references: AtomicU32::new(0) };
+            let _ = free.push(Arc::new(storage));
+        }
+        HeapPool { inner: Arc::new(PoolInner { free, headroom: headroom.min(data_room) }) }
+    }
+
+    /// A buffer with an empty frame behind the headroom, or `None` when all are in use.
+    pub fn alloc(&self) -> Option<HeapBuffer> {
+        let mut storage = self.inner.free.pop()?;
+        // The reference that was dropped last but one may still be on its way out on another thread.
+        while Arc::get_mut(&mut storage).is_none() {
+            std::hint::spin_loop();
+        }
+        storage.references.store(1, Ordering::Relaxed);
+        Some(HeapBuffer {
+            storage: Some(storage),
+            pool: Arc::clone(&self.inner),
+            start: self.inner.headroom as u32,
+            length: 0,
+            received: ReceivedChecksums::default(),
+            transmit: TransmitChecksums::default(),
+        })
+    }
+
+    /// Buffers that are free.
+    pub fn free(&self) -> usize {
+        self.inner.free.len()
+    }
+
+    /// Buffers in all.
+    pub fn total(&self) -> usize {
+        self.inner.free.capacity()
+    }
+}
+
+/// One reference to a buffer of a [`HeapPool`].
+#[derive(Debug)]
+pub struct HeapBuffer {
+    /// Taken only when the buffer is dropped.
+    storage: Option<Arc<Storage>>,
+    pool: Arc<PoolInner>,
+    start: u32,
+    length: u32,
+    received: ReceivedChecksums,
+    transmit: TransmitChecksums,
+}
+
+impl HeapBuffer {
+    /// What the device is told to compute.
+    pub fn transmit_checksums(&self) -> TransmitChecksums {
+        self.transmit
+    }
+
+    /// Sets what the receiver is told about the checksums.
+    pub fn set_received_checksums(&mut self, checksums: ReceivedChecksums) {
+        self.received = checksums;
+    }
+
+    /// Makes a copy of `frame` the buffer's frame; cut at what fits behind the headroom.
+    pub fn fill(&mut self, frame: &[u8]) {
+        let start = self.pool.headroom;
+        let mut filled = 0;
+        if let Some(storage) = self.storage_mut() {
+            let room = &mut storage[start..];
+            filled = room.len().min(frame.len());
+            room[..filled].copy_from_slice(&frame[..filled]);
+        }
+        self.set_range(start, filled);
+    }
+
+    fn octets(&self) -> &[u8] {
+        self.storage.as_ref().map_or(&[], |storage| &storage.octets)
+    }
+}
+
+impl Drop for HeapBuffer {
+    fn drop(&mut self) {
+        if let Some(storage) = self.storage.take()
+            && storage.references.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            let _ = self.pool.free.push(storage);
+        }
+    }
+}
+
+impl Buffer for HeapBuffer {
+    #[inline]
+    fn data(&self) -> &[u8] {
+        self.octets().get(self.start as usize..(self.start + self.length) as usize).unwrap_or(&[])
+    }
+
+    #[inline]
+    fn total_len(&self) -> usize {
+        self.length as usize
+    }
+
+    #[inline]
+    fn segment_count(&self) -> usize {
+        1
+    }
+
+    #[inline]
+    fn segment(&self, index: usize) -> Option<&[u8]> {
+        (index == 0).then(|| self.data())
+    }
+
+    #[inline]
+    fn storage_mut(&mut self) -> Option<&mut [u8]> {
+        Arc::get_mut(self.storage.as_mut()?).map(|storage| &mut storage.octets[..])
+    }
+
+    #[inline]
+    fn set_range(&mut self, start: usize, length: usize) {
+        let room = self.octets().len();
+        self.start = start.min(room) as u32;
+        self.length = length.min(room - self.start as usize) as u32;
+    }
+
+    #[inline]
+    fn start(&self) -> usize {
+        self.start as usize
+    }
+
+    #[inline]
+    fn share(&self) -> HeapBuffer {
+        if let Some(storage) = &self.storage {
+            storage.references.fetch_add(1, Ordering::Relaxed);
+        }
+        HeapBuffer { storage: self.storage.clone(), pool: Arc::clone(&self.pool), ..*self }
+    }
+
+    #[inline]
+    fn is_shared(&self) -> bool {
+        self.storage.as_ref().is_some_and(|storage| storage.references.load(Ordering::Acquire) > 1)
+    }
+
+    #[inline]
+    fn received_checksums(&self) -> ReceivedChecksums {
+        self.received
+    }
+
+    #[inline]
+    fn set_transmit_checksums(&mut self, checksums: TransmitChecksums) {
+        self.transmit = checksums;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_returns_with_its_last_reference() {
+        let pool = HeapPool::new(1, 256, 128);
+        let mut buffer = pool.alloc().expect("one is free");
+        buffer.fill(b"frame");
+        assert!(pool.alloc().is_none());
+        let second = buffer.share();
+        assert!(buffer.is_shared() && buffer.storage_mut().is_none());
+        drop(buffer);
+        assert_eq!(second.data(), b"frame");
+        assert_eq!(pool.free(), 0);
+        drop(second);
+        assert_eq!(pool.free(), 1);
+    }
+
+    #[test]
+    fn references_on_two_threads_never_lose_a_buffer() {
+        let pool = HeapPool::new(4, 64, 0);
+        let (sender, receiver) = crossbeam::channel::bounded::<HeapBuffer>(2);
+        std::thread::scope(|scope| {
+            scope.spawn(move || for buffer in receiver {
+                drop(buffer);
+            });
+            for _ in 0..10_000 {
+                if let Some(buffer) = pool.alloc() {
+                    let _ = sender.send(buffer.share());
+                }
+            }
+            drop(sender);
+        });
+        assert_eq!(pool.free(), 4);
+    }
+}

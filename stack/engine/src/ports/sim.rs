@@ -1,0 +1,336 @@
+//! A simulated network in virtual time: every frame lost, repeated, delayed or damaged by a seeded generator.
+//!
+//! Ports of one network live on one thread. Time is what the engines are told; a frame sent at one time arrives when
+//! its delay is over. The same seed gives the same run.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use uwarp_tcp::Instant;
+
+use super::heap::{HeapBuffer, HeapPool};
+use super::loopback::capabilities;
+use crate::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+
+/// What the network does to frames. Probabilities are from 0 to 1 and per frame.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SimOptions {
+    /// Time from sender to receiver.
+    pub delay: Duration,
+    /// The frame disappears.
+    pub loss: f64,
+    /// The frame comes twice.
+    pub duplication: f64,
+    /// The frame is held back by up to eight times the delay, so that later ones overtake it.
+    pub reordering: f64,
+    /// A bit of the IP packet flips: a checksum finds it.
+    pub corruption: f64,
+    /// A bit behind the TCP header flips and the receiving device claims that the checksum was right: only the CRC
+    /// finds it.
+    pub hidden_corruption: f64,
+    /// Frames that wait at a receiver that does not take them; more are dropped.
+    pub receive_ring: usize,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        SimOptions {
+            delay: Duration::from_micros(5),
+            loss: 0.0,
+            duplication: 0.0,
+            reordering: 0.0,
+            corruption: 0.0,
+            hidden_corruption: 0.0,
+            receive_ring: 512,
+        }
+    }
+}
+
+/// What happened in the network, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SimCounters {
+    /// Frames sent.
+    pub sent: u64,
+    /// Frames handed to a receiver.
+    pub delivered: u64,
+    /// Frames lost.
+    pub lost: u64,
+    /// Frames delivered twice.
+    pub duplicated: u64,
+    /// Frames held back.
+    pub reordered: u64,
+    /// Frames damaged where a checksum finds it.
+    pub corrupted: u64,
+    /// Frames damaged where only the CRC finds it.
+    pub hidden_corrupted: u64,
+    /// Frames dropped since the receiver's ring was full.
+    pub overflowed: u64,
+    /// Frames for a hardware address that no port has, or whose port is gone.
+    pub unreachable: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Arrival {
+    at: Instant,
+    order: u64,
+    frame: Vec<u8>,
+    claim_good: bool,
+}
+
+impl Ord for Arrival {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+impl PartialOrd for Arrival {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[derive(Debug)]
+struct Node {
+    mac: [u8; 6],
+    arrivals: BinaryHeap<Reverse<Arrival>>,
+    alive: bool,
+}
+
+#[derive(Debug)]
+struct Network {
+    options: SimOptions,
+    random: fastrand::Rng,
+    counters: SimCounters,
+    nodes: Vec<Node>,
+    order: u64,
+    spare: Vec<Vec<u8>>,
+}
+
+/// The network.
+#[derive(Debug, Clone)]
+pub struct SimNetwork {
+    inner: Rc<RefCell<Network>>,
+}
+
+impl SimNetwork {
+    /// An empty network.
+    pub fn new(seed: u64, options: SimOptions) -> SimNetwork {
+        let network = Network {
+            options,
+            random: fastrand::Rng::with_seed(seed),
+            counters: SimCounters::default(),
+            nodes: Vec::new(),
+            order: 0,
+            spare: Vec::new(),
+        };
+        SimNetwork { inner: Rc::new(RefCell::new(network)) }
+    }
+
+    /// A new port, with pools of the given numbers of buffers. Hardware addresses count up from 02:00:00:00:00:01.
+    pub fn port(&self, mtu: u16, receive_buffers: usize, transmit_buffers: usize) -> SimPort {
+        let mut network = self.inner.borrow_mut();
+        let node = network.nodes.len();
+        let mac = [2, 0, 0, 0, (node >> 8) as u8, node as u8 + 1];
+        network.nodes.push(Node { mac, arrivals: BinaryHeap::new(), alive: true });
+        let capabilities = capabilities(mac, mtu, false);
+        SimPort {
+            network: Rc::clone(&self.inner),
+            node,
+            receive_pool: HeapPool::new(receive_buffers, capabilities.data_room, capabilities.headroom),
+            transmit_pool: HeapPool::new(transmit_buffers, capabilities.data_room, capabilities.headroom),
+            now: Instant::from_nanos(0),
+            capabilities,
+        }
+    }
+
+    /// Changes what the network does from now on.
+    pub fn set_options(&self, options: SimOptions) {
+        self.inner.borrow_mut().options = options;
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> SimCounters {
+        self.inner.borrow().counters
+    }
+
+    /// Sends any octets as a frame, as if a port had: for peers that are not engines.
+    pub fn inject(&self, now: Instant, frame: &[u8]) {
+        self.inner.borrow_mut().send(now, usize::MAX, frame);
+    }
+
+    /// When the next frame arrives anywhere.
+    pub fn next_arrival(&self) -> Option<Instant> {
+        let network = self.inner.borrow();
+        network.nodes.iter().filter_map(|node| node.arrivals.peek().map(|Reverse(arrival)| arrival.at)).min()
+    }
+}
+
+impl Network {
+    fn send(&mut self, now: Instant, from: usize, frame: &[u8]) {
+        self.counters.sent += 1;
+        let Some(destination) = frame.first_chunk::<6>() else { return };
+        if destination[0] & 1 == 1 {
+            for node in 0..self.nodes.len() {
+                if node != from {
+                    self.deliver(now, node, frame);
+                }
+            }
+        } else if let Some(node) = self.nodes.iter().position(|node| node.mac == *destination && node.alive) {
+            self.deliver(now, node, frame);
+        } else {
+            self.counters.unreachable += 1;
+        }
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.random.f64() < probability
+    }
+
+    fn deliver(&mut self, now: Instant, node: usize, frame: &[u8]) {
+        let options = self.options;
+        if self.chance(options.loss) {
+            self.counters.lost += 1;
+            return;
+        }
+        let mut copies = 1;
+        if self.chance(options.duplication) {
+            self.counters.duplicated += 1;
+            copies = 2;
+        }
+        for _ in 0..copies {
+            if self.nodes[node].arrivals.len() >= options.receive_ring {
+                self.counters.overflowed += 1;
+                return;
+            }
+            let mut octets = self.spare.pop().unwrap_or_default();
+            octets.clear();
+            octets.extend_from_slice(frame);
+            let mut delay = options.delay;
+            if self.chance(options.reordering) {
+                self.counters.reordered += 1;
+                delay += options.delay.mul_f64(8.0 * self.random.f64());
+            }
+            // An Ethernet frame check sequence would find damage in ARP: only IP packets are hurt.
+            let is_ip = octets.get(12..14) == Some(&[8, 0]);
+            let mut claim_good = false;
+            if is_ip && self.chance(options.corruption) {
+                self.counters.corrupted += 1;
+                self.flip(&mut octets, 14);
+            } else if is_ip && octets.len() > 14 + 20 + 60 && self.chance(options.hidden_corruption) {
+                self.counters.hidden_corrupted += 1;
+                self.flip(&mut octets, 14 + 20 + 60);
+                claim_good = true;
+            }
+            self.order += 1;
+            let arrival = Arrival { at: now + delay, order: self.order, frame: octets, claim_good };
+            self.nodes[node].arrivals.push(Reverse(arrival));
+        }
+    }
+
+    fn flip(&mut self, octets: &mut [u8], from: usize) {
+        if octets.len() > from {
+            let place = self.random.usize(from..octets.len());
+            octets[place] ^= 1 << self.random.u32(0..8);
+        }
+    }
+}
+
+/// One port of a [`SimNetwork`].
+#[derive(Debug)]
+pub struct SimPort {
+    network: Rc<RefCell<Network>>,
+    node: usize,
+    receive_pool: HeapPool,
+    transmit_pool: HeapPool,
+    now: Instant,
+    capabilities: Capabilities,
+}
+
+impl SimPort {
+    /// The pools, so that a test can see whether every buffer came back: receive, transmit.
+    pub fn pools(&self) -> (HeapPool, HeapPool) {
+        (self.receive_pool.clone(), self.transmit_pool.clone())
+    }
+}
+
+impl Drop for SimPort {
+    fn drop(&mut self) {
+        let mut network = self.network.borrow_mut();
+        let node = &mut network.nodes[self.node];
+        node.alive = false;
+        node.arrivals.clear();
+    }
+}
+
+impl Port for SimPort {
+    type Buffer = HeapBuffer;
+
+    fn alloc(&mut self) -> Option<HeapBuffer> {
+        self.transmit_pool.alloc()
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
+        let network = &mut *self.network.borrow_mut();
+        let mut taken = 0;
+        while !batch.is_full() {
+            let arrivals = &mut network.nodes[self.node].arrivals;
+            if arrivals.peek().is_none_or(|Reverse(arrival)| arrival.at > self.now) {
+                break;
+            }
+            let Some(mut buffer) = self.receive_pool.alloc() else { break };
+            let Some(Reverse(arrival)) = arrivals.pop() else { break };
+            buffer.fill(&arrival.frame);
+            if arrival.claim_good {
+                let good = ReceivedChecksums { ip: ChecksumStatus::Good, tcp: ChecksumStatus::Good };
+                buffer.set_received_checksums(good);
+            }
+            network.spare.push(arrival.frame);
+            network.counters.delivered += 1;
+            batch.push(buffer);
+            taken += 1;
+        }
+        taken
+    }
+
+    fn tx_burst(&mut self, frames: &mut VecDeque<HeapBuffer>) -> usize {
+        let network = &mut *self.network.borrow_mut();
+        let taken = frames.len();
+        for frame in frames.drain(..) {
+            network.send(self.now, self.node, frame.data());
+        }
+        taken
+    }
+
+    fn link(&mut self) -> LinkState {
+        LinkState::Up
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn pool_levels(&self) -> PoolLevels {
+        PoolLevels {
+            receive_total: self.receive_pool.total() as u32,
+            receive_free: self.receive_pool.free() as u32,
+            transmit_total: self.transmit_pool.total() as u32,
+            transmit_free: self.transmit_pool.free() as u32,
+        }
+    }
+
+    fn transmit_free(&self) -> usize {
+        self.transmit_pool.free()
+    }
+
+    fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    fn next_arrival(&self) -> Option<Instant> {
+        let network = self.network.borrow();
+        network.nodes[self.node].arrivals.peek().map(|Reverse(arrival)| arrival.at)
+    }
+}

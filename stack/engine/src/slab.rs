@@ -1,0 +1,172 @@
+//! Indexed stores: connections with generation-checked handles, and the buffers that TCP knows by number.
+
+use uwarp_tcp::BufferToken;
+
+/// Names one entry of a [`Slab`]; never valid again once the entry is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Handle {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl Handle {
+    /// As one number, for the mailbox.
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Handle {
+        Handle { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    generation: u32,
+    value: Option<Box<T>>,
+}
+
+/// A store with stable indexes and generation-checked handles.
+#[derive(Debug)]
+pub(crate) struct Slab<T> {
+    entries: Vec<Entry<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn new() -> Slab<T> {
+        Slab { entries: Vec::new(), free: Vec::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub(crate) fn insert(&mut self, value: T) -> Handle {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry { generation: 0, value: None });
+            self.entries.len() as u32 - 1
+        });
+        let entry = &mut self.entries[index as usize];
+        entry.value = Some(Box::new(value));
+        Handle { index, generation: entry.generation }
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> Option<Box<T>> {
+        let entry = self.entries.get_mut(index as usize)?;
+        let value = entry.value.take()?;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(index);
+        Some(value)
+    }
+
+    /// The entry at `index`, whichever generation it is.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.entries.get_mut(index as usize)?.value.as_deref_mut()
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&T> {
+        self.entries.get(index as usize)?.value.as_deref()
+    }
+
+    /// The index behind a handle, if its entry is still there.
+    pub(crate) fn resolve(&self, handle: Handle) -> Option<u32> {
+        let entry = self.entries.get(handle.index as usize)?;
+        (entry.generation == handle.generation && entry.value.is_some()).then_some(handle.index)
+    }
+
+    pub(crate) fn handle(&self, index: u32) -> Option<Handle> {
+        let entry = self.entries.get(index as usize)?;
+        entry.value.is_some().then_some(Handle { index, generation: entry.generation })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index as u32, entry.value.as_deref()?)))
+    }
+
+    pub(crate) fn indexes(&self) -> Vec<u32> {
+        self.iter().map(|(index, _)| index).collect()
+    }
+}
+
+/// Buffers that TCP holds by number: out-of-order payload and records not yet acknowledged.
+#[derive(Debug)]
+pub(crate) struct BufferStore<B> {
+    buffers: Vec<Option<B>>,
+    free: Vec<u32>,
+}
+
+impl<B> BufferStore<B> {
+    pub(crate) fn with_capacity(capacity: usize) -> BufferStore<B> {
+        BufferStore { buffers: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+    }
+
+    /// Buffers in the store.
+    pub(crate) fn len(&self) -> usize {
+        self.buffers.len() - self.free.len()
+    }
+
+    /// The number that [`BufferStore::insert`] will give next.
+    #[inline]
+    pub(crate) fn next_token(&self) -> BufferToken {
+        BufferToken(self.free.last().copied().unwrap_or(self.buffers.len() as u32))
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, buffer: B) -> BufferToken {
+        if let Some(index) = self.free.pop() {
+            self.buffers[index as usize] = Some(buffer);
+            BufferToken(index)
+        } else {
+            self.buffers.push(Some(buffer));
+            // Room for the number now, so that giving the buffer back never allocates.
+            self.free.reserve(self.buffers.len() - self.free.len());
+            BufferToken(self.buffers.len() as u32 - 1)
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, token: BufferToken) -> Option<&mut B> {
+        self.buffers.get_mut(token.0 as usize)?.as_mut()
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, token: BufferToken) -> Option<B> {
+        let buffer = self.buffers.get_mut(token.0 as usize)?.take()?;
+        self.free.push(token.0);
+        Some(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_dies_with_its_entry() {
+        let mut slab = Slab::new();
+        let first = slab.insert("a");
+        assert_eq!(slab.resolve(first), Some(first.index));
+        slab.remove(first.index);
+        let second = slab.insert("b");
+        assert_eq!(first.index, second.index);
+        assert_eq!(slab.resolve(first), None);
+        assert_eq!(Handle::from_bits(second.to_bits()), second);
+        assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn tokens_are_used_again_and_foretold() {
+        let mut store = BufferStore::with_capacity(2);
+        let foretold = store.next_token();
+        assert_eq!(store.insert(1), foretold);
+        let other = store.insert(2);
+        assert_eq!(store.remove(foretold), Some(1));
+        assert_eq!(store.remove(foretold), None);
+        assert_eq!(store.next_token(), foretold);
+        assert_eq!(store.get_mut(other), Some(&mut 2));
+        assert_eq!(store.len(), 1);
+    }
+}

@@ -1,0 +1,225 @@
+//! Snapshots of what goes on inside an engine: plain values that can be serialised.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::port::PoolLevels;
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why a received frame, or its payload, went no further. Each has a counter.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl DropReason {
+            /// Every reason.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
+
+            /// The name in statistics.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(DropReason::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The frame cannot be parsed: too short, lengths that disagree.
+    Malformed = "malformed",
+    /// The IPv4 header checksum is wrong.
+    IpChecksum = "ip-checksum",
+    /// The TCP or ICMP checksum is wrong.
+    L4Checksum = "l4-checksum",
+    /// Not for our hardware address.
+    NotForUs = "not-for-us",
+    /// Not for our IP address.
+    WrongAddress = "wrong-address",
+    /// An IP fragment: fragments are not reassembled.
+    Fragment = "fragment",
+    /// A protocol that the engine does not speak.
+    UnknownProtocol = "unknown-protocol",
+    /// A TCP segment without a connection (answered with a reset where one is due).
+    NoConnection = "no-connection",
+    /// A SYN to a listener whose backlog is full.
+    BacklogFull = "backlog-full",
+    /// A SYN when the limit of half-open connections is reached.
+    HalfOpenLimit = "half-open-limit",
+    /// A SYN when the limit of connections is reached.
+    ConnectionLimit = "connection-limit",
+    /// TCP: outside the receive window.
+    OutOfWindow = "out-of-window",
+    /// TCP: payload that was received before.
+    Duplicate = "duplicate",
+    /// TCP: out-of-order payload beyond the budget.
+    OutOfOrderBudget = "out-of-order-budget",
+    /// TCP: the acknowledgment is not acceptable.
+    BadAcknowledgment = "bad-acknowledgment",
+    /// TCP: an old timestamp (PAWS).
+    OldTimestamp = "old-timestamp",
+    /// TCP: a SYN or RST that could be blind, answered with a challenge ACK.
+    Challenged = "challenged",
+    /// TCP: not acceptable in the connection's state.
+    BadState = "bad-state",
+    /// Payload for a stream that takes no more input.
+    StreamEnded = "stream-ended",
+    /// A frame waiting for address resolution was given up.
+    NeighbourQueue = "neighbour-queue",
+    /// No buffer for an answer.
+    NoTransmitBuffer = "no-transmit-buffer",
+}
+
+/// Number of drop reasons.
+pub const DROP_REASONS: usize = DropReason::ALL.len();
+
+/// State of one TCP connection, like the kernel's TCP_INFO.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct TcpInfo {
+    /// State by its name in RFC 9293.
+    pub state: String,
+    /// Smoothed round-trip time in nanoseconds.
+    pub smoothed_rtt_ns: u64,
+    /// Its mean deviation in nanoseconds.
+    pub rtt_variation_ns: u64,
+    /// Retransmission time-out in nanoseconds.
+    pub retransmission_timeout_ns: u64,
+    /// Congestion window in octets.
+    pub congestion_window: u64,
+    /// Slow-start threshold in octets.
+    pub slow_start_threshold: u64,
+    /// The peer's window in octets.
+    pub send_window: u64,
+    /// Our window in octets.
+    pub receive_window: u64,
+    /// Payload of a full segment in octets.
+    pub effective_mss: u32,
+    /// Octets sent and not acknowledged.
+    pub in_flight: u64,
+    /// Octets sent, without retransmissions.
+    pub octets_sent: u64,
+    /// Octets acknowledged by the peer.
+    pub octets_acknowledged: u64,
+    /// Octets received in order.
+    pub octets_received: u64,
+    /// Segments sent.
+    pub segments_sent: u64,
+    /// Segments received.
+    pub segments_received: u64,
+    /// Segments sent again.
+    pub retransmissions: u64,
+    /// Retransmission time-outs.
+    pub timeouts: u64,
+    /// Times fast recovery began.
+    pub fast_recoveries: u64,
+    /// Segments received out of order.
+    pub out_of_order: u64,
+    /// Segments with nothing new.
+    pub duplicates: u64,
+}
+
+/// One connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ConnectionStats {
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's address.
+    pub remote: SocketAddr,
+    /// The queue pair, once bound.
+    pub queue_pair: Option<u32>,
+    /// Phase of the iWARP stream.
+    pub phase: String,
+    /// Its TCP.
+    pub tcp: TcpInfo,
+}
+
+/// One queue pair.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct QueuePairStats {
+    /// Its number.
+    pub number: u32,
+    /// Its state.
+    pub state: String,
+    /// Send elements completed, signalled or not.
+    pub sends_completed: u64,
+    /// Receive elements completed.
+    pub receives_completed: u64,
+    /// Reads outstanding.
+    pub reads_outstanding: u32,
+    /// Inbound Read Requests being answered.
+    pub reads_inbound: u32,
+}
+
+/// Everything about one engine.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct EngineStats {
+    /// Its index in the context.
+    pub index: u16,
+    /// Turns.
+    pub turns: u64,
+    /// Turns that had something to do.
+    pub busy_turns: u64,
+    /// Whether the link is up.
+    pub link_up: bool,
+    /// Frames received.
+    pub frames_received: u64,
+    /// Octets received.
+    pub octets_received: u64,
+    /// Frames sent.
+    pub frames_sent: u64,
+    /// Octets sent.
+    pub octets_sent: u64,
+    /// FPDUs received whole and right.
+    pub fpdus_received: u64,
+    /// FPDUs received in several pieces and put together.
+    pub fpdus_gathered: u64,
+    /// FPDUs built.
+    pub fpdus_sent: u64,
+    /// FPDUs with a wrong CRC.
+    pub crc_errors: u64,
+    /// Segments sent again.
+    pub retransmissions: u64,
+    /// Retransmissions that needed a copy since the device still held the buffer.
+    pub retransmission_copies: u64,
+    /// Retransmission time-outs.
+    pub timeouts: u64,
+    /// Frames of pure acknowledgments.
+    pub pure_acknowledgments: u64,
+    /// Resets sent for segments without a connection.
+    pub resets_sent: u64,
+    /// Terminates sent.
+    pub terminates_sent: u64,
+    /// Terminates received.
+    pub terminates_received: u64,
+    /// Connections opened, either way.
+    pub connections_opened: u64,
+    /// Connections ended.
+    pub connections_closed: u64,
+    /// Completions that did not fit into their queue at once.
+    pub completion_overflows: u64,
+    /// Drops by reason, without those that never happened.
+    pub drops: BTreeMap<String, u64>,
+    /// Faults that the port was told to make, by kind.
+    pub faults: BTreeMap<String, u64>,
+    /// Buffers free and in all.
+    pub pools: PoolLevels,
+    /// Buffers held: out-of-order payload and unacknowledged records.
+    pub buffers_held: u64,
+    /// Entries of the flow table.
+    pub flows: u64,
+    /// Neighbours known.
+    pub neighbours: u64,
+    /// Connections.
+    pub connections: Vec<ConnectionStats>,
+    /// Queue pairs.
+    pub queue_pairs: Vec<QueuePairStats>,
+}
