@@ -44,11 +44,7 @@ impl IpAddress {
     /// The IPv4 address, if it is one.
     #[inline]
     pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
-        if self.is_ipv4() {
-            Some(Ipv4Addr::from_bits(self.0 as u32))
-        } else {
-            None
-        }
+        if self.is_ipv4() { Some(Ipv4Addr::from_bits(self.0 as u32)) } else { None }
     }
 
     /// The four octets of an IPv4 address as a big-endian number; the low 32 bits of an IPv6 address.
@@ -131,12 +127,7 @@ pub struct FlowKey {
 impl FlowKey {
     /// The same connection as the peer sees it.
     pub const fn reversed(self) -> FlowKey {
-        FlowKey {
-            remote: self.local,
-            local: self.remote,
-            remote_port: self.local_port,
-            local_port: self.remote_port,
-        }
+        FlowKey { remote: self.local, local: self.remote, remote_port: self.local_port, local_port: self.remote_port }
     }
 }
 
@@ -152,10 +143,6 @@ impl Hash for FlowKey {
 
 impl fmt::Debug for FlowKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "{}:{} <- {}:{}",
-            self.local, self.local_port, self.remote, self.remote_port
-        )
+        write!(formatter, "{}:{} <- {}:{}", self.local, self.local_port, self.remote, self.remote_port)
     }
 }

@@ -217,8 +217,7 @@ impl Header {
         let last = ddp_control & LAST != 0;
         let version = ddp_control & VERSION_MASK;
         if ddp_control & TAGGED != 0 {
-            let octets: &[u8; TAGGED_HEADER_LEN] =
-                segment.first_chunk().ok_or(WireError::Truncated)?;
+            let octets: &[u8; TAGGED_HEADER_LEN] = segment.first_chunk().ok_or(WireError::Truncated)?;
             if version != VERSION {
                 return Err(WireError::DdpVersionTagged);
             }
@@ -229,8 +228,7 @@ impl Header {
                 offset: TaggedOffset(u64_at(octets, 6)),
             }))
         } else {
-            let octets: &[u8; UNTAGGED_HEADER_LEN] =
-                segment.first_chunk().ok_or(WireError::Truncated)?;
+            let octets: &[u8; UNTAGGED_HEADER_LEN] = segment.first_chunk().ok_or(WireError::Truncated)?;
             if version != VERSION {
                 return Err(WireError::DdpVersionUntagged);
             }
@@ -293,9 +291,5 @@ impl Header {
 /// Octets that the header of a segment has, by the T bit of its first octet, whatever its version.
 #[inline]
 pub const fn header_len(ddp_control: u8) -> usize {
-    if ddp_control & TAGGED != 0 {
-        TAGGED_HEADER_LEN
-    } else {
-        UNTAGGED_HEADER_LEN
-    }
+    if ddp_control & TAGGED != 0 { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN }
 }

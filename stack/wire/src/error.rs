@@ -18,6 +18,9 @@ pub enum WireError {
     HeaderLength,
     /// The IP total length is below the header length or beyond the frame.
     TotalLength,
+    /// The source address is one that no host sends from: multicast, broadcast or reserved (RFC 1122
+    /// §3.2.1.3).
+    SourceAddress,
     /// The IPv4 header checksum is wrong.
     HeaderChecksum,
     /// The ICMP checksum is wrong.
@@ -60,6 +63,7 @@ impl fmt::Display for WireError {
             WireError::IpVersion => "wrong IP version",
             WireError::HeaderLength => "bad header length",
             WireError::TotalLength => "bad IP total length",
+            WireError::SourceAddress => "the source address is not a host's",
             WireError::HeaderChecksum => "bad IPv4 header checksum",
             WireError::IcmpChecksum => "bad ICMP checksum",
             WireError::OptionLength => "bad TCP option length",

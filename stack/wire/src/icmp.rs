@@ -1,1 +1,193 @@
-//! (being written)
+//! ICMP for IPv4: echo, and the errors that concern a TCP connection (RFC 792, RFC 1191, RFC 5927).
+
+#[cfg(test)]
+mod tests;
+
+use core::net::Ipv4Addr;
+
+use crate::WireError;
+use crate::address::FlowKey;
+use crate::checksum;
+use crate::ipv4;
+use crate::octets::{put_u16, u16_at, u32_at};
+use crate::tcp::{self, SeqNumber};
+
+/// Octets of an ICMP header.
+pub const HEADER_LEN: usize = 8;
+/// The IP protocol number of ICMP.
+pub const PROTOCOL: u8 = 1;
+
+const ECHO_REPLY: u8 = 0;
+const DESTINATION_UNREACHABLE: u8 = 3;
+const ECHO_REQUEST: u8 = 8;
+const TIME_EXCEEDED: u8 = 11;
+
+/// Codes of Destination Unreachable.
+pub mod unreachable {
+    /// Network unreachable.
+    pub const NETWORK: u8 = 0;
+    /// Host unreachable.
+    pub const HOST: u8 = 1;
+    /// Protocol unreachable.
+    pub const PROTOCOL: u8 = 2;
+    /// Port unreachable.
+    pub const PORT: u8 = 3;
+    /// Fragmentation needed and DF set; tells the next hop's MTU.
+    pub const FRAGMENTATION_NEEDED: u8 = 4;
+}
+
+/// The start of one of our own TCP segments that an error message quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotedTcp {
+    /// The connection, as seen from the segment's sender: us.
+    pub flow: FlowKey,
+    /// The segment's sequence number, by which forged messages are told (RFC 5927 §4.1).
+    pub sequence: SeqNumber,
+}
+
+impl QuotedTcp {
+    /// Reads the IP packet that an ICMP error quotes. Its checksum and length may have been changed on the
+    /// way and are not looked at. `None` if it is not a first fragment with 8 octets of TCP.
+    pub fn parse(quoted: &[u8]) -> Option<QuotedTcp> {
+        let fixed = quoted.first_chunk::<{ ipv4::HEADER_LEN }>()?;
+        let header_len = usize::from(fixed[0] & 0x0f) * 4;
+        let first_fragment = u16_at(fixed, 6) & 0x1fff == 0;
+        if fixed[0] >> 4 != 4 || header_len < ipv4::HEADER_LEN || fixed[9] != tcp::PROTOCOL || !first_fragment {
+            return None;
+        }
+        let ports = quoted.get(header_len..)?.first_chunk::<8>()?;
+        Some(QuotedTcp {
+            flow: FlowKey {
+                remote: Ipv4Addr::from_bits(u32_at(fixed, 16)).into(),
+                local: Ipv4Addr::from_bits(u32_at(fixed, 12)).into(),
+                remote_port: u16_at(ports, 2),
+                local_port: u16_at(ports, 0),
+            },
+            sequence: SeqNumber(u32_at(ports, 4)),
+        })
+    }
+}
+
+/// An ICMP message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcmpMessage<'a> {
+    /// Echo request.
+    EchoRequest {
+        /// Echoed.
+        identifier: u16,
+        /// Echoed.
+        sequence: u16,
+        /// Echoed.
+        data: &'a [u8],
+    },
+    /// Echo reply.
+    EchoReply {
+        /// As in the request.
+        identifier: u16,
+        /// As in the request.
+        sequence: u16,
+        /// As in the request.
+        data: &'a [u8],
+    },
+    /// A packet could not be delivered.
+    DestinationUnreachable {
+        /// Why: see [`unreachable`].
+        code: u8,
+        /// The next hop's MTU in octets with [`unreachable::FRAGMENTATION_NEEDED`] (RFC 1191 §4), 0 if the
+        /// router does not tell.
+        next_hop_mtu: u16,
+        /// The packet's beginning.
+        quoted: &'a [u8],
+    },
+    /// A packet ran out of hops, or its fragments out of time.
+    TimeExceeded {
+        /// Which of them.
+        code: u8,
+        /// The packet's beginning.
+        quoted: &'a [u8],
+    },
+    /// Any other message.
+    Other {
+        /// The message's type.
+        kind: u8,
+        /// The message's code.
+        code: u8,
+    },
+}
+
+impl<'a> IcmpMessage<'a> {
+    /// Reads a message, which is the whole payload of its IP packet, and verifies its checksum.
+    ///
+    /// # Errors
+    /// [`WireError::Truncated`], [`WireError::IcmpChecksum`].
+    pub fn parse(octets: &'a [u8]) -> Result<IcmpMessage<'a>, WireError> {
+        let (header, rest) = octets.split_first_chunk::<HEADER_LEN>().ok_or(WireError::Truncated)?;
+        if checksum::fold(checksum::sum(octets)) != 0xffff {
+            return Err(WireError::IcmpChecksum);
+        }
+        let (kind, code) = (header[0], header[1]);
+        let (identifier, sequence) = (u16_at(header, 4), u16_at(header, 6));
+        Ok(match (kind, code) {
+            (ECHO_REQUEST, 0) => IcmpMessage::EchoRequest { identifier, sequence, data: rest },
+            (ECHO_REPLY, 0) => IcmpMessage::EchoReply { identifier, sequence, data: rest },
+            (DESTINATION_UNREACHABLE, _) => IcmpMessage::DestinationUnreachable {
+                code,
+                next_hop_mtu: if code == unreachable::FRAGMENTATION_NEEDED { sequence } else { 0 },
+                quoted: rest,
+            },
+            (TIME_EXCEEDED, _) => IcmpMessage::TimeExceeded { code, quoted: rest },
+            _ => IcmpMessage::Other { kind, code },
+        })
+    }
+
+    /// The segment of ours that an error message speaks of.
+    pub fn quoted_tcp(&self) -> Option<QuotedTcp> {
+        match self {
+            IcmpMessage::DestinationUnreachable { quoted, .. } | IcmpMessage::TimeExceeded { quoted, .. } => {
+                QuotedTcp::parse(quoted)
+            }
+            _ => None,
+        }
+    }
+
+    /// What follows the header.
+    fn body(&self) -> &'a [u8] {
+        match *self {
+            IcmpMessage::EchoRequest { data, .. } | IcmpMessage::EchoReply { data, .. } => data,
+            IcmpMessage::DestinationUnreachable { quoted, .. } | IcmpMessage::TimeExceeded { quoted, .. } => quoted,
+            IcmpMessage::Other { .. } => &[],
+        }
+    }
+
+    /// Octets that [`IcmpMessage::emit`] writes.
+    pub fn emit_len(&self) -> usize {
+        HEADER_LEN + self.body().len()
+    }
+
+    /// Writes the message with its checksum and returns its length.
+    ///
+    /// # Errors
+    /// [`WireError::NoRoom`].
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
+        let length = self.emit_len();
+        let out = out.get_mut(..length).ok_or(WireError::NoRoom)?;
+        let (kind, code, first, second) = match *self {
+            IcmpMessage::EchoRequest { identifier, sequence, .. } => (ECHO_REQUEST, 0, identifier, sequence),
+            IcmpMessage::EchoReply { identifier, sequence, .. } => (ECHO_REPLY, 0, identifier, sequence),
+            IcmpMessage::DestinationUnreachable { code, next_hop_mtu, .. } => {
+                (DESTINATION_UNREACHABLE, code, 0, next_hop_mtu)
+            }
+            IcmpMessage::TimeExceeded { code, .. } => (TIME_EXCEEDED, code, 0, 0),
+            IcmpMessage::Other { kind, code } => (kind, code, 0, 0),
+        };
+        out[0] = kind;
+        out[1] = code;
+        put_u16(out, 2, 0);
+        put_u16(out, 4, first);
+        put_u16(out, 6, second);
+        out[HEADER_LEN..].copy_from_slice(self.body());
+        let value = checksum::finish(checksum::sum(out));
+        put_u16(out, 2, value);
+        Ok(length)
+    }
+}

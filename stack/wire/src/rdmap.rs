@@ -9,13 +9,10 @@ mod terminate;
 mod tests;
 
 pub use extensions::{
-    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicOperation, AtomicRequest, AtomicResponse,
-    COMMIT_REGION_LEN, COMMIT_RESPONSE_LEN, CommitRegion, CommitRequest, CommitResponse,
-    IMMEDIATE_LEN, ImmediateData,
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicOperation, AtomicRequest, AtomicResponse, COMMIT_REGION_LEN,
+    COMMIT_RESPONSE_LEN, CommitRegion, CommitRequest, CommitResponse, IMMEDIATE_LEN, ImmediateData,
 };
-pub use terminate::{
-    MAXIMUM_TERMINATE_LEN, TERMINATE_CONTROL_LEN, Terminate, TerminateLayer, TerminatedHeader,
-};
+pub use terminate::{MAXIMUM_TERMINATE_LEN, TERMINATE_CONTROL_LEN, Terminate, TerminateLayer, TerminatedHeader};
 
 use crate::WireError;
 use crate::ddp::{Stag, TaggedOffset};
@@ -85,10 +82,7 @@ impl Opcode {
     /// [`WireError::Opcode`] for 0xE and above.
     #[inline]
     pub fn from_code(code: u8) -> Result<Opcode, WireError> {
-        Opcode::ALL
-            .get(usize::from(code))
-            .copied()
-            .ok_or(WireError::Opcode)
+        Opcode::ALL.get(usize::from(code)).copied().ok_or(WireError::Opcode)
     }
 
     /// The operation's code.
@@ -181,8 +175,7 @@ impl ReadRequest {
     /// [`WireError::MessageLength`] if it has not exactly 28 octets.
     #[inline]
     pub fn parse(message: &[u8]) -> Result<ReadRequest, WireError> {
-        let octets: &[u8; READ_REQUEST_LEN] =
-            message.try_into().map_err(|_| WireError::MessageLength)?;
+        let octets: &[u8; READ_REQUEST_LEN] = message.try_into().map_err(|_| WireError::MessageLength)?;
         Ok(ReadRequest {
             sink_stag: Stag(u32_at(octets, 0)),
             sink_offset: TaggedOffset(u64_at(octets, 4)),

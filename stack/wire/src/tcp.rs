@@ -133,11 +133,7 @@ impl fmt::Debug for TcpFlags {
                 separator = "|";
             }
         }
-        if self.is_empty() {
-            formatter.write_str("-")
-        } else {
-            Ok(())
-        }
+        if self.is_empty() { formatter.write_str("-") } else { Ok(()) }
     }
 }
 

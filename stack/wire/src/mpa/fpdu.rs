@@ -47,10 +47,7 @@ pub const fn mulpdu(emss: u32) -> u16 {
 #[inline]
 pub const fn mulpdu_with_markers(emss: u32) -> u16 {
     let markers = emss.div_ceil(super::MARKER_INTERVAL as u32);
-    clamp(
-        emss.saturating_sub(6 + emss % 4)
-            .saturating_sub(4 * markers),
-    )
+    clamp(emss.saturating_sub(6 + emss % 4).saturating_sub(4 * markers))
 }
 
 /// The CRC field for a CRC32c value. It goes least significant octet first, as in iSCSI, unlike every

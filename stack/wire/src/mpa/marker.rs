@@ -27,9 +27,7 @@ impl Marker {
 
     /// Reads a marker; the reserved half and the pointer's two lowest bits are not looked at.
     pub const fn from_octets(octets: [u8; MARKER_LEN]) -> Marker {
-        Marker {
-            pointer: u16::from_be_bytes([octets[2], octets[3] & !3]),
-        }
+        Marker { pointer: u16::from_be_bytes([octets[2], octets[3] & !3]) }
     }
 }
 
@@ -90,10 +88,7 @@ impl Iterator for MarkerPlaces {
         let at = self.next;
         self.next += MARKER_INTERVAL;
         let pointer = at.saturating_sub(self.leading) as u16;
-        Some(MarkerPlace {
-            at,
-            marker: Marker { pointer },
-        })
+        Some(MarkerPlace { at, marker: Marker { pointer } })
     }
 }
 

@@ -64,16 +64,8 @@ impl EnhancedData {
             (u16::from(first) << 15) | (u16::from(second) << 14) | depth.min(NOT_NEGOTIATED)
         };
         let mut octets = [0; ENHANCED_DATA_LEN];
-        put_u16(
-            &mut octets,
-            0,
-            word(self.peer_to_peer, self.ready_by_send, self.ird),
-        );
-        put_u16(
-            &mut octets,
-            2,
-            word(self.ready_by_write, self.ready_by_read, self.ord),
-        );
+        put_u16(&mut octets, 0, word(self.peer_to_peer, self.ready_by_send, self.ird));
+        put_u16(&mut octets, 2, word(self.ready_by_write, self.ready_by_read, self.ord));
         octets
     }
 
@@ -113,13 +105,7 @@ pub struct StartupFrame<'a> {
 impl<'a> StartupFrame<'a> {
     /// Octets that [`StartupFrame::emit`] writes.
     pub const fn emit_len(&self) -> usize {
-        STARTUP_HEADER_LEN
-            + if self.enhanced.is_some() {
-                ENHANCED_DATA_LEN
-            } else {
-                0
-            }
-            + self.private_data.len()
+        STARTUP_HEADER_LEN + if self.enhanced.is_some() { ENHANCED_DATA_LEN } else { 0 } + self.private_data.len()
     }
 
     /// Writes the frame and returns its length. Reserved bits are 0.
@@ -167,18 +153,12 @@ impl<'a> StartupFrame<'a> {
     /// # Errors
     /// [`WireError::MpaKey`], [`WireError::MpaRevision`], [`WireError::MpaPrivateDataLength`],
     /// [`WireError::MpaEnhancedData`].
-    pub fn parse(
-        kind: FrameKind,
-        octets: &'a [u8],
-    ) -> Result<Option<(StartupFrame<'a>, usize)>, WireError> {
+    pub fn parse(kind: FrameKind, octets: &'a [u8]) -> Result<Option<(StartupFrame<'a>, usize)>, WireError> {
         let key_octets = octets.len().min(KEY_LEN);
         if octets[..key_octets] != kind.key()[..key_octets] {
             return Err(WireError::MpaKey);
         }
-        if octets
-            .get(17)
-            .is_some_and(|&revision| revision > MAXIMUM_REVISION)
-        {
+        if octets.get(17).is_some_and(|&revision| revision > MAXIMUM_REVISION) {
             return Err(WireError::MpaRevision);
         }
         let Some((header, rest)) = octets.split_first_chunk::<STARTUP_HEADER_LEN>() else {

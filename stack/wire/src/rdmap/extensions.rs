@@ -80,8 +80,7 @@ impl AtomicRequest {
     /// # Errors
     /// [`WireError::MessageLength`] if it has not exactly 52 octets.
     pub fn parse(message: &[u8]) -> Result<AtomicRequest, WireError> {
-        let octets: &[u8; ATOMIC_REQUEST_LEN] =
-            message.try_into().map_err(|_| WireError::MessageLength)?;
+        let octets: &[u8; ATOMIC_REQUEST_LEN] = message.try_into().map_err(|_| WireError::MessageLength)?;
         Ok(AtomicRequest {
             operation: octets[3] & 0x0f,
             request_identifier: u32_at(octets, 4),
@@ -118,12 +117,8 @@ impl AtomicResponse {
     /// # Errors
     /// [`WireError::MessageLength`] if it has not exactly 12 octets.
     pub fn parse(message: &[u8]) -> Result<AtomicResponse, WireError> {
-        let octets: &[u8; ATOMIC_RESPONSE_LEN] =
-            message.try_into().map_err(|_| WireError::MessageLength)?;
-        Ok(AtomicResponse {
-            request_identifier: u32_at(octets, 0),
-            original_value: u64_at(octets, 4),
-        })
+        let octets: &[u8; ATOMIC_RESPONSE_LEN] = message.try_into().map_err(|_| WireError::MessageLength)?;
+        Ok(AtomicResponse { request_identifier: u32_at(octets, 0), original_value: u64_at(octets, 4) })
     }
 }
 
@@ -202,10 +197,7 @@ impl<'a> CommitRequest<'a> {
         let length = CommitRequest::emit_len(regions.len());
         let out = &mut out[..length];
         put_u32(out, 0, request_identifier);
-        for (region, place) in regions
-            .iter()
-            .zip(out[4..].chunks_exact_mut(COMMIT_REGION_LEN))
-        {
+        for (region, place) in regions.iter().zip(out[4..].chunks_exact_mut(COMMIT_REGION_LEN)) {
             place.copy_from_slice(&region.to_octets());
         }
         length
@@ -216,17 +208,12 @@ impl<'a> CommitRequest<'a> {
     /// # Errors
     /// [`WireError::MessageLength`] if it is not 4 octets and one or more regions.
     pub fn parse(message: &'a [u8]) -> Result<CommitRequest<'a>, WireError> {
-        let (identifier, rest) = message
-            .split_first_chunk::<4>()
-            .ok_or(WireError::MessageLength)?;
+        let (identifier, rest) = message.split_first_chunk::<4>().ok_or(WireError::MessageLength)?;
         let (regions, odd) = rest.as_chunks::<COMMIT_REGION_LEN>();
         if regions.is_empty() || !odd.is_empty() {
             return Err(WireError::MessageLength);
         }
-        Ok(CommitRequest {
-            request_identifier: u32::from_be_bytes(*identifier),
-            regions,
-        })
+        Ok(CommitRequest { request_identifier: u32::from_be_bytes(*identifier), regions })
     }
 
     /// Number of regions, at least 1.
@@ -263,11 +250,7 @@ impl CommitResponse {
     /// # Errors
     /// [`WireError::MessageLength`] if it has not exactly 8 octets.
     pub fn parse(message: &[u8]) -> Result<CommitResponse, WireError> {
-        let octets: &[u8; COMMIT_RESPONSE_LEN] =
-            message.try_into().map_err(|_| WireError::MessageLength)?;
-        Ok(CommitResponse {
-            request_identifier: u32_at(octets, 0),
-            status: u32_at(octets, 4),
-        })
+        let octets: &[u8; COMMIT_RESPONSE_LEN] = message.try_into().map_err(|_| WireError::MessageLength)?;
+        Ok(CommitResponse { request_identifier: u32_at(octets, 0), status: u32_at(octets, 4) })
     }
 }

@@ -8,8 +8,7 @@ use crate::octets::{put_u16, put_u32, u16_at, u32_at};
 /// Octets of the Terminate control word, the least that a Terminate has.
 pub const TERMINATE_CONTROL_LEN: usize = 4;
 /// Octets of the longest Terminate: control, segment length, untagged header, Read Request.
-pub const MAXIMUM_TERMINATE_LEN: usize =
-    TERMINATE_CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + READ_REQUEST_LEN;
+pub const MAXIMUM_TERMINATE_LEN: usize = TERMINATE_CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + READ_REQUEST_LEN;
 
 const SEGMENT_LENGTH_VALID: u32 = 0x8000;
 const DDP_HEADER_INCLUDED: u32 = 0x4000;
@@ -65,10 +64,7 @@ impl TerminatedHeader {
         let header = segment.get(..length)?;
         let mut octets = [0; UNTAGGED_HEADER_LEN];
         octets[..length].copy_from_slice(header);
-        Some(TerminatedHeader {
-            octets,
-            length: length as u8,
-        })
+        Some(TerminatedHeader { octets, length: length as u8 })
     }
 
     /// The header's octets: 14 or 18.
@@ -110,24 +106,13 @@ pub struct Terminate {
 impl Terminate {
     /// A Terminate that names the fault and no segment.
     pub const fn new(layer: TerminateLayer, error_type: u8, code: u8) -> Terminate {
-        Terminate {
-            layer,
-            error_type,
-            code,
-            segment_length: None,
-            ddp_header: None,
-            read_request: None,
-        }
+        Terminate { layer, error_type, code, segment_length: None, ddp_header: None, read_request: None }
     }
 
     /// The parts that are really sent: each needs the one before it.
     fn parts(&self) -> (Option<u16>, Option<TerminatedHeader>, Option<ReadRequest>) {
         let ddp_header = self.segment_length.and(self.ddp_header);
-        (
-            self.segment_length,
-            ddp_header,
-            ddp_header.and(self.read_request),
-        )
+        (self.segment_length, ddp_header, ddp_header.and(self.read_request))
     }
 
     /// Octets that [`Terminate::emit`] writes: 4 to 52.
@@ -145,12 +130,7 @@ impl Terminate {
     /// If `out` is shorter than [`Terminate::emit_len`].
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let (segment_length, ddp_header, read_request) = self.parts();
-        let mut word = u32::from_be_bytes([
-            (self.layer.code() << 4) | (self.error_type & 0x0f),
-            self.code,
-            0,
-            0,
-        ]);
+        let mut word = u32::from_be_bytes([(self.layer.code() << 4) | (self.error_type & 0x0f), self.code, 0, 0]);
         let mut at = TERMINATE_CONTROL_LEN;
         if let Some(length) = segment_length {
             word |= SEGMENT_LENGTH_VALID;
@@ -182,14 +162,9 @@ impl Terminate {
     /// # Errors
     /// [`WireError::MessageLength`] below 4 octets.
     pub fn parse(message: &[u8]) -> Result<Terminate, WireError> {
-        let control: &[u8; TERMINATE_CONTROL_LEN] =
-            message.first_chunk().ok_or(WireError::MessageLength)?;
+        let control: &[u8; TERMINATE_CONTROL_LEN] = message.first_chunk().ok_or(WireError::MessageLength)?;
         let word = u32_at(control, 0);
-        let mut terminate = Terminate::new(
-            TerminateLayer::from_code(control[0] >> 4),
-            control[0] & 0x0f,
-            control[1],
-        );
+        let mut terminate = Terminate::new(TerminateLayer::from_code(control[0] >> 4), control[0] & 0x0f, control[1]);
         // The length field is there if either flag is set; RFC 5040 says "present" of one and "valid" of
         // the other.
         if word & (SEGMENT_LENGTH_VALID | DDP_HEADER_INCLUDED) != 0 {

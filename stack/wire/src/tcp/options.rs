@@ -50,13 +50,8 @@ pub struct SackBlocks {
 
 impl SackBlocks {
     /// No block.
-    pub const NONE: SackBlocks = SackBlocks {
-        blocks: [SackBlock {
-            left: SeqNumber(0),
-            right: SeqNumber(0),
-        }; MAXIMUM_SACK_BLOCKS],
-        count: 0,
-    };
+    pub const NONE: SackBlocks =
+        SackBlocks { blocks: [SackBlock { left: SeqNumber(0), right: SeqNumber(0) }; MAXIMUM_SACK_BLOCKS], count: 0 };
 
     /// Adds a block behind the others; `false` if there are four already.
     #[inline]
@@ -136,13 +131,8 @@ pub struct TcpOptions {
 
 impl TcpOptions {
     /// No option.
-    pub const NONE: TcpOptions = TcpOptions {
-        mss: None,
-        window_scale: None,
-        sack_permitted: false,
-        timestamps: None,
-        sack: SackBlocks::NONE,
-    };
+    pub const NONE: TcpOptions =
+        TcpOptions { mss: None, window_scale: None, sack_permitted: false, timestamps: None, sack: SackBlocks::NONE };
 
     /// Octets of all options but SACK, padded to words.
     #[inline]
@@ -201,12 +191,7 @@ impl TcpOptions {
             word(timestamps.value);
             word(timestamps.echo);
         } else if self.sack_permitted {
-            word(u32::from_be_bytes([
-                NO_OPERATION,
-                NO_OPERATION,
-                SACK_PERMITTED,
-                2,
-            ]));
+            word(u32::from_be_bytes([NO_OPERATION, NO_OPERATION, SACK_PERMITTED, 2]));
         }
         if let Some(shift) = self.window_scale {
             word(u32::from_be_bytes([NO_OPERATION, WINDOW_SCALE, 3, shift]));
@@ -214,12 +199,7 @@ impl TcpOptions {
         let count = self.sack_count(self.fixed_len());
         if count > 0 {
             let length = 2 + 8 * count as u8;
-            word(u32::from_be_bytes([
-                NO_OPERATION,
-                NO_OPERATION,
-                SACK,
-                length,
-            ]));
+            word(u32::from_be_bytes([NO_OPERATION, NO_OPERATION, SACK, length]));
             for block in &self.sack.as_slice()[..count] {
                 word(block.left.0);
                 word(block.right.0);
@@ -242,10 +222,7 @@ impl TcpOptions {
         if let Some((aligned, behind)) = octets.split_first_chunk::<TIMESTAMPS_ALIGNED_LEN>()
             && u32_at(aligned, 0) == TIMESTAMPS_ALIGNED
         {
-            options.timestamps = Some(Timestamps {
-                value: u32_at(aligned, 4),
-                echo: u32_at(aligned, 8),
-            });
+            options.timestamps = Some(Timestamps { value: u32_at(aligned, 4), echo: u32_at(aligned, 8) });
             if behind.is_empty() {
                 return Ok(options);
             }
@@ -278,18 +255,13 @@ impl TcpOptions {
                 (WINDOW_SCALE, 1) => self.window_scale = Some(value[0]),
                 (SACK_PERMITTED, 0) => self.sack_permitted = true,
                 (TIMESTAMPS, 8) => {
-                    self.timestamps = Some(Timestamps {
-                        value: u32_at(value, 0),
-                        echo: u32_at(value, 4),
-                    });
+                    self.timestamps = Some(Timestamps { value: u32_at(value, 0), echo: u32_at(value, 4) });
                 }
                 (SACK, 8 | 16 | 24 | 32) => {
                     self.sack = SackBlocks::NONE;
                     for block in value.chunks_exact(8) {
-                        self.sack.push(SackBlock {
-                            left: SeqNumber(u32_at(block, 0)),
-                            right: SeqNumber(u32_at(block, 4)),
-                        });
+                        self.sack
+                            .push(SackBlock { left: SeqNumber(u32_at(block, 0)), right: SeqNumber(u32_at(block, 4)) });
                     }
                 }
                 _ => {}
