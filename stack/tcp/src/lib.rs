@@ -1,2 +1,44 @@
-//! (under construction)
+//! One TCP connection as a value (RFC 9293).
+//!
+//! A [`Connection`] has no socket, no clock, no device and no buffer. The owner hands in the headers of received
+//! segments, the time, and the lengths of the *records* that are to be sent; it gets back what to do with each
+//! payload, what to transmit, and when to call again. Buffers are named by [`BufferToken`]s that mean nothing here.
+//!
+//! A record is a piece of the sent stream that wants to travel as one segment (for iWARP, one FPDU). TCP sends a
+//! record as one segment whenever the peer lets it, but any part of one can be sent, acknowledged and sent again.
+//!
+//! What an owner does in a turn:
+//!
+//! 1. [`Connection::on_segment`] for each received segment, then [`Connection::take_in_order`] and
+//!    [`Connection::drain_discarded`] until they are empty;
+//! 2. [`Connection::on_deadline`] when [`Connection::deadline`] has passed;
+//! 3. [`Connection::push`] while [`Connection::send_space`] is not zero;
+//! 4. [`Connection::poll_transmit`] until it is empty, once at the end of the batch, so that a batch costs at most
+//!    one pure acknowledgment;
+//! 5. [`Connection::pop_acknowledged`] to free what the peer has.
+//!
+//! Where to look: `input` (arriving segments, RFC 9293 §3.10.7), `acknowledge` (what an acknowledgment does),
+//! `output` (what to send next), `timers`, `queue` (records and the scoreboard), `recovery` (RACK-TLP, RFC 8985;
+//! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438), `rtt` (RFC 6298), `receive` and
+//! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table).
 #![forbid(unsafe_code)]
+#![allow(dead_code)]
+
+mod config;
+mod connection;
+mod event;
+mod info;
+mod instant;
+mod isn;
+mod position;
+mod reset;
+mod state;
+
+pub use config::{Config, Congestion, KeepAlive};
+pub use connection::Connection;
+pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received, Slice, Transmit};
+pub use info::Info;
+pub use instant::Instant;
+pub use isn::IsnGenerator;
+pub use reset::reset_for;
+pub use state::{CloseReason, State, StateEvent, TRANSITIONS};

@@ -1,0 +1,76 @@
+//! A snapshot of a connection for people and tests, in the spirit of TCP_INFO.
+
+use core::time::Duration;
+
+use crate::State;
+
+/// What a connection looks like from inside. Lengths in octets unless said otherwise.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Info {
+    /// The state.
+    pub state: State,
+    /// Smoothed round-trip time (RFC 6298); zero before the first sample.
+    pub smoothed_rtt: Duration,
+    /// Variation of the round-trip time.
+    pub rtt_variation: Duration,
+    /// Smallest round-trip time seen lately.
+    pub minimum_rtt: Duration,
+    /// Retransmission time-out, back-off included.
+    pub retransmission_timeout: Duration,
+    /// Consecutive expiries of the retransmission timer.
+    pub backoff: u32,
+    /// Congestion window.
+    pub congestion_window: u32,
+    /// Slow-start threshold; `u32::MAX` before the first loss.
+    pub slow_start_threshold: u32,
+    /// The peer's window, scaled.
+    pub send_window: u32,
+    /// The window that we offer, scaled.
+    pub receive_window: u32,
+    /// Payload octets that a data segment carries now.
+    pub effective_mss: u32,
+    /// In flight: sent, and neither acknowledged, selectively acknowledged nor held for lost.
+    pub in_flight: u32,
+    /// Selectively acknowledged.
+    pub sacked: u32,
+    /// Held for lost and not sent again yet.
+    pub lost: u32,
+    /// Pushed and not sent yet.
+    pub unsent: u64,
+    /// Buffers held out of order.
+    pub out_of_order_buffers: u32,
+    /// Reordering window of RACK (RFC 8985 §6.2).
+    pub reordering_window: Duration,
+    /// Whether the network has been seen to reorder.
+    pub reordering_seen: bool,
+    /// Stream octets acknowledged by the peer.
+    pub octets_acknowledged: u64,
+    /// Stream octets received in order.
+    pub octets_received: u64,
+    /// Payload octets sent, retransmissions included.
+    pub octets_sent: u64,
+    /// Payload octets sent again.
+    pub octets_retransmitted: u64,
+    /// Segments sent, those without payload included.
+    pub segments_sent: u64,
+    /// Segments received.
+    pub segments_received: u64,
+    /// Segments sent again.
+    pub segments_retransmitted: u64,
+    /// Expiries of the retransmission timer.
+    pub timeouts: u32,
+    /// Tail loss probes sent (RFC 8985 §7).
+    pub tail_loss_probes: u32,
+    /// Times that loss recovery was entered without a time-out.
+    pub fast_recoveries: u32,
+    /// Congestion responses that were taken back because nothing had been lost.
+    pub undone: u32,
+    /// Duplicate segments that the peer reported (RFC 2883).
+    pub duplicates_reported: u32,
+    /// Window scaling is in use.
+    pub window_scale: bool,
+    /// Timestamps are in use.
+    pub timestamps: bool,
+    /// Selective acknowledgments are in use.
+    pub sack: bool,
+}
