@@ -1,0 +1,101 @@
+//! MPA framing (RFC 5044 section 4): finding FPDUs in octets of the stream, and the geometry of the frame around a
+//! segment that is sent.
+//!
+//! Markers are not inserted or removed yet; a stream on which one side demands them does not start.
+
+use core::ops::Range;
+
+pub use uwarp_wire::mpa::{CRC_LEN, LENGTH_LEN, MAXIMUM_MULPDU, MINIMUM_MULPDU, fpdu_len, mulpdu, padding_len};
+use uwarp_wire::mpa::{crc_from_octets, crc_to_octets};
+
+/// A CRC32c over octets (not inverted or swapped further by the caller): `"123456789"` gives `0xE306_9283`.
+pub type Crc32c = fn(&[u8]) -> u32;
+
+/// Largest ULPDU that the length field can announce, and that is accepted.
+pub const LARGEST_ULPDU: usize = 65535;
+/// Largest FPDU that can arrive: length field, ULPDU, padding, CRC.
+pub const LARGEST_FPDU: usize = fpdu_len(LARGEST_ULPDU);
+
+/// What the octets at the start of an FPDU turn out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Framed {
+    /// A whole FPDU, CRC right or not asked for.
+    Fpdu {
+        /// Where the ULPDU (one DDP segment) lies in the octets given.
+        ulpdu: Range<usize>,
+        /// Octets of the FPDU; the next one starts behind them.
+        fpdu_len: usize,
+    },
+    /// More octets are wanted.
+    Incomplete {
+        /// Octets of the whole FPDU, as soon as its length field is there.
+        needed: Option<usize>,
+    },
+    /// A whole FPDU whose CRC is wrong: nothing of it may be used ([`crate::Fault::Crc`]).
+    BadCrc {
+        /// Octets of the FPDU.
+        fpdu_len: usize,
+    },
+}
+
+/// Looks for the FPDU that starts at the first octet of `octets`, which may hold less than one FPDU or many.
+///
+/// The CRC is compared when `crc` is given. Padding is not looked at, but is inside the CRC. Any length from 0 to
+/// [`LARGEST_ULPDU`] is framed; whether the ULPDU makes sense is for [`crate::Stream::receive`] to say.
+#[inline]
+pub fn deframe(octets: &[u8], crc: Option<Crc32c>) -> Framed {
+    let Some((length, _)) = octets.split_first_chunk::<LENGTH_LEN>() else {
+        return Framed::Incomplete { needed: None };
+    };
+    let ulpdu_len = usize::from(u16::from_be_bytes(*length));
+    let total = fpdu_len(ulpdu_len);
+    let Some((fpdu, _)) = octets.split_at_checked(total) else {
+        return Framed::Incomplete { needed: Some(total) };
+    };
+    if let Some(crc) = crc {
+        let Some((covered, field)) = fpdu.split_last_chunk::<CRC_LEN>() else {
+            return Framed::Incomplete { needed: Some(total) };
+        };
+        if crc(covered) != crc_from_octets(*field) {
+            return Framed::BadCrc { fpdu_len: total };
+        }
+    }
+    Framed::Fpdu { ulpdu: LENGTH_LEN..LENGTH_LEN + ulpdu_len, fpdu_len: total }
+}
+
+/// The octets behind a ULPDU: padding, then the CRC field.
+///
+/// The sender writes [`LENGTH_LEN`] octets of length, the ULPDU and this; the CRC runs over all octets before its
+/// field. Without CRC the field is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trailer {
+    octets: [u8; 3 + CRC_LEN],
+    padding: u8,
+}
+
+impl Trailer {
+    /// The padding that the CRC still has to run over, for a ULPDU of `ulpdu_len` octets.
+    #[inline]
+    pub const fn padding_octets(ulpdu_len: usize) -> &'static [u8] {
+        const ZEROES: [u8; 3] = [0; 3];
+        ZEROES.split_at(padding_len(ulpdu_len)).0
+    }
+
+    /// The trailer for a ULPDU of `ulpdu_len` octets with a CRC value that includes the padding, or `None` for CRC off.
+    #[inline]
+    pub fn new(ulpdu_len: usize, crc: Option<u32>) -> Trailer {
+        let padding = padding_len(ulpdu_len);
+        let mut octets = [0; 3 + CRC_LEN];
+        octets[padding..padding + CRC_LEN].copy_from_slice(&crc_to_octets(crc.unwrap_or(0)));
+        Trailer { octets, padding: padding as u8 }
+    }
+
+    /// The octets to write.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.octets[..usize::from(self.padding) + CRC_LEN]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! States of a queue pair, named as the iWARP verbs name them, and one table of their transitions.
+//!
+//! ```text
+//!            Connect            Established
+//!   Idle ─────────────► Connecting ────────► Rts ──LocalClose, PeerClose──► Closing
+//!    ▲ ▲   StartupFailed    │                 │                               │   │
+//!    │ └────────────────────┘                 ├──LocalFault, PeerTerminate────┤   │ Closed
+//!    │                                        ▼                               ▼   │
+//!    │                                     Terminate ◄────────────────────────┘   │
+//!    │            Reset                       │ Closed                            │
+//!    └──────────────────────── Error ◄────────┴───────────────────────────────────┘
+//! ```
+//! `Lost` leads from every state in which there is a connection to Error.
+//!
+//! The verbs let Closing end in Idle. Here it ends in Error, which flushes what is still posted; [`Event::Reset`] makes
+//! the queue pair usable again. A receive posted between "closed" and "reset" is thus flushed, never lost.
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QpState {
+    /// No connection. Receives may be posted, sends may not.
+    Idle,
+    /// TCP connection and MPA start-up are under way. Work may be posted; none of it is looked at.
+    Connecting,
+    /// Ready to send: full operation.
+    Rts,
+    /// One side asked for an orderly close. Nothing new may be posted to the send queue.
+    Closing,
+    /// A Terminate was sent or received; TCP is being closed after it. Work is being flushed.
+    Terminate,
+    /// No connection any more. All work is flushed, also what is posted now.
+    Error,
+}
+
+impl QpState {
+    /// All states.
+    pub const ALL: [QpState; 6] =
+        [QpState::Idle, QpState::Connecting, QpState::Rts, QpState::Closing, QpState::Terminate, QpState::Error];
+}
+
+/// What moves a queue pair from one state to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// The consumer connects, or accepts a connection.
+    Connect,
+    /// MPA start-up is done.
+    Established,
+    /// TCP or MPA start-up failed, or the peer rejected.
+    StartupFailed,
+    /// The consumer disconnects and the send queue is empty.
+    LocalClose,
+    /// The peer closed its half between two FPDUs and outside of any message.
+    PeerClose,
+    /// A fault was found here; a Terminate is sent if it still can be.
+    LocalFault,
+    /// The peer's Terminate arrived.
+    PeerTerminate,
+    /// The TCP connection ended in order, in both directions.
+    Closed,
+    /// The TCP connection was reset or timed out.
+    Lost,
+    /// The consumer makes the queue pair usable again; everything was flushed and reaped.
+    Reset,
+}
+
+impl Event {
+    /// All events.
+    pub const ALL: [Event; 10] = [
+        Event::Connect,
+        Event::Established,
+        Event::StartupFailed,
+        Event::LocalClose,
+        Event::PeerClose,
+        Event::LocalFault,
+        Event::PeerTerminate,
+        Event::Closed,
+        Event::Lost,
+        Event::Reset,
+    ];
+}
+
+/// An event that a state does not allow. The state is unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IllegalTransition {
+    /// The state it happened in.
+    pub state: QpState,
+    /// The event that is not allowed there.
+    pub event: Event,
+}
+
+impl core::fmt::Display for IllegalTransition {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} is not possible in state {:?}", self.event, self.state)
+    }
+}
+
+impl std::error::Error for IllegalTransition {}
+
+/// The transitions: event, states it may happen in, state after it.
+const TRANSITIONS: &[(Event, &[QpState], QpState)] = {
+    use Event as E;
+    use QpState as S;
+    &[
+        (E::Connect, &[S::Idle], S::Connecting),
+        (E::Established, &[S::Connecting], S::Rts),
+        (E::StartupFailed, &[S::Connecting], S::Idle),
+        // A second close, of the other side, changes nothing.
+        (E::LocalClose, &[S::Rts, S::Closing], S::Closing),
+        (E::PeerClose, &[S::Rts, S::Closing], S::Closing),
+        // The FIN that follows a Terminate.
+        (E::LocalClose, &[S::Terminate], S::Terminate),
+        (E::PeerClose, &[S::Terminate], S::Terminate),
+        // Later faults and a crossing Terminate are not reported again: the first one counts (RFC 5040 section 7.1 (4)).
+        (E::LocalFault, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
+        (E::PeerTerminate, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
+        (E::Closed, &[S::Rts, S::Closing, S::Terminate, S::Error], S::Error),
+        (E::Lost, &[S::Connecting, S::Rts, S::Closing, S::Terminate, S::Error], S::Error),
+        (E::Reset, &[S::Idle, S::Error], S::Idle),
+    ]
+};
+
+impl QpState {
+    /// The state after `event`.
+    ///
+    /// # Errors
+    /// [`IllegalTransition`] when the event cannot happen in this state.
+    pub fn after(self, event: Event) -> Result<QpState, IllegalTransition> {
+        TRANSITIONS
+            .iter()
+            .find(|(candidate, from, _)| *candidate == event && from.contains(&self))
+            .map(|(_, _, to)| *to)
+            .ok_or(IllegalTransition { state: self, event })
+    }
+
+    /// Whether a connection in full operation may carry new messages of the consumer.
+    pub const fn may_send(self) -> bool {
+        matches!(self, QpState::Rts)
+    }
+
+    /// Whether work that is posted now is flushed at once.
+    pub const fn flushes(self) -> bool {
+        matches!(self, QpState::Terminate | QpState::Error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole transition table as text. A change here is a change of the contract with the verbs.
+    #[test]
+    fn transition_table_is_frozen() {
+        let mut text = String::new();
+        for state in QpState::ALL {
+            for event in Event::ALL {
+                if let Ok(after) = state.after(event) {
+                    text.push_str(&format!("{state:?} --{event:?}--> {after:?}\n"));
+                }
+            }
+        }
+        assert_eq!(
+            text,
+            "\
+Idle --Connect--> Connecting
+Idle --Reset--> Idle
+Connecting --Established--> Rts
+Connecting --StartupFailed--> Idle
+Connecting --Lost--> Error
+Rts --LocalClose--> Closing
+Rts --PeerClose--> Closing
+Rts --LocalFault--> Terminate
+Rts --PeerTerminate--> Terminate
+Rts --Closed--> Error
+Rts --Lost--> Error
+Closing --LocalClose--> Closing
+Closing --PeerClose--> Closing
+Closing --LocalFault--> Terminate
+Closing --PeerTerminate--> Terminate
+Closing --Closed--> Error
+Closing --Lost--> Error
+Terminate --LocalClose--> Terminate
+Terminate --PeerClose--> Terminate
+Terminate --LocalFault--> Terminate
+Terminate --PeerTerminate--> Terminate
+Terminate --Closed--> Error
+Terminate --Lost--> Error
+Error --Closed--> Error
+Error --Lost--> Error
+Error --Reset--> Idle
+"
+        );
+    }
+
+    #[test]
+    fn an_illegal_event_is_an_error_that_names_both() {
+        let error = QpState::Idle.after(Event::PeerTerminate).unwrap_err();
+        assert_eq!(error, IllegalTransition { state: QpState::Idle, event: Event::PeerTerminate });
+        assert_eq!(error.to_string(), "PeerTerminate is not possible in state Idle");
+    }
+}

@@ -1,0 +1,302 @@
+//! The inbound half of a stream: what one DDP segment means (RFC 5041 sections 4, 5 and 7; RFC 5040 sections 5 and 7.2).
+//!
+//! TCP delivers in order, so every check is exact: the next message sequence number, the octets so far. One tagged and,
+//! on each queue, one untagged message may be open at a time. Checks that need registered memory or posted receives are
+//! the caller's, who gets what was learned as a [`Delivery`] and reports a fault of its own through
+//! [`Stream::fail`](crate::Stream::fail) with the same ULPDU.
+//!
+//! Order of the checks: DDP before RDMAP (length of the header, version, queue, sequence number, offset, then RDMAP
+//! version, opcode, length), as the layers would find them.
+
+use uwarp_wire::WireError;
+use uwarp_wire::ddp::{
+    Header, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
+};
+use uwarp_wire::rdmap::{Control, Opcode, ReadRequest, TerminatedHeader};
+
+use crate::fault::Fault;
+use crate::opcode::{Buffer, LARGEST_REQUEST};
+use crate::stream::{InboundRead, OpenSend, OpenTagged, ReadToken, Stream};
+use crate::terminate::ReceivedTerminate;
+
+/// The end of a Send, for the completion of its receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendEnd {
+    /// Octets of the whole message.
+    pub length: u32,
+    /// The sender asks for a solicited event.
+    pub solicited: bool,
+    /// The sender asks that this STag be invalidated before the receive completes.
+    pub invalidate: Option<Stag>,
+}
+
+/// What a received segment is for the caller to do. Nothing was placed yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery<'a> {
+    /// Part of an RDMA Write: check STag, offset and rights, and place. Without payload nothing is to be checked.
+    Write {
+        /// STag of the buffer.
+        stag: Stag,
+        /// Where the first octet of this part goes.
+        offset: TaggedOffset,
+        /// The octets.
+        payload: &'a [u8],
+        /// The Write ends here. Nobody is told.
+        last: bool,
+    },
+    /// Part of the response to the oldest read of ours, which it was checked against.
+    ReadResponse {
+        /// The number that the read was given.
+        token: ReadToken,
+        /// STag of the sink, as asked.
+        sink_stag: Stag,
+        /// Where the first octet of this part goes.
+        sink_offset: TaggedOffset,
+        /// The octets.
+        payload: &'a [u8],
+        /// The read is complete when they are placed.
+        completes: bool,
+    },
+    /// Part of a Send for the oldest posted receive. None posted is [`Fault::NoBuffer`], one that is too short
+    /// [`Fault::MessageTooLong`].
+    Send {
+        /// The first segment of a message: a receive is taken.
+        first: bool,
+        /// Where the first octet of this part goes in the receive.
+        message_offset: u32,
+        /// The octets.
+        payload: &'a [u8],
+        /// The message ends here.
+        completes: Option<SendEnd>,
+    },
+    /// A read of the peer. Check its source (not when its length is 0), then hand it to
+    /// [`Stream::accept_read`](crate::Stream::accept_read); or fail with one of the `Read…` faults.
+    ReadRequest(InboundRead),
+    /// The peer ended the stream. Nothing more may be sent but the closing of TCP.
+    Terminate(ReceivedTerminate),
+    /// A segment of the peer-to-peer set-up that takes nothing of the consumer's: nothing to do.
+    ReadyToReceive,
+    /// The stream has ended; octets that still come mean nothing.
+    Ignored,
+}
+
+impl Stream {
+    /// Takes one ULPDU, whose FPDU was whole and had the right CRC.
+    ///
+    /// # Errors
+    /// A [`Fault`] ends the stream: nothing of the segment may be placed, and the caller goes on with
+    /// [`Stream::fail`]. Nothing is delivered from then on.
+    #[inline]
+    pub fn receive<'a>(&mut self, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let first = !self.heard;
+        self.heard = true;
+        if !self.delivers() {
+            return Ok(Delivery::Ignored);
+        }
+        let delivery = self.receive_segment(ulpdu, first);
+        self.faulted = delivery.is_err();
+        delivery
+    }
+
+    #[inline]
+    fn receive_segment<'a>(&mut self, ulpdu: &'a [u8], first: bool) -> Result<Delivery<'a>, Fault> {
+        match Header::parse(ulpdu) {
+            Ok(Header::Tagged(header)) => self.receive_tagged(header, &ulpdu[TAGGED_HEADER_LEN..]),
+            Ok(Header::Untagged(header)) => match header.queue {
+                QueueNumber::SEND => self.receive_send(&header, &ulpdu[UNTAGGED_HEADER_LEN..], first),
+                _ => self.receive_rare(&header, ulpdu),
+            },
+            Err(error) => Err(header_fault(error)),
+        }
+    }
+
+    #[inline]
+    fn receive_tagged<'a>(&mut self, header: TaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let TaggedHeader { last, control, stag, offset } = header;
+        if !payload.is_empty() && offset.checked_add(payload.len() as u64 - 1).is_none() {
+            return Err(Fault::TaggedWrap);
+        }
+        match opcode(control)? {
+            Opcode::Write => {
+                match self.open_tagged {
+                    OpenTagged::None => {}
+                    OpenTagged::Write(open) if open == stag => {}
+                    OpenTagged::Write(_) | OpenTagged::ReadResponse => return Err(Fault::Interleaved),
+                }
+                self.open_tagged = if last { OpenTagged::None } else { OpenTagged::Write(stag) };
+                Ok(Delivery::Write { stag, offset, payload, last })
+            }
+            Opcode::ReadResponse => {
+                if let OpenTagged::Write(_) = self.open_tagged {
+                    return Err(Fault::Interleaved);
+                }
+                let (token, completes) = self.outstanding.receive(stag, offset, payload.len() as u32, last)?;
+                self.open_tagged = if last { OpenTagged::None } else { OpenTagged::ReadResponse };
+                match token {
+                    Some(token) => {
+                        Ok(Delivery::ReadResponse { token, sink_stag: stag, sink_offset: offset, payload, completes })
+                    }
+                    None => Ok(Delivery::ReadyToReceive),
+                }
+            }
+            _ => Err(Fault::UnexpectedOpcode),
+        }
+    }
+
+    #[inline]
+    fn receive_send<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        payload: &'a [u8],
+        first_fpdu: bool,
+    ) -> Result<Delivery<'a>, Fault> {
+        let open = self.open_send;
+        if header.message_sequence_number != self.receive_send_number {
+            // The next message may not begin before the open one has ended. Any other number is simply wrong.
+            let is_next = open.open && header.message_sequence_number == self.receive_send_number.next();
+            return Err(if is_next { Fault::Interleaved } else { Fault::InvalidMessageSequenceNumber });
+        }
+        if header.message_offset != open.received {
+            return Err(Fault::InvalidMessageOffset);
+        }
+        let received = open.received.checked_add(payload.len() as u32).ok_or(Fault::MessageTooLong)?;
+        let opcode = opcode(header.control)?;
+        let (solicited, invalidates) = match opcode {
+            Opcode::Send => (false, false),
+            Opcode::SendInvalidate => (false, true),
+            Opcode::SendSolicited => (true, false),
+            Opcode::SendSolicitedInvalidate => (true, true),
+            other => return Err(self.misplaced(other, QueueNumber::SEND)),
+        };
+        // The word has no meaning in the other kinds and is then not looked at.
+        let invalidate_stag = if invalidates { header.invalidate_stag } else { Stag(0) };
+        if open.open && (open.opcode != opcode.code() || open.invalidate_stag != invalidate_stag) {
+            return Err(Fault::Interleaved);
+        }
+        if !header.last {
+            self.open_send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag, received };
+            return Ok(Delivery::Send {
+                first: !open.open,
+                message_offset: header.message_offset,
+                payload,
+                completes: None,
+            });
+        }
+        self.open_send = OpenSend::default();
+        self.receive_send_number = self.receive_send_number.next();
+        if first_fpdu && self.expects_ready_by_send && received == 0 && opcode == Opcode::Send {
+            return Ok(Delivery::ReadyToReceive);
+        }
+        Ok(Delivery::Send {
+            first: !open.open,
+            message_offset: header.message_offset,
+            payload,
+            completes: Some(SendEnd {
+                length: received,
+                solicited,
+                invalidate: invalidates.then_some(invalidate_stag),
+            }),
+        })
+    }
+
+    /// The queues other than that of the Sends.
+    fn receive_rare<'a>(&mut self, header: &UntaggedHeader, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let payload = &ulpdu[UNTAGGED_HEADER_LEN..];
+        match header.queue {
+            QueueNumber::READ_REQUEST => self.receive_request(header, ulpdu, payload),
+            QueueNumber::TERMINATE => self.receive_terminate(header, payload),
+            // Queue 3 has no buffers before there are requests that are answered on it.
+            queue if self.features().has_queue(queue) => Err(Fault::NoBuffer),
+            _ => Err(Fault::InvalidQueue),
+        }
+    }
+
+    fn receive_request<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        ulpdu: &'a [u8],
+        payload: &'a [u8],
+    ) -> Result<Delivery<'a>, Fault> {
+        if header.message_sequence_number != self.receive_request_number {
+            return Err(Fault::InvalidMessageSequenceNumber);
+        }
+        if header.message_offset != 0 {
+            return Err(Fault::InvalidMessageOffset);
+        }
+        if payload.len() > LARGEST_REQUEST as usize {
+            return Err(Fault::MessageTooLong);
+        }
+        match opcode(header.control)? {
+            Opcode::ReadRequest => {}
+            other => return Err(self.misplaced(other, QueueNumber::READ_REQUEST)),
+        }
+        // The opcode comes first, though a full queue is found by DDP: a peer that probes for an extension must learn
+        // that it is absent, and each kind of request has slots of its own.
+        if self.inbound.is_full() {
+            return Err(Fault::NoBuffer);
+        }
+        if !header.last {
+            return Err(Fault::NotOneSegment);
+        }
+        let request = ReadRequest::parse(payload).map_err(|_| Fault::WrongLength)?;
+        let end = u64::from(request.length);
+        if end != 0 && request.source_offset.checked_add(end - 1).is_none() {
+            return Err(Fault::ReadWrap);
+        }
+        let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
+        self.receive_request_number = self.receive_request_number.next();
+        Ok(Delivery::ReadRequest(InboundRead::new(request, ddp_header)))
+    }
+
+    fn receive_terminate<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        // There is one Terminate in the life of a stream.
+        if header.message_sequence_number != uwarp_wire::ddp::MessageSequenceNumber::FIRST {
+            return Err(Fault::InvalidMessageSequenceNumber);
+        }
+        if header.message_offset != 0 {
+            return Err(Fault::InvalidMessageOffset);
+        }
+        if payload.len() > uwarp_wire::rdmap::MAXIMUM_TERMINATE_LEN {
+            return Err(Fault::MessageTooLong);
+        }
+        match opcode(header.control)? {
+            Opcode::Terminate => {}
+            other => return Err(self.misplaced(other, QueueNumber::TERMINATE)),
+        }
+        if !header.last {
+            return Err(Fault::NotOneSegment);
+        }
+        let terminate = ReceivedTerminate::parse(payload).ok_or(Fault::WrongLength)?;
+        self.terminated_by_peer(terminate);
+        Ok(Delivery::Terminate(terminate))
+    }
+
+    /// The fault of an opcode that came untagged on a queue that is not its own.
+    #[cold]
+    fn misplaced(&self, opcode: Opcode, queue: QueueNumber) -> Fault {
+        match self.features().row(opcode).map(|row| row.buffer) {
+            Some(Buffer::Untagged(own)) if own != queue => Fault::InvalidQueue,
+            _ => Fault::UnexpectedOpcode,
+        }
+    }
+}
+
+#[inline]
+fn opcode(control: Control) -> Result<Opcode, Fault> {
+    control.parse().map_err(|error| match error {
+        WireError::RdmapVersion => Fault::RdmapVersion,
+        _ => Fault::UnexpectedOpcode,
+    })
+}
+
+#[cold]
+fn header_fault(error: WireError) -> Fault {
+    match error {
+        WireError::DdpVersionTagged => Fault::TaggedVersion,
+        WireError::DdpVersionUntagged => Fault::UntaggedVersion,
+        _ => Fault::SegmentTooShort,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! The side that sends the Request.
+
+use uwarp_wire::mpa::{EnhancedData, FrameKind, NOT_NEGOTIATED, StartupFrame};
+
+use super::{
+    Collector, OptionsError, Parameters, ReadLimits, ReadyToReceive, ReadyToReceiveKinds, Rejection, Role,
+    StartupError, emit,
+};
+use crate::fault::Fault;
+
+/// Revision of MPA that an Initiator asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Revision {
+    /// RFC 5044: no negotiation of read limits.
+    One,
+    /// RFC 6581, enhanced: read limits are exchanged.
+    #[default]
+    Two,
+}
+
+/// What an Initiator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InitiatorOptions {
+    /// The revision.
+    pub revision: Revision,
+    /// Ask for CRCs. Off only by an administrator's wish; a peer that asks for them gets them anyway.
+    pub crc: bool,
+    /// Limits of reads.
+    pub limits: ReadLimits,
+    /// Peer-to-peer with one of these indications; none is client-server.
+    pub ready_to_receive: ReadyToReceiveKinds,
+}
+
+impl Default for InitiatorOptions {
+    fn default() -> InitiatorOptions {
+        InitiatorOptions {
+            revision: Revision::Two,
+            crc: true,
+            limits: ReadLimits::default(),
+            ready_to_receive: ReadyToReceiveKinds::NONE,
+        }
+    }
+}
+
+/// What the Reply brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Full operation begins. If [`Parameters::ready_to_receive`] is set, that indication is the first FPDU.
+    Established(Parameters),
+    /// The peer does not want the connection. TCP is left to the consumer.
+    Rejected(Rejection),
+    /// The peer accepted, but this side cannot: full operation begins only for the Terminate of this fault
+    /// ([`Fault::InsufficientIrd`] or [`Fault::NoMatchingRtr`]), then the connection ends (RFC 6581 sections 9.1, 9.2).
+    Refused(Parameters, Fault),
+}
+
+/// MPA start-up as the Initiator.
+#[derive(Clone, Debug)]
+pub struct Initiator {
+    options: InitiatorOptions,
+    request: Vec<u8>,
+    reply: Collector,
+}
+
+impl Initiator {
+    /// Prepares the Request.
+    ///
+    /// # Errors
+    /// [`OptionsError`] when the options or the private data do not fit a frame.
+    pub fn new(options: InitiatorOptions, private_data: &[u8]) -> Result<Initiator, OptionsError> {
+        let limits = &options.limits;
+        limits.check()?;
+        let peer_to_peer = !options.ready_to_receive.is_empty();
+        let (revision, enhanced) = match options.revision {
+            Revision::One if peer_to_peer => return Err(OptionsError::PeerToPeer),
+            Revision::One => (1, None),
+            Revision::Two => {
+                let (ird, ord) =
+                    if limits.negotiate { (limits.ird, limits.ord) } else { (NOT_NEGOTIATED, NOT_NEGOTIATED) };
+                (2, Some(options.ready_to_receive.with_limits(ird, ord)))
+            }
+        };
+        let request = emit(&StartupFrame {
+            kind: FrameKind::Request,
+            markers: false,
+            crc: options.crc,
+            reject: false,
+            revision,
+            enhanced,
+            private_data,
+        })?;
+        Ok(Initiator { options, request, reply: Collector::default() })
+    }
+
+    /// The Request frame, to be sent first on the TCP connection.
+    pub fn request(&self) -> &[u8] {
+        &self.request
+    }
+
+    /// Takes octets of the stream. `None` as long as the Reply is not complete; then the outcome, and how many of
+    /// `octets` belonged to the Reply. What is behind them is already full operation.
+    ///
+    /// # Errors
+    /// [`StartupError`]: close TCP.
+    pub fn receive(&mut self, octets: &[u8]) -> Result<Option<(Outcome, usize)>, StartupError> {
+        let options = &self.options;
+        self.reply.feed(octets, |octets| {
+            let parsed = StartupFrame::parse(FrameKind::Reply, octets).map_err(StartupError::of)?;
+            match parsed {
+                Some((reply, len)) => Ok(Some((outcome(options, &reply)?, len))),
+                None => Ok(None),
+            }
+        })
+    }
+}
+
+fn outcome(options: &InitiatorOptions, reply: &StartupFrame<'_>) -> Result<Outcome, StartupError> {
+    let asked = match options.revision {
+        Revision::One => 1,
+        Revision::Two => 2,
+    };
+    if reply.revision == 0 || reply.revision > asked {
+        return Err(StartupError::Revision);
+    }
+    let peer_ird = reply.enhanced.map(|data| data.ird);
+    let peer_ord = reply.enhanced.map(|data| data.ord);
+    if reply.reject {
+        return Ok(Outcome::Rejected(Rejection { peer_ird, peer_ord, private_data: reply.private_data.to_vec() }));
+    }
+    if reply.markers {
+        return Err(StartupError::MarkersNotSupported);
+    }
+    let limits = &options.limits;
+    let mut parameters = Parameters {
+        role: Role::Initiator,
+        revision: reply.revision,
+        crc: options.crc || reply.crc,
+        transmit_markers: false,
+        receive_markers: false,
+        ird: limits.ird,
+        ord: limits.ord,
+        peer_ird,
+        peer_ord,
+        ready_to_receive: None,
+        expects_ready_to_receive: false,
+        expects_ready_by_send: false,
+        private_data: reply.private_data.to_vec(),
+    };
+    let mut fault = None;
+    if let Some(data) = &reply.enhanced {
+        if data.ird != NOT_NEGOTIATED {
+            parameters.ord = limits.ord.min(data.ird);
+            if parameters.ord < limits.minimum_ord {
+                fault = Some(Fault::InsufficientIrd);
+            }
+        }
+        if data.ord != NOT_NEGOTIATED && data.ord > limits.ird {
+            if data.ord <= limits.maximum_ird {
+                parameters.ird = data.ord;
+            } else {
+                fault = Some(Fault::InsufficientIrd);
+            }
+        }
+    }
+    if !options.ready_to_receive.is_empty() {
+        parameters.ready_to_receive = reply.enhanced.as_ref().and_then(|data| choose(options.ready_to_receive, data));
+        if parameters.ready_to_receive.is_none() {
+            fault = fault.or(Some(Fault::NoMatchingRtr));
+        }
+    }
+    Ok(match fault {
+        None => Outcome::Established(parameters),
+        Some(fault) => Outcome::Refused(parameters, fault),
+    })
+}
+
+/// The indication to send: one of those in both frames. The Write comes first, as it costs nothing on either side; a
+/// Read only if the peer serves at least one.
+fn choose(own: ReadyToReceiveKinds, reply: &EnhancedData) -> Option<ReadyToReceive> {
+    if !reply.peer_to_peer {
+        return None;
+    }
+    let common = own.and(ReadyToReceiveKinds::of(reply));
+    if common.write {
+        Some(ReadyToReceive::Write)
+    } else if common.read && reply.ird >= 1 {
+        Some(ReadyToReceive::Read)
+    } else if common.send {
+        Some(ReadyToReceive::Send)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,317 @@
+//! One RDMAP stream in full operation: sequence numbers of its queues, read limits in both directions, what was agreed
+//! at start-up, and how it ends.
+//!
+//! The inbound half is [`Stream::receive`] in [`crate::receive`]. Messages to send are made here, since they take
+//! sequence numbers and read slots, and are cut by [`crate::Message::next_segment`].
+
+use std::collections::VecDeque;
+
+use uwarp_wire::ddp::{MessageSequenceNumber, Stag, TaggedOffset};
+use uwarp_wire::rdmap::{ReadRequest, Terminate};
+
+use crate::fault::Fault;
+use crate::opcode::Features;
+use crate::qp::{Event, IllegalTransition, QpState};
+use crate::startup::{Parameters, ReadyToReceive, Role};
+use crate::terminate::{FailedSegment, ReceivedTerminate, terminate_for};
+use crate::transmit::{Message, SendKind};
+
+mod reads;
+#[cfg(test)]
+mod tests;
+
+pub use reads::{InboundRead, Response};
+use reads::{InboundReads, OutstandingReads};
+
+/// Number that a caller gives an outstanding read and gets back with each of its responses.
+pub type ReadToken = u64;
+
+/// The open untagged message of queue 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OpenSend {
+    /// A segment came and it was not the last.
+    pub(crate) open: bool,
+    /// RDMAP opcode of the open message.
+    pub(crate) opcode: u8,
+    /// Invalidate STag of the open message.
+    pub(crate) invalidate_stag: Stag,
+    /// Octets of the open message so far.
+    pub(crate) received: u32,
+}
+
+/// The open tagged message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OpenTagged {
+    #[default]
+    None,
+    Write(Stag),
+    ReadResponse,
+}
+
+/// A stream in full operation.
+///
+/// A few hundred octets; the two read queues allocate on first use and never grow past the negotiated limits.
+#[derive(Debug)]
+pub struct Stream {
+    state: QpState,
+    role: Role,
+    features: Features,
+    ready_to_receive: Option<ReadyToReceive>,
+    /// A Send of no payload may be the first FPDU without being one of the consumer's.
+    pub(crate) expects_ready_by_send: bool,
+    /// An FPDU of the peer has come.
+    pub(crate) heard: bool,
+    /// [`Stream::receive`] found a fault; nothing is delivered while the caller gets round to [`Stream::fail`].
+    pub(crate) faulted: bool,
+    /// A Terminate was made; it is the last message.
+    terminate_sent: bool,
+    pub(crate) open_send: OpenSend,
+    pub(crate) open_tagged: OpenTagged,
+    /// Next number of queue 0 that is expected.
+    pub(crate) receive_send_number: MessageSequenceNumber,
+    /// Next number of queue 1 that is expected.
+    pub(crate) receive_request_number: MessageSequenceNumber,
+    transmit_send_number: MessageSequenceNumber,
+    transmit_request_number: MessageSequenceNumber,
+    pub(crate) outstanding: OutstandingReads,
+    pub(crate) inbound: InboundReads,
+    received_terminate: Option<Box<ReceivedTerminate>>,
+}
+
+impl Stream {
+    /// A stream with what start-up agreed on. It is in state Rts.
+    pub fn new(parameters: &Parameters, features: Features) -> Stream {
+        Stream {
+            state: QpState::Rts,
+            role: parameters.role,
+            features,
+            ready_to_receive: parameters.ready_to_receive,
+            expects_ready_by_send: parameters.expects_ready_by_send,
+            heard: false,
+            faulted: false,
+            terminate_sent: false,
+            open_send: OpenSend::default(),
+            open_tagged: OpenTagged::None,
+            receive_send_number: MessageSequenceNumber::FIRST,
+            receive_request_number: MessageSequenceNumber::FIRST,
+            transmit_send_number: MessageSequenceNumber::FIRST,
+            transmit_request_number: MessageSequenceNumber::FIRST,
+            outstanding: OutstandingReads::new(parameters.ord),
+            inbound: InboundReads::new(parameters.ird),
+            received_terminate: None,
+        }
+    }
+
+    /// The state of the queue pair on this stream.
+    pub const fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// The optional opcodes that are switched on.
+    pub const fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Moves the state on an event that the owner of the connection sees: a close, or the loss of the connection.
+    ///
+    /// # Errors
+    /// [`IllegalTransition`] when the event cannot happen in this state; nothing changes.
+    pub fn advance(&mut self, event: Event) -> Result<QpState, IllegalTransition> {
+        self.state = self.state.after(event)?;
+        Ok(self.state)
+    }
+
+    /// Whether an FPDU may be sent at all now. A Responder is silent until one has come from the Initiator
+    /// (RFC 5044 section 7.1.2); this holds for a Terminate too.
+    #[inline]
+    pub fn may_transmit(&self) -> bool {
+        self.heard || self.role == Role::Initiator
+    }
+
+    /// Whether messages of the consumer and responses to reads may be sent now. Nothing follows a Terminate, sent or
+    /// received (RFC 5040 section 5.4).
+    #[inline]
+    pub fn may_send_messages(&self) -> bool {
+        self.may_transmit() && self.delivers()
+    }
+
+    /// Whether received octets still mean something. After an error or a Terminate nothing more is delivered
+    /// (RFC 5044 section 8).
+    #[inline]
+    pub(crate) fn delivers(&self) -> bool {
+        self.is_open() && !self.faulted
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Closing)
+    }
+
+    /// The indication that an Initiator owes a peer-to-peer Responder as its first FPDU, before any other
+    /// (RFC 6581 section 9.2); `None` if none is owed or it was made. It takes no slot of the consumer's queues.
+    pub fn ready_to_receive_message(&mut self) -> Option<Message> {
+        let kind = self.ready_to_receive.take()?;
+        // The tag is never looked at, but there is hardware that trips over tag 0.
+        let (stag, offset) = (Stag(1), TaggedOffset(0));
+        match kind {
+            ReadyToReceive::Write => Some(Message::write(stag, offset, 0)),
+            ReadyToReceive::Send => Some(self.send(SendKind::Plain, 0)),
+            ReadyToReceive::Read => {
+                let request = ReadRequest {
+                    sink_stag: stag,
+                    sink_offset: offset,
+                    length: 0,
+                    source_stag: stag,
+                    source_offset: offset,
+                };
+                self.begin_read(&request, None)
+            }
+        }
+    }
+
+    /// A Send of `length` octets. It takes the next number of queue 0, so messages leave in the order of these calls.
+    pub fn send(&mut self, kind: SendKind, length: u32) -> Message {
+        let number = self.transmit_send_number;
+        self.transmit_send_number = number.next();
+        Message::send(kind, number, length)
+    }
+
+    /// An RDMA Write of `length` octets.
+    pub fn write(&mut self, stag: Stag, offset: TaggedOffset, length: u32) -> Message {
+        Message::write(stag, offset, length)
+    }
+
+    /// A Read Request, if an outbound read slot (ORD) is free; the response is awaited from now on. `None` means: wait
+    /// until a read completes.
+    pub fn try_begin_read(&mut self, request: &ReadRequest, token: ReadToken) -> Option<Message> {
+        self.begin_read(request, Some(token))
+    }
+
+    fn begin_read(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<Message> {
+        self.outstanding.push(request, token)?;
+        let number = self.transmit_request_number;
+        self.transmit_request_number = number.next();
+        Some(Message::read_request(request, number))
+    }
+
+    /// Outbound reads that have no complete response yet.
+    pub fn reads_outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Whether a read fence is passed: no read is outstanding (RFC 5040 section 5.5 (12)).
+    pub fn fence_is_clear(&self) -> bool {
+        self.outstanding.len() == 0
+    }
+
+    /// The limit of outbound reads (ORD).
+    pub const fn ord(&self) -> u16 {
+        self.outstanding.limit()
+    }
+
+    /// The limit of inbound reads (IRD).
+    pub const fn ird(&self) -> u16 {
+        self.inbound.limit()
+    }
+
+    /// Queues an inbound read whose source was found accessible. It is answered after those before it.
+    pub fn accept_read(&mut self, read: InboundRead) {
+        self.inbound.push(read);
+    }
+
+    /// Inbound reads that hold a slot: waiting, being answered, or answered and not acknowledged.
+    pub fn inbound_reads(&self) -> usize {
+        self.inbound.len()
+    }
+
+    /// Whether [`Stream::next_response`] has something to give.
+    pub fn has_response(&self) -> bool {
+        self.inbound.has_next()
+    }
+
+    /// The next Read Response to send, in the order of the requests (RFC 5040 section 5.2.2); one at a time, until
+    /// [`Stream::response_sent`].
+    pub fn next_response(&mut self) -> Option<Response> {
+        self.inbound.next()
+    }
+
+    /// The last segment of the response that [`Stream::next_response`] gave was handed to TCP and ends at
+    /// `stream_position` octets of its stream. The read keeps its slot until that position is acknowledged
+    /// (RFC 6581 section 4.1).
+    pub fn response_sent(&mut self, stream_position: u64) {
+        self.inbound.sent(stream_position);
+    }
+
+    /// TCP's peer has acknowledged all octets before `stream_position`: responses that end there give up their slots.
+    #[inline]
+    pub fn acknowledged(&mut self, stream_position: u64) {
+        self.inbound.acknowledged(stream_position);
+    }
+
+    /// Ends the stream because of a fault, and gives the Terminate to send as the next FPDU and last message. The
+    /// segment being sent is finished first, its message is not.
+    ///
+    /// `failed` is the ULPDU in which the fault was found, if it was found in one. `None` is returned when no Terminate is
+    /// due: one was sent or received before (the first fault counts), the stream is over, or there is no way to send one
+    /// (a bad start-up frame).
+    pub fn fail(&mut self, fault: Fault, failed: Option<&[u8]>) -> Option<Message> {
+        self.terminate(fault, failed.and_then(FailedSegment::of))
+    }
+
+    /// As [`Stream::fail`], for a fault met while the response to an inbound read is being built: the Read Request goes
+    /// back as far as it is unanswered, with both offsets advanced by the octets sent (RFC 5040 section 4.8).
+    pub fn fail_response(&mut self, fault: Fault, response: &Message) -> Option<Message> {
+        let failed = self.inbound.answering().map(|read| read.failed_segment(response.octets_cut()));
+        self.terminate(fault, failed)
+    }
+
+    fn terminate(&mut self, fault: Fault, failed: Option<FailedSegment>) -> Option<Message> {
+        let due = self.is_open() && !self.terminate_sent && fault != Fault::InvalidStartupFrame;
+        if let Ok(state) = self.state.after(Event::LocalFault) {
+            self.state = state;
+        }
+        if !due {
+            return None;
+        }
+        self.terminate_sent = true;
+        let terminate: Terminate = terminate_for(fault, failed);
+        Some(Message::terminate(&terminate))
+    }
+
+    /// Takes note of the peer's Terminate.
+    pub(crate) fn terminated_by_peer(&mut self, terminate: ReceivedTerminate) {
+        if let Ok(state) = self.state.after(Event::PeerTerminate) {
+            self.state = state;
+        }
+        self.received_terminate = Some(Box::new(terminate));
+    }
+
+    /// The peer's Terminate, if one came.
+    pub fn received_terminate(&self) -> Option<&ReceivedTerminate> {
+        self.received_terminate.as_deref()
+    }
+
+    /// Whether a Terminate of ours was made.
+    pub const fn terminate_was_sent(&self) -> bool {
+        self.terminate_sent
+    }
+
+    /// The peer closed its half of TCP with `unframed` octets of an unfinished FPDU before it.
+    ///
+    /// # Errors
+    /// [`Fault::ConnectionLost`] when that was inside an FPDU or a message (RFC 5044 section 7.3, RFC 5041 section 6.2).
+    pub fn end_of_stream(&mut self, unframed: usize) -> Result<(), Fault> {
+        if !self.delivers() {
+            return Ok(());
+        }
+        if unframed != 0 || self.open_send.open || self.open_tagged != OpenTagged::None {
+            return Err(Fault::ConnectionLost);
+        }
+        if let Ok(state) = self.state.after(Event::PeerClose) {
+            self.state = state;
+        }
+        Ok(())
+    }
+}
+
+/// A queue that allocates only when it is used.
+pub(crate) type LazyQueue<T> = VecDeque<T>;

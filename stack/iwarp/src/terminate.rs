@@ -1,0 +1,124 @@
+//! Terminate messages (RFC 5040 section 4.8): building one from a fault and the segment that failed, and reading one
+//! from the peer, also in the bit order of Linux siw.
+
+use uwarp_wire::ddp::{Header, header_len};
+use uwarp_wire::rdmap::{Opcode, ReadRequest, TERMINATE_CONTROL_LEN, Terminate, TerminateLayer, TerminatedHeader};
+
+use crate::fault::{Fault, Headers};
+
+/// The parts of a failing segment that may be sent back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedSegment {
+    /// Octets of the segment (its ULPDU length), not only of what is below.
+    pub segment_length: u16,
+    /// Its DDP header as it came.
+    pub ddp_header: TerminatedHeader,
+    /// The Read Request behind the DDP header, if it was one.
+    pub read_request: Option<ReadRequest>,
+}
+
+impl FailedSegment {
+    /// The parts of `ulpdu`; `None` when it is too short to have a DDP header.
+    pub fn of(ulpdu: &[u8]) -> Option<FailedSegment> {
+        let ddp_header = TerminatedHeader::from_segment(ulpdu)?;
+        let read_request = match ddp_header.parse() {
+            Ok(Header::Untagged(header)) if header.control.opcode() == Ok(Opcode::ReadRequest) => {
+                ReadRequest::parse(&ulpdu[header_len(ulpdu[0])..]).ok()
+            }
+            _ => None,
+        };
+        Some(FailedSegment { segment_length: u16::try_from(ulpdu.len()).ok()?, ddp_header, read_request })
+    }
+}
+
+/// The Terminate for `fault`. The headers that the fault's row asks for are included as far as `failed` has them;
+/// segment length and DDP header go together or not at all.
+pub fn terminate_for(fault: Fault, failed: Option<FailedSegment>) -> Terminate {
+    let row = fault.row();
+    let layer = TerminateLayer::from_code(row.layer);
+    let mut terminate = Terminate::new(layer, row.error_type, row.code);
+    if let (Headers::Ddp | Headers::DdpAndReadRequest, Some(failed)) = (row.headers, failed) {
+        terminate.segment_length = Some(failed.segment_length);
+        terminate.ddp_header = Some(failed.ddp_header);
+        if row.headers == Headers::DdpAndReadRequest {
+            terminate.read_request = failed.read_request;
+        }
+    }
+    terminate
+}
+
+/// A Terminate from the peer: why it ends the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedTerminate {
+    /// The message. The segment length is not to be relied on: peers count it differently.
+    pub terminate: Terminate,
+    /// The control word came in the bit order of Linux siw on a little-endian machine and was put right.
+    pub siw_bit_order: bool,
+}
+
+/// What a Terminate from the peer says about our work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RemoteStatus {
+    /// The peer refused access to its memory (invalid STag, bounds, rights, association, wrap).
+    RemoteAccess,
+    /// The peer had no receive posted, or one that was too short, or refused what our message asked.
+    RemoteInvalidRequest,
+    /// The peer failed for its own reasons.
+    RemoteOperation,
+    /// The peer's MPA found the stream damaged or start-up not acceptable.
+    LowerLayer,
+}
+
+impl ReceivedTerminate {
+    /// Reads the octets behind the DDP header of a Terminate. Only the first four are needed; what follows is taken as
+    /// far as it is there, since peers disagree about it and the stream ends anyway. `None` below four octets.
+    ///
+    /// siw fills the control word as a C bit field: on little-endian machines the halves of the first octet are swapped
+    /// and the flags are the low bits of the third. It is taken for that when the word makes no sense as RFC 5040 has
+    /// it, or when headers follow that only siw's flags announce.
+    pub fn parse(message: &[u8]) -> Option<ReceivedTerminate> {
+        let &[first, code, flags, low] = message.first_chunk::<TERMINATE_CONTROL_LEN>()?;
+        let (high_half, low_half) = (first >> 4, first & 0x0f);
+        let announced_by_siw_only = matches!(flags, 1 | 3 | 7) && low == 0 && message.len() > TERMINATE_CONTROL_LEN;
+        let siw_bit_order = is_assigned(low_half, high_half, code)
+            && (announced_by_siw_only || !is_assigned(high_half, low_half, code));
+        let terminate = if siw_bit_order {
+            let mut copy = [0; uwarp_wire::rdmap::MAXIMUM_TERMINATE_LEN];
+            let len = message.len().min(copy.len());
+            copy[..len].copy_from_slice(&message[..len]);
+            copy[0] = low_half << 4 | high_half;
+            copy[2] = flags.reverse_bits();
+            Terminate::parse(&copy[..len])
+        } else {
+            Terminate::parse(message)
+        };
+        Some(ReceivedTerminate { terminate: terminate.ok()?, siw_bit_order })
+    }
+
+    /// What it means for our outstanding work. The oldest work request that the returned header belongs to, or the oldest
+    /// outstanding one, may be completed with it; the rest is flushed.
+    pub const fn status(&self) -> RemoteStatus {
+        match (self.terminate.layer, self.terminate.error_type) {
+            (TerminateLayer::Rdmap, 1) | (TerminateLayer::Ddp, 1) => RemoteStatus::RemoteAccess,
+            (TerminateLayer::Rdmap, 2) | (TerminateLayer::Ddp, 2) => RemoteStatus::RemoteInvalidRequest,
+            (TerminateLayer::Mpa, _) => RemoteStatus::LowerLayer,
+            _ => RemoteStatus::RemoteOperation,
+        }
+    }
+}
+
+/// Whether a document assigns this combination of layer, type and code.
+const fn is_assigned(layer: u8, error_type: u8, code: u8) -> bool {
+    match (layer, error_type) {
+        (0, 0) | (1, 0) => true,
+        (0, 1) => matches!(code, 0..=4 | 9 | 0xff),
+        (0, 2) => matches!(code, 5..=9 | 0xff),
+        (1, 1) => code <= 4,
+        (1, 2) => matches!(code, 1..=6),
+        (2, 0) => matches!(code, 1..=7),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

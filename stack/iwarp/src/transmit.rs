@@ -1,0 +1,268 @@
+//! Outbound messages and their cutting into DDP segments (RFC 5041 section 5.1, RFC 5040 section 4).
+//!
+//! A [`Message`] holds no payload, only where its segments lie in it. The sender asks for one segment at a time with the
+//! maximum ULPDU of that moment, so a path that shrinks in the middle of a message changes only the segments not yet cut.
+
+use uwarp_wire::ddp::{
+    MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
+    UntaggedHeader,
+};
+use uwarp_wire::mpa::{MAXIMUM_MULPDU, MINIMUM_MULPDU};
+use uwarp_wire::rdmap::{Control, MAXIMUM_TERMINATE_LEN, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
+
+/// Octets of the longest RDMAP header behind a DDP header: a Terminate with all its parts, or an Atomic Request.
+const LONGEST_BODY: usize = MAXIMUM_TERMINATE_LEN;
+/// Octets of the longest header of a segment: an untagged DDP header and the longest RDMAP header.
+pub const LONGEST_HEADER: usize = UNTAGGED_HEADER_LEN + LONGEST_BODY;
+
+/// The four kinds of Send (RFC 5040 section 5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendKind {
+    /// Send.
+    Plain,
+    /// Send with Solicited Event.
+    Solicited,
+    /// Send with Invalidate of a remote STag.
+    Invalidate(Stag),
+    /// Send with Solicited Event and Invalidate of a remote STag.
+    SolicitedInvalidate(Stag),
+}
+
+impl SendKind {
+    const fn opcode(self) -> Opcode {
+        match self {
+            SendKind::Plain => Opcode::Send,
+            SendKind::Solicited => Opcode::SendSolicited,
+            SendKind::Invalidate(_) => Opcode::SendInvalidate,
+            SendKind::SolicitedInvalidate(_) => Opcode::SendSolicitedInvalidate,
+        }
+    }
+
+    const fn invalidate_stag(self) -> Stag {
+        match self {
+            SendKind::Plain | SendKind::Solicited => Stag(0),
+            SendKind::Invalidate(stag) | SendKind::SolicitedInvalidate(stag) => stag,
+        }
+    }
+}
+
+/// An RDMAP message that is being cut into segments.
+#[derive(Clone, Debug)]
+pub struct Message {
+    target: Target,
+    opcode: Opcode,
+    finished: bool,
+    length: u32,
+    cut: u32,
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    Tagged {
+        stag: Stag,
+        offset: TaggedOffset,
+    },
+    Untagged {
+        queue: QueueNumber,
+        sequence_number: MessageSequenceNumber,
+        invalidate_stag: Stag,
+    },
+    /// One segment without payload: an RDMAP header behind an untagged header.
+    Fixed {
+        queue: QueueNumber,
+        sequence_number: MessageSequenceNumber,
+        body: [u8; LONGEST_BODY],
+        body_len: u8,
+    },
+}
+
+/// One DDP segment to send: its headers, and which part of the message's payload follows them.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    header: [u8; LONGEST_HEADER],
+    header_len: u8,
+    /// First octet of payload in the message.
+    pub payload_offset: u32,
+    /// Octets of payload.
+    pub payload_len: u32,
+    /// The last segment of the message.
+    pub last: bool,
+}
+
+impl Segment {
+    /// DDP header and, for messages that have one, RDMAP header.
+    #[inline]
+    pub fn header(&self) -> &[u8] {
+        &self.header[..usize::from(self.header_len)]
+    }
+
+    /// Octets of the ULPDU: headers and payload.
+    #[inline]
+    pub const fn ulpdu_len(&self) -> usize {
+        self.header_len as usize + self.payload_len as usize
+    }
+}
+
+impl Message {
+    const fn new(opcode: Opcode, target: Target, length: u32) -> Message {
+        Message { target, opcode, finished: false, length, cut: 0 }
+    }
+
+    /// A Send of `length` octets with the next message sequence number of queue 0.
+    pub const fn send(kind: SendKind, sequence_number: MessageSequenceNumber, length: u32) -> Message {
+        let target =
+            Target::Untagged { queue: QueueNumber::SEND, sequence_number, invalidate_stag: kind.invalidate_stag() };
+        Message::new(kind.opcode(), target, length)
+    }
+
+    /// An RDMA Write of `length` octets to a remote tagged buffer.
+    pub const fn write(stag: Stag, offset: TaggedOffset, length: u32) -> Message {
+        Message::new(Opcode::Write, Target::Tagged { stag, offset }, length)
+    }
+
+    /// The response to a Read Request: STag and offset are those of the sink, uninterpreted (RFC 5040 section 4.4).
+    pub const fn read_response(sink_stag: Stag, sink_offset: TaggedOffset, length: u32) -> Message {
+        Message::new(Opcode::ReadResponse, Target::Tagged { stag: sink_stag, offset: sink_offset }, length)
+    }
+
+    /// A Read Request with the next message sequence number of queue 1.
+    pub fn read_request(request: &ReadRequest, sequence_number: MessageSequenceNumber) -> Message {
+        let mut body = [0; LONGEST_BODY];
+        body[..READ_REQUEST_LEN].copy_from_slice(&request.to_octets());
+        let body_len = READ_REQUEST_LEN as u8;
+        Message::new(
+            Opcode::ReadRequest,
+            Target::Fixed { queue: QueueNumber::READ_REQUEST, sequence_number, body, body_len },
+            0,
+        )
+    }
+
+    /// A Terminate, always message 1 of queue 2.
+    pub fn terminate(terminate: &Terminate) -> Message {
+        let mut body = [0; LONGEST_BODY];
+        let body_len = terminate.emit(&mut body) as u8;
+        Message::new(
+            Opcode::Terminate,
+            Target::Fixed {
+                queue: QueueNumber::TERMINATE,
+                sequence_number: MessageSequenceNumber::FIRST,
+                body,
+                body_len,
+            },
+            0,
+        )
+    }
+
+    /// Octets of payload of the whole message.
+    #[inline]
+    pub const fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// Octets of payload that are in segments already cut.
+    #[inline]
+    pub const fn octets_cut(&self) -> u32 {
+        self.cut
+    }
+
+    /// Whether the last segment was cut.
+    #[inline]
+    pub const fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// The RDMAP opcode.
+    #[inline]
+    pub const fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    /// Octets of the next ULPDU if it were cut now, 0 when nothing is left.
+    #[inline]
+    pub fn next_ulpdu_len(&self, mulpdu: u16) -> u32 {
+        if self.finished {
+            return 0;
+        }
+        let header = self.header_len();
+        (header + (self.length - self.cut)).min(clamp(mulpdu))
+    }
+
+    const fn header_len(&self) -> u32 {
+        match self.target {
+            Target::Tagged { .. } => TAGGED_HEADER_LEN as u32,
+            Target::Untagged { .. } => UNTAGGED_HEADER_LEN as u32,
+            Target::Fixed { body_len, .. } => UNTAGGED_HEADER_LEN as u32 + body_len as u32,
+        }
+    }
+
+    /// Cuts the next segment, at most `mulpdu` octets of ULPDU (taken as within 128 and 64768); `None` when the last one
+    /// was cut before. A message without payload is one segment.
+    #[inline]
+    pub fn next_segment(&mut self, mulpdu: u16) -> Option<Segment> {
+        if self.finished {
+            return None;
+        }
+        let room = clamp(mulpdu);
+        let mut header = [0; LONGEST_HEADER];
+        let left = self.length - self.cut;
+        let payload_offset = self.cut;
+        let header_len = self.header_len();
+        let payload_len = left.min(room - header_len);
+        let last = payload_len == left;
+        match &self.target {
+            Target::Tagged { stag, offset } => {
+                TaggedHeader {
+                    last,
+                    control: Control::new(self.opcode),
+                    stag: *stag,
+                    // A sink offset is the peer's: where it wraps is the peer's business (RFC 5040 section 4.4).
+                    offset: offset.wrapping_add(u64::from(payload_offset)),
+                }
+                .emit(&mut header);
+            }
+            Target::Untagged { queue, sequence_number, invalidate_stag } => {
+                UntaggedHeader {
+                    last,
+                    control: Control::new(self.opcode),
+                    invalidate_stag: *invalidate_stag,
+                    queue: *queue,
+                    message_sequence_number: *sequence_number,
+                    message_offset: payload_offset,
+                }
+                .emit(&mut header);
+            }
+            Target::Fixed { queue, sequence_number, body, body_len } => {
+                UntaggedHeader {
+                    last,
+                    control: Control::new(self.opcode),
+                    invalidate_stag: Stag(0),
+                    queue: *queue,
+                    message_sequence_number: *sequence_number,
+                    message_offset: 0,
+                }
+                .emit(&mut header);
+                let body_len = usize::from(*body_len);
+                header[UNTAGGED_HEADER_LEN..UNTAGGED_HEADER_LEN + body_len].copy_from_slice(&body[..body_len]);
+            }
+        }
+        self.cut += payload_len;
+        self.finished = last;
+        Some(Segment { header, header_len: header_len as u8, payload_offset, payload_len, last })
+    }
+}
+
+/// Every header fits the smallest MULPDU, so a segment always has room for payload behind it.
+#[inline]
+const fn clamp(mulpdu: u16) -> u32 {
+    const { assert!(LONGEST_HEADER < MINIMUM_MULPDU as usize) };
+    if mulpdu < MINIMUM_MULPDU {
+        MINIMUM_MULPDU as u32
+    } else if mulpdu > MAXIMUM_MULPDU {
+        MAXIMUM_MULPDU as u32
+    } else {
+        mulpdu as u32
+    }
+}
+
+#[cfg(test)]
+mod tests;
