@@ -1,2 +1,29 @@
-//! (under construction)
+//! Rings, doorbells and notifications between application threads and engines.
+//!
+//! - [`ring`]: a single-producer single-consumer ring of plain values. Send and receive queues and completion lanes
+//!   are such rings. The consumer may look at any element and releases elements apart from reading them, because the
+//!   elements of a send queue stay in the ring until their work completes.
+//! - [`Doorbells`]: a bitmap in which any thread tells one engine which queues have new elements.
+//! - [`Notifier`]: an eventfd that is written only when someone has armed it, so that polling costs no system call.
+//!
+//! Nothing here takes a lock or allocates after construction. The ends of a ring are `Send` but not `Sync`: one thread
+//! at a time owns each of them, by type.
+//!
+//! The memory orderings are checked by loom models: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-ring --release`.
 
+// Elements are read and written through cells that two threads share; the cursors decide which of them may.
+#![allow(unsafe_code)]
+
+mod doorbell;
+mod notifier;
+mod slot;
+mod spsc;
+mod sync;
+
+#[cfg(test)]
+mod models;
+
+pub use doorbell::Doorbells;
+pub use notifier::Notifier;
+pub use slot::Slot;
+pub use spsc::{Consumer, Producer, Reservation, ring};

@@ -1,0 +1,13 @@
+//! The element of work queues: one cache line.
+
+/// Sixty-four octets at a cache line's alignment. What the words mean is up to the two sides of the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct Slot(pub [u64; 8]);
+
+impl Slot {
+    /// A slot of zeros.
+    pub const ZERO: Slot = Slot([0; 8]);
+}
+
+const _: () = assert!(size_of::<Slot>() == 64 && align_of::<Slot>() == 64);

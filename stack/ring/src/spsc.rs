@@ -1,0 +1,314 @@
+//! The single-producer single-consumer ring.
+//!
+//! Two free-running cursors, each on a cache line of its own: the producer publishes `tail`, the consumer publishes
+//! `head`. Each end keeps its own cursor in a plain field and a copy of the other's, which it reads again only when
+//! the copy does not suffice; so in steady state a cursor's line moves between the cores once a batch, not once an
+//! element.
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use crossbeam::utils::CachePadded;
+
+use crate::sync::{Arc, AtomicBool, AtomicUsize, UnsafeCell};
+
+struct Shared<T> {
+    /// Elements released so far, modulo 2^64. Written by the consumer.
+    head: CachePadded<AtomicUsize>,
+    /// Elements published so far, modulo 2^64. Written by the producer.
+    tail: CachePadded<AtomicUsize>,
+    producer_gone: AtomicBool,
+    consumer_gone: AtomicBool,
+    /// A power of two of them. Cell `i & mask` belongs to the consumer while `head <= i < tail`, else to the producer.
+    cells: Box<[UnsafeCell<MaybeUninit<T>>]>,
+}
+
+// SAFETY: a cell is accessed by one end at a time, as the cursors say, and each end has one owner; so sharing the
+// structure only ever moves values of `T` from one thread to another.
+unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: as above; nothing in it is tied to a thread.
+unsafe impl<T: Send> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    #[inline(always)]
+    fn cell(&self, cursor: usize) -> &UnsafeCell<MaybeUninit<T>> {
+        let index = cursor & (self.cells.len() - 1);
+        // SAFETY: the length is a power of two, so the mask keeps the index below it.
+        unsafe { self.cells.get_unchecked(index) }
+    }
+}
+
+/// Makes a ring of at least `capacity` elements (rounded up to a power of two, at least 1) and gives its two ends.
+///
+/// Elements are plain values: a ring that is dropped with elements in it drops nothing.
+///
+/// # Panics
+/// If `capacity` is above 2^31.
+pub fn ring<T: Copy + Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+    assert!(capacity <= 1 << 31, "a ring of {capacity} elements");
+    let capacity = capacity.max(1).next_power_of_two();
+    let shared = Arc::new(Shared {
+        head: CachePadded::new(AtomicUsize::new(0)),
+        tail: CachePadded::new(AtomicUsize::new(0)),
+        producer_gone: AtomicBool::new(false),
+        consumer_gone: AtomicBool::new(false),
+        cells: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
+    });
+    let producer = Producer { shared: shared.clone(), tail: 0, known_head: 0, one_thread: PhantomData };
+    let consumer = Consumer { shared, head: 0, known_tail: 0, one_thread: PhantomData };
+    (producer, consumer)
+}
+
+/// The end of a ring that elements are put into. `Send`, not `Sync`:
+///
+/// ```compile_fail
+/// fn shared<T: Sync>(_: T) {}
+/// shared(uwarp_ring::ring::<u64>(1).0);
+/// ```
+pub struct Producer<T: Copy + Send> {
+    shared: Arc<Shared<T>>,
+    tail: usize,
+    known_head: usize,
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl<T: Copy + Send> Producer<T> {
+    /// The number of elements that the ring holds when full: a power of two.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.shared.cells.len()
+    }
+
+    /// How many elements can be put in now. It only grows until the next [`push`](Self::push) or
+    /// [`reserve`](Self::reserve).
+    #[inline]
+    pub fn free(&mut self) -> usize {
+        self.known_head = self.shared.head.load(Acquire);
+        self.known_free()
+    }
+
+    /// Whether every element has been released by the consumer.
+    #[inline]
+    pub fn is_empty(&mut self) -> bool {
+        self.free() == self.capacity()
+    }
+
+    #[inline(always)]
+    fn known_free(&self) -> usize {
+        self.capacity() - self.tail.wrapping_sub(self.known_head)
+    }
+
+    /// Puts one element in and publishes it.
+    ///
+    /// # Errors
+    /// Gives the element back if the ring is full.
+    #[inline]
+    pub fn push(&mut self, element: T) -> Result<(), T> {
+        if self.known_free() == 0 && self.free() == 0 {
+            return Err(element);
+        }
+        self.put(self.tail, element);
+        self.tail = self.tail.wrapping_add(1);
+        self.shared.tail.store(self.tail, Release);
+        Ok(())
+    }
+
+    /// Room for `count` elements, to be written one by one and published together; `None` if there is not so much.
+    #[inline]
+    pub fn reserve(&mut self, count: usize) -> Option<Reservation<'_, T>> {
+        if self.known_free() < count && self.free() < count {
+            return None;
+        }
+        Some(Reservation { next: self.tail, end: self.tail.wrapping_add(count), producer: self })
+    }
+
+    /// Whether the consumer has been dropped: nothing that is put in will be read.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.shared.consumer_gone.load(Acquire)
+    }
+
+    /// Writes the cell of a cursor within `tail..known_head + capacity`.
+    #[inline(always)]
+    fn put(&self, cursor: usize, element: T) {
+        // SAFETY: the callers stay within the free cells. The consumer gave them back with a release store of `head`
+        // that our acquire load saw, and does not touch them until `tail` passes them.
+        self.shared.cell(cursor).with_mut(|cell| unsafe { (*cell).write(element) });
+    }
+}
+
+impl<T: Copy + Send> Drop for Producer<T> {
+    fn drop(&mut self) {
+        self.shared.producer_gone.store(true, Release);
+    }
+}
+
+impl<T: Copy + Send> fmt::Debug for Producer<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Producer")
+            .field("capacity", &self.capacity())
+            .field("tail", &self.tail)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Room in a ring that is being filled. Nothing is seen by the consumer before [`commit`](Self::commit); dropping the
+/// reservation without it publishes nothing, so that an error half-way through a list leaves no torso in the ring.
+#[must_use = "what is written is published by `commit` only"]
+pub struct Reservation<'a, T: Copy + Send> {
+    producer: &'a mut Producer<T>,
+    next: usize,
+    end: usize,
+}
+
+impl<T: Copy + Send> Reservation<'_, T> {
+    /// Writes the next element.
+    ///
+    /// # Errors
+    /// Gives the element back if all that was reserved is written.
+    #[inline]
+    pub fn write(&mut self, element: T) -> Result<(), T> {
+        if self.next == self.end {
+            return Err(element);
+        }
+        self.producer.put(self.next, element);
+        self.next = self.next.wrapping_add(1);
+        Ok(())
+    }
+
+    /// How many elements can still be written.
+    #[inline]
+    pub fn remaining(&self) -> usize {
+        self.end.wrapping_sub(self.next)
+    }
+
+    /// Publishes what has been written, all at once, and gives its number. What was reserved and not written is free
+    /// again.
+    #[inline]
+    pub fn commit(self) -> usize {
+        let count = self.next.wrapping_sub(self.producer.tail);
+        self.producer.tail = self.next;
+        self.producer.shared.tail.store(self.next, Release);
+        count
+    }
+}
+
+/// The end of a ring that elements are taken from. `Send`, not `Sync`:
+///
+/// ```compile_fail
+/// fn shared<T: Sync>(_: T) {}
+/// shared(uwarp_ring::ring::<u64>(1).1);
+/// ```
+pub struct Consumer<T: Copy + Send> {
+    shared: Arc<Shared<T>>,
+    head: usize,
+    known_tail: usize,
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl<T: Copy + Send> Consumer<T> {
+    /// The number of elements that the ring holds when full: a power of two.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.shared.cells.len()
+    }
+
+    /// How many elements are in the ring, those peeked at and not released included. Looks at the producer's cursor:
+    /// [`peek`](Self::peek) reaches exactly the elements counted by the last call.
+    #[inline]
+    pub fn available(&mut self) -> usize {
+        self.known_tail = self.shared.tail.load(Acquire);
+        self.known()
+    }
+
+    /// How many elements there were at the last look: at most what [`available`](Self::available) would say.
+    #[inline]
+    pub fn known(&self) -> usize {
+        self.known_tail.wrapping_sub(self.head)
+    }
+
+    /// The element number `index` of those not released, 0 being the oldest; `None` from [`known`](Self::known) on.
+    #[inline]
+    pub fn peek(&self, index: usize) -> Option<&T> {
+        (index < self.known()).then(|| self.get(self.head.wrapping_add(index)))
+    }
+
+    /// Gives the oldest `count` elements' room back to the producer.
+    ///
+    /// # Panics
+    /// If fewer than `count` elements are [`known`](Self::known).
+    #[inline]
+    pub fn release(&mut self, count: usize) {
+        assert!(count <= self.known(), "released more elements than there are");
+        self.head = self.head.wrapping_add(count);
+        self.shared.head.store(self.head, Release);
+    }
+
+    /// Takes the oldest element, looking at the producer's cursor if need be.
+    #[inline]
+    pub fn pop(&mut self) -> Option<T> {
+        if self.known() == 0 && self.available() == 0 {
+            return None;
+        }
+        let element = *self.get(self.head);
+        self.release(1);
+        Some(element)
+    }
+
+    /// Takes the oldest elements, as many as there are and `out` holds, and gives their number.
+    #[inline]
+    pub fn pop_batch(&mut self, out: &mut [T]) -> usize {
+        if self.known() < out.len() {
+            self.available();
+        }
+        let count = self.known().min(out.len());
+        if count == 0 {
+            return 0;
+        }
+        for (index, place) in out[..count].iter_mut().enumerate() {
+            *place = *self.get(self.head.wrapping_add(index));
+        }
+        self.release(count);
+        count
+    }
+
+    /// Whether the producer has been dropped. Once it says so, [`available`](Self::available) counts everything that
+    /// was ever published: ask this first, then look for elements, to know that there will be no more.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.shared.producer_gone.load(Acquire)
+    }
+
+    /// Reads the cell of a cursor within `head..known_tail`.
+    #[inline(always)]
+    fn get(&self, cursor: usize) -> &T {
+        // SAFETY: the callers stay within the published cells: initialised before the release store of `tail` that
+        // our acquire load saw, and not written again until `head` passes them. `head` moves by `&mut self` only, so
+        // the reference, which borrows `self`, ends before that.
+        self.shared.cell(cursor).with(|cell| unsafe { (*cell).assume_init_ref() })
+    }
+}
+
+impl<T: Copy + Send> Drop for Consumer<T> {
+    fn drop(&mut self) {
+        self.shared.consumer_gone.store(true, Release);
+    }
+}
+
+impl<T: Copy + Send> fmt::Debug for Consumer<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Consumer")
+            .field("capacity", &self.capacity())
+            .field("head", &self.head)
+            .field("known", &self.known())
+            .finish_non_exhaustive()
+    }
+}
