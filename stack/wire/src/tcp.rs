@@ -3,7 +3,7 @@
 mod options;
 mod sequence;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use options::{MAXIMUM_SACK_BLOCKS, SackBlock, SackBlocks, TcpOptions, Timestamps};
 pub use sequence::SeqNumber;

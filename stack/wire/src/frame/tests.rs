@@ -1,1 +1,309 @@
+use core::net::Ipv4Addr;
 
+use proptest::prelude::*;
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{EthernetFrame, IpAddress as SmoltcpAddress, Ipv4Packet, TcpPacket, TcpRepr};
+
+use super::*;
+use crate::ipv4;
+use crate::tcp::tests::any_header;
+use crate::tcp::{SeqNumber, TcpFlags};
+
+const MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
+const PEER_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 2]);
+
+fn path(vlan: Option<VlanTag>) -> Path {
+    let mut path = Path::new(MAC, PEER_MAC, Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
+    path.vlan = vlan;
+    path
+}
+
+/// A frame as we send it.
+fn build(path: &Path, header: &TcpHeader, ecn: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; 100];
+    frame.extend_from_slice(payload);
+    let checksum = TcpChecksum::Full { payload_sum: checksum::sum(payload) };
+    let length = prepend_tcp(&mut frame[..100], path, header, ecn, payload.len(), checksum).unwrap();
+    assert_eq!(length, tcp_headers_len(path, header));
+    assert!(frame[..100 - length].iter().all(|octet| *octet == 0));
+    frame.split_off(100 - length)
+}
+
+fn data_segment(payload: &[u8]) -> Vec<u8> {
+    let mut header = TcpHeader::new(TcpFlags::ACK | TcpFlags::PSH);
+    header.source_port = 1000;
+    header.destination_port = 2000;
+    build(&path(None), &header, 0, payload)
+}
+
+fn tcp_of(frame: &[u8]) -> TcpFrame {
+    match classify(frame, frame.len()) {
+        Ok(Frame::Tcp(tcp)) => tcp,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Puts the IPv4 header checksum right after a change.
+fn repair_ip(frame: &mut [u8]) {
+    let length = usize::from(frame[14] & 0x0f) * 4;
+    frame[24..26].fill(0);
+    let value = checksum::finish(checksum::sum(&frame[14..14 + length]));
+    frame[24..26].copy_from_slice(&value.to_be_bytes());
+}
+
+proptest! {
+    #[test]
+    fn any_octets_classify_without_panic(
+        octets in prop::collection::vec(any::<u8>(), 0..120), more in 0usize..3000,
+    ) {
+        let _ = classify(&octets, octets.len() + more);
+    }
+
+    #[test]
+    fn any_change_of_a_segment_classifies_without_panic(
+        header in any_header(),
+        payload in prop::collection::vec(any::<u8>(), 0..100),
+        changes in prop::collection::vec((0usize..120, any::<u8>()), 0..4),
+        cut in 0usize..200,
+        repair in any::<bool>(),
+    ) {
+        let mut frame = build(&path(None), &header, 0, &payload);
+        let length = frame.len();
+        for (at, value) in changes {
+            frame[at % length] = value;
+        }
+        if repair && 14 + usize::from(frame[14] & 0x0f) * 4 <= frame.len() {
+            repair_ip(&mut frame);
+        }
+        let piece = &frame[..cut.min(length)];
+        for total in [piece.len(), length] {
+            if let Ok(Frame::Tcp(tcp)) = classify(piece, total) {
+                prop_assert!(tcp.payload_offset + tcp.payload_len <= total);
+                prop_assert!(tcp.payload_offset <= piece.len());
+                let _ = tcp.checksum_is_good(piece, checksum::sum);
+                let _ = tcp.checksum_is_good_chained([piece, &frame[piece.len()..]], checksum::sum);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_built_is_classified_as_such(
+        header in any_header(),
+        payload in prop::collection::vec(any::<u8>(), 0..300),
+        vlan in prop::option::of(any::<u16>()),
+        ecn in 0u8..4,
+        padding in 0usize..20,
+    ) {
+        let path = path(vlan.map(VlanTag));
+        let mut frame = build(&path, &header, ecn, &payload);
+        frame.extend(vec![0x55; padding]);
+        let tcp = tcp_of(&frame);
+        prop_assert_eq!(tcp.header, header);
+        prop_assert_eq!(tcp.flow.remote, path.source);
+        prop_assert_eq!(tcp.flow.local, path.destination);
+        prop_assert_eq!(tcp.flow.remote_port, header.source_port);
+        prop_assert_eq!(tcp.flow.local_port, header.destination_port);
+        prop_assert_eq!(tcp.flow.reversed().reversed(), tcp.flow);
+        prop_assert_eq!(&frame[tcp.payload_offset..][..tcp.payload_len], &payload[..]);
+        prop_assert_eq!((tcp.ecn, tcp.vlan), (ecn, path.vlan));
+        prop_assert_eq!((tcp.source_mac, tcp.destination_mac), (MAC, PEER_MAC));
+        prop_assert!(tcp.checksum_is_good(&frame, checksum::sum));
+        // The device's share of the checksum comes to the same.
+        let l4 = tcp.l4_offset..tcp.l4_offset + tcp.l4_len();
+        let headers = l4.start..l4.end - payload.len();
+        let mut offloaded = frame.clone();
+        let room = &mut offloaded[..headers.end];
+        prepend_tcp(room, &path, &header, ecn, payload.len(), TcpChecksum::PseudoHeaderOnly).unwrap();
+        let value = checksum::finish(checksum::sum(&offloaded[l4.clone()]));
+        offloaded[l4.start + tcp::CHECKSUM_OFFSET..][..2].copy_from_slice(&value.to_be_bytes());
+        prop_assert!(tcp.checksum_is_good(&offloaded, checksum::sum));
+    }
+
+    #[test]
+    fn a_chain_of_any_pieces_has_the_same_checksum(
+        payload in prop::collection::vec(any::<u8>(), 0..300),
+        cuts in prop::collection::vec(0usize..400, 0..6),
+        flip in prop::option::of(0usize..300),
+    ) {
+        let mut frame = data_segment(&payload);
+        let tcp = tcp_of(&frame);
+        if let Some(at) = flip
+            && let Some(octet) = frame.get_mut(tcp.l4_offset + 20 + at)
+        {
+            *octet ^= 0x10;
+        }
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(frame.len())).collect();
+        cuts.extend([0, frame.len()]);
+        cuts.sort_unstable();
+        let pieces = || cuts.windows(2).map(|pair| &frame[pair[0]..pair[1]]);
+        let damaged = flip.is_some_and(|at| at < payload.len());
+        prop_assert_eq!(tcp.checksum_is_good_chained(pieces(), checksum::sum), !damaged);
+        prop_assert_eq!(tcp.checksum_is_good(&frame, checksum::sum), !damaged);
+        prop_assert!(!tcp.checksum_is_good(&frame[..frame.len() - 1], checksum::sum));
+        let short = [&frame[..frame.len() - 1]];
+        prop_assert!(!tcp.checksum_is_good_chained(short, checksum::sum));
+    }
+
+    #[test]
+    fn smoltcp_reads_our_segments(
+        header in any_header(), payload in prop::collection::vec(any::<u8>(), 0..100),
+    ) {
+        let frame = build(&path(None), &header, 0, &payload);
+        let ethernet = EthernetFrame::new_checked(&frame[..]).unwrap();
+        prop_assert_eq!((ethernet.src_addr(), ethernet.dst_addr()), (MAC, PEER_MAC));
+        let ip = Ipv4Packet::new_checked(ethernet.payload()).unwrap();
+        prop_assert!(ip.verify_checksum() && ip.dont_frag());
+        let (source, destination) = (ip.src_addr(), ip.dst_addr());
+        prop_assert_eq!(source, Ipv4Addr::new(10, 0, 0, 1));
+        prop_assert_eq!(destination, Ipv4Addr::new(10, 0, 0, 2));
+        let tcp = TcpPacket::new_checked(ip.payload()).unwrap();
+        let (source, destination) =
+            (SmoltcpAddress::Ipv4(source), SmoltcpAddress::Ipv4(destination));
+        prop_assert!(tcp.verify_checksum(&source, &destination));
+        prop_assert_eq!(tcp.payload(), &payload[..]);
+        // Its own idea of a segment does not know every combination of flags, or port 0.
+        if let Ok(theirs) =
+            TcpRepr::parse(&tcp, &source, &destination, &ChecksumCapabilities::default())
+        {
+            prop_assert_eq!(SeqNumber(theirs.seq_number.0 as u32), header.sequence);
+            prop_assert_eq!(theirs.ack_number.is_some(), header.flags.contains(TcpFlags::ACK));
+            prop_assert_eq!(theirs.max_seg_size, header.options.mss);
+        }
+    }
+}
+
+#[test]
+fn headers_split_over_pieces_are_told_from_bad_ones() {
+    let frame = data_segment(b"payload");
+    let total = frame.len();
+    for cut in 14..54 {
+        let result = classify(&frame[..cut], total);
+        assert_eq!(result, Err(WireError::NotContiguous), "first piece of {cut} octets");
+    }
+    assert!(matches!(classify(&frame[..54], total), Ok(Frame::Tcp(_))));
+    assert_eq!(classify(&frame[..13], total), Err(WireError::Truncated));
+    assert_eq!(classify(&frame[..40], 40), Err(WireError::TotalLength));
+
+    // A data offset beyond the IP packet.
+    let mut bad = data_segment(b"1234");
+    bad[46] = 0x70;
+    assert_eq!(classify(&bad, bad.len()), Err(WireError::HeaderLength));
+    assert_eq!(classify(&bad[..54], bad.len()), Err(WireError::HeaderLength));
+    bad[46] = 0x60;
+    assert_eq!(classify(&bad[..54], bad.len()), Err(WireError::NotContiguous));
+    bad[46] = 0x40;
+    assert_eq!(classify(&bad[..54], bad.len()), Err(WireError::HeaderLength));
+
+    // An IP packet too short for a TCP header.
+    let mut short = data_segment(b"");
+    short[17] = 39;
+    repair_ip(&mut short);
+    assert_eq!(classify(&short, short.len()), Err(WireError::Truncated));
+}
+
+#[test]
+fn ip_options_are_stepped_over() {
+    let frame = data_segment(b"payload");
+    let mut longer = frame[..34].to_vec();
+    longer.extend([1, 1, 1, 0]);
+    longer.extend(&frame[34..]);
+    longer[14] = 0x46;
+    longer[17] += 4;
+    repair_ip(&mut longer);
+    let tcp = tcp_of(&longer);
+    assert_eq!((tcp.ip_offset, tcp.l4_offset, tcp.payload_offset), (14, 38, 58));
+    assert_eq!(&longer[tcp.payload_offset..][..tcp.payload_len], b"payload");
+    assert!(tcp.checksum_is_good(&longer, checksum::sum));
+}
+
+#[test]
+fn fragments_and_strangers_are_reported() {
+    let frame = data_segment(b"payload");
+    for (at, value) in [(20, 0x20), (21, 1)] {
+        let mut fragment = frame.clone();
+        fragment[at] = value;
+        repair_ip(&mut fragment);
+        assert_eq!(classify(&fragment, fragment.len()), Ok(Frame::Fragment));
+    }
+    let mut udp = frame.clone();
+    udp[23] = 17;
+    repair_ip(&mut udp);
+    assert_eq!(classify(&udp, udp.len()), Ok(Frame::Other(Other::Protocol(17))));
+    let mut multicast = frame.clone();
+    multicast[26] = 224;
+    repair_ip(&mut multicast);
+    assert_eq!(classify(&multicast, multicast.len()), Err(WireError::SourceAddress));
+    let mut version = frame.clone();
+    version[14] = 0x65;
+    assert_eq!(classify(&version, version.len()), Err(WireError::IpVersion));
+    let mut damaged = frame.clone();
+    damaged[22] ^= 1;
+    assert_eq!(classify(&damaged, damaged.len()), Err(WireError::HeaderChecksum));
+    for ether_type in [EtherType::IPV6, EtherType(0x88cc), EtherType(60)] {
+        let mut other = frame.clone();
+        other[12..14].copy_from_slice(&ether_type.0.to_be_bytes());
+        assert_eq!(classify(&other, other.len()), Ok(Frame::Other(Other::EtherType(ether_type))));
+    }
+    // A second VLAN tag.
+    let mut tagged = build(&path(Some(VlanTag(0xe001))), &TcpHeader::new(TcpFlags::ACK), 0, b"");
+    let tag = tcp_of(&tagged).vlan.unwrap();
+    assert_eq!((tag.identifier(), tag.priority()), (1, 7));
+    tagged[16..18].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
+    let expected = Frame::Other(Other::EtherType(EtherType::VLAN));
+    assert_eq!(classify(&tagged, tagged.len()), Ok(expected));
+}
+
+#[test]
+fn arp_and_echo_arrive_and_are_answered() {
+    let request = ArpPacket::request(PEER_MAC, Ipv4Addr::new(10, 0, 0, 2), Ipv4Addr::new(10, 0, 0, 1));
+    let mut out = [0; 128];
+    let length = request.emit_frame(&mut out).unwrap();
+    // Padded to the minimum of Ethernet.
+    assert!(length < 60);
+    let expected = ArpFrame { destination_mac: EthernetAddress::BROADCAST, vlan: None, packet: request };
+    assert_eq!(classify(&out[..60], 60), Ok(Frame::Arp(expected)));
+
+    let message = IcmpMessage::EchoRequest { identifier: 7, sequence: 8, data: b"0123456789abc" };
+    let there = path(None);
+    let length = emit_icmp(&mut out, &there, &message).unwrap();
+    out[length..60].fill(0x77);
+    let Ok(Frame::Icmp(echo)) = classify(&out[..60], 60) else { panic!() };
+    assert_eq!(echo.message, message);
+    assert_eq!((echo.source, echo.destination), (there.source, there.destination));
+    assert_eq!((echo.source_mac, echo.destination_mac), (MAC, PEER_MAC));
+    assert_eq!(classify(&out[..50], 60), Err(WireError::NotContiguous));
+    assert_eq!(emit_icmp(&mut [0; 40], &there, &message), Err(WireError::NoRoom));
+}
+
+#[test]
+fn headers_that_cannot_be_built_are_errors() {
+    let header = TcpHeader::new(TcpFlags::ACK);
+    let checksum = TcpChecksum::PseudoHeaderOnly;
+    let mut out = [0; 54];
+    let room = &mut out[..53];
+    assert_eq!(prepend_tcp(room, &path(None), &header, 0, 0, checksum), Err(WireError::NoRoom));
+    let too_long = 65536 - ipv4::HEADER_LEN - tcp::HEADER_LEN;
+    let result = prepend_tcp(&mut out, &path(None), &header, 0, too_long, checksum);
+    assert_eq!(result, Err(WireError::TotalLength));
+    assert!(prepend_tcp(&mut out, &path(None), &header, 0, too_long - 1, checksum).is_ok());
+    let mut v6 = path(None);
+    v6.source = IpAddress::UNSPECIFIED;
+    let result = prepend_tcp(&mut out, &v6, &header, 0, 0, checksum);
+    assert_eq!(result, Err(WireError::AddressFamily));
+}
+
+#[test]
+fn addresses_keep_their_version() {
+    let v4 = Ipv4Addr::new(192, 0, 2, 1);
+    let address = IpAddress::from(v4);
+    assert!(address.is_ipv4());
+    assert_eq!(address.to_ipv4(), Some(v4));
+    assert_eq!(core::net::IpAddr::from(address), v4);
+    assert_eq!(address.to_string(), "192.0.2.1");
+    assert_eq!(IpAddress::from(core::net::IpAddr::V6(v4.to_ipv6_mapped())), address);
+    let v6: core::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
+    assert_eq!(IpAddress::from(v6).to_ipv4(), None);
+    assert_eq!(IpAddress::from(v6).to_ip_addr(), v6);
+    assert!(IpAddress::UNSPECIFIED.is_unspecified() && !address.is_unspecified());
+    assert!(IpAddress::from(Ipv4Addr::UNSPECIFIED).is_unspecified());
+}
