@@ -90,6 +90,8 @@ pub enum Fault {
     NotOneSegment,
     /// A Read Request, Terminate or other message of fixed length has the wrong length.
     WrongLength,
+    /// An Atomic Request names an address that is not a multiple of 8 (draft-ietf-storm-rdmap-ext section 5.1).
+    AtomicMisaligned,
 
     /// This side cannot go on with the stream, for a reason unrelated to input (RFC 5040 section 7.1 (1)).
     LocalCatastrophic,
@@ -187,6 +189,7 @@ pub const TABLE: &[Row] = {
         row(F::Interleaved, 0, 2, 0x07, H::Ddp, L::Flushed),
         row(F::NotOneSegment, 0, 2, 0x07, H::Ddp, L::Flushed),
         row(F::WrongLength, 0, 2, 0xff, H::Ddp, L::Flushed),
+        row(F::AtomicMisaligned, 0, 2, 0x07, H::Ddp, L::Flushed),
         row(F::LocalCatastrophic, 0, 0, 0x00, H::None, L::Fatal),
         row(F::GlobalCatastrophic, 0, 2, 0x08, H::None, L::Fatal),
     ]

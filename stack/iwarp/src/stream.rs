@@ -18,7 +18,7 @@ use crate::transmit::{Message, SendKind};
 
 mod reads;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use reads::{InboundRead, Response};
 use reads::{InboundReads, OutstandingReads};
@@ -51,7 +51,7 @@ pub(crate) enum OpenTagged {
 /// A stream in full operation.
 ///
 /// A few hundred octets; the two read queues allocate on first use and never grow past the negotiated limits.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Stream {
     state: QpState,
     role: Role,

@@ -202,12 +202,17 @@ impl Message {
         if self.finished {
             return None;
         }
-        let room = clamp(mulpdu);
+        Some(self.cut_segment(clamp(mulpdu) - self.header_len()))
+    }
+
+    /// Cuts a segment with at most `room` octets of payload.
+    #[inline]
+    pub(crate) fn cut_segment(&mut self, room: u32) -> Segment {
         let mut header = [0; LONGEST_HEADER];
         let left = self.length - self.cut;
         let payload_offset = self.cut;
         let header_len = self.header_len();
-        let payload_len = left.min(room - header_len);
+        let payload_len = left.min(room);
         let last = payload_len == left;
         match &self.target {
             Target::Tagged { stag, offset } => {
@@ -247,7 +252,7 @@ impl Message {
         }
         self.cut += payload_len;
         self.finished = last;
-        Some(Segment { header, header_len: header_len as u8, payload_offset, payload_len, last })
+        Segment { header, header_len: header_len as u8, payload_offset, payload_len, last }
     }
 }
 

@@ -1,0 +1,314 @@
+use uwarp_wire::ddp::MessageSequenceNumber;
+
+use super::*;
+use crate::opcode::TABLE;
+use crate::stream::tests::{initiator, read, responder, single};
+use crate::transmit::{Message, SendKind};
+
+const FIRST: MessageSequenceNumber = MessageSequenceNumber::FIRST;
+
+fn tagged(opcode: Opcode, last: bool, stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
+    let control = Control::new(opcode);
+    let header = TaggedHeader { last, control, stag: Stag(stag), offset: TaggedOffset(offset) };
+    [&header.to_octets(), payload].concat()
+}
+
+/// An untagged segment, changed by the caller before it is written.
+fn untagged(opcode: Opcode, queue: u32, payload: &[u8], change: impl FnOnce(&mut UntaggedHeader)) -> Vec<u8> {
+    let mut header = UntaggedHeader {
+        last: true,
+        control: Control::new(opcode),
+        invalidate_stag: Stag(0),
+        queue: QueueNumber(queue),
+        message_sequence_number: FIRST,
+        message_offset: 0,
+    };
+    change(&mut header);
+    [&header.to_octets(), payload].concat()
+}
+
+fn request() -> [u8; 28] {
+    read(4096).to_octets()
+}
+
+/// Every fault that this layer finds, each by a segment on a stream with two reads of 8 octets outstanding and room for one
+/// inbound read.
+#[test]
+fn each_error_row_is_found() {
+    use Fault as F;
+    use Opcode as O;
+    let send = |change: fn(&mut UntaggedHeader)| untagged(O::Send, 0, b"abc", change);
+    let read_request = |change: fn(&mut UntaggedHeader)| untagged(O::ReadRequest, 1, &request(), change);
+    let terminate = |change: fn(&mut UntaggedHeader)| untagged(O::Terminate, 2, &[0x12, 5, 0, 0], change);
+    let response = |last, stag, offset, len: usize| tagged(O::ReadResponse, last, stag, offset, &vec![0; len]);
+    let (stag, offset) = (0x0a0b_0c0d, 0x2000);
+    let mut wrapping_read = request();
+    wrapping_read[20..28].fill(0xff);
+    let with_first_octets = |mut ulpdu: Vec<u8>, first: u8, second: u8| {
+        ulpdu[0] = first;
+        ulpdu[1] = second;
+        ulpdu
+    };
+    let write = tagged(O::Write, true, 1, 0, b"abc");
+
+    let cases: Vec<(&str, Vec<u8>, Result<(), Fault>)> = vec![
+        // A ULPDU without a DDP header.
+        ("empty ULPDU", vec![], Err(F::SegmentTooShort)),
+        ("13 octets, tagged", write[..13].to_vec(), Err(F::SegmentTooShort)),
+        ("17 octets, untagged", send(|_| ())[..17].to_vec(), Err(F::SegmentTooShort)),
+        // DDP-4.1: version, reserved bits.
+        ("tagged, DV 0", with_first_octets(write.clone(), 0xc0, 0x40), Err(F::TaggedVersion)),
+        ("tagged, DV 3", with_first_octets(write.clone(), 0xc3, 0x40), Err(F::TaggedVersion)),
+        ("untagged, DV 2", with_first_octets(send(|_| ()), 0x42, 0x43), Err(F::UntaggedVersion)),
+        ("DDP reserved bits", with_first_octets(write.clone(), 0xfd, 0x40), Ok(())),
+        ("RDMAP reserved bits", with_first_octets(write.clone(), 0xc1, 0x70), Ok(())),
+        // DDP-7.1, tagged.
+        ("wrap by one octet", tagged(O::Write, true, 1, u64::MAX - 1, b"abc"), Err(F::TaggedWrap)),
+        ("up to the last octet", tagged(O::Write, true, 1, u64::MAX - 2, b"abc"), Ok(())),
+        ("nothing at the end", tagged(O::Write, true, 0, u64::MAX, b""), Ok(())),
+        // DDP-7.1, untagged.
+        ("queue 3 without its features", untagged(O::AtomicResponse, 3, &[0; 12], |_| ()), Err(F::InvalidQueue)),
+        ("queue 7", untagged(O::Send, 7, b"", |_| ()), Err(F::InvalidQueue)),
+        ("queue 2^32-1", untagged(O::Send, u32::MAX, b"", |_| ()), Err(F::InvalidQueue)),
+        ("Send 0", send(|h| h.message_sequence_number.0 = 0), Err(F::InvalidMessageSequenceNumber)),
+        ("Send 2 first", send(|h| h.message_sequence_number.0 = 2), Err(F::InvalidMessageSequenceNumber)),
+        ("Read 2 first", read_request(|h| h.message_sequence_number.0 = 2), Err(F::InvalidMessageSequenceNumber)),
+        ("Terminate 2", terminate(|h| h.message_sequence_number.0 = 2), Err(F::InvalidMessageSequenceNumber)),
+        ("Send at offset 1", send(|h| h.message_offset = 1), Err(F::InvalidMessageOffset)),
+        ("Read at offset 4", read_request(|h| h.message_offset = 4), Err(F::InvalidMessageOffset)),
+        ("Terminate at offset 4", terminate(|h| h.message_offset = 4), Err(F::InvalidMessageOffset)),
+        ("largest request", untagged(O::ReadRequest, 1, &[0; 1044], |_| ()), Err(F::WrongLength)),
+        ("larger request", untagged(O::ReadRequest, 1, &[0; 1045], |_| ()), Err(F::MessageTooLong)),
+        ("Terminate of 53 octets", untagged(O::Terminate, 2, &[0; 53], |_| ()), Err(F::MessageTooLong)),
+        // RDMAP-7.2: version and opcode.
+        ("RV 0", with_first_octets(write.clone(), 0xc1, 0x00), Err(F::RdmapVersion)),
+        ("RV 2", with_first_octets(send(|_| ()), 0x41, 0x83), Err(F::RdmapVersion)),
+        ("RV 3, unknown opcode", with_first_octets(send(|_| ()), 0x41, 0xcf), Err(F::RdmapVersion)),
+        ("opcode E", with_first_octets(send(|_| ()), 0x41, 0x4e), Err(F::UnexpectedOpcode)),
+        ("opcode F, tagged", with_first_octets(write.clone(), 0xc1, 0x4f), Err(F::UnexpectedOpcode)),
+        ("tagged Send", tagged(O::Send, true, 1, 0, b""), Err(F::UnexpectedOpcode)),
+        ("tagged Read Request", tagged(O::ReadRequest, true, 1, 0, &request()), Err(F::UnexpectedOpcode)),
+        ("untagged Write", untagged(O::Write, 0, b"", |_| ()), Err(F::UnexpectedOpcode)),
+        ("untagged Read Response", untagged(O::ReadResponse, 1, b"", |_| ()), Err(F::UnexpectedOpcode)),
+        ("Immediate Data", untagged(O::Immediate, 0, &[0; 8], |_| ()), Err(F::UnexpectedOpcode)),
+        ("Atomic Request", untagged(O::AtomicRequest, 1, &[0; 52], |_| ()), Err(F::UnexpectedOpcode)),
+        ("Commit Request", untagged(O::CommitRequest, 1, &[0; 20], |_| ()), Err(F::UnexpectedOpcode)),
+        ("Send on queue 1", untagged(O::Send, 1, b"", |_| ()), Err(F::InvalidQueue)),
+        ("Send on queue 2", untagged(O::Send, 2, b"", |_| ()), Err(F::InvalidQueue)),
+        ("Read Request on queue 0", untagged(O::ReadRequest, 0, &request(), |_| ()), Err(F::InvalidQueue)),
+        ("Terminate on queue 1", untagged(O::Terminate, 1, &[0; 4], |_| ()), Err(F::InvalidQueue)),
+        // Messages of one segment and fixed length.
+        ("Read Request, L 0", read_request(|h| h.last = false), Err(F::NotOneSegment)),
+        ("Terminate, L 0", terminate(|h| h.last = false), Err(F::NotOneSegment)),
+        ("Read Request of 27", untagged(O::ReadRequest, 1, &[0; 27], |_| ()), Err(F::WrongLength)),
+        ("Read Request of 29", untagged(O::ReadRequest, 1, &[0; 29], |_| ()), Err(F::WrongLength)),
+        ("Terminate of 3", untagged(O::Terminate, 2, &[0; 3], |_| ()), Err(F::WrongLength)),
+        ("wrapping Read Request", untagged(O::ReadRequest, 1, &wrapping_read, |_| ()), Err(F::ReadWrap)),
+        // Read Responses against the oldest read: 8 octets to 0x0a0b0c0d at 0x2000.
+        ("response", response(true, stag, offset, 8), Ok(())),
+        ("part of a response", response(false, stag, offset, 8), Ok(())),
+        ("response to another STag", response(true, stag + 1, offset, 8), Err(F::ResponseStag)),
+        ("response elsewhere", response(true, stag, offset + 1, 8), Err(F::ResponseBounds)),
+        ("response too long", response(true, stag, offset, 9), Err(F::ResponseBounds)),
+        ("part too long", response(false, stag, offset, 9), Err(F::ResponseBounds)),
+        ("response too short", response(true, stag, offset, 7), Err(F::ResponseBounds)),
+        ("empty response", response(true, stag, offset, 0), Err(F::ResponseBounds)),
+        // What is fine.
+        ("Send", send(|_| ()), Ok(())),
+        ("Send with a word that has no meaning", send(|h| h.invalidate_stag.0 = 0xdead), Ok(())),
+        ("Read Request likewise", read_request(|h| h.invalidate_stag.0 = 0xdead), Ok(())),
+        ("Terminate likewise", terminate(|h| h.invalidate_stag.0 = 0xdead), Ok(())),
+    ];
+    for (name, ulpdu, expected) in cases {
+        let mut stream = initiator(1, 2);
+        for token in [10, 11] {
+            stream.try_begin_read(&read(8), token).unwrap();
+        }
+        let found = stream.receive(&ulpdu).map(drop);
+        assert_eq!(found, expected, "{name}");
+        if let Err(fault) = found {
+            assert_eq!(stream.receive(&send(|_| ())), Ok(Delivery::Ignored), "{name}: nothing is delivered behind it");
+            let terminate = single(stream.fail(fault, Some(&ulpdu)).unwrap(), &[]);
+            assert_eq!(terminate[18..20], [fault.row().layer << 4 | fault.row().error_type, fault.row().code]);
+        }
+    }
+}
+
+#[test]
+fn a_response_without_a_read_is_unexpected() {
+    let mut stream = initiator(1, 1);
+    let response = tagged(Opcode::ReadResponse, true, 1, 0, b"x");
+    assert_eq!(stream.receive(&response), Err(Fault::ResponseUnexpected));
+}
+
+#[test]
+fn more_reads_than_agreed_find_no_buffer() {
+    let mut stream = initiator(0, 0);
+    let ulpdu = untagged(Opcode::ReadRequest, 1, &request(), |_| ());
+    assert_eq!(stream.receive(&ulpdu), Err(Fault::NoBuffer));
+    // A probe for an extension learns that it is absent, even so.
+    let mut stream = initiator(0, 0);
+    let probe = untagged(Opcode::AtomicRequest, 1, &[0; 52], |_| ());
+    assert_eq!(stream.receive(&probe), Err(Fault::UnexpectedOpcode));
+}
+
+#[test]
+fn messages_of_one_kind_do_not_interleave() {
+    let part = |opcode, stag| tagged(opcode, false, stag, 0x2000, b"abcd");
+    let open = |first: &[u8]| {
+        let mut stream = initiator(1, 2);
+        stream.try_begin_read(&read(8), 0).unwrap();
+        stream.receive(first).unwrap();
+        stream
+    };
+    let (write, response) = (part(Opcode::Write, 5), part(Opcode::ReadResponse, 0x0a0b_0c0d));
+    assert_eq!(open(&write).receive(&part(Opcode::Write, 6)), Err(Fault::Interleaved));
+    assert_eq!(open(&write).receive(&response), Err(Fault::Interleaved));
+    assert_eq!(open(&response).receive(&write), Err(Fault::Interleaved));
+    assert!(open(&write).receive(&write).is_ok(), "each segment of a Write is judged by itself");
+
+    let send = untagged(Opcode::SendInvalidate, 0, b"abcd", |h| {
+        h.last = false;
+        h.invalidate_stag = Stag(9);
+    });
+    let next = |opcode, number, offset, stag| {
+        untagged(opcode, 0, b"ef", |h| {
+            h.message_sequence_number.0 = number;
+            h.message_offset = offset;
+            h.invalidate_stag = Stag(stag);
+        })
+    };
+    let after = |ulpdu: Vec<u8>| open(&send).receive(&ulpdu).map(drop);
+    assert_eq!(after(next(Opcode::SendInvalidate, 1, 4, 9)), Ok(()));
+    assert_eq!(after(next(Opcode::SendInvalidate, 1, 4, 8)), Err(Fault::Interleaved));
+    assert_eq!(after(next(Opcode::Send, 1, 4, 9)), Err(Fault::Interleaved));
+    assert_eq!(after(next(Opcode::SendInvalidate, 2, 0, 9)), Err(Fault::Interleaved));
+    assert_eq!(after(next(Opcode::SendInvalidate, 3, 0, 9)), Err(Fault::InvalidMessageSequenceNumber));
+    assert_eq!(after(next(Opcode::SendInvalidate, 1, 0, 9)), Err(Fault::InvalidMessageOffset));
+    assert_eq!(after(next(Opcode::SendInvalidate, 1, 6, 9)), Err(Fault::InvalidMessageOffset));
+    // Messages of other kinds may come between.
+    assert_eq!(after(write.clone()), Ok(()));
+    assert_eq!(after(untagged(Opcode::ReadRequest, 1, &request(), |_| ())), Ok(()));
+    assert_eq!(after(untagged(Opcode::Terminate, 2, &[0x12, 5, 0, 0], |_| ())), Ok(()));
+}
+
+#[test]
+fn a_send_says_where_it_begins_and_how_it_ends() {
+    let kinds = [
+        (SendKind::Plain, false, None),
+        (SendKind::Solicited, true, None),
+        (SendKind::Invalidate(Stag(77)), false, Some(Stag(77))),
+        (SendKind::SolicitedInvalidate(Stag(78)), true, Some(Stag(78))),
+    ];
+    let mut stream = initiator(1, 1);
+    let payload: Vec<u8> = (0..200).collect();
+    for (number, (kind, solicited, invalidate)) in (1..).zip(kinds) {
+        let mut message = Message::send(kind, MessageSequenceNumber(number), 200);
+        let mut seen = Vec::new();
+        while let Some(segment) = message.next_segment(128) {
+            let range = segment.payload_offset as usize..(segment.payload_offset + segment.payload_len) as usize;
+            let ulpdu = [segment.header(), &payload[range]].concat();
+            match stream.receive(&ulpdu).unwrap() {
+                Delivery::Send { first, message_offset, payload, completes } => {
+                    assert_eq!(first, seen.is_empty());
+                    assert_eq!(message_offset as usize, seen.len());
+                    seen.extend_from_slice(payload);
+                    let end = SendEnd { length: 200, solicited, invalidate };
+                    assert_eq!(completes, segment.last.then_some(end));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(seen, payload);
+    }
+}
+
+#[test]
+fn numbers_wrap_to_zero() {
+    let mut stream = initiator(4, 1);
+    stream.receive_send_number = MessageSequenceNumber(u32::MAX);
+    stream.receive_request_number = MessageSequenceNumber(u32::MAX);
+    for number in [u32::MAX, 0, 1] {
+        let ulpdu = untagged(Opcode::Send, 0, b"x", |h| h.message_sequence_number.0 = number);
+        assert!(stream.receive(&ulpdu).is_ok(), "Send {number}");
+        let ulpdu = untagged(Opcode::ReadRequest, 1, &request(), |h| h.message_sequence_number.0 = number);
+        assert!(stream.receive(&ulpdu).is_ok(), "Read {number}");
+    }
+}
+
+#[test]
+fn a_send_longer_than_any_message_is_too_long() {
+    let mut stream = initiator(1, 1);
+    stream.open_send =
+        OpenSend { open: true, opcode: Opcode::Send.code(), invalidate_stag: Stag(0), received: u32::MAX - 2 };
+    let part = |len| untagged(Opcode::Send, 0, &vec![0; len], |h| h.message_offset = u32::MAX - 2);
+    assert_eq!(stream.clone().receive(&part(3)), Err(Fault::MessageTooLong));
+    match stream.receive(&part(2)).unwrap() {
+        Delivery::Send { completes: Some(end), .. } => assert_eq!(end.length, u32::MAX),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_read_of_nothing_is_not_checked_on_either_side() {
+    let mut stream = initiator(1, 1);
+    let mut octets = read(0).to_octets();
+    octets[16..].fill(0xff);
+    let ulpdu = untagged(Opcode::ReadRequest, 1, &octets, |_| ());
+    assert!(matches!(stream.receive(&ulpdu), Ok(Delivery::ReadRequest(_))));
+
+    stream.try_begin_read(&read(0), 5).unwrap();
+    let response = tagged(Opcode::ReadResponse, true, 0xffff_ffff, u64::MAX, b"");
+    match stream.receive(&response).unwrap() {
+        Delivery::ReadResponse { token: 5, payload: [], completes: true, .. } => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_read_comes_in_parts_in_order() {
+    let mut stream = initiator(1, 2);
+    stream.try_begin_read(&read(8), 1).unwrap();
+    stream.try_begin_read(&read(2), 2).unwrap();
+    let part = |last, offset, payload: &[u8]| tagged(Opcode::ReadResponse, last, 0x0a0b_0c0d, offset, payload);
+    let mut step = |ulpdu: Vec<u8>| match stream.receive(&ulpdu) {
+        Ok(Delivery::ReadResponse { token, completes, .. }) => Ok((token, completes)),
+        Err(fault) => Err(fault),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(step(part(false, 0x2000, b"abc")), Ok((1, false)));
+    assert_eq!(step(part(false, 0x2003, b"defgh")), Ok((1, false)));
+    assert_eq!(step(part(true, 0, b"")), Ok((1, true)), "the last part may be empty");
+    assert_eq!(step(part(false, 0x2000, b"i")), Ok((2, false)));
+    assert_eq!(step(part(true, 0x2002, b"j")), Err(Fault::ResponseBounds), "a gap");
+}
+
+#[test]
+fn only_two_opcodes_are_tagged() {
+    for row in &TABLE {
+        let found = initiator(1, 1).receive(&tagged(row.opcode, true, 1, 0, b"")).map(drop);
+        match row.opcode {
+            Opcode::Write => assert_eq!(found, Ok(())),
+            Opcode::ReadResponse => assert_eq!(found, Err(Fault::ResponseUnexpected)),
+            _ => assert_eq!(found, Err(Fault::UnexpectedOpcode), "{}", row.name),
+        }
+    }
+}
+
+#[test]
+fn extensions_that_are_on_but_have_nothing_outstanding_find_no_buffer() {
+    use crate::opcode::Features;
+    use crate::startup::Role;
+    let features = Features { atomics: true, ..Features::default() };
+    let parameters = crate::stream::tests::parameters(Role::Initiator, 1, 1);
+    let mut stream = Stream::new(&parameters, features);
+    let ulpdu = untagged(Opcode::AtomicResponse, 3, &[0; 12], |_| ());
+    assert_eq!(stream.receive(&ulpdu), Err(Fault::NoBuffer));
+}
+
+#[test]
+fn a_terminate_may_be_the_first_fpdu() {
+    let mut stream = responder();
+    let ulpdu = untagged(Opcode::Terminate, 2, &[0x20, 7, 0, 0], |_| ());
+    assert!(matches!(stream.receive(&ulpdu), Ok(Delivery::Terminate(_))));
+}

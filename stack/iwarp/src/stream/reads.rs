@@ -20,7 +20,7 @@ struct OutstandingRead {
 }
 
 /// Reads of ours, oldest first.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct OutstandingReads {
     queue: LazyQueue<OutstandingRead>,
     /// Octets of the oldest read that have come.
@@ -50,6 +50,11 @@ impl OutstandingReads {
 
     pub(super) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.queue.capacity()
     }
 
     pub(super) const fn limit(&self) -> u16 {
@@ -140,7 +145,7 @@ pub struct Response {
 
 /// Reads of the peer, oldest first: `answered` of them wait for the acknowledgment of their response, then comes the one
 /// that is being answered if there is one, then those that wait.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct InboundReads {
     queue: LazyQueue<InboundRead>,
     answered: u16,
@@ -159,6 +164,11 @@ impl InboundReads {
 
     pub(super) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.queue.capacity()
     }
 
     /// Whether a further request would be more than was agreed.
