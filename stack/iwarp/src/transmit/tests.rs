@@ -1,1 +1,84 @@
+use super::*;
 
+fn segments(mut message: Message, mulpdu: u16) -> Vec<Segment> {
+    let mut all = Vec::new();
+    loop {
+        let announced = message.next_ulpdu_len(mulpdu);
+        let Some(segment) = message.next_segment(mulpdu) else {
+            assert_eq!(announced, 0);
+            return all;
+        };
+        assert_eq!(announced as usize, segment.ulpdu_len());
+        all.push(segment);
+    }
+}
+
+#[test]
+fn a_message_is_cut_into_full_segments_and_a_rest() {
+    let cut = segments(Message::write(Stag(1), TaggedOffset(10), 3000), 1442);
+    let parts: Vec<_> = cut.iter().map(|s| (s.payload_offset, s.payload_len, s.last, s.ulpdu_len())).collect();
+    assert_eq!(parts, [(0, 1428, false, 1442), (1428, 1428, false, 1442), (2856, 144, true, 158)]);
+    assert_eq!(cut[1].header()[..2], [0x81, 0x40]);
+    assert_eq!(cut[1].header()[6..14], (10 + 1428u64).to_be_bytes());
+    assert_eq!(cut[2].header()[..2], [0xc1, 0x40]);
+
+    let cut = segments(Message::send(SendKind::Plain, MessageSequenceNumber(7), 1424 + 1), 1442);
+    let parts: Vec<_> = cut.iter().map(|s| (s.payload_offset, s.payload_len, s.last)).collect();
+    assert_eq!(parts, [(0, 1424, false), (1424, 1, true)]);
+    for (segment, offset) in cut.iter().zip([0u32, 1424]) {
+        assert_eq!(segment.header()[10..14], 7u32.to_be_bytes(), "every segment carries the message's number");
+        assert_eq!(segment.header()[14..18], offset.to_be_bytes());
+    }
+}
+
+#[test]
+fn a_message_that_just_fits_is_one_segment() {
+    for (len, parts) in [(0, 1), (1, 1), (1427, 1), (1428, 1), (1429, 2)] {
+        assert_eq!(segments(Message::write(Stag(1), TaggedOffset(0), len), 1442).len(), parts, "{len}");
+    }
+}
+
+#[test]
+fn each_segment_is_cut_to_the_limit_of_its_moment() {
+    let mut message = Message::write(Stag(1), TaggedOffset(0), 4000);
+    assert_eq!(message.next_segment(1442).unwrap().payload_len, 1428);
+    assert_eq!(message.octets_cut(), 1428);
+    assert_eq!(message.next_segment(500).unwrap().payload_len, 486);
+    let last = message.next_segment(8942).unwrap();
+    assert_eq!((last.payload_offset, last.payload_len, last.last), (1914, 2086, true));
+    assert!(message.is_finished());
+}
+
+#[test]
+fn limits_outside_of_the_documents_are_brought_inside() {
+    assert_eq!(segments(Message::write(Stag(1), TaggedOffset(0), 1000), 0)[0].ulpdu_len(), 128);
+    assert_eq!(segments(Message::write(Stag(1), TaggedOffset(0), 100_000), u16::MAX)[0].ulpdu_len(), 64768);
+}
+
+#[test]
+fn the_longest_message_counts_to_its_end() {
+    let mut message = Message::send(SendKind::Plain, MessageSequenceNumber::FIRST, u32::MAX);
+    message.cut = u32::MAX - 200;
+    let cut = segments(message, 128);
+    let parts: Vec<_> = cut.iter().map(|s| (s.payload_offset, s.payload_len, s.last)).collect();
+    assert_eq!(parts, [(u32::MAX - 200, 110, false), (u32::MAX - 90, 90, true)]);
+}
+
+#[test]
+fn a_sink_offset_that_wraps_is_the_peers_business() {
+    let cut = segments(Message::read_response(Stag(1), TaggedOffset(u64::MAX), 200), 128);
+    assert_eq!(cut[1].header()[6..14], 113u64.to_be_bytes());
+}
+
+#[test]
+fn every_header_fits_the_smallest_limit() {
+    let failed = crate::terminate::FailedSegment::of(&{
+        let request = ReadRequest::default();
+        let mut message = Message::read_request(&request, MessageSequenceNumber::FIRST);
+        message.next_segment(128).unwrap().header().to_vec()
+    });
+    let terminate = crate::terminate::terminate_for(crate::Fault::ReadAccess, failed);
+    let cut = segments(Message::terminate(&terminate), 128);
+    assert_eq!((cut.len(), cut[0].header().len(), cut[0].payload_len), (1, LONGEST_HEADER, 0));
+    assert_eq!(LONGEST_HEADER, 70);
+}
