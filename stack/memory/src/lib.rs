@@ -1,2 +1,31 @@
-//! (under construction)
+//! Registered memory: regions and their STags, the checks before every access, and the kernels that move the octets.
+//!
+//! A [`RegionTable`] belongs to a context. Applications [`register`](RegionTable::register) buffers and get a
+//! [`Registration`]; each engine has an [`EngineEpoch`], enters it once a turn, and places and gathers through the
+//! [`Turn`]. Giving a registration back revokes its STag and then waits until every engine is outside the turn in which
+//! it may have seen the STag valid; from then on nothing writes to the buffer.
+//!
+//! Peers may change registered memory at any time. So no reference to it ever exists: the application reads and writes
+//! it through the registration, which copies, and has it as a slice only after deregistration. Engines copy to and from
+//! it in here, by raw pointers, in the [`kernels`].
 
+// Registered memory is shared with peers that do not know of borrows: it is reached by raw pointers, and only here.
+// The kernels are processor intrinsics.
+#![allow(unsafe_code)]
+
+mod access;
+mod buffer;
+mod epoch;
+pub mod kernels;
+mod key;
+mod registration;
+mod shared_bytes;
+mod table;
+mod turn;
+
+pub use access::{Access, AccessError, Association, DomainId, InvalidateError, Scope, StreamId};
+pub use buffer::{PageAdvice, RegionBuffer};
+pub use epoch::{EngineEpoch, GracePeriod};
+pub use registration::{RangeError, Registration};
+pub use table::{RegionTable, RegisterError, TaggedBase, Unregistered};
+pub use turn::Turn;

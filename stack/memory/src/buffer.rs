@@ -1,0 +1,161 @@
+//! The memory behind a region.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use memmap2::MmapMut;
+
+/// What to ask of the system for a mapping's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageAdvice {
+    /// Nothing: pages of the usual size.
+    #[default]
+    Normal,
+    /// Transparent hugepages, where the system has them; else as if not asked.
+    Huge,
+}
+
+/// A buffer that can be registered. It owns its memory, and while it is not registered it is an ordinary `[u8]`.
+pub struct RegionBuffer {
+    /// First octet; dangling if there are none.
+    start: NonNull<u8>,
+    length: usize,
+    owner: Owner,
+}
+
+enum Owner {
+    /// A vector's capacity; its pointer and length are those of the buffer.
+    Vector { capacity: usize },
+    /// Kept for its drop.
+    Mapping { _mapping: MmapMut },
+    /// Memory that someone else frees.
+    Raw,
+}
+
+// SAFETY: the buffer is the only way to its memory (of `raw`, its caller promised so), which is plain octets.
+unsafe impl Send for RegionBuffer {}
+// SAFETY: a shared reference only allows reading, and nobody else writes while no registration holds the buffer.
+unsafe impl Sync for RegionBuffer {}
+
+impl RegionBuffer {
+    /// `length` octets of zeros, page-aligned, of an anonymous mapping. Pages are claimed as they are touched.
+    ///
+    /// # Errors
+    /// What mmap(2) says: too little memory or address space.
+    pub fn zeroed(length: usize, advice: PageAdvice) -> io::Result<RegionBuffer> {
+        if length == 0 {
+            return Ok(RegionBuffer::from(Vec::new()));
+        }
+        let mut mapping = MmapMut::map_anon(length)?;
+        if advice == PageAdvice::Huge {
+            // A kernel without transparent hugepages refuses; then the pages are small ones.
+            let _ = mapping.advise(memmap2::Advice::HugePage);
+        }
+        Ok(RegionBuffer {
+            start: NonNull::new(mapping.as_mut_ptr()).unwrap_or(NonNull::dangling()),
+            length,
+            owner: Owner::Mapping { _mapping: mapping },
+        })
+    }
+
+    /// Memory that the caller keeps and frees: shared memory, a device's, a foreign allocator's.
+    ///
+    /// # Safety
+    /// `start` must be valid for reads and writes of `length` initialised octets, from any thread, and no reference to them
+    /// may be used and nothing else access them (but by a way that is as tolerant of concurrent changes as a peer's
+    /// accesses require) until the buffer is dropped, inside or outside of a registration.
+    pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
+        RegionBuffer { start, length, owner: Owner::Raw }
+    }
+
+    /// Octets in it.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has no octets.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The first octet's address.
+    #[inline]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The octets.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `start` and `length` describe initialised memory that this buffer owns, and nobody writes to it as
+        // long as it is outside of a registration (inside one, no reference to the buffer is given out).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+
+    /// The octets, to be changed.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+
+    /// The vector that the buffer was made of.
+    ///
+    /// # Errors
+    /// Gives the buffer back if it was not made of one: then `as_slice().to_vec()` copies.
+    pub fn into_vec(self) -> Result<Vec<u8>, RegionBuffer> {
+        let Owner::Vector { capacity } = self.owner else {
+            return Err(self);
+        };
+        let buffer = ManuallyDrop::new(self);
+        // SAFETY: pointer, length and capacity are those that `From<Vec<u8>>` took apart; the buffer is not dropped.
+        Ok(unsafe { Vec::from_raw_parts(buffer.start.as_ptr(), buffer.length, capacity) })
+    }
+}
+
+impl From<Vec<u8>> for RegionBuffer {
+    fn from(vector: Vec<u8>) -> RegionBuffer {
+        let mut vector = ManuallyDrop::new(vector);
+        RegionBuffer {
+            // The vector's pointer is never null.
+            start: NonNull::new(vector.as_mut_ptr()).unwrap_or(NonNull::dangling()),
+            length: vector.len(),
+            owner: Owner::Vector { capacity: vector.capacity() },
+        }
+    }
+}
+
+impl From<Box<[u8]>> for RegionBuffer {
+    fn from(octets: Box<[u8]>) -> RegionBuffer {
+        RegionBuffer::from(octets.into_vec())
+    }
+}
+
+impl Drop for RegionBuffer {
+    fn drop(&mut self) {
+        if let Owner::Vector { capacity } = self.owner {
+            // SAFETY: as in `into_vec`, which forgets the buffer, so that this happens once.
+            drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.length, capacity) });
+        }
+    }
+}
+
+impl fmt::Debug for RegionBuffer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owner = match self.owner {
+            Owner::Vector { .. } => "vector",
+            Owner::Mapping { .. } => "mapping",
+            Owner::Raw => "raw",
+        };
+        formatter
+            .debug_struct("RegionBuffer")
+            .field("length", &self.length)
+            .field("owner", &owner)
+            .finish_non_exhaustive()
+    }
+}

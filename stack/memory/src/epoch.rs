@@ -1,0 +1,184 @@
+//! When a revoked STag can no longer be in use: turns of engines, and waiting for their end.
+//!
+//! Each engine has a counter: odd while the engine is in a turn, even outside, changed by the engine only. A revoker
+//! first clears the state word of the region and then looks at the counters. An engine that it finds outside will see
+//! the cleared word in its next turn; for one inside, the revoker waits until the counter changes.
+//!
+//! That needs a full barrier on both sides, between the engine's store of the counter and its loads of state words, and
+//! between the revoker's clearing and its loads of counters. Engines turn millions of times a second and revocations
+//! are rare, so the revoker pays for both where the system lets it: membarrier(2) executes a barrier on all cores that
+//! run this process, and the engine's barrier is one for the compiler only.
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crossbeam::utils::CachePadded;
+use rustix::thread::{MembarrierCommand, membarrier};
+
+use crate::table::RegionTable;
+use crate::turn::Turn;
+
+/// The engines of a table.
+pub(crate) struct Engines {
+    list: Mutex<Vec<Arc<EngineState>>>,
+    /// Engines leave their barrier to the revoker.
+    asymmetric: bool,
+}
+
+/// What an engine shows to revokers.
+pub(crate) struct EngineState {
+    /// Odd: in a turn.
+    turns: CachePadded<AtomicU64>,
+    /// The thread of the turn, see [`current_thread`]. Only meaningful while `turns` is odd.
+    thread: AtomicUsize,
+}
+
+/// A number that no other living thread has.
+fn current_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| std::ptr::from_ref(mark).addr())
+}
+
+impl Engines {
+    pub(crate) fn new() -> Engines {
+        Engines {
+            list: Mutex::new(Vec::new()),
+            asymmetric: membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok(),
+        }
+    }
+
+    /// Engines that pay for their barrier themselves, as where there is no membarrier(2).
+    #[cfg(test)]
+    pub(crate) fn symmetric() -> Engines {
+        Engines { list: Mutex::new(Vec::new()), asymmetric: false }
+    }
+
+    /// The turns that are under way and might have begun before what the caller did so far was visible to them.
+    pub(crate) fn grace_period(&self) -> GracePeriod {
+        fence(SeqCst);
+        if self.asymmetric && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
+            // It worked when the table was made, so this is a filter of system calls put on since. A counter's store
+            // waits in its core for nanoseconds; no documented bound exists, this is a generous one.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        // An engine that registers later takes the same lock, and so sees what was done before.
+        let mut pending = Vec::new();
+        for engine in list.iter() {
+            let turn = engine.turns.load(Acquire);
+            // A thread that is here is not copying anything, whatever turn it is in.
+            if turn % 2 == 1 && engine.thread.load(Relaxed) != current_thread() {
+                pending.push((engine.clone(), turn));
+            }
+        }
+        GracePeriod { pending }
+    }
+}
+
+/// The turns that have to end before something revoked is out of use. Made by [`RegionTable::grace_period`].
+#[must_use = "nothing is waited for unless asked"]
+pub struct GracePeriod {
+    pending: Vec<(Arc<EngineState>, u64)>,
+}
+
+impl GracePeriod {
+    /// Whether all of those turns have ended. Does not wait: an engine may ask this once a turn.
+    pub fn is_over(&mut self) -> bool {
+        self.pending.retain(|(engine, turn)| engine.turns.load(Acquire) == *turn);
+        self.pending.is_empty()
+    }
+
+    /// Waits until all of those turns have ended. A turn takes microseconds, unless its thread is not running.
+    pub fn wait(mut self) {
+        let mut looks = 0u32;
+        while !self.is_over() {
+            looks += 1;
+            match looks {
+                ..100 => std::hint::spin_loop(),
+                100..1000 => std::thread::yield_now(),
+                // The engine's thread is off its core; do not compete with it.
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for GracePeriod {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("GracePeriod").field("turns_left", &self.pending.len()).finish()
+    }
+}
+
+/// An engine's membership of a [`RegionTable`]: what revocations wait for. It may move between threads, between turns.
+pub struct EngineEpoch {
+    table: Arc<RegionTable>,
+    state: Arc<EngineState>,
+    /// Not `Sync`.
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl EngineEpoch {
+    pub(crate) fn new(table: Arc<RegionTable>) -> EngineEpoch {
+        let state = Arc::new(EngineState { turns: CachePadded::new(AtomicU64::new(0)), thread: AtomicUsize::new(0) });
+        table.engines().list.lock().unwrap_or_else(PoisonError::into_inner).push(state.clone());
+        EngineEpoch { table, state, one_thread: PhantomData }
+    }
+
+    /// Begins a turn. Revocations wait until the [`Turn`] is dropped, so a turn must not wait for anything.
+    #[inline]
+    pub fn enter(&mut self) -> Turn<'_> {
+        // `| 1` for the sake of a turn that was leaked instead of dropped: an odd number must follow.
+        let turn = self.state.turns.load(Relaxed).wrapping_add(1) | 1;
+        self.state.thread.store(current_thread(), Relaxed);
+        self.state.turns.store(turn, Release);
+        if self.table.engines().asymmetric {
+            compiler_fence(SeqCst);
+        } else {
+            fence(SeqCst);
+        }
+        Turn::new(&self.table, &self.state)
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Arc<RegionTable> {
+        &self.table
+    }
+}
+
+impl EngineState {
+    /// Ends the turn.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        let turn = self.turns.load(Relaxed);
+        self.turns.store(turn.wrapping_add(turn & 1), Release);
+    }
+}
+
+impl Drop for EngineEpoch {
+    fn drop(&mut self) {
+        self.state.leave();
+        self.table
+            .engines()
+            .list
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|state| !Arc::ptr_eq(state, &self.state));
+    }
+}
+
+impl fmt::Debug for EngineEpoch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("EngineEpoch")
+            .field("turns", &self.state.turns.load(Relaxed).div_ceil(2))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,158 @@
+//! The loops over payload: CRC32C, copying, both in one pass, and the sum of the Internet checksum.
+//!
+//! Which variants run is decided once, by what the processor can do. All give the same results.
+//!
+//! The CRC32C functions come in terms of the *register*: it is all ones before the first octet, and the CRC is its
+//! complement after the last one. So the CRC of pieces is that of the whole if the register is handed on.
+
+pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The CRC register before the first octet.
+pub const CRC32C_START: u32 = !0;
+
+/// A set of variants. Lengths may be 0; the ranges do not overlap.
+pub(crate) struct Kernels {
+    pub(crate) name: &'static str,
+    /// Register, octets, length; gives the register.
+    pub(crate) crc32c: unsafe fn(u32, *const u8, usize) -> u32,
+    /// Target, source, length. The target may be read and written by others at the same time.
+    pub(crate) copy_in: unsafe fn(*mut u8, *const u8, usize),
+    /// Target, source, length. The source may be written by others at the same time.
+    pub(crate) copy_out: unsafe fn(*mut u8, *const u8, usize),
+    /// Register, target, source, length; as `copy_out`. The CRC is that of the target.
+    pub(crate) copy_out_crc32c: unsafe fn(u32, *mut u8, *const u8, usize) -> u32,
+    /// Octets, length; gives a partial sum, see [`checksum_sum`].
+    pub(crate) sum: unsafe fn(*const u8, usize) -> u32,
+}
+
+static SELECTED: AtomicPtr<Kernels> = AtomicPtr::new(std::ptr::null_mut());
+
+#[inline(always)]
+fn kernels() -> &'static Kernels {
+    let selected = SELECTED.load(Relaxed);
+    if selected.is_null() {
+        return select();
+    }
+    // SAFETY: what is stored there are pointers to statics, which are never written.
+    unsafe { &*selected }
+}
+
+fn best() -> &'static Kernels {
+    available().first().copied().unwrap_or(&portable::KERNELS)
+}
+
+#[cold]
+fn select() -> &'static Kernels {
+    let best = std::ptr::from_ref(best()).cast_mut();
+    // Someone may have forced others meanwhile.
+    let selected = match SELECTED.compare_exchange(std::ptr::null_mut(), best, Relaxed, Relaxed) {
+        Ok(_) => best,
+        Err(forced) => forced,
+    };
+    // SAFETY: as in `kernels`.
+    unsafe { &*selected }
+}
+
+fn use_kernels(kernels: &'static Kernels) {
+    SELECTED.store(std::ptr::from_ref(kernels).cast_mut(), Relaxed);
+}
+
+/// The variants that this processor can run, best first.
+pub(crate) fn available() -> Vec<&'static Kernels> {
+    let mut all = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    all.extend(x86::available());
+    all.push(&portable::KERNELS);
+    all
+}
+
+/// The name of the variants in use: `avx512-vpclmulqdq`, `avx2-pclmulqdq` or `portable`.
+pub fn selected() -> &'static str {
+    kernels().name
+}
+
+/// From now on use the portable variants, or again the best ones: for tests, and to find out what a fault is due to.
+pub fn force_portable(portable: bool) {
+    use_kernels(if portable { &portable::KERNELS } else { best() });
+}
+
+/// The CRC32C (RFC 3385) of `octets`.
+#[inline]
+pub fn crc32c(octets: &[u8]) -> u32 {
+    !crc32c_update(CRC32C_START, octets)
+}
+
+/// The CRC register continued over `octets`.
+#[inline]
+pub fn crc32c_update(register: u32, octets: &[u8]) -> u32 {
+    // SAFETY: a slice is valid for reads of its length.
+    unsafe { (kernels().crc32c)(register, octets.as_ptr(), octets.len()) }
+}
+
+/// Copies `source` to `out`, which is as long, and gives the CRC register continued over it.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn copy_crc32c(register: u32, source: &[u8], out: &mut [u8]) -> u32 {
+    assert_eq!(source.len(), out.len(), "copy between different lengths");
+    // SAFETY: a slice is valid for reads of its length.
+    unsafe { copy_out_crc32c(source.as_ptr(), out, register) }
+}
+
+/// Copies `source` to `out`, which is as long.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn copy(source: &[u8], out: &mut [u8]) {
+    assert_eq!(source.len(), out.len(), "copy between different lengths");
+    // SAFETY: a slice is valid for reads of its length.
+    unsafe { copy_out(source.as_ptr(), out) };
+}
+
+/// A partial sum of the Internet checksum (RFC 1071) over `octets`: congruent, modulo 0xFFFF, to the sum of the octets
+/// taken as big-endian 16-bit words, an odd last octet being the high half of a word; 0 only if every octet is 0.
+#[inline]
+pub fn checksum_sum(octets: &[u8]) -> u32 {
+    // SAFETY: a slice is valid for reads of its length.
+    unsafe { (kernels().sum)(octets.as_ptr(), octets.len()) }
+}
+
+/// Copies into memory that others may access at the same time.
+///
+/// # Safety
+/// `target` must be valid for writes of as many octets.
+#[inline]
+pub(crate) unsafe fn copy_in(target: *mut u8, source: &[u8]) {
+    // SAFETY: the caller's promise, and a slice is valid for reads of its length.
+    unsafe { (kernels().copy_in)(target, source.as_ptr(), source.len()) };
+}
+
+/// Copies out of memory that others may write at the same time.
+///
+/// # Safety
+/// `source` must be valid for reads of as many octets.
+#[inline]
+pub(crate) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
+    // SAFETY: the caller's promise, and an exclusive slice is valid for writes of its length.
+    unsafe { (kernels().copy_out)(out.as_mut_ptr(), source, out.len()) };
+}
+
+/// As [`copy_out`]; gives the CRC register continued over what is in `out`.
+///
+/// # Safety
+/// `source` must be valid for reads of as many octets.
+#[inline]
+pub(crate) unsafe fn copy_out_crc32c(source: *const u8, out: &mut [u8], register: u32) -> u32 {
+    // SAFETY: the caller's promise, and an exclusive slice is valid for writes of its length.
+    unsafe { (kernels().copy_out_crc32c)(register, out.as_mut_ptr(), source, out.len()) }
+}

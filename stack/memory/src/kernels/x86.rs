@@ -1,0 +1,4 @@
+use super::Kernels;
+pub(super) fn available() -> Vec<&'static Kernels> {
+    Vec::new()
+}

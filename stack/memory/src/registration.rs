@@ -1,0 +1,224 @@
+//! A registered region, as its owner sees it.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::buffer::RegionBuffer;
+use crate::shared_bytes;
+use crate::table::RegionTable;
+
+/// An access of the owner that the region cannot serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RangeError {
+    /// It goes beyond the end.
+    #[error("beyond the end of the region")]
+    Bounds,
+    /// The address is not a multiple of the value's size.
+    #[error("not aligned to the size of the value")]
+    Misaligned,
+}
+
+/// A registered buffer. Peers and engines may change its octets at any time, so it is read and written by copying.
+/// Dropping it deregisters it and frees the buffer.
+///
+/// Offsets here count from the first octet of the region, whatever its tagged offset is.
+pub struct Registration {
+    table: Arc<RegionTable>,
+    index: u32,
+    stag: u32,
+    base: u64,
+    /// `None` once deregistered.
+    buffer: Option<RegionBuffer>,
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a registration is a buffer (`Send`) and a handle of a table that any thread may use.
+unsafe impl Send for Registration {}
+// SAFETY: all accesses through a shared reference are those of `shared_bytes`, which may race with each other and with
+// those of engines.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    pub(crate) fn new(table: Arc<RegionTable>, index: u32, stag: u32, base: u64, buffer: RegionBuffer) -> Registration {
+        Registration { table, index, stag, base, start: buffer.start(), length: buffer.len(), buffer: Some(buffer) }
+    }
+
+    /// The STag.
+    #[inline]
+    pub fn stag(&self) -> u32 {
+        self.stag
+    }
+
+    /// The tagged offset of the first octet.
+    #[inline]
+    pub fn base_offset(&self) -> u64 {
+        self.base
+    }
+
+    /// Octets in the region.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether the region has no octets.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The address of the first octet, to compare or to print. Octets are not to be reached through it while they are
+    /// registered, except in ways that tolerate changes by others.
+    #[inline]
+    pub fn address(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// Whether the STag is valid: neither a peer nor [`invalidate`](Self::invalidate) has invalidated it.
+    pub fn is_valid(&self) -> bool {
+        self.table.is_valid(self.index)
+    }
+
+    /// The table that the region is in.
+    pub fn table(&self) -> &Arc<RegionTable> {
+        &self.table
+    }
+
+    /// Makes the STag invalid and waits until no engine uses it any more: after this nothing but the owner's own calls
+    /// changes the octets. Once a peer has invalidated the STag this only waits.
+    pub fn invalidate(&self) {
+        self.table.revoke(self.index);
+    }
+
+    /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back.
+    pub fn deregister(mut self) -> RegionBuffer {
+        match self.take() {
+            Some(buffer) => buffer,
+            // Only `take` empties it, and whoever calls it consumes the registration.
+            None => unreachable!("deregistered twice"),
+        }
+    }
+
+    fn take(&mut self) -> Option<RegionBuffer> {
+        let buffer = self.buffer.take()?;
+        self.table.deregister(self.index, self.length as u64);
+        Some(buffer)
+    }
+
+    /// The address of the `length` octets from `offset` on.
+    #[inline]
+    fn locate(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RangeError> {
+        if offset > self.length || self.length - offset < length {
+            return Err(RangeError::Bounds);
+        }
+        // SAFETY: at most the region's length, so within it or just behind.
+        Ok(unsafe { self.start.add(offset) })
+    }
+
+    /// Copies octets out, as many as `out` holds. They are not a snapshot if others write meanwhile. What was published
+    /// by the octets that a `load_acquire` saw is seen.
+    ///
+    /// # Errors
+    /// [`RangeError::Bounds`].
+    #[inline]
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
+        let source = self.locate(offset, out.len())?;
+        // SAFETY: within the region, which is there as long as `self`.
+        unsafe { shared_bytes::load(source, out) };
+        Ok(())
+    }
+
+    /// Copies `octets` in, the last ones last and with release ordering.
+    ///
+    /// # Errors
+    /// [`RangeError::Bounds`].
+    #[inline]
+    pub fn write(&self, offset: usize, octets: &[u8]) -> Result<(), RangeError> {
+        let target = self.locate(offset, octets.len())?;
+        // SAFETY: within the region, which is there as long as `self`.
+        unsafe { shared_bytes::store(target, octets) };
+        Ok(())
+    }
+
+    /// Sets `length` octets to `value`.
+    ///
+    /// # Errors
+    /// [`RangeError::Bounds`].
+    pub fn fill(&self, offset: usize, length: usize, value: u8) -> Result<(), RangeError> {
+        let target = self.locate(offset, length)?;
+        // SAFETY: within the region, which is there as long as `self`.
+        unsafe { shared_bytes::fill(target, length, value) };
+        Ok(())
+    }
+}
+
+macro_rules! atomic_accesses {
+    ($($integer:ty, $atomic:ty, $load:ident, $store:ident;)*) => {
+        impl Registration {
+            $(
+                #[doc = concat!("Loads a `", stringify!($integer), "` in the machine's byte order, with acquire ordering: \
+                    if it was stored last, all that was stored before it is seen from here on.")]
+                ///
+                /// # Errors
+                /// [`RangeError`].
+                #[inline]
+                pub fn $load(&self, offset: usize) -> Result<$integer, RangeError> {
+                    let source = self.locate(offset, size_of::<$integer>())?.cast::<$integer>();
+                    if !source.is_aligned() {
+                        return Err(RangeError::Misaligned);
+                    }
+                    // SAFETY: within the region and aligned; other accesses are as tolerant of races as this one.
+                    let atomic = unsafe { <$atomic>::from_ptr(source.as_ptr()) };
+                    Ok(atomic.load(std::sync::atomic::Ordering::Acquire))
+                }
+
+                #[doc = concat!("Stores a `", stringify!($integer), "` in the machine's byte order, with release ordering.")]
+                ///
+                /// # Errors
+                /// [`RangeError`].
+                #[inline]
+                pub fn $store(&self, offset: usize, value: $integer) -> Result<(), RangeError> {
+                    let target = self.locate(offset, size_of::<$integer>())?.cast::<$integer>();
+                    if !target.is_aligned() {
+                        return Err(RangeError::Misaligned);
+                    }
+                    // SAFETY: within the region and aligned; other accesses are as tolerant of races as this one.
+                    let atomic = unsafe { <$atomic>::from_ptr(target.as_ptr()) };
+                    atomic.store(value, std::sync::atomic::Ordering::Release);
+                    Ok(())
+                }
+            )*
+        }
+    };
+}
+
+atomic_accesses! {
+    u8, std::sync::atomic::AtomicU8, load_acquire_u8, store_release_u8;
+    u16, std::sync::atomic::AtomicU16, load_acquire_u16, store_release_u16;
+    u32, std::sync::atomic::AtomicU32, load_acquire_u32, store_release_u32;
+    u64, std::sync::atomic::AtomicU64, load_acquire_u64, store_release_u64;
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Registration")
+            .field("stag", &format_args!("{:#010x}", self.stag))
+            .field("base_offset", &self.base)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}

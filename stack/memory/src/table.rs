@@ -1,0 +1,345 @@
+//! The table that an STag is looked up in.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use crate::access::{Access, AccessError, Association, InvalidateError, Scope};
+use crate::buffer::RegionBuffer;
+use crate::epoch::{EngineEpoch, Engines, GracePeriod};
+use crate::key::KeyStream;
+use crate::registration::Registration;
+
+/// What the tagged offset of a region's first octet is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TaggedBase {
+    /// Its address in this process.
+    #[default]
+    Virtual,
+    /// Zero.
+    Zero,
+}
+
+/// Why a buffer was not registered. The buffer comes back with it.
+#[derive(Debug)]
+pub struct Unregistered {
+    /// The buffer.
+    pub buffer: RegionBuffer,
+    /// The reason.
+    pub error: RegisterError,
+}
+
+/// Why a buffer cannot be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RegisterError {
+    /// Every slot of the table is taken.
+    #[error("all {slots} memory regions are in use: deregister some or raise the limit of regions")]
+    TableFull {
+        /// The table's size.
+        slots: u32,
+    },
+    /// The quota of registered octets would be exceeded.
+    #[error(
+        "{asked} octets more than the {registered} registered would exceed the quota of {quota}: \
+         deregister some or raise the limit of registered octets"
+    )]
+    Quota {
+        /// The buffer's length.
+        asked: u64,
+        /// Octets registered now.
+        registered: u64,
+        /// The limit.
+        quota: u64,
+    },
+}
+
+impl From<Unregistered> for RegisterError {
+    fn from(unregistered: Unregistered) -> RegisterError {
+        unregistered.error
+    }
+}
+
+/// The regions of a context, found by STag.
+///
+/// An STag is an index into the table in its upper bits and a random key in the lower ones, at least eight of them; the
+/// index is random, too, among the free ones. A slot gets a new key each time it is used, and is not used again before
+/// all turns that could have seen its former region have ended.
+pub struct RegionTable {
+    entries: Box<[Entry]>,
+    /// Width of the key.
+    key_bits: u32,
+    slots: u32,
+    quota: u64,
+    engines: Engines,
+    /// For registering and deregistering only.
+    allocator: Mutex<Allocator>,
+}
+
+struct Allocator {
+    free: Vec<u32>,
+    registered_octets: u64,
+    keys: KeyStream,
+}
+
+/// A slot: one cache line. All but the state are written only while the state is not valid and no turn that saw it valid
+/// is under way; so in a turn that has seen a valid state they stand still.
+#[repr(align(64))]
+#[derive(Default)]
+struct Entry {
+    /// STag in bits 0..32, then [`VALID`], [`ONE_STREAM`], and the rights from bit [`ACCESS_SHIFT`] on.
+    state: AtomicU64,
+    /// Domain in the upper half, stream in the lower one.
+    association: AtomicU64,
+    /// Tagged offset of the first octet; `base + length` is at most 2^64.
+    base: AtomicU64,
+    length: AtomicU64,
+    start: AtomicPtr<u8>,
+}
+
+const VALID: u64 = 1 << 32;
+const ONE_STREAM: u64 = 1 << 33;
+const ACCESS_SHIFT: u32 = 40;
+
+const fn packed(association: Association) -> u64 {
+    (association.domain.0 as u64) << 32 | association.stream.0 as u64
+}
+
+impl RegionTable {
+    /// The largest number of regions in a table: it leaves eight bits for the key.
+    pub const MAX_SLOTS: u32 = 1 << 24;
+
+    /// A table for `slots` regions (1 to [`MAX_SLOTS`](Self::MAX_SLOTS), nearest taken) of `quota` octets together. `seed`
+    /// decides the STags: to be drawn from the operating system in production.
+    pub fn new(slots: u32, quota: u64, seed: u128) -> Arc<RegionTable> {
+        RegionTable::with_engines(slots, quota, seed, Engines::new())
+    }
+
+    pub(crate) fn with_engines(slots: u32, quota: u64, seed: u128, engines: Engines) -> Arc<RegionTable> {
+        let slots = slots.clamp(1, Self::MAX_SLOTS);
+        // At least two entries, so that the key is narrower than the STag and the shift below is in range.
+        let index_bits = slots.next_power_of_two().trailing_zeros().max(1);
+        Arc::new(RegionTable {
+            entries: (0..1usize << index_bits).map(|_| Entry::default()).collect(),
+            key_bits: 32 - index_bits,
+            slots,
+            quota,
+            engines,
+            allocator: Mutex::new(Allocator {
+                free: (0..slots).collect(),
+                registered_octets: 0,
+                keys: KeyStream::new(seed),
+            }),
+        })
+    }
+
+    /// Registers `buffer`: gives it an STag with the rights `access` for the streams in `scope`.
+    ///
+    /// # Errors
+    /// The table is full or the quota would be exceeded; the buffer comes back.
+    pub fn register(
+        self: &Arc<Self>,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+    ) -> Result<Registration, Unregistered> {
+        let buffer = buffer.into();
+        let (index, stag) = match self.allocate(buffer.len() as u64) {
+            Ok(allocated) => allocated,
+            Err(error) => return Err(Unregistered { buffer, error }),
+        };
+        let (association, one_stream) = match scope {
+            Scope::Domain(domain) => (u64::from(domain.0) << 32, 0),
+            Scope::Stream { domain, stream } => (packed(Association { domain, stream }), ONE_STREAM),
+        };
+        let base = match base {
+            TaggedBase::Virtual => buffer.start().addr().get() as u64,
+            TaggedBase::Zero => 0,
+        };
+        let entry = &self.entries[index as usize];
+        entry.association.store(association, Relaxed);
+        entry.base.store(base, Relaxed);
+        entry.length.store(buffer.len() as u64, Relaxed);
+        entry.start.store(buffer.start().as_ptr(), Relaxed);
+        let access = u64::from(access.bits()) << ACCESS_SHIFT;
+        entry.state.store(u64::from(stag) | VALID | one_stream | access, Release);
+        Ok(Registration::new(self.clone(), index, stag, base, buffer))
+    }
+
+    fn allocate(&self, octets: u64) -> Result<(u32, u32), RegisterError> {
+        let mut allocator = self.allocator();
+        let registered = allocator.registered_octets;
+        if self.quota.saturating_sub(registered) < octets {
+            return Err(RegisterError::Quota { asked: octets, registered, quota: self.quota });
+        }
+        if allocator.free.is_empty() {
+            return Err(RegisterError::TableFull { slots: self.slots });
+        }
+        let candidates = allocator.free.len();
+        let position = allocator.keys.below(candidates);
+        let index = allocator.free.swap_remove(position);
+        let former = self.entries[index as usize].state.load(Relaxed) as u32;
+        let stag = loop {
+            let key = allocator.keys.next() as u32 & ((1 << self.key_bits) - 1);
+            let stag = index << self.key_bits | key;
+            // Not the slot's last one, and not 0, which stands for "no STag" in many places.
+            if stag != former && stag != 0 {
+                break stag;
+            }
+        };
+        allocator.registered_octets += octets;
+        Ok((index, stag))
+    }
+
+    /// Takes a region out of the table and waits until nothing uses it.
+    pub(crate) fn deregister(&self, index: u32, octets: u64) {
+        self.revoke(index);
+        let mut allocator = self.allocator();
+        allocator.registered_octets -= octets;
+        allocator.free.push(index);
+    }
+
+    /// Makes a region's STag invalid and waits until nothing uses it. The slot stays taken.
+    pub(crate) fn revoke(&self, index: u32) {
+        self.entries[index as usize].state.fetch_and(!VALID, AcqRel);
+        self.grace_period().wait();
+    }
+
+    /// Whether a region's STag is valid: not invalidated by a peer or by its owner.
+    pub(crate) fn is_valid(&self, index: u32) -> bool {
+        self.entries[index as usize].state.load(Acquire) & VALID != 0
+    }
+
+    /// Makes an engine known to the table.
+    pub fn engine(self: &Arc<Self>) -> EngineEpoch {
+        EngineEpoch::new(self.clone())
+    }
+
+    /// The turns under way in other threads, which may still use an STag that has just been invalidated: what an engine
+    /// has to see the end of before it reports an invalidation that a peer asked for, if other engines may use the STag.
+    pub fn grace_period(&self) -> GracePeriod {
+        self.engines.grace_period()
+    }
+
+    /// How many regions there can be.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// How many octets can be registered.
+    pub fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// How many regions are registered.
+    pub fn regions(&self) -> u32 {
+        self.slots - self.allocator().free.len() as u32
+    }
+
+    /// How many octets are registered.
+    pub fn registered_octets(&self) -> u64 {
+        self.allocator().registered_octets
+    }
+
+    pub(crate) fn engines(&self) -> &Engines {
+        &self.engines
+    }
+
+    fn allocator(&self) -> MutexGuard<'_, Allocator> {
+        // No code that holds the lock panics half-way.
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The entry of a valid STag and its state. To be used within a turn.
+    #[inline(always)]
+    fn find(&self, stag: u32) -> Option<(&Entry, u64)> {
+        let entry = self.entries.get((stag >> self.key_bits) as usize)?;
+        let state = entry.state.load(Acquire);
+        (state & (VALID | 0xffff_ffff) == VALID | u64::from(stag)).then_some((entry, state))
+    }
+
+    /// Where the octets of an access are. The pointer is valid for them until the turn ends that the caller is in.
+    ///
+    /// An access of no octets needs neither offset nor bounds (RFC 5041 §5.2).
+    #[inline]
+    pub(crate) fn resolve(
+        &self,
+        association: Association,
+        stag: u32,
+        offset: u64,
+        length: usize,
+        need: Access,
+    ) -> Result<NonNull<u8>, AccessError> {
+        let (entry, state) = self.find(stag).ok_or(AccessError::InvalidStag)?;
+        if !entry.is_associated(state, association) {
+            return Err(AccessError::NotAssociated);
+        }
+        if !Access::from_bits_truncate((state >> ACCESS_SHIFT) as u8).contains(need) {
+            return Err(AccessError::Rights);
+        }
+        if length == 0 {
+            return Ok(NonNull::dangling());
+        }
+        let length = length as u64;
+        if offset.checked_add(length - 1).is_none() {
+            return Err(AccessError::Wrap);
+        }
+        // Below the base this is at least the region's length, as base + length is at most 2^64.
+        let distance = offset.wrapping_sub(entry.base.load(Relaxed));
+        let region_length = entry.length.load(Relaxed);
+        if distance >= region_length || region_length - distance < length {
+            return Err(AccessError::Bounds);
+        }
+        let start = entry.start.load(Relaxed).wrapping_add(distance as usize);
+        // Never null: it is within a region.
+        NonNull::new(start).ok_or(AccessError::InvalidStag)
+    }
+
+    /// Revokes an STag on behalf of a peer. To be used within a turn.
+    pub(crate) fn invalidate(
+        &self,
+        association: Association,
+        stag: u32,
+        domain_is_shared: bool,
+    ) -> Result<(), InvalidateError> {
+        let (entry, state) = self.find(stag).ok_or(InvalidateError::InvalidStag)?;
+        if !entry.is_associated(state, association) {
+            return Err(InvalidateError::NotAssociated);
+        }
+        if state & ONE_STREAM == 0 && domain_is_shared {
+            return Err(InvalidateError::Shared);
+        }
+        let before = entry.state.fetch_and(!VALID, AcqRel);
+        if before & VALID == 0 {
+            // Its owner or another engine was faster.
+            return Err(InvalidateError::InvalidStag);
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    #[inline(always)]
+    fn is_associated(&self, state: u64, association: Association) -> bool {
+        let difference = self.association.load(Relaxed) ^ packed(association);
+        let relevant = if state & ONE_STREAM == 0 { 0xffff_ffff << 32 } else { u64::MAX };
+        difference & relevant == 0
+    }
+}
+
+impl fmt::Debug for RegionTable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("RegionTable")
+            .field("slots", &self.slots)
+            .field("quota", &self.quota)
+            .finish_non_exhaustive()
+    }
+}
