@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use crossbeam::channel::Sender;
@@ -180,6 +181,9 @@ pub struct QueuePairSetup {
     pub number: u32,
     /// Protection domain of the memory that it may use.
     pub domain: u32,
+    /// How many queue pairs the protection domain has now: peers may invalidate an STag of the whole domain only while it
+    /// is one (RFC 5040 §8.1.1).
+    pub domain_queue_pairs: Arc<AtomicU32>,
     /// Send queue.
     pub send_queue: Consumer<Slot>,
     /// Receive queue.

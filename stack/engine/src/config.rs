@@ -74,8 +74,6 @@ pub struct Limits {
     pub listeners: u32,
     /// Entries of the neighbour table.
     pub neighbours: u32,
-    /// Frames that wait for one neighbour's hardware address.
-    pub neighbour_queue: u32,
 }
 
 impl Default for Limits {
@@ -86,7 +84,6 @@ impl Default for Limits {
             queue_pairs: 16_384,
             listeners: 256,
             neighbours: 1_024,
-            neighbour_queue: 4,
         }
     }
 }

@@ -67,6 +67,14 @@ impl<P: Port> Engine<P> {
         todo!()
     }
 
+    /// Ends everything at once, after a failure of the device or of the engine itself: all work is flushed with
+    /// [`crate::work::Status::Fatal`], every connection is forgotten, and the application gets
+    /// [`AsyncEvent::DeviceFatal`].
+    pub fn fail(&mut self, cause: &str) {
+        let _ = cause;
+        todo!()
+    }
+
     /// Whether a shutdown has finished: the engine may be dropped without cutting off any connection.
     pub fn is_shut_down(&self) -> bool {
         todo!()

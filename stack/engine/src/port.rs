@@ -1,9 +1,13 @@
 //! What an engine needs of a device.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 
 use arrayvec::ArrayVec;
 use serde::{Deserialize, Serialize};
+
+use crate::command::ControlError;
+use crate::ports::decorated::FaultRates;
 
 /// Most frames taken from or given to a port at once.
 pub const BURST: usize = 32;
@@ -144,5 +148,23 @@ pub trait Port {
     /// When the port will have something to receive, if it knows (virtual time only).
     fn next_arrival(&self) -> Option<uwarp_tcp::Instant> {
         None
+    }
+    /// Sets or clears deliberate faults. Plain ports have none: see [`crate::ports::decorated`].
+    fn set_faults(&mut self, faults: Option<FaultRates>) {
+        let _ = faults;
+    }
+    /// Starts to write every frame to a file.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the port cannot capture.
+    fn start_capture(&mut self, path: &Path) -> Result<(), ControlError> {
+        let cause = "this port cannot capture".to_owned();
+        Err(ControlError::File { path: path.to_owned(), cause })
+    }
+    /// Ends the capture.
+    fn stop_capture(&mut self) {}
+    /// Deliberate faults so far, by kind.
+    fn fault_counts(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
     }
 }

@@ -60,6 +60,28 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// Takes the value out for a while; its index stays reserved for [`Slab::put`].
+    #[inline]
+    pub(crate) fn take(&mut self, index: u32) -> Option<Box<T>> {
+        self.entries.get_mut(index as usize)?.value.take()
+    }
+
+    /// Puts back what [`Slab::take`] gave.
+    #[inline]
+    pub(crate) fn put(&mut self, index: u32, value: Box<T>) {
+        if let Some(entry) = self.entries.get_mut(index as usize) {
+            entry.value = Some(value);
+        }
+    }
+
+    /// Gives up the index of a value that [`Slab::take`] gave.
+    pub(crate) fn release(&mut self, index: u32) {
+        if let Some(entry) = self.entries.get_mut(index as usize) {
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free.push(index);
+        }
+    }
+
     /// The entry at `index`, whichever generation it is.
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {

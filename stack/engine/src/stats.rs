@@ -69,8 +69,6 @@ drop_reasons! {
     BadState = "bad-state",
     /// Payload for a stream that takes no more input.
     StreamEnded = "stream-ended",
-    /// A frame waiting for address resolution was given up.
-    NeighbourQueue = "neighbour-queue",
     /// No buffer for an answer.
     NoTransmitBuffer = "no-transmit-buffer",
 }

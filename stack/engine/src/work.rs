@@ -401,6 +401,22 @@ pub struct Completion {
 
 const _: () = assert!(size_of::<Completion>() == 32);
 
+impl Default for Completion {
+    /// An empty place, for arrays that completions are polled into.
+    fn default() -> Completion {
+        Completion {
+            id: 0,
+            queue_pair: 0,
+            length: 0,
+            invalidated: 0,
+            opcode: CompletionOpcode::Send,
+            status: Status::Success,
+            flags: CompletionFlags(0),
+            immediate: 0,
+        }
+    }
+}
+
 impl Completion {
     /// The STag that the peer's Send with Invalidate revoked.
     pub fn invalidated_stag(&self) -> Option<u32> {

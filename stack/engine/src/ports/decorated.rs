@@ -1,6 +1,18 @@
 //! Deliberate faults and packet capture around a port, switchable at run time.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::{DataLink, Endianness, TsResolution};
 use serde::{Deserialize, Serialize};
+use uwarp_tcp::Instant;
+
+use crate::command::ControlError;
+use crate::port::{BURST, Batch, Buffer, Capabilities, LinkState, PoolLevels, Port};
 
 /// How often frames suffer, as probabilities from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -10,9 +22,10 @@ pub struct Rates {
     pub loss: f64,
     /// The frame comes twice.
     pub duplication: f64,
-    /// The frame is overtaken by later ones.
+    /// The frame is overtaken by up to four later ones, or held for a millisecond.
     pub reordering: f64,
-    /// One bit of the frame flips.
+    /// One bit of the IP packet flips. Where the device vouches for checksums, only the CRC finds it, and that ends the
+    /// stream; elsewhere the checksum finds it and the segment is sent again.
     pub corruption: f64,
 }
 
@@ -26,4 +39,345 @@ pub struct FaultRates {
     pub transmit: Rates,
     /// What befalls frames that we receive.
     pub receive: Rates,
+}
+
+/// A frame held back is let go after this time at the latest.
+const LONGEST_HOLD: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    lost: u64,
+    duplicated: u64,
+    reordered: u64,
+    corrupted: u64,
+}
+
+/// One direction's dice and what they hold back.
+#[derive(Debug)]
+struct Direction<B> {
+    rates: Rates,
+    counters: Counters,
+    /// Frames that passed and wait for room.
+    passed: VecDeque<B>,
+    /// Frames held back: how many more may overtake, and until when.
+    held: VecDeque<(B, u32, Instant)>,
+}
+
+impl<B: Buffer> Direction<B> {
+    fn new(rates: Rates) -> Self {
+        Direction { rates, counters: Counters::default(), passed: VecDeque::new(), held: VecDeque::new() }
+    }
+
+    /// Throws the dice for one frame. `spare` gives a buffer for a damaged copy when the frame's own is shared.
+    fn pass(&mut self, mut frame: B, now: Instant, random: &mut fastrand::Rng, spare: impl FnOnce() -> Option<B>) {
+        let mut dice = |probability: f64| probability > 0.0 && random.f64() < probability;
+        let rates = self.rates;
+        if dice(rates.loss) {
+            self.counters.lost += 1;
+            return;
+        }
+        let (twice, later, damaged) = (dice(rates.duplication), dice(rates.reordering), dice(rates.corruption));
+        if twice {
+            self.counters.duplicated += 1;
+            self.passed.push_back(frame.share());
+        }
+        if damaged && frame.data().get(12..14) == Some(&[8, 0]) {
+            self.counters.corrupted += 1;
+            if frame.is_shared()
+                && let Some(mut copy) = spare()
+            {
+                copy_frame(&frame, &mut copy);
+                frame = copy;
+            }
+            flip(&mut frame, random);
+        }
+        if later {
+            self.counters.reordered += 1;
+            self.held.push_back((frame, random.u32(1..=4), now + LONGEST_HOLD));
+        } else {
+            self.passed.push_back(frame);
+            for held in &mut self.held {
+                held.1 = held.1.saturating_sub(1);
+            }
+        }
+        self.release(now);
+    }
+
+    /// Lets go of frames that were held long enough.
+    fn release(&mut self, now: Instant) {
+        while self.held.front().is_some_and(|(_, overtaking, until)| *overtaking == 0 || *until <= now) {
+            if let Some((frame, _, _)) = self.held.pop_front() {
+                self.passed.push_back(frame);
+            }
+        }
+    }
+}
+
+fn copy_frame<B: Buffer>(from: &B, to: &mut B) {
+    let start = to.start();
+    let mut at = start;
+    if let Some(storage) = to.storage_mut() {
+        for index in 0..from.segment_count() {
+            let part = from.segment(index).unwrap_or(&[]);
+            let room = storage.len() - at;
+            let length = part.len().min(room);
+            storage[at..at + length].copy_from_slice(&part[..length]);
+            at += length;
+        }
+    }
+    to.set_range(start, at - start);
+}
+
+fn flip<B: Buffer>(frame: &mut B, random: &mut fastrand::Rng) {
+    let (start, length) = (frame.start(), frame.data().len());
+    if length > 14
+        && let Some(storage) = frame.storage_mut()
+    {
+        let place = start + random.usize(14..length);
+        storage[place] ^= 1 << random.u32(0..8);
+    }
+}
+
+#[derive(Debug)]
+struct Faults<B> {
+    random: fastrand::Rng,
+    transmit: Direction<B>,
+    receive: Direction<B>,
+}
+
+struct Capture {
+    writer: PcapWriter<BufWriter<File>>,
+    /// Wall clock time of the engine's time zero.
+    origin: Duration,
+    /// Frames at the head of the transmit queue that were written already but not taken by the device yet.
+    written_ahead: usize,
+}
+
+impl std::fmt::Debug for Capture {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Capture")
+    }
+}
+
+impl Capture {
+    fn open(path: &Path, now: Instant) -> Result<Capture, ControlError> {
+        let failed = |cause: String| ControlError::File { path: path.to_owned(), cause };
+        let file = File::create(path).map_err(|error| failed(error.to_string()))?;
+        let header = PcapHeader {
+            version_major: 2,
+            version_minor: 4,
+            ts_correction: 0,
+            ts_accuracy: 0,
+            snaplen: 65_535,
+            datalink: DataLink::ETHERNET,
+            ts_resolution: TsResolution::NanoSecond,
+            endianness: Endianness::native(),
+        };
+        let writer = PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header)
+            .map_err(|error| failed(error.to_string()))?;
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let origin = wall.saturating_sub(Duration::from_nanos(now.as_nanos()));
+        Ok(Capture { writer, origin, written_ahead: 0 })
+    }
+
+    fn write<B: Buffer>(&mut self, frame: &B, now: Instant) {
+        let timestamp = self.origin + Duration::from_nanos(now.as_nanos());
+        let length = frame.total_len() as u32;
+        let result = if frame.segment_count() == 1 {
+            self.writer.write_packet(&PcapPacket::new(timestamp, length, frame.data()))
+        } else {
+            let parts = (0..frame.segment_count()).filter_map(|index| frame.segment(index));
+            let octets: Vec<u8> = parts.flatten().copied().collect();
+            self.writer.write_packet(&PcapPacket::new(timestamp, length, &octets))
+        };
+        // A full disk ends the capture silently: the packet path cannot report it.
+        let _ = result;
+    }
+}
+
+#[derive(Debug)]
+struct Extras<B> {
+    faults: Option<Faults<B>>,
+    capture: Option<Capture>,
+}
+
+/// A port, plain or with faults or capture. Plain costs one test a burst.
+#[derive(Debug)]
+pub struct Decorated<P: Port> {
+    port: P,
+    now: Instant,
+    extras: Option<Box<Extras<P::Buffer>>>,
+}
+
+impl<P: Port> Decorated<P> {
+    /// The port, plain at first.
+    pub fn new(port: P) -> Decorated<P> {
+        Decorated { port, now: Instant::ZERO, extras: None }
+    }
+
+    fn extras(&mut self) -> &mut Extras<P::Buffer> {
+        self.extras.get_or_insert_with(|| Box::new(Extras { faults: None, capture: None }))
+    }
+
+    fn drop_empty_extras(&mut self) {
+        if self.extras.as_ref().is_some_and(|extras| extras.faults.is_none() && extras.capture.is_none()) {
+            self.extras = None;
+        }
+    }
+
+    #[cold]
+    fn rx_with_extras(&mut self, batch: &mut Batch<P::Buffer>) -> usize {
+        let Some(extras) = &mut self.extras else { return 0 };
+        let before = batch.len();
+        if let Some(faults) = &mut extras.faults {
+            let mut arrived: Batch<P::Buffer> = Batch::new();
+            self.port.rx_burst(&mut arrived);
+            for frame in arrived {
+                let port = &mut self.port;
+                faults.receive.pass(frame, self.now, &mut faults.random, || port.alloc());
+            }
+            faults.receive.release(self.now);
+            while !batch.is_full() {
+                let Some(frame) = faults.receive.passed.pop_front() else { break };
+                batch.push(frame);
+            }
+            faults.transmit.release(self.now);
+            self.port.tx_burst(&mut faults.transmit.passed);
+        } else {
+            self.port.rx_burst(batch);
+        }
+        if let Some(capture) = &mut extras.capture {
+            for frame in &batch[before..] {
+                capture.write(frame, self.now);
+            }
+        }
+        batch.len() - before
+    }
+
+    #[cold]
+    fn tx_with_extras(&mut self, frames: &mut VecDeque<P::Buffer>) -> usize {
+        let Some(extras) = &mut self.extras else { return 0 };
+        if let Some(capture) = &mut extras.capture {
+            for frame in frames.iter().skip(capture.written_ahead) {
+                capture.write(frame, self.now);
+            }
+            capture.written_ahead = frames.len();
+        }
+        let taken = if let Some(faults) = &mut extras.faults {
+            let mut taken = 0;
+            while faults.transmit.passed.len() < 4 * BURST {
+                let Some(frame) = frames.pop_front() else { break };
+                let port = &mut self.port;
+                faults.transmit.pass(frame, self.now, &mut faults.random, || port.alloc());
+                taken += 1;
+            }
+            self.port.tx_burst(&mut faults.transmit.passed);
+            taken
+        } else {
+            self.port.tx_burst(frames)
+        };
+        if let Some(capture) = &mut extras.capture {
+            capture.written_ahead = frames.len();
+        }
+        taken
+    }
+}
+
+impl<P: Port> Port for Decorated<P> {
+    type Buffer = P::Buffer;
+
+    #[inline]
+    fn alloc(&mut self) -> Option<P::Buffer> {
+        self.port.alloc()
+    }
+
+    #[inline]
+    fn rx_burst(&mut self, batch: &mut Batch<P::Buffer>) -> usize {
+        if self.extras.is_none() { self.port.rx_burst(batch) } else { self.rx_with_extras(batch) }
+    }
+
+    #[inline]
+    fn tx_burst(&mut self, frames: &mut VecDeque<P::Buffer>) -> usize {
+        if self.extras.is_none() { self.port.tx_burst(frames) } else { self.tx_with_extras(frames) }
+    }
+
+    fn link(&mut self) -> LinkState {
+        self.port.link()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.port.capabilities()
+    }
+
+    fn pool_levels(&self) -> PoolLevels {
+        self.port.pool_levels()
+    }
+
+    #[inline]
+    fn transmit_free(&self) -> usize {
+        self.port.transmit_free()
+    }
+
+    #[inline]
+    fn set_now(&mut self, now: Instant) {
+        self.now = now;
+        self.port.set_now(now);
+    }
+
+    fn next_arrival(&self) -> Option<Instant> {
+        let held = self.extras.as_ref().and_then(|extras| {
+            let faults = extras.faults.as_ref()?;
+            let fronts = [faults.transmit.held.front(), faults.receive.held.front()];
+            fronts.into_iter().flatten().map(|(_, _, until)| *until).min()
+        });
+        [held, self.port.next_arrival()].into_iter().flatten().min()
+    }
+
+    fn set_faults(&mut self, rates: Option<FaultRates>) {
+        let now = self.now;
+        let previous = self.extras().faults.take();
+        if let Some(mut faults) = previous {
+            // Nothing stays behind: what was held back goes out now.
+            let held = faults.transmit.held.drain(..).map(|(frame, _, _)| frame);
+            faults.transmit.passed.extend(held);
+            self.port.tx_burst(&mut faults.transmit.passed);
+        }
+        self.extras().faults = rates.map(|rates| Faults {
+            random: fastrand::Rng::with_seed(rates.seed ^ now.as_nanos()),
+            transmit: Direction::new(rates.transmit),
+            receive: Direction::new(rates.receive),
+        });
+        self.drop_empty_extras();
+    }
+
+    fn start_capture(&mut self, path: &Path) -> Result<(), ControlError> {
+        let capture = Capture::open(path, self.now)?;
+        self.extras().capture = Some(capture);
+        Ok(())
+    }
+
+    fn stop_capture(&mut self) {
+        // Dropping the writer flushes it.
+        self.extras().capture = None;
+        self.drop_empty_extras();
+    }
+
+    fn fault_counts(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        if let Some(faults) = self.extras.as_ref().and_then(|extras| extras.faults.as_ref()) {
+            for (name, direction) in [("transmit", &faults.transmit), ("receive", &faults.receive)] {
+                let counters = direction.counters;
+                let kinds = [
+                    ("lost", counters.lost),
+                    ("duplicated", counters.duplicated),
+                    ("reordered", counters.reordered),
+                    ("corrupted", counters.corrupted),
+                ];
+                for (kind, count) in kinds {
+                    counts.insert(format!("{name}-{kind}"), count);
+                }
+            }
+        }
+        counts
+    }
 }

@@ -1,0 +1,164 @@
+//! One connection as the engine has it: TCP below, the phase of its iWARP life above.
+
+use std::time::Duration;
+
+use uwarp_iwarp::startup::{Initiator, Responder};
+use uwarp_iwarp::{Message, Stream};
+use uwarp_tcp::Instant;
+use uwarp_wire::address::FlowKey;
+use uwarp_wire::ddp::{Stag, TaggedOffset};
+
+use crate::command::{DisconnectReason, ListenerId};
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) flow: FlowKey,
+    /// Its tag in the flow table.
+    pub(crate) tag: u32,
+    /// Stands in the ready list.
+    pub(crate) scheduled: bool,
+    /// Waits for its next hop's hardware address.
+    pub(crate) unresolved: bool,
+    /// The peer is this engine: frames take the internal loop.
+    pub(crate) to_self: bool,
+    /// The window offered was lowered because buffers are short.
+    pub(crate) squeezed: bool,
+    /// Our FIN was acknowledged.
+    pub(crate) finished: bool,
+    /// To be removed when it is put back.
+    pub(crate) gone: bool,
+    /// Next hop's hardware address, valid while `epoch` is the neighbour table's.
+    pub(crate) mac: [u8; 6],
+    pub(crate) epoch: u32,
+    /// Number of the queue pair, once bound.
+    pub(crate) queue_pair: Option<u32>,
+    pub(crate) tcp: uwarp_tcp::Connection,
+    pub(crate) phase: Phase,
+    /// An MPA start-up frame that is still to be handed to TCP.
+    pub(crate) startup_frame: Option<Vec<u8>>,
+    /// TCP is closed once everything up to here was handed to it.
+    pub(crate) close_when_sent: bool,
+    /// Octets of an FPDU that has not come whole.
+    pub(crate) gather: Vec<u8>,
+    /// The phase's own time limit.
+    pub(crate) deadline: Option<Instant>,
+    /// Why it ends: the first reason counts.
+    pub(crate) end: Option<DisconnectReason>,
+}
+
+/// Where a connection stands in its iWARP life.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// We opened it: TCP handshake and MPA Reply are awaited.
+    Initiating(Box<Initiating>),
+    /// The peer opened it: TCP handshake and MPA Request are awaited.
+    Responding(Box<Responding>),
+    /// The Request waits for accept or reject.
+    Requested(Box<Responding>),
+    /// Full operation, and its end by Terminate.
+    Running(Box<Running>),
+    /// Only TCP is left: what is received means nothing.
+    Closing,
+}
+
+impl Phase {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Phase::Initiating(_) => "initiating",
+            Phase::Responding(_) => "responding",
+            Phase::Requested(_) => "requested",
+            Phase::Running(_) => "running",
+            Phase::Closing => "closing",
+        }
+    }
+}
+
+/// An active open.
+#[derive(Debug)]
+pub(crate) struct Initiating {
+    pub(crate) machine: Initiator,
+    pub(crate) first_fpdu_delay: Duration,
+}
+
+/// A passive open.
+#[derive(Debug)]
+pub(crate) struct Responding {
+    pub(crate) machine: Responder,
+    pub(crate) listener: ListenerId,
+}
+
+/// A stream in full operation.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) stream: Stream,
+    /// CRCs are generated and checked.
+    pub(crate) crc: bool,
+    /// The message being cut.
+    pub(crate) outgoing: Option<Outgoing>,
+    /// Octets of read responses less octets of our own messages, of late: who is behind comes next.
+    pub(crate) balance: i64,
+    /// Nothing is sent before this time.
+    pub(crate) first_fpdu_at: Option<Instant>,
+    /// How the orderly end goes.
+    pub(crate) ending: Ending,
+    /// The last message: goes out as soon as one may.
+    pub(crate) terminate: Option<Message>,
+}
+
+/// A message being cut, and where its payload comes from.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) message: Message,
+    pub(crate) source: Source,
+}
+
+/// Where the payload of a message comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Source {
+    /// There is none, and nobody waits for its end.
+    Nothing,
+    /// The entries of the send queue's current element.
+    Entries,
+    /// The inline data of the send queue's current element.
+    Inline,
+    /// The send queue's current element is a read: its request has no payload.
+    ReadRequest,
+    /// Memory that the peer reads.
+    Response {
+        /// Region.
+        stag: Stag,
+        /// Offset of the message's first octet.
+        offset: TaggedOffset,
+    },
+}
+
+/// How the orderly end of a stream goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Not ending.
+    No,
+    /// So many slots of the send queue, from its head on, are still worked off; then comes FIN.
+    Finishing {
+        /// Slots.
+        slots: usize,
+    },
+    /// TCP was closed on our side.
+    Closed,
+}
+
+impl Connection {
+    /// Notes why the connection ends, unless that is known already.
+    pub(crate) fn ends_by(&mut self, reason: DisconnectReason) {
+        self.end.get_or_insert(reason);
+    }
+
+    /// When the connection needs attention at the latest.
+    #[inline]
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        match (self.tcp.deadline(), self.deadline) {
+            (Some(tcp), Some(own)) => Some(tcp.min(own)),
+            (tcp, own) => tcp.or(own),
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! The engine's state and the order of its turn. What each step does is in the modules beside this one.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel::Receiver;
+use hashbrown::HashMap;
+use uwarp_memory::Turn;
+use uwarp_ring::Doorbells;
+use uwarp_tcp::{Instant, IsnGenerator};
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::ethernet::EthernetAddress;
+
+use crate::command::{AsyncEvent, Command, EventSink, ShutdownReport};
+use crate::config::EngineConfig;
+use crate::connection::Connection;
+use crate::engine::{EngineChannels, EngineError, Turned};
+use crate::flow::FlowTable;
+use crate::lanes::Lanes;
+use crate::listener::Listener;
+use crate::neighbours::Neighbours;
+use crate::port::{Batch, Buffer, LinkState, Port};
+use crate::queue_pair::QueuePair;
+use crate::slab::{BufferStore, Slab};
+use crate::stats::{DROP_REASONS, DropReason};
+use crate::wheel::Wheel;
+
+/// How often the link is looked at.
+const LINK_INTERVAL: Duration = Duration::from_millis(10);
+/// How often queue pairs in the error state are looked at for receives posted late.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
+/// How soon a connection that lacks buffers is tried again when nothing else happens.
+const STARVED_INTERVAL: Duration = Duration::from_micros(50);
+/// Gather buffers kept for reuse.
+const SPARE_GATHERS: usize = 64;
+
+/// A received frame that TCP holds out of order.
+#[derive(Debug)]
+pub(crate) struct HeldFrame<B> {
+    pub(crate) buffer: B,
+    pub(crate) payload_offset: u32,
+}
+
+/// A record of TCP's send queue.
+#[derive(Debug)]
+pub(crate) struct Record<B> {
+    pub(crate) buffer: B,
+    /// Octets of the record; they lie at [`Core::payload_start`] of the buffer's storage.
+    pub(crate) length: u32,
+    /// Partial Internet checksum of the record.
+    pub(crate) sum: u32,
+}
+
+/// Counters since the engine was made.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counters {
+    pub(crate) turns: u64,
+    pub(crate) busy_turns: u64,
+    pub(crate) frames_received: u64,
+    pub(crate) octets_received: u64,
+    pub(crate) frames_sent: u64,
+    pub(crate) octets_sent: u64,
+    pub(crate) fpdus_received: u64,
+    pub(crate) fpdus_gathered: u64,
+    pub(crate) fpdus_sent: u64,
+    pub(crate) crc_errors: u64,
+    pub(crate) retransmissions: u64,
+    pub(crate) retransmission_copies: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) pure_acknowledgments: u64,
+    pub(crate) resets_sent: u64,
+    pub(crate) terminates_sent: u64,
+    pub(crate) terminates_received: u64,
+    pub(crate) connections_opened: u64,
+    pub(crate) connections_closed: u64,
+    pub(crate) completion_overflows: u64,
+    pub(crate) drops: [u64; DROP_REASONS],
+}
+
+/// A shutdown under way.
+#[derive(Debug)]
+pub(crate) struct Shutdown {
+    pub(crate) until: Instant,
+    pub(crate) report: ShutdownReport,
+    pub(crate) done: Option<crossbeam::channel::Sender<ShutdownReport>>,
+}
+
+/// Everything of an engine but its place in the memory epochs.
+#[derive(Debug)]
+pub(crate) struct Core<P: Port> {
+    pub(crate) config: EngineConfig,
+    pub(crate) port: P,
+    pub(crate) now: Instant,
+    pub(crate) own_mac: EthernetAddress,
+    pub(crate) own_address: IpAddress,
+    /// Where payload stands in a transmit buffer: room for all headers in front.
+    pub(crate) payload_start: usize,
+    /// Storage of a transmit buffer.
+    pub(crate) data_room: usize,
+    pub(crate) offload_ip: bool,
+    pub(crate) offload_tcp: bool,
+    pub(crate) tcp_config: uwarp_tcp::Config,
+    pub(crate) doorbells: Arc<Doorbells>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) events: EventSink<AsyncEvent>,
+    pub(crate) connections: Slab<Connection>,
+    pub(crate) flows: FlowTable,
+    pub(crate) wheel: Wheel,
+    pub(crate) fired: Vec<u32>,
+    pub(crate) queue_pairs: Vec<Option<Box<QueuePair>>>,
+    pub(crate) lanes: Lanes,
+    pub(crate) listeners: HashMap<u16, Listener>,
+    pub(crate) half_open: u32,
+    pub(crate) neighbours: Neighbours,
+    /// Connections that wait for a hardware address.
+    pub(crate) unresolved: Vec<u32>,
+    pub(crate) known_epoch: u32,
+    pub(crate) held: BufferStore<HeldFrame<P::Buffer>>,
+    pub(crate) held_budget: usize,
+    pub(crate) records: BufferStore<Record<P::Buffer>>,
+    /// Transmit buffers that records leave alone.
+    pub(crate) reserve: usize,
+    /// Transmit buffers that are free at least; looked up again when it runs low.
+    pub(crate) free_known: usize,
+    /// Something could not be sent for lack of buffers or room.
+    pub(crate) starved: bool,
+    pub(crate) ready: VecDeque<u32>,
+    pub(crate) transmit_queue: VecDeque<P::Buffer>,
+    pub(crate) loopback: VecDeque<P::Buffer>,
+    pub(crate) rung: Vec<u32>,
+    /// Where chained frames are made contiguous.
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) spare_gathers: Vec<Vec<u8>>,
+    pub(crate) gathering: u64,
+    pub(crate) counters: Counters,
+    pub(crate) isn: IsnGenerator,
+    pub(crate) random: fastrand::Rng,
+    pub(crate) link_up: bool,
+    link_check_at: Instant,
+    sweep_at: Option<Instant>,
+    pub(crate) shutdown: Option<Shutdown>,
+    announced: bool,
+}
+
+impl<P: Port> Core<P> {
+    pub(crate) fn new(mut config: EngineConfig, port: P, channels: EngineChannels) -> Result<Core<P>, EngineError> {
+        let capabilities = port.capabilities().clone();
+        if config.address.is_unspecified() || config.address.is_multicast() || config.address.is_broadcast() {
+            return Err(EngineError::Config("the own address must be a unicast IPv4 address"));
+        }
+        if config.prefix_length > 32 {
+            return Err(EngineError::Config("the prefix length must be 0 to 32"));
+        }
+        if config.ephemeral_ports.0 == 0 || config.ephemeral_ports.0 > config.ephemeral_ports.1 {
+            return Err(EngineError::Config("the range of ports for active opens is empty"));
+        }
+        if capabilities.mtu < 576 {
+            return Err(EngineError::Config("the device's MTU is below 576"));
+        }
+        if channels.doorbells.count() < config.limits.queue_pairs as usize {
+            return Err(EngineError::Config("there are fewer doorbells than queue pairs"));
+        }
+        // Ethernet with a tag, IPv4, and the longest TCP header.
+        let payload_start = capabilities.headroom.max(18 + 20 + 60);
+        let mss = capabilities.mtu - 40;
+        if payload_start + usize::from(mss) > capabilities.data_room {
+            return Err(EngineError::Config("transmit buffers are too small for the device's MTU"));
+        }
+        let mut tcp_config = config.tcp;
+        tcp_config.mss = tcp_config.mss.min(mss);
+        let levels = port.pool_levels();
+        let held_budget = config.budgets.out_of_order.unwrap_or(levels.receive_total / 2).max(4) as usize;
+        let reserve = config.budgets.transmit_reserve.unwrap_or((levels.transmit_total / 8).clamp(8, 256)) as usize;
+        let secret = config.secret;
+        let neighbours = Neighbours::new(config.limits.neighbours as usize, &config.neighbours, secret[1]);
+        let transmit_buffers = levels.transmit_total as usize;
+        let backlog = config.budgets.transmit_backlog as usize;
+        let queue_pairs = (0..config.limits.queue_pairs).map(|_| None).collect();
+        config.budgets.transmit_backlog = config.budgets.transmit_backlog.max(8);
+        Ok(Core {
+            own_mac: EthernetAddress(capabilities.mac),
+            own_address: config.address.into(),
+            payload_start,
+            data_room: capabilities.data_room,
+            offload_ip: capabilities.transmit_ip_checksum,
+            offload_tcp: capabilities.transmit_tcp_checksum,
+            tcp_config,
+            doorbells: channels.doorbells,
+            commands: channels.commands,
+            events: channels.events,
+            connections: Slab::new(),
+            flows: FlowTable::new(secret[0]),
+            wheel: Wheel::new(),
+            fired: Vec::new(),
+            queue_pairs,
+            lanes: Lanes::default(),
+            listeners: HashMap::new(),
+            half_open: 0,
+            known_epoch: neighbours.epoch(),
+            neighbours,
+            unresolved: Vec::new(),
+            held: BufferStore::with_capacity(held_budget + crate::port::BURST),
+            held_budget,
+            records: BufferStore::with_capacity(transmit_buffers),
+            reserve,
+            free_known: 0,
+            starved: false,
+            ready: VecDeque::with_capacity(64),
+            transmit_queue: VecDeque::with_capacity(2 * backlog + 64),
+            loopback: VecDeque::new(),
+            rung: Vec::with_capacity(64),
+            scratch: Vec::with_capacity(70_000),
+            spare_gathers: Vec::with_capacity(SPARE_GATHERS),
+            gathering: 0,
+            counters: Counters::default(),
+            isn: IsnGenerator::new(secret),
+            random: fastrand::Rng::with_seed(config.seed),
+            link_up: true,
+            link_check_at: Instant::ZERO,
+            sweep_at: None,
+            shutdown: None,
+            announced: false,
+            now: Instant::ZERO,
+            port,
+            config,
+        })
+    }
+
+    /// The part of the turn that looks for something to do: true if there is some that may touch memory.
+    #[inline]
+    pub(crate) fn collect(&mut self, now: Instant, batch: &mut Batch<P::Buffer>) -> bool {
+        self.now = now;
+        self.counters.turns += 1;
+        self.port.set_now(now);
+        if !self.announced {
+            self.announced = true;
+            self.announce();
+        }
+        let mut busy = self.run_commands();
+        busy |= self.port.rx_burst(batch) > 0;
+        self.doorbells.take(|number| self.rung.push(number as u32));
+        if self.wheel.due(now) {
+            self.wheel.advance(now, &mut self.fired);
+        }
+        if now >= self.link_check_at {
+            self.check_link();
+        }
+        busy || !self.rung.is_empty()
+            || !self.fired.is_empty()
+            || !self.ready.is_empty()
+            || !self.loopback.is_empty()
+            || self.neighbours.deadline().is_some_and(|at| at <= now)
+            || self.sweep_at.is_some_and(|at| at <= now)
+            || self.known_epoch != self.neighbours.epoch()
+            || self.shutdown.is_some()
+            || self.lanes.unsettled()
+    }
+
+    /// The part of the turn that does it.
+    pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
+        self.starved = false;
+        self.free_known = 0;
+        for frame in batch.drain(..) {
+            self.receive_frame(turn, frame);
+        }
+        // Frames that this very loop adds wait for the next turn.
+        for _ in 0..self.loopback.len() {
+            if let Some(frame) = self.loopback.pop_front() {
+                self.receive_frame(turn, frame);
+            }
+        }
+        self.run_timers(turn);
+        self.run_doorbells();
+        self.run_neighbours();
+        if self.sweep_at.is_some_and(|at| at <= self.now) {
+            self.sweep();
+        }
+        if self.shutdown.is_some() {
+            self.run_shutdown();
+        }
+        for _ in 0..self.ready.len() {
+            let Some(index) = self.ready.pop_front() else { break };
+            self.serve(turn, index);
+        }
+        if self.shutdown.is_some() {
+            self.finish_shutdown();
+        }
+        if self.lanes.unsettled() {
+            self.lanes.settle();
+        }
+    }
+
+    /// The end of the turn: gives frames to the device.
+    #[inline]
+    pub(crate) fn flush(&mut self) -> usize {
+        if self.transmit_queue.is_empty() {
+            return 0;
+        }
+        let mut sent = 0;
+        while !self.transmit_queue.is_empty() {
+            let taken = self.port.tx_burst(&mut self.transmit_queue);
+            sent += taken;
+            if taken == 0 {
+                break;
+            }
+        }
+        self.counters.frames_sent += sent as u64;
+        sent
+    }
+
+    /// What the caller of the turn needs to know.
+    #[inline]
+    pub(crate) fn turned(&mut self, worked: bool, received: usize, transmitted: usize) -> Turned {
+        let backlog = !self.transmit_queue.is_empty() || !self.loopback.is_empty();
+        // Connections that could not go on for lack of buffers or room are no reason to spin on virtual time.
+        let more = !self.ready.is_empty();
+        let busy = received > 0 || transmitted > 0 || backlog || worked && !more || more && !self.starved;
+        if busy {
+            self.counters.busy_turns += 1;
+        }
+        let mut next = self.wheel.next_deadline();
+        let mut consider = |at: Option<Instant>| {
+            if let Some(at) = at {
+                next = Some(next.map_or(at, |known| known.min(at)));
+            }
+        };
+        consider(self.neighbours.deadline());
+        consider(self.sweep_at);
+        consider(self.shutdown.as_ref().map(|shutdown| shutdown.until));
+        consider(self.port.next_arrival());
+        if more && self.starved {
+            consider(Some(self.now + STARVED_INTERVAL));
+        }
+        Turned { received, transmitted, busy, next_deadline: next }
+    }
+
+    /// Puts a connection on the ready list.
+    #[inline]
+    pub(crate) fn schedule(ready: &mut VecDeque<u32>, index: u32, connection: &mut Connection) {
+        if !connection.scheduled {
+            connection.scheduled = true;
+            ready.push_back(index);
+        }
+    }
+
+    /// Puts the connection at `index` on the ready list.
+    pub(crate) fn schedule_index(&mut self, index: u32) {
+        if let Some(connection) = self.connections.get_mut(index) {
+            Self::schedule(&mut self.ready, index, connection);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.counters.drops[reason as usize] += 1;
+    }
+
+    /// A transmit buffer, any: for what must go out.
+    #[inline]
+    pub(crate) fn alloc(&mut self) -> Option<P::Buffer> {
+        let buffer = self.port.alloc();
+        self.free_known = self.free_known.saturating_sub(1);
+        if buffer.is_none() {
+            self.free_known = 0;
+        }
+        buffer
+    }
+
+    /// Whether at least `count` transmit buffers are free.
+    #[inline]
+    pub(crate) fn has_free(&mut self, count: usize) -> bool {
+        if self.free_known >= count {
+            return true;
+        }
+        self.free_known = self.port.transmit_free();
+        self.free_known >= count
+    }
+
+    /// Whether more frames may be made: the device has not fallen behind.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.transmit_queue.len() < self.config.budgets.transmit_backlog as usize
+    }
+
+    /// A buffer for an FPDU in pieces.
+    pub(crate) fn take_gather(&mut self) -> Vec<u8> {
+        self.spare_gathers.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn give_gather(&mut self, mut gather: Vec<u8>) {
+        if gather.capacity() > 0 && self.spare_gathers.len() < SPARE_GATHERS {
+            gather.clear();
+            self.spare_gathers.push(gather);
+        }
+    }
+
+    /// The queue pair with this number.
+    pub(crate) fn queue_pair(&mut self, number: u32) -> Option<&mut QueuePair> {
+        self.queue_pairs.get_mut(number as usize)?.as_deref_mut()
+    }
+
+    /// The next hop towards an address.
+    pub(crate) fn next_hop(&self, address: Ipv4Addr) -> Ipv4Addr {
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.config.prefix_length)).unwrap_or(0);
+        if (address.to_bits() ^ self.config.address.to_bits()) & mask == 0 {
+            return address;
+        }
+        // Without a gateway everything is taken to be on the link.
+        self.config.gateway.unwrap_or(address)
+    }
+
+    fn check_link(&mut self) {
+        self.link_check_at = self.now + LINK_INTERVAL;
+        let up = self.port.link() == LinkState::Up;
+        if up == self.link_up {
+            return;
+        }
+        self.link_up = up;
+        self.events.send(AsyncEvent::Link { up });
+        if up {
+            self.announce();
+            return;
+        }
+        // A survivor learns of a dead peer by probing at once, not at the next keep-alive.
+        let now = self.now;
+        for index in self.connections.indexes() {
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.tcp.link_lost(now);
+                Self::schedule(&mut self.ready, index, connection);
+            }
+        }
+    }
+
+    fn run_doorbells(&mut self) {
+        while let Some(number) = self.rung.pop() {
+            let Some(queue_pair) = self.queue_pair(number) else { continue };
+            match queue_pair.connection {
+                Some(index) => self.schedule_index(index),
+                None if queue_pair.stage == crate::queue_pair::Stage::Error => {
+                    self.flush_queue_pair_number(number);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn run_timers(&mut self, turn: &Turn<'_>) {
+        while let Some(index) = self.fired.pop() {
+            self.on_timer(turn, index);
+        }
+    }
+
+    fn run_neighbours(&mut self) {
+        self.neighbours.on_deadline(self.now);
+        while let Some(request) = self.neighbours.poll_request() {
+            self.send_arp_request(request);
+        }
+        while let Some(address) = self.neighbours.poll_unreachable() {
+            self.on_unreachable(address);
+        }
+        if self.known_epoch != self.neighbours.epoch() {
+            self.known_epoch = self.neighbours.epoch();
+            while let Some(index) = self.unresolved.pop() {
+                if let Some(connection) = self.connections.get_mut(index) {
+                    connection.unresolved = false;
+                    Self::schedule(&mut self.ready, index, connection);
+                }
+            }
+        }
+    }
+
+    /// Flushes what was posted to queue pairs in the error state without a doorbell.
+    fn sweep(&mut self) {
+        let mut left = false;
+        for number in 0..self.queue_pairs.len() as u32 {
+            let in_error =
+                self.queue_pair(number).is_some_and(|queue_pair| queue_pair.stage == crate::queue_pair::Stage::Error);
+            if in_error {
+                self.flush_queue_pair_number(number);
+                left = true;
+            }
+        }
+        self.sweep_at = left.then(|| self.now + SWEEP_INTERVAL);
+    }
+
+    /// Looks at queue pairs in the error state from now on, now and then.
+    pub(crate) fn sweep_soon(&mut self) {
+        if self.sweep_at.is_none() {
+            self.sweep_at = Some(self.now + SWEEP_INTERVAL);
+        }
+    }
+}
+
+/// The octets of a frame in one piece: its own, or a copy in `scratch` if it is a chain.
+#[inline]
+pub(crate) fn contiguous<'a, B: Buffer>(buffer: &'a B, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+    if buffer.segment_count() == 1 {
+        return buffer.data();
+    }
+    scratch.clear();
+    for index in 0..buffer.segment_count() {
+        scratch.extend_from_slice(buffer.segment(index).unwrap_or(&[]));
+    }
+    scratch
+}

@@ -1,0 +1,400 @@
+//! A queue pair as the engine has it: the two rings and how far they are worked off.
+//!
+//! The rings are themselves the lists of outstanding work. The send queue has three cursors: everything before `head`
+//! has completed and is released; elements from `head` to `begun` have been turned into segments, or into a Read Request
+//! whose response is awaited; the element at `begun` is being cut or comes next.
+
+use std::collections::VecDeque;
+
+use uwarp_memory::{Association, DomainId, StreamId};
+use uwarp_ring::{Consumer, Slot};
+
+use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, QueuePairSetup};
+use crate::work::{
+    Completion, CompletionFlags, CompletionOpcode, MalformedElement, ReceiveElement, SendElement, SendFlags,
+    SendOpcode, Sge, Status, entry_at,
+};
+
+/// Where a queue pair stands, beyond what its stream says while there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// No connection yet.
+    Idle,
+    /// It has a connection.
+    Connected,
+    /// All work is flushed, now and from now on.
+    Error,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) number: u32,
+    pub(crate) association: Association,
+    pub(crate) stage: Stage,
+    /// Index of its connection.
+    pub(crate) connection: Option<u32>,
+    pub(crate) send: SendQueue,
+    pub(crate) receive: ReceiveQueue,
+    pub(crate) send_completions: CompletionQueueId,
+    pub(crate) receive_completions: CompletionQueueId,
+    pub(crate) events: EventSink<ConnectionEvent>,
+    /// A completion did not fit into its queue; the engine fails the queue pair when it sees this.
+    pub(crate) overflowed: Option<CompletionQueueId>,
+}
+
+/// The send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    ring: Consumer<Slot>,
+    signal_all: bool,
+    complete_on_ack: bool,
+    /// Slots from the head of the ring to the element that is being cut or comes next.
+    begun: usize,
+    /// The element being cut.
+    current: Option<CurrentSend>,
+    /// Reads completed whose elements have not been retired yet.
+    reads_done: u32,
+    /// Ends, in octets of the TCP stream, of begun elements that complete when acknowledged.
+    ends: VecDeque<u64>,
+    /// Elements completed.
+    pub(crate) completed: u64,
+}
+
+/// The element being cut: its head, and how far its entries are used up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CurrentSend {
+    pub(crate) element: SendElement,
+    entry: usize,
+    /// Octets of the message before `entry`.
+    before: u32,
+}
+
+impl SendQueue {
+    /// Whether an element is being cut.
+    pub(crate) fn is_cutting(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Slots posted and not completed.
+    pub(crate) fn outstanding(&mut self) -> usize {
+        self.ring.available()
+    }
+
+    /// Slots from the head to the first element that was not begun.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun
+    }
+
+    /// The element that comes next, if none is being cut.
+    #[inline]
+    pub(crate) fn peek_next(&mut self) -> Option<Result<SendElement, MalformedElement>> {
+        if self.ring.known() <= self.begun && self.ring.available() <= self.begun {
+            return None;
+        }
+        let element = self.ring.peek(self.begun).map(SendElement::decode)?;
+        // A poster publishes all slots of an element together.
+        match element {
+            Ok(element) if self.ring.known() < self.begun + element.slots() => Some(Err(MalformedElement)),
+            other => Some(other),
+        }
+    }
+
+    /// The next element is now being cut.
+    #[inline]
+    pub(crate) fn begin(&mut self, element: SendElement) {
+        self.current = Some(CurrentSend { element, entry: 0, before: 0 });
+    }
+
+    /// Element `index` of the current element's entries.
+    #[inline]
+    pub(crate) fn entry(&self, element: &SendElement, index: usize) -> Option<Sge> {
+        if index >= usize::from(element.entries) {
+            return None;
+        }
+        let (slot, place) = SendElement::entry_place(index);
+        Some(entry_at(self.ring.peek(self.begun + slot)?, place))
+    }
+
+    /// Calls `take` with the pieces of registered memory that hold octets `offset .. offset + length` of the current
+    /// element's message, in order. Pieces are asked for with rising offsets.
+    #[inline]
+    pub(crate) fn gather<E>(
+        &mut self,
+        offset: u32,
+        length: u32,
+        mut take: impl FnMut(Sge) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(mut current) = self.current else { return Ok(()) };
+        let (mut offset, mut left) = (offset, length);
+        while left > 0 {
+            let Some(entry) = self.entry(&current.element, current.entry) else { break };
+            let skip = offset - current.before;
+            if skip >= entry.length {
+                current.entry += 1;
+                current.before += entry.length;
+                continue;
+            }
+            let part = left.min(entry.length - skip);
+            take(Sge { stag: entry.stag, length: part, offset: entry.offset.wrapping_add(u64::from(skip)) })?;
+            offset += part;
+            left -= part;
+        }
+        self.current = Some(current);
+        Ok(())
+    }
+
+    /// Copies octets from `offset` on of the current element's inline data.
+    pub(crate) fn copy_inline(&self, offset: u32, out: &mut [u8]) {
+        let Some(current) = self.current else { return };
+        if offset == 0 {
+            for index in 0..current.element.slots() {
+                if let Some(slot) = self.ring.peek(self.begun + index) {
+                    SendElement::copy_inline(slot, index, out);
+                }
+            }
+            return;
+        }
+        let mut whole = [0u8; crate::work::MAX_INLINE];
+        let length = (current.element.length as usize).min(whole.len());
+        for index in 0..current.element.slots() {
+            if let Some(slot) = self.ring.peek(self.begun + index) {
+                SendElement::copy_inline(slot, index, &mut whole[..length]);
+            }
+        }
+        let from = (offset as usize).min(length);
+        let part = out.len().min(length - from);
+        out[..part].copy_from_slice(&whole[from..from + part]);
+    }
+
+    /// The last segment of the current element was built and ends at `position` octets of the TCP stream.
+    #[inline]
+    pub(crate) fn finish(&mut self, position: u64) {
+        if let Some(current) = self.current.take() {
+            if self.waits_for_ack(&current.element) {
+                self.ends.push_back(position);
+            }
+            self.begun += current.element.slots();
+        }
+    }
+
+    #[inline]
+    fn waits_for_ack(&self, element: &SendElement) -> bool {
+        element.opcode != SendOpcode::Read
+            && (self.complete_on_ack || element.flags.contains(SendFlags::COMPLETE_ON_ACK))
+    }
+
+    /// A read has completed.
+    #[inline]
+    pub(crate) fn read_done(&mut self) {
+        self.reads_done += 1;
+    }
+
+    /// Takes the oldest element out if it is complete, `acknowledged` octets of the TCP stream being acknowledged.
+    /// Gives its completion, if one is wanted.
+    #[inline]
+    pub(crate) fn retire(&mut self, number: u32, acknowledged: u64) -> Option<Option<Completion>> {
+        if self.begun == 0 {
+            return None;
+        }
+        let element = self.ring.peek(0).and_then(|slot| SendElement::decode(slot).ok())?;
+        if element.opcode == SendOpcode::Read {
+            if self.reads_done == 0 {
+                return None;
+            }
+            self.reads_done -= 1;
+        } else if self.waits_for_ack(&element) {
+            if self.ends.front().is_none_or(|end| *end > acknowledged) {
+                return None;
+            }
+            self.ends.pop_front();
+        }
+        self.begun -= element.slots();
+        self.ring.release(element.slots());
+        self.completed += 1;
+        let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED);
+        Some(signalled.then(|| completion_of(&element, number, Status::Success)))
+    }
+
+    /// Takes the oldest element out unfinished; `None` when the queue is empty. The second value says whether it had
+    /// been begun.
+    pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<(Completion, bool)> {
+        let available = self.ring.available();
+        if available == 0 {
+            self.current = None;
+            self.begun = 0;
+            self.reads_done = 0;
+            self.ends.clear();
+            return None;
+        }
+        let decoded = self.ring.peek(0).map(SendElement::decode)?;
+        let (completion, slots) = match decoded {
+            Ok(element) => (completion_of(&element, number, status), element.slots().min(available)),
+            // Its identifier cannot be trusted, but it stands in the same word.
+            Err(MalformedElement) => {
+                let id = self.ring.peek(0).map_or(0, |slot| slot.0[1]);
+                let (queue_pair, opcode, flags) = (number, CompletionOpcode::Send, CompletionFlags::default());
+                let status = Status::LocalOperation;
+                (Completion { id, queue_pair, length: 0, invalidated: 0, opcode, status, flags, immediate: 0 }, 1)
+            }
+        };
+        let begun = self.begun > 0 || self.current.is_some();
+        if self.begun == 0 {
+            self.current = None;
+        }
+        self.begun = self.begun.saturating_sub(slots);
+        self.ring.release(slots);
+        self.completed += 1;
+        Some((completion, begun))
+    }
+}
+
+fn completion_of(element: &SendElement, number: u32, status: Status) -> Completion {
+    Completion {
+        id: element.id,
+        queue_pair: number,
+        length: element.length,
+        invalidated: 0,
+        opcode: match element.opcode {
+            SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
+            SendOpcode::Write => CompletionOpcode::Write,
+            SendOpcode::Read => CompletionOpcode::Read,
+        },
+        status,
+        flags: CompletionFlags::default(),
+        immediate: 0,
+    }
+}
+
+/// The receive queue.
+#[derive(Debug)]
+pub(crate) struct ReceiveQueue {
+    ring: Consumer<Slot>,
+    /// The element that the open message goes into.
+    current: Option<CurrentReceive>,
+    /// Elements completed.
+    pub(crate) completed: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct CurrentReceive {
+    element: ReceiveElement,
+    entry: usize,
+    /// Octets of the message before `entry`.
+    before: u32,
+}
+
+/// Why a part of a Send cannot be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScatterError<E> {
+    /// The message is longer than the element.
+    TooLong,
+    /// One of the entries could not be written.
+    Entry(E),
+}
+
+impl ReceiveQueue {
+    /// Takes the oldest element for a new message; false if none is posted.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> bool {
+        if self.ring.known() == 0 && self.ring.available() == 0 {
+            return false;
+        }
+        let decoded = self.ring.peek(0).and_then(|slot| ReceiveElement::decode(slot).ok());
+        let element = decoded.filter(|element| element.slots() <= self.ring.known());
+        // A malformed element takes nothing: any payload is then too long for it.
+        let element = element.unwrap_or(ReceiveElement { id: 0, length: 0, entries: 0 });
+        self.current = Some(CurrentReceive { element, entry: 0, before: 0 });
+        true
+    }
+
+    /// Calls `place` with the pieces of registered memory for octets from `offset` on of the open message.
+    #[inline]
+    pub(crate) fn scatter<E>(
+        &mut self,
+        offset: u32,
+        payload: &[u8],
+        mut place: impl FnMut(Sge, &[u8]) -> Result<(), E>,
+    ) -> Result<(), ScatterError<E>> {
+        let Some(mut current) = self.current else { return Err(ScatterError::TooLong) };
+        if u64::from(offset) + payload.len() as u64 > u64::from(current.element.length) {
+            return Err(ScatterError::TooLong);
+        }
+        let (mut offset, mut rest) = (offset, payload);
+        while !rest.is_empty() {
+            if current.entry >= usize::from(current.element.entries) {
+                return Err(ScatterError::TooLong);
+            }
+            let (slot, place_in_slot) = ReceiveElement::entry_place(current.entry);
+            let Some(slot) = self.ring.peek(slot) else { return Err(ScatterError::TooLong) };
+            let entry = entry_at(slot, place_in_slot);
+            let skip = offset - current.before;
+            if skip >= entry.length {
+                current.entry += 1;
+                current.before += entry.length;
+                continue;
+            }
+            let (part, behind) = rest.split_at(rest.len().min((entry.length - skip) as usize));
+            let target =
+                Sge { stag: entry.stag, length: part.len() as u32, offset: entry.offset.wrapping_add(u64::from(skip)) };
+            place(target, part).map_err(ScatterError::Entry)?;
+            offset += part.len() as u32;
+            rest = behind;
+        }
+        self.current = Some(current);
+        Ok(())
+    }
+
+    /// Completes the element of the open message.
+    #[inline]
+    pub(crate) fn complete(&mut self, number: u32, length: u32, status: Status) -> Option<Completion> {
+        let current = self.current.take()?;
+        self.ring.release(current.element.slots());
+        self.completed += 1;
+        Some(Completion {
+            id: current.element.id,
+            queue_pair: number,
+            length,
+            invalidated: 0,
+            opcode: CompletionOpcode::Receive,
+            status,
+            flags: CompletionFlags::default(),
+            immediate: 0,
+        })
+    }
+
+    /// Takes the oldest element out unused; `None` when the queue is empty.
+    pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<Completion> {
+        if self.current.is_none() && !self.begin() {
+            return None;
+        }
+        self.complete(number, 0, status)
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {
+        QueuePair {
+            number: setup.number,
+            association: Association { domain: DomainId(setup.domain), stream: StreamId(setup.number) },
+            stage: Stage::Idle,
+            connection: None,
+            send: SendQueue {
+                signal_all: setup.signal_all,
+                complete_on_ack: setup.complete_on_ack,
+                begun: 0,
+                current: None,
+                reads_done: 0,
+                // Never more than there are slots, and never grown on the way.
+                ends: VecDeque::with_capacity(if setup.complete_on_ack { setup.send_queue.capacity() } else { 0 }),
+                completed: 0,
+                ring: setup.send_queue,
+            },
+            receive: ReceiveQueue { ring: setup.receive_queue, current: None, completed: 0 },
+            send_completions: setup.send_completions,
+            receive_completions: setup.receive_completions,
+            events: setup.events,
+            overflowed: None,
+        }
+    }
+}
