@@ -150,7 +150,7 @@ pub fn classify(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
     let ethernet = EthernetHeader::parse(frame)?;
     let ip_offset = ethernet.len();
     if ethernet.ether_type != EtherType::IPV4 {
-        return classify_other(&ethernet, &frame[ip_offset..]);
+        return classify_other(ethernet, &frame[ip_offset..]);
     }
     let ip = Ipv4Header::parse(&frame[ip_offset..], total_len - ip_offset)?;
     if ip.is_fragment() {
@@ -162,9 +162,12 @@ pub fn classify(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
     let l4_offset = ip_offset + ip.header_len;
     let l4 = &frame[l4_offset..frame.len().min(ip_offset + ip.total_len)];
     if ip.protocol != tcp::PROTOCOL {
-        return classify_icmp(&ethernet, &ip, l4);
+        return classify_icmp(ethernet, ip, l4);
     }
-    let (header, header_len) = TcpHeader::parse(l4).map_err(|error| split_header(error, l4, ip.payload_len()))?;
+    let (header, header_len) = match TcpHeader::parse(l4) {
+        Ok(parts) => parts,
+        Err(error) => return Err(split_header(error, l4, ip.payload_len())),
+    };
     Ok(Frame::Tcp(TcpFrame {
         flow: FlowKey {
             remote: ip.source.into(),
@@ -191,7 +194,7 @@ const fn is_host(address: u32) -> bool {
 }
 
 #[cold]
-fn classify_other<'a>(ethernet: &EthernetHeader, rest: &'a [u8]) -> Result<Frame<'a>, WireError> {
+fn classify_other(ethernet: EthernetHeader, rest: &[u8]) -> Result<Frame<'_>, WireError> {
     match ethernet.ether_type {
         EtherType::ARP => Ok(Frame::Arp(ArpFrame {
             destination_mac: ethernet.destination,
@@ -203,7 +206,7 @@ fn classify_other<'a>(ethernet: &EthernetHeader, rest: &'a [u8]) -> Result<Frame
 }
 
 #[cold]
-fn classify_icmp<'a>(ethernet: &EthernetHeader, ip: &Ipv4Header, l4: &'a [u8]) -> Result<Frame<'a>, WireError> {
+fn classify_icmp<'a>(ethernet: EthernetHeader, ip: Ipv4Header, l4: &'a [u8]) -> Result<Frame<'a>, WireError> {
     if ip.protocol != icmp::PROTOCOL {
         return Ok(Frame::Other(Other::Protocol(ip.protocol)));
     }

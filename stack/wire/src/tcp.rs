@@ -216,6 +216,18 @@ impl TcpHeader {
     /// or beyond the input, [`WireError::OptionLength`] if an option passes the end of the header.
     #[inline]
     pub fn parse(octets: &[u8]) -> Result<(TcpHeader, usize), WireError> {
+        let (mut header, length, usual) = TcpHeader::parse_fixed(octets)?;
+        match usual {
+            Some(timestamps) => header.options.timestamps = timestamps,
+            None => header.options = TcpOptions::parse(&octets[HEADER_LEN..length])?,
+        }
+        Ok((header, length))
+    }
+
+    /// The header without its options, its length, and what [`TcpOptions::parse_usual`] says of them.
+    #[inline(always)]
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn parse_fixed(octets: &[u8]) -> Result<(TcpHeader, usize, Option<Option<Timestamps>>), WireError> {
         let fixed: &[u8; HEADER_LEN] = octets.first_chunk().ok_or(WireError::Truncated)?;
         let control = u16_at(fixed, 12);
         let length = usize::from(control >> 12) * 4;
@@ -230,8 +242,8 @@ impl TcpHeader {
             flags: TcpFlags::from_bits(control),
             window: u16_at(fixed, 14),
             urgent: u16_at(fixed, 18),
-            options: TcpOptions::parse(&octets[HEADER_LEN..length])?,
+            options: TcpOptions::NONE,
         };
-        Ok((header, length))
+        Ok((header, length, TcpOptions::parse_usual(&octets[HEADER_LEN..length])))
     }
 }

@@ -208,31 +208,34 @@ impl TcpOptions {
         at
     }
 
+    /// The timestamps of a header that has no option, or timestamps in their usual place and nothing
+    /// else. `None` means any other options.
+    ///
+    /// Apart from [`TcpOptions::parse`], and without building the options, so that the compiler keeps the
+    /// parts of the usual header in registers: through memory they would take a third longer.
+    #[inline(always)]
+    pub(crate) fn parse_usual(octets: &[u8]) -> Option<Option<Timestamps>> {
+        if octets.is_empty() {
+            return Some(None);
+        }
+        let aligned = <&[u8; TIMESTAMPS_ALIGNED_LEN]>::try_from(octets).ok()?;
+        if u32_at(aligned, 0) != TIMESTAMPS_ALIGNED {
+            return None;
+        }
+        Some(Some(Timestamps { value: u32_at(aligned, 4), echo: u32_at(aligned, 8) }))
+    }
+
     /// Reads the options part of a header.
     ///
     /// # Errors
     /// [`WireError::OptionLength`] if an option has no length that leads on within the input.
-    #[inline]
     pub fn parse(octets: &[u8]) -> Result<TcpOptions, WireError> {
         let mut options = TcpOptions::NONE;
-        if octets.is_empty() {
-            return Ok(options);
-        }
-        let mut rest = octets;
-        if let Some((aligned, behind)) = octets.split_first_chunk::<TIMESTAMPS_ALIGNED_LEN>()
-            && u32_at(aligned, 0) == TIMESTAMPS_ALIGNED
-        {
-            options.timestamps = Some(Timestamps { value: u32_at(aligned, 4), echo: u32_at(aligned, 8) });
-            if behind.is_empty() {
-                return Ok(options);
-            }
-            rest = behind;
-        }
-        options.parse_list(rest)?;
+        options.parse_list(octets)?;
         Ok(options)
     }
 
-    /// The general case: any options in any order. Of an option that comes twice the last one counts.
+    /// Any options in any order. Of an option that comes twice the last one counts.
     fn parse_list(&mut self, mut rest: &[u8]) -> Result<(), WireError> {
         while let [kind, behind_kind @ ..] = rest {
             match *kind {
