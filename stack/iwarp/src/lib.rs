@@ -22,6 +22,8 @@ pub mod startup;
 pub mod stream;
 pub mod terminate;
 pub mod transmit;
+#[cfg(test)]
+mod vectors;
 
 pub use fault::Fault;
 pub use receive::{Delivery, SendEnd};

@@ -1,0 +1,391 @@
+//! The byte-exact vectors of `tests/data/test-vectors.json`: decoded through [`crate::Stream::receive`] to the fields that
+//! they state, and written again octet for octet. Those of RPC-over-RDMA are another crate's.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use uwarp_wire::ddp::{Header, MessageSequenceNumber, QueueNumber, Stag, TaggedOffset};
+use uwarp_wire::rdmap::{Opcode, ReadRequest, TerminateLayer};
+
+use crate::fault::Fault;
+use crate::framing::{Framed, Trailer, deframe};
+use crate::receive::{Delivery, SendEnd};
+use crate::startup::{
+    Initiator, InitiatorOptions, Outcome, ReadLimits, ReadyToReceiveKinds, Responder, ResponderOptions, Revision,
+    StartupError,
+};
+use crate::stream::tests::{initiator, single};
+use crate::stream::{OpenSend, Stream};
+use crate::terminate::{FailedSegment, terminate_for};
+use crate::transmit::{Message, SendKind};
+
+#[derive(Clone, Debug)]
+struct Vector {
+    name: String,
+    fields: Value,
+    octets: Vec<u8>,
+    ulpdu: Option<Vec<u8>>,
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+fn vectors(layer: &str) -> Vec<Vector> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/test-vectors.json");
+    let all: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    all.iter()
+        .filter(|vector| vector["layer"] == layer)
+        .map(|vector| Vector {
+            name: vector["name"].as_str().unwrap().to_owned(),
+            fields: vector["fields"].clone(),
+            octets: unhex(vector["hex"].as_str().unwrap()),
+            ulpdu: vector["ulpdu"].as_str().map(unhex),
+        })
+        .collect()
+}
+
+/// A number that is written as such or as "0x…".
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => u64::from_str_radix(text.trim_start_matches("0x"), 16).ok(),
+        _ => None,
+    }
+}
+
+/// The frame around a ULPDU, as a sender writes it.
+fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
+    let mut octets = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    octets.extend_from_slice(ulpdu);
+    let mut covered = octets.clone();
+    covered.extend_from_slice(Trailer::padding_octets(ulpdu.len()));
+    let trailer = Trailer::new(ulpdu.len(), crc.then(|| crc32c::crc32c(&covered)));
+    octets.extend_from_slice(trailer.as_bytes());
+    octets
+}
+
+/// A stream on which the message of this segment is the next one, as far as it has come before this segment.
+fn stream_before(ulpdu: &[u8]) -> Stream {
+    let mut stream = initiator(16, 16);
+    match Header::parse(ulpdu) {
+        Ok(Header::Untagged(header)) => match header.queue {
+            QueueNumber::SEND => {
+                stream.receive_send_number = header.message_sequence_number;
+                if header.message_offset != 0 {
+                    stream.open_send = OpenSend {
+                        open: true,
+                        opcode: header.control.opcode().unwrap().code(),
+                        invalidate_stag: Stag(0),
+                        received: header.message_offset,
+                    };
+                }
+            }
+            QueueNumber::READ_REQUEST => stream.receive_request_number = header.message_sequence_number,
+            _ => {}
+        },
+        Ok(Header::Tagged(header)) if header.control.opcode() == Ok(Opcode::ReadResponse) => {
+            let request = ReadRequest {
+                sink_stag: header.stag,
+                sink_offset: header.offset,
+                length: (ulpdu.len() - 14) as u32,
+                ..ReadRequest::default()
+            };
+            stream.try_begin_read(&request, 42).unwrap();
+        }
+        _ => {}
+    }
+    stream
+}
+
+/// What a negative vector, or one of an opcode that is switched off, must be answered with.
+fn expected_fault(name: &str) -> Option<Fault> {
+    Some(match name {
+        "opcode-e-BAD" => Fault::UnexpectedOpcode,
+        "rv-2-BAD" => Fault::RdmapVersion,
+        "write-to-wrap-BAD" => Fault::TaggedWrap,
+        "dv-0-BAD" => Fault::UntaggedVersion,
+        "immediate"
+        | "immediate-se"
+        | "atomic-fetchadd-req"
+        | "atomic-cmpswap-req"
+        | "atomic-swap-req-RESERVED"
+        | "atomic-misaligned-BAD"
+        | "commit-req-1" => Fault::UnexpectedOpcode,
+        "atomic-fetchadd-rsp" | "atomic-cmpswap-rsp" | "commit-rsp-ok" | "commit-rsp-fail" => Fault::InvalidQueue,
+        name => {
+            assert!(!name.ends_with("BAD") && !name.ends_with("RESERVED"), "{name}: what is expected?");
+            return None;
+        }
+    })
+}
+
+/// Checks one delivery against the stated fields and gives the message that writes the segment again.
+fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec<u8>) {
+    let name = &vector.name;
+    let field = |key: &str| number(&vector.fields[key]);
+    let is = |key: &str, value: u64| {
+        if let Some(stated) = field(key) {
+            assert_eq!(value, stated, "{name}: {key}");
+        }
+    };
+    match delivery {
+        Delivery::Write { stag, offset, payload, last } => {
+            is("opcode", 0);
+            is("STag", u64::from(stag.0));
+            is("TO", offset.0);
+            is("L", u64::from(last));
+            is("payload", payload.len() as u64);
+            (Message::write(stag, offset, payload.len() as u32 + u32::from(!last)), payload.to_vec())
+        }
+        Delivery::ReadResponse { token, sink_stag, sink_offset, payload, completes } => {
+            is("opcode", 2);
+            is("STag", u64::from(sink_stag.0));
+            is("TO", sink_offset.0);
+            assert_eq!((token, completes), (42, true), "{name}");
+            (Message::read_response(sink_stag, sink_offset, payload.len() as u32), payload.to_vec())
+        }
+        Delivery::Send { first, message_offset, payload, completes } => {
+            is("MO", u64::from(message_offset));
+            is("L", u64::from(completes.is_some()));
+            assert_eq!(first, message_offset == 0, "{name}");
+            let number = MessageSequenceNumber(u32::from_be_bytes(ulpdu[10..14].try_into().unwrap()));
+            is("MSN", u64::from(number.0));
+            let length = message_offset + payload.len() as u32;
+            let end = completes.unwrap_or(SendEnd { length, solicited: false, invalidate: None });
+            assert_eq!(end.length, length);
+            let (kind, opcode) = match (end.solicited, end.invalidate) {
+                (false, None) => (SendKind::Plain, 3),
+                (false, Some(stag)) => (SendKind::Invalidate(stag), 4),
+                (true, None) => (SendKind::Solicited, 5),
+                (true, Some(stag)) => (SendKind::SolicitedInvalidate(stag), 6),
+            };
+            is("opcode", opcode);
+            is("InvSTag", end.invalidate.map_or(0, |stag| u64::from(stag.0)));
+            let mut message = Message::send(kind, number, length + u32::from(completes.is_none()));
+            if message_offset != 0 {
+                message.cut_segment(message_offset);
+            }
+            (message, payload.to_vec())
+        }
+        Delivery::ReadRequest(inbound) => {
+            let request = inbound.request;
+            is("opcode", 1);
+            is("SinkSTag", u64::from(request.sink_stag.0));
+            is("SinkTO", request.sink_offset.0);
+            is("RDMARDSZ", u64::from(request.length));
+            is("SrcSTag", u64::from(request.source_stag.0));
+            is("SrcTO", request.source_offset.0);
+            (Message::read_request(&request, MessageSequenceNumber(field("MSN").unwrap_or(1) as u32)), Vec::new())
+        }
+        Delivery::Terminate(received) => {
+            assert!(!received.siw_bit_order, "{name}");
+            let terminate = received.terminate;
+            is("layer", u64::from(terminate.layer.code()));
+            is("etype", u64::from(terminate.error_type));
+            is("ecode", u64::from(terminate.code));
+            is("M", u64::from(terminate.segment_length.is_some()));
+            is("D", u64::from(terminate.ddp_header.is_some()));
+            is("R", u64::from(terminate.read_request.is_some()));
+            is("seglen", u64::from(terminate.segment_length.unwrap_or(0)));
+            (Message::terminate(&terminate), Vec::new())
+        }
+        Delivery::ReadyToReceive | Delivery::Ignored => panic!("{name}: {delivery:?}"),
+    }
+}
+
+#[test]
+fn fpdu_vectors_decode_and_encode() {
+    let mut seen = 0;
+    for vector in vectors("FPDU") {
+        let name = vector.name.as_str();
+        // Streams with markers do not start yet.
+        if vector.fields.get("stream_offset").is_some() {
+            continue;
+        }
+        seen += 1;
+        let crc = name != "write-5-nocrc";
+        let framed = deframe(&vector.octets, crc.then_some(crc32c::crc32c as fn(&[u8]) -> u32));
+        if name == "write-5-badcrc-BAD" {
+            assert_eq!(framed, Framed::BadCrc { fpdu_len: vector.octets.len() });
+            continue;
+        }
+        let Framed::Fpdu { ulpdu, fpdu_len } = framed else { panic!("{name}: {framed:?}") };
+        assert_eq!(fpdu_len, vector.octets.len(), "{name}");
+        let ulpdu = &vector.octets[ulpdu];
+        if let Some(stated) = &vector.ulpdu {
+            assert_eq!(ulpdu, stated, "{name}");
+        }
+        if let Some(length) = number(&vector.fields["ulpdu_length"]) {
+            assert_eq!(ulpdu.len() as u64, length, "{name}");
+        }
+        assert_eq!(fpdu(ulpdu, crc), vector.octets, "{name}");
+
+        let mut stream = stream_before(ulpdu);
+        let received = stream.receive(ulpdu);
+        if let Some(fault) = expected_fault(name) {
+            assert_eq!(received, Err(fault), "{name}");
+            continue;
+        }
+        let (mut message, payload) = check(&vector, ulpdu, received.unwrap_or_else(|fault| panic!("{name}: {fault}")));
+        let segment = message.cut_segment(payload.len() as u32);
+        let written = [segment.header(), &payload].concat();
+        assert_eq!(fpdu(&written, crc), vector.octets, "{name}");
+    }
+    assert_eq!(seen, 48, "vectors without markers");
+}
+
+#[test]
+fn faults_of_vectors_give_the_terminate_vectors() {
+    let all: BTreeMap<_, _> = vectors("FPDU").into_iter().map(|vector| (vector.name.clone(), vector)).collect();
+    let cases = [
+        ("term-rdmap-invalid-stag", Fault::ReadInvalidStag, Some("read-request")),
+        ("term-rdmap-cant-invalidate", Fault::InvalidateNotAssociated, Some("send-inv-4")),
+        ("term-rdmap-opcode", Fault::UnexpectedOpcode, Some("opcode-e-BAD")),
+        ("term-rdmap-version", Fault::RdmapVersion, Some("rv-2-BAD")),
+        ("term-atomic-misaligned", Fault::AtomicMisaligned, Some("atomic-misaligned-BAD")),
+        ("term-rdmap-local", Fault::LocalCatastrophic, None),
+        ("term-ddp-tagged-wrap", Fault::TaggedWrap, Some("write-to-wrap-BAD")),
+        ("term-ddp-untagged-nobuf", Fault::NoBuffer, Some("send-3")),
+        ("term-ddp-untagged-toolong", Fault::MessageTooLong, Some("send-3")),
+        ("term-mpa-crc", Fault::Crc, None),
+        ("term-mpa-ird", Fault::InsufficientIrd, None),
+        ("term-mpa-rtr", Fault::NoMatchingRtr, None),
+    ];
+    for (name, fault, failing) in cases {
+        let failing = failing.map(|failing| all[failing].ulpdu.clone().unwrap());
+        let mut stream = initiator(16, 16);
+        let message = stream.fail(fault, failing.as_deref()).unwrap();
+        assert_eq!(fpdu(&single(message, &[]), true), all[name].octets, "{name}");
+        let terminate = terminate_for(fault, failing.as_deref().and_then(FailedSegment::of));
+        assert_eq!(terminate.layer, TerminateLayer::from_code(fault.row().layer));
+    }
+    let terminates = all.keys().filter(|name| name.starts_with("term-")).count();
+    assert_eq!(terminates, cases.len());
+}
+
+fn no_limits(ird: u16, ord: u16) -> ReadLimits {
+    ReadLimits { ird, maximum_ird: ird, ord, minimum_ord: 0, negotiate: true }
+}
+
+#[test]
+fn request_vectors_decode_and_encode() {
+    let mut seen = 0;
+    for vector in vectors("MPA").into_iter().filter(|vector| vector.name.starts_with("mpa-req")) {
+        seen += 1;
+        let name = vector.name.as_str();
+        let field = |key: &str| number(&vector.fields[key]);
+        let mut responder = Responder::new(ResponderOptions::default());
+        let received = responder.receive(&vector.octets);
+        if name.ends_with("BAD") {
+            assert_eq!(received, Err(StartupError::PrivateDataLength), "{name}");
+            continue;
+        }
+        if field("M") == Some(1) {
+            assert_eq!(received, Err(StartupError::MarkersNotSupported), "{name}");
+            continue;
+        }
+        let request = received.unwrap().unwrap().clone();
+        assert_eq!(u64::from(request.revision), field("Rev").unwrap(), "{name}");
+        assert_eq!(u64::from(request.crc), field("C").unwrap_or(1), "{name}");
+        assert_eq!(request.enhanced.is_some(), field("S") == Some(1), "{name}");
+        let enhanced_len = if request.enhanced.is_some() { 4 } else { 0 };
+        assert_eq!(request.private_data.len() + enhanced_len, field("PD_Length").unwrap() as usize, "{name}");
+        let mut options = InitiatorOptions {
+            revision: Revision::One,
+            crc: request.crc,
+            limits: no_limits(1, 1),
+            ready_to_receive: ReadyToReceiveKinds::NONE,
+        };
+        if let Some(data) = request.enhanced {
+            assert_eq!(Some(u64::from(data.peer_to_peer)), field("A"), "{name}");
+            assert_eq!(Some(u64::from(data.ready_by_send)), field("B"), "{name}");
+            assert_eq!(Some(u64::from(data.ready_by_write)), field("C_flag"), "{name}");
+            assert_eq!(Some(u64::from(data.ready_by_read)), field("D"), "{name}");
+            assert_eq!(request.ird().map(u64::from), field("IRD"), "{name}");
+            assert_eq!(request.ord().map(u64::from), field("ORD"), "{name}");
+            options.revision = Revision::Two;
+            options.limits = no_limits(data.ird, data.ord);
+            options.ready_to_receive =
+                ReadyToReceiveKinds { send: data.ready_by_send, write: data.ready_by_write, read: data.ready_by_read };
+        }
+        let initiator = Initiator::new(options, &request.private_data).unwrap();
+        assert_eq!(initiator.request(), vector.octets, "{name}");
+    }
+    assert_eq!(seen, 7);
+}
+
+#[test]
+fn reply_vectors_decode_and_encode() {
+    let all: BTreeMap<_, _> = vectors("MPA").into_iter().map(|vector| (vector.name.clone(), vector)).collect();
+    let kinds = |write, read| ReadyToReceiveKinds { send: false, write, read };
+    // The Reply; the Request that it answers; what each side wants; the indications that the Responder knows.
+    let cases = [
+        ("mpa-rep-r1-accept", "mpa-req-r1-min", no_limits(1, 1), no_limits(1, 1), kinds(true, true)),
+        ("mpa-rep-r1-reject", "mpa-req-r1-min", no_limits(1, 1), no_limits(1, 1), kinds(true, true)),
+        ("mpa-rep-r2-p2p", "mpa-req-r2-p2p", no_limits(8, 4), no_limits(4, 8), kinds(false, true)),
+        ("mpa-rep-r2-p2p-write", "mpa-req-r2-p2p", no_limits(8, 4), no_limits(4, 8), kinds(true, false)),
+        ("mpa-rep-r2-cs", "mpa-req-r2-cs", no_limits(16, 16), no_limits(8, 16), kinds(true, true)),
+        ("mpa-rep-r2-reject-ird", "mpa-req-r2-cs", no_limits(16, 16), no_limits(16, 32), kinds(true, true)),
+    ];
+    for (name, request, client_limits, server_limits, own) in cases {
+        let vector = &all[name];
+        let field = |key: &str| number(&vector.fields[key]);
+        let mut responder = Responder::new(ResponderOptions { ready_to_receive: own, ..ResponderOptions::default() });
+        responder.receive(&all[request].octets).unwrap().unwrap();
+        let private_data = unhex(vector.fields["private_data"].as_str().unwrap_or(""));
+        let reply = if field("R") == Some(1) {
+            responder.reject(&server_limits, &private_data).unwrap()
+        } else {
+            responder.accept(&server_limits, &private_data).unwrap().0
+        };
+        assert_eq!(reply, vector.octets, "{name}");
+
+        let options = InitiatorOptions {
+            limits: client_limits,
+            ready_to_receive: if request.ends_with("p2p") { kinds(true, true) } else { ReadyToReceiveKinds::NONE },
+            ..InitiatorOptions::default()
+        };
+        let mut initiator = Initiator::new(options, &[]).unwrap();
+        let (outcome, used) = initiator.receive(&vector.octets).unwrap().unwrap();
+        assert_eq!(used, vector.octets.len());
+        let stated = (field("IRD").map(|v| v as u16), field("ORD").map(|v| v as u16));
+        match outcome {
+            Outcome::Established(parameters) => {
+                assert_eq!(field("R").unwrap_or(0), 0, "{name}");
+                assert_eq!((parameters.peer_ird, parameters.peer_ord), stated, "{name}");
+                assert_eq!(parameters.private_data, private_data, "{name}");
+                assert_eq!(parameters.ord, stated.0.unwrap_or(u16::MAX).min(client_limits.ord), "{name}");
+            }
+            Outcome::Rejected(rejection) => {
+                assert_eq!(field("R"), Some(1), "{name}");
+                assert_eq!((rejection.peer_ird, rejection.peer_ord), stated, "{name}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let mut initiator = Initiator::new(InitiatorOptions::default(), &[]).unwrap();
+    assert_eq!(initiator.receive(&all["mpa-rep-r1-accept-markers"].octets), Err(StartupError::MarkersNotSupported));
+    assert_eq!(all.keys().filter(|name| name.starts_with("mpa-rep")).count(), cases.len() + 1);
+}
+
+#[test]
+fn indications_are_written_as_their_vectors() {
+    let all: BTreeMap<_, _> = vectors("FPDU").into_iter().map(|vector| (vector.name.clone(), vector)).collect();
+    use crate::startup::{ReadyToReceive, Role};
+    for (name, kind) in [("rtr-write0", ReadyToReceive::Write), ("rtr-read0", ReadyToReceive::Read)] {
+        let mut parameters = crate::stream::tests::parameters(Role::Initiator, 0, 0);
+        parameters.ready_to_receive = Some(kind);
+        let mut stream = Stream::new(&parameters, crate::opcode::Features::default());
+        let message = stream.ready_to_receive_message().unwrap();
+        assert_eq!(fpdu(&single(message, &[]), true), all[name].octets);
+        if kind == ReadyToReceive::Read {
+            let response = all["rtr-read0-response"].ulpdu.clone().unwrap();
+            assert_eq!(stream.receive(&response), Ok(Delivery::ReadyToReceive));
+            assert_eq!(
+                Message::read_response(Stag(1), TaggedOffset(0), 0).next_segment(128).unwrap().header(),
+                response
+            );
+        }
+    }
+}
