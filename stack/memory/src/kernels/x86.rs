@@ -1,4 +1,0 @@
-use super::Kernels;
-pub(super) fn available() -> Vec<&'static Kernels> {
-    Vec::new()
-}

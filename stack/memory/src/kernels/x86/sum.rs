@@ -1,0 +1,85 @@
+//! The sum of the Internet checksum. One's complement sums do not mind the width of the words nor their byte order
+//! (RFC 1071 §2): 32-bit words in the machine's order are added up in 64-bit lanes, and the result is turned at the end.
+
+use std::arch::x86_64::*;
+
+/// The partial sum from a sum of 32-bit words in little-endian order.
+#[inline(always)]
+fn finish(total: u64) -> u32 {
+    let total = (total & 0xffff_ffff) + (total >> 32);
+    let total = (total & 0xffff) + (total >> 16 & 0xffff) + (total >> 32);
+    let total = (total & 0xffff) + (total >> 16);
+    let total = (total & 0xffff) + (total >> 16);
+    u32::from((total as u16).swap_bytes())
+}
+
+/// # Safety
+/// As [`Kernels::sum`](super::Kernels::sum), and the processor has the features.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn avx512(octets: *const u8, length: usize) -> u32 {
+    let low = _mm512_set1_epi64(0xffff_ffff);
+    let halves = |value| (_mm512_and_si512(value, low), _mm512_srli_epi64::<32>(value));
+    let zero = _mm512_setzero_si512();
+    let (mut even_1, mut odd_1, mut even_2, mut odd_2) = (zero, zero, zero, zero);
+    let mut offset = 0;
+    // SAFETY: whole loads are within the length, and the last one reads only the octets of its mask.
+    unsafe {
+        while offset + 128 <= length {
+            let (even, odd) = halves(_mm512_loadu_si512(octets.add(offset).cast()));
+            even_1 = _mm512_add_epi64(even_1, even);
+            odd_1 = _mm512_add_epi64(odd_1, odd);
+            let (even, odd) = halves(_mm512_loadu_si512(octets.add(offset + 64).cast()));
+            even_2 = _mm512_add_epi64(even_2, even);
+            odd_2 = _mm512_add_epi64(odd_2, odd);
+            offset += 128;
+        }
+        if offset + 64 <= length {
+            let (even, odd) = halves(_mm512_loadu_si512(octets.add(offset).cast()));
+            even_1 = _mm512_add_epi64(even_1, even);
+            odd_1 = _mm512_add_epi64(odd_1, odd);
+            offset += 64;
+        }
+        let mask = (1u64 << (length - offset)) - 1;
+        let (even, odd) = halves(_mm512_maskz_loadu_epi8(mask, octets.add(offset).cast()));
+        even_2 = _mm512_add_epi64(even_2, even);
+        odd_2 = _mm512_add_epi64(odd_2, odd);
+    }
+    let total = _mm512_add_epi64(_mm512_add_epi64(even_1, odd_1), _mm512_add_epi64(even_2, odd_2));
+    finish(_mm512_reduce_add_epi64(total) as u64)
+}
+
+/// # Safety
+/// As [`Kernels::sum`](super::Kernels::sum), and the processor has the features.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn avx2(octets: *const u8, length: usize) -> u32 {
+    let low = _mm256_set1_epi64x(0xffff_ffff);
+    let zero = _mm256_setzero_si256();
+    let (mut even_1, mut odd_1, mut even_2, mut odd_2) = (zero, zero, zero, zero);
+    let mut offset = 0;
+    let mut last = [0u8; 32];
+    // SAFETY: whole loads are within the length or within `last`.
+    unsafe {
+        while offset + 64 <= length {
+            let first = _mm256_loadu_si256(octets.add(offset).cast());
+            let second = _mm256_loadu_si256(octets.add(offset + 32).cast());
+            even_1 = _mm256_add_epi64(even_1, _mm256_and_si256(first, low));
+            odd_1 = _mm256_add_epi64(odd_1, _mm256_srli_epi64::<32>(first));
+            even_2 = _mm256_add_epi64(even_2, _mm256_and_si256(second, low));
+            odd_2 = _mm256_add_epi64(odd_2, _mm256_srli_epi64::<32>(second));
+            offset += 64;
+        }
+        if offset + 32 <= length {
+            let first = _mm256_loadu_si256(octets.add(offset).cast());
+            even_1 = _mm256_add_epi64(even_1, _mm256_and_si256(first, low));
+            odd_1 = _mm256_add_epi64(odd_1, _mm256_srli_epi64::<32>(first));
+            offset += 32;
+        }
+        super::copy::up_to_64(last.as_mut_ptr(), octets.add(offset), length - offset);
+        let rest = _mm256_loadu_si256(last.as_ptr().cast());
+        even_2 = _mm256_add_epi64(even_2, _mm256_and_si256(rest, low));
+        odd_2 = _mm256_add_epi64(odd_2, _mm256_srli_epi64::<32>(rest));
+    }
+    let total = _mm256_add_epi64(_mm256_add_epi64(even_1, odd_1), _mm256_add_epi64(even_2, odd_2));
+    let total = _mm_add_epi64(_mm256_castsi256_si128(total), _mm256_extracti128_si256::<1>(total));
+    finish((_mm_cvtsi128_si64(total) as u64).wrapping_add(_mm_extract_epi64::<1>(total) as u64))
+}
