@@ -51,7 +51,7 @@ impl Direction {
 }
 
 /// Source address, TCP sequence number, SYN, payload.
-fn tcp_segments(path: &Path) -> Vec<([u8; 4], u32, bool, Vec<u8>)> {
+fn tcp_segments(path: &Path) -> Vec<(Address, u32, bool, Vec<u8>)> {
     let mut reader = PcapReader::new(std::fs::File::open(path).unwrap()).unwrap();
     let mut segments = Vec::new();
     while let Some(packet) = reader.next_packet() {
@@ -104,8 +104,19 @@ fn start_up(request: &[u8], reply: &[u8]) -> (Parameters, Parameters, PeerReques
     (client, server, asked)
 }
 
-/// Decodes a capture; gives what the Initiator and the Responder sent, as pairs of opcode and ULPDU length.
-fn decode(name: &str) -> ([Vec<(u8, usize)>; 2], [[u8; 4]; 2], Option<ReadyToReceive>) {
+/// RDMAP opcodes and ULPDU lengths that one side sent.
+type Fpdus = Vec<(u8, usize)>;
+/// An IPv4 address.
+type Address = [u8; 4];
+
+/// What a capture turned out to hold, the Initiator's side first.
+struct Decoded {
+    sent: [Fpdus; 2],
+    addresses: [Address; 2],
+    indication: Option<ReadyToReceive>,
+}
+
+fn decode(name: &str) -> Decoded {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/captures").join(format!("{name}.pcap"));
     let segments = tcp_segments(&path);
     // The first packet is the Initiator's SYN.
@@ -205,10 +216,10 @@ fn decode(name: &str) -> ([Vec<(u8, usize)>; 2], [[u8; 4]; 2], Option<ReadyToRec
             assert_eq!(streams[side].end_of_stream(0), Ok(()), "{name}");
         }
     }
-    (sent, [client, server], indication)
+    Decoded { sent, addresses: [client, server], indication }
 }
 
-fn expected() -> BTreeMap<(String, [u8; 4]), Vec<(u8, usize)>> {
+fn expected() -> BTreeMap<(String, Address), Fpdus> {
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for line in include_str!("data/tshark-fpdus.tsv").lines().filter(|line| !line.starts_with('#')) {
         let fields: Vec<_> = line.split('\t').collect();
@@ -228,7 +239,7 @@ fn every_fpdu_of_siw_is_read_as_tshark_reads_it() {
     assert_eq!(names.len(), 8);
     let mut total = 0;
     for name in &names {
-        let (sent, addresses, _) = decode(name);
+        let Decoded { sent, addresses, .. } = decode(name);
         for (sent, address) in sent.into_iter().zip(addresses) {
             total += sent.len();
             let expected = expected.get(&(name.clone(), address)).cloned().unwrap_or_default();
@@ -240,7 +251,7 @@ fn every_fpdu_of_siw_is_read_as_tshark_reads_it() {
 
 #[test]
 fn peer_to_peer_captures_begin_with_their_indication() {
-    assert_eq!(decode("var-p2p").2, Some(ReadyToReceive::Write));
-    assert_eq!(decode("var-p2p-read").2, Some(ReadyToReceive::Read));
-    assert_eq!(decode("rping").2, None);
+    assert_eq!(decode("var-p2p").indication, Some(ReadyToReceive::Write));
+    assert_eq!(decode("var-p2p-read").indication, Some(ReadyToReceive::Read));
+    assert_eq!(decode("rping").indication, None);
 }

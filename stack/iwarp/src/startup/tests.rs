@@ -143,7 +143,7 @@ fn limits_that_are_not_negotiated_stay_as_they_are() {
     let client = ReadLimits { negotiate: false, ..limits(3, 3, 5, 0) };
     let mut initiator = Initiator::new(initiator_options(client), &[]).unwrap();
     assert_eq!(initiator.request()[20..24], [0x3f, 0xff, 0x3f, 0xff]);
-    let mut responder = responder(ResponderOptions::default(), &initiator.request().to_vec());
+    let mut responder = responder(ResponderOptions::default(), initiator.request());
     let (reply, server) = responder.accept(&limits(6, 6, 4, 0), &[]).unwrap();
     assert_eq!(reply[20..24], [0x3f, 0xff, 0x3f, 0xff]);
     assert_eq!((server.ird, server.ord), (6, 4));
