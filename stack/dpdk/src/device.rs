@@ -16,12 +16,7 @@ pub enum MemifRole {
 
 /// A device and its settings. In TOML a table with `kind = "memif"` and the fields below, in kebab-case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case",
-    deny_unknown_fields
-)]
+#[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
 pub enum DeviceConfig {
     /// Shared-memory packet interface between two processes.
     Memif {

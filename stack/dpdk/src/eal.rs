@@ -1,8 +1,17 @@
 //! The environment abstraction layer: started once a process, shared by all ports.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_char};
+use std::marker::PhantomData;
+use std::path::Path;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dpdk_sys::{self as sys, fast};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, gate, log, maintenance, pool};
 
 /// How DPDK is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +23,7 @@ pub struct EalConfig {
     pub memory_mib: u32,
     /// The prefix of DPDK's run-time files, one per process. Default `uwarp-<pid>`.
     pub file_prefix: Option<String>,
-    /// PCI addresses that may be used. With none, the PCI bus is left alone.
+    /// PCI addresses that may be used, each with driver arguments after a comma if any. With none, the PCI bus is left alone.
     pub pci: Vec<String>,
     /// Pass DPDK's informational messages on to the log too, not only warnings and errors.
     pub verbose: bool,
@@ -35,28 +44,95 @@ impl Default for EalConfig {
     }
 }
 
+impl EalConfig {
+    /// The arguments for `rte_eal_init`, the program's name first.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["uwarp".to_owned()];
+        let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
+        // A vhost or memif peer maps our memory, so it has to be in files, and in few of them.
+        add(&["--single-file-segments"]);
+        if self.hugepages {
+            // No mounted hugetlbfs is needed, and nothing stays behind.
+            add(&["--in-memory"]);
+        } else {
+            // No shared configuration: no directory for run-time files is wanted, and none stays behind.
+            add(&["--no-huge", "--no-shconf"]);
+        }
+        add(&["-m", &self.memory_mib.to_string()]);
+        // Virtual addresses in descriptors also for root, whom EAL would give physical ones.
+        add(&["--iova-mode=va", "--no-telemetry"]);
+        if self.pci.is_empty() {
+            add(&["--no-pci"]);
+        }
+        for address in &self.pci {
+            add(&["-a", address]);
+        }
+        let prefix = self.file_prefix.clone().unwrap_or_else(|| format!("uwarp-{}", std::process::id()));
+        add(&["--file-prefix", &prefix]);
+        // One lcore for EAL's own thread, on all the CPUs that the process may use.
+        add(&[&format!("--lcores=0@({})", cpus())]);
+        arguments.extend(self.extra.iter().cloned());
+        arguments
+    }
+}
+
+/// The CPUs that this thread may run on, in EAL's notation.
+fn cpus() -> String {
+    let allowed = rustix::thread::sched_getaffinity(None).ok();
+    let numbers: Vec<String> = (0..sys::RTE_MAX_LCORE as usize)
+        .filter(|&cpu| allowed.as_ref().is_some_and(|set| set.is_set(cpu)))
+        .map(|cpu| cpu.to_string())
+        .collect();
+    if numbers.is_empty() { "0".to_owned() } else { numbers.join(",") }
+}
+
+#[derive(Debug)]
+struct Running {
+    config: EalConfig,
+    arguments: String,
+    gate: Result<(), String>,
+}
+
 /// DPDK, running in this process. A handle: clones are the same.
 #[derive(Clone, Debug)]
 pub struct Eal {
-    _private: (),
+    running: Arc<Running>,
 }
+
+/// What came of starting EAL. It can be tried once: a second `rte_eal_init` is refused.
+static STARTED: Mutex<Option<Result<Eal, Error>>> = Mutex::new(None);
 
 impl Eal {
     /// Starts DPDK, or gives the handle again if it runs with the same settings already.
     ///
-    /// The calling thread's affinity is left alone. SIGPIPE is set to be ignored where it has its default action, since
-    /// a peer that dies in a control exchange would end this process otherwise.
+    /// The calling thread's affinity is left alone: EAL starts on a thread of its own. SIGPIPE is set to be ignored where it
+    /// has its default action, since a peer that dies in a control exchange would end this process otherwise.
     ///
     /// # Errors
     /// [`Error::AlreadyInitialised`] if it runs with other settings, otherwise what kept DPDK from starting.
     pub fn init(config: &EalConfig) -> Result<Eal, Error> {
-        let _ = config;
-        todo!()
+        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*started {
+            Some(Ok(eal)) if eal.running.config == *config => return Ok(eal.clone()),
+            Some(Ok(eal)) => return Err(Error::AlreadyInitialised { running: eal.running.arguments.clone() }),
+            Some(Err(error)) => return Err(error.clone()),
+            None => {}
+        }
+        // What can be told without DPDK does not use up the one attempt.
+        check(config)?;
+        let result = start(config);
+        *started = Some(result.clone());
+        result
     }
 
     /// The handle, if DPDK runs in this process.
     pub fn get() -> Option<Eal> {
-        todo!()
+        STARTED.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.as_ref().ok().cloned()
+    }
+
+    /// The settings that DPDK runs with.
+    pub fn config(&self) -> &EalConfig {
+        &self.running.config
     }
 
     /// The network drivers that are loaded, by DPDK's names (`net_memif`).
@@ -70,18 +146,176 @@ impl Eal {
     /// # Errors
     /// [`Error::NoThreadSlot`] if 127 threads are registered.
     pub fn register_thread(&self) -> Result<ThreadRegistration, Error> {
-        todo!()
+        let depth = REGISTRATIONS.get();
+        if depth == 0 && fast::lcore_id() == sys::UWARP_LCORE_ANY {
+            // SAFETY: EAL runs; the thread is not registered.
+            if unsafe { sys::rte_thread_register() } != 0 {
+                return Err(Error::NoThreadSlot);
+            }
+            fast::lcore_changed();
+        }
+        REGISTRATIONS.set(depth + 1);
+        Ok(ThreadRegistration { _not_send: PhantomData })
     }
+
+    /// Why bursts cannot be gated against EAL's interrupt thread, if so: then memif would crash when its peer dies.
+    pub(crate) fn gate(&self) -> Result<(), &str> {
+        self.running.gate.as_ref().map(|()| ()).map_err(String::as_str)
+    }
+}
+
+/// DPDK's version, `DPDK 22.11.11`.
+pub fn version() -> String {
+    // SAFETY: gives a static string.
+    unsafe { CStr::from_ptr(sys::rte_version()) }.to_string_lossy().into_owned()
+}
+
+thread_local! {
+    static REGISTRATIONS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Keeps the thread known to DPDK that made it. Cannot leave that thread.
 #[derive(Debug)]
 #[must_use]
 pub struct ThreadRegistration {
-    _not_send: std::marker::PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Drop for ThreadRegistration {
+    fn drop(&mut self) {
+        let depth = REGISTRATIONS.get() - 1;
+        REGISTRATIONS.set(depth);
+        if depth == 0 {
+            pool::flush_caches();
+            // SAFETY: this thread was registered by `register_thread`, and nothing here uses its slot any more.
+            unsafe { sys::rte_thread_unregister() };
+            fast::lcore_changed();
+        }
+    }
 }
 
 /// The network drivers that this machine's DPDK has, by DPDK's names, without starting DPDK.
 pub fn list_drivers() -> Vec<String> {
-    todo!()
+    // EAL loads every plug-in of this directory, so what is in it is what there is.
+    let directory = Path::new(sys::RTE_EAL_PMD_PATH.to_str().unwrap_or_default());
+    let mut drivers = BTreeSet::new();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if let Some(stem) = name.to_str().and_then(|name| name.strip_prefix("librte_net_"))
+            && let Some((driver, _)) = stem.split_once(".so")
+        {
+            // The library of virtio holds the PCI driver and the one that is wanted here.
+            match driver {
+                "virtio" => drivers.extend(["net_virtio".to_owned(), "net_virtio_user".to_owned()]),
+                _ => drop(drivers.insert(format!("net_{driver}"))),
+            }
+        }
+    }
+    drivers.into_iter().collect()
+}
+
+fn check(config: &EalConfig) -> Result<(), Error> {
+    if config.memory_mib < 32 {
+        return Err(Error::Configuration(format!("memory-mib is {}: DPDK needs at least 32", config.memory_mib)));
+    }
+    if config.hugepages && free_hugepages() == 0 {
+        return Err(Error::NoHugepages);
+    }
+    Ok(())
+}
+
+/// Free hugepages of all sizes.
+pub fn free_hugepages() -> u64 {
+    let sizes = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    sizes
+        .filter_map(|size| std::fs::read_to_string(size.path().join("free_hugepages")).ok()?.trim().parse::<u64>().ok())
+        .sum()
+}
+
+fn start(config: &EalConfig) -> Result<Eal, Error> {
+    ignore_broken_pipes();
+    let words = config.arguments();
+    let arguments = words[1..].join(" ");
+    let (report, reported) = mpsc::sync_channel(1);
+    let verbose = config.verbose;
+    std::thread::Builder::new()
+        .name("uwarp-eal".to_owned())
+        .spawn(move || {
+            block_signals();
+            let result = start_here(&words, verbose);
+            let running = result.is_ok();
+            if report.send(result).is_ok() && running {
+                maintenance::run();
+            }
+        })
+        .map_err(|error| Error::System { what: "no thread for DPDK".to_owned(), reason: error.to_string() })?;
+    let gate = match reported.recv() {
+        Ok(Ok(gate)) => gate,
+        Ok(Err(reason)) => return Err(explain(config, reason)),
+        Err(_) => return Err(Error::Initialisation { reason: "its thread ended".to_owned() }),
+    };
+    Ok(Eal { running: Arc::new(Running { config: config.clone(), arguments, gate }) })
+}
+
+/// Starts EAL on this thread, which becomes lcore 0. The inner result is the gate's.
+fn start_here(words: &[String], verbose: bool) -> Result<Result<(), String>, String> {
+    log::redirect(verbose);
+    let mark = log::Mark::now();
+    let mut owned = Vec::new();
+    for word in words {
+        owned.push(CString::new(word.as_str()).map_err(|_| "an argument contains a zero octet".to_owned())?.into_raw());
+    }
+    // EAL keeps pointers into its arguments and reorders them: they are never given back.
+    let arguments: &'static mut [*mut c_char] = Vec::leak(owned);
+    let count = i32::try_from(arguments.len()).map_err(|_| "too many arguments".to_owned())?;
+    // SAFETY: the arguments live for good.
+    if unsafe { sys::rte_eal_init(count, arguments.as_mut_ptr()) } < 0 {
+        return Err(mark.reason(&error_text(last_error())));
+    }
+    Ok(gate::install())
+}
+
+fn explain(config: &EalConfig, reason: String) -> Error {
+    if reason.contains("Permission denied") || reason.contains("not permitted") {
+        return Error::Permission {
+            what: format!("DPDK to start ({reason})"),
+            cure: "run without hugepages and PCI devices, or as root".to_owned(),
+        };
+    }
+    if reason.contains("annot allocate memory") || reason.contains("mmap") {
+        return Error::OutOfMemory { what: format!("DPDK to start ({reason})"), memory_mib: config.memory_mib };
+    }
+    Error::Initialisation { reason }
+}
+
+/// The last call's `rte_errno`.
+pub(crate) fn last_error() -> i32 {
+    // SAFETY: reads a thread-local variable.
+    unsafe { sys::uwarp_errno() }
+}
+
+/// An error number in words; negative ones as they come from calls.
+pub(crate) fn error_text(number: i32) -> String {
+    // SAFETY: the text is static or the thread's own, and copied here.
+    unsafe { CStr::from_ptr(sys::rte_strerror(number.abs())) }.to_string_lossy().into_owned()
+}
+
+fn ignore_broken_pipes() {
+    // SAFETY: asks for, and sets, the action of one signal; no handler is involved.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_DFL {
+            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        }
+    }
+}
+
+/// The threads that EAL starts inherit this, so signals stay the application's.
+fn block_signals() {
+    // SAFETY: the set is filled in before it is used.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+    }
 }

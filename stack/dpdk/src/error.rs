@@ -22,9 +22,7 @@ pub enum Error {
         reason: String,
     },
     /// Hugepages were asked for and there are none free.
-    #[error(
-        "no free hugepages: run without them (hugepages = false), or reserve some with scripts/hugepages"
-    )]
+    #[error("no free hugepages: run without them (hugepages = false), or reserve some with scripts/hugepages")]
     NoHugepages,
     /// The operating system refused for want of a privilege.
     #[error("no permission for {what}: {cure}")]
@@ -79,9 +77,7 @@ pub enum Error {
         reason: String,
     },
     /// There is not enough packet memory.
-    #[error(
-        "not enough DPDK memory for {what}: raise memory-mib (now {memory_mib} MiB) or use fewer buffers"
-    )]
+    #[error("not enough DPDK memory for {what}: raise memory-mib (now {memory_mib} MiB) or use fewer buffers")]
     OutOfMemory {
         /// What it was wanted for.
         what: String,

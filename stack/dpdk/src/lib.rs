@@ -15,15 +15,21 @@
 pub mod device;
 pub mod eal;
 mod error;
+mod gate;
+mod log;
+mod maintenance;
 mod mbuf;
+mod plan;
+mod pool;
 mod port;
 mod queue;
+mod ring;
 
 pub use device::{DeviceConfig, MemifRole};
 pub use eal::{Eal, EalConfig, ThreadRegistration, list_drivers};
 pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
-pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Statistics};
+pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Rss, Statistics};
 pub use queue::{PoolLevels, Queue};
 
 /// The most packets that one receive or transmit burst moves.

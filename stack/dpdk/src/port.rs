@@ -1,10 +1,23 @@
 //! A port: one device, configured, started, and closed when nobody holds it.
 
-use std::time::Duration;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use dpdk_sys as sys;
 use serde::{Deserialize, Serialize};
 
+use crate::gate::BurstFlag;
+use crate::maintenance::Reconnector;
+use crate::plan::Plan;
+use crate::pool::Pool;
 use crate::{DeviceConfig, Eal, Error, PoolLevels, Queue};
+
+mod open;
+
+use open::Device;
 
 /// Which offloads are wanted; a port has those of them that its device offers, see [`Capabilities`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,12 +35,7 @@ pub struct Offloads {
 
 impl Default for Offloads {
     fn default() -> Self {
-        Offloads {
-            rx_checksum: true,
-            tx_checksum: true,
-            tso: false,
-            lro: false,
-        }
+        Offloads { rx_checksum: true, tx_checksum: true, tso: false, lro: false }
     }
 }
 
@@ -114,6 +122,15 @@ pub struct Capabilities {
     pub max_queues: u16,
 }
 
+/// How received packets are spread over the queues.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rss {
+    /// The Toeplitz hash's key.
+    pub key: Vec<u8>,
+    /// The queue for each value of the hash modulo the table's length.
+    pub table: Vec<u16>,
+}
+
 /// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Link {
@@ -162,46 +179,124 @@ pub struct PortInfo {
 /// An open device. It closes when the port and all queues taken from it are dropped.
 #[derive(Debug)]
 pub struct Port {
-    _private: (),
+    inner: Arc<Inner>,
+}
+
+/// What a port and its queues share. Dropping it closes the device.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    info: PortInfo,
+    device: Device,
+    queues: Vec<QueueState>,
+    reconnector: Option<Arc<Reconnector>>,
+}
+
+/// What one queue has of its own.
+#[derive(Debug)]
+pub(crate) struct QueueState {
+    pub(crate) rx_pool: Pool,
+    pub(crate) tx_pool: Pool,
+    /// Bursts have to keep clear of the interrupt thread.
+    pub(crate) flag: Option<Arc<BurstFlag>>,
+    taken: AtomicBool,
+}
+
+impl Inner {
+    pub(crate) fn port_id(&self) -> u16 {
+        self.info.port_id
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.info.capabilities
+    }
+
+    pub(crate) fn queue(&self, index: u16) -> &QueueState {
+        &self.queues[usize::from(index)]
+    }
+
+    /// The queue's owner is gone.
+    pub(crate) fn give_back(&self, index: u16) {
+        self.queue(index).taken.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(reconnector) = &self.reconnector {
+            reconnector.close();
+        }
+        self.device.close();
+        for flag in self.queues.iter().filter_map(|queue| queue.flag.as_ref()) {
+            BurstFlag::unregister(flag);
+        }
+    }
 }
 
 impl Port {
     /// Opens a device: makes it, configures its queues with pools of their own, and starts it.
     ///
     /// A connecting end (memif client, virtio-user without `server`) is tried until its peer is there, for at most
-    /// `options.wait_for_peer`. A listening end opens at once and its link comes up with the peer, see [`Port::wait_link_up`].
+    /// `options.wait_for_peer`. So is virtio-user with `server`, whose driver needs its first peer before it works at all. Any
+    /// other listening end opens at once. The link may come up later in any case, see [`Port::wait_link_up`].
     ///
     /// # Errors
     /// What keeps the device from working, with the cure.
     pub fn open(eal: &Eal, device: &DeviceConfig, options: &PortOptions) -> Result<Port, Error> {
-        let _ = (eal, device, options);
-        todo!()
+        let plan = Plan::new(device, options)?;
+        if plan.gated
+            && let Err(reason) = eal.gate()
+        {
+            return Err(Error::Unsupported {
+                device: plan.name,
+                reason: format!("needs a gate before EAL's interrupt thread: {reason}"),
+            });
+        }
+        let inner = match plan.netns.clone() {
+            // The namespace is a property of the thread, so a thread of its own goes there.
+            Some(name) => std::thread::scope(|scope| {
+                let opened = scope.spawn(|| {
+                    enter_namespace(&name)?;
+                    open::open(eal, device, options, &plan)
+                });
+                opened.join().unwrap_or_else(|_| {
+                    Err(Error::System {
+                        what: format!("opening {}", plan.name),
+                        reason: "its thread panicked".to_owned(),
+                    })
+                })
+            })?,
+            None => open::open(eal, device, options, &plan)?,
+        };
+        Ok(Port { inner: Arc::new(inner) })
     }
 
     /// What is known of the port.
     pub fn info(&self) -> &PortInfo {
-        todo!()
+        &self.inner.info
     }
 
     /// What the port can do.
     pub fn capabilities(&self) -> &Capabilities {
-        &self.info().capabilities
+        &self.inner.info.capabilities
     }
 
     /// How many queues the port has.
     pub fn queue_count(&self) -> u16 {
-        todo!()
+        self.inner.queues.len() as u16
     }
 
     /// Takes queue `index`; `None` if there is no such queue or somebody has it. A dropped queue can be taken again.
     pub fn take_queue(&self, index: u16) -> Option<Queue> {
-        let _ = index;
-        todo!()
+        let queue = self.inner.queues.get(usize::from(index))?;
+        if queue.taken.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        Some(Queue::new(Arc::clone(&self.inner), index))
     }
 
     /// The link's state. May make a system call.
     pub fn link(&self) -> Link {
-        todo!()
+        link(self.inner.port_id())
     }
 
     /// Whether packets can pass. May make a system call.
@@ -214,30 +309,129 @@ impl Port {
     /// # Errors
     /// [`Error::LinkDown`] when it is not after `limit`.
     pub fn wait_link_up(&self, limit: Duration) -> Result<(), Error> {
-        let _ = limit;
-        todo!()
+        let start = Instant::now();
+        while !self.link_up() {
+            if start.elapsed() >= limit {
+                return Err(Error::LinkDown { device: self.inner.info.device.clone(), waited: limit });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// The port's counters.
     pub fn statistics(&self) -> Statistics {
-        todo!()
+        let mut raw = sys::rte_eth_stats::default();
+        // SAFETY: the port is open; the structure is filled in.
+        unsafe { sys::rte_eth_stats_get(self.inner.port_id(), &mut raw) };
+        Statistics {
+            rx_packets: raw.ipackets,
+            tx_packets: raw.opackets,
+            rx_octets: raw.ibytes,
+            tx_octets: raw.obytes,
+            rx_missed: raw.imissed,
+            rx_errors: raw.ierrors,
+            tx_errors: raw.oerrors,
+            rx_no_buffer: raw.rx_nombuf,
+        }
     }
 
     /// The driver's own counters, by name.
     pub fn extended_statistics(&self) -> Vec<(String, u64)> {
-        todo!()
+        let port = self.inner.port_id();
+        // SAFETY: with no room given the calls only count; then they fill in at most as many entries as there is room for.
+        unsafe {
+            let Ok(count) = u32::try_from(sys::rte_eth_xstats_get(port, std::ptr::null_mut(), 0)) else {
+                return Vec::new();
+            };
+            let mut values = vec![sys::rte_eth_xstat::default(); count as usize];
+            let mut names = vec![sys::rte_eth_xstat_name { name: [0; 64] }; count as usize];
+            let filled = sys::rte_eth_xstats_get(port, values.as_mut_ptr(), count).min(sys::rte_eth_xstats_get_names(
+                port,
+                names.as_mut_ptr(),
+                count,
+            ));
+            let filled = usize::try_from(filled).unwrap_or(0).min(count as usize);
+            values[..filled]
+                .iter()
+                .filter_map(|value| {
+                    let name = names.get(usize::try_from(value.id).ok()?)?;
+                    let octets: Vec<u8> = name.name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+                    Some((String::from_utf8_lossy(&octets).into_owned(), value.value))
+                })
+                .collect()
+        }
+    }
+
+    /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has one.
+    pub fn rss(&self) -> Option<Rss> {
+        let capabilities = self.capabilities();
+        if !capabilities.rss {
+            return None;
+        }
+        let port = self.inner.port_id();
+        let mut key = vec![0u8; usize::from(capabilities.rss_key_len)];
+        let mut hash = sys::rte_eth_rss_conf {
+            rss_key: key.as_mut_ptr(),
+            rss_key_len: capabilities.rss_key_len,
+            ..Default::default()
+        };
+        // SAFETY: the key has the device's length.
+        if unsafe { sys::rte_eth_dev_rss_hash_conf_get(port, &mut hash) } != 0 {
+            return None;
+        }
+        let groups = usize::from(capabilities.rss_table_len).div_ceil(64);
+        let mut entries = vec![sys::rte_eth_rss_reta_entry64 { mask: u64::MAX, reta: [0; 64] }; groups];
+        // SAFETY: there are as many groups of 64 as the table's length needs.
+        if unsafe { sys::rte_eth_dev_rss_reta_query(port, entries.as_mut_ptr(), capabilities.rss_table_len) } != 0 {
+            return None;
+        }
+        let table = entries.iter().flat_map(|group| group.reta).take(usize::from(capabilities.rss_table_len)).collect();
+        Some(Rss { key, table })
     }
 
     /// The levels of all queues' pools together. Counts every thread's cache: not for the path of a packet.
     pub fn pool_levels(&self) -> PoolLevels {
-        todo!()
+        self.inner.queues.iter().fold(PoolLevels::default(), |sum, queue| PoolLevels {
+            rx_free: sum.rx_free + queue.rx_pool.free(),
+            rx_total: sum.rx_total + queue.rx_pool.total(),
+            tx_free: sum.tx_free + queue.tx_pool.free(),
+            tx_total: sum.tx_total + queue.tx_pool.total(),
+        })
     }
 
     /// What the port's peer needs from time to time; a no-op for most devices. A memif client whose link is down connects again.
     ///
-    /// A thread of this crate calls it every 50 ms for the ports that need it, so nobody has to. It may run beside
+    /// A thread of this crate calls it every 20 ms for the ports that need it, so nobody has to. It may run beside
     /// bursts on any thread: those find no packets meanwhile.
     pub fn maintain(&self) {
-        todo!()
+        if let Some(reconnector) = &self.inner.reconnector {
+            reconnector.maintain();
+        }
     }
+}
+
+/// The link of an open port.
+pub(crate) fn link(port: u16) -> Link {
+    let mut raw = sys::rte_eth_link::default();
+    // SAFETY: fills the structure in; an unknown port is refused.
+    let known = unsafe { sys::rte_eth_link_get_nowait(port, &mut raw) } == 0;
+    Link { up: known && raw.link_status() != 0, speed: raw.link_speed }
+}
+
+fn enter_namespace(name: &str) -> Result<(), Error> {
+    let path = if name.contains('/') { PathBuf::from(name) } else { Path::new("/var/run/netns").join(name) };
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::PermissionDenied => Error::Permission {
+            what: format!("the network namespace {name}"),
+            cure: "run as root, or with CAP_SYS_ADMIN".to_owned(),
+        },
+        std::io::ErrorKind::NotFound => {
+            Error::Configuration(format!("there is no network namespace {name}: make it with ip netns add"))
+        }
+        _ => Error::System { what: format!("the network namespace {name}"), reason: error.to_string() },
+    };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    rustix::thread::move_into_link_name_space(file.as_fd(), Some(rustix::thread::LinkNameSpaceType::Network))
+        .map_err(|error| failed(error.into()))
 }

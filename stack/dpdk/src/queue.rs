@@ -2,9 +2,17 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::marker::PhantomData;
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
-use crate::{Capabilities, Mbuf};
+use dpdk_sys::{fast, rte_eth_fp_ops, rte_mbuf, rte_mempool};
+
+use crate::gate::BurstFlag;
+use crate::port::{Inner, link};
+use crate::{Capabilities, MAX_BURST, Mbuf};
 
 /// How full the buffer pools are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,48 +28,154 @@ pub struct PoolLevels {
 }
 
 /// A queue pair. One thread at a time may hold it.
-#[derive(Debug)]
 pub struct Queue {
+    operations: *const rte_eth_fp_ops,
+    rx_pool: *mut rte_mempool,
+    tx_pool: *mut rte_mempool,
+    index: u16,
+    /// Bursts ask it first. Kept by `port`.
+    flag: Option<NonNull<BurstFlag>>,
+    port: Arc<Inner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
+// SAFETY: a queue may be used by any thread as long as it is one at a time, which `&mut self` and the missing `Sync` see to;
+// the pointers are into what `port` keeps.
+unsafe impl Send for Queue {}
+
 impl Queue {
+    pub(crate) fn new(port: Arc<Inner>, index: u16) -> Queue {
+        let state = port.queue(index);
+        Queue {
+            // SAFETY: the number is that of an open port.
+            operations: unsafe { fast::operations(port.port_id()) },
+            rx_pool: state.rx_pool.raw(),
+            tx_pool: state.tx_pool.raw(),
+            index,
+            flag: state.flag.as_ref().map(|flag| NonNull::from(&**flag)),
+            port,
+            _not_sync: PhantomData,
+        }
+    }
+
     /// The queue's number in its port.
     pub fn index(&self) -> u16 {
-        todo!()
+        self.index
     }
 
     /// What the port can do.
     pub fn capabilities(&self) -> &Capabilities {
-        todo!()
+        self.port.capabilities()
     }
 
-    /// Whether the link is up, as the driver last knew it. Costs up to a microsecond on some devices: ask every millisecond, not every turn.
+    /// Whether the link is up, as the driver knows it. May make a system call: ask every millisecond, not every turn.
     pub fn link_up(&self) -> bool {
-        todo!()
+        link(self.port.port_id()).up
     }
 
-    /// Receives as many packets as are there and as `out` has spare capacity for, at most [`MAX_BURST`](crate::MAX_BURST).
-    /// `out` never grows its allocation. Returns how many were added.
+    /// Whether a burst may go on; then `leave` has to follow.
+    #[inline(always)]
+    fn enter(&self) -> bool {
+        match self.flag {
+            // SAFETY: the port keeps the flag.
+            Some(flag) => unsafe { flag.as_ref() }.enter(),
+            None => true,
+        }
+    }
+
+    #[inline(always)]
+    fn leave(&self) {
+        if let Some(flag) = self.flag {
+            // SAFETY: as in `enter`.
+            unsafe { flag.as_ref() }.leave();
+        }
+    }
+
+    /// Receives as many packets as are there and as `out` has spare capacity for, at most [`MAX_BURST`]. `out` never grows its
+    /// allocation. Returns how many were added.
+    #[inline]
     pub fn rx_burst(&mut self, out: &mut Vec<Mbuf>) -> usize {
-        let _ = out;
-        todo!()
+        let count = (out.capacity() - out.len()).min(MAX_BURST);
+        if !self.enter() {
+            return 0;
+        }
+        // SAFETY: `self` is the queue's only user and the port is open. There is room for `count` packets behind the vector's
+        // end, and an `Mbuf` is a pointer to a packet. The device gives its references away.
+        let received = unsafe {
+            let end = out.as_mut_ptr().add(out.len()).cast::<*mut rte_mbuf>();
+            let received = usize::from(fast::rx_burst(self.operations, self.index, end, count as u16));
+            out.set_len(out.len() + received);
+            received
+        };
+        self.leave();
+        received
     }
 
-    /// Hands packets to the device from the front of `frames`, until it takes no more. Those taken are removed; the rest
-    /// stay in order. Returns how many were taken.
+    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it takes no more. Those taken are
+    /// removed; the rest stay in order. Returns how many were taken.
+    #[inline]
     pub fn tx_burst(&mut self, frames: &mut VecDeque<Mbuf>) -> usize {
-        let _ = frames;
-        todo!()
+        if frames.is_empty() || !self.enter() {
+            return 0;
+        }
+        let (front, back) = frames.as_mut_slices();
+        let mut sent = self.tx(front, MAX_BURST);
+        if sent == front.len() && sent < MAX_BURST && !back.is_empty() {
+            sent += self.tx(back, MAX_BURST - sent);
+        }
+        self.leave();
+        frames.drain(..sent).for_each(mem::forget);
+        sent
+    }
+
+    /// The first packets of the slice, as many as are returned, are the device's afterwards: they must be forgotten.
+    #[inline(always)]
+    fn tx(&mut self, frames: &mut [Mbuf], most: usize) -> usize {
+        let count = frames.len().min(most);
+        // SAFETY: `self` is the queue's only user and the port is open; an `Mbuf` is a pointer to a packet of which we own a
+        // reference.
+        usize::from(unsafe {
+            fast::tx_burst(self.operations, self.index, frames.as_mut_ptr().cast::<*mut rte_mbuf>(), count as u16)
+        })
     }
 
     /// A fresh buffer of the transmit pool, empty, starting at [`HEADROOM`](crate::HEADROOM); `None` when the pool is empty.
+    #[inline]
     pub fn alloc(&mut self) -> Option<Mbuf> {
-        todo!()
+        // SAFETY: the pool is live, and the buffer's one reference is ours.
+        unsafe { NonNull::new(fast::mbuf_alloc(self.tx_pool)).map(|raw| Mbuf::from_raw(raw)) }
     }
 
     /// The pools' levels as this thread sees them: buffers in other threads' caches count as used. Cheap (a few loads).
+    #[inline]
     pub fn pool_levels(&self) -> PoolLevels {
-        todo!()
+        let state = self.port.queue(self.index);
+        // SAFETY: the pools are live, and over rings.
+        unsafe {
+            PoolLevels {
+                rx_free: fast::pool_free_count(self.rx_pool),
+                rx_total: state.rx_pool.total(),
+                tx_free: fast::pool_free_count(self.tx_pool),
+                tx_total: state.tx_pool.total(),
+            }
+        }
+    }
+
+    /// DPDK's number of the port and the transmit pool, for measuring against C.
+    #[doc(hidden)]
+    pub fn raw_parts(&self) -> (u16, *mut rte_mempool) {
+        (self.port.port_id(), self.tx_pool)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.port.give_back(self.index);
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Queue").field("port", &self.port.port_id()).field("index", &self.index).finish()
     }
 }

@@ -1,0 +1,91 @@
+//! Finds DPDK, makes bindings for the part of it that is used, and compiles the shim for what C has only as inline functions.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, exit};
+
+const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
+
+/// The libraries that code of ours calls. EAL loads every driver as a plug-in, so none is named here but net_ring, which has functions of its own.
+const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
+
+fn fail(message: &str) -> ! {
+    println!("cargo::error={message}; {INSTALL}");
+    exit(1)
+}
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=shim/shim.c");
+    println!("cargo::rerun-if-changed=shim/shim.h");
+    println!("cargo::rerun-if-changed=shim/bindings.h");
+
+    let dpdk = match pkg_config::Config::new().cargo_metadata(false).atleast_version("22.11").probe("libdpdk") {
+        Ok(library) => library,
+        Err(pkg_config::Error::Command { .. }) => fail("pkg-config is missing"),
+        Err(_) => fail("DPDK 22.11 or later is missing (pkg-config finds no libdpdk)"),
+    };
+    // pkg-config's list of flags keeps what `probe` drops: the configuration header and the machine's baseline.
+    let output = Command::new("pkg-config").args(["--cflags", "libdpdk"]).output();
+    let flags: Vec<String> = match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+        }
+        _ => fail("pkg-config --cflags libdpdk failed"),
+    };
+
+    for path in &dpdk.link_paths {
+        println!("cargo::rustc-link-search=native={}", path.display());
+    }
+
+    let mut shim = cc::Build::new();
+    shim.file("shim/shim.c").opt_level(3).warnings(true);
+    for flag in &flags {
+        shim.flag(flag);
+    }
+    if let Err(error) = shim.try_compile("uwarp_dpdk_shim") {
+        fail(&format!("the C shim over DPDK does not compile ({error})"));
+    }
+    for library in LIBRARIES {
+        println!("cargo::rustc-link-lib=dylib={library}");
+    }
+
+    let bindings = std::panic::catch_unwind(|| {
+        bindgen::Builder::default()
+            .header("shim/bindings.h")
+            .clang_args(&flags)
+            .allowlist_function("rte_eal_(init|hotplug_add|hotplug_remove)")
+            .allowlist_function("rte_(version|strerror|thread_register|thread_unregister|openlog_stream|log_set_global_level)")
+            .allowlist_function("rte_dev_(probe|remove|name)")
+            .allowlist_function(
+                "rte_eth_dev_(configure|start|stop|close|info_get|get_port_by_name|adjust_nb_rx_tx_desc|set_mtu|get_mtu|socket_id|rss_hash_conf_get|rss_reta_query)",
+            )
+            .allowlist_function("rte_eth_(rx|tx)_queue_setup")
+            .allowlist_function("rte_eth_(macaddr_get|link_get_nowait|stats_get|stats_reset|xstats_get|xstats_get_names|promiscuous_enable|allmulticast_enable|from_rings)")
+            .allowlist_function("rte_pktmbuf_pool_create")
+            .allowlist_function("rte_mempool_(free|avail_count)")
+            .allowlist_function("rte_ring_(create|free)")
+            .allowlist_function("rte_socket_id_by_idx")
+            .allowlist_function("uwarp_.*")
+            .allowlist_var("rte_eth_fp_ops")
+            .allowlist_var("UWARP_.*")
+            .allowlist_var("RTE_(MAX_LCORE|MAX_ETHPORTS|PKTMBUF_HEADROOM|MBUF_PORT_INVALID|MEMPOOL_CACHE_MAX_SIZE|EAL_PMD_PATH|ETH_NAME_MAX_LEN|MAX_QUEUES_PER_PORT)")
+            .allowlist_type("rte_(mbuf|mempool|mempool_cache|ring|eth_fp_ops|eth_conf|eth_dev_info|eth_rxconf|eth_txconf|eth_stats|eth_xstat|eth_xstat_name|eth_link|ether_addr|eth_rss_conf|eth_rss_reta_entry64)")
+            .opaque_type("FILE|_IO_FILE")
+            .derive_default(true)
+            .layout_tests(true)
+            .generate_comments(false)
+            .generate_cstr(true)
+            .prepend_enum_name(false)
+            .generate()
+    });
+    let bindings = match bindings {
+        Ok(Ok(bindings)) => bindings,
+        Ok(Err(error)) => fail(&format!("bindings for DPDK's headers cannot be made ({error})")),
+        Err(_) => fail("libclang is missing (bindgen cannot load it)"),
+    };
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("bindings.rs");
+    if let Err(error) = bindings.write_to_file(&out) {
+        fail(&format!("{} cannot be written ({error})", out.display()));
+    }
+}

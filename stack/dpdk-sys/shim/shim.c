@@ -1,0 +1,237 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <rte_cycles.h>
+#include <rte_errno.h>
+#include <rte_ethdev.h>
+#include <rte_lcore.h>
+#include <rte_log.h>
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+#include <rte_ring.h>
+
+#include "shim.h"
+
+uint32_t uwarp_lcore_id(void)
+{
+	return rte_lcore_id();
+}
+
+int uwarp_errno(void)
+{
+	return rte_errno;
+}
+
+struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool)
+{
+	return rte_mbuf_raw_alloc(pool);
+}
+
+void uwarp_mbuf_raw_free(struct rte_mbuf *mbuf)
+{
+	rte_mbuf_raw_free(mbuf);
+}
+
+void uwarp_mbuf_free_segment(struct rte_mbuf *mbuf)
+{
+	rte_pktmbuf_free_seg(mbuf);
+}
+
+void uwarp_mempool_cache_flush(struct rte_mempool *pool)
+{
+	rte_mempool_cache_flush(NULL, pool);
+}
+
+uint16_t uwarp_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count)
+{
+	return rte_eth_rx_burst(port, queue, packets, count);
+}
+
+uint16_t uwarp_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count)
+{
+	return rte_eth_tx_burst(port, queue, packets, count);
+}
+
+struct rte_mbuf *uwarp_mbuf_alloc(struct rte_mempool *pool)
+{
+	return rte_pktmbuf_alloc(pool);
+}
+
+void uwarp_mbuf_free(struct rte_mbuf *mbuf)
+{
+	rte_pktmbuf_free(mbuf);
+}
+
+uint32_t uwarp_ring_drain(struct rte_ring *ring)
+{
+	void *object;
+	uint32_t count = 0;
+
+	while (rte_ring_dequeue(ring, &object) == 0) {
+		rte_pktmbuf_free(object);
+		count++;
+	}
+	return count;
+}
+
+uint64_t uwarp_ticks(void)
+{
+	return rte_rdtsc();
+}
+
+double uwarp_ticks_per_nanosecond(void)
+{
+	return (double)rte_get_tsc_hz() / 1e9;
+}
+
+uint64_t uwarp_time_rx_burst(uint16_t port, uint16_t queue, uint64_t rounds)
+{
+	struct rte_mbuf *packets[32];
+	uint64_t start = rte_rdtsc(), i;
+	uint32_t received = 0;
+
+	for (i = 0; i < rounds; i++)
+		received += rte_eth_rx_burst(port, queue, packets, 32);
+	return received == 0 ? rte_rdtsc() - start : 0;
+}
+
+uint64_t uwarp_time_alloc_free(struct rte_mempool *pool, unsigned batch, uint64_t rounds)
+{
+	struct rte_mbuf *packets[64];
+	uint64_t start = rte_rdtsc(), i;
+	unsigned j, taken;
+
+	for (i = 0; i < rounds; i++) {
+		for (taken = 0; taken < batch && taken < 64; taken++) {
+			packets[taken] = rte_pktmbuf_alloc(pool);
+			if (packets[taken] == NULL)
+				break;
+		}
+		for (j = 0; j < taken; j++)
+			rte_pktmbuf_free(packets[j]);
+	}
+	return rte_rdtsc() - start;
+}
+
+/* ---- log ---- */
+
+static uwarp_log_hook log_hook;
+
+static ssize_t log_write(void *cookie, const char *text, size_t length)
+{
+	int level = rte_log_cur_msg_loglevel();
+
+	(void)cookie;
+	log_hook(level < 0 ? 0 : (uint32_t)level, text, length);
+	return (ssize_t)length;
+}
+
+int uwarp_log_to(uwarp_log_hook hook, uint32_t level)
+{
+	static const cookie_io_functions_t functions = { .write = log_write };
+	FILE *stream;
+
+	log_hook = hook;
+	stream = fopencookie(NULL, "w", functions);
+	if (stream == NULL)
+		return -1;
+	/* Each message is one write, so that levels and lines do not mix. */
+	setvbuf(stream, NULL, _IOLBF, 1024);
+	rte_log_set_global_level(level);
+	return rte_openlog_stream(stream);
+}
+
+/* ---- gate ---- */
+
+static uint32_t gate_thread; /* 0: none */
+static uwarp_gate_hook gate_close;
+static uwarp_gate_hook gate_open;
+
+void uwarp_gate_install(uint32_t interrupt_thread, uwarp_gate_hook close_hook, uwarp_gate_hook open_hook)
+{
+	gate_close = close_hook;
+	gate_open = open_hook;
+	__atomic_store_n(&gate_thread, interrupt_thread, __ATOMIC_RELEASE);
+}
+
+static int on_gate_thread(void)
+{
+	static __thread uint32_t own;
+	uint32_t gated = __atomic_load_n(&gate_thread, __ATOMIC_ACQUIRE);
+
+	if (gated == 0)
+		return 0;
+	if (own == 0)
+		own = (uint32_t)syscall(SYS_gettid);
+	return own == gated;
+}
+
+/*
+ * In front of libc's function of this name, for the whole program. EAL's interrupt thread comes back into it when it has
+ * handled a batch of events; when it leaves with the next batch, nobody may be inside a device whose memory those
+ * events take away. epoll_pwait without a mask is what epoll_wait is, cancellation point included.
+ */
+int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
+{
+	int count;
+
+	if (on_gate_thread())
+		gate_open();
+	count = epoll_pwait(epfd, events, maxevents, timeout, NULL);
+	if (count > 0 && on_gate_thread())
+		gate_close();
+	return count;
+}
+
+int uwarp_gate_interposed(void)
+{
+	/* The first definition in the program's search order is the one that shared libraries are bound to. */
+	return dlsym(RTLD_DEFAULT, "epoll_wait") == (void *)epoll_wait;
+}
+
+/* ---- layout ---- */
+
+void uwarp_layout_fill(struct uwarp_layout *l)
+{
+	*l = (struct uwarp_layout){
+		.mbuf_size = sizeof(struct rte_mbuf),
+		.mbuf_buf_addr = offsetof(struct rte_mbuf, buf_addr),
+		.mbuf_data_off = offsetof(struct rte_mbuf, data_off),
+		.mbuf_refcnt = offsetof(struct rte_mbuf, refcnt),
+		.mbuf_nb_segs = offsetof(struct rte_mbuf, nb_segs),
+		.mbuf_port = offsetof(struct rte_mbuf, port),
+		.mbuf_ol_flags = offsetof(struct rte_mbuf, ol_flags),
+		.mbuf_pkt_len = offsetof(struct rte_mbuf, pkt_len),
+		.mbuf_data_len = offsetof(struct rte_mbuf, data_len),
+		.mbuf_buf_len = offsetof(struct rte_mbuf, buf_len),
+		.mbuf_pool = offsetof(struct rte_mbuf, pool),
+		.mbuf_next = offsetof(struct rte_mbuf, next),
+		.mbuf_tx_offload = offsetof(struct rte_mbuf, tx_offload),
+		.mbuf_packet_type = offsetof(struct rte_mbuf, packet_type),
+		.mbuf_vlan_tci = offsetof(struct rte_mbuf, vlan_tci),
+		.mbuf_vlan_tci_outer = offsetof(struct rte_mbuf, vlan_tci_outer),
+		.mempool_cache_size = offsetof(struct rte_mempool, cache_size),
+		.mempool_local_cache = offsetof(struct rte_mempool, local_cache),
+		.mempool_pool_data = offsetof(struct rte_mempool, pool_data),
+		.mempool_size = offsetof(struct rte_mempool, size),
+		.cache_size = sizeof(struct rte_mempool_cache),
+		.cache_len = offsetof(struct rte_mempool_cache, len),
+		.cache_flushthresh = offsetof(struct rte_mempool_cache, flushthresh),
+		.cache_objs = offsetof(struct rte_mempool_cache, objs),
+		.fp_ops_size = sizeof(struct rte_eth_fp_ops),
+		.fp_ops_rx_burst = offsetof(struct rte_eth_fp_ops, rx_pkt_burst),
+		.fp_ops_tx_burst = offsetof(struct rte_eth_fp_ops, tx_pkt_burst),
+		.fp_ops_rxq = offsetof(struct rte_eth_fp_ops, rxq),
+		.fp_ops_txq = offsetof(struct rte_eth_fp_ops, txq),
+		.ring_prod_tail = offsetof(struct rte_ring, prod.tail),
+		.ring_cons_tail = offsetof(struct rte_ring, cons.tail),
+		.ring_mask = offsetof(struct rte_ring, mask),
+	};
+}

@@ -1,0 +1,59 @@
+/* Functions that C has only inline, or as thread-local variables, made callable. */
+#ifndef UWARP_SHIM_H
+#define UWARP_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct rte_mempool;
+struct rte_mbuf;
+struct rte_ring;
+
+/* Of the calling thread. */
+uint32_t uwarp_lcore_id(void);
+int uwarp_errno(void);
+
+/* Slow paths: an empty or full cache, a thread without cache, a buffer that is not plain. */
+struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool);
+void uwarp_mbuf_raw_free(struct rte_mbuf *mbuf);
+void uwarp_mbuf_free_segment(struct rte_mbuf *mbuf);
+/* Empties the calling thread's cache of the pool into the pool. */
+void uwarp_mempool_cache_flush(struct rte_mempool *pool);
+
+/* What the inline functions do, out of line: the yardstick for the ports in Rust. */
+uint16_t uwarp_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
+uint16_t uwarp_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
+struct rte_mbuf *uwarp_mbuf_alloc(struct rte_mempool *pool);
+void uwarp_mbuf_free(struct rte_mbuf *mbuf);
+uint32_t uwarp_ring_drain(struct rte_ring *ring);
+
+/* Loops over the inline functions, for measuring; they return the time stamp counter's ticks. */
+uint64_t uwarp_time_rx_burst(uint16_t port, uint16_t queue, uint64_t rounds);
+uint64_t uwarp_time_alloc_free(struct rte_mempool *pool, unsigned batch, uint64_t rounds);
+uint64_t uwarp_ticks(void);
+double uwarp_ticks_per_nanosecond(void);
+
+/* DPDK's log, line by line: level (1 emergency .. 8 debug), text, octets. */
+typedef void (*uwarp_log_hook)(uint32_t level, const char *text, size_t length);
+int uwarp_log_to(uwarp_log_hook hook, uint32_t level);
+
+/* The gate around EAL's interrupt thread: `close` is called on it when events came and before they are handled, `open`
+ * when they have been handled. */
+typedef void (*uwarp_gate_hook)(void);
+void uwarp_gate_install(uint32_t interrupt_thread, uwarp_gate_hook close, uwarp_gate_hook open);
+/* Whether EAL's library calls the epoll_wait of this program: without it there is no gate. */
+int uwarp_gate_interposed(void);
+
+/* Offsets and sizes as C sees them, for comparison. */
+struct uwarp_layout {
+	size_t mbuf_size, mbuf_buf_addr, mbuf_data_off, mbuf_refcnt, mbuf_nb_segs, mbuf_port, mbuf_ol_flags;
+	size_t mbuf_pkt_len, mbuf_data_len, mbuf_buf_len, mbuf_pool, mbuf_next, mbuf_tx_offload, mbuf_packet_type;
+	size_t mbuf_vlan_tci, mbuf_vlan_tci_outer;
+	size_t mempool_cache_size, mempool_local_cache, mempool_pool_data, mempool_size;
+	size_t cache_size, cache_len, cache_flushthresh, cache_objs;
+	size_t fp_ops_size, fp_ops_rx_burst, fp_ops_tx_burst, fp_ops_rxq, fp_ops_txq;
+	size_t ring_prod_tail, ring_cons_tail, ring_mask;
+};
+void uwarp_layout_fill(struct uwarp_layout *layout);
+
+#endif

@@ -1,0 +1,212 @@
+//! Keeps the interrupt thread of EAL out of a device while a burst is inside it.
+//!
+//! When a memif peer goes away, EAL's interrupt thread unmaps the memory that a burst on another thread may be copying to or
+//! from; the driver looks at the connection once, at the top of the burst, so that burst ends in a segmentation fault. The
+//! same thread resets the rings of a packed virtio-user device when its peer comes back, after a millisecond in which
+//! bursts are hoped to end. Both are cured in one place: the shim's `epoll_wait` stands in front of libc's, and when it
+//! brings the interrupt thread events, the gate closes before the thread can handle them and opens when it asks for more.
+//!
+//! - An engine sets its flag, and looks at the gate; if that is closed it takes the flag back and finds no packets.
+//! - The closing side closes the gate, makes that known to all CPUs (membarrier), and waits until no flag is set.
+//!
+//! So the burst pays two plain stores and a load. Control calls that take a device's memory away hold the same gate,
+//! see [`exclusive`].
+
+use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use dpdk_sys as sys;
+
+/// One per gated queue; alone in its cache lines, since it is written at every burst.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct BurstFlag {
+    inside: AtomicBool,
+    stopped: AtomicBool,
+}
+
+/// The gate. Written under `SECTION` only.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+/// The kernel has no membarrier: every burst has a full fence instead.
+static FENCED: AtomicBool = AtomicBool::new(false);
+/// All flags there are.
+static FLAGS: Mutex<Vec<Arc<BurstFlag>>> = Mutex::new(Vec::new());
+/// Whether somebody holds the gate closed. Not a guard, since the interrupt thread holds it between two calls.
+static SECTION: Mutex<bool> = Mutex::new(false);
+static SECTION_FREE: Condvar = Condvar::new();
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BurstFlag {
+    /// A new flag that the gate knows.
+    pub(crate) fn register() -> Arc<BurstFlag> {
+        let flag = Arc::new(BurstFlag::default());
+        lock(&FLAGS).push(Arc::clone(&flag));
+        flag
+    }
+
+    /// The gate forgets the flag. Nobody may be inside.
+    pub(crate) fn unregister(flag: &Arc<BurstFlag>) {
+        lock(&FLAGS).retain(|known| !Arc::ptr_eq(known, flag));
+    }
+
+    /// Whether a burst may go on. Then [`leave`](BurstFlag::leave) has to follow.
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> bool {
+        self.inside.store(true, Ordering::Relaxed);
+        // Store, then load: the CPU may swap them, and membarrier on the other side is what it cannot swap across.
+        compiler_fence(Ordering::SeqCst);
+        if FENCED.load(Ordering::Relaxed) {
+            fence(Ordering::SeqCst);
+        }
+        if CLOSED.load(Ordering::Acquire) || self.stopped.load(Ordering::Relaxed) {
+            self.inside.store(false, Ordering::Release);
+            return false;
+        }
+        true
+    }
+
+    /// The burst is over.
+    #[inline(always)]
+    pub(crate) fn leave(&self) {
+        self.inside.store(false, Ordering::Release);
+    }
+
+    /// Whether the queue's port is stopped, so that bursts find nothing. To be called inside [`exclusive`].
+    pub(crate) fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Ordering::Release);
+    }
+}
+
+fn acquire() {
+    let mut held = lock(&SECTION);
+    while *held {
+        held = SECTION_FREE.wait(held).unwrap_or_else(PoisonError::into_inner);
+    }
+    *held = true;
+    drop(held);
+
+    let flags = lock(&FLAGS);
+    if flags.is_empty() {
+        // A queue that registers from now on finds the gate closed, since the list's lock orders it after this.
+        CLOSED.store(true, Ordering::SeqCst);
+        return;
+    }
+    CLOSED.store(true, Ordering::SeqCst);
+    if FENCED.load(Ordering::Relaxed) {
+        fence(Ordering::SeqCst);
+    } else {
+        membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    }
+    for flag in flags.iter() {
+        while flag.inside.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn release() {
+    CLOSED.store(false, Ordering::Release);
+    *lock(&SECTION) = false;
+    SECTION_FREE.notify_one();
+}
+
+/// Runs `work` while no gated queue is inside a burst and the interrupt thread handles no event.
+pub(crate) fn exclusive<T>(work: impl FnOnce() -> T) -> T {
+    struct Release;
+    impl Drop for Release {
+        fn drop(&mut self) {
+            release();
+        }
+    }
+    acquire();
+    let _release = Release;
+    work()
+}
+
+/// True while the interrupt thread handles events. Only that thread touches it.
+static INTERRUPT_HOLDS: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn interrupt_thread_closes() {
+    if !INTERRUPT_HOLDS.swap(true, Ordering::Relaxed) {
+        acquire();
+    }
+}
+
+unsafe extern "C" fn interrupt_thread_opens() {
+    if INTERRUPT_HOLDS.swap(false, Ordering::Relaxed) {
+        release();
+    }
+}
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: a system call without memory arguments.
+    unsafe { libc::syscall(libc::SYS_membarrier, libc::c_long::from(command), 0, 0) == 0 }
+}
+
+/// Finds the interrupt thread and puts the gate in front of it.
+///
+/// # Errors
+/// Why there can be no gate, in words.
+pub(crate) fn install() -> Result<(), String> {
+    // SAFETY: looks up a symbol.
+    if unsafe { sys::uwarp_gate_interposed() } == 0 {
+        return Err("epoll_wait of this program does not stand in front of libc's (it has to be linked with its symbols visible)".to_owned());
+    }
+    let thread = interrupt_thread().ok_or("EAL's interrupt thread was not found in /proc/self/task")?;
+    if !membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) {
+        FENCED.store(true, Ordering::SeqCst);
+    }
+    // SAFETY: both functions stay valid for good.
+    unsafe { sys::uwarp_gate_install(thread, Some(interrupt_thread_closes), Some(interrupt_thread_opens)) };
+    Ok(())
+}
+
+fn interrupt_thread() -> Option<u32> {
+    // The thread gets its name from its creator, which has returned by now.
+    std::fs::read_dir("/proc/self/task").ok()?.flatten().find_map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        (name.trim_end() == "eal-intr-thread").then(|| task.file_name().to_str()?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_gate_keeps_bursts_out() {
+        let flag = BurstFlag::register();
+        assert!(flag.enter());
+        flag.leave();
+        exclusive(|| {
+            assert!(!flag.enter());
+            let late = BurstFlag::register();
+            assert!(!late.enter(), "a queue that comes while the gate is closed");
+            BurstFlag::unregister(&late);
+        });
+        assert!(flag.enter());
+        flag.leave();
+        flag.set_stopped(true);
+        assert!(!flag.enter());
+        BurstFlag::unregister(&flag);
+    }
+
+    #[test]
+    fn closing_waits_for_the_burst_inside() {
+        let flag = BurstFlag::register();
+        let done = AtomicBool::new(false);
+        assert!(flag.enter());
+        std::thread::scope(|scope| {
+            scope.spawn(|| exclusive(|| assert!(done.load(Ordering::SeqCst))));
+            while !CLOSED.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            done.store(true, Ordering::SeqCst);
+            flag.leave();
+        });
+        BurstFlag::unregister(&flag);
+    }
+}

@@ -1,0 +1,90 @@
+//! DPDK's log: handed to `tracing`, and the last complaints kept for the text of an error.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::ffi::c_char;
+use std::sync::{Mutex, PoisonError};
+
+use dpdk_sys as sys;
+
+/// DPDK's levels: 1 emergency, 2 alert, 3 critical, 4 error, 5 warning, 6 notice, 7 information, 8 debug.
+const ERROR: u32 = 4;
+const WARNING: u32 = 5;
+const INFORMATION: u32 = 7;
+
+/// How many complaints are kept.
+const KEPT: usize = 16;
+
+#[derive(Default)]
+struct Complaints {
+    /// All that ever were.
+    count: u64,
+    last: VecDeque<String>,
+}
+
+static COMPLAINTS: Mutex<Complaints> = Mutex::new(Complaints { count: 0, last: VecDeque::new() });
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sends DPDK's messages here. To be called before EAL starts.
+pub(crate) fn redirect(verbose: bool) {
+    // SAFETY: the hook stays valid for good.
+    unsafe { sys::uwarp_log_to(Some(hook), if verbose { INFORMATION } else { WARNING }) };
+}
+
+unsafe extern "C" fn hook(level: u32, text: *const c_char, length: usize) {
+    // SAFETY: the shim passes a live buffer of so many octets.
+    let octets = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
+    // A subscriber that panics must not unwind into C.
+    let _ = std::panic::catch_unwind(|| pass_on(level, &String::from_utf8_lossy(octets)));
+}
+
+fn pass_on(level: u32, text: &str) {
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if level <= WARNING {
+            let mut complaints = COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner);
+            complaints.count += 1;
+            if complaints.last.len() == KEPT {
+                complaints.last.pop_front();
+            }
+            complaints.last.push_back(line.to_owned());
+        }
+        let quiet = QUIET.get();
+        match level {
+            0..=ERROR if !quiet => tracing::error!(target: "dpdk", "{line}"),
+            WARNING if !quiet => tracing::warn!(target: "dpdk", "{line}"),
+            0..=INFORMATION => tracing::debug!(target: "dpdk", "{line}"),
+            _ => tracing::trace!(target: "dpdk", "{line}"),
+        }
+    }
+}
+
+/// Where in the log a call begins, to find out afterwards what DPDK said meanwhile.
+pub(crate) struct Mark(u64);
+
+impl Mark {
+    pub(crate) fn now() -> Mark {
+        Mark(COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner).count)
+    }
+
+    /// The complaints since then, joined, or `otherwise`.
+    pub(crate) fn reason(&self, otherwise: &str) -> String {
+        let complaints = COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = usize::try_from(complaints.count - self.0).unwrap_or(KEPT).min(complaints.last.len());
+        if new == 0 {
+            return otherwise.to_owned();
+        }
+        let said: Vec<&str> = complaints.last.iter().skip(complaints.last.len() - new).map(String::as_str).collect();
+        format!("{otherwise} ({})", said.join("; "))
+    }
+}
+
+/// What DPDK says on this thread during `work` is expected, and goes to the log at debug level only.
+pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let before = QUIET.replace(true);
+    let result = work();
+    QUIET.set(before);
+    result
+}

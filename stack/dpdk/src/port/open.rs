@@ -1,0 +1,497 @@
+//! Opening and closing a device.
+
+use std::ffi::{CStr, CString, c_int};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use dpdk_sys as sys;
+
+use super::{Capabilities, Inner, PortInfo, PortOptions, QueueState};
+use crate::eal::{error_text, last_error};
+use crate::gate::{self, BurstFlag};
+use crate::log::{self, Mark};
+use crate::maintenance::Reconnector;
+use crate::plan::{self, Plan, Socket};
+use crate::pool::Pool;
+use crate::{DeviceConfig, Eal, Error, HEADROOM, ring};
+
+/// Between two attempts to reach a peer.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// A device that was made on its bus. Closed and unplugged once.
+#[derive(Debug)]
+pub(crate) struct Device {
+    plan: Plan,
+    port: Option<u16>,
+    ring: Option<ring::End>,
+}
+
+/// DPDK's lists of devices are not made for two threads at a time.
+static BUS: Mutex<()> = Mutex::new(());
+
+fn on_bus<T>(work: impl FnOnce() -> T) -> T {
+    let _bus = BUS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    work()
+}
+
+impl Device {
+    /// Stops, closes and unplugs the device.
+    pub(crate) fn close(&mut self) {
+        let Some(port) = self.port.take() else { return };
+        let plan = &self.plan;
+        let close = || {
+            // SAFETY: the port is open, and no queue of it is left.
+            unsafe {
+                sys::rte_eth_dev_stop(port);
+                sys::rte_eth_dev_close(port);
+            }
+            if plan.bus == "vdev" {
+                unplug(plan);
+            }
+        };
+        on_bus(|| log::quietly(|| if plan.gated { gate::exclusive(close) } else { close() }));
+        self.ring = None;
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn unplug(plan: &Plan) {
+    if let (Ok(bus), Ok(name)) = (CString::new(plan.bus), CString::new(plan.name.as_str())) {
+        // SAFETY: the strings are read during the call.
+        unsafe { sys::rte_eal_hotplug_remove(bus.as_ptr(), name.as_ptr()) };
+    }
+}
+
+/// A call's failure: what the device, the call and DPDK's log say.
+fn failed(plan: &Plan, call: &'static str, result: c_int, mark: &Mark) -> Error {
+    let number = if result < -1 { result } else { last_error() };
+    let reason = mark.reason(&error_text(number));
+    let denied = [libc::EPERM, libc::EACCES].contains(&number.abs())
+        || ["not permitted", "Permission denied"].iter().any(|text| reason.contains(text));
+    if denied {
+        return Error::Permission {
+            what: format!("{} ({call}: {reason})", plan.name),
+            cure: "run as root or with the capabilities CAP_NET_ADMIN and CAP_NET_RAW, or use a device over a socket (virtio-user, vhost, memif)".to_owned(),
+        };
+    }
+    Error::Device { device: plan.name.clone(), call, reason }
+}
+
+/// Makes, configures and starts a device on this thread.
+pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan: &Plan) -> Result<Inner, Error> {
+    if let Some(driver) = config.driver() {
+        let available = eal.drivers();
+        if !available.is_empty() && !available.iter().any(|name| name == driver) {
+            return Err(Error::NoSuchDriver { driver: driver.to_owned(), available });
+        }
+    }
+    check_interface(config, options)?;
+    if let Some(socket) = &plan.socket
+        && socket.listens
+    {
+        plan::clear_stale(socket)?;
+    }
+    let numa = options.numa_node.and_then(|node| i32::try_from(node).ok());
+    let deadline = Instant::now() + options.wait_for_peer;
+    let mut device = make(eal, config, options, plan, numa.unwrap_or(0), deadline)?;
+    let Some(port) = device.port else {
+        return Err(Error::Device {
+            device: plan.name.clone(),
+            call: "rte_eal_hotplug_add",
+            reason: "made no port".to_owned(),
+        });
+    };
+
+    let mut limits = sys::rte_eth_dev_info::default();
+    let mark = Mark::now();
+    // SAFETY: the port is open; the structure is filled in.
+    let result = unsafe { sys::rte_eth_dev_info_get(port, &mut limits) };
+    if result != 0 {
+        return Err(failed(plan, "rte_eth_dev_info_get", result, &mark));
+    }
+    let max_queues = limits.max_rx_queues.min(limits.max_tx_queues);
+    if options.queues > max_queues {
+        return Err(Error::Unsupported {
+            device: plan.name.clone(),
+            reason: format!("has at most {max_queues} queues, and {} are asked for", options.queues),
+        });
+    }
+    // SAFETY: the port is open.
+    let own_node = unsafe { sys::rte_eth_dev_socket_id(port) };
+    let node = numa.unwrap_or(own_node.max(0));
+
+    let features = configure(port, plan, options, &limits)?;
+    let queues = set_up_queues(eal, port, plan, options, &limits, node, features)?;
+    start(port, plan, options, &queues, deadline)?;
+
+    // A virtual wire delivers what is on it whatever the address; on a shared one this is what makes several addresses work.
+    log::quietly(|| {
+        // SAFETY: the port is started. A device that refuses is not worse off.
+        unsafe { sys::rte_eth_allmulticast_enable(port) }
+    });
+    let mut mac = sys::rte_ether_addr::default();
+    // SAFETY: fills the address in.
+    unsafe { sys::rte_eth_macaddr_get(port, &mut mac) };
+    // SAFETY: the driver's name is a static string, or null.
+    let driver = unsafe {
+        if limits.driver_name.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(limits.driver_name).to_string_lossy().into_owned()
+        }
+    };
+    let has = |offload: u64, of: u64| of & offload != 0;
+    let capabilities = Capabilities {
+        mac: mac.addr_bytes,
+        mtu: options.mtu,
+        max_frame: u32::from(options.mtu) + 14,
+        headroom: HEADROOM as u16,
+        data_room: u32::from(plan.data_room),
+        rx_ipv4_checksum: has(sys::UWARP_ETH_RX_IPV4_CKSUM, features.rx),
+        rx_tcp_checksum: has(sys::UWARP_ETH_RX_TCP_CKSUM, features.rx),
+        tx_ipv4_checksum: has(sys::UWARP_ETH_TX_IPV4_CKSUM, features.tx),
+        tx_tcp_checksum: has(sys::UWARP_ETH_TX_TCP_CKSUM, features.tx),
+        tx_multi_segment: has(sys::UWARP_ETH_TX_MULTI_SEGS, features.tx),
+        tx_max_segments: match (has(sys::UWARP_ETH_TX_MULTI_SEGS, features.tx), limits.tx_desc_lim.nb_mtu_seg_max) {
+            (false, _) => 1,
+            // No limit is told. Half of the smallest ring is one that every ring can keep.
+            (true, 0 | u16::MAX) => 16,
+            (true, most) => most,
+        },
+        rx_scatter: has(sys::UWARP_ETH_RX_SCATTER, features.rx) || !matches!(config, DeviceConfig::Pci { .. }),
+        tso: has(sys::UWARP_ETH_TX_TCP_TSO, features.tx),
+        lro: has(sys::UWARP_ETH_RX_TCP_LRO, features.rx),
+        rss: features.rss,
+        rss_key_len: limits.hash_key_size,
+        rss_table_len: limits.reta_size,
+        max_queues,
+    };
+    let info = PortInfo {
+        device: plan.name.clone(),
+        driver,
+        port_id: port,
+        numa_node: u32::try_from(own_node).ok(),
+        capabilities,
+    };
+    let reconnector = plan
+        .reconnects
+        .then(|| Reconnector::start(port, queues.iter().filter_map(|queue| queue.flag.clone()).collect()));
+    let device = Device { plan: device.plan.clone(), port: device.port.take(), ring: device.ring.take() };
+    Ok(Inner { info, device, queues, reconnector })
+}
+
+/// What the kernel has to say of an interface, before DPDK says it less clearly.
+fn check_interface(config: &DeviceConfig, options: &PortOptions) -> Result<(), Error> {
+    let DeviceConfig::AfPacket { interface, .. } = config else { return Ok(()) };
+    // This thread's /sys shows the namespace that the process started in, so ask the kernel by socket.
+    let query = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).map_err(
+        |error| Error::System { what: "a socket to ask for interfaces".to_owned(), reason: error.to_string() },
+    )?;
+    if rustix::net::netdevice::name_to_index(&query, interface).is_err() {
+        return Err(Error::Configuration(format!("there is no network interface {interface} here: see ip link")));
+    }
+    // SAFETY: a zeroed request is valid; the name is shorter than the field, since the kernel knew it.
+    let mtu = unsafe {
+        use std::os::fd::AsRawFd;
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+            *to = from as libc::c_char;
+        }
+        if libc::ioctl(query.as_raw_fd(), libc::SIOCGIFMTU, &mut request) != 0 {
+            return Ok(());
+        }
+        request.ifr_ifru.ifru_mtu
+    };
+    if mtu < i32::from(options.mtu) {
+        return Err(Error::Configuration(format!(
+            "the MTU of interface {interface} is {mtu}, and {} is asked for: ip link set dev {interface} mtu {}",
+            options.mtu, options.mtu
+        )));
+    }
+    Ok(())
+}
+
+/// Makes the device on its bus and finds its port.
+fn make(
+    eal: &Eal,
+    config: &DeviceConfig,
+    options: &PortOptions,
+    plan: &Plan,
+    node: i32,
+    deadline: Instant,
+) -> Result<Device, Error> {
+    let mut device = Device { plan: plan.clone(), port: None, ring: None };
+    match config {
+        DeviceConfig::Ring { name, loopback } => {
+            let short = plan.name.strip_prefix("net_ring_").unwrap_or(&plan.name);
+            let (port, end) = on_bus(|| ring::open(name, short, *loopback, options.queues, node))?;
+            device.port = Some(port);
+            device.ring = Some(end);
+            return Ok(device);
+        }
+        DeviceConfig::Pci { .. } => {
+            if !eal.config().pci.iter().any(|listed| listed.split(',').next() == Some(plan.name.as_str())) {
+                return Err(Error::Configuration(format!(
+                    "the PCI address {} is not in the EAL's list: add it to pci = [...]",
+                    plan.name
+                )));
+            }
+            // EAL has probed what is on its list; a device that was closed before is probed again.
+            if let Some(port) = port_of(plan) {
+                device.port = Some(port);
+                return Ok(device);
+            }
+        }
+        _ => {}
+    }
+    match &plan.socket {
+        Some(socket) if matches!(config, DeviceConfig::VirtioUser { .. }) && socket.listens => {
+            add_when_accepted(plan, socket, options.wait_for_peer)?;
+        }
+        Some(socket) if matches!(config, DeviceConfig::VirtioUser { .. }) => {
+            retry(plan, socket, options.wait_for_peer, deadline, "rte_eal_hotplug_add", || on_bus(|| add(plan)))?;
+        }
+        _ => {
+            let mark = Mark::now();
+            let result = on_bus(|| add(plan));
+            if result != 0 {
+                return Err(failed(plan, "rte_eal_hotplug_add", result, &mark));
+            }
+        }
+    }
+    device.port = port_of(plan);
+    if device.port.is_none() && plan.bus == "vdev" {
+        unplug(plan);
+    }
+    Ok(device)
+}
+
+fn add(plan: &Plan) -> c_int {
+    let (Ok(bus), Ok(name), Ok(arguments)) =
+        (CString::new(plan.bus), CString::new(plan.name.as_str()), CString::new(plan.arguments.as_str()))
+    else {
+        return -libc::EINVAL;
+    };
+    // SAFETY: the strings are copied.
+    unsafe { sys::rte_eal_hotplug_add(bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) }
+}
+
+fn port_of(plan: &Plan) -> Option<u16> {
+    let name = CString::new(plan.name.as_str()).ok()?;
+    let mut port = 0;
+    // SAFETY: looks the name up and fills the number in.
+    (unsafe { sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &mut port) } == 0).then_some(port)
+}
+
+/// Tries until the peer that serves a socket is there.
+fn retry(
+    plan: &Plan,
+    socket: &Socket,
+    limit: Duration,
+    deadline: Instant,
+    call: &'static str,
+    attempt: impl Fn() -> c_int,
+) -> Result<(), Error> {
+    loop {
+        let mark = Mark::now();
+        let there = socket.path.exists();
+        if there {
+            let result = log::quietly(&attempt);
+            if result == 0 {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let error = failed(plan, call, result, &mark);
+                let text = error.to_string();
+                // What a connecting end says when the socket file is there and nobody accepts.
+                let absent =
+                    ["onnection refused", "onnect error", "Failed to connect"].iter().any(|sign| text.contains(sign));
+                return Err(if absent {
+                    Error::PeerAbsent { socket: socket.path.clone(), waited: limit }
+                } else {
+                    error
+                });
+            }
+        } else if Instant::now() >= deadline {
+            return Err(Error::PeerAbsent { socket: socket.path.clone(), waited: limit });
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// The driver of a listening virtio-user device waits inside for its first peer, without limit; this gives it one.
+fn add_when_accepted(plan: &Plan, socket: &Socket, limit: Duration) -> Result<(), Error> {
+    let mark = Mark::now();
+    let (done, finished) = mpsc::channel::<()>();
+    let (result, timed_out) = std::thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let timed_out = matches!(finished.recv_timeout(limit), Err(mpsc::RecvTimeoutError::Timeout));
+            if timed_out {
+                plan::poke(socket);
+            }
+            timed_out
+        });
+        // Not under the bus's lock: the peer may be another port of this process.
+        let result = log::quietly(|| add(plan));
+        drop(done);
+        (result, watch.join().unwrap_or(false))
+    });
+    match result {
+        0 => Ok(()),
+        _ if timed_out => {
+            let _ = std::fs::remove_file(&socket.path);
+            Err(Error::PeerAbsent { socket: socket.path.clone(), waited: limit })
+        }
+        _ => Err(failed(plan, "rte_eal_hotplug_add", result, &mark)),
+    }
+}
+
+/// The offloads that are switched on.
+#[derive(Clone, Copy)]
+struct Features {
+    rx: u64,
+    tx: u64,
+    rss: bool,
+}
+
+fn configure(port: u16, plan: &Plan, options: &PortOptions, limits: &sys::rte_eth_dev_info) -> Result<Features, Error> {
+    let wanted = options.offloads;
+    let pick = |on: bool, offload: u64| if on { offload } else { 0 };
+    let rx = (pick(
+        wanted.rx_checksum,
+        sys::UWARP_ETH_RX_IPV4_CKSUM | sys::UWARP_ETH_RX_TCP_CKSUM | sys::UWARP_ETH_RX_UDP_CKSUM,
+    ) | pick(wanted.lro, sys::UWARP_ETH_RX_TCP_LRO)
+        | pick(options.queues > 1, sys::UWARP_ETH_RX_RSS_HASH)
+        | sys::UWARP_ETH_RX_SCATTER)
+        & limits.rx_offload_capa;
+    let tx = (pick(wanted.tx_checksum, sys::UWARP_ETH_TX_IPV4_CKSUM | sys::UWARP_ETH_TX_TCP_CKSUM)
+        | pick(wanted.tso, sys::UWARP_ETH_TX_TCP_TSO)
+        | sys::UWARP_ETH_TX_MULTI_SEGS)
+        & limits.tx_offload_capa;
+    let hash = (sys::UWARP_ETH_RSS_TCP4 | sys::UWARP_ETH_RSS_TCP6) & limits.flow_type_rss_offloads;
+    let rss = options.queues > 1 && hash != 0;
+
+    let mut config = sys::rte_eth_conf::default();
+    config.rxmode.offloads = rx;
+    config.txmode.offloads = tx;
+    // memif and some others do not know what they can carry, and carry what the buffers hold.
+    let overhead = if limits.max_mtu != u16::MAX && limits.max_rx_pktlen > u32::from(limits.max_mtu) {
+        limits.max_rx_pktlen - u32::from(limits.max_mtu)
+    } else {
+        18
+    };
+    let told = u32::from(options.mtu).min(u32::from(limits.max_mtu)).min(limits.max_rx_pktlen.saturating_sub(overhead));
+    if told < u32::from(options.mtu) && plan.bus == "pci" {
+        return Err(Error::Unsupported {
+            device: plan.name.clone(),
+            reason: format!("carries an MTU of {told} at most, and {} is asked for", options.mtu),
+        });
+    }
+    config.rxmode.mtu = told;
+    // SAFETY: the flags are a static word of the device.
+    let flags = unsafe { limits.dev_flags.as_ref() }.copied().unwrap_or(0);
+    if flags & sys::UWARP_DEV_INTR_LSC != 0 {
+        // The driver then keeps the link's state up to date by itself, virtio-user takes its next peer in, and asking is cheap.
+        config.intr_conf.set_lsc(1);
+    }
+    let mut key = options.rss_key.clone();
+    if rss {
+        config.rxmode.mq_mode = sys::UWARP_MQ_RX_RSS;
+        config.rx_adv_conf.rss_conf.rss_hf = hash;
+        if let Some(key) = &mut key {
+            if key.len() != usize::from(limits.hash_key_size) {
+                return Err(Error::Configuration(format!(
+                    "the hash key has {} octets, and {} has one of {}",
+                    key.len(),
+                    plan.name,
+                    limits.hash_key_size
+                )));
+            }
+            config.rx_adv_conf.rss_conf.rss_key = key.as_mut_ptr();
+            config.rx_adv_conf.rss_conf.rss_key_len = limits.hash_key_size;
+        }
+    }
+    let mark = Mark::now();
+    // SAFETY: the port is stopped; the configuration, and the key that it points to, are copied.
+    let result = unsafe { sys::rte_eth_dev_configure(port, options.queues, options.queues, &config) };
+    if result != 0 {
+        return Err(failed(plan, "rte_eth_dev_configure", result, &mark));
+    }
+    if plan.sets_mtu {
+        // SAFETY: the port is open.
+        let result = unsafe { sys::rte_eth_dev_set_mtu(port, options.mtu) };
+        if result != 0 {
+            return Err(failed(plan, "rte_eth_dev_set_mtu", result, &mark));
+        }
+    }
+    Ok(Features { rx, tx, rss })
+}
+
+fn set_up_queues(
+    eal: &Eal,
+    port: u16,
+    plan: &Plan,
+    options: &PortOptions,
+    limits: &sys::rte_eth_dev_info,
+    node: i32,
+    features: Features,
+) -> Result<Vec<QueueState>, Error> {
+    let (mut rx_count, mut tx_count) = (plan.rx_descriptors, plan.tx_descriptors);
+    // SAFETY: both numbers are adjusted in place.
+    unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(port, &mut rx_count, &mut tx_count) };
+    let memory = eal.config().memory_mib;
+    let mut queues = Vec::new();
+    for queue in 0..options.queues {
+        let rx_pool = Pool::take(options.rx_buffers, plan.data_room, node, memory)?;
+        let tx_pool = Pool::take(options.tx_buffers, plan.data_room, node, memory)?;
+        let mut rx_config = limits.default_rxconf;
+        rx_config.offloads = features.rx & limits.rx_queue_offload_capa;
+        let mut tx_config = limits.default_txconf;
+        tx_config.offloads = features.tx & limits.tx_queue_offload_capa;
+        let mark = Mark::now();
+        let node = node.unsigned_abs();
+        // SAFETY: the port is configured for this queue and stopped; the pool outlives the port.
+        let result = unsafe { sys::rte_eth_rx_queue_setup(port, queue, rx_count, node, &rx_config, rx_pool.raw()) };
+        if result != 0 {
+            return Err(failed(plan, "rte_eth_rx_queue_setup", result, &mark));
+        }
+        // SAFETY: as above.
+        let result = unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_count, node, &tx_config) };
+        if result != 0 {
+            return Err(failed(plan, "rte_eth_tx_queue_setup", result, &mark));
+        }
+        let flag = plan.gated.then(BurstFlag::register);
+        queues.push(QueueState { rx_pool, tx_pool, flag, taken: AtomicBool::new(false) });
+    }
+    Ok(queues)
+}
+
+fn start(port: u16, plan: &Plan, options: &PortOptions, queues: &[QueueState], deadline: Instant) -> Result<(), Error> {
+    // SAFETY: the port is configured; a port that failed to start can be started again.
+    let attempt = || unsafe { sys::rte_eth_dev_start(port) };
+    let attempt = || if plan.gated { gate::exclusive(attempt) } else { attempt() };
+    let result = match &plan.socket {
+        Some(socket) if plan.gated && !socket.listens => {
+            retry(plan, socket, options.wait_for_peer, deadline, "rte_eth_dev_start", attempt)
+        }
+        _ => {
+            let mark = Mark::now();
+            match attempt() {
+                0 => Ok(()),
+                result => Err(failed(plan, "rte_eth_dev_start", result, &mark)),
+            }
+        }
+    };
+    if result.is_err() {
+        for flag in queues.iter().filter_map(|queue| queue.flag.as_ref()) {
+            BurstFlag::unregister(flag);
+        }
+    }
+    result
+}

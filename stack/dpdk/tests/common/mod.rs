@@ -1,0 +1,147 @@
+//! What the tests of this crate share.
+#![allow(dead_code)] // Each test program uses a part of it.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Mbuf, MemifRole, Port, PortOptions, Queue};
+
+/// Long enough for a busy machine, and an end for what would hang.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An EtherType for local experiments.
+const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+
+pub fn eal() -> Eal {
+    Eal::init(&EalConfig::default()).expect("DPDK starts")
+}
+
+pub fn options(mtu: u16) -> PortOptions {
+    PortOptions { mtu, rx_buffers: 2047, tx_buffers: 2047, wait_for_peer: PATIENCE, ..PortOptions::default() }
+}
+
+/// A directory for sockets, short enough for their paths.
+pub fn directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory")
+}
+
+pub fn memif(role: MemifRole, socket: PathBuf, zero_copy: bool) -> DeviceConfig {
+    DeviceConfig::Memif { role, socket, zero_copy, ring_size: None, buffer_size: None }
+}
+
+pub fn virtio(socket: PathBuf, server: bool, packed: bool) -> DeviceConfig {
+    DeviceConfig::VirtioUser { socket, server, packed, queue_size: None, mac: None }
+}
+
+pub fn vhost(socket: PathBuf, client: bool) -> DeviceConfig {
+    DeviceConfig::Vhost { socket, client, tso: false }
+}
+
+/// A frame of `len` octets whose contents follow from `seed`.
+pub fn contents(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut frame = vec![0; len];
+    frame[..12].copy_from_slice(&[0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2]);
+    frame[12..14].copy_from_slice(&ETHERTYPE);
+    random.fill(&mut frame[14..]);
+    frame
+}
+
+pub fn fill(mbuf: &mut Mbuf, octets: &[u8]) {
+    let start = mbuf.start();
+    mbuf.storage_mut().expect("a fresh buffer is not shared")[start..start + octets.len()].copy_from_slice(octets);
+    assert!(mbuf.set_range(start, octets.len()));
+}
+
+pub fn whole(mbuf: &Mbuf) -> Vec<u8> {
+    let mut octets = vec![0; mbuf.total_len()];
+    assert_eq!(mbuf.copy_to(0, &mut octets), octets.len());
+    assert_eq!(mbuf.segments().map(<[u8]>::len).sum::<usize>(), octets.len());
+    octets
+}
+
+pub fn send(queue: &mut Queue, mbuf: Mbuf) {
+    let start = Instant::now();
+    let mut frames = VecDeque::from([mbuf]);
+    while queue.tx_burst(&mut frames) == 0 {
+        assert!(start.elapsed() < PATIENCE, "the device takes no frame");
+        std::thread::yield_now();
+    }
+}
+
+pub fn send_octets(queue: &mut Queue, octets: &[u8]) {
+    let start = Instant::now();
+    let mut mbuf = loop {
+        match queue.alloc() {
+            Some(mbuf) => break mbuf,
+            None => assert!(start.elapsed() < PATIENCE, "the transmit pool stays empty"),
+        }
+    };
+    fill(&mut mbuf, octets);
+    send(queue, mbuf);
+}
+
+/// The next frame of ours; what the kernel has to say on an interface is passed over.
+pub fn receive(queue: &mut Queue, keep_going: &mut dyn FnMut()) -> Mbuf {
+    let start = Instant::now();
+    let mut frames = Vec::with_capacity(1);
+    loop {
+        queue.rx_burst(&mut frames);
+        match frames.pop() {
+            Some(frame) if frame.data()[12..14] == ETHERTYPE => return frame,
+            Some(_) => {}
+            None => {
+                keep_going();
+                std::thread::yield_now();
+            }
+        }
+        assert!(start.elapsed() < PATIENCE, "no frame arrives");
+    }
+}
+
+/// Sends frames of each size one way and the other and compares them.
+pub fn exchange(left: &mut Queue, right: &mut Queue, sizes: impl Iterator<Item = usize>) {
+    for (seed, size) in sizes.enumerate() {
+        let frame = contents(size, seed as u64);
+        send_octets(left, &frame);
+        // Some devices reap what was sent, or wake the peer, only when they are called again.
+        let got = receive(right, &mut || {
+            left.tx_burst(&mut VecDeque::new());
+        });
+        assert_eq!(whole(&got), frame, "left to right, {size} octets");
+        drop(got);
+        let frame = contents(size, !(seed as u64));
+        send_octets(right, &frame);
+        let got = receive(left, &mut || {
+            right.tx_burst(&mut VecDeque::new());
+        });
+        assert_eq!(whole(&got), frame, "right to left, {size} octets");
+    }
+}
+
+/// All sizes up to a normal MTU's frame, a selection beyond.
+pub fn sizes(mtu: u16) -> impl Iterator<Item = usize> {
+    let largest = usize::from(mtu) + 14;
+    (60..=largest)
+        .filter(move |&size| size <= 1514 && (size % 3 == 0 || size < 130) || size % 61 == 0 || size + 3 > largest)
+}
+
+pub fn open(eal: &Eal, device: &DeviceConfig, options: &PortOptions) -> Port {
+    Port::open(eal, device, options).unwrap_or_else(|error| panic!("{device:?}: {error}"))
+}
+
+/// Both queues of a pair of ports, links up.
+pub fn connect(left: &Port, right: &Port) -> (Queue, Queue) {
+    left.wait_link_up(PATIENCE).expect("left link");
+    right.wait_link_up(PATIENCE).expect("right link");
+    let (mut left, mut right) = (left.take_queue(0).expect("left queue"), right.take_queue(0).expect("right queue"));
+    prime(&mut left);
+    prime(&mut right);
+    (left, right)
+}
+
+/// A memif server can send only into slots that its client has offered, which it does when it polls.
+pub fn prime(queue: &mut Queue) {
+    queue.rx_burst(&mut Vec::with_capacity(1));
+}
