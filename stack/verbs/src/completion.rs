@@ -1,0 +1,259 @@
+//! Completion queues.
+
+use crate::context::Shared;
+use crate::core::Core;
+use crate::driver::{self, Backoff};
+use crate::error::Error;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{Command, CompletionQueueId};
+use uwarp_engine::work::Completion;
+use uwarp_ring::{Consumer, Notifier};
+
+/// What a completion queue's users share: dropped by the last of them, which is when the engines forget the queue.
+#[derive(Debug)]
+pub(crate) struct CompletionQueueCore {
+    pub(crate) id: CompletionQueueId,
+    // Not the whole of the context: dropped queue pairs that linger inside of the context hold this.
+    core: Arc<Core>,
+    notifier: Arc<Notifier>,
+}
+
+impl CompletionQueueCore {
+    pub(crate) fn context_id(&self) -> u64 {
+        self.core.id
+    }
+}
+
+impl Drop for CompletionQueueCore {
+    fn drop(&mut self) {
+        for engine in &self.core.engines {
+            engine.command(Command::RemoveCompletionQueue { queue: self.id });
+        }
+        self.core.completion_queues.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A queue of completions, filled by the engines and emptied by one thread.
+///
+/// It has a lane per engine: the order of completions is promised within a queue pair only. Each lane holds as many
+/// completions as the queue is deep; one that does not fit puts its queue pair into the error state and raises
+/// [`AsyncEvent::CompletionQueueOverflow`](crate::AsyncEvent::CompletionQueueOverflow), so give the queue at least the
+/// depths of all send and receive queues that use it.
+///
+/// Queue pairs keep what they need of it: dropping it early loses its completions and nothing else.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    core: Arc<CompletionQueueCore>,
+    shared: Arc<Shared>,
+    lanes: Vec<Consumer<Completion>>,
+    /// The lane to begin with, so that a busy engine does not starve the others.
+    next: usize,
+    depth: usize,
+    empty_polls: u32,
+    inline: bool,
+}
+
+/// Empty polls of a threaded queue after which the core is offered to others.
+const POLLS_BEFORE_YIELD: u32 = 256;
+
+impl CompletionQueue {
+    pub(crate) fn create(shared: &Arc<Shared>, depth: usize) -> Result<Self, Error> {
+        shared.check_open()?;
+        let most = shared.config.limits.completion_depth;
+        if !(1..=most).contains(&depth) {
+            return Err(Error::argument(
+                "the completion queue's depth",
+                depth,
+                format!("choose 1 to {most} (limits.completion-depth)"),
+            ));
+        }
+        let limit = shared.config.limits.completion_queues;
+        let taken = shared
+            .completion_queues
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+                (count < limit).then_some(count + 1)
+            });
+        if taken.is_err() {
+            return Err(Error::Limit {
+                what: "completion queue",
+                field: "completion-queues",
+                limit,
+            });
+        }
+        let notifier = match Notifier::new() {
+            Ok(notifier) => Arc::new(notifier),
+            Err(error) => {
+                shared.completion_queues.fetch_sub(1, Ordering::Relaxed);
+                return Err(Error::system("no event file descriptor for a completion queue")(
+                    error,
+                ));
+            }
+        };
+        let id = CompletionQueueId(shared.next_object());
+        let core = Arc::new(CompletionQueueCore {
+            id,
+            core: Arc::clone(shared.core()),
+            notifier: Arc::clone(&notifier),
+        });
+        let lanes = shared
+            .engines
+            .iter()
+            .map(|engine| {
+                let (producer, consumer) = uwarp_ring::ring(depth);
+                engine.command(Command::AddCompletionQueue {
+                    queue: id,
+                    lane: producer,
+                    notifier: Arc::clone(&notifier),
+                });
+                consumer
+            })
+            .collect();
+        shared.waiters.add(&notifier);
+        Ok(Self {
+            core,
+            shared: Arc::clone(shared),
+            lanes,
+            next: 0,
+            depth,
+            empty_polls: 0,
+            inline: shared.is_inline(),
+        })
+    }
+
+    pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
+        &self.core
+    }
+
+    /// Completions that each lane holds at least.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Moves completions to `out`, oldest first for each queue pair, and returns how many. An inline context's engine is
+    /// turned first if this is its thread.
+    #[inline]
+    pub fn poll(&mut self, out: &mut [Completion]) -> usize {
+        if self.inline {
+            driver::turn_inline(self.shared.id);
+        }
+        let count = self.reap(out);
+        if count > 0 {
+            self.empty_polls = 0;
+        } else if !self.inline {
+            self.empty_polls += 1;
+            if self.empty_polls >= POLLS_BEFORE_YIELD {
+                self.empty_polls = 0;
+                // With more pollers than cores, the engine that we wait for may be waiting for this core.
+                std::thread::yield_now();
+            }
+        }
+        count
+    }
+
+    #[inline]
+    fn reap(&mut self, out: &mut [Completion]) -> usize {
+        if let [lane] = self.lanes.as_mut_slice() {
+            return lane.pop_batch(out);
+        }
+        let lanes = self.lanes.len();
+        let mut count = 0;
+        for step in 0..lanes {
+            let lane = (self.next + step) % lanes;
+            count += self.lanes[lane].pop_batch(&mut out[count..]);
+            if count == out.len() {
+                break;
+            }
+        }
+        self.next = (self.next + 1) % lanes;
+        count
+    }
+
+    /// Takes one completion.
+    #[inline]
+    pub fn poll_one(&mut self) -> Option<Completion> {
+        let mut one = [Completion::default()];
+        (self.poll(&mut one) == 1).then(|| one[0])
+    }
+
+    fn has_completions(&mut self) -> bool {
+        self.lanes.iter_mut().any(|lane| lane.available() > 0)
+    }
+
+    /// Makes the next completion raise the file descriptor of [`as_fd`](AsFd::as_fd). Poll once more after arming and before
+    /// waiting for the descriptor: what arrived before is not announced.
+    pub fn arm(&mut self) {
+        self.core.notifier.drain();
+        self.core.notifier.arm();
+    }
+
+    /// Waits until there is a completion, or the time is over (false). An inline context turns its engine meanwhile, which
+    /// only the thread that opened it can do.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        if self.inline {
+            return self.wait_inline(deadline);
+        }
+        loop {
+            if self.has_completions() {
+                return Ok(true);
+            }
+            self.shared.check_alive()?;
+            self.arm();
+            if self.has_completions() {
+                return Ok(true);
+            }
+            self.shared.check_alive()?;
+            let remaining = match deadline {
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+                None => Duration::MAX,
+            };
+            if remaining.is_zero() {
+                return Ok(false);
+            }
+            // A limit on each sleep, so that even a defect could not make it endless.
+            self.core
+                .notifier
+                .wait(Some(remaining.min(Duration::from_secs(1))))
+                .map_err(Error::system("waiting for a completion failed"))?;
+        }
+    }
+
+    fn wait_inline(&mut self, deadline: Option<Instant>) -> Result<bool, Error> {
+        let shared = Arc::clone(&self.shared);
+        shared.check_here()?;
+        let mut backoff = Backoff::new(&shared.config.engine);
+        loop {
+            let busy = driver::turn_all_inline();
+            if self.has_completions() {
+                return Ok(true);
+            }
+            shared.check_alive()?;
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            shared.give_way(&mut backoff, busy);
+        }
+    }
+
+    /// Waits for one completion; `None` when the time is over.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Completion>, Error> {
+        if let Some(completion) = self.poll_one() {
+            return Ok(Some(completion));
+        }
+        Ok(if self.wait(timeout)? {
+            self.poll_one()
+        } else {
+            None
+        })
+    }
+}
+
+impl AsFd for CompletionQueue {
+    /// Readable when a completion came after [`arm`](CompletionQueue::arm).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.core.notifier.as_fd()
+    }
+}

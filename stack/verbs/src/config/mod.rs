@@ -1,0 +1,461 @@
+//! What a context is opened with: one TOML file, or the same fields set in code.
+//!
+//! Every field but the device and the address has a default that suits a first try. A mistake gives one sentence that names
+//! the field and what to write instead.
+
+mod options;
+pub mod units;
+
+pub use options::{
+    Buffers, Congestion, EalOptions, EngineMode, EngineOptions, FaultOptions, Idle,
+    InterfaceAddress, KeepAlive, Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour,
+    TcpOptions,
+};
+pub use uwarp_dpdk::device::DeviceConfig;
+
+use serde::{Deserialize, Serialize};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uwarp_memory::RegionTable;
+
+/// Smallest MTU: every IPv4 host must take this much (RFC 791 §3.2), and an FPDU needs room.
+pub const MTU_MIN: u16 = 576;
+/// Largest MTU.
+pub const MTU_MAX: u16 = 9000;
+
+/// A configuration that cannot be used; the text is one sentence that says where and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+impl ConfigError {
+    fn new(sentence: impl Into<String>) -> Self {
+        Self(sentence.into())
+    }
+}
+
+/// Everything that a [`Context`](crate::Context) is opened with.
+///
+/// ```
+/// let config = uwarp::Config::from_toml_str(r#"
+///     address = "10.0.0.1/24"
+///     [device]
+///     kind = "memif"
+///     role = "server"
+///     socket = "/tmp/uwarp-demo.sock"
+/// "#)?;
+/// assert_eq!(config.mtu, 1500);
+/// # Ok::<(), uwarp::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Config {
+    /// The context's IPv4 address and prefix.
+    pub address: InterfaceAddress,
+    /// Router for hosts outside the subnet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Ipv4Addr>,
+    /// Largest IP packet, 576 to 9000 octets; both ends of a virtual device need the same.
+    #[serde(default = "default_mtu")]
+    pub mtu: u16,
+    /// How long closing waits until the peer has acknowledged everything.
+    #[serde(default = "default_linger", with = "units::duration")]
+    pub linger: Duration,
+    /// How long opening waits for the device's peer, where the device has to connect to it.
+    #[serde(default = "default_wait", with = "units::duration")]
+    pub wait_for_peer: Duration,
+    /// File that receives a capture of all frames, for tshark or Wireshark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcap: Option<PathBuf>,
+    /// The DPDK device. None (only possible in code) is a context that reaches nobody but itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceConfig>,
+    /// EAL.
+    #[serde(default)]
+    pub eal: EalOptions,
+    /// Engines.
+    #[serde(default)]
+    pub engine: EngineOptions,
+    /// TCP.
+    #[serde(default)]
+    pub tcp: TcpOptions,
+    /// MPA.
+    #[serde(default)]
+    pub mpa: MpaOptions,
+    /// Limits.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Packet buffers.
+    #[serde(default)]
+    pub buffers: Buffers,
+    /// Monitor socket.
+    #[serde(default)]
+    pub monitor: MonitorOptions,
+    /// Faults to inject.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultOptions>,
+    /// Neighbours with fixed Ethernet addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub neighbours: Vec<Neighbour>,
+}
+
+fn default_mtu() -> u16 {
+    1500
+}
+
+fn default_wait() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn default_linger() -> Duration {
+    Duration::from_secs(5)
+}
+
+impl Config {
+    /// A configuration with defaults for everything but the device and the address, which is written `"10.0.0.1/24"`.
+    pub fn new(device: DeviceConfig, address: &str) -> Result<Self, ConfigError> {
+        let mut config = Self::without_device(address)?;
+        config.device = Some(device);
+        Ok(config)
+    }
+
+    /// A configuration for [`Context::pair_in_process`](crate::Context::pair_in_process), or for a context whose clients
+    /// and servers are all its own.
+    pub fn without_device(address: &str) -> Result<Self, ConfigError> {
+        let address = address
+            .parse()
+            .map_err(|sentence: String| ConfigError(format!("address: {sentence}")))?;
+        Ok(Self {
+            address,
+            gateway: None,
+            mtu: default_mtu(),
+            linger: default_linger(),
+            wait_for_peer: default_wait(),
+            pcap: None,
+            device: None,
+            eal: EalOptions::default(),
+            engine: EngineOptions::default(),
+            tcp: TcpOptions::default(),
+            mpa: MpaOptions::default(),
+            limits: Limits::default(),
+            buffers: Buffers::default(),
+            monitor: MonitorOptions::default(),
+            faults: None,
+            neighbours: Vec::new(),
+        })
+    }
+
+    /// Reads a configuration from TOML and checks it.
+    pub fn from_toml_str(text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let sentence = error.message().trim().replace('\n', ", ");
+            match error.span() {
+                Some(span) => {
+                    let line = 1 + text
+                        .bytes()
+                        .take(span.start)
+                        .filter(|&octet| octet == b'\n')
+                        .count();
+                    ConfigError(format!("line {line}: {sentence}"))
+                }
+                None => ConfigError(sentence),
+            }
+        })?;
+        if config.device.is_none() {
+            return Err(ConfigError::new(
+                "there is no [device] table: add one, for instance with kind = \"memif\" (see the files in config/)",
+            ));
+        }
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Reads a configuration from a TOML file and checks it. The sentence of an error begins with the file's name.
+    pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            ConfigError(format!("{}: cannot be read: {error}", path.display()))
+        })?;
+        Self::from_toml_str(&text)
+            .map_err(|ConfigError(sentence)| ConfigError(format!("{}: {sentence}", path.display())))
+    }
+
+    /// Writes the configuration as TOML that [`from_toml_str`](Self::from_toml_str) reads.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError(error.to_string()))
+    }
+
+    /// Checks that the fields make sense on their own and together.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_network()?;
+        self.validate_engine()?;
+        self.validate_tcp()?;
+        self.validate_sizes()?;
+        if let Some(faults) = &self.faults {
+            faults.validate()?;
+        }
+        if self.linger > Duration::from_secs(600) {
+            return Err(ConfigError::new(
+                "linger is longer than 10 min: choose less, or closing may seem to hang",
+            ));
+        }
+        if self.mpa.startup_timeout.is_zero() {
+            return Err(ConfigError::new(
+                "mpa.startup-timeout is zero: give the peer some time, such as \"10s\"",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_network(&self) -> Result<(), ConfigError> {
+        if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
+            return Err(ConfigError(format!(
+                "mtu is {}: choose {MTU_MIN} to {MTU_MAX}",
+                self.mtu
+            )));
+        }
+        if let Some(gateway) = self.gateway {
+            if !self.address.contains(gateway) {
+                return Err(ConfigError(format!(
+                    "gateway {gateway} is outside of the subnet {}: choose a router in it or a shorter prefix",
+                    self.address
+                )));
+            }
+            if gateway == self.address.address {
+                return Err(ConfigError(format!(
+                    "gateway {gateway} is this host's own address: leave the gateway out or name the router"
+                )));
+            }
+        }
+        for neighbour in &self.neighbours {
+            if !self.address.contains(neighbour.address) {
+                return Err(ConfigError(format!(
+                    "neighbour {} is outside of the subnet {}: only hosts of the subnet can be neighbours",
+                    neighbour.address, self.address
+                )));
+            }
+            let first = neighbour.mac.0[0];
+            if first & 1 != 0 || neighbour.mac.0 == [0; 6] {
+                return Err(ConfigError(format!(
+                    "neighbour {} has the mac {}, which is not the address of one station: write the peer's own",
+                    neighbour.address, neighbour.mac
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_engine(&self) -> Result<(), ConfigError> {
+        let engine = &self.engine;
+        if !(1..=64).contains(&engine.count) {
+            return Err(ConfigError(format!(
+                "engine.count is {}: choose 1 to 64",
+                engine.count
+            )));
+        }
+        if engine.mode == EngineMode::Inline {
+            if engine.count != 1 {
+                return Err(ConfigError(format!(
+                    "engine.count is {} but an inline context has one engine: set it to 1 or choose mode = \"threaded\"",
+                    engine.count
+                )));
+            }
+            if !engine.cpus.is_empty() {
+                return Err(ConfigError::new(
+                    "engine.cpus is set but an inline engine runs on the application's thread: pin that thread instead",
+                ));
+            }
+        }
+        if !engine.cpus.is_empty() && engine.cpus.len() != engine.count {
+            return Err(ConfigError(format!(
+                "engine.cpus names {} CPUs for {} engines: name one each, or none",
+                engine.cpus.len(),
+                engine.count
+            )));
+        }
+        if engine.nap > Duration::from_millis(10) {
+            return Err(ConfigError::new(
+                "engine.nap is longer than 10 ms: a packet may wait that long, choose for instance \"50us\"",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_tcp(&self) -> Result<(), ConfigError> {
+        let tcp = &self.tcp;
+        // RFC 7323 §2.3: a window of 2^30 octets is the largest that can be scaled.
+        if !(4096..=1 << 30).contains(&tcp.receive_window) {
+            return Err(ConfigError(format!(
+                "tcp.receive-window is {}: choose 4096 octets to 1 GiB",
+                tcp.receive_window
+            )));
+        }
+        if tcp.rto_min.is_zero() || tcp.rto_min > tcp.rto_initial || tcp.rto_initial > tcp.rto_max {
+            return Err(ConfigError::new(
+                "tcp.rto-min, rto-initial and rto-max are not in order: they must rise and be more than zero",
+            ));
+        }
+        // RFC 9293 §3.8.6.3 (MUST-40).
+        if tcp.delayed_ack >= Duration::from_millis(500) {
+            return Err(ConfigError::new(
+                "tcp.delayed-ack is 500 ms or more: TCP demands less, choose for instance \"500us\"",
+            ));
+        }
+        if tcp.ack_every == 0 {
+            return Err(ConfigError::new(
+                "tcp.ack-every is zero: choose at least 1 segment",
+            ));
+        }
+        if tcp.user_timeout.is_some_and(|limit| limit < tcp.rto_min) {
+            return Err(ConfigError::new(
+                "tcp.user-timeout is shorter than tcp.rto-min: no retransmission could save a connection, choose seconds",
+            ));
+        }
+        let keep_alive = &tcp.keep_alive;
+        if keep_alive.enabled
+            && (keep_alive.idle.is_zero()
+                || keep_alive.interval.is_zero()
+                || keep_alive.probes == 0)
+        {
+            return Err(ConfigError::new(
+                "tcp.keep-alive has a zero: give idle, interval and probes values, or set enabled = false",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_sizes(&self) -> Result<(), ConfigError> {
+        let limits = &self.limits;
+        for (name, value, most) in [
+            ("queue-pairs", limits.queue_pairs, 1 << 20),
+            ("completion-queues", limits.completion_queues, 1 << 20),
+            ("regions", limits.regions, RegionTable::MAX_SLOTS as usize),
+            ("queue-depth", limits.queue_depth, 1 << 20),
+            ("completion-depth", limits.completion_depth, 1 << 24),
+            ("backlog", limits.backlog, 1 << 16),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(ConfigError(format!(
+                    "limits.{name} is {value}: choose 1 to {most}"
+                )));
+            }
+        }
+        let buffers = &self.buffers;
+        for (name, value) in [
+            ("receive", buffers.receive),
+            ("transmit", buffers.transmit),
+        ] {
+            if !(64..=1 << 20).contains(&value) {
+                return Err(ConfigError(format!(
+                    "buffers.{name} is {value}: choose 64 to {}",
+                    1 << 20
+                )));
+            }
+        }
+        if !(32..=8192).contains(&buffers.descriptors) {
+            return Err(ConfigError(format!(
+                "buffers.descriptors is {}: choose 32 to 8192",
+                buffers.descriptors
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl FaultOptions {
+    /// Checks that every share is a percentage.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (name, value) in [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("reorder", self.reorder),
+            ("corrupt", self.corrupt),
+        ] {
+            if !(0.0..=100.0).contains(&value) {
+                return Err(ConfigError(format!(
+                    "faults.{name} is {value}: choose a percentage from 0 to 100"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Setters for code that would rather chain than assign.
+impl Config {
+    /// Sets the MTU.
+    pub fn mtu(mut self, octets: u16) -> Self {
+        self.mtu = octets;
+        self
+    }
+
+    /// Makes the engine inline: it turns inside `poll` and `wait` of the opening thread.
+    pub fn inline(mut self) -> Self {
+        self.engine.mode = EngineMode::Inline;
+        self.engine.count = 1;
+        self.engine.cpus.clear();
+        self
+    }
+
+    /// Gives every engine a thread of its own.
+    pub fn threaded(mut self, engines: usize) -> Self {
+        self.engine.mode = EngineMode::Threaded;
+        self.engine.count = engines;
+        self
+    }
+
+    /// Pins the engine threads, one CPU each.
+    pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
+        self.engine.cpus = cpus.into_iter().collect();
+        self
+    }
+
+    /// Asks for CRC32C on FPDUs, or not.
+    pub fn crc(mut self, wanted: bool) -> Self {
+        self.mpa.crc = wanted;
+        self
+    }
+
+    /// Writes all frames to a capture file.
+    pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pcap = Some(path.into());
+        self
+    }
+
+    /// Injects faults.
+    pub fn faults(mut self, faults: FaultOptions) -> Self {
+        self.faults = Some(faults);
+        self
+    }
+
+    /// Sets how long closing waits for acknowledgments.
+    pub fn linger(mut self, limit: Duration) -> Self {
+        self.linger = limit;
+        self
+    }
+
+    /// Sets the gateway.
+    pub fn gateway(mut self, address: Ipv4Addr) -> Self {
+        self.gateway = Some(address);
+        self
+    }
+
+    /// Adds a neighbour with a fixed Ethernet address.
+    pub fn neighbour(mut self, address: Ipv4Addr, mac: [u8; 6]) -> Self {
+        self.neighbours.push(Neighbour {
+            address,
+            mac: MacAddress(mac),
+        });
+        self
+    }
+
+    /// Switches the monitor socket off.
+    pub fn without_monitor(mut self) -> Self {
+        self.monitor.enabled = false;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,414 @@
+//! The tables of a configuration file below the top level.
+
+use super::units;
+use serde::{Deserialize, Serialize};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// DPDK's environment abstraction layer: one per process, so the first context that opens a device decides.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EalOptions {
+    /// Take memory from hugepages (they must be reserved beforehand). Off by default: the virtual devices are as fast without.
+    pub hugepages: bool,
+    /// Memory for packet buffers and rings of all contexts of the process, in MiB. Left out: enough for this configuration.
+    pub memory_mib: Option<u32>,
+    /// Name under which EAL keeps its run-time files; left out: one with the process id in it.
+    pub file_prefix: Option<String>,
+    /// More arguments for EAL, as they are, for instance `["--log-level=*:debug"]`.
+    pub extra: Vec<String>,
+}
+
+/// Who turns the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineMode {
+    /// A thread of its own for each engine. The application may do what it likes.
+    #[default]
+    Threaded,
+    /// The thread that opened the context, inside `poll` and `wait`: the lowest latency, but not polling means no
+    /// acknowledgments and no timers.
+    Inline,
+}
+
+/// What a threaded engine does when there is nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Idle {
+    /// Poll for ever: the lowest latency, and one core per engine all the time.
+    Spin,
+    /// Poll for a while, then yield if there are more pollers than cores, then sleep in short naps.
+    #[default]
+    Backoff,
+}
+
+/// The engines: how many, where, and who turns them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EngineOptions {
+    /// Who turns the engine.
+    pub mode: EngineMode,
+    /// Number of engines, each with its own device queues. Inline contexts have one.
+    pub count: usize,
+    /// CPUs to pin the engine threads to, one each; empty leaves them to the scheduler.
+    pub cpus: Vec<usize>,
+    /// What to do when idle.
+    pub idle: Idle,
+    /// How long an idle engine polls before it yields or sleeps.
+    #[serde(with = "units::duration")]
+    pub spin: Duration,
+    /// Longest sleep of an idle engine. Virtual devices give no interrupts, so a packet may wait as long as this.
+    #[serde(with = "units::duration")]
+    pub nap: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            mode: EngineMode::Threaded,
+            count: 1,
+            cpus: Vec::new(),
+            idle: Idle::Backoff,
+            spin: Duration::from_micros(200),
+            nap: Duration::from_micros(50),
+        }
+    }
+}
+
+/// Congestion control of new connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// RFC 5681.
+    Reno,
+}
+
+/// Keep-alive probes (RFC 9293 §3.8.4). RDMA streams have them on by default, because a peer that only receives would
+/// otherwise never learn that the other side died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct KeepAlive {
+    /// Whether probes are sent at all.
+    pub enabled: bool,
+    /// Silence before the first probe.
+    #[serde(with = "units::duration")]
+    pub idle: Duration,
+    /// Time between probes.
+    #[serde(with = "units::duration")]
+    pub interval: Duration,
+    /// Probes without an answer after which the connection is lost.
+    pub probes: u32,
+}
+
+impl Default for KeepAlive {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            idle: Duration::from_secs(5),
+            interval: Duration::from_secs(1),
+            probes: 5,
+        }
+    }
+}
+
+/// TCP, for all connections of the context.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TcpOptions {
+    /// Largest window offered to the peer, in octets; decides the throughput over long paths.
+    #[serde(with = "units::octets")]
+    pub receive_window: u64,
+    /// Retransmission time-out before the first measurement (RFC 6298 §2.1).
+    #[serde(with = "units::duration")]
+    pub rto_initial: Duration,
+    /// Smallest retransmission time-out.
+    #[serde(with = "units::duration")]
+    pub rto_min: Duration,
+    /// Largest retransmission time-out.
+    #[serde(with = "units::duration")]
+    pub rto_max: Duration,
+    /// Retransmissions of a SYN before connecting fails.
+    pub syn_retries: u32,
+    /// Longest delay of an acknowledgment (RFC 9293 §3.8.6.3; less than 500 ms).
+    #[serde(with = "units::duration")]
+    pub delayed_ack: Duration,
+    /// Data segments after which an acknowledgment is sent at once.
+    pub ack_every: u32,
+    /// How long sent data may stay unacknowledged before the connection is given up (RFC 5482), or `"off"`.
+    #[serde(with = "units::optional_duration")]
+    pub user_timeout: Option<Duration>,
+    /// How long a closed connection's ports stay reserved (RFC 9293's TIME-WAIT).
+    #[serde(with = "units::duration")]
+    pub time_wait: Duration,
+    /// Congestion control.
+    pub congestion: Congestion,
+    /// Window scaling and timestamps are always offered; selective acknowledgments can be switched off for measurements.
+    pub sack: bool,
+    /// Timestamps on every segment (RFC 7323): 12 octets each, protection against wrapped sequence numbers.
+    pub timestamps: bool,
+    /// Keep-alive probes.
+    pub keep_alive: KeepAlive,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            receive_window: 2 << 20,
+            rto_initial: Duration::from_secs(1),
+            rto_min: Duration::from_millis(10),
+            rto_max: Duration::from_secs(60),
+            syn_retries: 8,
+            delayed_ack: Duration::from_micros(500),
+            ack_every: 2,
+            user_timeout: Some(Duration::from_secs(15)),
+            time_wait: Duration::from_secs(1),
+            congestion: Congestion::Cubic,
+            sack: true,
+            timestamps: false,
+            keep_alive: KeepAlive::default(),
+        }
+    }
+}
+
+/// MPA (RFC 5044, RFC 6581), for all connections of the context.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct MpaOptions {
+    /// Ask for CRC32C on every FPDU; it is left out only if both sides do not ask (RFC 5044 §4.1, §7.1.1).
+    pub crc: bool,
+    /// Longest time between the first SYN and the end of the MPA start-up frames.
+    #[serde(with = "units::duration")]
+    pub startup_timeout: Duration,
+}
+
+impl Default for MpaOptions {
+    fn default() -> Self {
+        Self {
+            crc: true,
+            startup_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How many objects a context has room for. Room costs little; reaching a limit is an error of the call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Limits {
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Completion queues.
+    pub completion_queues: usize,
+    /// Registered memory regions.
+    pub regions: usize,
+    /// Octets registered at any one time.
+    #[serde(with = "units::octets")]
+    pub registered_octets: u64,
+    /// Longest work queue (elements) of a queue pair.
+    pub queue_depth: usize,
+    /// Longest completion queue.
+    pub completion_depth: usize,
+    /// Connections of which requests wait in a listener.
+    pub backlog: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queue_pairs: 4096,
+            completion_queues: 1024,
+            regions: 16_384,
+            registered_octets: 1 << 40,
+            queue_depth: 16_384,
+            completion_depth: 1 << 20,
+            backlog: 1024,
+        }
+    }
+}
+
+/// Packet buffers of each engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Buffers {
+    /// Buffers for received packets.
+    pub receive: u32,
+    /// Buffers for sent packets, which are held until they are acknowledged.
+    pub transmit: u32,
+    /// Descriptors of each device queue; the device rounds to what it can do.
+    pub descriptors: u16,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self {
+            receive: 8192,
+            transmit: 8192,
+            descriptors: 1024,
+        }
+    }
+}
+
+/// Faults to inject into the frames of this context, for tests and demonstrations. Each is a percentage of frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct FaultOptions {
+    /// Sent frames that vanish, in per cent.
+    pub loss: f64,
+    /// Sent frames that arrive twice, in per cent.
+    pub duplicate: f64,
+    /// Sent frames that are overtaken by later ones, in per cent.
+    pub reorder: f64,
+    /// Sent frames in which a bit is flipped, in per cent.
+    pub corrupt: f64,
+    /// Seed of the choice, so that a run can be repeated.
+    pub seed: u64,
+}
+
+/// The monitor socket, which `uwarp-stat` reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct MonitorOptions {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// Its path; left out: `uwarp/PID.sock` in the user's run-time directory.
+    pub socket: Option<PathBuf>,
+}
+
+impl Default for MonitorOptions {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            socket: None,
+        }
+    }
+}
+
+/// A neighbour whose hardware address is fixed instead of resolved by ARP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Neighbour {
+    /// Its IPv4 address.
+    pub address: Ipv4Addr,
+    /// Its Ethernet address.
+    pub mac: MacAddress,
+}
+
+/// An Ethernet address, written `"02:00:00:00:00:01"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MacAddress(pub [u8; 6]);
+
+impl std::str::FromStr for MacAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let explain =
+            || format!("{text:?} is not an Ethernet address: write it like \"02:00:00:00:00:01\"");
+        let mut octets = [0_u8; 6];
+        let mut parts = text.split(':');
+        for octet in &mut octets {
+            let part = parts.next().ok_or_else(explain)?;
+            if part.len() != 2 {
+                return Err(explain());
+            }
+            *octet = u8::from_str_radix(part, 16).map_err(|_| explain())?;
+        }
+        if parts.next().is_some() {
+            return Err(explain());
+        }
+        Ok(Self(octets))
+    }
+}
+
+impl TryFrom<String> for MacAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<MacAddress> for String {
+    fn from(address: MacAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl std::fmt::Display for MacAddress {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [a, b, c, d, e, f] = self.0;
+        write!(
+            formatter,
+            "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"
+        )
+    }
+}
+
+/// The context's own IPv4 address with the length of its subnet's prefix, written `"10.0.0.1/24"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct InterfaceAddress {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// Length of the prefix that all hosts of the subnet share, in bits, 1 to 32.
+    pub prefix: u8,
+}
+
+impl InterfaceAddress {
+    /// Whether another host is in the same subnet, so that it is reached without the gateway.
+    pub fn contains(&self, other: Ipv4Addr) -> bool {
+        let mask = u32::MAX
+            .checked_shl(32 - u32::from(self.prefix))
+            .unwrap_or(0);
+        self.address.to_bits() & mask == other.to_bits() & mask
+    }
+}
+
+impl std::str::FromStr for InterfaceAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let explain = || {
+            format!(
+                "{text:?} is not an address with its prefix: write it like \"10.0.0.1/24\" (IPv4)"
+            )
+        };
+        let (address, prefix) = text.split_once('/').ok_or_else(explain)?;
+        let address: Ipv4Addr = address.parse().map_err(|_| explain())?;
+        let prefix: u8 = prefix.parse().map_err(|_| explain())?;
+        if !(1..=32).contains(&prefix) {
+            return Err(format!(
+                "the prefix of {text:?} is out of range: it is 1 to 32 bits"
+            ));
+        }
+        if address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
+            return Err(format!(
+                "{text:?} cannot be the address of a host: choose a unicast address"
+            ));
+        }
+        Ok(Self { address, prefix })
+    }
+}
+
+impl TryFrom<String> for InterfaceAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<InterfaceAddress> for String {
+    fn from(address: InterfaceAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl std::fmt::Display for InterfaceAddress {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}/{}", self.address, self.prefix)
+    }
+}

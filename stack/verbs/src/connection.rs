@@ -1,0 +1,559 @@
+//! Listening, connecting, accepting, rejecting.
+
+use crate::context::Shared;
+use crate::core::NoReply;
+use crate::error::{ConnectError, Error};
+use crate::queue_pair::{Outcome, QueuePair};
+use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{
+    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError,
+    EventSink, ListenerId, StartupOptions,
+};
+use uwarp_ring::Notifier;
+
+/// What blocking calls add to a time limit, within which the engine itself reports the time-out.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Most octets of private data with MPA revision 2, whose IRD and ORD take four (RFC 6581 §5).
+pub const MAX_PRIVATE_DATA: usize = 508;
+
+/// Wishes for a new connection as its initiator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Octets for the peer to see before it accepts, at most [`MAX_PRIVATE_DATA`] (512 with revision 1).
+    pub private_data: Vec<u8>,
+    /// Inbound RDMA Reads that are taken at once.
+    pub ird: u16,
+    /// RDMA Reads outstanding at once; the peer's IRD may lower it.
+    pub ord: u16,
+    /// Limit on the whole start-up.
+    pub timeout: Duration,
+    /// MPA revision of the request: 2 (RFC 6581) with IRD and ORD, or 1 (RFC 5044).
+    pub mpa_revision: u8,
+    /// Pause before the first FPDU, for peers that lose an early one.
+    pub first_fpdu_delay: Duration,
+    /// Local TCP port; `None` lets the engine choose.
+    pub local_port: Option<u16>,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            private_data: Vec::new(),
+            ird: 16,
+            ord: 16,
+            timeout: Duration::from_secs(10),
+            mpa_revision: 2,
+            first_fpdu_delay: Duration::ZERO,
+            local_port: None,
+        }
+    }
+}
+
+impl ConnectOptions {
+    /// Sets the private data.
+    pub fn private_data(mut self, octets: impl Into<Vec<u8>>) -> Self {
+        self.private_data = octets.into();
+        self
+    }
+
+    /// Sets the time limit.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+
+    /// Sets both read limits.
+    pub fn reads(mut self, ird: u16, ord: u16) -> Self {
+        self.ird = ird;
+        self.ord = ord;
+        self
+    }
+}
+
+/// Wishes for a new connection as its responder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcceptOptions {
+    /// Octets for the initiator, at most [`MAX_PRIVATE_DATA`].
+    pub private_data: Vec<u8>,
+    /// Inbound RDMA Reads that are taken at once.
+    pub ird: u16,
+    /// RDMA Reads outstanding at once; the peer's IRD may lower it.
+    pub ord: u16,
+    /// Limit on the rest of the start-up.
+    pub timeout: Duration,
+}
+
+impl Default for AcceptOptions {
+    fn default() -> Self {
+        Self {
+            private_data: Vec::new(),
+            ird: 16,
+            ord: 16,
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl AcceptOptions {
+    /// Sets the private data.
+    pub fn private_data(mut self, octets: impl Into<Vec<u8>>) -> Self {
+        self.private_data = octets.into();
+        self
+    }
+
+    /// Sets the time limit.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+}
+
+/// A connection in full operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Established {
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// This side's address.
+    pub local: SocketAddr,
+    /// The peer's private data.
+    pub private_data: Vec<u8>,
+    /// Inbound RDMA Reads that are taken at once.
+    pub ird: u16,
+    /// RDMA Reads outstanding at once.
+    pub ord: u16,
+    /// Whether FPDUs carry CRCs.
+    pub crc: bool,
+}
+
+/// How a listener is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Requests that may wait to be answered; further ones are refused.
+    pub backlog: usize,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 128 }
+    }
+}
+
+/// Takes connection requests on a TCP port of the context's address.
+#[derive(Debug)]
+pub struct Listener {
+    id: ListenerId,
+    port: u16,
+    requests: Receiver<ConnectionRequest>,
+    notifier: Arc<Notifier>,
+    shared: Arc<Shared>,
+}
+
+impl Listener {
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        port: u16,
+        options: &ListenOptions,
+    ) -> Result<Self, Error> {
+        shared.check_open()?;
+        shared.check_here()?;
+        let most = shared.config.limits.backlog;
+        if !(1..=most).contains(&options.backlog) {
+            return Err(Error::argument(
+                "the backlog",
+                options.backlog,
+                format!("choose 1 to {most} (limits.backlog)"),
+            ));
+        }
+        if port == 0 {
+            return Err(Error::argument(
+                "the port to listen on",
+                port,
+                "choose 1 to 65535",
+            ));
+        }
+        let notifier = Arc::new(
+            Notifier::new().map_err(Error::system("no event file descriptor for a listener"))?,
+        );
+        shared.waiters.add(&notifier);
+        let id = ListenerId(shared.next_object());
+        let (sender, requests) = unbounded();
+        // Made first, so that a failure half-way stops what was begun.
+        let listener = Self {
+            id,
+            port,
+            requests,
+            notifier: Arc::clone(&notifier),
+            shared: Arc::clone(shared),
+        };
+        let sink = EventSink::new(sender, Some(notifier));
+        for engine in &shared.engines {
+            let (reply, answer) = bounded(1);
+            engine.command(Command::Listen {
+                listener: id,
+                port,
+                backlog: options.backlog as u32,
+                requests: sink.clone(),
+                reply,
+            });
+            match shared.reply(&answer)? {
+                Ok(()) => {}
+                Err(ControlError::PortInUse(port)) => return Err(Error::PortTaken(port)),
+                Err(other) => {
+                    return Err(Error::Control(other));
+                }
+            }
+        }
+        Ok(listener)
+    }
+
+    /// The TCP port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next request, if one waits. An inline context's engine is turned first.
+    pub fn try_next(&mut self) -> Result<Option<ConnectRequest>, Error> {
+        self.shared.turn();
+        match self.requests.try_recv() {
+            Ok(request) => Ok(Some(self.wrap(request))),
+            Err(TryRecvError::Empty) => self.shared.check_open().map(|()| None),
+            Err(TryRecvError::Disconnected) => self
+                .shared
+                .check_open()
+                .and(Err(Error::ContextClosed)),
+        }
+    }
+
+    /// Waits for the next request; `None` when the time is over.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<ConnectRequest>, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        match self.shared.receive(&self.requests, deadline) {
+            Ok(request) => Ok(Some(self.wrap(request))),
+            Err(NoReply::TimedOut) => Ok(None),
+            Err(NoReply::WrongThread) => Err(Error::WrongThread),
+            Err(NoReply::Gone) => self
+                .shared
+                .check_open()
+                .and(Err(Error::ContextClosed)),
+        }
+    }
+
+    /// Makes the next request raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after arming.
+    pub fn arm(&mut self) {
+        self.notifier.drain();
+        self.notifier.arm();
+    }
+
+    fn wrap(&self, request: ConnectionRequest) -> ConnectRequest {
+        ConnectRequest {
+            request: Some(request),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable when a request came after [`arm`](Listener::arm).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.notifier.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        for engine in &self.shared.engines {
+            engine.command(Command::StopListening { listener: self.id });
+        }
+    }
+}
+
+/// A peer that wants to connect. Dropping it without an answer rejects it.
+#[derive(Debug)]
+pub struct ConnectRequest {
+    /// Taken by the answer.
+    request: Option<ConnectionRequest>,
+    shared: Arc<Shared>,
+}
+
+impl ConnectRequest {
+    fn request(&self) -> Option<&ConnectionRequest> {
+        self.request.as_ref()
+    }
+
+    /// The peer's address.
+    pub fn peer(&self) -> SocketAddr {
+        self.request()
+            .map_or_else(unspecified, |request| request.peer)
+    }
+
+    /// This side's address.
+    pub fn local(&self) -> SocketAddr {
+        self.request()
+            .map_or_else(unspecified, |request| request.local)
+    }
+
+    /// What the peer sent along.
+    pub fn private_data(&self) -> &[u8] {
+        self.request()
+            .map_or(&[], |request| request.private_data.as_slice())
+    }
+
+    /// RDMA Reads that the peer takes at once, if it says so (MPA revision 2).
+    pub fn ird(&self) -> Option<u16> {
+        self.request().and_then(|request| request.ird)
+    }
+
+    /// RDMA Reads that the peer wants to have outstanding, if it says so (MPA revision 2).
+    pub fn ord(&self) -> Option<u16> {
+        self.request().and_then(|request| request.ord)
+    }
+
+    /// MPA revision of the request.
+    pub fn mpa_revision(&self) -> u8 {
+        self.request().map_or(0, |request| request.revision)
+    }
+
+    /// The engine that the request arrived at; the accepting queue pair is bound to it.
+    pub fn engine(&self) -> usize {
+        self.request()
+            .map_or(0, |request| usize::from(request.request.engine))
+    }
+
+    /// Accepts, and waits until the stream is in full operation. Post receives before, since the peer may send at once.
+    pub fn accept(
+        self,
+        queue_pair: &mut QueuePair,
+        options: AcceptOptions,
+    ) -> Result<Established, Error> {
+        self.shared.check_here()?;
+        self.start_accept(queue_pair, options)?.wait(queue_pair)
+    }
+
+    /// Accepts without waiting.
+    pub fn start_accept(
+        mut self,
+        queue_pair: &mut QueuePair,
+        options: AcceptOptions,
+    ) -> Result<Connecting, Error> {
+        check_private_data(&options.private_data, MAX_PRIVATE_DATA)?;
+        if queue_pair.shared().id != self.shared.id {
+            return Err(Error::argument(
+                "the queue pair",
+                "of another context",
+                "use one of the listener's context",
+            ));
+        }
+        queue_pair.bind(Some(self.engine()))?;
+        let Some(request) = self.request.take() else {
+            return Err(Error::ContextClosed);
+        };
+        queue_pair.set_connecting();
+        let timeout = options.timeout;
+        self.shared.engines[queue_pair.engine()].command(Command::Accept(Box::new(
+            AcceptParameters {
+                request: request.request,
+                queue_pair: queue_pair.number(),
+                options: StartupOptions {
+                    private_data: options.private_data,
+                    ird: options.ird,
+                    ord: options.ord,
+                    revision: request.revision,
+                    crc: self.shared.config.mpa.crc,
+                    timeout,
+                    first_fpdu_delay: Duration::ZERO,
+                },
+            },
+        )));
+        Ok(Connecting {
+            peer: request.peer,
+            passive: true,
+            timeout,
+            deadline: Instant::now().checked_add(timeout.saturating_add(GRACE)),
+        })
+    }
+
+    /// Rejects with up to [`MAX_PRIVATE_DATA`] octets of explanation.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data(private_data, MAX_PRIVATE_DATA)?;
+        self.refuse(private_data.to_vec());
+        Ok(())
+    }
+
+    fn refuse(&mut self, private_data: Vec<u8>) {
+        if let Some(request) = self.request.take()
+            && let Some(engine) = self.shared.engines.get(usize::from(request.request.engine))
+        {
+            engine.command(Command::Reject {
+                request: request.request,
+                private_data,
+            });
+        }
+    }
+}
+
+impl Drop for ConnectRequest {
+    fn drop(&mut self) {
+        self.refuse(Vec::new());
+    }
+}
+
+fn unspecified() -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], 0))
+}
+
+fn check_private_data(octets: &[u8], most: usize) -> Result<(), Error> {
+    if octets.len() > most {
+        return Err(Error::argument(
+            "the length of the private data",
+            octets.len(),
+            format!("at most {most} octets"),
+        ));
+    }
+    Ok(())
+}
+
+/// Begins an active open.
+pub(crate) fn start_connect(
+    shared: &Arc<Shared>,
+    queue_pair: &mut QueuePair,
+    peer: SocketAddr,
+    options: ConnectOptions,
+) -> Result<Connecting, Error> {
+    if !(1..=2).contains(&options.mpa_revision) {
+        return Err(Error::argument(
+            "the MPA revision",
+            options.mpa_revision,
+            "choose 1 (RFC 5044) or 2 (RFC 6581)",
+        ));
+    }
+    let most = if options.mpa_revision == 1 {
+        512
+    } else {
+        MAX_PRIVATE_DATA
+    };
+    check_private_data(&options.private_data, most)?;
+    if peer.port() == 0 {
+        return Err(Error::argument(
+            "the port to connect to",
+            0,
+            "choose 1 to 65535",
+        ));
+    }
+    if queue_pair.shared().id != shared.id {
+        return Err(Error::argument(
+            "the queue pair",
+            "of another context",
+            "use one of the same context",
+        ));
+    }
+    queue_pair.bind(None)?;
+    queue_pair.set_connecting();
+    let timeout = options.timeout;
+    shared.engines[queue_pair.engine()].command(Command::Connect(Box::new(ConnectParameters {
+        queue_pair: queue_pair.number(),
+        remote: peer,
+        local_port: options.local_port,
+        options: StartupOptions {
+            private_data: options.private_data,
+            ird: options.ird,
+            ord: options.ord,
+            revision: options.mpa_revision,
+            crc: shared.config.mpa.crc,
+            timeout,
+            first_fpdu_delay: options.first_fpdu_delay,
+        },
+    })));
+    Ok(Connecting {
+        peer,
+        passive: false,
+        timeout,
+        deadline: Instant::now().checked_add(timeout.saturating_add(GRACE)),
+    })
+}
+
+/// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it does
+/// not stop anything; [`QueuePair::disconnect`] does.
+#[derive(Debug)]
+#[must_use = "the outcome tells whether there is a connection"]
+pub struct Connecting {
+    peer: SocketAddr,
+    passive: bool,
+    timeout: Duration,
+    deadline: Option<Instant>,
+}
+
+impl Connecting {
+    /// Looks for the outcome: `None` if it is not known yet. An inline context's engine is turned first.
+    pub fn poll(&mut self, queue_pair: &mut QueuePair) -> Result<Option<Established>, Error> {
+        queue_pair.shared().turn();
+        match queue_pair.try_outcome() {
+            Ok(None) => {
+                queue_pair.shared().check_alive()?;
+                Ok(None)
+            }
+            Ok(Some(outcome)) => self.judge(outcome).map(Some),
+            Err(reason) => Err(self.unanswered(queue_pair, reason)),
+        }
+    }
+
+    /// Waits for the outcome, at most for the time limit given at the start.
+    pub fn wait(self, queue_pair: &mut QueuePair) -> Result<Established, Error> {
+        match queue_pair.outcome(self.deadline) {
+            Ok(outcome) => self.judge(outcome),
+            Err(reason) => Err(self.unanswered(queue_pair, reason)),
+        }
+    }
+
+    fn judge(&self, outcome: Outcome) -> Result<Established, Error> {
+        match outcome {
+            Outcome::Established(event) => {
+                let event = *event;
+                Ok(Established {
+                    peer: event.peer,
+                    local: event.local,
+                    private_data: event.private_data,
+                    ird: event.ird,
+                    ord: event.ord,
+                    crc: event.crc,
+                })
+            }
+            Outcome::Rejected(private_data) => {
+                Err(self.error(ConnectError::Rejected { private_data }))
+            }
+            Outcome::Failed(failure) => Err(self.error(match failure {
+                ConnectFailure::Refused => ConnectError::Refused,
+                ConnectFailure::TimedOut => ConnectError::TimedOut(self.timeout),
+                ConnectFailure::Unreachable => ConnectError::Unreachable,
+                ConnectFailure::Closed => ConnectError::Closed,
+                ConnectFailure::Startup => ConnectError::Startup(failure.to_string()),
+                other => ConnectError::Engine(other.to_string()),
+            })),
+            Outcome::Ended => Err(self.error(ConnectError::Closed)),
+        }
+    }
+
+    fn unanswered(&self, queue_pair: &QueuePair, reason: NoReply) -> Error {
+        match reason {
+            NoReply::WrongThread => Error::WrongThread,
+            NoReply::TimedOut => self.error(ConnectError::TimedOut(self.timeout)),
+            NoReply::Gone => match queue_pair.shared().check_alive() {
+                Err(error) => error,
+                Ok(()) => Error::ContextClosed,
+            },
+        }
+    }
+
+    fn error(&self, reason: ConnectError) -> Error {
+        let peer = self.peer;
+        if self.passive {
+            Error::Accept { peer, reason }
+        } else {
+            Error::Connect { peer, reason }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Contexts and protection domains.
+
+use crate::completion::CompletionQueue;
+use crate::config::{Config, FaultOptions};
+use crate::connection::{
+    self, ConnectOptions, Connecting, Established, ListenOptions, Listener,
+};
+use crate::core::Core;
+use crate::driver;
+use crate::error::Error;
+use crate::events::AsyncEvents;
+use crate::monitor::Monitor;
+use crate::open::{self, Opened};
+use crate::queue_pair::{QueuePair, QueuePairOptions};
+use crate::region::{self, MemoryRegion, RegionScope};
+use crate::stats::StatsSnapshot;
+use crossbeam::channel::Receiver;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use uwarp_engine::command::{AsyncEvent, Command};
+use uwarp_memory::{Access, RegionBuffer};
+use uwarp_ring::Notifier;
+
+/// What keeps a context open: the context, its domains, queues, queue pairs and listeners hold one together. When the last of
+/// them is dropped, the context closes.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    core: Arc<Core>,
+    pub(crate) events: Receiver<AsyncEvent>,
+    pub(crate) event_notifier: Arc<Notifier>,
+    monitor: Option<Monitor>,
+}
+
+impl Deref for Shared {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Shared {
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Turns an inline context's engine if this is its thread.
+    pub(crate) fn turn(&self) -> bool {
+        self.is_inline() && driver::turn_inline(self.id).unwrap_or(false)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // First, so that nobody finds the socket of a context that is going.
+        self.monitor.take();
+        self.core.close();
+    }
+}
+
+/// One address on one device, with its engines: everything else is made from it.
+///
+/// A clone is the same context. It closes when it and everything made from it is dropped, or by [`close`](Self::close):
+/// then it waits, for at most the configuration's `linger`, until the peers have acknowledged what was sent.
+///
+/// An inline context belongs to the thread that opened it, which has to call [`poll`](Self::poll), poll a completion queue, or
+/// be inside a blocking call, for anything to happen: no acknowledgment and no timer runs otherwise. Other threads may
+/// post work and reap completions, but their blocking calls fail with [`Error::WrongThread`].
+#[derive(Clone, Debug)]
+pub struct Context {
+    shared: Arc<Shared>,
+}
+
+impl Context {
+    /// Opens the configured device and starts the engines.
+    ///
+    /// # Errors
+    /// What the configuration, DPDK, or the system refuses, with the cure where one is known.
+    pub fn open(config: Config) -> Result<Self, Error> {
+        Self::from_opened(open::open(config)?)
+    }
+
+    /// Opens two contexts in this process that are joined back to back without a device: for tests and first steps. Their
+    /// addresses must differ and be in one subnet.
+    pub fn pair_in_process(a: Config, b: Config) -> Result<(Self, Self), Error> {
+        let (a, b) = open::open_pair(a, b)?;
+        Ok((Self::from_opened(a)?, Self::from_opened(b)?))
+    }
+
+    fn from_opened(opened: Opened) -> Result<Self, Error> {
+        let core = opened.core;
+        let monitor = if core.config.monitor.enabled {
+            match Monitor::start(&core) {
+                Ok(monitor) => Some(monitor),
+                Err(error) if core.config.monitor.socket.is_none() => {
+                    // The default path is a convenience; a context works without it.
+                    tracing::warn!(%error, "no monitor socket, so uwarp-stat cannot look into this process");
+                    None
+                }
+                Err(error) => {
+                    core.close();
+                    return Err(error);
+                }
+            }
+        } else {
+            None
+        };
+        Ok(Self {
+            shared: Arc::new(Shared {
+                core,
+                events: opened.events,
+                event_notifier: opened.event_notifier,
+                monitor,
+            }),
+        })
+    }
+
+    /// Turns an inline context's engine once and returns whether there was anything to do. Without effect on a threaded
+    /// context, and in other threads than the one that opened the context.
+    #[inline]
+    pub fn poll(&self) -> bool {
+        self.shared.turn()
+    }
+
+    /// The configuration that the context was opened with: its limits, address and options.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The context's IPv4 address with a port, for peers to connect to.
+    pub fn socket_address(&self, port: u16) -> SocketAddr {
+        SocketAddr::from((self.shared.config.address.address, port))
+    }
+
+    /// Number of the context in this process, from 1.
+    pub fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    /// A new protection domain: memory regions and queue pairs work together if they are in the same.
+    pub fn allocate_domain(&self) -> ProtectionDomain {
+        ProtectionDomain {
+            number: self.shared.next_object(),
+            queue_pairs: Arc::new(AtomicU32::new(0)),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// A new completion queue that holds at least `depth` completions of each engine.
+    pub fn create_completion_queue(&self, depth: usize) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(&self.shared, depth)
+    }
+
+    /// Takes connection requests on a TCP port.
+    pub fn listen(&self, port: u16, options: ListenOptions) -> Result<Listener, Error> {
+        Listener::create(&self.shared, port, &options)
+    }
+
+    /// Connects an idle queue pair and waits until the stream is in full operation. Post receives before, since the peer may
+    /// send at once.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] with the reason: rejected with private data, refused, timed out, and so on. The queue pair is
+    /// idle again then.
+    pub fn connect(
+        &self,
+        queue_pair: &mut QueuePair,
+        peer: SocketAddr,
+        options: ConnectOptions,
+    ) -> Result<Established, Error> {
+        self.shared.check_here()?;
+        self.start_connect(queue_pair, peer, options)?
+            .wait(queue_pair)
+    }
+
+    /// Begins to connect an idle queue pair, without waiting.
+    pub fn start_connect(
+        &self,
+        queue_pair: &mut QueuePair,
+        peer: SocketAddr,
+        options: ConnectOptions,
+    ) -> Result<Connecting, Error> {
+        connection::start_connect(&self.shared, queue_pair, peer, options)
+    }
+
+    /// The context's asynchronous events. Several handles share them: each event is delivered once.
+    pub fn events(&self) -> AsyncEvents {
+        AsyncEvents::new(&self.shared)
+    }
+
+    /// A snapshot of counters, connections, queue pairs, pools and tables.
+    pub fn stats(&self) -> StatsSnapshot {
+        self.shared.snapshot(true)
+    }
+
+    /// Injects faults into the frames that are sent from now on, or stops doing so.
+    pub fn set_faults(&self, faults: Option<FaultOptions>) -> Result<(), Error> {
+        open::set_faults(&self.shared, faults)
+    }
+
+    /// Starts to write all frames to a capture file. Engines beyond the first write to the same name with `.1`, `.2`, ...
+    pub fn start_capture(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.shared.check_here()?;
+        open::start_capture(&self.shared, path.as_ref())
+    }
+
+    /// Ends the capture and completes the file.
+    pub fn stop_capture(&self) {
+        for engine in &self.shared.engines {
+            engine.command(Command::StopCapture);
+        }
+    }
+
+    /// Path of the monitor socket, if there is one.
+    pub fn monitor_socket(&self) -> Option<&Path> {
+        self.shared.monitor.as_ref().map(Monitor::path)
+    }
+
+    /// Closes the context now, whatever of its objects is still alive: waits up to `linger` until the peers have acknowledged
+    /// everything, then stops the engines and closes the device. Later calls fail with [`Error::ContextClosed`].
+    pub fn close(self) -> Result<(), Error> {
+        self.shared.check_here()?;
+        self.shared.core.close();
+        Ok(())
+    }
+}
+
+/// A protection domain: the memory that a group of queue pairs may use.
+#[derive(Debug)]
+pub struct ProtectionDomain {
+    number: u32,
+    /// How many queue pairs it has, which engines look at before a peer's Send may invalidate an STag of the domain.
+    queue_pairs: Arc<AtomicU32>,
+    shared: Arc<Shared>,
+}
+
+impl ProtectionDomain {
+    /// Its number in the context.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Registers memory for all queue pairs of this domain. A `Vec<u8>`, a boxed slice, or a [`RegionBuffer`] is given away
+    /// until [`MemoryRegion::deregister`]. Remote peers address it by [`MemoryRegion::stag`] and
+    /// [`MemoryRegion::remote_offset`].
+    pub fn register(
+        &self,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+    ) -> Result<MemoryRegion, Error> {
+        self.register_scoped(buffer, access, RegionScope::Domain)
+    }
+
+    /// Registers memory as [`register`](Self::register), but for one queue pair if the scope says so.
+    pub fn register_scoped(
+        &self,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: RegionScope<'_>,
+    ) -> Result<MemoryRegion, Error> {
+        region::register(&self.shared, self.number, buffer.into(), access, scope)
+    }
+
+    /// Registers `len` octets of zeros.
+    pub fn register_zeroed(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
+        let buffer = RegionBuffer::zeroed(len, uwarp_memory::PageAdvice::Normal)
+            .map_err(Error::system("no memory for a region"))?;
+        self.register(buffer, access)
+    }
+
+    /// A new queue pair of this domain.
+    pub fn create_queue_pair(&self, options: &QueuePairOptions<'_>) -> Result<QueuePair, Error> {
+        QueuePair::create(&self.shared, self.number, &self.queue_pairs, options)
+    }
+}

@@ -1,0 +1,431 @@
+//! What all objects of one context share, and how it ends.
+
+use crate::config::Config;
+use crate::driver::{self, Backoff, Health};
+use crate::error::Error;
+use crate::numbers::Numbers;
+use crate::queue_pair::Lingering;
+use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::Command;
+use uwarp_engine::stats::EngineStats;
+use uwarp_memory::RegionTable;
+use uwarp_ring::{Doorbells, Notifier};
+
+/// How long a snapshot waits for an engine.
+const STATS_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long beyond the linger time an engine may take to stop before its thread is given up.
+const STOP_MARGIN: Duration = Duration::from_secs(5);
+/// Longest single sleep of a blocking call, after which it looks whether the engines live.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Locks a mutex whose data stay right even if a holder panicked: all of them are plain lists.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One engine, seen from the threads of the application.
+#[derive(Debug)]
+pub(crate) struct EngineHandle {
+    commands: Sender<Command>,
+    doorbells: Arc<Doorbells>,
+    /// Wakes the engine's thread; never armed by an inline engine.
+    wake: Arc<Notifier>,
+    health: Arc<Health>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(
+        commands: Sender<Command>,
+        doorbells: Arc<Doorbells>,
+        wake: Arc<Notifier>,
+        health: Arc<Health>,
+        thread: Option<JoinHandle<()>>,
+    ) -> Self {
+        Self {
+            commands,
+            doorbells,
+            wake,
+            health,
+            thread: Mutex::new(thread),
+        }
+    }
+
+    /// Puts a command into the mailbox. An engine that is gone drops it, and with it the reply channels inside.
+    pub(crate) fn command(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            self.wake.fire_if_armed();
+        }
+    }
+
+    pub(crate) fn doorbells(&self) -> &Arc<Doorbells> {
+        &self.doorbells
+    }
+
+    pub(crate) fn wake(&self) -> &Arc<Notifier> {
+        &self.wake
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
+    }
+}
+
+/// Notifiers that are fired when an engine fails, so that nobody waits for the dead.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters(Mutex<Vec<Weak<Notifier>>>);
+
+impl Waiters {
+    pub(crate) fn add(&self, notifier: &Arc<Notifier>) {
+        let mut list = lock(&self.0);
+        list.retain(|waiter| waiter.strong_count() > 0);
+        list.push(Arc::downgrade(notifier));
+    }
+
+    pub(crate) fn wake(&self) {
+        for waiter in lock(&self.0).iter().filter_map(Weak::upgrade) {
+            waiter.fire_if_armed();
+        }
+    }
+}
+
+const OPEN: u8 = 0;
+const CLOSING: u8 = 1;
+const CLOSED: u8 = 2;
+
+/// The data of a context. The monitor thread holds it too, so dropping it closes nothing; [`Shared`] does that.
+#[derive(Debug)]
+pub(crate) struct Core {
+    /// Number of the context in this process, from 1.
+    pub(crate) id: u64,
+    pub(crate) config: Config,
+    pub(crate) engines: Vec<EngineHandle>,
+    pub(crate) regions: Arc<RegionTable>,
+    pub(crate) queue_pairs: Numbers,
+    pub(crate) completion_queues: AtomicUsize,
+    pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
+    pub(crate) opened: Instant,
+    pub(crate) waiters: Arc<Waiters>,
+    lingering: Mutex<Vec<Lingering>>,
+    objects: AtomicU32,
+    next_engine: AtomicUsize,
+    state: AtomicU8,
+}
+
+/// A blocking call that did not get its answer.
+#[derive(Debug)]
+pub(crate) enum NoReply {
+    /// The time is over.
+    TimedOut,
+    /// The engine is gone: it dropped the other end.
+    Gone,
+    /// This thread cannot turn the engine.
+    WrongThread,
+}
+
+impl Core {
+    pub(crate) fn new(
+        id: u64,
+        config: Config,
+        engines: Vec<EngineHandle>,
+        regions: Arc<RegionTable>,
+        port: Option<uwarp_dpdk::Port>,
+        waiters: Arc<Waiters>,
+    ) -> Self {
+        let queue_pairs = Numbers::new(config.limits.queue_pairs);
+        Self {
+            id,
+            config,
+            engines,
+            regions,
+            queue_pairs,
+            completion_queues: AtomicUsize::new(0),
+            port: Mutex::new(port),
+            opened: Instant::now(),
+            waiters,
+            lingering: Mutex::new(Vec::new()),
+            objects: AtomicU32::new(1),
+            next_engine: AtomicUsize::new(0),
+            state: AtomicU8::new(OPEN),
+        }
+    }
+
+    pub(crate) fn is_inline(&self) -> bool {
+        self.config.engine.mode == crate::config::EngineMode::Inline
+    }
+
+    /// A number for an object of which numbers are not scarce.
+    pub(crate) fn next_object(&self) -> u32 {
+        self.objects.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The engine for the next active connection: each in its turn.
+    pub(crate) fn pick_engine(&self) -> usize {
+        self.next_engine.fetch_add(1, Ordering::Relaxed) % self.engines.len().max(1)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.state.load(Ordering::Acquire) != OPEN {
+            return Err(Error::ContextClosed);
+        }
+        self.check_alive()
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<(), Error> {
+        for (index, engine) in self.engines.iter().enumerate() {
+            if let Some(reason) = engine.health.failure() {
+                return Err(Error::EngineFailed {
+                    engine: index,
+                    reason: reason.to_owned(),
+                });
+            }
+        }
+        if self.state.load(Ordering::Acquire) == CLOSED {
+            return Err(Error::ContextClosed);
+        }
+        Ok(())
+    }
+
+    /// That the calling thread can make the engine go on.
+    pub(crate) fn check_here(&self) -> Result<(), Error> {
+        if self.is_inline() && !driver::is_seated_here(self.id) {
+            return Err(Error::WrongThread);
+        }
+        Ok(())
+    }
+
+    /// What an idle inline wait does between turns.
+    pub(crate) fn give_way(&self, backoff: &mut Backoff, busy: bool) {
+        if busy {
+            backoff.reset();
+        } else if backoff.idle(crate::clock::Clock::get().now()) {
+            std::thread::sleep(backoff.nap());
+        }
+    }
+
+    /// Waits for a message of an engine, turning it if it is this thread's.
+    pub(crate) fn receive<T>(
+        &self,
+        receiver: &Receiver<T>,
+        deadline: Option<Instant>,
+    ) -> Result<T, NoReply> {
+        if !self.is_inline() {
+            return loop {
+                let remaining = remaining(deadline);
+                match receiver.recv_timeout(remaining.min(SLICE)) {
+                    Ok(message) => break Ok(message),
+                    Err(RecvTimeoutError::Disconnected) => break Err(NoReply::Gone),
+                    Err(RecvTimeoutError::Timeout) if remaining <= SLICE => {
+                        break Err(NoReply::TimedOut);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        if self.engines.iter().any(|engine| engine.health.is_stopped()) {
+                            break receiver.try_recv().map_err(|_| NoReply::Gone);
+                        }
+                    }
+                }
+            };
+        }
+        if !driver::is_seated_here(self.id) {
+            return receiver.try_recv().map_err(|_| NoReply::WrongThread);
+        }
+        let mut backoff = Backoff::new(&self.config.engine);
+        loop {
+            let busy = driver::turn_all_inline();
+            match receiver.try_recv() {
+                Ok(message) => return Ok(message),
+                Err(TryRecvError::Disconnected) => return Err(NoReply::Gone),
+                Err(TryRecvError::Empty) => {}
+            }
+            if remaining(deadline).is_zero() {
+                return Err(NoReply::TimedOut);
+            }
+            if self.engines.iter().any(|engine| engine.health.is_stopped()) {
+                return receiver.try_recv().map_err(|_| NoReply::Gone);
+            }
+            self.give_way(&mut backoff, busy);
+        }
+    }
+
+    /// Waits for the answer to a command that the engine carries out at once.
+    pub(crate) fn reply<T>(&self, receiver: &Receiver<T>) -> Result<T, Error> {
+        self.receive(receiver, Some(Instant::now() + STOP_MARGIN))
+            .map_err(|reason| match reason {
+                NoReply::WrongThread => Error::WrongThread,
+                NoReply::TimedOut | NoReply::Gone => match self.check_alive() {
+                    Err(error) => error,
+                    Ok(()) => Error::ContextClosed,
+                },
+            })
+    }
+
+    /// Keeps a dropped queue pair until its connection has ended.
+    pub(crate) fn linger(&self, queue_pair: Lingering) {
+        lock(&self.lingering).push(queue_pair);
+        self.reap_lingering();
+    }
+
+    /// Destroys dropped queue pairs whose connections have ended, and frees their numbers.
+    pub(crate) fn reap_lingering(&self) {
+        let mut list = lock(&self.lingering);
+        let mut index = 0;
+        while let Some(queue_pair) = list.get_mut(index) {
+            if queue_pair.is_gone(self) {
+                let gone = list.swap_remove(index);
+                self.queue_pairs.put(gone.number());
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Asks every engine for its counters. Engines that do not answer are listed as silent.
+    pub(crate) fn snapshot(&self, turn: bool) -> StatsSnapshot {
+        self.reap_lingering();
+        let mut replies = Vec::with_capacity(self.engines.len());
+        for engine in &self.engines {
+            let (reply, receiver) = bounded::<Box<EngineStats>>(1);
+            engine.command(Command::Stats { reply });
+            replies.push(receiver);
+        }
+        let deadline = Instant::now() + STATS_TIMEOUT;
+        let mut engines = Vec::new();
+        let mut silent_engines = Vec::new();
+        for (index, receiver) in replies.iter().enumerate() {
+            let reply = if turn {
+                self.receive(receiver, Some(deadline)).ok()
+            } else {
+                receiver.recv_deadline(deadline).ok()
+            };
+            match reply {
+                Some(stats) => engines.push(*stats),
+                None => silent_engines.push(SilentEngine {
+                    index: index as u16,
+                    reason: match self.engines[index].health.failure() {
+                        Some(failure) => failure.to_owned(),
+                        None if self.is_inline() => {
+                            "an inline engine answers when the application polls".to_owned()
+                        }
+                        None => "no answer".to_owned(),
+                    },
+                }),
+            }
+        }
+        let limits = &self.config.limits;
+        StatsSnapshot {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            context: self.id,
+            uptime_ns: self.opened.elapsed().as_nanos() as u64,
+            mode: if self.is_inline() {
+                "inline"
+            } else {
+                "threaded"
+            }
+            .to_owned(),
+            address: self.config.address.to_string(),
+            mtu: self.config.mtu,
+            port: lock(&self.port).as_ref().map(port_snapshot),
+            engines,
+            silent_engines,
+            objects: ObjectCounts {
+                queue_pairs: self.queue_pairs.in_use(),
+                queue_pairs_limit: limits.queue_pairs,
+                completion_queues: self.completion_queues.load(Ordering::Relaxed),
+                completion_queues_limit: limits.completion_queues,
+                regions: self.regions.regions() as usize,
+                regions_limit: limits.regions,
+                registered_octets: self.regions.registered_octets(),
+                registered_octets_limit: limits.registered_octets,
+            },
+        }
+    }
+
+    /// Ends the context: nothing new, linger, stop the engines, close the device.
+    pub(crate) fn close(&self) {
+        if self
+            .state
+            .compare_exchange(OPEN, CLOSING, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
+            return;
+        }
+        let linger = self.config.linger;
+        let reports: Vec<_> = self
+            .engines
+            .iter()
+            .map(|engine| {
+                let (done, report) = bounded(1);
+                engine.command(Command::Shutdown { linger, done });
+                report
+            })
+            .collect();
+        let deadline = Instant::now() + linger + STOP_MARGIN;
+        let mut stopped = true;
+        for (engine, report) in self.engines.iter().zip(&reports) {
+            match self.receive(report, Some(deadline)) {
+                Ok(report) if report.reset > 0 => tracing::warn!(
+                    connections = report.reset,
+                    octets = report.octets_not_acknowledged,
+                    "closed before the peers acknowledged everything"
+                ),
+                Ok(_) | Err(NoReply::Gone) => {}
+                Err(NoReply::WrongThread) => {
+                    // Its own thread drops the engine when it ends.
+                    tracing::error!(
+                        "an inline context was dropped by another thread than the one that opened it: its connections are cut off when that thread ends"
+                    );
+                    stopped = false;
+                }
+                Err(NoReply::TimedOut) => {
+                    tracing::error!("an engine did not stop in time: its thread is left behind");
+                    stopped = false;
+                }
+            }
+            let thread = lock(&engine.thread).take();
+            if stopped && let Some(thread) = thread {
+                // The body catches panics; nothing is left to be told.
+                let _ = thread.join();
+            }
+        }
+        if self.is_inline() {
+            driver::unseat(self.id);
+        }
+        lock(&self.lingering).clear();
+        // The queues are back, unless an engine was left behind: then the last one to go closes the device.
+        lock(&self.port).take();
+        self.state.store(CLOSED, Ordering::Release);
+        self.waiters.wake();
+    }
+}
+
+fn remaining(deadline: Option<Instant>) -> Duration {
+    match deadline {
+        Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+        None => Duration::MAX,
+    }
+}
+
+fn port_snapshot(port: &uwarp_dpdk::Port) -> PortSnapshot {
+    let info = port.info();
+    let statistics = port.statistics();
+    PortSnapshot {
+        device: info.device.clone(),
+        driver: info.driver.clone(),
+        mac: crate::config::MacAddress(info.capabilities.mac).to_string(),
+        link_up: port.link_up(),
+        rx_packets: statistics.rx_packets,
+        tx_packets: statistics.tx_packets,
+        rx_octets: statistics.rx_octets,
+        tx_octets: statistics.tx_octets,
+        rx_missed: statistics.rx_missed,
+        rx_errors: statistics.rx_errors,
+        tx_errors: statistics.tx_errors,
+        rx_no_buffer: statistics.rx_no_buffer,
+    }
+}

@@ -1,0 +1,337 @@
+//! Who turns the engines: a thread each, or the application's own thread.
+
+use crate::clock::Clock;
+use crate::config::{EngineOptions, Idle};
+use crate::core::Waiters;
+use crate::error::Error;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use uwarp_engine::ports::decorated::Decorated;
+use uwarp_engine::ports::dpdk::DpdkPort;
+use uwarp_engine::ports::LoopPort;
+use uwarp_engine::{Engine, EngineChannels, EngineConfig, Turned};
+use uwarp_ring::Notifier;
+use uwarp_tcp::Instant;
+
+/// What an engine's port is made from, on the engine's own thread.
+pub(crate) enum PortSeed {
+    /// A queue of a DPDK device.
+    Device {
+        queue: uwarp_dpdk::Queue,
+        eal: uwarp_dpdk::Eal,
+    },
+    /// One end of a pair in this process.
+    Loop(LoopPort),
+}
+
+/// Everything that an engine is built from. Crosses to its thread; the engine itself never does.
+pub(crate) struct EngineSeed {
+    pub(crate) config: EngineConfig,
+    pub(crate) port: PortSeed,
+    pub(crate) channels: EngineChannels,
+    pub(crate) health: Arc<Health>,
+}
+
+/// What other threads may know about an engine.
+#[derive(Debug)]
+pub(crate) struct Health {
+    failure: OnceLock<String>,
+    stopped: AtomicBool,
+    waiters: Arc<Waiters>,
+}
+
+impl Health {
+    pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
+        Self {
+            failure: OnceLock::new(),
+            stopped: AtomicBool::new(false),
+            waiters,
+        }
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.waiters.wake();
+    }
+
+    /// Why the engine failed, if it did.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Whether the engine will never turn again.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+}
+
+enum Kind {
+    Device(Engine<Decorated<DpdkPort>>),
+    Loop(Engine<Decorated<LoopPort>>),
+}
+
+/// An engine with what surrounds it on its thread.
+pub(crate) struct Seat {
+    /// `None` after a panic.
+    engine: Option<Kind>,
+    context: u64,
+    clock: Clock,
+    health: Arc<Health>,
+    // Dropped after the engine, whose buffers go back through this thread's cache.
+    _registration: Option<uwarp_dpdk::ThreadRegistration>,
+}
+
+impl Seat {
+    /// Builds the engine on the calling thread.
+    pub(crate) fn build(context: u64, seed: EngineSeed) -> Result<Self, Error> {
+        let EngineSeed {
+            config,
+            port,
+            channels,
+            health,
+        } = seed;
+        let index = usize::from(config.index);
+        let refused = |reason: uwarp_engine::EngineError| Error::EngineFailed {
+            engine: index,
+            reason: reason.to_string(),
+        };
+        let (engine, registration) = match port {
+            PortSeed::Device { queue, eal } => {
+                let registration = eal.register_thread()?;
+                let port = Decorated::new(DpdkPort::new(queue));
+                let engine = Engine::new(config, port, channels).map_err(refused)?;
+                (Kind::Device(engine), Some(registration))
+            }
+            PortSeed::Loop(port) => {
+                let engine =
+                    Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
+                (Kind::Loop(engine), None)
+            }
+        };
+        Ok(Self {
+            engine: Some(engine),
+            context,
+            clock: Clock::get(),
+            health,
+            _registration: registration,
+        })
+    }
+
+    /// One turn. A panic ends the engine, and nothing else: its queue pairs fail, its waiters wake.
+    #[inline]
+    fn turn(&mut self, now: Instant) -> Turned {
+        let Some(engine) = &mut self.engine else {
+            return Turned::default();
+        };
+        // The engine is never used again after a panic except to fail its queue pairs, so broken invariants stay inside.
+        let turned = catch_unwind(AssertUnwindSafe(|| match engine {
+            Kind::Device(engine) => engine.turn(now),
+            Kind::Loop(engine) => engine.turn(now),
+        }));
+        match turned {
+            Ok(turned) => turned,
+            Err(panic) => {
+                self.fail(&panic_message(&*panic));
+                Turned::default()
+            }
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, reason: &str) {
+        tracing::error!(context = self.context, reason, "an engine panicked");
+        if let Some(mut engine) = self.engine.take() {
+            let flushed = catch_unwind(AssertUnwindSafe(|| match &mut engine {
+                Kind::Device(engine) => engine.fail(reason),
+                Kind::Loop(engine) => engine.fail(reason),
+            }));
+            let dropped = catch_unwind(AssertUnwindSafe(|| drop(engine)));
+            if flushed.is_err() || dropped.is_err() {
+                tracing::error!(
+                    context = self.context,
+                    "the engine's remains could not be cleared completely"
+                );
+            }
+        }
+        let _ = self.health.failure.set(reason.to_owned());
+        self.health.stop();
+    }
+
+    fn is_done(&self) -> bool {
+        match &self.engine {
+            Some(Kind::Device(engine)) => engine.is_shut_down(),
+            Some(Kind::Loop(engine)) => engine.is_shut_down(),
+            None => true,
+        }
+    }
+
+    /// Turns until the engine is shut down or fails: the body of an engine thread.
+    pub(crate) fn run(&mut self, options: &EngineOptions, wake: &Notifier) {
+        let mut backoff = Backoff::new(options);
+        while !self.is_done() {
+            let now = self.clock.now();
+            if self.turn(now).busy {
+                backoff.reset();
+            } else if backoff.idle(now) {
+                // Armed first and turned once more, so that a ring in between is either seen or wakes the wait.
+                wake.arm();
+                let now = self.clock.now();
+                let turned = self.turn(now);
+                if turned.busy || self.is_done() {
+                    backoff.reset();
+                } else {
+                    let limit = match turned.next_deadline {
+                        Some(deadline) => backoff
+                            .nap
+                            .min(Duration::from_nanos(
+                                deadline.as_nanos().saturating_sub(now.as_nanos()),
+                            )),
+                        None => backoff.nap,
+                    };
+                    let _ = wake.wait(Some(limit));
+                }
+                wake.drain();
+            }
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Before the thread is deregistered. A panic while dropping must not take the process along.
+        if let Some(engine) = self.engine.take() {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
+        }
+        self.health.stop();
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic".to_owned())
+}
+
+/// How an idle poller gives way: it spins a little, then yields, then says that it may sleep.
+pub(crate) struct Backoff {
+    idle: Idle,
+    spin: Duration,
+    nap: Duration,
+    turns: u32,
+    since: Option<Instant>,
+}
+
+/// Idle turns that only spin: about as long as one packet's round trip on a virtual device.
+const SPINS: u32 = 64;
+
+impl Backoff {
+    pub(crate) fn new(options: &EngineOptions) -> Self {
+        Self {
+            idle: options.idle,
+            spin: options.spin,
+            nap: options.nap,
+            turns: 0,
+            since: None,
+        }
+    }
+
+    /// There was something to do.
+    #[inline]
+    pub(crate) fn reset(&mut self) {
+        self.turns = 0;
+        self.since = None;
+    }
+
+    /// Longest sleep.
+    pub(crate) fn nap(&self) -> Duration {
+        self.nap
+    }
+
+    /// There was nothing to do. True when it is time to sleep.
+    #[inline]
+    pub(crate) fn idle(&mut self, now: Instant) -> bool {
+        self.turns = self.turns.saturating_add(1);
+        if self.idle == Idle::Spin || self.turns < SPINS {
+            std::hint::spin_loop();
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        if now.as_nanos().saturating_sub(since.as_nanos()) < self.spin.as_nanos() as u64 {
+            // Costs a fraction of a microsecond when nobody wants the core, and saves a time slice when somebody does,
+            // be it a poller of another process, which cannot be counted from here.
+            std::thread::yield_now();
+            return false;
+        }
+        true
+    }
+}
+
+thread_local! {
+    /// Inline engines that this thread turns.
+    static SEATS: RefCell<Vec<Seat>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Puts an inline engine on the calling thread.
+pub(crate) fn seat_here(seat: Seat) {
+    SEATS.with_borrow_mut(|seats| seats.push(seat));
+}
+
+/// Whether the calling thread turns this context's engine.
+pub(crate) fn is_seated_here(context: u64) -> bool {
+    SEATS
+        .try_with(|seats| {
+            seats
+                .borrow()
+                .iter()
+                .any(|seat| seat.context == context)
+        })
+        .unwrap_or(false)
+}
+
+/// Turns one inline context. `None` if it belongs to another thread.
+#[inline]
+pub(crate) fn turn_inline(context: u64) -> Option<bool> {
+    SEATS
+        .try_with(|seats| {
+            let mut seats = seats.borrow_mut();
+            let seat = seats.iter_mut().find(|seat| seat.context == context)?;
+            let now = seat.clock.now();
+            Some(seat.turn(now).busy)
+        })
+        .ok()
+        .flatten()
+}
+
+/// Turns all inline engines of the calling thread once; a thread that waits for one of two contexts in one process
+/// would otherwise wait for ever.
+pub(crate) fn turn_all_inline() -> bool {
+    SEATS
+        .try_with(|seats| {
+            let mut busy = false;
+            for seat in seats.borrow_mut().iter_mut() {
+                let now = seat.clock.now();
+                busy |= seat.turn(now).busy;
+            }
+            busy
+        })
+        .unwrap_or(false)
+}
+
+/// Takes an inline engine off the calling thread and drops it. False if it is not here.
+pub(crate) fn unseat(context: u64) -> bool {
+    let seat = SEATS
+        .try_with(|seats| {
+            let mut seats = seats.borrow_mut();
+            let index = seats.iter().position(|seat| seat.context == context)?;
+            Some(seats.swap_remove(index))
+        })
+        .ok()
+        .flatten();
+    // Dropped here, with the list free again.
+    seat.is_some()
+}

@@ -1,0 +1,236 @@
+//! What calls of this crate fail with. Each text is one sentence with the cause and, where there is one, the cure.
+
+use crate::config::ConfigError;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Failure of a call that is not on the packet path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// DPDK, the device, or its pools.
+    #[error(transparent)]
+    Device(#[from] uwarp_dpdk::Error),
+    /// A system call of this process.
+    #[error("{what}: {source}")]
+    System {
+        /// What was attempted.
+        what: &'static str,
+        /// Why the system refused.
+        source: std::io::Error,
+    },
+    /// An inline context was used in a thread that did not open it.
+    #[error(
+        "this inline context was opened by another thread, and only that thread can turn its engine: call from there, or choose mode = \"threaded\""
+    )]
+    WrongThread,
+    /// The context is being closed, or is closed.
+    #[error("the context is closed")]
+    ContextClosed,
+    /// An engine panicked. Its queue pairs are in the error state; the process goes on.
+    #[error("engine {engine} failed ({reason}): open a new context")]
+    EngineFailed {
+        /// Which engine.
+        engine: usize,
+        /// The panic's message.
+        reason: String,
+    },
+    /// There are as many objects as the configuration allows.
+    #[error("no room for another {what}: the configuration's limits.{field} is {limit}")]
+    Limit {
+        /// The object, in words.
+        what: &'static str,
+        /// The field of `[limits]`.
+        field: &'static str,
+        /// Its value.
+        limit: usize,
+    },
+    /// An argument is out of its range.
+    #[error("{what} is {value}: {expected}")]
+    Argument {
+        /// Which argument.
+        what: &'static str,
+        /// Its value.
+        value: String,
+        /// What would have been right.
+        expected: String,
+    },
+    /// Memory could not be registered.
+    #[error("memory cannot be registered: {0}")]
+    Register(#[from] uwarp_memory::RegisterError),
+    /// A range is not inside its memory region.
+    #[error("octets {start}..{end} are outside of a memory region of {len} octets")]
+    OutOfRegion {
+        /// First octet of the range.
+        start: usize,
+        /// End of the range.
+        end: usize,
+        /// Length of the region.
+        len: usize,
+    },
+    /// The queue pair is in a state in which this cannot be done.
+    #[error("the queue pair is in state {state}: {expected}")]
+    State {
+        /// The state that it is in.
+        state: &'static str,
+        /// What would have been right.
+        expected: &'static str,
+    },
+    /// The port is taken by another listener of this context.
+    #[error("port {0} is taken by another listener of this context")]
+    PortTaken(u16),
+    /// An engine could not carry out a command.
+    #[error(transparent)]
+    Control(uwarp_engine::command::ControlError),
+    /// A connection could not be made.
+    #[error("cannot connect to {peer}: {reason}")]
+    Connect {
+        /// Whom.
+        peer: SocketAddr,
+        /// Why not.
+        reason: ConnectError,
+    },
+    /// A connection request could not be answered.
+    #[error("cannot accept the connection from {peer}: {reason}")]
+    Accept {
+        /// Whose request.
+        peer: SocketAddr,
+        /// Why not.
+        reason: ConnectError,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
+    pub(crate) fn argument(
+        what: &'static str,
+        value: impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Argument {
+            what,
+            value: value.to_string(),
+            expected: expected.into(),
+        }
+    }
+
+    /// The private data of a peer that rejected the connection, if that is what happened.
+    pub fn rejection(&self) -> Option<&[u8]> {
+        match self {
+            Self::Connect {
+                reason: ConnectError::Rejected { private_data },
+                ..
+            } => Some(private_data),
+            _ => None,
+        }
+    }
+
+    /// Whether a time limit passed.
+    pub fn is_timeout(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect {
+                reason: ConnectError::TimedOut(_),
+                ..
+            } | Self::Accept {
+                reason: ConnectError::TimedOut(_),
+                ..
+            }
+        )
+    }
+}
+
+/// Why a connection was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The peer said no (RFC 5044 §7.1.1, the R bit).
+    #[error("the peer rejected the connection ({} octets of private data)", private_data.len())]
+    Rejected {
+        /// What it said along with the no.
+        private_data: Vec<u8>,
+    },
+    /// Nobody listens on the port.
+    #[error("nobody listens on that port")]
+    Refused,
+    /// The peer or the route to it does not answer.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// No neighbour has the address.
+    #[error("no host answers to that address: check the address, and that the peer's device is up")]
+    Unreachable,
+    /// The peer reset or closed the connection during start-up.
+    #[error("the peer closed the connection during start-up")]
+    Closed,
+    /// The peer's start-up frame is wrong or asks for what this side cannot do.
+    #[error("the MPA start-up failed: {0}")]
+    Startup(String),
+    /// This side gave up.
+    #[error("this side gave up")]
+    Cancelled,
+    /// The engine has no room for another connection, or failed.
+    #[error("the engine cannot take the connection: {0}")]
+    Engine(String),
+}
+
+/// Why work was not posted. Requests before `posted` were posted and stay posted; the others were not touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("request {posted} of the list was not posted: {reason}")]
+pub struct PostError {
+    /// Number of requests that were posted.
+    pub posted: usize,
+    /// Why the next one was not.
+    pub reason: PostErrorReason,
+}
+
+impl PostError {
+    /// Whether the same requests can be posted later, when completions have been reaped.
+    pub fn is_full(&self) -> bool {
+        self.reason == PostErrorReason::Full
+    }
+}
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostErrorReason {
+    /// The work queue has no free slot: reap completions first (of a list without signals, the last must be signalled).
+    #[error("the work queue is full: reap completions first")]
+    Full,
+    /// More SGEs than the queue pair was created for.
+    #[error("more SGEs than the queue pair's limit of {limit}")]
+    TooManySges {
+        /// That limit.
+        limit: usize,
+    },
+    /// More inline octets than the queue pair was created for.
+    #[error("more inline octets than the queue pair's limit of {limit}")]
+    InlineTooLong {
+        /// That limit.
+        limit: usize,
+    },
+    /// The message is longer than 2^32 - 1 octets.
+    #[error("the message is longer than 2^32 - 1 octets")]
+    TooLong,
+    /// The operation takes no inline data.
+    #[error("a read takes no inline data")]
+    InlineRead,
+    /// A read has one sink.
+    #[error("a read has exactly one SGE as its sink")]
+    ReadSink,
+    /// An SGE does not lie in a region of the queue pair's domain that has the right this operation needs.
+    #[error("an SGE does not lie in a region of this domain with the right that the operation needs")]
+    Protection,
+    /// The queue pair is not connected yet.
+    #[error("the queue pair is not connected")]
+    NotConnected,
+    /// The context is closed or its engine failed; nothing will complete any more.
+    #[error("the context is closed or its engine failed")]
+    Dead,
+}

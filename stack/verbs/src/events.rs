@@ -1,0 +1,53 @@
+//! Asynchronous events.
+
+use crate::context::Shared;
+use crate::core::NoReply;
+use crate::error::Error;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::AsyncEvent;
+
+/// What the application ought to know although no call of its own told it: lost connections, a peer's Terminate, octets that
+/// were completed but never acknowledged, a failed engine, a link that goes up or down.
+#[derive(Clone, Debug)]
+pub struct AsyncEvents {
+    shared: Arc<Shared>,
+}
+
+impl AsyncEvents {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// The next event, if there is one.
+    pub fn try_next(&self) -> Option<AsyncEvent> {
+        self.shared.turn();
+        self.shared.events.try_recv().ok()
+    }
+
+    /// Waits for the next event; `None` when the time is over, or nothing can happen any more.
+    pub fn wait(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        match self.shared.receive(&self.shared.events, deadline) {
+            Ok(event) => Ok(Some(event)),
+            Err(NoReply::TimedOut | NoReply::Gone) => Ok(None),
+            Err(NoReply::WrongThread) => Err(Error::WrongThread),
+        }
+    }
+
+    /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after arming.
+    pub fn arm(&self) {
+        self.shared.event_notifier.drain();
+        self.shared.event_notifier.arm();
+    }
+}
+
+impl AsFd for AsyncEvents {
+    /// Readable when an event came after [`arm`](AsyncEvents::arm).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.event_notifier.as_fd()
+    }
+}

@@ -1,0 +1,231 @@
+//! The monitor socket: how another process looks into this one.
+//!
+//! A Unix socket in the user's run-time directory, named by process id. Each line that a client writes, whatever is in it, is
+//! answered with one line of JSON: a [`StatsSnapshot`]. Threaded engines answer at once, an inline engine while its
+//! application polls. The client's side is here too: [`sockets`], [`query`].
+
+use crate::core::Core;
+use crate::error::Error;
+use crate::stats::StatsSnapshot;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use uwarp_ring::Notifier;
+
+/// How long a client may take to write a line or to read an answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest line that is read from a client.
+const LONGEST_LINE: u64 = 4096;
+
+/// The thread that serves the socket. Dropping it removes the socket.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    path: PathBuf,
+    stop: Arc<Notifier>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The directory of the monitor sockets: `uwarp` in `XDG_RUNTIME_DIR`, or `uwarp-UID` in the directory for temporary files.
+pub fn runtime_directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(directory) if Path::new(&directory).is_absolute() => {
+            PathBuf::from(directory).join("uwarp")
+        }
+        _ => std::env::temp_dir().join(format!("uwarp-{}", rustix::process::getuid().as_raw())),
+    }
+}
+
+/// The sockets of a process's contexts, in the order in which they were opened.
+pub fn sockets(pid: u32) -> Vec<PathBuf> {
+    let prefix = pid.to_string();
+    let mut found: Vec<(u64, PathBuf)> = all_sockets()
+        .into_iter()
+        .filter_map(|path| {
+            let stem = path.file_stem()?.to_str()?;
+            let rest = stem.strip_prefix(&prefix)?;
+            let number = match rest.strip_prefix('-') {
+                Some(number) => number.parse().ok()?,
+                None if rest.is_empty() => 1,
+                None => return None,
+            };
+            Some((number, path))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// All monitor sockets of this user, those of dead processes included.
+pub fn all_sockets() -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(runtime_directory()) else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Asks a context for a snapshot.
+pub fn query(socket: &Path) -> std::io::Result<StatsSnapshot> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.write_all(b"stats\n")?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    serde_json::from_str(&line).map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error))
+}
+
+impl Monitor {
+    pub(crate) fn start(core: &Arc<Core>) -> Result<Self, Error> {
+        let path = match &core.config.monitor.socket {
+            Some(path) => path.clone(),
+            None => default_path(core.id)?,
+        };
+        // A socket of this name is a leftover: of a dead process with our id, or of one that the configuration names.
+        if is_stale(&path) {
+            let _ = fs::remove_file(&path);
+        }
+        let listener = UnixListener::bind(&path).map_err(Error::system(
+            "the monitor socket cannot be made (monitor.socket names its path, monitor.enabled = false does without)",
+        ))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(Error::system("the monitor socket cannot be polled"))?;
+        let stop = Arc::new(
+            Notifier::new().map_err(Error::system("no event file descriptor for the monitor"))?,
+        );
+        let served = Arc::clone(core);
+        let stopping = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("uwarp-monitor".to_owned())
+            .spawn(move || serve(&listener, &stopping, &served))
+            .map_err(Error::system("the monitor's thread cannot be started"))?;
+        Ok(Self {
+            path,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        self.stop.fire();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn default_path(context: u64) -> Result<PathBuf, Error> {
+    let directory = runtime_directory();
+    match fs::DirBuilder::new().mode(0o700).create(&directory) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            // In a directory for everybody's temporary files, somebody else could have made it for us.
+            let metadata = fs::symlink_metadata(&directory)
+                .map_err(Error::system("the run-time directory cannot be looked at"))?;
+            if !metadata.is_dir() || metadata.uid() != rustix::process::getuid().as_raw() {
+                return Err(Error::argument(
+                    "the run-time directory",
+                    directory.display(),
+                    "it belongs to somebody else, so set XDG_RUNTIME_DIR",
+                ));
+            }
+        }
+        Err(error) => {
+            return Err(Error::system("the run-time directory cannot be made")(
+                error,
+            ));
+        }
+    }
+    let pid = std::process::id();
+    Ok(directory.join(match context {
+        1 => format!("{pid}.sock"),
+        number => format!("{pid}-{number}.sock"),
+    }))
+}
+
+/// Whether a socket is there that nobody serves.
+fn is_stale(path: &Path) -> bool {
+    match UnixStream::connect(path) {
+        Ok(_) => false,
+        Err(error) => error.kind() == ErrorKind::ConnectionRefused,
+    }
+}
+
+fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
+    loop {
+        let mut watched = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut watched, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        }
+        if !watched[1].revents().is_empty() {
+            return;
+        }
+        // One client after the other: they are people with a tool, and a slow one has a time limit.
+        if let Ok((stream, _)) = listener.accept() {
+            let _ = converse(stream, stop, core);
+        }
+    }
+}
+
+fn converse(stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    // Short, so that a client that says nothing does not hold up the context's end.
+    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut writer = stream.try_clone()?;
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    let mut patience = CLIENT_TIMEOUT.as_millis() / 100;
+    loop {
+        let mut limited = std::io::Read::take(&mut reader, LONGEST_LINE);
+        match limited.read_until(b'\n', &mut line) {
+            Ok(0) => return Ok(()),
+            Ok(_) if line.ends_with(b"\n") => {}
+            Ok(_) => return Ok(()),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+            {
+                patience -= 1;
+                let mut stopping = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+                let now = rustix::time::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 0,
+                };
+                if patience == 0 || poll(&mut stopping, Some(&now)) != Ok(0) {
+                    return Ok(());
+                }
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
+        line.clear();
+        patience = CLIENT_TIMEOUT.as_millis() / 100;
+        let mut answer = serde_json::to_vec(&core.snapshot(false))?;
+        answer.push(b'\n');
+        writer.write_all(&answer)?;
+    }
+}

@@ -1,0 +1,399 @@
+//! From a configuration to running engines.
+
+use crate::config::{Config, Congestion, EngineMode, FaultOptions};
+use crate::core::{Core, EngineHandle, Waiters};
+use crate::driver::{self, EngineSeed, Health, PortSeed, Seat};
+use crate::error::Error;
+use crossbeam::channel::{Receiver, bounded, unbounded};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use uwarp_engine::command::{AsyncEvent, Command, EventSink};
+use uwarp_engine::ports::decorated::{FaultRates, Rates};
+use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_engine::{Budgets, EngineChannels, EngineConfig, IwarpConfig, Sabotage};
+use uwarp_memory::RegionTable;
+use uwarp_ring::{Doorbells, Notifier};
+
+/// What opening gives, besides the core.
+pub(crate) struct Opened {
+    pub(crate) core: Arc<Core>,
+    pub(crate) events: Receiver<AsyncEvent>,
+    pub(crate) event_notifier: Arc<Notifier>,
+}
+
+/// Opens the configured device and starts the engines on it.
+pub(crate) fn open(config: Config) -> Result<Opened, Error> {
+    config.validate()?;
+    let Some(device) = &config.device else {
+        // Nobody at the other end: frames to the own address never leave the engine, others find no neighbour.
+        let ports = (0..config.engine.count)
+            .map(|_| PortSeed::Loop(loop_pair(&config).0))
+            .collect();
+        return start(config, None, ports);
+    };
+    let eal = match uwarp_dpdk::Eal::get() {
+        Some(eal) => eal,
+        None => uwarp_dpdk::Eal::init(&eal_config(&config))?,
+    };
+    let options = uwarp_dpdk::PortOptions {
+        mtu: config.mtu,
+        queues: config.engine.count as u16,
+        rx_buffers: config.buffers.receive,
+        tx_buffers: config.buffers.transmit,
+        rx_descriptors: config.buffers.descriptors,
+        tx_descriptors: config.buffers.descriptors,
+        wait_for_peer: config.wait_for_peer,
+        ..uwarp_dpdk::PortOptions::default()
+    };
+    let port = uwarp_dpdk::Port::open(&eal, device, &options)?;
+    let mut ports = Vec::new();
+    for index in 0..options.queues {
+        let queue = port.take_queue(index).ok_or_else(|| {
+            Error::argument(
+                "engine.count",
+                options.queues,
+                format!("the device has {} queues only", port.queue_count()),
+            )
+        })?;
+        ports.push(PortSeed::Device {
+            queue,
+            eal: eal.clone(),
+        });
+    }
+    start(config, Some(port), ports)
+}
+
+/// Opens two contexts that are joined back to back, engine by engine.
+pub(crate) fn open_pair(a: Config, b: Config) -> Result<(Opened, Opened), Error> {
+    a.validate()?;
+    b.validate()?;
+    if a.engine.count != b.engine.count {
+        return Err(Error::argument(
+            "engine.count",
+            format!("{} and {}", a.engine.count, b.engine.count),
+            "the two sides of a pair need the same number of engines",
+        ));
+    }
+    let (mut ports_a, mut ports_b) = (Vec::new(), Vec::new());
+    for _ in 0..a.engine.count {
+        let (port_a, port_b) = loop_pair(&a);
+        ports_a.push(PortSeed::Loop(port_a));
+        ports_b.push(PortSeed::Loop(port_b));
+    }
+    Ok((start(a, None, ports_a)?, start(b, None, ports_b)?))
+}
+
+fn loop_pair(config: &Config) -> (LoopPort, LoopPort) {
+    LoopPort::pair(LoopOptions {
+        mtu: config.mtu,
+        buffers: config.buffers.transmit as usize,
+        queue: usize::from(config.buffers.descriptors),
+        checksums: true,
+    })
+}
+
+fn eal_config(config: &Config) -> uwarp_dpdk::EalConfig {
+    let options = &config.eal;
+    uwarp_dpdk::EalConfig {
+        hugepages: options.hugepages,
+        memory_mib: options.memory_mib.unwrap_or_else(|| needed_mib(config)),
+        file_prefix: options.file_prefix.clone(),
+        pci: match &config.device {
+            Some(crate::config::DeviceConfig::Pci { address }) => vec![address.clone()],
+            _ => Vec::new(),
+        },
+        extra: options.extra.clone(),
+        ..uwarp_dpdk::EalConfig::default()
+    }
+}
+
+/// Memory for the pools, twice for DPDK's own needs and a second context, and for its rings.
+fn needed_mib(config: &Config) -> u32 {
+    let buffer = u64::from(config.mtu).max(1536) + 1024;
+    let buffers = u64::from(config.buffers.receive) + u64::from(config.buffers.transmit);
+    let pools = (buffer * buffers * config.engine.count as u64) >> 20;
+    u32::try_from(128 + 2 * pools).unwrap_or(u32::MAX).max(384)
+}
+
+fn start(
+    config: Config,
+    port: Option<uwarp_dpdk::Port>,
+    ports: Vec<PortSeed>,
+) -> Result<Opened, Error> {
+    static CONTEXTS: AtomicU64 = AtomicU64::new(1);
+    let id = CONTEXTS.fetch_add(1, Ordering::Relaxed);
+    let notifier = || {
+        Notifier::new()
+            .map(Arc::new)
+            .map_err(Error::system("no event file descriptor for the context"))
+    };
+    let regions = RegionTable::new(
+        config.limits.regions as u32,
+        config.limits.registered_octets,
+        u128::from(random()) << 64 | u128::from(random()),
+    );
+    let waiters = Arc::new(Waiters::default());
+    let (event_sender, events) = unbounded();
+    let event_notifier = notifier()?;
+    waiters.add(&event_notifier);
+    let mut engines: Vec<EngineHandle> = Vec::with_capacity(ports.len());
+    for (index, port_seed) in ports.into_iter().enumerate() {
+        let (commands, mailbox) = unbounded();
+        let doorbells = Arc::new(Doorbells::new(config.limits.queue_pairs));
+        let wake = notifier()?;
+        let health = Arc::new(Health::new(Arc::clone(&waiters)));
+        let seed = EngineSeed {
+            config: engine_config(&config, index as u16),
+            port: port_seed,
+            channels: EngineChannels {
+                regions: Arc::clone(&regions),
+                doorbells: Arc::clone(&doorbells),
+                commands: mailbox,
+                events: EventSink::new(event_sender.clone(), Some(Arc::clone(&event_notifier))),
+            },
+            health: Arc::clone(&health),
+        };
+        let thread = match config.engine.mode {
+            EngineMode::Inline => {
+                driver::seat_here(Seat::build(id, seed)?);
+                None
+            }
+            EngineMode::Threaded => match spawn(id, index, &config, seed, Arc::clone(&wake)) {
+                Ok(thread) => Some(thread),
+                Err(error) => {
+                    // Those that run already are stopped again.
+                    Core::new(id, config, engines, regions, port, waiters).close();
+                    return Err(error);
+                }
+            },
+        };
+        engines.push(EngineHandle::new(commands, doorbells, wake, health, thread));
+    }
+    let core = Arc::new(Core::new(id, config, engines, regions, port, waiters));
+    if let Err(error) = apply_switches(&core) {
+        core.close();
+        return Err(error);
+    }
+    Ok(Opened {
+        core,
+        events,
+        event_notifier,
+    })
+}
+
+/// Faults and capture that the configuration asks for from the start.
+fn apply_switches(core: &Core) -> Result<(), Error> {
+    if let Some(faults) = core.config.faults {
+        set_faults(core, Some(faults))?;
+    }
+    if let Some(path) = &core.config.pcap {
+        start_capture(core, path)?;
+    }
+    Ok(())
+}
+
+/// Switches faults on or off in every engine.
+pub(crate) fn set_faults(core: &Core, faults: Option<FaultOptions>) -> Result<(), Error> {
+    if let Some(faults) = &faults {
+        faults.validate()?;
+    }
+    for (index, engine) in core.engines.iter().enumerate() {
+        engine.command(Command::SetFaults {
+            faults: faults.map(|faults| FaultRates {
+                // Each engine throws its own dice.
+                seed: faults.seed.wrapping_add(index as u64),
+                transmit: Rates {
+                    loss: faults.loss / 100.0,
+                    duplication: faults.duplicate / 100.0,
+                    reordering: faults.reorder / 100.0,
+                    corruption: faults.corrupt / 100.0,
+                },
+                receive: Rates::default(),
+            }),
+        });
+    }
+    Ok(())
+}
+
+/// Starts a capture in every engine: the first writes to `path`, the others to the same name with `.1`, `.2`, ...
+pub(crate) fn start_capture(core: &Core, path: &std::path::Path) -> Result<(), Error> {
+    for (index, engine) in core.engines.iter().enumerate() {
+        let mut path = path.to_path_buf();
+        if index > 0 {
+            path.as_mut_os_string().push(format!(".{index}"));
+        }
+        let (reply, answer) = bounded(1);
+        engine.command(Command::StartCapture { path, reply });
+        core.reply(&answer)?.map_err(Error::Control)?;
+    }
+    Ok(())
+}
+
+fn spawn(
+    context: u64,
+    index: usize,
+    config: &Config,
+    seed: EngineSeed,
+    wake: Arc<Notifier>,
+) -> Result<std::thread::JoinHandle<()>, Error> {
+    let options = config.engine.clone();
+    let cpu = options.cpus.get(index).copied();
+    if let Some(cpu) = cpu {
+        let usable = core_affinity::get_core_ids().unwrap_or_default();
+        if !usable.iter().any(|core| core.id == cpu) {
+            return Err(Error::argument(
+                "engine.cpus",
+                cpu,
+                format!(
+                    "this process may use the CPUs {}",
+                    usable
+                        .iter()
+                        .map(|core| core.id.to_string())
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ),
+            ));
+        }
+    }
+    let (built_sender, built) = bounded(1);
+    let thread = std::thread::Builder::new()
+        // Linux shows 15 characters.
+        .name(format!("uwarp-{context}-{index}"))
+        .spawn(move || {
+            if let Some(cpu) = cpu
+                && !core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
+            {
+                tracing::warn!(cpu, "the engine could not be pinned to its CPU");
+            }
+            // Naps are far shorter than the 50 µs by which the kernel may stretch them.
+            if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
+                tracing::debug!(%error, "the timer slack stays as it is");
+            }
+            match Seat::build(context, seed) {
+                Ok(mut seat) => {
+                    let _ = built_sender.send(Ok(()));
+                    seat.run(&options, &wake);
+                }
+                Err(error) => {
+                    let _ = built_sender.send(Err(error));
+                }
+            }
+        })
+        .map_err(Error::system("the engine's thread cannot be started"))?;
+    match built.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(Error::EngineFailed {
+            engine: index,
+            reason: "its thread ended while it was built".to_owned(),
+        }),
+    }
+}
+
+fn engine_config(config: &Config, index: u16) -> EngineConfig {
+    let limits = &config.limits;
+    let engine_limits = uwarp_engine::Limits::default();
+    EngineConfig {
+        index,
+        address: config.address.address,
+        prefix_length: config.address.prefix,
+        gateway: config.gateway,
+        neighbours: config
+            .neighbours
+            .iter()
+            .map(|neighbour| (neighbour.address, neighbour.mac.0))
+            .collect(),
+        tcp: tcp_config(config),
+        iwarp: IwarpConfig {
+            startup_timeout: config.mpa.startup_timeout,
+            ..IwarpConfig::default()
+        },
+        limits: uwarp_engine::Limits {
+            queue_pairs: limits.queue_pairs as u32,
+            half_open: limits.backlog as u32,
+            // Connections in TIME-WAIT have no queue pair any more.
+            connections: (4 * limits.queue_pairs as u32).max(engine_limits.connections),
+            ..engine_limits
+        },
+        budgets: Budgets::default(),
+        // Engines of one context share an address, so they take active opens from ranges of their own.
+        ephemeral_ports: ephemeral_range(index, config.engine.count),
+        seed: random(),
+        secret: [random(), random()],
+        sabotage: Sabotage::default(),
+    }
+}
+
+/// The part of the dynamic ports (RFC 6335 §6) that one engine draws from.
+fn ephemeral_range(index: u16, count: usize) -> (u16, u16) {
+    let (first, all) = (49_152_u32, 16_384_u32);
+    let share = all / count as u32;
+    let start = first + share * u32::from(index);
+    (start as u16, (start + share - 1) as u16)
+}
+
+fn tcp_config(config: &Config) -> uwarp_tcp::Config {
+    let tcp = &config.tcp;
+    uwarp_tcp::Config {
+        // IPv4 and TCP without options take 40 octets (RFC 9293 §3.7.1).
+        mss: config.mtu - 40,
+        receive_window: tcp.receive_window as u32,
+        window_scale: true,
+        timestamps: tcp.timestamps,
+        timestamp_offset: random() as u32,
+        sack: tcp.sack,
+        rto_initial: tcp.rto_initial,
+        rto_min: tcp.rto_min,
+        rto_max: tcp.rto_max,
+        syn_retries: tcp.syn_retries,
+        delayed_ack: tcp.delayed_ack,
+        ack_every: tcp.ack_every,
+        keep_alive: tcp
+            .keep_alive
+            .enabled
+            .then_some(uwarp_tcp::KeepAlive {
+                idle: tcp.keep_alive.idle,
+                interval: tcp.keep_alive.interval,
+                probes: tcp.keep_alive.probes,
+            }),
+        user_timeout: tcp.user_timeout,
+        time_wait: tcp.time_wait,
+        // A peer that closed its application but not its socket must not hold our connection for ever.
+        fin_wait_2: Some(
+            tcp.user_timeout
+                .unwrap_or(Duration::from_secs(60))
+                .max(config.linger),
+        ),
+        congestion: match tcp.congestion {
+            Congestion::Cubic => uwarp_tcp::Congestion::Cubic,
+            Congestion::Reno => uwarp_tcp::Congestion::Reno,
+        },
+        ..uwarp_tcp::Config::default()
+    }
+}
+
+/// Random bits from the system, by way of the hasher that the standard library seeds with them.
+fn random() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_draw_from_ports_of_their_own() {
+        assert_eq!(ephemeral_range(0, 1), (49_152, 65_535));
+        assert_eq!(ephemeral_range(0, 2), (49_152, 57_343));
+        assert_eq!(ephemeral_range(1, 2), (57_344, 65_535));
+        let (_, end) = ephemeral_range(63, 64);
+        assert_eq!(end, 65_535);
+    }
+
+    #[test]
+    fn secrets_differ() {
+        assert_ne!(random(), random());
+    }
+}

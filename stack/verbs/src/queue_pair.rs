@@ -1,0 +1,723 @@
+//! Queue pairs: posting work, and the end of a connection.
+
+use crate::completion::{CompletionQueue, CompletionQueueCore};
+use crate::core::{Core, NoReply};
+use crate::context::Shared;
+use crate::error::{Error, PostError, PostErrorReason};
+use crate::request::{ReceiveRequest, SendLimits, SendRequest};
+use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{
+    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink,
+    QueuePairSetup,
+};
+use uwarp_engine::stats::TcpInfo;
+use uwarp_engine::work::{
+    MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags,
+};
+use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot};
+
+/// How a queue pair is made.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePairOptions<'a> {
+    /// Where completions of the send queue go.
+    pub send_cq: &'a CompletionQueue,
+    /// Where completions of the receive queue go; may be the same.
+    pub receive_cq: &'a CompletionQueue,
+    /// Requests that the send queue holds at least. An element leaves the queue when it completes, signalled or not.
+    pub send_depth: usize,
+    /// Requests that the receive queue holds at least.
+    pub receive_depth: usize,
+    /// Most SGEs of a request, up to [`MAX_SGE`].
+    pub max_sge: usize,
+    /// Most octets of inline data, up to [`MAX_INLINE`](uwarp_engine::work::MAX_INLINE).
+    pub max_inline: usize,
+    /// Make a completion for every request, as if each was signalled.
+    pub signal_all: bool,
+    /// Complete Sends and Writes when the peer's TCP has acknowledged them, not when their memory may be reused.
+    pub complete_when_acknowledged: bool,
+}
+
+/// Most SGEs of a request.
+pub const MAX_SGE: usize = if MAX_SEND_ENTRIES < MAX_RECEIVE_ENTRIES {
+    MAX_SEND_ENTRIES
+} else {
+    MAX_RECEIVE_ENTRIES
+};
+
+impl<'a> QueuePairOptions<'a> {
+    /// Depths of 128, two SGEs, 32 octets inline, and one completion queue for both queues.
+    pub fn new(cq: &'a CompletionQueue) -> Self {
+        Self {
+            send_cq: cq,
+            receive_cq: cq,
+            send_depth: 128,
+            receive_depth: 128,
+            max_sge: 2,
+            max_inline: 32,
+            signal_all: false,
+            complete_when_acknowledged: false,
+        }
+    }
+
+    /// Sets both depths.
+    pub fn depth(mut self, send: usize, receive: usize) -> Self {
+        self.send_depth = send;
+        self.receive_depth = receive;
+        self
+    }
+
+    /// Sets the limits of a request.
+    pub fn limits(mut self, max_sge: usize, max_inline: usize) -> Self {
+        self.max_sge = max_sge;
+        self.max_inline = max_inline;
+        self
+    }
+
+    /// Sends completions of receives to another queue.
+    pub fn receive_cq(mut self, cq: &'a CompletionQueue) -> Self {
+        self.receive_cq = cq;
+        self
+    }
+
+    /// Signals every request.
+    pub fn signal_all(mut self) -> Self {
+        self.signal_all = true;
+        self
+    }
+
+    /// Completes Sends and Writes when they are acknowledged.
+    pub fn complete_when_acknowledged(mut self) -> Self {
+        self.complete_when_acknowledged = true;
+        self
+    }
+
+    fn validate(&self, core: &Core) -> Result<(), Error> {
+        let most = core.config.limits.queue_depth;
+        for (what, depth) in [
+            ("the send queue's depth", self.send_depth),
+            ("the receive queue's depth", self.receive_depth),
+        ] {
+            if !(1..=most).contains(&depth) {
+                return Err(Error::argument(
+                    what,
+                    depth,
+                    format!("choose 1 to {most} (limits.queue-depth)"),
+                ));
+            }
+        }
+        if self.max_sge > MAX_SGE {
+            return Err(Error::argument(
+                "max_sge",
+                self.max_sge,
+                format!("choose at most {MAX_SGE}"),
+            ));
+        }
+        if self.max_inline > MAX_INLINE {
+            return Err(Error::argument(
+                "max_inline",
+                self.max_inline,
+                format!("choose at most {MAX_INLINE}"),
+            ));
+        }
+        for cq in [self.send_cq, self.receive_cq] {
+            if cq.core().context_id() != core.id {
+                return Err(Error::argument(
+                    "the completion queue",
+                    "of another context",
+                    "use one of the same context",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a queue pair is in its life, as far as this side's application has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QueuePairState {
+    /// Not connected. Receives can be posted.
+    Idle,
+    /// A connection is being made.
+    Connecting,
+    /// In full operation.
+    Connected,
+    /// This side has disconnected; what was posted before goes on.
+    Disconnecting,
+    /// The connection is over. What is posted now is flushed.
+    Disconnected,
+}
+
+impl QueuePairState {
+    /// The state in a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Connecting => "connecting",
+            Self::Connected => "connected",
+            Self::Disconnecting => "disconnecting",
+            Self::Disconnected => "disconnected",
+        }
+    }
+}
+
+/// What became of a connection that was being made.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Established(Box<EstablishedEvent>),
+    Rejected(Vec<u8>),
+    Failed(ConnectFailure),
+    Ended,
+}
+
+/// The rings' other ends, until an engine gets them.
+#[derive(Debug)]
+struct Unbound {
+    send: Consumer<Slot>,
+    receive: Consumer<Slot>,
+}
+
+/// A pair of work queues and the iWARP stream that carries them out.
+///
+/// One thread owns it at a time (`Send`, not `Sync`). It is bound to an engine when it first connects or accepts. Dropping it
+/// disconnects in order: what was posted is sent, and the context lingers until the peer has acknowledged it.
+#[derive(Debug)]
+pub struct QueuePair {
+    number: u32,
+    domain: u32,
+    /// Taken when the queue pair is dropped.
+    membership: Option<Membership>,
+    send: Producer<Slot>,
+    receive: Producer<Slot>,
+    limits: SendLimits,
+    receive_entries: usize,
+    /// Set from the outcome of connecting on: the send queue takes requests.
+    ready: bool,
+    state: QueuePairState,
+    reason: Option<DisconnectReason>,
+    doorbells: Arc<Doorbells>,
+    wake: Arc<Notifier>,
+    /// Whether an engine thread may sleep.
+    threaded: bool,
+    unbound: Option<Unbound>,
+    engine: usize,
+    signal_all: bool,
+    complete_on_ack: bool,
+    events: Receiver<ConnectionEvent>,
+    sink: EventSink<ConnectionEvent>,
+    send_cq: Arc<CompletionQueueCore>,
+    receive_cq: Arc<CompletionQueueCore>,
+    shared: Arc<Shared>,
+}
+
+impl QueuePair {
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        domain: u32,
+        members: &Arc<AtomicU32>,
+        options: &QueuePairOptions<'_>,
+    ) -> Result<Self, Error> {
+        shared.check_open()?;
+        options.validate(shared)?;
+        shared.reap_lingering();
+        let number = shared.queue_pairs.take().ok_or(Error::Limit {
+            what: "queue pair",
+            field: "queue-pairs",
+            limit: shared.config.limits.queue_pairs,
+        })?;
+        let send_slots = SendElement::slots_for_entries(options.max_sge)
+            .max(SendElement::slots_for_inline(options.max_inline));
+        let receive_slots = ReceiveElement::slots_for_entries(options.max_sge);
+        let (send, send_end) = uwarp_ring::ring(options.send_depth * send_slots);
+        let (receive, receive_end) = uwarp_ring::ring(options.receive_depth * receive_slots);
+        let (sender, events) = unbounded();
+        let engine = &shared.engines[0];
+        Ok(Self {
+            number,
+            domain,
+            membership: Some(Membership::new(members)),
+            send,
+            receive,
+            limits: SendLimits {
+                entries: options.max_sge,
+                inline: options.max_inline,
+                // The engine applies the queue pair's own flags; nothing has to be added to each element.
+                always: SendFlags::empty(),
+            },
+            receive_entries: options.max_sge,
+            ready: false,
+            state: QueuePairState::Idle,
+            reason: None,
+            doorbells: Arc::clone(engine.doorbells()),
+            wake: Arc::clone(engine.wake()),
+            threaded: !shared.is_inline(),
+            unbound: Some(Unbound {
+                send: send_end,
+                receive: receive_end,
+            }),
+            engine: 0,
+            signal_all: options.signal_all,
+            complete_on_ack: options.complete_when_acknowledged,
+            events,
+            sink: EventSink::new(sender, None),
+            send_cq: Arc::clone(options.send_cq.core()),
+            receive_cq: Arc::clone(options.receive_cq.core()),
+            shared: Arc::clone(shared),
+        })
+    }
+
+    /// The number that completions and events name it by, unique in its context.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The state, with what the engine has reported up to now.
+    pub fn state(&mut self) -> QueuePairState {
+        self.drain_events();
+        self.state
+    }
+
+    /// Why the connection ended, once the state is [`Disconnected`](QueuePairState::Disconnected).
+    pub fn disconnect_reason(&mut self) -> Option<DisconnectReason> {
+        self.drain_events();
+        self.reason
+    }
+
+    /// Posts requests to the send queue, in order, and returns their number. Either a request is posted whole, or the error
+    /// says how many before it were posted; nothing is lost.
+    ///
+    /// Requests can be posted once the connection is established. After its end they are taken and flushed.
+    #[inline]
+    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
+        if !self.ready {
+            return Err(self.not_ready());
+        }
+        let (posted, reason) = self.fill_send(requests);
+        if posted > 0 {
+            self.ring();
+        }
+        match reason {
+            None => Ok(posted),
+            Some(reason) => Err(self.post_error(posted, reason, true)),
+        }
+    }
+
+    #[inline]
+    fn fill_send(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
+        let mut posted = 0;
+        let limits = self.limits;
+        // As many of the requests as possible are published together.
+        while posted < requests.len() {
+            let mut slots = 0;
+            let mut end = posted;
+            let mut reason = None;
+            let mut room = self.send.free();
+            for request in &requests[posted..] {
+                match request.element(&limits) {
+                    Ok((element, ..)) if element.slots() <= room => {
+                        room -= element.slots();
+                        slots += element.slots();
+                        end += 1;
+                    }
+                    Ok(_) => {
+                        reason = Some(PostErrorReason::Full);
+                        break;
+                    }
+                    Err(error) => {
+                        reason = Some(error);
+                        break;
+                    }
+                }
+            }
+            if end == posted {
+                return (posted, reason);
+            }
+            let Some(mut reservation) = self.send.reserve(slots) else {
+                return (posted, Some(PostErrorReason::Full));
+            };
+            for request in &requests[posted..end] {
+                let Ok((element, entries, inline)) = request.element(&limits) else {
+                    continue;
+                };
+                for index in 0..element.slots() {
+                    let _ = reservation.write(element.encode(entries, inline, index));
+                }
+            }
+            reservation.commit();
+            posted = end;
+            if reason.is_some() {
+                return (posted, reason);
+            }
+        }
+        (posted, None)
+    }
+
+    /// Posts requests to the receive queue, in order, and returns their number; as [`post_send`](Self::post_send), but also
+    /// before the connection is made, which is the time to do it.
+    #[inline]
+    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
+        let mut posted = 0;
+        let mut reason = None;
+        for request in requests {
+            let (element, entries) = match request.element(self.receive_entries) {
+                Ok(parts) => parts,
+                Err(error) => {
+                    reason = Some(error);
+                    break;
+                }
+            };
+            let Some(mut reservation) = self.receive.reserve(element.slots()) else {
+                reason = Some(PostErrorReason::Full);
+                break;
+            };
+            for index in 0..element.slots() {
+                let _ = reservation.write(element.encode(entries, index));
+            }
+            reservation.commit();
+            posted += 1;
+        }
+        if posted > 0 && self.unbound.is_none() {
+            self.ring();
+        }
+        match reason {
+            None => Ok(posted),
+            Some(reason) => Err(self.post_error(posted, reason, false)),
+        }
+    }
+
+    #[inline]
+    fn ring(&self) {
+        self.doorbells.ring(self.number as usize);
+        if self.threaded {
+            self.wake.fire_if_armed();
+        }
+    }
+
+    #[cold]
+    fn not_ready(&mut self) -> PostError {
+        self.drain_events();
+        let dead = self.shared.check_alive().is_err() || self.send.is_closed();
+        PostError {
+            posted: 0,
+            reason: if dead {
+                PostErrorReason::Dead
+            } else {
+                PostErrorReason::NotConnected
+            },
+        }
+    }
+
+    #[cold]
+    fn post_error(&self, posted: usize, reason: PostErrorReason, send: bool) -> PostError {
+        let closed = if send {
+            self.send.is_closed()
+        } else {
+            self.receive.is_closed()
+        };
+        PostError {
+            posted,
+            // A full queue that nobody empties any more.
+            reason: if closed && reason == PostErrorReason::Full {
+                PostErrorReason::Dead
+            } else {
+                reason
+            },
+        }
+    }
+
+    /// Ends the connection in order: what was posted before is carried out, then TCP closes; what is posted later is
+    /// flushed. Does not wait, see [`wait_disconnected`](Self::wait_disconnected). Without a connection it does nothing.
+    pub fn disconnect(&mut self) {
+        self.drain_events();
+        if matches!(
+            self.state,
+            QueuePairState::Connected | QueuePairState::Connecting
+        ) {
+            self.state = QueuePairState::Disconnecting;
+            self.shared.engines[self.engine].command(Command::Disconnect {
+                queue_pair: self.number,
+            });
+        }
+    }
+
+    /// Ends the connection at once: outstanding work is flushed and the peer sees a reset.
+    pub fn abort(&mut self) {
+        self.drain_events();
+        if self.unbound.is_none() && self.state != QueuePairState::Idle {
+            self.shared.engines[self.engine].command(Command::Abort {
+                queue_pair: self.number,
+            });
+        }
+    }
+
+    /// Waits until the connection is over and all its work has completed or been flushed. False when the time is over first.
+    pub fn wait_disconnected(&mut self, timeout: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            self.drain_events();
+            if matches!(
+                self.state,
+                QueuePairState::Disconnected | QueuePairState::Idle
+            ) {
+                return Ok(true);
+            }
+            match self.shared.receive(&self.events, deadline) {
+                Ok(event) => {
+                    self.take_event(event);
+                }
+                Err(NoReply::TimedOut) => return Ok(false),
+                Err(NoReply::WrongThread) => return Err(Error::WrongThread),
+                Err(NoReply::Gone) => {
+                    self.state = QueuePairState::Disconnected;
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// The TCP connection as the kernel's TCP_INFO would show it; `None` without one.
+    pub fn tcp_info(&self) -> Result<Option<TcpInfo>, Error> {
+        if self.unbound.is_some() {
+            return Ok(None);
+        }
+        let (reply, receiver) = bounded(1);
+        self.shared.engines[self.engine].command(Command::TcpInfo {
+            queue_pair: self.number,
+            reply,
+        });
+        self.shared.reply(&receiver)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn domain(&self) -> u32 {
+        self.domain
+    }
+
+    pub(crate) fn engine(&self) -> usize {
+        self.engine
+    }
+
+    /// Hands the rings to an engine, and checks that a connection may be made there now.
+    pub(crate) fn bind(&mut self, engine: Option<usize>) -> Result<(), Error> {
+        self.shared.check_open()?;
+        self.drain_events();
+        if self.state != QueuePairState::Idle {
+            return Err(Error::State {
+                state: self.state.name(),
+                expected: "only an idle one can connect or accept, so create a new one",
+            });
+        }
+        let (Some(unbound), Some(Membership(members))) = (self.unbound.take(), &self.membership)
+        else {
+            if engine.is_some_and(|engine| engine != self.engine) {
+                return Err(Error::State {
+                    state: "idle, bound to another engine by an earlier attempt",
+                    expected: "create a new one for this request",
+                });
+            }
+            return Ok(());
+        };
+        let index = engine.unwrap_or_else(|| self.shared.pick_engine());
+        let engine = &self.shared.engines[index];
+        self.engine = index;
+        self.doorbells = Arc::clone(engine.doorbells());
+        self.wake = Arc::clone(engine.wake());
+        engine.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
+            number: self.number,
+            domain: self.domain,
+            domain_queue_pairs: Arc::clone(members),
+            send_queue: unbound.send,
+            receive_queue: unbound.receive,
+            send_completions: self.send_cq.id,
+            receive_completions: self.receive_cq.id,
+            signal_all: self.signal_all,
+            complete_on_ack: self.complete_on_ack,
+            events: self.sink.clone(),
+        })));
+        Ok(())
+    }
+
+    pub(crate) fn set_connecting(&mut self) {
+        self.state = QueuePairState::Connecting;
+    }
+
+    /// The outcome of connecting, if it is known.
+    pub(crate) fn try_outcome(&mut self) -> Result<Option<Outcome>, NoReply> {
+        match self.events.try_recv() {
+            Ok(event) => Ok(Some(self.take_event(event))),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(NoReply::Gone),
+        }
+    }
+
+    /// Waits for the outcome of connecting.
+    pub(crate) fn outcome(&mut self, deadline: Option<Instant>) -> Result<Outcome, NoReply> {
+        let event = self.shared.receive(&self.events, deadline)?;
+        Ok(self.take_event(event))
+    }
+
+    fn drain_events(&mut self) {
+        // While connecting, the outcome belongs to whoever waits for it.
+        while self.state != QueuePairState::Connecting {
+            match self.events.try_recv() {
+                Ok(event) => {
+                    self.take_event(event);
+                }
+                Err(_) => break,
+            }
+        }
+        let engine_gone = self.unbound.is_none()
+            && self.shared.engines[self.engine].health().is_stopped()
+            && self.state != QueuePairState::Idle;
+        if engine_gone {
+            self.state = QueuePairState::Disconnected;
+        }
+    }
+
+    fn take_event(&mut self, event: ConnectionEvent) -> Outcome {
+        match event {
+            ConnectionEvent::Established(established) => {
+                self.ready = true;
+                if self.state == QueuePairState::Connecting {
+                    self.state = QueuePairState::Connected;
+                }
+                Outcome::Established(established)
+            }
+            ConnectionEvent::Rejected { private_data, .. } => {
+                self.state = QueuePairState::Idle;
+                Outcome::Rejected(private_data)
+            }
+            ConnectionEvent::Failed { reason, .. } => {
+                self.state = QueuePairState::Idle;
+                Outcome::Failed(reason)
+            }
+            ConnectionEvent::Disconnected { reason, .. } => {
+                self.state = QueuePairState::Disconnected;
+                self.reason = Some(reason);
+                Outcome::Ended
+            }
+        }
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.drain_events();
+        if self.unbound.is_some() {
+            // No engine knows it.
+            self.shared.queue_pairs.put(self.number);
+            return;
+        }
+        let connected = matches!(
+            self.state,
+            QueuePairState::Connected | QueuePairState::Connecting
+        );
+        if connected {
+            self.shared.engines[self.engine].command(Command::Disconnect {
+                queue_pair: self.number,
+            });
+        }
+        let over = matches!(
+            self.state,
+            QueuePairState::Idle | QueuePairState::Disconnected
+        );
+        let lingering = Lingering {
+            number: self.number,
+            engine: self.engine,
+            stage: Stage::Ending {
+                events: self.events.clone(),
+                over,
+                deadline: Instant::now() + self.shared.config.linger,
+            },
+            _completion_queues: [Arc::clone(&self.send_cq), Arc::clone(&self.receive_cq)],
+            _membership: self.membership.take(),
+        };
+        self.shared.linger(lingering);
+    }
+}
+
+/// A dropped queue pair whose connection has not ended yet.
+#[derive(Debug)]
+pub(crate) struct Lingering {
+    number: u32,
+    engine: usize,
+    stage: Stage,
+    /// Its last completions still go there.
+    _completion_queues: [Arc<CompletionQueueCore>; 2],
+    /// The domain counts it until the engine has forgotten it.
+    _membership: Option<Membership>,
+}
+
+/// Counts a queue pair in its protection domain.
+#[derive(Debug)]
+struct Membership(Arc<AtomicU32>);
+
+impl Membership {
+    fn new(members: &Arc<AtomicU32>) -> Self {
+        members.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(members))
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The connection is being closed.
+    Ending {
+        events: Receiver<ConnectionEvent>,
+        over: bool,
+        deadline: Instant,
+    },
+    /// The engine was told to forget it.
+    Destroying { done: Receiver<()> },
+}
+
+impl Lingering {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair.
+    pub(crate) fn is_gone(&mut self, core: &Core) -> bool {
+        if let Stage::Ending {
+            events,
+            over,
+            deadline,
+        } = &mut self.stage
+        {
+            loop {
+                match events.try_recv() {
+                    Ok(ConnectionEvent::Established(_)) => {}
+                    Ok(_) | Err(TryRecvError::Disconnected) => *over = true,
+                    Err(TryRecvError::Empty) => break,
+                }
+                if *over {
+                    break;
+                }
+            }
+            if !*over && Instant::now() < *deadline {
+                return false;
+            }
+            let (sender, done) = bounded(1);
+            core.engines[self.engine].command(Command::DestroyQueuePair {
+                queue_pair: self.number,
+                done: Some(sender),
+            });
+            self.stage = Stage::Destroying { done };
+        }
+        match &self.stage {
+            Stage::Destroying { done } => !matches!(done.try_recv(), Err(TryRecvError::Empty)),
+            Stage::Ending { .. } => false,
+        }
+    }
+}

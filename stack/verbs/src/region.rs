@@ -1,0 +1,225 @@
+//! Memory regions.
+
+use crate::context::Shared;
+use crate::error::Error;
+use crate::queue_pair::QueuePair;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use uwarp_engine::work::Sge;
+use uwarp_memory::{
+    Access, DomainId, RegionBuffer, Registration, Scope, StreamId, TaggedBase,
+};
+
+/// Which queue pairs may use a region.
+#[derive(Clone, Copy, Debug)]
+pub enum RegionScope<'a> {
+    /// All of the protection domain.
+    Domain,
+    /// One queue pair of the protection domain; such a region can be invalidated by that peer.
+    QueuePair(&'a QueuePair),
+}
+
+/// Memory that engines, and as far as its rights go peers, may read and write.
+///
+/// Peers can change it at any time, so it is reached by copies and by loads and stores of whole words; it is an ordinary
+/// `[u8]` again after [`deregister`](Self::deregister). Dropping the region revokes the STag, waits until no engine uses it, and
+/// frees the memory.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    registration: Registration,
+}
+
+pub(crate) fn register(
+    shared: &Arc<Shared>,
+    domain: u32,
+    buffer: RegionBuffer,
+    access: Access,
+    scope: RegionScope<'_>,
+) -> Result<MemoryRegion, Error> {
+    shared.check_open()?;
+    let scope = match scope {
+        RegionScope::Domain => Scope::Domain(DomainId(domain)),
+        RegionScope::QueuePair(queue_pair) => {
+            if queue_pair.shared().id != shared.id || queue_pair.domain() != domain {
+                return Err(Error::argument(
+                    "the queue pair",
+                    "of another protection domain",
+                    "register in the queue pair's own domain",
+                ));
+            }
+            Scope::Stream {
+                domain: DomainId(domain),
+                stream: StreamId(queue_pair.number()),
+            }
+        }
+    };
+    let registration = shared
+        .regions
+        .register(buffer, access, scope, TaggedBase::Virtual)
+        .map_err(|unregistered| unregistered.error)?;
+    Ok(MemoryRegion { registration })
+}
+
+impl MemoryRegion {
+    /// The STag that names the region, here in SGEs and at the peer as its `remote_stag`.
+    pub fn stag(&self) -> u32 {
+        self.registration.stag()
+    }
+
+    /// The tagged offset of the first octet, which the peer needs as its `remote_offset`.
+    pub fn remote_offset(&self) -> u64 {
+        self.registration.base_offset()
+    }
+
+    /// Length in octets.
+    pub fn len(&self) -> usize {
+        self.registration.len()
+    }
+
+    /// Whether it has no octets.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// An SGE for a part of the region, or for all of it: `region.sge(..)`, `region.sge(64..128)`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRegion`] if the range is not inside, or is longer than 2^32 - 1 octets.
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len(),
+        };
+        let length = end
+            .checked_sub(start)
+            .and_then(|length| u32::try_from(length).ok());
+        match length {
+            Some(length) if end <= self.len() => Ok(Sge {
+                stag: self.stag(),
+                length,
+                offset: self.remote_offset().wrapping_add(start as u64),
+            }),
+            _ => Err(Error::OutOfRegion {
+                start,
+                end,
+                len: self.len(),
+            }),
+        }
+    }
+
+    /// Copies from the region, beginning at `offset`.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+        let length = out.len();
+        self.registration
+            .read(offset, out)
+            .map_err(|_| self.outside(offset, length))
+    }
+
+    /// Copies a part of the region into a new vector.
+    pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, Error> {
+        if offset.checked_add(length).is_none_or(|end| end > self.len()) {
+            return Err(self.outside(offset, length));
+        }
+        let mut out = vec![0; length];
+        self.read(offset, &mut out)?;
+        Ok(out)
+    }
+
+    /// Copies into the region, beginning at `offset`.
+    pub fn write(&self, offset: usize, octets: &[u8]) -> Result<(), Error> {
+        self.registration
+            .write(offset, octets)
+            .map_err(|_| self.outside(offset, octets.len()))
+    }
+
+    /// Sets a part of the region to one value.
+    pub fn fill(&self, range: std::ops::Range<usize>, value: u8) -> Result<(), Error> {
+        let length = range.end.saturating_sub(range.start);
+        self.registration
+            .fill(range.start, length, value)
+            .map_err(|_| self.outside(range.start, length))
+    }
+
+    /// Loads an octet with acquire ordering: what a peer's Write placed before it is visible afterwards. The last octets of a
+    /// Write are placed last.
+    #[inline]
+    pub fn load_acquire_u8(&self, offset: usize) -> Result<u8, Error> {
+        self.registration
+            .load_acquire_u8(offset)
+            .map_err(|_| self.outside(offset, 1))
+    }
+
+    /// Whether the STag can still be used: not invalidated by the peer.
+    pub fn is_valid(&self) -> bool {
+        self.registration.is_valid()
+    }
+
+    /// Loads an aligned word in the machine's octet order, with acquire ordering.
+    #[inline]
+    pub fn load_acquire_u32(&self, offset: usize) -> Result<u32, Error> {
+        self.registration
+            .load_acquire_u32(offset)
+            .map_err(|_| self.outside(offset, 4))
+    }
+
+    /// Loads an aligned double word in the machine's octet order, with acquire ordering.
+    #[inline]
+    pub fn load_acquire_u64(&self, offset: usize) -> Result<u64, Error> {
+        self.registration
+            .load_acquire_u64(offset)
+            .map_err(|_| self.outside(offset, 8))
+    }
+
+    /// Stores an octet with release ordering: a peer's Read that sees it sees what was written before.
+    #[inline]
+    pub fn store_release_u8(&self, offset: usize, value: u8) -> Result<(), Error> {
+        self.registration
+            .store_release_u8(offset, value)
+            .map_err(|_| self.outside(offset, 1))
+    }
+
+    /// Stores an aligned word in the machine's octet order, with release ordering.
+    #[inline]
+    pub fn store_release_u32(&self, offset: usize, value: u32) -> Result<(), Error> {
+        self.registration
+            .store_release_u32(offset, value)
+            .map_err(|_| self.outside(offset, 4))
+    }
+
+    /// Stores an aligned double word in the machine's octet order, with release ordering.
+    #[inline]
+    pub fn store_release_u64(&self, offset: usize, value: u64) -> Result<(), Error> {
+        self.registration
+            .store_release_u64(offset, value)
+            .map_err(|_| self.outside(offset, 8))
+    }
+
+    /// Revokes the STag, waits until no engine uses the memory any more, and gives it back as an ordinary vector (copied if it
+    /// was not registered as one).
+    pub fn deregister(self) -> Vec<u8> {
+        self.registration
+            .deregister()
+            .into_vec()
+            .unwrap_or_else(|buffer| buffer.as_slice().to_vec())
+    }
+
+    /// As [`deregister`](Self::deregister), but gives back the buffer that was registered.
+    pub fn deregister_buffer(self) -> RegionBuffer {
+        self.registration.deregister()
+    }
+
+    #[cold]
+    fn outside(&self, offset: usize, length: usize) -> Error {
+        Error::OutOfRegion {
+            start: offset,
+            end: offset.saturating_add(length),
+            len: self.len(),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What a running context can say about itself.
+
+use serde::{Deserialize, Serialize};
+pub use uwarp_engine::stats::{ConnectionStats, EngineStats, QueuePairStats, TcpInfo};
+
+/// A snapshot of a context, as [`Context::stats`](crate::Context::stats) and the monitor socket give it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct StatsSnapshot {
+    /// Version of this crate.
+    pub version: String,
+    /// Process.
+    pub pid: u32,
+    /// Number of the context in its process, from 1.
+    pub context: u64,
+    /// Nanoseconds since the context was opened.
+    pub uptime_ns: u64,
+    /// `threaded` or `inline`.
+    pub mode: String,
+    /// The context's address and prefix.
+    pub address: String,
+    /// Largest IP packet.
+    pub mtu: u16,
+    /// The device, if there is one.
+    pub port: Option<PortSnapshot>,
+    /// Engines that answered.
+    pub engines: Vec<EngineStats>,
+    /// Engines that did not answer in time: not polled (inline), or failed.
+    pub silent_engines: Vec<SilentEngine>,
+    /// Protection domains, memory and queues.
+    pub objects: ObjectCounts,
+}
+
+/// An engine without an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct SilentEngine {
+    /// Its index.
+    pub index: u16,
+    /// Why, as far as it is known.
+    pub reason: String,
+}
+
+/// The device of a context.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct PortSnapshot {
+    /// DPDK's name of the device.
+    pub device: String,
+    /// DPDK's driver.
+    pub driver: String,
+    /// Ethernet address.
+    pub mac: String,
+    /// Whether packets can pass.
+    pub link_up: bool,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets transmitted.
+    pub tx_packets: u64,
+    /// Octets received.
+    pub rx_octets: u64,
+    /// Octets transmitted.
+    pub tx_octets: u64,
+    /// Packets dropped by the device for want of a descriptor.
+    pub rx_missed: u64,
+    /// Packets received with an error.
+    pub rx_errors: u64,
+    /// Packets that could not be transmitted.
+    pub tx_errors: u64,
+    /// Packets lost for want of a buffer.
+    pub rx_no_buffer: u64,
+}
+
+/// Objects of a context and their limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct ObjectCounts {
+    /// Queue pairs, with those whose connection still lingers.
+    pub queue_pairs: usize,
+    /// Most queue pairs.
+    pub queue_pairs_limit: usize,
+    /// Completion queues.
+    pub completion_queues: usize,
+    /// Most completion queues.
+    pub completion_queues_limit: usize,
+    /// Registered regions.
+    pub regions: usize,
+    /// Most registered regions.
+    pub regions_limit: usize,
+    /// Octets registered.
+    pub registered_octets: u64,
+    /// Most octets registered.
+    pub registered_octets_limit: u64,
+}

@@ -1,0 +1,436 @@
+//! Every operation between two contexts in one process, with inline and threaded engines.
+
+mod common;
+
+use common::*;
+use uwarp::{
+    Access, CompletionOpcode, PostErrorReason, ReceiveRequest, RegionScope, SendRequest, Status,
+};
+
+#[test]
+fn a_send_fills_the_peers_receive() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        let octets = pattern(1, 10_000);
+        client.mr.write(0, &octets).unwrap();
+        // Both are made of several pieces that do not match.
+        server
+            .qp
+            .post_receive(&[ReceiveRequest::new(
+                7,
+                &[
+                    server.mr.sge(100..4_100).unwrap(),
+                    server.mr.sge(50_000..60_000).unwrap(),
+                ],
+            )])
+            .unwrap();
+        client
+            .qp
+            .post_send(&[SendRequest::send(
+                8,
+                &[
+                    client.mr.sge(0..1).unwrap(),
+                    client.mr.sge(1..3_000).unwrap(),
+                    client.mr.sge(3_000..10_000).unwrap(),
+                ],
+            )
+            .signalled()])
+            .unwrap();
+        let received = server.expect(7);
+        assert_eq!(received.opcode, CompletionOpcode::Receive);
+        assert_eq!(received.length, 10_000);
+        assert_eq!(received.queue_pair, server.qp.number());
+        assert_eq!(server.octets(100, 4_000), octets[..4_000]);
+        assert_eq!(server.octets(50_000, 6_000), octets[4_000..]);
+        assert_eq!(client.expect(8).opcode, CompletionOpcode::Send);
+    });
+}
+
+#[test]
+fn a_write_arrives_without_the_peers_help() {
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        for length in [1, 63, 64, 1_400, 1_460, 9_000, 300_000] {
+            let mut octets = pattern(length as u64, length);
+            // The last octet tells that all are there.
+            octets[length - 1] = 1;
+            server.mr.fill(0..REGION, 0).unwrap();
+            client.mr.write(0, &octets).unwrap();
+            client
+                .qp
+                .post_send(&[SendRequest::write(
+                    9,
+                    &[client.mr.sge(..length).unwrap()],
+                    server.mr.stag(),
+                    server.mr.remote_offset() + 5,
+                )
+                .signalled()])
+                .unwrap();
+            let done = client.expect(9);
+            assert_eq!((done.opcode, done.length), (CompletionOpcode::Write, length as u32));
+            server.await_octet(5 + length - 1, 1);
+            assert_eq!(server.octets(5, length), octets);
+            assert_eq!(server.octets(0, 5), [0; 5]);
+            assert_eq!(server.octets(5 + length, 5), [0; 5]);
+        }
+    });
+}
+
+#[test]
+fn a_read_fetches_the_peers_memory() {
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        for length in [1, 64, 1_460, 100_000, 1_000_000] {
+            let octets = pattern(length as u64, length);
+            server.mr.write(0, &octets).unwrap();
+            client
+                .qp
+                .post_send(&[SendRequest::read(
+                    3,
+                    &[client.mr.sge(..length).unwrap()],
+                    server.mr.stag(),
+                    server.mr.remote_offset(),
+                )
+                .signalled()])
+                .unwrap();
+            // The server's engine answers by itself, in its own thread or while the client waits in the same.
+            assert_eq!(client.expect(3).opcode, CompletionOpcode::Read);
+            assert_eq!(client.octets(0, length), octets);
+        }
+    });
+}
+
+#[test]
+fn reads_beyond_the_peers_limit_wait_their_turn() {
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        let octets = pattern(5, 64_000);
+        server.mr.write(0, &octets).unwrap();
+        let (stag, offset) = (server.mr.stag(), server.mr.remote_offset());
+        for index in 0..64_usize {
+            let sink = [client.mr.sge(index * 1_000..(index + 1) * 1_000).unwrap()];
+            client
+                .qp
+                .post_send(&[
+                    SendRequest::read(index as u64, &sink, stag, offset + 1_000 * index as u64)
+                        .signalled(),
+                ])
+                .unwrap();
+        }
+        for index in 0..64 {
+            client.expect(index);
+        }
+        assert_eq!(client.octets(0, 64_000), octets);
+    });
+}
+
+#[test]
+fn a_list_is_posted_in_order_and_only_the_signalled_complete() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        let octets = pattern(2, 64);
+        client.mr.write(0, &octets).unwrap();
+        let pieces: Vec<_> = (0..64)
+            .map(|index| [client.mr.sge(index..=index).unwrap()])
+            .collect();
+        let mut list: Vec<_> = pieces
+            .iter()
+            .enumerate()
+            .map(|(index, piece)| {
+                SendRequest::write(
+                    index as u64,
+                    piece,
+                    server.mr.stag(),
+                    server.mr.remote_offset() + index as u64,
+                )
+            })
+            .collect();
+        list.push(SendRequest::send(99, &[]).signalled());
+        server
+            .qp
+            .post_receive(&[ReceiveRequest::new(1, &[])])
+            .unwrap();
+        assert_eq!(client.qp.post_send(&list), Ok(65));
+        client.expect(99);
+        // The Send comes behind the Writes.
+        assert_eq!(server.expect(1).length, 0);
+        assert_eq!(server.octets(0, 64), octets);
+        assert_eq!(client.cq.poll_one(), None);
+    });
+}
+
+#[test]
+fn inline_octets_are_free_at_once() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        for length in [0, 1, 31, 32, 33, 96, 97, 256] {
+            server
+                .qp
+                .post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..1_000).unwrap()])])
+                .unwrap();
+            let mut octets = pattern(length as u64, length);
+            let expected = octets.clone();
+            client
+                .qp
+                .post_send(&[SendRequest::send_inline(2, &octets).signalled()])
+                .unwrap();
+            octets.fill(0);
+            assert_eq!(server.expect(1).length, length as u32);
+            assert_eq!(server.octets(0, length), expected);
+            client.expect(2);
+        }
+        let error = client
+            .qp
+            .post_send(&[SendRequest::send_inline(3, &[0; 257])])
+            .unwrap_err();
+        assert_eq!(error.reason, PostErrorReason::InlineTooLong { limit: 256 });
+    });
+}
+
+#[test]
+fn a_full_queue_takes_what_fits_and_loses_nothing() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut client = Side::with(&a, |options| options.depth(16, 16));
+        let mut server = Side::with(&b, |options| options.depth(16, 16));
+        // Not connected: receives pile up until the queue is full.
+        let sge = [server.mr.sge(..4).unwrap()];
+        let list: Vec<_> = (0..100).map(|id| ReceiveRequest::new(id, &sge)).collect();
+        let error = server.qp.post_receive(&list).unwrap_err();
+        assert!(error.is_full());
+        assert!((16..100).contains(&error.posted), "{}", error.posted);
+        let error = client
+            .qp
+            .post_send(&[SendRequest::send_inline(0, b"early")])
+            .unwrap_err();
+        assert_eq!(error.reason, PostErrorReason::NotConnected);
+        connect(&mut client, &mut server);
+        let posted = error.posted as u64;
+        let (mut next_send, mut next_receive) = (0_u32, posted);
+        // Everything gets through in order although the queues are full most of the time.
+        for expected in 0..100_u32 {
+            while next_send < 100 && u64::from(next_send) < next_receive {
+                let octets = next_send.to_le_bytes();
+                let request = SendRequest::send_inline(u64::from(next_send), &octets);
+                match client.qp.post_send(&[request]) {
+                    Ok(_) => next_send += 1,
+                    Err(error) if error.is_full() => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            let received = server.expect(u64::from(expected));
+            assert_eq!(received.length, 4);
+            server
+                .qp
+                .post_receive(&[ReceiveRequest::new(next_receive, &sge)])
+                .unwrap();
+            next_receive += 1;
+        }
+    });
+}
+
+#[test]
+fn a_request_of_many_pieces_takes_several_slots() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut client = Side::with(&a, |options| options.limits(uwarp::MAX_SGE, 256));
+        let mut server = Side::with(&b, |options| options.limits(uwarp::MAX_SGE, 256));
+        connect(&mut client, &mut server);
+        let octets = pattern(3, uwarp::MAX_SGE * 100);
+        client.mr.write(0, &octets).unwrap();
+        let from: Vec<_> = (0..uwarp::MAX_SGE)
+            .map(|index| client.mr.sge(index * 100..(index + 1) * 100).unwrap())
+            .collect();
+        let into: Vec<_> = (0..uwarp::MAX_SGE)
+            .map(|index| server.mr.sge(index * 1_000..index * 1_000 + 100).unwrap())
+            .collect();
+        for id in 0..50 {
+            server.mr.fill(0..REGION, 0).unwrap();
+            server
+                .qp
+                .post_receive(&[ReceiveRequest::new(id, &into)])
+                .unwrap();
+            client
+                .qp
+                .post_send(&[SendRequest::send(id, &from).signalled()])
+                .unwrap();
+            server.expect(id);
+            client.expect(id);
+            for index in 0..uwarp::MAX_SGE {
+                assert_eq!(
+                    server.octets(index * 1_000, 100),
+                    octets[index * 100..(index + 1) * 100]
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_send_with_invalidate_revokes_the_peers_stag() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        let window = server
+            .pd
+            .register_scoped(
+                vec![0; 4096],
+                Access::REMOTE_WRITE,
+                RegionScope::QueuePair(&server.qp),
+            )
+            .unwrap();
+        server
+            .qp
+            .post_receive(&[ReceiveRequest::new(1, &[])])
+            .unwrap();
+        client
+            .qp
+            .post_send(&[
+                SendRequest::write_inline(1, b"before", window.stag(), window.remote_offset()),
+                SendRequest::send(2, &[])
+                    .invalidate(window.stag())
+                    .solicited()
+                    .signalled(),
+            ])
+            .unwrap();
+        client.expect(2);
+        assert_eq!(server.expect(1).invalidated_stag(), Some(window.stag()));
+        assert_eq!(window.to_vec(0, 6).unwrap(), b"before");
+        // Written once more, it is refused, and that ends the stream.
+        client
+            .qp
+            .post_send(&[SendRequest::write_inline(
+                3,
+                b"after",
+                window.stag(),
+                window.remote_offset(),
+            )])
+            .unwrap();
+        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert_eq!(window.to_vec(0, 6).unwrap(), b"before");
+    });
+}
+
+#[test]
+fn a_write_without_the_right_is_refused_and_costs_its_own_connection_only() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+        let (mut client2, mut server2) = (Side::new(&a), Side::new(&b));
+        let mut listener = b.listen(PORT, uwarp::ListenOptions::default()).unwrap();
+        connect_by(&mut listener, &mut client, &mut server);
+        connect_by(&mut listener, &mut client2, &mut server2);
+        let secret = server
+            .pd
+            .register(vec![7; 64], Access::REMOTE_READ)
+            .unwrap();
+        server
+            .qp
+            .post_receive(&[ReceiveRequest::new(5, &[])])
+            .unwrap();
+        client
+            .qp
+            .post_send(&[SendRequest::write_inline(
+                1,
+                b"x",
+                secret.stag(),
+                secret.remote_offset(),
+            )])
+            .unwrap();
+        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        let flushed = server.complete();
+        assert_eq!((flushed.id, flushed.status), (5, Status::Flushed));
+        assert!(
+            matches!(
+                client.qp.disconnect_reason(),
+                Some(uwarp::DisconnectReason::PeerTerminated(_))
+            ),
+            "{:?}",
+            client.qp.disconnect_reason()
+        );
+        assert_eq!(secret.to_vec(0, 1).unwrap(), [7]);
+        // The other connection does not notice.
+        client2
+            .qp
+            .post_send(&[SendRequest::write_inline(
+                2,
+                b"y",
+                server2.mr.stag(),
+                server2.mr.remote_offset(),
+            )
+            .signalled()])
+            .unwrap();
+        client2.expect(2);
+        server2.await_octet(0, b'y');
+    });
+}
+
+#[test]
+fn a_send_longer_than_the_receive_fails_both_sides() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        server
+            .qp
+            .post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..4).unwrap()])])
+            .unwrap();
+        client
+            .qp
+            .post_send(&[SendRequest::send_inline(2, b"too long")])
+            .unwrap();
+        let failed = server.complete();
+        assert_eq!((failed.id, failed.status), (1, Status::LocalLength));
+        assert!(client.qp.wait_disconnected(LONG).unwrap());
+    });
+}
+
+#[test]
+fn local_memory_without_the_right_fails_the_request() {
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        let read_only = client.pd.register(vec![0; 64], Access::LOCAL_READ).unwrap();
+        client
+            .qp
+            .post_send(&[SendRequest::read(
+                4,
+                &[read_only.sge(..).unwrap()],
+                server.mr.stag(),
+                server.mr.remote_offset(),
+            )])
+            .unwrap();
+        let failed = client.complete();
+        assert_eq!((failed.id, failed.status), (4, Status::LocalProtection));
+    });
+}
+
+#[test]
+fn completing_when_acknowledged_waits_for_the_peer() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut client = Side::with(&a, |options| options.complete_when_acknowledged());
+        let mut server = Side::new(&b);
+        connect(&mut client, &mut server);
+        let everything_lost = uwarp::FaultOptions {
+            loss: 100.0,
+            ..uwarp::FaultOptions::default()
+        };
+        a.set_faults(Some(everything_lost)).unwrap();
+        client
+            .qp
+            .post_send(&[SendRequest::write_inline(
+                1,
+                b"z",
+                server.mr.stag(),
+                server.mr.remote_offset(),
+            )
+            .signalled()])
+            .unwrap();
+        let early = client
+            .cq
+            .next(std::time::Duration::from_millis(30))
+            .unwrap();
+        assert_eq!(early, None, "completed although nothing can arrive");
+        a.set_faults(None).unwrap();
+        client.expect(1);
+        server.await_octet(0, b'z');
+    });
+}
