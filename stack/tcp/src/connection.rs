@@ -1,102 +1,468 @@
-//! The connection.
+//! The connection: its parts, and the plain questions and orders of its owner.
 
-use crate::*;
-use uwarp_wire::tcp::{SeqNumber, TcpHeader};
+use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-/// One TCP connection.
-#[derive(Debug)]
-pub struct Connection {
-    phase: state::Phase,
+use crate::congestion::Controller;
+use crate::event::{BufferToken, HeldPayload, Transmit};
+use crate::instant::Instant;
+use crate::position::Position;
+use crate::queue::SendQueue;
+use crate::receive::Receiver;
+use crate::recovery::Recovery;
+use crate::rtt::RttEstimator;
+use crate::state::{CloseReason, Phase, State, StateEvent};
+use crate::timers::Timers;
+use crate::timestamps::TimestampState;
+use crate::{Config, Info};
+
+/// What a peer sends segments of that gives no MSS (RFC 9293 §3.7.1).
+const DEFAULT_MSS: u16 = 536;
+/// No peer makes us send smaller segments than this, options included: the smallest that leaves room for data behind all
+/// options, and enough against peers that ask for tiny ones to make us work.
+const MINIMUM_MSS: u16 = 64;
+
+/// Plain counters of one connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) octets_sent: u64,
+    pub(crate) octets_retransmitted: u64,
+    pub(crate) segments_sent: u64,
+    pub(crate) segments_received: u64,
+    pub(crate) segments_retransmitted: u64,
+    pub(crate) timeouts: u32,
+    pub(crate) tail_loss_probes: u32,
+    pub(crate) fast_recoveries: u32,
+    pub(crate) undone: u32,
+    pub(crate) duplicates_reported: u32,
 }
 
-#[allow(missing_docs, unused_variables, clippy::todo, clippy::missing_panics_doc)]
+/// Segments that are to be sent once, whatever the queue says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pending {
+    /// A reset with this sequence number, and whether it acknowledges.
+    pub(crate) reset: Option<(SeqNumber, bool)>,
+    /// A tail loss probe.
+    pub(crate) tail_probe: bool,
+    /// A window probe, or less than a record into a small window.
+    pub(crate) window_probe: bool,
+    /// A probe of a silent peer.
+    pub(crate) keep_alive: bool,
+}
+
+impl Pending {
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.tail_probe | self.window_probe | self.keep_alive | self.reset.is_some()
+    }
+}
+
+/// One TCP connection. See the crate's documentation for how to drive it.
+#[derive(Debug)]
+pub struct Connection {
+    pub(crate) phase: Phase,
+    pub(crate) pending: Pending,
+    /// SACK may be sent and received.
+    pub(crate) sack: bool,
+    /// The owner has closed: the FIN goes behind what was pushed.
+    pub(crate) closing: bool,
+    pub(crate) fin_sent: bool,
+    /// Window scaling is in use, or offered while opening.
+    pub(crate) scaling: bool,
+    /// The peer's shift count.
+    pub(crate) peer_shift: u8,
+    /// SND.WND in octets.
+    pub(crate) window: u32,
+    /// The largest window that the peer ever offered (MAX.SND.WND of RFC 5961 §5.2, Max(SND.WND) of RFC 9293 §3.8.6.2.1).
+    pub(crate) largest_window: u32,
+    /// Payload octets of a data segment.
+    pub(crate) segment: u32,
+    pub(crate) peer_mss: u16,
+    pub(crate) path_mss: u16,
+    /// Octets in flight when something was sent last.
+    pub(crate) flight_mark: u32,
+    /// SND.WL1 and SND.WL2.
+    pub(crate) window_sequence: Position,
+    pub(crate) window_acknowledgment: Position,
+    pub(crate) queue: SendQueue,
+    pub(crate) receiver: Receiver,
+    pub(crate) timestamps: TimestampState,
+    pub(crate) rtt: RttEstimator,
+    pub(crate) congestion: Controller,
+    pub(crate) recovery: Recovery,
+    pub(crate) timers: Timers,
+    pub(crate) last_received: Instant,
+    pub(crate) last_sent: Instant,
+    /// Since when the oldest octet waits for its acknowledgment, or the peer's window is shut without a sign of life.
+    pub(crate) waiting_since: Instant,
+    pub(crate) persist_backoff: u32,
+    pub(crate) keep_alive_probes: u32,
+    /// The link went down: probe even if keep-alive is off.
+    pub(crate) link_doubtful: bool,
+    pub(crate) challenge_start: Instant,
+    pub(crate) challenges: u32,
+    pub(crate) counters: Counters,
+    pub(crate) config: Config,
+}
+
 impl Connection {
+    fn new(config: &Config, phase: Phase, isn: SeqNumber, peer_isn: SeqNumber, now: Instant) -> Connection {
+        let initial = Position::first(isn);
+        let mut connection = Connection {
+            phase,
+            pending: Pending::default(),
+            sack: config.sack,
+            closing: false,
+            fin_sent: false,
+            scaling: config.window_scale,
+            peer_shift: 0,
+            window: 0,
+            largest_window: 0,
+            segment: 0,
+            peer_mss: DEFAULT_MSS,
+            path_mss: config.mss.max(MINIMUM_MSS),
+            flight_mark: 0,
+            window_sequence: Position::first(peer_isn),
+            window_acknowledgment: initial,
+            queue: SendQueue::new(initial),
+            receiver: Receiver::new(config, peer_isn),
+            timestamps: TimestampState::new(config),
+            rtt: RttEstimator::new(config),
+            congestion: Controller::new(config, u32::from(DEFAULT_MSS)),
+            recovery: Recovery::new(initial),
+            timers: Timers::default(),
+            last_received: now,
+            last_sent: now,
+            waiting_since: now,
+            persist_backoff: 0,
+            keep_alive_probes: 0,
+            link_doubtful: false,
+            challenge_start: now,
+            challenges: 0,
+            counters: Counters::default(),
+            config: *config,
+        };
+        connection.measure(true);
+        connection
+    }
+
+    /// Opens a connection actively: SYN-SENT. The SYN is the first thing that [`Connection::poll_transmit`] gives.
     pub fn connect(config: &Config, isn: SeqNumber, now: Instant) -> Connection {
-        todo!()
+        Connection::new(config, Phase::SynSent, isn, SeqNumber(0), now)
     }
+
+    /// Answers a SYN that a listener received: SYN-RECEIVED. The SYN with ACK is the first thing that
+    /// [`Connection::poll_transmit`] gives. Data in the SYN is not taken; the peer sends it again.
     pub fn accept(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
-        todo!()
+        let mut connection = Connection::new(config, Phase::SynReceived { passive: true }, isn, syn.sequence, now);
+        connection.learn_peer(syn, now);
+        connection
     }
-    pub fn on_segment(
-        &mut self,
-        now: Instant,
-        header: &TcpHeader,
-        payload_len: u32,
-        ecn: u8,
-        token: BufferToken,
-    ) -> Received {
-        todo!()
+
+    /// Takes from the peer's SYN what it can do (RFC 9293 §3.7.1, RFC 7323 §2.2 and §3.2, RFC 2018 §2).
+    pub(crate) fn learn_peer(&mut self, syn: &TcpHeader, now: Instant) {
+        let options = &syn.options;
+        self.sack &= options.sack_permitted;
+        self.timestamps.enabled &= options.timestamps.is_some();
+        if let Some(timestamps) = options.timestamps
+            && self.timestamps.enabled
+        {
+            self.timestamps.note(timestamps.value, now);
+        }
+        self.scaling &= options.window_scale.is_some();
+        // RFC 7323 §2.3: a shift above 14 is taken for 14.
+        self.peer_shift = if self.scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
+        self.receiver.synchronise(syn.sequence, if self.scaling { self.config.window_shift() } else { 0 });
+        self.peer_mss = options.mss.unwrap_or(DEFAULT_MSS).max(MINIMUM_MSS);
+        // RFC 7323 §2.2: the window of a SYN is not scaled.
+        self.window = u32::from(syn.window);
+        self.largest_window = self.window;
+        self.window_sequence = self.receiver.initial();
+        self.measure(true);
     }
+
+    /// Works out the payload of a data segment (RFC 6691 §2, RFC 9293 §3.7.1: options come off).
+    fn measure(&mut self, opening: bool) {
+        let options = if self.timestamps.enabled { 12 } else { 0 };
+        self.segment = u32::from(self.peer_mss.min(self.path_mss)) - options;
+        self.congestion.set_segment(&self.config, self.segment, opening);
+    }
+
+    /// Changes the state along the table.
+    pub(crate) fn enter(&mut self, event: StateEvent, phase: Phase) {
+        debug_assert_eq!(self.phase.state().after(event), Some(phase.state()), "{} {event:?}", self.phase.state());
+        self.phase = phase;
+    }
+
+    /// The end: nothing is sent or received any more; all tokens can be drained.
+    pub(crate) fn finish(&mut self, event: StateEvent, reason: CloseReason) {
+        self.enter(event, Phase::Closed { reason });
+        self.queue.stop();
+        self.receiver.reassembly.clear();
+        self.timers = Timers::default();
+        self.pending = Pending::default();
+    }
+
+    /// Gives the next held payload that has become part of the stream. To be called until `None` after each
+    /// [`Connection::on_segment`] that returned data in order, and before the next one.
+    #[inline]
     pub fn take_in_order(&mut self) -> Option<HeldPayload> {
-        todo!()
+        self.receiver.take()
     }
+
+    /// Gives back a held buffer that is not needed: it came twice, the budget is used up, or the connection is closed.
+    #[inline]
     pub fn drain_discarded(&mut self) -> Option<BufferToken> {
-        todo!()
+        self.receiver.reassembly.pop_discarded()
     }
+
+    /// Caps the window at what the owner can take, in octets, from now on. What was offered before is not taken back: it may
+    /// still arrive.
+    #[inline]
     pub fn set_receive_space(&mut self, octets: u32) {
-        todo!()
+        if octets != self.receiver.space() {
+            self.receiver.set_space(octets, self.phase.receives());
+        }
     }
+
+    /// Appends a record of `len` octets in the buffer `token`. It leaves as one segment if it is no longer than
+    /// [`Connection::effective_mss`] when it is sent, and in segments of that size otherwise.
+    ///
+    /// How much may be pushed is for the owner to bound, by [`Connection::send_space`]. Records pushed after
+    /// [`Connection::close`] are not sent; their tokens come back at the end.
+    #[inline]
     pub fn push(&mut self, token: BufferToken, len: u32) {
-        todo!()
+        debug_assert!(!self.closing, "a record behind the FIN");
+        if self.closing {
+            self.queue.refuse(token);
+        } else {
+            self.queue.push(token, len);
+        }
     }
+
+    /// Octets of new records that are wanted now; 0 for none. One record is always wanted when nothing is left to be sent,
+    /// so that a sender which pulls its work by this never stalls, and the window stays full.
+    #[inline]
     pub fn send_space(&self) -> u32 {
-        todo!()
+        if self.closing || !matches!(self.phase, Phase::Established | Phase::CloseWait) {
+            return 0;
+        }
+        let by_peer = self.window_edge().octets_since(self.queue.next());
+        let by_congestion = self.congestion.window().saturating_sub(self.in_flight());
+        let wanted = u64::from(by_peer.min(by_congestion)) + u64::from(self.config.send_ahead);
+        let unsent = self.queue.unsent();
+        if unsent == 0 {
+            return u32::try_from(wanted).unwrap_or(u32::MAX).max(self.segment);
+        }
+        u32::try_from(wanted.saturating_sub(unsent)).unwrap_or(u32::MAX)
     }
-    pub fn wants_transmit(&self, now: Instant) -> bool {
-        todo!()
+
+    /// The first position that the peer does not take.
+    #[inline]
+    pub(crate) fn window_edge(&self) -> Position {
+        self.queue.unacknowledged() + self.window
     }
-    pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
-        todo!()
+
+    /// Octets in flight. Each duplicate acknowledgment of a peer without SACK stands for a segment that has arrived
+    /// (RFC 6582 §3.2, step 3).
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u32 {
+        if self.recovery.duplicates == 0 {
+            return self.queue.in_flight();
+        }
+        self.queue.in_flight().saturating_sub(self.recovery.duplicates.saturating_mul(self.segment))
     }
+
+    /// The oldest record if the peer has acknowledged all of it: its buffer is the owner's again.
+    #[inline]
     pub fn pop_acknowledged(&mut self) -> Option<BufferToken> {
-        todo!()
+        self.queue.pop_acknowledged()
     }
-    /// Teardown: any token left of the send queue.
+
+    /// Any record that is left, oldest first, acknowledged or not, once the connection is closed. Before that, the same as
+    /// [`Connection::pop_acknowledged`].
     pub fn pop_any(&mut self) -> Option<BufferToken> {
-        todo!()
+        match self.phase {
+            Phase::Closed { .. } => self.queue.pop_record(),
+            _ => self.queue.pop_acknowledged(),
+        }
     }
+
+    /// Stream octets pushed so far: the position behind the last record.
     pub fn octets_pushed(&self) -> u64 {
-        todo!()
+        self.queue.end().since(self.queue.stream_start())
     }
+
+    /// Stream octets that the peer has acknowledged. A record whose end is not beyond this has arrived.
+    #[inline]
     pub fn octets_acknowledged(&self) -> u64 {
-        todo!()
+        self.queue.unacknowledged().min(self.queue.end()).since(self.queue.stream_start())
     }
+
+    /// Nothing more will be pushed: sends what is queued, then a FIN (RFC 9293 §3.10.4). Receiving goes on.
     pub fn close(&mut self, now: Instant) {
-        todo!()
+        if self.closing {
+            return;
+        }
+        match self.phase {
+            Phase::SynSent => self.finish(StateEvent::Close, CloseReason::Aborted),
+            // RFC 9293 §3.10.4: queued until ESTABLISHED.
+            Phase::SynReceived { .. } => self.closing = true,
+            Phase::Established => {
+                self.closing = true;
+                self.enter(StateEvent::Close, Phase::FinWait1);
+            }
+            Phase::CloseWait => {
+                self.closing = true;
+                self.enter(StateEvent::Close, Phase::LastAck);
+            }
+            _ => return,
+        }
+        self.last_received = self.last_received.max(now);
     }
+
+    /// Gives the connection up at once and returns the reset for the peer, if it is to get one (RFC 9293 §3.10.5).
     pub fn abort(&mut self, now: Instant) -> Option<Transmit> {
-        todo!()
+        let reset = match self.phase {
+            Phase::SynReceived { .. }
+            | Phase::Established
+            | Phase::FinWait1
+            | Phase::FinWait2 { .. }
+            | Phase::CloseWait => Some(self.reset_segment(now, self.queue.next().sequence(), true)),
+            Phase::Closed { .. } => return None,
+            _ => None,
+        };
+        self.finish(StateEvent::Abort, CloseReason::Aborted);
+        reset
     }
-    pub fn deadline(&self) -> Option<Instant> {
-        todo!()
+
+    pub(crate) fn reset_segment(&mut self, now: Instant, sequence: SeqNumber, acknowledge: bool) -> Transmit {
+        let mut header = TcpHeader::new(TcpFlags::RST);
+        header.sequence = sequence;
+        if acknowledge {
+            header.flags |= TcpFlags::ACK;
+            header.acknowledgment = self.receiver.next().sequence();
+            header.options.timestamps = self.timestamps.option(now);
+        }
+        self.counters.segments_sent += 1;
+        Transmit { header, payload: None, retransmission: false, ecn: 0 }
     }
-    pub fn on_deadline(&mut self, now: Instant) -> Events {
-        todo!()
-    }
-    pub fn link_lost(&mut self, now: Instant) {
-        todo!()
-    }
+
+    /// Payload octets that a data segment may carry now (Eff.snd.MSS of RFC 9293 §3.7.1, options taken off).
+    #[inline]
     pub fn effective_mss(&self) -> u32 {
-        todo!()
+        self.segment
     }
-    /// `mss`: MTU minus fixed IP and TCP headers.
+
+    /// The path takes segments of `mss` octets, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers.
+    /// What is in flight in larger segments is sent again in smaller ones (RFC 1191 §6.5).
     pub fn set_path_mss(&mut self, mss: u16) {
-        todo!()
+        let mss = mss.clamp(MINIMUM_MSS, self.config.mss.max(MINIMUM_MSS));
+        if mss == self.path_mss {
+            return;
+        }
+        self.path_mss = mss;
+        self.measure(matches!(self.phase, Phase::SynSent | Phase::SynReceived { .. }));
+        if self.queue.lose_larger_than(self.segment) {
+            self.recovery.force = true;
+        }
     }
+
+    /// The state.
+    #[inline]
     pub fn state(&self) -> State {
         self.phase.state()
     }
+
+    /// How the connection ended; `None` while it lives.
     pub fn close_reason(&self) -> Option<CloseReason> {
-        todo!()
+        match self.phase {
+            Phase::Closed { reason } => Some(reason),
+            _ => None,
+        }
     }
-    pub fn info(&self) -> Info {
-        todo!()
-    }
-    /// Whether `header` may start a new connection in place of this one in TIME-WAIT (RFC 6191).
+
+    /// Whether `header` is a SYN that may start a new connection between the same endpoints while this one is in TIME-WAIT
+    /// (RFC 6191 §2; RFC 9293 §3.10.7.4, fourth check). The owner then forgets this connection and accepts the SYN with an
+    /// initial sequence number beyond the old one's.
     pub fn admits_new_incarnation(&self, header: &TcpHeader) -> bool {
-        todo!()
+        if !matches!(self.phase, Phase::TimeWait { .. })
+            || !header.flags.contains(TcpFlags::SYN)
+            || header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
+        {
+            return false;
+        }
+        match header.options.timestamps {
+            Some(timestamps) if self.timestamps.enabled => {
+                self.timestamps.is_newer(timestamps.value)
+                    || (!self.timestamps.is_older(timestamps.value) && self.begins_later(header))
+            }
+            _ => self.begins_later(header),
+        }
     }
+
+    fn begins_later(&self, header: &TcpHeader) -> bool {
+        self.receiver.next().near(header.sequence) > self.receiver.next()
+    }
+
+    /// Gives memory back that a busy time has left behind. Done by itself when a keep-alive finds the connection idle.
     pub fn release_idle_memory(&mut self) {
-        todo!()
+        self.queue.shrink();
+        self.receiver.reassembly.shrink();
+    }
+
+    /// Octets of memory in use, the value itself included.
+    pub fn memory(&self) -> usize {
+        size_of::<Connection>() + self.queue.heap() + self.receiver.reassembly.heap()
+    }
+
+    /// A snapshot for people and tests.
+    pub fn info(&self) -> Info {
+        let mut info = Info {
+            state: self.state(),
+            smoothed_rtt: Default::default(),
+            rtt_variation: Default::default(),
+            minimum_rtt: Default::default(),
+            retransmission_timeout: Default::default(),
+            backoff: 0,
+            congestion_window: self.congestion.window(),
+            slow_start_threshold: self.congestion.threshold(),
+            send_window: self.window,
+            receive_window: self.receiver.window(),
+            effective_mss: self.segment,
+            in_flight: self.queue.in_flight(),
+            sacked: self.queue.sacked(),
+            lost: self.queue.lost(),
+            unsent: self.queue.unsent(),
+            out_of_order_buffers: u32::try_from(self.receiver.reassembly.len()).unwrap_or(u32::MAX),
+            reordering_window: core::time::Duration::from_nanos(
+                self.recovery.reordering_window(&self.queue, &self.rtt),
+            ),
+            reordering_seen: self.recovery.reordering_seen(),
+            octets_acknowledged: self.octets_acknowledged(),
+            octets_received: self.receiver.octets(),
+            octets_sent: self.counters.octets_sent,
+            octets_retransmitted: self.counters.octets_retransmitted,
+            segments_sent: self.counters.segments_sent,
+            segments_received: self.counters.segments_received,
+            segments_retransmitted: self.counters.segments_retransmitted,
+            timeouts: self.counters.timeouts,
+            tail_loss_probes: self.counters.tail_loss_probes,
+            fast_recoveries: self.counters.fast_recoveries,
+            undone: self.counters.undone,
+            duplicates_reported: self.counters.duplicates_reported,
+            window_scale: self.scaling,
+            timestamps: self.timestamps.enabled,
+            sack: self.sack,
+        };
+        self.rtt.fill(&mut info);
+        info
+    }
+
+    /// Panics if the parts of the connection do not agree with each other. For tests.
+    #[cfg(any(test, debug_assertions))]
+    #[doc(hidden)]
+    pub fn check(&self) {
+        self.queue.check();
+        self.receiver.reassembly.check(self.receiver.next());
     }
 }

@@ -22,17 +22,27 @@
 //! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438), `rtt` (RFC 6298), `receive` and
 //! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table).
 #![forbid(unsafe_code)]
-#![allow(dead_code)]
 
+mod acknowledge;
 mod config;
+mod congestion;
 mod connection;
 mod event;
 mod info;
+mod input;
 mod instant;
 mod isn;
+mod output;
 mod position;
+mod queue;
+mod reassembly;
+mod receive;
+mod recovery;
 mod reset;
+mod rtt;
 mod state;
+mod timers;
+mod timestamps;
 
 pub use config::{Config, Congestion, KeepAlive};
 pub use connection::Connection;

@@ -1,0 +1,328 @@
+//! What an acknowledgment does: window, scoreboard, round-trip time, losses, congestion.
+
+use uwarp_wire::tcp::{SackBlocks, TcpFlags, TcpHeader};
+
+use crate::connection::Connection;
+use crate::event::{DropReason, Events};
+use crate::instant::{Instant, nanos};
+use crate::position::Position;
+use crate::queue::{Delivered, Fate};
+use crate::recovery::{DUPLICATE_THRESHOLD, Mode, ProbeResult, RateReduction};
+use crate::state::{CloseReason, Phase, StateEvent};
+use crate::timestamps::TimestampState;
+
+impl Connection {
+    /// The peer's window has changed.
+    #[inline]
+    pub(crate) fn set_window(&mut self, window: u32) -> Events {
+        self.window = window;
+        self.largest_window = self.largest_window.max(window);
+        if window > 0 { Events::SEND_SPACE } else { Events::NONE }
+    }
+
+    /// What an advance means when nothing is lost, reported or doubtful: the usual case.
+    #[inline]
+    pub(crate) fn progress_plain(&mut self, now: Instant, delivered: &Delivered) -> Events {
+        if !delivered.ambiguous
+            && let Some(sent_at) = delivered.oldest_sent
+        {
+            self.rtt.sample(now, now.nanos_since(sent_at), self.queue.segments().len() + 1);
+        } else {
+            self.rtt.forget_backoff();
+        }
+        self.recovery.update(now, delivered, &self.rtt, |_| false);
+        self.recovery.advanced(self.queue.unacknowledged());
+        self.congestion.acknowledged(now, delivered.octets, self.flight_mark, self.rtt.smoothed().unwrap_or(0));
+        self.waiting_since = now;
+        self.schedule_retransmission(now);
+        let mut events = Events::SEND_SPACE;
+        if self.queue.has_acknowledged() {
+            events |= Events::RECORDS_ACKED;
+        }
+        events
+    }
+
+    /// RFC 9293 §3.10.7.4, fifth check, in the states from ESTABLISHED on. `crossing`: the window is not scaled.
+    pub(crate) fn process_acknowledgment(
+        &mut self,
+        now: Instant,
+        header: &TcpHeader,
+        start: Position,
+        payload_len: u32,
+        crossing: bool,
+    ) -> Result<Events, DropReason> {
+        let before = self.queue.unacknowledged();
+        let acknowledgment = before.near(header.acknowledgment);
+        // RFC 5961 §5.2: what was never sent, or is older than any window, is challenged.
+        if acknowledgment > self.queue.highest() || before.since(acknowledgment) > u64::from(self.largest_window) {
+            self.challenge(now);
+            return Err(DropReason::AckInvalid);
+        }
+        if acknowledgment < before {
+            // An old one: nothing new in it, but its text may be wanted.
+            return Ok(Events::NONE);
+        }
+        let mut events = Events::NONE;
+        let window = u32::from(header.window) << if crossing { 0 } else { self.peer_shift };
+        let same_window = window == self.window;
+        if self.window_sequence < start
+            || (self.window_sequence == start && self.window_acknowledgment <= acknowledgment)
+        {
+            self.window_sequence = start;
+            self.window_acknowledgment = acknowledgment;
+            if !same_window {
+                events |= self.set_window(window);
+            }
+        }
+        if self.queue.segments().is_empty() && acknowledgment == before {
+            // Whoever answers window probes is alive (RFC 9293 §3.8.6.1).
+            self.waiting_since = now;
+        }
+        let outstanding = self.queue.next().octets_since(before);
+        let bare =
+            payload_len == 0 && acknowledgment == before && !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN);
+        let mut delivered = Delivered::new();
+        if acknowledgment > before {
+            self.queue.acknowledge(acknowledgment, &mut delivered);
+        }
+        let mut duplicate = None;
+        if self.sack && !header.options.sack.is_empty() {
+            duplicate = self.process_blocks(acknowledgment, &header.options.sack, &mut delivered);
+        }
+        self.take_sample(now, header, &delivered);
+        if acknowledgment > before {
+            self.waiting_since = now;
+            self.persist_backoff = 0;
+            self.recovery.advanced(acknowledgment);
+            events |= Events::SEND_SPACE;
+        }
+        self.detect_needless(header, acknowledgment > before, duplicate.is_some());
+        match self.recovery.probe_answered(
+            acknowledgment,
+            duplicate,
+            bare && header.options.sack.is_empty() && same_window,
+        ) {
+            ProbeResult::Repaired => self.respond_to_repaired_tail(outstanding),
+            ProbeResult::Fine { needless: true } => self.rtt.peer_delays_longer(),
+            _ => {}
+        }
+        let found = if self.sack {
+            self.find_losses(now)
+        } else {
+            self.count_duplicates(bare && same_window, acknowledgment > before, &mut delivered)
+        };
+        if found {
+            self.begin_recovery(outstanding);
+        }
+        self.adjust_window(now, &delivered, acknowledgment > before, found);
+        if acknowledgment > before {
+            self.schedule_retransmission(now);
+        }
+        if self.queue.has_acknowledged() {
+            events |= Events::RECORDS_ACKED;
+        }
+        if delivered.octets > 0 {
+            events |= Events::SEND_SPACE;
+        }
+        events |= self.after_fin(now);
+        Ok(events)
+    }
+
+    /// Takes SACK blocks into the scoreboard. Returns the end of a duplicate that is reported (RFC 2883 §4).
+    fn process_blocks(
+        &mut self,
+        acknowledgment: Position,
+        blocks: &SackBlocks,
+        delivered: &mut Delivered,
+    ) -> Option<Position> {
+        let mut ranges = [(acknowledgment, acknowledgment); 4];
+        let mut count = 0;
+        for (range, block) in ranges.iter_mut().zip(blocks) {
+            *range = (acknowledgment.near(block.left), acknowledgment.near(block.right));
+            count += 1;
+        }
+        let ranges = &mut ranges[..count];
+        let mut duplicate = None;
+        if let Some(&(left, right)) = ranges.first()
+            && left < right
+            && right <= self.queue.highest()
+            && acknowledgment.since(left) <= u64::from(self.largest_window)
+        {
+            // RFC 2883 §4.1 and §4.2: below the cumulative acknowledgment, or inside the second block.
+            let inside = ranges.get(1).is_some_and(|&(start, end)| start <= left && right <= end);
+            if right <= acknowledgment || inside {
+                duplicate = Some(right);
+                self.counters.duplicates_reported += 1;
+            }
+        }
+        ranges.sort_unstable();
+        for &mut (left, right) in ranges {
+            // RFC 2018 §5; blocks that report what was never sent are a lie.
+            if left < right && right > acknowledgment && right <= self.queue.highest() {
+                self.queue.sack(left.max(acknowledgment), right, delivered);
+            }
+        }
+        duplicate
+    }
+
+    /// Round-trip time (RFC 6298 §3, RFC 7323 §4.1) and what RACK remembers (RFC 8985 §6.2, steps 1 to 3).
+    fn take_sample(&mut self, now: Instant, header: &TcpHeader, delivered: &Delivered) {
+        if delivered.octets == 0 {
+            return;
+        }
+        if !delivered.ambiguous
+            && let Some(sent_at) = delivered.oldest_sent
+        {
+            self.rtt.sample(now, now.nanos_since(sent_at), self.queue.segments().len() + 1);
+        } else if delivered.advanced > 0 && self.timestamps.enabled {
+            // The echo shows that this answers something recent, but its clock is too coarse for a sample.
+            self.rtt.forget_backoff();
+        }
+        let echo = header.options.timestamps.map(|timestamps| timestamps.echo).filter(|_| self.timestamps.enabled);
+        let timestamps = self.timestamps;
+        self.recovery.update(now, delivered, &self.rtt, |sent_at| {
+            echo.is_some_and(|echo| TimestampState::precedes(echo, timestamps.value(sent_at)))
+        });
+    }
+
+    /// Takes a reaction back that turns out to have been needless: the original has arrived, as the echoed timestamp shows
+    /// (RFC 3522, RFC 4015), or everything that was sent again is reported as a duplicate (RFC 3708).
+    fn detect_needless(&mut self, header: &TcpHeader, advanced: bool, duplicate: bool) {
+        let mut needless = duplicate && self.recovery.duplicate_reported(self.queue.next());
+        if advanced
+            && let Some(stamp) = self.recovery.take_stamp()
+            && let Some(timestamps) = header.options.timestamps
+            && self.timestamps.enabled
+        {
+            needless |= TimestampState::precedes(timestamps.echo, stamp);
+        }
+        if needless {
+            if self.congestion.undo() {
+                self.counters.undone += 1;
+            }
+            self.queue.forget_losses();
+            self.recovery.undone();
+        }
+    }
+
+    /// RFC 8985 §6.2, step 5: marks losses and schedules the next look.
+    pub(crate) fn find_losses(&mut self, now: Instant) -> bool {
+        let (found, again) = self.recovery.detect(now, &mut self.queue, &self.rtt);
+        self.timers.reorder = again.unwrap_or(Instant::NEVER);
+        found
+    }
+
+    /// A peer without SACK: RFC 5681 §3.2 and RFC 6582 §3.2. Returns whether a loss was found.
+    fn count_duplicates(&mut self, duplicate: bool, advanced: bool, delivered: &mut Delivered) -> bool {
+        if advanced {
+            if let Mode::Fast { until, .. } = self.recovery.mode
+                && self.queue.unacknowledged() < until
+            {
+                // A partial acknowledgment: what follows it is lost, too.
+                return self.lose_first();
+            }
+            return false;
+        }
+        if !duplicate || self.queue.segments().is_empty() {
+            return false;
+        }
+        self.recovery.duplicates = self.recovery.duplicates.saturating_add(1);
+        delivered.octets += self.segment;
+        if self.recovery.is_open() && self.recovery.duplicates == DUPLICATE_THRESHOLD {
+            return self.lose_first();
+        }
+        false
+    }
+
+    fn lose_first(&mut self) -> bool {
+        match self.queue.segments().front() {
+            Some(segment) if segment.fate == Fate::InFlight => {
+                self.queue.set_fate(0, Fate::Lost);
+                self.recovery.force = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Losses were found: the congestion window comes down once for all of them (RFC 5681 §3.2, RFC 6675 §5).
+    pub(crate) fn begin_recovery(&mut self, outstanding: u32) {
+        if !self.recovery.is_open() {
+            return;
+        }
+        let flight = outstanding.min(self.congestion.window());
+        self.recovery.arm_undo();
+        self.congestion.reduce(flight);
+        self.recovery.mode = Mode::Fast { until: self.queue.next(), rate: RateReduction::new(flight) };
+        self.recovery.force = true;
+        self.recovery.forget_probe();
+        self.timers.probe = Instant::NEVER;
+        self.counters.fast_recoveries += 1;
+    }
+
+    /// RFC 8985 §7.4.2: a probe has repaired the loss of the last segment; the network was congested all the same.
+    fn respond_to_repaired_tail(&mut self, outstanding: u32) {
+        if self.recovery.is_open() {
+            self.congestion.reduce(outstanding.min(self.congestion.window()));
+            self.congestion.recovered();
+            self.counters.fast_recoveries += 1;
+        }
+    }
+
+    /// The congestion window after an acknowledgment, and the end of a recovery.
+    fn adjust_window(&mut self, now: Instant, delivered: &Delivered, advanced: bool, found: bool) {
+        let unacknowledged = self.queue.unacknowledged();
+        let in_flight = self.in_flight();
+        match &mut self.recovery.mode {
+            Mode::Open => {
+                if advanced {
+                    let rtt = self.rtt.smoothed().unwrap_or(0);
+                    self.congestion.acknowledged(now, delivered.octets, self.flight_mark, rtt);
+                }
+            }
+            Mode::Fast { until, .. } if unacknowledged >= *until => {
+                self.congestion.recovered();
+                self.recovery.complete();
+            }
+            Mode::Fast { rate, .. } => {
+                if delivered.octets > 0 {
+                    let threshold = self.congestion.threshold();
+                    let window = rate.window(delivered.octets, in_flight, threshold, self.segment, advanced && !found);
+                    self.congestion.set_window(window);
+                }
+            }
+            Mode::Loss { until } => {
+                if unacknowledged >= *until {
+                    self.recovery.complete();
+                }
+                if advanced {
+                    let rtt = self.rtt.smoothed().unwrap_or(0);
+                    self.congestion.acknowledged(now, delivered.octets, self.flight_mark, rtt);
+                }
+            }
+        }
+    }
+
+    /// Our FIN may have been acknowledged.
+    fn after_fin(&mut self, now: Instant) -> Events {
+        if !self.fin_sent || self.queue.unacknowledged() <= self.queue.end() {
+            return Events::NONE;
+        }
+        match self.phase {
+            Phase::FinWait1 => {
+                let until = self.config.fin_wait_2.map_or(Instant::NEVER, |patience| now.after_nanos(nanos(patience)));
+                self.enter(StateEvent::FinAcknowledged, Phase::FinWait2 { until });
+                Events::FIN_ACKED
+            }
+            Phase::Closing => {
+                self.wait_for_late_segments(StateEvent::FinAcknowledged, now);
+                Events::FIN_ACKED | Events::TIME_WAIT
+            }
+            Phase::LastAck => {
+                self.finish(StateEvent::FinAcknowledged, CloseReason::Finished);
+                Events::FIN_ACKED | Events::CLOSED
+            }
+            _ => Events::NONE,
+        }
+    }
+}

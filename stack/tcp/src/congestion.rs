@@ -1,0 +1,194 @@
+//! Congestion control: how much may be in flight.
+//!
+//! Slow start, the reaction to losses and to time-outs are common (RFC 5681); how the window grows in congestion avoidance
+//! and how far it is cut is the algorithm's. Lengths in octets.
+
+mod cubic;
+#[cfg(test)]
+mod tests;
+
+use crate::{Config, Congestion, Instant};
+use cubic::Cubic;
+
+#[derive(Clone, Copy, Debug)]
+enum Algorithm {
+    /// Octets acknowledged that have not made the window grow yet.
+    Reno {
+        acknowledged: u32,
+    },
+    Cubic(Cubic),
+}
+
+/// What is put back if a reaction was needless.
+#[derive(Clone, Copy, Debug)]
+struct Saved {
+    window: u32,
+    threshold: u32,
+    algorithm: Algorithm,
+}
+
+/// The state of congestion control of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Controller {
+    window: u32,
+    threshold: u32,
+    segment: u32,
+    initial: u32,
+    algorithm: Algorithm,
+    saved: Option<Saved>,
+}
+
+/// A bound for the window that no calculation can pass: the largest window that TCP can offer (RFC 7323 §2.3).
+const LARGEST: u32 = 1 << 30;
+
+impl Controller {
+    /// A window of `initial_window_segments` segments of `segment` octets (RFC 6928 §2).
+    pub(crate) fn new(config: &Config, segment: u32) -> Controller {
+        let initial = initial_window(config, segment);
+        Controller {
+            window: initial,
+            threshold: u32::MAX,
+            segment,
+            initial,
+            algorithm: match config.congestion {
+                Congestion::Reno => Algorithm::Reno { acknowledged: 0 },
+                Congestion::Cubic => Algorithm::Cubic(Cubic::default()),
+            },
+            saved: None,
+        }
+    }
+
+    /// cwnd.
+    #[inline]
+    pub(crate) fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// ssthresh.
+    #[inline]
+    pub(crate) fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    /// The segment size is known, or has changed, before or during the connection.
+    pub(crate) fn set_segment(&mut self, config: &Config, segment: u32, opening: bool) {
+        self.segment = segment;
+        self.initial = initial_window(config, segment);
+        if opening {
+            self.window = self.initial;
+        }
+        self.window = self.window.max(segment);
+    }
+
+    /// RFC 6928 §2: the initial window is one segment if the SYN was lost.
+    pub(crate) fn syn_was_lost(&mut self) {
+        self.window = self.segment;
+    }
+
+    /// `octets` were acknowledged outside of fast recovery. `flight` is the most that was in flight since the last
+    /// transmission: a window that is not used says nothing and does not grow (RFC 9293 §3.8.2, RFC 7661 §4.3).
+    #[inline]
+    pub(crate) fn acknowledged(&mut self, now: Instant, octets: u32, flight: u32, rtt: u64) {
+        if self.window < self.threshold {
+            if flight.saturating_mul(2) < self.window {
+                return;
+            }
+            // RFC 5681 §3.1, with the octets counted (RFC 3465) and not the acknowledgments, since a poll-mode peer
+            // acknowledges a batch at once.
+            let growth = octets.min(self.threshold - self.window);
+            self.window = (self.window + growth).min(LARGEST);
+            if growth == octets {
+                return;
+            }
+            self.avoid(now, octets - growth, rtt);
+        } else if flight.saturating_add(2 * self.segment) >= self.window {
+            self.avoid(now, octets, rtt);
+        }
+    }
+
+    fn avoid(&mut self, now: Instant, octets: u32, rtt: u64) {
+        match &mut self.algorithm {
+            Algorithm::Reno { acknowledged } => {
+                // RFC 5681 §3.1, equation 3 in octets: one segment a window.
+                *acknowledged += octets;
+                if *acknowledged >= self.window {
+                    *acknowledged -= self.window;
+                    self.window = (self.window + self.segment).min(LARGEST);
+                }
+                *acknowledged = (*acknowledged).min(self.window);
+            }
+            Algorithm::Cubic(cubic) => {
+                self.window = cubic.grow(now, self.window, octets, self.segment, rtt).clamp(self.segment, LARGEST);
+            }
+        }
+    }
+
+    /// Something was lost with `flight` octets in flight: what the window shall come down to (RFC 5681 §3.2, RFC 9438 §4.6).
+    /// The window itself is brought there by the caller's rate reduction.
+    pub(crate) fn reduce(&mut self, flight: u32) {
+        self.save();
+        self.cut(flight);
+    }
+
+    /// The retransmission timer expired (RFC 5681 §3.1, RFC 9438 §4.8). `first`: not a repetition for the same data, which
+    /// leaves the threshold as it is.
+    pub(crate) fn timeout(&mut self, flight: u32, first: bool) {
+        if first {
+            self.save();
+            self.cut(flight);
+            if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+                cubic.timeout();
+            }
+        }
+        self.window = self.segment;
+    }
+
+    fn save(&mut self) {
+        self.saved = Some(Saved { window: self.window, threshold: self.threshold, algorithm: self.algorithm });
+    }
+
+    fn cut(&mut self, flight: u32) {
+        let lowest = 2 * self.segment;
+        self.threshold = match &mut self.algorithm {
+            Algorithm::Reno { acknowledged } => {
+                *acknowledged = 0;
+                (flight / 2).max(lowest)
+            }
+            Algorithm::Cubic(cubic) => cubic.cut(self.window, flight, self.segment).max(lowest),
+        };
+    }
+
+    /// Sets the window during recovery.
+    #[inline]
+    pub(crate) fn set_window(&mut self, window: u32) {
+        self.window = window.clamp(self.segment, LARGEST);
+    }
+
+    /// Recovery is over: continue from the threshold.
+    pub(crate) fn recovered(&mut self) {
+        self.window = self.threshold.clamp(self.segment, LARGEST);
+    }
+
+    /// Nothing had been lost: as if nothing had happened (RFC 4015 §3).
+    pub(crate) fn undo(&mut self) -> bool {
+        let Some(saved) = self.saved.take() else { return false };
+        self.window = self.window.max(saved.window);
+        self.threshold = self.threshold.max(saved.threshold);
+        self.algorithm = saved.algorithm;
+        true
+    }
+
+    /// Nothing was sent for `idle` ns, longer than a retransmission time-out (RFC 5681 §4.1).
+    pub(crate) fn restart(&mut self, idle: u64) {
+        self.window = self.window.min(self.initial);
+        if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+            cubic.paused(idle);
+        }
+    }
+}
+
+/// RFC 6928 §2: 10 segments, and no more than 14,600 octets unless two segments are more; scaled by the configuration.
+fn initial_window(config: &Config, segment: u32) -> u32 {
+    let segments = config.initial_window_segments.max(1);
+    segments.saturating_mul(segment).min(segments.saturating_mul(1460).max(2 * segment)).clamp(segment, LARGEST)
+}

@@ -1,0 +1,127 @@
+use super::*;
+
+const SEGMENT: u32 = 1000;
+const RTT: u64 = 10_000_000;
+
+fn controller(congestion: Congestion) -> Controller {
+    Controller::new(&Config { congestion, ..Config::default() }, SEGMENT)
+}
+
+fn at(millis: u64) -> Instant {
+    Instant::from_nanos(millis * 1_000_000)
+}
+
+/// Acknowledges a full window each round trip of 10 ms; returns the window behind each.
+fn rounds(controller: &mut Controller, start: u64, count: u64) -> Vec<u32> {
+    rounds_of(controller, start, count, 10)
+}
+
+fn rounds_of(controller: &mut Controller, start: u64, count: u64, millis: u64) -> Vec<u32> {
+    (0..count)
+        .map(|round| {
+            let window = controller.window();
+            for _ in 0..window / SEGMENT {
+                controller.acknowledged(at(start + round * millis), SEGMENT, window, millis * 1_000_000);
+            }
+            controller.window()
+        })
+        .collect()
+}
+
+#[test]
+fn initial_window_is_ten_segments_bounded_in_octets() {
+    assert_eq!(controller(Congestion::Reno).window(), 10_000); // RFC 6928 §2
+    let jumbo = Controller::new(&Config::default(), 8948);
+    assert_eq!(jumbo.window(), 2 * 8948); // RFC 6928 §2: max(2 MSS, 14600)
+}
+
+#[test]
+fn slow_start_doubles_each_round_trip() {
+    let mut reno = controller(Congestion::Reno);
+    assert_eq!(rounds(&mut reno, 0, 3), [20_000, 40_000, 80_000]); // RFC 5681 §3.1
+}
+
+#[test]
+fn unused_window_does_not_grow() {
+    let mut reno = controller(Congestion::Reno);
+    reno.acknowledged(at(0), 1000, 3000, RTT);
+    assert_eq!(reno.window(), 10_000); // RFC 7661 §4.3
+}
+
+#[test]
+fn reno_halves_and_then_adds_one_segment_a_round_trip() {
+    let mut reno = controller(Congestion::Reno);
+    reno.set_window(100_000);
+    reno.reduce(100_000);
+    reno.recovered();
+    assert_eq!((reno.window(), reno.threshold()), (50_000, 50_000)); // RFC 5681 §3.2
+    assert_eq!(rounds(&mut reno, 0, 3), [51_000, 52_000, 53_000]); // RFC 5681 §3.1
+}
+
+#[test]
+fn cubic_cuts_to_seven_tenths_and_is_back_at_its_maximum_after_k() {
+    let mut cubic = controller(Congestion::Cubic);
+    cubic.set_window(1_000_000);
+    cubic.reduce(1_000_000);
+    cubic.recovered();
+    assert_eq!(cubic.window(), 700_000); // RFC 9438 §4.6
+    // K = cbrt(1000 * 0.3 / 0.4) = 9.0856 s (RFC 9438 §4.2, equation 2): concave up to there, flat around it.
+    // Round trips of 100 ms: with short ones Reno would be faster, and be followed (RFC 9438 §4.3).
+    let windows = rounds_of(&mut cubic, 0, 120, 100);
+    let near = |round: usize, expected: u32| {
+        assert!(windows[round].abs_diff(expected) < 12_000, "round {round}: {} and not {expected}", windows[round]);
+    };
+    // W(t) = 0.4 (t - K)^3 + 1000 at t = 2, 5, 9 and 12 s.
+    near(19, 857_700);
+    near(49, 973_000);
+    near(89, 1_000_000);
+    near(119, 1_010_000);
+}
+
+#[test]
+fn cubic_is_no_slower_than_reno_where_windows_are_small() {
+    let mut cubic = controller(Congestion::Cubic);
+    cubic.set_window(20_000);
+    cubic.reduce(20_000);
+    cubic.recovered();
+    let windows = rounds(&mut cubic, 0, 30);
+    // RFC 9438 §4.3: 0.53 segments a round trip until the window before the loss is reached (11.3 rounds), then one.
+    assert!(windows[11] >= 19_000 && windows[29] >= 34_000, "{windows:?}");
+}
+
+#[test]
+fn fast_convergence_leaves_room() {
+    let mut cubic = controller(Congestion::Cubic);
+    cubic.set_window(100_000);
+    cubic.reduce(100_000);
+    cubic.recovered();
+    cubic.reduce(70_000);
+    let Algorithm::Cubic(inner) = cubic.algorithm else { unreachable!() };
+    // RFC 9438 §4.7: W_max = cwnd * (1 + 0.7) / 2.
+    assert!(format!("{inner:?}").contains("maximum: 59.5"), "{inner:?}");
+}
+
+#[test]
+fn timeout_leaves_one_segment_and_cuts_the_threshold_once() {
+    for kind in [Congestion::Reno, Congestion::Cubic] {
+        let mut controller = controller(kind);
+        controller.set_window(40_000);
+        controller.timeout(40_000, true);
+        let threshold = controller.threshold();
+        assert_eq!(controller.window(), SEGMENT); // RFC 5681 §3.1
+        assert_eq!(threshold, if kind == Congestion::Reno { 20_000 } else { 28_000 });
+        controller.timeout(1000, false);
+        assert_eq!(controller.threshold(), threshold); // RFC 5681 §3.1: held for a repeated time-out
+        assert!(controller.undo());
+        assert_eq!((controller.window(), controller.threshold()), (40_000, u32::MAX)); // RFC 4015 §3
+        assert!(!controller.undo());
+    }
+}
+
+#[test]
+fn idle_restarts_with_the_initial_window() {
+    let mut reno = controller(Congestion::Reno);
+    reno.set_window(80_000);
+    reno.restart(0);
+    assert_eq!(reno.window(), 10_000); // RFC 5681 §4.1
+}

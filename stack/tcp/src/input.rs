@@ -1,0 +1,407 @@
+//! Arriving segments (RFC 9293 §3.10.7), with the checks of RFC 5961 and RFC 7323.
+
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::connection::Connection;
+use crate::event::{BufferToken, DropReason, Events, Payload, Received};
+use crate::instant::{Instant, nanos};
+use crate::position::Position;
+use crate::queue::{Delivered, Fate};
+use crate::state::{CloseReason, Phase, StateEvent};
+
+/// A second, the period of the limit on challenges.
+const SECOND: u64 = 1_000_000_000;
+
+impl Received {
+    #[inline]
+    fn dropped(payload_len: u32, reason: DropReason) -> Received {
+        Received {
+            payload: if payload_len == 0 { Payload::None } else { Payload::Discarded },
+            events: Events::NONE,
+            drop: Some(reason),
+        }
+    }
+
+    fn event(payload_len: u32, events: Events) -> Received {
+        Received { payload: if payload_len == 0 { Payload::None } else { Payload::Discarded }, events, drop: None }
+    }
+}
+
+impl Connection {
+    /// Processes a segment of this connection.
+    ///
+    /// `payload_len` octets follow the header, in a buffer that the owner calls `token`; `ecn` is the ECN field of the IP
+    /// header. Checksums have been verified. What the result says of the payload is to be obeyed at once; then
+    /// [`Connection::take_in_order`] and [`Connection::drain_discarded`] may have more.
+    #[inline]
+    pub fn on_segment(
+        &mut self,
+        now: Instant,
+        header: &TcpHeader,
+        payload_len: u32,
+        ecn: u8,
+        token: BufferToken,
+    ) -> Received {
+        self.counters.segments_received += 1;
+        if let Some(received) = self.predicted(now, header, payload_len) {
+            return received;
+        }
+        self.on_other_segment(now, header, payload_len, ecn, token)
+    }
+
+    /// The usual segment of an open connection: the next data, or an acknowledgment of what is in flight, or both.
+    #[inline]
+    fn predicted(&mut self, now: Instant, header: &TcpHeader, payload_len: u32) -> Option<Received> {
+        if self.phase != Phase::Established
+            || header.flags.without(TcpFlags::PSH) != TcpFlags::ACK
+            || header.sequence != self.receiver.next().sequence()
+            || !header.options.sack.is_empty()
+            || payload_len > self.receiver.window()
+            || !self.receiver.is_plain()
+            || !self.recovery.is_plain()
+            || self.queue.sacked() | self.queue.lost() != 0
+        {
+            return None;
+        }
+        let unacknowledged = self.queue.unacknowledged();
+        let acknowledgment = unacknowledged.near(header.acknowledgment);
+        if acknowledgment < unacknowledged
+            || acknowledgment > self.queue.next()
+            || (acknowledgment == unacknowledged && payload_len == 0)
+        {
+            return None;
+        }
+        if self.timestamps.enabled {
+            let timestamps = header.options.timestamps?;
+            if self.timestamps.is_old(timestamps.value, now) {
+                return None;
+            }
+            if self.receiver.next() <= self.receiver.last_ack_sent() {
+                self.timestamps.note(timestamps.value, now);
+            }
+        }
+        self.heard(now);
+        let mut events = Events::NONE;
+        // The sequence number is the newest that there can be, so SND.WL1 and SND.WL2 cannot object.
+        let window = u32::from(header.window) << self.peer_shift;
+        self.window_sequence = self.receiver.next();
+        self.window_acknowledgment = acknowledgment;
+        if window != self.window {
+            events |= self.set_window(window);
+        }
+        if acknowledgment > unacknowledged {
+            let mut delivered = Delivered::new();
+            self.queue.acknowledge(acknowledgment, &mut delivered);
+            events |= self.progress_plain(now, &delivered);
+        }
+        let payload = if payload_len == 0 {
+            Payload::None
+        } else {
+            self.receiver.advance_in_order(now, payload_len);
+            Payload::InOrder { skip: 0, len: payload_len }
+        };
+        Some(Received { payload, events, drop: None })
+    }
+
+    #[inline]
+    pub(crate) fn heard(&mut self, now: Instant) {
+        self.last_received = now;
+        if self.keep_alive_probes != 0 {
+            self.keep_alive_answered(now);
+        }
+    }
+
+    fn on_other_segment(
+        &mut self,
+        now: Instant,
+        header: &TcpHeader,
+        payload_len: u32,
+        _ecn: u8,
+        token: BufferToken,
+    ) -> Received {
+        match self.phase {
+            Phase::Closed { .. } => Received::dropped(payload_len, DropReason::Closed),
+            Phase::SynSent => self.in_syn_sent(now, header, payload_len),
+            _ => self.in_synchronised(now, header, payload_len, token),
+        }
+    }
+
+    /// RFC 9293 §3.10.7.3.
+    fn in_syn_sent(&mut self, now: Instant, header: &TcpHeader, payload_len: u32) -> Received {
+        let initial = self.queue.unacknowledged();
+        let acknowledges = header.flags.contains(TcpFlags::ACK);
+        let acknowledgment = initial.near(header.acknowledgment);
+        // First: check the ACK bit.
+        if acknowledges && (acknowledgment <= initial || acknowledgment > self.queue.highest()) {
+            if !header.flags.contains(TcpFlags::RST) {
+                self.pending.reset = Some((header.acknowledgment, false));
+            }
+            return Received::dropped(payload_len, DropReason::AckInvalid);
+        }
+        // Second: check the RST bit. Only one that acknowledges our SYN is real (RFC 5961 §3.2).
+        if header.flags.contains(TcpFlags::RST) {
+            if !acknowledges {
+                return Received::dropped(payload_len, DropReason::ResetInvalid);
+            }
+            self.finish(StateEvent::ReceiveReset, CloseReason::Reset);
+            return Received::event(payload_len, Events::RESET | Events::CLOSED);
+        }
+        // Fourth: check the SYN bit.
+        if !header.flags.contains(TcpFlags::SYN) {
+            return Received::dropped(payload_len, DropReason::Unexpected);
+        }
+        self.learn_peer(header, now);
+        self.heard(now);
+        if !acknowledges {
+            // Simultaneous open: our SYN goes again, now with an ACK (RFC 9293 §3.5, figure 7).
+            self.enter(StateEvent::ReceiveSyn, Phase::SynReceived { passive: false });
+            self.resend_syn();
+            return Received::event(payload_len, Events::NONE);
+        }
+        self.window_acknowledgment = acknowledgment;
+        self.enter(StateEvent::ReceiveSynAck, Phase::Established);
+        self.receiver.acknowledge_now();
+        self.syn_acknowledged(now, acknowledgment);
+        Received::event(payload_len, Events::ESTABLISHED | Events::SEND_SPACE)
+    }
+
+    /// Sends the SYN again as soon as possible.
+    fn resend_syn(&mut self) {
+        if !self.queue.segments().is_empty() {
+            self.queue.set_fate(0, Fate::Lost);
+        }
+    }
+
+    /// Our SYN arrived: the first sample of the round-trip time, if it was sent once.
+    fn syn_acknowledged(&mut self, now: Instant, acknowledgment: Position) {
+        let mut delivered = Delivered::new();
+        self.queue.acknowledge(acknowledgment, &mut delivered);
+        if delivered.ambiguous {
+            if self.rtt.backoff() > 0 {
+                self.rtt.syn_was_lost();
+                self.congestion.syn_was_lost();
+            }
+        } else if let Some(sent_at) = delivered.oldest_sent {
+            self.rtt.sample(now, now.nanos_since(sent_at), 1);
+        }
+        self.recovery.complete();
+        self.open_timers(now);
+    }
+
+    /// RFC 9293 §3.10.7.4.
+    fn in_synchronised(&mut self, now: Instant, header: &TcpHeader, payload_len: u32, token: BufferToken) -> Received {
+        let flags = header.flags;
+        let next = self.receiver.next();
+        let start = next.near(header.sequence);
+        // RFC 7323 §5.3, R1: before the sequence number is looked at; resets are exempt (§5.2).
+        if self.timestamps.enabled && !flags.contains(TcpFlags::RST) {
+            match header.options.timestamps {
+                None => return Received::dropped(payload_len, DropReason::NoTimestamp),
+                Some(timestamps) if self.timestamps.is_old(timestamps.value, now) => {
+                    self.answer_unacceptable(now, payload_len > 0 || flags.sequence_len() > 0);
+                    return Received::dropped(payload_len, DropReason::OldTimestamp);
+                }
+                Some(_) => {}
+            }
+        }
+        // The crossing SYN with ACK of a simultaneous open begins before the window; it is the ACK that counts.
+        let crossing = matches!(self.phase, Phase::SynReceived { .. })
+            && flags.contains(TcpFlags::SYN)
+            && start == self.receiver.initial();
+        let (start, flags) = if crossing { (start + 1, flags.without(TcpFlags::SYN)) } else { (start, flags) };
+        if crossing && !flags.contains(TcpFlags::ACK) && !flags.contains(TcpFlags::RST) {
+            // The peer has not seen our answer.
+            self.resend_syn();
+            return Received::dropped(payload_len, DropReason::Duplicate);
+        }
+        // First: check the sequence number.
+        let data_end = start + payload_len;
+        let end = data_end + flags.sequence_len();
+        if !self.is_acceptable(start, end) {
+            return self.unacceptable(now, flags, start, data_end, end, payload_len);
+        }
+        // Second: check the RST bit (RFC 5961 §3.2).
+        if flags.contains(TcpFlags::RST) {
+            if start != next {
+                self.challenge(now);
+                return Received::dropped(payload_len, DropReason::ResetChallenged);
+            }
+            self.finish(StateEvent::ReceiveReset, CloseReason::Reset);
+            return Received::event(payload_len, Events::RESET | Events::CLOSED);
+        }
+        // Fourth: check the SYN bit (RFC 5961 §4.2).
+        if flags.contains(TcpFlags::SYN) {
+            self.challenge(now);
+            return Received::dropped(payload_len, DropReason::SynChallenged);
+        }
+        // Fifth: check the ACK bit.
+        if !flags.contains(TcpFlags::ACK) {
+            return Received::dropped(payload_len, DropReason::NoAck);
+        }
+        let mut events = Events::NONE;
+        if matches!(self.phase, Phase::SynReceived { .. }) {
+            match self.establish(now, header, crossing) {
+                Ok(happened) => events |= happened,
+                Err(reason) => return Received::dropped(payload_len, reason),
+            }
+        }
+        // RFC 7323 §4.3, rule 2.
+        if let Some(timestamps) = header.options.timestamps
+            && self.timestamps.enabled
+            && start <= self.receiver.last_ack_sent()
+            && !self.timestamps.is_older(timestamps.value)
+        {
+            self.timestamps.note(timestamps.value, now);
+        }
+        self.heard(now);
+        match self.process_acknowledgment(now, header, start, payload_len, crossing) {
+            Ok(happened) => events |= happened,
+            Err(reason) => return Received::dropped(payload_len, reason),
+        }
+        if matches!(self.phase, Phase::Closed { .. }) {
+            return Received::event(payload_len, events);
+        }
+        // Seventh and eighth: the segment text and the FIN.
+        self.process_text(now, start, data_end, flags.contains(TcpFlags::FIN), token, events)
+    }
+
+    /// RFC 9293 §3.10.7.4, table 6, and a little more: a segment that only overlaps the window is taken as far as it lies
+    /// inside, and one without text may begin right behind the window, where a peer is that has used all of it.
+    #[inline]
+    fn is_acceptable(&self, start: Position, end: Position) -> bool {
+        let next = self.receiver.next();
+        let edge = self.receiver.edge().max(next);
+        if start == end { next <= start && start <= edge } else { end > next && (start < edge || start == next) }
+    }
+
+    fn unacceptable(
+        &mut self,
+        now: Instant,
+        flags: TcpFlags,
+        start: Position,
+        data_end: Position,
+        end: Position,
+        payload_len: u32,
+    ) -> Received {
+        if flags.contains(TcpFlags::RST) {
+            return Received::dropped(payload_len, DropReason::ResetInvalid);
+        }
+        if flags.contains(TcpFlags::SYN) {
+            // RFC 5961 §4.2: whatever its number. In TIME-WAIT the owner may begin anew instead (RFC 6191).
+            let reason = if matches!(self.phase, Phase::TimeWait { .. }) {
+                DropReason::SynInTimeWait
+            } else {
+                DropReason::SynChallenged
+            };
+            self.challenge(now);
+            return Received::dropped(payload_len, reason);
+        }
+        let reason = if end <= self.receiver.next() { DropReason::Duplicate } else { DropReason::OutsideWindow };
+        if reason == DropReason::Duplicate {
+            self.receiver.note_duplicate(start, data_end);
+        }
+        if flags.contains(TcpFlags::FIN)
+            && let Phase::TimeWait { until } = &mut self.phase
+        {
+            // RFC 9293 §3.10.7.4, eighth check: the peer's FIN again restarts the wait.
+            *until = now.after_nanos(nanos(self.config.time_wait));
+        }
+        self.answer_unacceptable(now, start < end);
+        Received::dropped(payload_len, reason)
+    }
+
+    /// Acknowledges a segment that cannot be used. Those that take sequence numbers come from a peer that needs to know;
+    /// answers to others are limited, or two confused ends would answer each other for ever.
+    fn answer_unacceptable(&mut self, now: Instant, takes_sequence: bool) {
+        if takes_sequence {
+            self.receiver.acknowledge_now();
+        } else {
+            self.challenge(now);
+        }
+    }
+
+    /// A challenge (RFC 5961 §3.2), at most so many a second (§7).
+    pub(crate) fn challenge(&mut self, now: Instant) {
+        if now.nanos_since(self.challenge_start) >= SECOND {
+            self.challenge_start = now;
+            self.challenges = 0;
+        }
+        if self.challenges < self.config.challenge_acks {
+            self.challenges += 1;
+            self.receiver.acknowledge_now();
+        }
+    }
+
+    /// SYN-RECEIVED: an acknowledgment of our SYN opens the connection (RFC 9293 §3.10.7.4, fifth check).
+    fn establish(&mut self, now: Instant, header: &TcpHeader, crossing: bool) -> Result<Events, DropReason> {
+        let initial = self.queue.unacknowledged();
+        let acknowledgment = initial.near(header.acknowledgment);
+        if acknowledgment <= initial || acknowledgment > self.queue.highest() {
+            self.pending.reset = Some((header.acknowledgment, false));
+            return Err(DropReason::AckInvalid);
+        }
+        self.enter(StateEvent::SynAcknowledged, Phase::Established);
+        // RFC 9293 §3.10.7.4: SND.WND from this segment, which is the first whose window is scaled.
+        self.window = u32::from(header.window) << if crossing { 0 } else { self.peer_shift };
+        self.largest_window = self.largest_window.max(self.window);
+        self.window_sequence = self.receiver.next().near(header.sequence);
+        self.window_acknowledgment = acknowledgment;
+        self.syn_acknowledged(now, initial + 1);
+        if crossing {
+            self.receiver.acknowledge_now();
+        }
+        if self.closing {
+            self.enter(StateEvent::Close, Phase::FinWait1);
+        }
+        Ok(Events::ESTABLISHED | Events::SEND_SPACE)
+    }
+
+    fn process_text(
+        &mut self,
+        now: Instant,
+        start: Position,
+        end: Position,
+        fin: bool,
+        token: BufferToken,
+        mut events: Events,
+    ) -> Received {
+        if !self.phase.receives() {
+            // CLOSE-WAIT and later: the peer has said that this is all.
+            let drop = (start < end).then_some(DropReason::DataAfterFin);
+            if start < end || fin {
+                self.receiver.acknowledge_now();
+            }
+            let payload = if start < end { Payload::Discarded } else { Payload::None };
+            return Received { payload, events, drop };
+        }
+        if start == end && !fin {
+            return Received { payload: Payload::None, events, drop: None };
+        }
+        let (payload, drop) = self.receiver.accept(now, start, end, fin, token);
+        if self.receiver.finished() {
+            events |= Events::PEER_FIN;
+            match self.phase {
+                Phase::Established => self.enter(StateEvent::ReceiveFin, Phase::CloseWait),
+                Phase::FinWait1 => self.enter(StateEvent::ReceiveFin, Phase::Closing),
+                _ => {
+                    self.wait_for_late_segments(StateEvent::ReceiveFin, now);
+                    events |= Events::TIME_WAIT;
+                }
+            }
+        } else if let Phase::FinWait2 { until } = &mut self.phase
+            && let Some(patience) = self.config.fin_wait_2
+        {
+            *until = now.after_nanos(nanos(patience));
+        }
+        Received { payload, events, drop }
+    }
+
+    /// Enters TIME-WAIT.
+    pub(crate) fn wait_for_late_segments(&mut self, event: StateEvent, now: Instant) {
+        let until = now.after_nanos(nanos(self.config.time_wait));
+        self.enter(event, Phase::TimeWait { until });
+        self.timers.stop();
+        self.queue.shrink();
+        self.receiver.reassembly.shrink();
+    }
+}

@@ -1,0 +1,358 @@
+//! What to send next.
+
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::connection::Connection;
+use crate::event::{Slice, Transmit};
+use crate::instant::{Instant, nanos};
+use crate::position::Position;
+use crate::queue::Content;
+use crate::recovery::Mode;
+use crate::state::Phase;
+
+/// Blocks that fit beside a timestamp, and without one (RFC 2018 §3).
+const BLOCKS_WITH_TIMESTAMP: usize = 3;
+const BLOCKS: usize = 4;
+
+/// What the windows say to the next unsent octets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fresh {
+    /// So many octets may leave.
+    Send(u32),
+    /// There is nothing to send, or the congestion window or Nagle's rule is in the way.
+    Wait,
+    /// Nothing is in flight, and the peer's window is shut or too small: only a timer goes on from here.
+    Shut,
+}
+
+impl Connection {
+    /// Whether [`Connection::poll_transmit`] has something to give. Cheap.
+    #[inline]
+    pub fn wants_transmit(&self, _now: Instant) -> bool {
+        if self.receiver.wants_ack() || self.pending.any() {
+            return true;
+        }
+        match self.phase {
+            Phase::SynSent | Phase::SynReceived { .. } => self.queue.segments().is_empty() || self.queue.lost() > 0,
+            phase if phase.sends() => {
+                (self.queue.lost() > 0 && self.may_send_again())
+                    || self.may_send_fin()
+                    || (self.queue.unsent() > 0
+                        && match self.fresh() {
+                            Fresh::Send(_) => true,
+                            Fresh::Wait => false,
+                            Fresh::Shut => self.timers.persist == Instant::NEVER,
+                        })
+            }
+            _ => false,
+        }
+    }
+
+    /// The next segment to send, `None` if there is nothing now. To be called until `None` at the end of a batch.
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
+        if let Some((sequence, acknowledge)) = self.pending.reset.take() {
+            return Some(self.reset_segment(now, sequence, acknowledge));
+        }
+        match self.phase {
+            Phase::Closed { .. } => return None,
+            Phase::SynSent => return self.poll_syn(now, TcpFlags::SYN),
+            Phase::SynReceived { .. } => {
+                if let Some(syn) = self.poll_syn(now, TcpFlags::SYN | TcpFlags::ACK) {
+                    return Some(syn);
+                }
+            }
+            phase if phase.sends() => {
+                if let Some(data) = self.poll_data(now) {
+                    return Some(data);
+                }
+            }
+            _ => self.pending.tail_probe = false,
+        }
+        if self.pending.keep_alive {
+            // RFC 9293 §3.8.4: a sequence number that the peer has acknowledged makes it answer.
+            self.pending.keep_alive = false;
+            return Some(self.bare(now, self.queue.next() - 1));
+        }
+        if self.receiver.wants_ack() {
+            return Some(self.bare(now, self.queue.next()));
+        }
+        None
+    }
+
+    /// A header as of now. The window that it offers counts as offered.
+    #[inline]
+    fn header(&mut self, now: Instant, flags: TcpFlags, sequence: Position) -> TcpHeader {
+        let mut header = TcpHeader::new(flags);
+        header.sequence = sequence.sequence();
+        if flags.contains(TcpFlags::ACK) {
+            header.acknowledgment = self.receiver.next().sequence();
+        }
+        header.window = self.receiver.offer(flags.contains(TcpFlags::SYN));
+        header.options.timestamps = self.timestamps.option(now);
+        self.counters.segments_sent += 1;
+        header
+    }
+
+    /// A pure acknowledgment, with SACK blocks if there is something to report (RFC 2018 §4).
+    fn bare(&mut self, now: Instant, sequence: Position) -> Transmit {
+        let mut header = self.header(now, TcpFlags::ACK, sequence);
+        if self.sack && !self.receiver.is_plain() {
+            let most = if self.timestamps.enabled { BLOCKS_WITH_TIMESTAMP } else { BLOCKS };
+            header.options.sack = self.receiver.take_blocks(most);
+        }
+        self.receiver.ack_sent(self.sack, true);
+        Transmit { header, payload: None, retransmission: false, ecn: 0 }
+    }
+
+    /// The SYN, with or without ACK, for the first time or again.
+    fn poll_syn(&mut self, now: Instant, flags: TcpFlags) -> Option<Transmit> {
+        let sequence = self.queue.unacknowledged();
+        let retransmission = if self.queue.segments().is_empty() {
+            self.queue.send_control(now, Content::Syn);
+            false
+        } else {
+            let index = self.queue.first_lost()?;
+            self.queue.send_again(now, index, 1);
+            self.counters.segments_retransmitted += 1;
+            true
+        };
+        self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+        let mut header = self.header(now, flags, sequence);
+        header.options.mss = Some(self.config.mss);
+        header.options.window_scale = self.scaling.then(|| self.config.window_shift());
+        header.options.sack_permitted = self.sack;
+        if flags.contains(TcpFlags::ACK) {
+            self.receiver.ack_sent(self.sack, true);
+        }
+        Some(Transmit { header, payload: None, retransmission, ecn: 0 })
+    }
+
+    /// Data and FIN: first what was lost, then probes, then what was never sent.
+    fn poll_data(&mut self, now: Instant) -> Option<Transmit> {
+        if self.queue.lost() > 0
+            && self.may_send_again()
+            && let Some(index) = self.queue.first_lost()
+        {
+            self.recovery.force = false;
+            return self.send_again(now, index);
+        }
+        if self.pending.tail_probe {
+            self.pending.tail_probe = false;
+            if let Some(probe) = self.send_tail_probe(now) {
+                return Some(probe);
+            }
+        }
+        if self.queue.unsent() > 0 {
+            if self.pending.window_probe {
+                self.pending.window_probe = false;
+                if let Some(probe) = self.send_window_probe(now) {
+                    return Some(probe);
+                }
+            }
+            self.restart_after_idle(now);
+            match self.fresh() {
+                Fresh::Send(len) => return self.send_fresh(now, len),
+                Fresh::Wait => {}
+                Fresh::Shut => self.schedule_window_probe(now),
+            }
+        }
+        self.pending.window_probe = false;
+        if self.may_send_fin() {
+            return Some(self.send_fin(now));
+        }
+        None
+    }
+
+    #[inline]
+    fn may_send_again(&self) -> bool {
+        self.recovery.force || self.in_flight().saturating_add(self.segment) <= self.congestion.window()
+    }
+
+    #[inline]
+    fn may_send_fin(&self) -> bool {
+        self.closing && !self.fin_sent && self.queue.unsent() == 0
+    }
+
+    /// What may leave of the next record: all of it, or a segment's worth, if the windows admit that; less only into a window
+    /// that has no room for more (RFC 9293 §3.8.6.2.1).
+    #[inline]
+    fn fresh(&self) -> Fresh {
+        let rest = self.queue.fresh_len();
+        if rest == 0 {
+            return Fresh::Wait;
+        }
+        let idle = self.queue.segments().is_empty();
+        let len = rest.min(self.segment);
+        let usable = self.window_edge().octets_since(self.queue.next());
+        if usable < len {
+            if !idle {
+                return Fresh::Wait;
+            }
+            // Half of the largest window that the peer ever had is worth sending, as it may never have more.
+            if usable == 0 || usable < self.largest_window / 2 {
+                return Fresh::Shut;
+            }
+            return Fresh::Send(usable);
+        }
+        if !idle {
+            if self.in_flight().saturating_add(len) > self.congestion.window() {
+                return Fresh::Wait;
+            }
+            // RFC 9293 §3.7.4.
+            if self.config.nagle && len < self.segment && !self.closing {
+                return Fresh::Wait;
+            }
+        }
+        Fresh::Send(len)
+    }
+
+    /// RFC 5681 §4.1: after an idle retransmission time-out the window falls back to the initial one.
+    fn restart_after_idle(&mut self, now: Instant) {
+        if !self.config.restart_after_idle || !self.queue.segments().is_empty() {
+            return;
+        }
+        let idle = now.nanos_since(self.last_sent);
+        if idle > self.rtt.timeout() {
+            self.congestion.restart(idle);
+            self.last_sent = now;
+        }
+    }
+
+    /// Sends the next `len` octets for the first time.
+    fn send_fresh(&mut self, now: Instant, len: u32) -> Option<Transmit> {
+        let sequence = self.queue.next();
+        let slice = self.queue.send_fresh(now, len)?;
+        let flags = if self.queue.unsent() == 0 { TcpFlags::ACK | TcpFlags::PSH } else { TcpFlags::ACK };
+        self.timers.persist = Instant::NEVER;
+        Some(self.data(
+            now,
+            flags,
+            sequence,
+            Some(slice),
+            len,
+            !slice.whole_first_transmission && self.was_probed(sequence),
+        ))
+    }
+
+    /// Whether the octet at `sequence` has left as a window probe.
+    fn was_probed(&self, sequence: Position) -> bool {
+        self.queue.segments().back().is_some_and(|segment| segment.start == sequence && segment.retransmitted)
+    }
+
+    fn send_fin(&mut self, now: Instant) -> Transmit {
+        let sequence = self.queue.next();
+        self.queue.send_control(now, Content::Fin);
+        self.fin_sent = true;
+        self.data(now, TcpFlags::ACK | TcpFlags::FIN, sequence, None, 0, false)
+    }
+
+    /// Sends a segment of the scoreboard again.
+    fn send_again(&mut self, now: Instant, index: usize) -> Option<Transmit> {
+        let (segment, slice) = self.queue.send_again(now, index, self.segment)?;
+        let stamp = self.timestamps.enabled.then(|| self.timestamps.value(now));
+        self.recovery.note_retransmission(stamp);
+        self.counters.segments_retransmitted += 1;
+        let (flags, len) = match segment.content {
+            Content::Fin => (TcpFlags::ACK | TcpFlags::FIN, 0),
+            _ => (TcpFlags::ACK | TcpFlags::PSH, segment.len),
+        };
+        self.counters.octets_retransmitted += u64::from(len);
+        if index == 0 {
+            // RFC 6298 §5.1 and §5.4: the timer runs from the oldest segment's last transmission.
+            self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+        }
+        Some(self.data(now, flags, segment.start, slice, len, true))
+    }
+
+    /// Accounts for a segment that takes sequence numbers, and builds it.
+    #[inline]
+    fn data(
+        &mut self,
+        now: Instant,
+        flags: TcpFlags,
+        sequence: Position,
+        payload: Option<Slice>,
+        len: u32,
+        retransmission: bool,
+    ) -> Transmit {
+        let header = self.header(now, flags, sequence);
+        self.counters.octets_sent += u64::from(len);
+        self.last_sent = now;
+        self.flight_mark = self.in_flight();
+        if self.timers.retransmit == Instant::NEVER {
+            // Nothing was in flight: RFC 6298 §5.1, and the user time-out begins to run.
+            self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+            self.begin_waiting(now);
+        }
+        if !retransmission && self.sack && self.recovery.may_probe(&self.queue) {
+            self.timers.probe = now.after_nanos(self.rtt.probe_timeout());
+        }
+        if let Mode::Fast { rate, .. } = &mut self.recovery.mode {
+            rate.sent(len);
+        }
+        self.receiver.ack_sent(self.sack, false);
+        Transmit { header, payload, retransmission, ecn: 0 }
+    }
+
+    /// RFC 8985 §7.3: new data if the peer has room for it, else the last segment again.
+    fn send_tail_probe(&mut self, now: Instant) -> Option<Transmit> {
+        if self.queue.segments().is_empty() {
+            return None;
+        }
+        self.counters.tail_loss_probes += 1;
+        let len = self.queue.fresh_len().min(self.segment);
+        let usable = self.window_edge().octets_since(self.queue.next());
+        let (transmit, retransmission) = if len > 0 && len <= usable {
+            (self.send_fresh(now, len)?, false)
+        } else {
+            let index = self.queue.last()?;
+            (self.send_again(now, index)?, true)
+        };
+        self.recovery.probe_sent(self.queue.next(), retransmission);
+        self.timers.probe = Instant::NEVER;
+        self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+        Some(transmit)
+    }
+
+    /// What fits into a small window, or one octet into a shut one (RFC 9293 §3.8.6.1).
+    fn send_window_probe(&mut self, now: Instant) -> Option<Transmit> {
+        if !self.queue.segments().is_empty() {
+            return None;
+        }
+        let rest = self.queue.fresh_len().min(self.segment);
+        let usable = self.window_edge().octets_since(self.queue.next());
+        if usable > 0 {
+            return self.send_fresh(now, usable.min(rest));
+        }
+        let slice = self.queue.probe_octet()?;
+        let header = self.header(now, TcpFlags::ACK, self.queue.next());
+        self.counters.octets_sent += 1;
+        self.receiver.ack_sent(self.sack, false);
+        Some(Transmit { header, payload: Some(slice), retransmission: self.persist_backoff > 1, ecn: 0 })
+    }
+
+    /// Data waits for a window, and nothing in flight will bring an acknowledgment.
+    fn schedule_window_probe(&mut self, now: Instant) {
+        if self.timers.persist == Instant::NEVER {
+            self.persist_backoff = 0;
+            self.timers.persist = now.after_nanos(self.window_probe_interval());
+            self.begin_waiting(now);
+        }
+    }
+
+    /// RFC 9293 §3.8.6.1: the first probe after a retransmission time-out, then ever more slowly.
+    pub(crate) fn window_probe_interval(&self) -> u64 {
+        let ceiling = nanos(self.config.rto_max);
+        self.rtt.timeout().checked_shl(self.persist_backoff.min(32)).map_or(ceiling, |time| time.min(ceiling))
+    }
+
+    /// The user time-out begins to run, unless it does already.
+    fn begin_waiting(&mut self, now: Instant) {
+        self.waiting_since = now;
+        if let Some(patience) = self.config.user_timeout
+            && self.timers.user == Instant::NEVER
+        {
+            self.timers.user = now.after_nanos(nanos(patience));
+        }
+    }
+}

@@ -1,0 +1,567 @@
+//! The send queue: records that the owner pushed, and the scoreboard of what was sent of them.
+//!
+//! Two lists. *Records* are what the owner pushed, each with its buffer's token, kept until acknowledged. *Segments* are
+//! what was sent and is not acknowledged, in the order of the sequence space without gaps; each lies within one record, or is
+//! the SYN or the FIN. Octets in flight, selectively acknowledged and held for lost are counted per segment, so the three
+//! sums and the list always agree.
+
+use std::collections::VecDeque;
+
+use crate::event::{BufferToken, Slice};
+use crate::instant::Instant;
+use crate::position::Position;
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    start: Position,
+    len: u32,
+    token: BufferToken,
+}
+
+impl Record {
+    fn end(&self) -> Position {
+        self.start + self.len
+    }
+}
+
+/// What is thought to have become of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    InFlight,
+    /// The peer reported it (RFC 2018); it may still forget it.
+    Sacked,
+    /// Held for lost and not sent again yet.
+    Lost,
+}
+
+/// What a segment carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Content {
+    Syn,
+    Data,
+    Fin,
+}
+
+/// A part of the sequence space that was sent as one segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) start: Position,
+    /// When it was sent last.
+    pub(crate) sent_at: Instant,
+    pub(crate) len: u32,
+    /// Number of its record, counted from the first one ever pushed, modulo 2^32.
+    record: u32,
+    pub(crate) fate: Fate,
+    pub(crate) content: Content,
+    pub(crate) retransmitted: bool,
+}
+
+impl Segment {
+    #[inline]
+    pub(crate) fn end(&self) -> Position {
+        self.start + self.len
+    }
+}
+
+/// What one acknowledgment has told about segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delivered {
+    /// Octets that were not known to be delivered before.
+    pub(crate) octets: u32,
+    /// Octets by which the cumulative acknowledgment advanced.
+    pub(crate) advanced: u32,
+    /// When the oldest of them was sent, as far as each was sent once (Karn, RFC 6298 §3).
+    pub(crate) oldest_sent: Option<Instant>,
+    /// Some were sent more than once.
+    pub(crate) ambiguous: bool,
+    /// The one sent last: when, its end, whether it was sent more than once (RFC 8985 §6.2, step 1 and 2).
+    pub(crate) newest: Option<(Instant, Position, bool)>,
+    /// A segment sent once arrived behind one with a higher sequence number (RFC 8985 §6.2, step 3).
+    pub(crate) reordered: bool,
+}
+
+impl Delivered {
+    pub(crate) fn new() -> Delivered {
+        Delivered { octets: 0, advanced: 0, oldest_sent: None, ambiguous: false, newest: None, reordered: false }
+    }
+
+    #[inline]
+    fn add(&mut self, segment: &Segment, forward: &mut Position) {
+        self.octets += segment.len;
+        let end = segment.end();
+        if segment.retransmitted {
+            self.ambiguous = true;
+        } else {
+            if self.oldest_sent.is_none_or(|oldest| segment.sent_at < oldest) {
+                self.oldest_sent = Some(segment.sent_at);
+            }
+            self.reordered |= end < *forward;
+        }
+        if end > *forward {
+            *forward = end;
+        }
+        if self.newest.is_none_or(|(sent_at, newest_end, _)| (segment.sent_at, end) > (sent_at, newest_end)) {
+            self.newest = Some((segment.sent_at, end, segment.retransmitted));
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    records: VecDeque<Record>,
+    /// Number of `records[0]`.
+    first_record: u32,
+    /// Number of the first record that has unsent octets.
+    unsent_record: u32,
+    segments: VecDeque<Segment>,
+    /// SND.UNA.
+    unacknowledged: Position,
+    /// SND.NXT: the end of `segments`.
+    next: Position,
+    /// The end of what was ever sent; beyond `next` only for the octet of a window probe.
+    highest: Position,
+    /// The end of the records.
+    end: Position,
+    /// Position of the first octet of the stream.
+    stream_start: Position,
+    in_flight: u32,
+    sacked: u32,
+    sacked_segments: u32,
+    lost: u32,
+    /// No segment before this position is lost.
+    lost_from: Position,
+    /// The highest end of a delivered segment (RFC 8985, RACK.fack).
+    forward: Position,
+}
+
+impl SendQueue {
+    /// A queue whose sequence space begins with a SYN at `initial`.
+    pub(crate) fn new(initial: Position) -> SendQueue {
+        SendQueue {
+            records: VecDeque::new(),
+            first_record: 0,
+            unsent_record: 0,
+            segments: VecDeque::new(),
+            unacknowledged: initial,
+            next: initial,
+            highest: initial,
+            end: initial + 1,
+            stream_start: initial + 1,
+            in_flight: 0,
+            sacked: 0,
+            sacked_segments: 0,
+            lost: 0,
+            lost_from: initial,
+            forward: initial,
+        }
+    }
+
+    /// SND.UNA.
+    #[inline]
+    pub(crate) fn unacknowledged(&self) -> Position {
+        self.unacknowledged
+    }
+
+    /// SND.NXT.
+    #[inline]
+    pub(crate) fn next(&self) -> Position {
+        self.next
+    }
+
+    /// The end of what was ever sent.
+    #[inline]
+    pub(crate) fn highest(&self) -> Position {
+        self.highest
+    }
+
+    /// The end of what was pushed: where the FIN goes.
+    #[inline]
+    pub(crate) fn end(&self) -> Position {
+        self.end
+    }
+
+    /// Position of the first octet of the stream.
+    pub(crate) fn stream_start(&self) -> Position {
+        self.stream_start
+    }
+
+    /// Octets sent and neither acknowledged, selectively acknowledged nor held for lost.
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Octets selectively acknowledged.
+    #[inline]
+    pub(crate) fn sacked(&self) -> u32 {
+        self.sacked
+    }
+
+    /// Segments selectively acknowledged.
+    #[inline]
+    pub(crate) fn sacked_segments(&self) -> u32 {
+        self.sacked_segments
+    }
+
+    /// Octets held for lost.
+    #[inline]
+    pub(crate) fn lost(&self) -> u32 {
+        self.lost
+    }
+
+    /// Octets pushed and never sent.
+    #[inline]
+    pub(crate) fn unsent(&self) -> u64 {
+        self.end.since(self.next)
+    }
+
+    /// Segments that are not acknowledged.
+    #[inline]
+    pub(crate) fn segments(&self) -> &VecDeque<Segment> {
+        &self.segments
+    }
+
+    /// Appends a record.
+    #[inline]
+    pub(crate) fn push(&mut self, token: BufferToken, len: u32) {
+        self.records.push_back(Record { start: self.end, len, token });
+        self.end = self.end + len;
+    }
+
+    /// The oldest record if it is acknowledged as a whole.
+    #[inline]
+    pub(crate) fn pop_acknowledged(&mut self) -> Option<BufferToken> {
+        let record = self.records.front()?;
+        if record.end() > self.unacknowledged || self.unacknowledged < self.stream_start {
+            return None;
+        }
+        self.pop_record()
+    }
+
+    /// Whether [`SendQueue::pop_acknowledged`] has something.
+    #[inline]
+    pub(crate) fn has_acknowledged(&self) -> bool {
+        self.records
+            .front()
+            .is_some_and(|record| record.end() <= self.unacknowledged && self.unacknowledged >= self.stream_start)
+    }
+
+    /// Any record, at the end of the connection.
+    pub(crate) fn pop_record(&mut self) -> Option<BufferToken> {
+        let record = self.records.pop_front()?;
+        if self.unsent_record == self.first_record {
+            self.unsent_record = self.unsent_record.wrapping_add(1);
+        }
+        self.first_record = self.first_record.wrapping_add(1);
+        Some(record.token)
+    }
+
+    /// Takes a record that will not be sent, to be given back with the others.
+    pub(crate) fn refuse(&mut self, token: BufferToken) {
+        self.records.push_back(Record { start: self.end, len: 0, token });
+    }
+
+    /// Holds segments in flight for lost that are longer than `limit` octets of payload; returns whether there are any.
+    pub(crate) fn lose_larger_than(&mut self, limit: u32) -> bool {
+        let mut found = false;
+        for index in 0..self.segments.len() {
+            if self.segments[index].len > limit && self.segments[index].fate == Fate::InFlight {
+                self.set_fate(index, Fate::Lost);
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// Forgets what was sent, at the end of the connection. Records stay until they are popped.
+    pub(crate) fn stop(&mut self) {
+        self.segments = VecDeque::new();
+        (self.in_flight, self.sacked, self.sacked_segments, self.lost) = (0, 0, 0, 0);
+    }
+
+    /// Gives memory back that a busy time has left behind.
+    pub(crate) fn shrink(&mut self) {
+        self.records.shrink_to(8);
+        self.segments.shrink_to(8);
+    }
+
+    /// Octets of heap in use.
+    pub(crate) fn heap(&self) -> usize {
+        self.records.capacity() * size_of::<Record>() + self.segments.capacity() * size_of::<Segment>()
+    }
+
+    #[inline]
+    fn record(&self, number: u32) -> Option<&Record> {
+        self.records.get(number.wrapping_sub(self.first_record) as usize)
+    }
+
+    /// The first record with unsent octets: its number, and itself. Records without octets are passed over.
+    #[inline]
+    fn unsent_record(&self) -> Option<(u32, Record)> {
+        let mut number = self.unsent_record;
+        while let Some(record) = self.record(number) {
+            if record.end() > self.next {
+                return Some((number, *record));
+            }
+            number = number.wrapping_add(1);
+        }
+        None
+    }
+
+    /// The unsent rest of the first record that has one: its octets.
+    #[inline]
+    pub(crate) fn fresh_len(&self) -> u32 {
+        self.unsent_record().map_or(0, |(_, record)| record.end().octets_since(self.next))
+    }
+
+    /// Sends the next `len` octets for the first time; no more than [`SendQueue::fresh_len`].
+    #[inline]
+    pub(crate) fn send_fresh(&mut self, now: Instant, len: u32) -> Option<Slice> {
+        let (number, record) = self.unsent_record()?;
+        let offset = self.next.octets_since(record.start);
+        let len = len.min(record.len - offset);
+        let again = self.highest > self.next;
+        self.append(Segment {
+            start: self.next,
+            sent_at: now,
+            len,
+            record: number,
+            fate: Fate::InFlight,
+            content: Content::Data,
+            // The octet of a window probe may have arrived: its time is ambiguous.
+            retransmitted: again,
+        });
+        self.unsent_record = if offset + len == record.len { number.wrapping_add(1) } else { number };
+        Some(Slice { token: record.token, offset, len, whole_first_transmission: len == record.len && !again })
+    }
+
+    /// Sends the SYN or the FIN for the first time.
+    pub(crate) fn send_control(&mut self, now: Instant, content: Content) {
+        self.append(Segment {
+            start: self.next,
+            sent_at: now,
+            len: 1,
+            record: 0,
+            fate: Fate::InFlight,
+            content,
+            retransmitted: false,
+        });
+    }
+
+    #[inline]
+    fn append(&mut self, segment: Segment) {
+        self.in_flight += segment.len;
+        self.next = segment.end();
+        if self.next > self.highest {
+            self.highest = self.next;
+        }
+        self.segments.push_back(segment);
+    }
+
+    /// The octet behind SND.NXT, as the payload of a window probe (RFC 9293 §3.8.6.1). It is not counted as sent.
+    pub(crate) fn probe_octet(&mut self) -> Option<Slice> {
+        let (_, record) = self.unsent_record()?;
+        self.highest = self.highest.max(self.next + 1);
+        Some(Slice {
+            token: record.token,
+            offset: self.next.octets_since(record.start),
+            len: 1,
+            whole_first_transmission: false,
+        })
+    }
+
+    /// The payload of a segment of the list.
+    #[inline]
+    fn slice(&self, segment: &Segment) -> Option<Slice> {
+        if segment.content != Content::Data {
+            return None;
+        }
+        let record = self.record(segment.record)?;
+        Some(Slice {
+            token: record.token,
+            offset: segment.start.octets_since(record.start),
+            len: segment.len,
+            whole_first_transmission: false,
+        })
+    }
+
+    /// Index of the first segment that ends behind `position`.
+    #[inline]
+    fn index_of(&self, position: Position) -> usize {
+        self.segments.partition_point(|segment| segment.end() <= position)
+    }
+
+    /// Index of the lost segment with the lowest sequence number.
+    #[inline]
+    pub(crate) fn first_lost(&mut self) -> Option<usize> {
+        if self.lost == 0 {
+            return None;
+        }
+        let from = self.index_of(self.lost_from);
+        let index = self.segments.range(from..).position(|segment| segment.fate == Fate::Lost).map(|step| from + step);
+        if let Some(index) = index {
+            self.lost_from = self.segments[index].start;
+        }
+        index
+    }
+
+    /// Sends a segment of the list again, no more than `limit` octets of it: the rest becomes a segment of its own that
+    /// has the same fate as this one had. Returns it as sent, and its payload.
+    pub(crate) fn send_again(&mut self, now: Instant, index: usize, limit: u32) -> Option<(Segment, Option<Slice>)> {
+        let segment = *self.segments.get(index)?;
+        if segment.len > limit && limit > 0 {
+            let rest = Segment { start: segment.start + limit, len: segment.len - limit, ..segment };
+            self.segments[index].len = limit;
+            self.segments.insert(index + 1, rest);
+            if segment.fate == Fate::Sacked {
+                self.sacked_segments += 1;
+            }
+        }
+        self.set_fate(index, Fate::InFlight);
+        let segment = &mut self.segments[index];
+        segment.sent_at = now;
+        segment.retransmitted = true;
+        let segment = *segment;
+        Some((segment, self.slice(&segment)))
+    }
+
+    /// Index of the segment with the highest sequence number that can be sent as a probe.
+    pub(crate) fn last(&self) -> Option<usize> {
+        self.segments.iter().rposition(|segment| segment.fate != Fate::Sacked)
+    }
+
+    #[inline]
+    fn count(&mut self, fate: Fate, len: u32) {
+        match fate {
+            Fate::InFlight => self.in_flight += len,
+            Fate::Sacked => {
+                self.sacked += len;
+                self.sacked_segments += 1;
+            }
+            Fate::Lost => self.lost += len,
+        }
+    }
+
+    #[inline]
+    fn uncount(&mut self, fate: Fate, len: u32) {
+        match fate {
+            Fate::InFlight => self.in_flight -= len,
+            Fate::Sacked => {
+                self.sacked -= len;
+                self.sacked_segments -= 1;
+            }
+            Fate::Lost => self.lost -= len,
+        }
+    }
+
+    /// Changes what is thought to have become of a segment.
+    #[inline]
+    pub(crate) fn set_fate(&mut self, index: usize, fate: Fate) {
+        let Segment { fate: before, len, start, .. } = self.segments[index];
+        if before == fate {
+            return;
+        }
+        self.uncount(before, len);
+        self.count(fate, len);
+        self.segments[index].fate = fate;
+        if fate == Fate::Lost && start < self.lost_from {
+            self.lost_from = start;
+        }
+    }
+
+    /// The peer has everything before `position` (at most [`SendQueue::highest`]).
+    #[inline]
+    pub(crate) fn acknowledge(&mut self, position: Position, delivered: &mut Delivered) {
+        while let Some(segment) = self.segments.front_mut() {
+            if segment.end() <= position {
+                let segment = *segment;
+                self.segments.pop_front();
+                self.uncount(segment.fate, segment.len);
+                if segment.fate != Fate::Sacked {
+                    delivered.add(&segment, &mut self.forward);
+                }
+            } else if segment.start < position {
+                // A part: the rest stays as it is, whatever was thought of it.
+                let part = Segment { len: position.octets_since(segment.start), ..*segment };
+                segment.start = position;
+                segment.len -= part.len;
+                match part.fate {
+                    Fate::InFlight => self.in_flight -= part.len,
+                    Fate::Sacked => self.sacked -= part.len,
+                    Fate::Lost => self.lost -= part.len,
+                }
+                if part.fate != Fate::Sacked {
+                    delivered.add(&part, &mut self.forward);
+                }
+                break;
+            } else {
+                break;
+            }
+        }
+        delivered.advanced = position.octets_since(self.unacknowledged);
+        self.unacknowledged = position;
+        if self.next < position {
+            // The octet of a window probe was taken.
+            self.next = position;
+        }
+        if self.lost_from < position {
+            self.lost_from = position;
+        }
+    }
+
+    /// The peer holds `left .. right`. A segment counts when it lies in the block as a whole.
+    pub(crate) fn sack(&mut self, left: Position, right: Position, delivered: &mut Delivered) {
+        let mut index = self.segments.partition_point(|segment| segment.start < left);
+        while let Some(segment) = self.segments.get(index).copied()
+            && segment.end() <= right
+        {
+            if segment.fate != Fate::Sacked {
+                self.set_fate(index, Fate::Sacked);
+                delivered.add(&segment, &mut self.forward);
+            }
+            index += 1;
+        }
+    }
+
+    /// The peer has dropped what it reported (RFC 2018 §8): nothing is thought to be there any more.
+    pub(crate) fn forget_sacks(&mut self) {
+        for index in 0..self.segments.len() {
+            if self.segments[index].fate == Fate::Sacked {
+                self.set_fate(index, Fate::Lost);
+            }
+        }
+    }
+
+    /// Nothing was lost after all.
+    pub(crate) fn forget_losses(&mut self) {
+        for index in 0..self.segments.len() {
+            if self.segments[index].fate == Fate::Lost {
+                self.set_fate(index, Fate::InFlight);
+            }
+        }
+    }
+
+    /// Panics if the sums do not agree with the lists. For tests.
+    #[cfg(any(test, debug_assertions))]
+    pub(crate) fn check(&self) {
+        let sum = |fate: Fate| self.segments.iter().filter(|segment| segment.fate == fate).map(|s| s.len).sum::<u32>();
+        assert_eq!(self.in_flight, sum(Fate::InFlight), "in flight");
+        assert_eq!(self.sacked, sum(Fate::Sacked), "sacked");
+        assert_eq!(self.lost, sum(Fate::Lost), "lost");
+        assert_eq!(
+            self.sacked_segments as usize,
+            self.segments.iter().filter(|segment| segment.fate == Fate::Sacked).count()
+        );
+        let mut at = self.unacknowledged;
+        for segment in &self.segments {
+            assert_eq!(segment.start, at, "a gap in the scoreboard");
+            assert!(segment.len > 0);
+            at = segment.end();
+        }
+        assert_eq!(at, self.next);
+        assert!(self.unacknowledged <= self.next && self.next <= self.highest);
+        if let Some(first) = self.segments.iter().find(|segment| segment.fate == Fate::Lost) {
+            assert!(self.lost_from <= first.start, "a lost segment out of sight");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Received data that is ahead of a gap.
+
+use std::collections::VecDeque;
+
+use crate::event::{BufferToken, HeldPayload};
+use crate::position::Position;
+
+/// A payload that is held: what of it is wanted, and where that begins in the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    start: Position,
+    end: Position,
+    /// Octets of the payload before `start`.
+    skip: u32,
+    token: BufferToken,
+}
+
+/// A stretch without gaps, for a SACK block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: Position,
+    pub(crate) end: Position,
+}
+
+/// What became of an offered payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offered {
+    Held,
+    /// All of it is held already.
+    Duplicate,
+    /// The budget is used up by data that comes before it.
+    OverBudget,
+}
+
+/// Held payloads in the order of the sequence space, without overlaps, and the runs that they make.
+#[derive(Debug, Default)]
+pub(crate) struct Reassembly {
+    held: VecDeque<Held>,
+    /// The most recently changed run first (RFC 2018 §4).
+    runs: Vec<Run>,
+    /// Buffers that are to be given back.
+    discarded: Vec<BufferToken>,
+}
+
+impl Reassembly {
+    /// Whether nothing is held.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Buffers held.
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// The runs, the most recently changed first.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// A buffer that is not needed any more.
+    #[inline]
+    pub(crate) fn pop_discarded(&mut self) -> Option<BufferToken> {
+        self.discarded.pop()
+    }
+
+    /// Octets of heap in use.
+    pub(crate) fn heap(&self) -> usize {
+        self.held.capacity() * size_of::<Held>()
+            + self.runs.capacity() * size_of::<Run>()
+            + self.discarded.capacity() * size_of::<BufferToken>()
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        self.held.shrink_to(0);
+        self.runs.shrink_to(0);
+        self.discarded.shrink_to(0);
+    }
+
+    /// Gives everything up.
+    pub(crate) fn clear(&mut self) {
+        self.discarded.extend(self.held.drain(..).map(|held| held.token));
+        self.runs.clear();
+    }
+
+    /// Offers the payload `start .. end`, of which `skip` octets before `start` are not wanted; at most `budget` buffers
+    /// are held. What overlaps is taken from the payload that was there first.
+    pub(crate) fn offer(
+        &mut self,
+        start: Position,
+        end: Position,
+        skip: u32,
+        token: BufferToken,
+        budget: u32,
+    ) -> Offered {
+        let mut new = Held { start, end, skip, token };
+        // Nearly always the new payload is the last one.
+        let mut at = self.held.partition_point(|held| held.start <= new.start);
+        if at > 0 {
+            let before = self.held[at - 1];
+            if before.end > new.start {
+                new.skip += before.end.min(new.end).octets_since(new.start);
+                new.start = before.end.min(new.end);
+            }
+        }
+        while let Some(behind) = self.held.get(at).copied()
+            && new.start < new.end
+            && behind.start < new.end
+        {
+            if behind.start <= new.start {
+                // It begins where the new one begins now.
+                new.skip += behind.end.min(new.end).octets_since(new.start);
+                new.start = behind.end.min(new.end);
+                at += 1;
+            } else if behind.end <= new.end {
+                // The new one covers it: one buffer instead of two.
+                self.discarded.push(behind.token);
+                self.held.remove(at);
+            } else {
+                new.end = behind.start;
+            }
+        }
+        if new.start >= new.end {
+            self.touch(start, end);
+            return Offered::Duplicate;
+        }
+        if self.held.len() >= budget as usize {
+            // What is nearest to the gap is worth most.
+            match self.held.back().copied() {
+                Some(last) if at < self.held.len() => {
+                    self.held.pop_back();
+                    self.discarded.push(last.token);
+                    self.cut_runs(last.start);
+                }
+                _ => return Offered::OverBudget,
+            }
+        }
+        self.held.insert(at, new);
+        self.join(new.start, new.end);
+        Offered::Held
+    }
+
+    /// Moves the run that contains `start .. end` to the front.
+    fn touch(&mut self, start: Position, end: Position) {
+        if let Some(index) = self.runs.iter().position(|run| run.start <= start && end <= run.end) {
+            self.runs[..=index].rotate_right(1);
+        }
+    }
+
+    /// Adds `start .. end` to the runs; the run that it ends up in comes first.
+    fn join(&mut self, start: Position, end: Position) {
+        let mut joined = Run { start, end };
+        self.runs.retain(|run| {
+            let apart = run.end < start || end < run.start;
+            if !apart {
+                joined.start = joined.start.min(run.start);
+                joined.end = joined.end.max(run.end);
+            }
+            apart
+        });
+        self.runs.insert(0, joined);
+    }
+
+    /// Nothing from `position` on is held any more.
+    fn cut_runs(&mut self, position: Position) {
+        for run in &mut self.runs {
+            run.end = run.end.min(position);
+        }
+        self.runs.retain(|run| run.start < run.end);
+    }
+
+    /// Data up to `next` is handed out from elsewhere: drops what was received twice.
+    pub(crate) fn drop_before(&mut self, next: Position) {
+        while let Some(front) = self.held.front()
+            && front.end <= next
+        {
+            self.discarded.push(front.token);
+            self.held.pop_front();
+        }
+        if let Some(front) = self.held.front_mut()
+            && front.start < next
+        {
+            front.skip += next.octets_since(front.start);
+            front.start = next;
+        }
+    }
+
+    /// How far the stream reaches without a gap if it reaches to `next` without what is held.
+    pub(crate) fn reach(&mut self, next: Position) -> Position {
+        // Runs are apart from each other, so only one can touch.
+        let reached = self.runs.iter().find(|run| run.start <= next && run.end > next).map_or(next, |run| run.end);
+        self.runs.retain(|run| run.end > reached);
+        reached
+    }
+
+    /// Whether something before `next` waits to be taken.
+    #[inline]
+    pub(crate) fn has_deliverable(&self, next: Position) -> bool {
+        self.held.front().is_some_and(|front| front.end <= next)
+    }
+
+    /// The first held payload, if it lies before `next`, which is where the stream without gaps ends.
+    #[inline]
+    pub(crate) fn take(&mut self, next: Position) -> Option<HeldPayload> {
+        let front = self.held.front()?;
+        if front.end > next {
+            return None;
+        }
+        let taken = HeldPayload { token: front.token, skip: front.skip, len: front.end.octets_since(front.start) };
+        self.held.pop_front();
+        Some(taken)
+    }
+
+    /// Panics if the lists do not agree. For tests.
+    #[cfg(any(test, debug_assertions))]
+    pub(crate) fn check(&self, next: Position) {
+        let mut at = None;
+        for held in &self.held {
+            assert!(held.start < held.end);
+            assert!(at.is_none_or(|at| at <= held.start));
+            at = Some(held.end);
+            if held.end > next {
+                assert!(held.start > next, "in order and not handed out");
+                assert!(self.runs.iter().any(|run| run.start <= held.start && held.end <= run.end));
+            }
+        }
+        for (index, run) in self.runs.iter().enumerate() {
+            assert!(run.start < run.end && run.start > next);
+            assert!(self.runs[..index].iter().all(|other| other.end < run.start || run.end < other.start));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

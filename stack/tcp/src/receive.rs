@@ -1,0 +1,339 @@
+//! The receiving half: what is expected, what was offered, when to acknowledge.
+
+use uwarp_wire::tcp::{SackBlock, SackBlocks, SeqNumber};
+
+use crate::Config;
+use crate::event::{BufferToken, DropReason, HeldPayload, Payload};
+use crate::instant::{Instant, nanos};
+use crate::position::Position;
+use crate::reassembly::{Offered, Reassembly, Run};
+
+/// A peer without SACK counts duplicate acknowledgments; this many in a batch are not merged (RFC 5681 §3.2 needs three).
+const DUPLICATES_OWED: u8 = 4;
+
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    /// IRS.
+    initial: Position,
+    /// RCV.NXT.
+    next: Position,
+    /// The highest right edge ever offered: everything before it is taken.
+    edge: Position,
+    /// What the owner can take.
+    space: u32,
+    /// Our shift count, once it is agreed on.
+    shift: u8,
+    /// Where the peer's FIN is.
+    fin: Option<Position>,
+    pub(crate) reassembly: Reassembly,
+    /// The duplicate to report first in the next acknowledgment (RFC 2883).
+    duplicate: Option<Run>,
+    /// Send an acknowledgment at the end of the batch.
+    ack_now: bool,
+    /// Further ones that must not be merged with it.
+    duplicates_owed: u8,
+    /// Segments with data since the last acknowledgment.
+    unacknowledged: u32,
+    /// When a delayed acknowledgment is due.
+    pub(crate) ack_at: Instant,
+    /// RCV.NXT in the last segment sent (Last.ACK.sent of RFC 7323 §4.3).
+    last_ack_sent: Position,
+    octets: u64,
+    most: u32,
+    ack_every: u32,
+    ack_delay: u64,
+    budget: u32,
+    /// A segment's worth of window, below which the edge does not move (RFC 9293 §3.8.6.2.2).
+    step: u32,
+}
+
+impl Receiver {
+    pub(crate) fn new(config: &Config, initial: SeqNumber) -> Receiver {
+        let initial = Position::first(initial);
+        let most = config.receive_window.clamp(1, 1 << 30);
+        Receiver {
+            initial,
+            next: initial + 1,
+            edge: initial + 1,
+            space: most,
+            shift: 0,
+            fin: None,
+            reassembly: Reassembly::default(),
+            duplicate: None,
+            ack_now: false,
+            duplicates_owed: 0,
+            unacknowledged: 0,
+            ack_at: Instant::NEVER,
+            last_ack_sent: initial + 1,
+            octets: 0,
+            most,
+            ack_every: config.ack_every.max(1),
+            ack_delay: nanos(config.delayed_ack),
+            budget: config.out_of_order_budget,
+            step: u32::from(config.mss.max(64) - 12).min(most / 2).max(1),
+        }
+    }
+
+    /// The peer's SYN arrived; window scaling with our `shift` is agreed on or, with 0, not.
+    pub(crate) fn synchronise(&mut self, initial: SeqNumber, shift: u8) {
+        let edge = self.edge.since(self.next);
+        self.initial = Position::first(initial);
+        self.next = self.initial + 1;
+        self.last_ack_sent = self.next;
+        self.edge = self.next + u32::try_from(edge).unwrap_or(0);
+        self.shift = shift;
+    }
+
+    /// IRS.
+    pub(crate) fn initial(&self) -> Position {
+        self.initial
+    }
+
+    /// RCV.NXT.
+    #[inline]
+    pub(crate) fn next(&self) -> Position {
+        self.next
+    }
+
+    /// The right edge that the peer may send up to.
+    #[inline]
+    pub(crate) fn edge(&self) -> Position {
+        self.edge
+    }
+
+    /// RCV.NXT in the last segment sent.
+    #[inline]
+    pub(crate) fn last_ack_sent(&self) -> Position {
+        self.last_ack_sent
+    }
+
+    /// Whether the peer's FIN was received with everything before it.
+    pub(crate) fn finished(&self) -> bool {
+        self.fin.is_some_and(|fin| self.next > fin)
+    }
+
+    /// Stream octets received in order.
+    pub(crate) fn octets(&self) -> u64 {
+        self.octets
+    }
+
+    /// Whether nothing is held and nothing is to be reported: the fast path is open.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.reassembly.is_empty() && self.fin.is_none() && self.duplicate.is_none()
+    }
+
+    /// The window for a segment that is sent now, unscaled on a SYN. Moves the offered edge.
+    #[inline]
+    pub(crate) fn offer(&mut self, syn: bool) -> u16 {
+        let shift = if syn { 0 } else { self.shift };
+        let space = self.space.min(self.most).min(0xffff << shift);
+        let candidate = self.next + space;
+        // RFC 9293 §3.8.6.2.2: the edge moves by a worthwhile step or not at all, and never back.
+        let limit = if candidate > self.edge && candidate.since(self.edge) >= u64::from(self.step) {
+            candidate
+        } else {
+            self.edge
+        };
+        // Rounding down may show the peer less than a unit less than it was shown before (RFC 7323 §2.4); what was offered
+        // once is taken all the same.
+        let field = (limit.since(self.next) >> shift).min(0xffff) as u16;
+        self.edge = self.edge.max(self.next + (u32::from(field) << shift));
+        field
+    }
+
+    /// The window that is offered now, in octets.
+    pub(crate) fn window(&self) -> u32 {
+        self.edge.octets_since(self.next)
+    }
+
+    /// What the owner can take.
+    #[inline]
+    pub(crate) fn space(&self) -> u32 {
+        self.space
+    }
+
+    /// The next held payload that has become part of the stream.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<HeldPayload> {
+        self.reassembly.take(self.next)
+    }
+
+    /// Caps what is offered from now on; `update`: and tells the peer if it waits for that.
+    #[inline]
+    pub(crate) fn set_space(&mut self, octets: u32, update: bool) {
+        self.space = octets;
+        if !update {
+            return;
+        }
+        // A window update is worth a segment when the peer is running out of window and gets twice as much.
+        let left = self.edge.octets_since(self.next);
+        let new = octets.min(self.most).min(0xffff << self.shift);
+        if left <= self.most / 2 && new / 2 >= left && new - left >= self.step {
+            self.ack_now = true;
+        }
+    }
+
+    /// Takes a payload `start .. end` that lies in the window at least in part, or the FIN behind it.
+    pub(crate) fn accept(
+        &mut self,
+        now: Instant,
+        start: Position,
+        end: Position,
+        fin: bool,
+        token: BufferToken,
+    ) -> (Payload, Option<DropReason>) {
+        let limit = self.fin.unwrap_or(self.edge).min(self.edge);
+        let wanted = end.min(limit);
+        if fin && self.fin.is_none() && end <= self.edge && end >= self.next {
+            self.fin = Some(end);
+        }
+        let result = if start >= end {
+            (Payload::None, None)
+        } else if wanted <= self.next {
+            self.ack_now = true;
+            let reason = if end <= self.next {
+                self.note_duplicate(start, end);
+                DropReason::Duplicate
+            } else if self.fin.is_some_and(|fin| end > fin) {
+                DropReason::DataAfterFin
+            } else {
+                DropReason::OutsideWindow
+            };
+            (Payload::Discarded, Some(reason))
+        } else if start <= self.next {
+            if start < self.next {
+                self.note_duplicate(start, self.next);
+                self.ack_now = true;
+            }
+            self.accept_in_order(now, start, wanted, token)
+        } else if start >= wanted {
+            self.ack_now = true;
+            (Payload::Discarded, Some(DropReason::OutsideWindow))
+        } else {
+            self.accept_ahead(start, wanted, token)
+        };
+        if let Some(fin) = self.fin
+            && self.next == fin
+        {
+            // The FIN takes one sequence number, and is acknowledged at once.
+            self.next = fin + 1;
+            self.ack_now = true;
+        }
+        result
+    }
+
+    fn accept_in_order(
+        &mut self,
+        now: Instant,
+        start: Position,
+        end: Position,
+        token: BufferToken,
+    ) -> (Payload, Option<DropReason>) {
+        let skip = self.next.octets_since(start);
+        if self.reassembly.is_empty() {
+            let len = end.octets_since(self.next);
+            self.advance_in_order(now, len);
+            return (Payload::InOrder { skip, len }, None);
+        }
+        // RFC 5681 §4.2: a segment that fills a gap is acknowledged at once.
+        self.ack_now = true;
+        let before = self.next;
+        if self.reassembly.has_deliverable(self.next) {
+            // The owner has not taken what came before: keep the order.
+            self.reassembly.offer(self.next, end, skip, token, u32::MAX);
+            self.next = self.reassembly.reach(self.next);
+            self.octets += self.next.since(before);
+            return (Payload::Held, None);
+        }
+        let len = end.octets_since(self.next);
+        self.reassembly.drop_before(end);
+        self.next = self.reassembly.reach(end);
+        self.octets += self.next.since(before);
+        (Payload::InOrder { skip, len }, None)
+    }
+
+    /// The usual case: `len` octets that continue the stream, nothing held.
+    #[inline]
+    pub(crate) fn advance_in_order(&mut self, now: Instant, len: u32) {
+        self.next = self.next + len;
+        self.octets += u64::from(len);
+        self.unacknowledged += 1;
+        if self.unacknowledged >= self.ack_every {
+            self.ack_now = true;
+        } else if self.ack_at == Instant::NEVER {
+            self.ack_at = now.after_nanos(self.ack_delay);
+        }
+    }
+
+    fn accept_ahead(&mut self, start: Position, end: Position, token: BufferToken) -> (Payload, Option<DropReason>) {
+        // RFC 5681 §4.2: out of order is acknowledged at once.
+        self.ack_now = true;
+        self.duplicates_owed = self.duplicates_owed.saturating_add(1).min(DUPLICATES_OWED);
+        match self.reassembly.offer(start, end, 0, token, self.budget) {
+            Offered::Held => (Payload::Held, None),
+            Offered::Duplicate => {
+                self.duplicate = Some(Run { start, end });
+                (Payload::Discarded, Some(DropReason::Duplicate))
+            }
+            Offered::OverBudget => (Payload::Discarded, Some(DropReason::OutOfOrderBudget)),
+        }
+    }
+
+    /// `start .. end` came again: report it (RFC 2883 §4), and acknowledge at once.
+    pub(crate) fn note_duplicate(&mut self, start: Position, end: Position) {
+        if start < end {
+            self.duplicate = Some(Run { start, end });
+        }
+    }
+
+    /// Acknowledge at the end of the batch.
+    #[inline]
+    pub(crate) fn acknowledge_now(&mut self) {
+        self.ack_now = true;
+    }
+
+    /// The delayed acknowledgment is due.
+    pub(crate) fn expire_delay(&mut self, now: Instant) {
+        if now >= self.ack_at {
+            self.ack_at = Instant::NEVER;
+            self.ack_now = true;
+        }
+    }
+
+    /// Whether a pure acknowledgment is to be sent.
+    #[inline]
+    pub(crate) fn wants_ack(&self) -> bool {
+        self.ack_now
+    }
+
+    /// A segment with ACK leaves. `sack`: the peer understands SACK; `reported`: this segment carries the blocks.
+    #[inline]
+    pub(crate) fn ack_sent(&mut self, sack: bool, reported: bool) {
+        self.last_ack_sent = self.next;
+        self.unacknowledged = 0;
+        self.ack_at = Instant::NEVER;
+        if !self.ack_now {
+            return;
+        }
+        if sack {
+            // A segment with data has no room for blocks: a pure acknowledgment brings them.
+            self.ack_now = !reported && (!self.reassembly.runs().is_empty() || self.duplicate.is_some());
+            self.duplicates_owed = 0;
+        } else {
+            self.duplicates_owed = self.duplicates_owed.saturating_sub(1);
+            self.ack_now = self.duplicates_owed > 0;
+            self.duplicate = None;
+        }
+    }
+
+    /// The blocks for an acknowledgment: the duplicate first (RFC 2883 §4), then the runs, the latest first (RFC 2018 §4).
+    pub(crate) fn take_blocks(&mut self, most: usize) -> SackBlocks {
+        let mut blocks = SackBlocks::NONE;
+        let runs = self.duplicate.take().into_iter().chain(self.reassembly.runs().iter().copied());
+        for run in runs.take(most) {
+            blocks.push(SackBlock { left: run.start.sequence(), right: run.end.sequence() });
+        }
+        blocks
+    }
+}

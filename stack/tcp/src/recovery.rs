@@ -1,0 +1,344 @@
+//! What was lost, and how fast to repair it: RACK and tail loss probes (RFC 8985), proportional rate reduction (RFC 6937),
+//! and taking back what was needless (RFC 3522, 3708, 4015).
+//!
+//! RACK stands in for the rules of RFC 6675 §4 (IsLost): its reordering window is zero once three segments behind a gap are
+//! reported (DupThresh), so it finds the same losses, and lost retransmissions and tails besides. Peers without SACK get
+//! the duplicate counting of RFC 5681 §3.2 and 6582.
+
+use crate::instant::Instant;
+use crate::position::Position;
+use crate::queue::{Delivered, Fate, SendQueue};
+use crate::rtt::RttEstimator;
+
+/// DupThresh of RFC 5681 §3.2 and RFC 8985 §6.2.
+pub(crate) const DUPLICATE_THRESHOLD: u32 = 3;
+/// Recoveries for which a grown reordering window is kept (RFC 8985 §6.2, step 4).
+const WINDOW_PERSISTENCE: u8 = 16;
+
+/// Whether losses are being repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// No.
+    Open,
+    /// Fast recovery, until everything sent before it began is acknowledged.
+    Fast { until: Position, rate: RateReduction },
+    /// After a time-out, until everything sent before it is acknowledged.
+    Loss { until: Position },
+}
+
+/// Proportional rate reduction (RFC 6937 §3) with the slow-start reduction bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RateReduction {
+    /// prr_delivered.
+    delivered: u64,
+    /// prr_out.
+    sent: u64,
+    /// RecoverFS.
+    flight: u64,
+}
+
+impl RateReduction {
+    pub(crate) fn new(flight: u32) -> RateReduction {
+        RateReduction { delivered: 0, sent: 0, flight: u64::from(flight.max(1)) }
+    }
+
+    /// `len` octets were sent during recovery.
+    #[inline]
+    pub(crate) fn sent(&mut self, len: u32) {
+        self.sent += u64::from(len);
+    }
+
+    /// The window after an acknowledgment that reports `delivered` octets; `progress`: the cumulative acknowledgment
+    /// advanced and no further loss was found.
+    pub(crate) fn window(
+        &mut self,
+        delivered: u32,
+        in_flight: u32,
+        threshold: u32,
+        segment: u32,
+        progress: bool,
+    ) -> u32 {
+        self.delivered += u64::from(delivered);
+        let (in_flight, threshold) = (u64::from(in_flight), u64::from(threshold));
+        let room = if in_flight > threshold {
+            (self.delivered * threshold).div_ceil(self.flight).saturating_sub(self.sent)
+        } else {
+            let limit = self.delivered.saturating_sub(self.sent).max(u64::from(delivered));
+            (limit + if progress { u64::from(segment) } else { 0 }).min(threshold - in_flight)
+        };
+        u32::try_from(in_flight + room).unwrap_or(u32::MAX)
+    }
+}
+
+/// An open tail loss probe (RFC 8985 §7.1).
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    /// TLP.end_seq.
+    end: Position,
+    /// TLP.is_retrans.
+    retransmission: bool,
+}
+
+/// What an acknowledgment says about an open probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProbeResult {
+    Pending,
+    /// Nothing was lost. `needless`: what the probe sent again had arrived.
+    Fine {
+        needless: bool,
+    },
+    /// The probe has repaired a loss, which nothing else will show.
+    Repaired,
+}
+
+/// What is needed to take back a reaction.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    /// Timestamp of the first retransmission: an echo of an earlier one shows that the original arrived (RFC 3522).
+    stamp: Option<u32>,
+    /// Segments sent again, less the duplicates reported (RFC 3708).
+    outstanding: u32,
+    /// Some were sent again.
+    retransmitted: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    pub(crate) mode: Mode,
+    /// RACK.xmit_ts and RACK.end_seq of the segment sent last among the delivered ones.
+    sent_at: Instant,
+    end: Position,
+    /// RACK.rtt in ns.
+    rtt: u64,
+    reordering_seen: bool,
+    /// RACK.reo_wnd_mult.
+    multiplier: u8,
+    /// RACK.reo_wnd_persist.
+    persistence: u8,
+    /// RACK.dsack_round.
+    duplicate_round: Option<Position>,
+    probe: Option<Probe>,
+    /// Duplicate acknowledgments from a peer without SACK.
+    pub(crate) duplicates: u32,
+    /// The next retransmission leaves whatever the congestion window says.
+    pub(crate) force: bool,
+    undo: Option<Undo>,
+}
+
+impl Recovery {
+    pub(crate) fn new(initial: Position) -> Recovery {
+        Recovery {
+            mode: Mode::Open,
+            sent_at: Instant::ZERO,
+            end: initial,
+            rtt: 0,
+            reordering_seen: false,
+            multiplier: 1,
+            persistence: 0,
+            duplicate_round: None,
+            probe: None,
+            duplicates: 0,
+            force: false,
+            undo: None,
+        }
+    }
+
+    /// Whether the network was seen to reorder.
+    pub(crate) fn reordering_seen(&self) -> bool {
+        self.reordering_seen
+    }
+
+    /// Whether losses are being repaired.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.mode == Mode::Open
+    }
+
+    /// Whether nothing is being repaired, probed or counted: the fast path is open.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.is_open() && self.probe.is_none() && self.duplicates == 0
+    }
+
+    /// RFC 8985 §6.2, steps 1 to 3. `echo_is_older`: the echoed timestamp is older than the segment's last transmission.
+    #[inline]
+    pub(crate) fn update(
+        &mut self,
+        now: Instant,
+        delivered: &Delivered,
+        rtt: &RttEstimator,
+        echo_is_older: impl Fn(Instant) -> bool,
+    ) {
+        self.reordering_seen |= delivered.reordered;
+        let Some((sent_at, end, retransmitted)) = delivered.newest else { return };
+        let round_trip = now.nanos_since(sent_at);
+        if retransmitted && (echo_is_older(sent_at) || rtt.minimum().is_some_and(|minimum| round_trip < minimum)) {
+            // It answers an earlier transmission.
+            return;
+        }
+        self.rtt = round_trip;
+        if (sent_at, end) > (self.sent_at, self.end) {
+            self.sent_at = sent_at;
+            self.end = end;
+        }
+    }
+
+    /// RFC 8985 §6.2, step 4.
+    pub(crate) fn reordering_window(&self, queue: &SendQueue, rtt: &RttEstimator) -> u64 {
+        if !self.reordering_seen && (!self.is_open() || queue.sacked_segments() >= DUPLICATE_THRESHOLD) {
+            return 0;
+        }
+        let minimum = rtt.minimum().unwrap_or(0);
+        (minimum / 4).saturating_mul(u64::from(self.multiplier)).min(rtt.smoothed().unwrap_or(0))
+    }
+
+    /// RFC 8985 §6.2, step 5: marks what is lost. Returns whether anything is, and when to look again.
+    pub(crate) fn detect(
+        &mut self,
+        now: Instant,
+        queue: &mut SendQueue,
+        rtt: &RttEstimator,
+    ) -> (bool, Option<Instant>) {
+        let window = self.reordering_window(queue, rtt);
+        let mut found = false;
+        let mut again = None;
+        for index in 0..queue.segments().len() {
+            let segment = queue.segments()[index];
+            if !segment.retransmitted && segment.sent_at > self.sent_at {
+                // So is everything behind it.
+                break;
+            }
+            if segment.fate != Fate::InFlight || (segment.sent_at, segment.end()) >= (self.sent_at, self.end) {
+                continue;
+            }
+            let due = segment.sent_at.after_nanos(self.rtt.saturating_add(window));
+            if due <= now {
+                queue.set_fate(index, Fate::Lost);
+                found = true;
+            } else {
+                again = again.max(Some(due));
+            }
+        }
+        (found, again)
+    }
+
+    /// RFC 8985 §6.3: what is lost when the retransmission timer expires.
+    pub(crate) fn mark_on_timeout(&mut self, now: Instant, queue: &mut SendQueue, rtt: &RttEstimator, sack: bool) {
+        let window = self.reordering_window(queue, rtt);
+        for index in 0..queue.segments().len() {
+            let segment = queue.segments()[index];
+            let due = segment.sent_at.after_nanos(self.rtt.saturating_add(window));
+            // Without SACK nothing else would ever find the others (RFC 5681 §3.1).
+            if segment.fate == Fate::InFlight && (index == 0 || !sack || due <= now) {
+                queue.set_fate(index, Fate::Lost);
+            }
+        }
+    }
+
+    /// The peer reported a duplicate (RFC 8985 §6.2, step 4). `next` is SND.NXT. Returns whether with this one everything
+    /// sent again is known to have been needless (RFC 3708).
+    pub(crate) fn duplicate_reported(&mut self, next: Position) -> bool {
+        if self.duplicate_round.is_none() {
+            self.duplicate_round = Some(next);
+            self.multiplier = self.multiplier.saturating_add(1);
+            self.persistence = WINDOW_PERSISTENCE;
+        }
+        if let Some(undo) = &mut self.undo {
+            undo.outstanding = undo.outstanding.saturating_sub(1);
+            return undo.retransmitted && undo.outstanding == 0;
+        }
+        false
+    }
+
+    /// SND.UNA has advanced.
+    #[inline]
+    pub(crate) fn advanced(&mut self, unacknowledged: Position) {
+        self.duplicates = 0;
+        if self.duplicate_round.is_some_and(|round| unacknowledged >= round) {
+            self.duplicate_round = None;
+        }
+    }
+
+    /// A reaction begins that may have to be taken back.
+    pub(crate) fn arm_undo(&mut self) {
+        self.undo = Some(Undo { stamp: None, outstanding: 0, retransmitted: false });
+    }
+
+    /// A segment was sent again, with this timestamp.
+    pub(crate) fn note_retransmission(&mut self, stamp: Option<u32>) {
+        if let Some(undo) = &mut self.undo {
+            undo.outstanding += 1;
+            if !undo.retransmitted {
+                undo.retransmitted = true;
+                undo.stamp = stamp;
+            }
+        }
+    }
+
+    /// Timestamp of the first retransmission of this reaction, once: it is asked for by the first acknowledgment that
+    /// advances.
+    pub(crate) fn take_stamp(&mut self) -> Option<u32> {
+        self.undo.as_mut().and_then(|undo| undo.stamp.take())
+    }
+
+    /// The reaction was taken back.
+    pub(crate) fn undone(&mut self) {
+        self.undo = None;
+        self.mode = Mode::Open;
+        self.force = false;
+    }
+
+    /// Recovery is complete.
+    pub(crate) fn complete(&mut self) {
+        self.mode = Mode::Open;
+        self.force = false;
+        self.persistence = self.persistence.saturating_sub(1);
+        if self.persistence == 0 {
+            self.multiplier = 1;
+        }
+    }
+
+    /// Whether a probe may be scheduled (RFC 8985 §7.2).
+    #[inline]
+    pub(crate) fn may_probe(&self, queue: &SendQueue) -> bool {
+        self.is_open() && self.probe.is_none() && queue.sacked() == 0 && queue.lost() == 0
+    }
+
+    /// A probe was sent that ends at `end`.
+    pub(crate) fn probe_sent(&mut self, end: Position, retransmission: bool) {
+        self.probe = Some(Probe { end, retransmission });
+    }
+
+    /// RFC 8985 §7.4.2. `duplicate_of`: the end of a duplicate that the acknowledgment reports; `bare`: it acknowledges
+    /// nothing new, carries no data and no SACK block.
+    #[inline]
+    pub(crate) fn probe_answered(
+        &mut self,
+        acknowledged: Position,
+        duplicate_of: Option<Position>,
+        bare: bool,
+    ) -> ProbeResult {
+        let Some(probe) = self.probe else { return ProbeResult::Pending };
+        if acknowledged < probe.end {
+            return ProbeResult::Pending;
+        }
+        let result = if !probe.retransmission {
+            ProbeResult::Fine { needless: false }
+        } else if duplicate_of == Some(probe.end) {
+            ProbeResult::Fine { needless: true }
+        } else if acknowledged > probe.end {
+            ProbeResult::Repaired
+        } else if bare {
+            ProbeResult::Fine { needless: true }
+        } else {
+            return ProbeResult::Pending;
+        };
+        self.probe = None;
+        result
+    }
+
+    /// A time-out ends an open probe.
+    pub(crate) fn forget_probe(&mut self) {
+        self.probe = None;
+    }
+}

@@ -1,0 +1,224 @@
+//! Round-trip time and retransmission time-out (RFC 6298), in nanoseconds.
+
+use core::time::Duration;
+
+use crate::instant::{Instant, nanos};
+use crate::{Config, Info};
+
+/// Clock granularity G of RFC 6298 §2.3: a poll-mode owner looks at its clock about this often.
+const GRANULARITY: u64 = 10_000;
+/// How long a minimum is remembered, at least (RFC 8985 §6.1 asks for a windowed minimum).
+const MINIMUM_WINDOW: u64 = 10_000_000_000;
+
+/// Estimates of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RttEstimator {
+    /// SRTT; meaningless while `sampled` is false.
+    smoothed: u64,
+    /// RTTVAR.
+    variation: u64,
+    sampled: bool,
+    /// Expiries of the timer since the last valid sample (RFC 6298 §5.5).
+    backoff: u32,
+    /// Smallest sample of the current and of the previous window.
+    minimum: [u64; 2],
+    window_start: Instant,
+    /// What the peer is thought to delay acknowledgments by.
+    peer_ack_delay: u64,
+    initial: u64,
+    floor: u64,
+    ceiling: u64,
+}
+
+impl RttEstimator {
+    pub(crate) fn new(config: &Config) -> RttEstimator {
+        let ceiling = nanos(config.rto_max).max(1);
+        RttEstimator {
+            smoothed: 0,
+            variation: 0,
+            sampled: false,
+            backoff: 0,
+            minimum: [u64::MAX; 2],
+            window_start: Instant::ZERO,
+            peer_ack_delay: nanos(config.peer_ack_delay),
+            initial: nanos(config.rto_initial).clamp(1, ceiling),
+            floor: nanos(config.rto_min).clamp(1, ceiling),
+            ceiling,
+        }
+    }
+
+    /// Takes a round trip of `sample` ns into the estimates (RFC 6298 §2.2 and §2.3).
+    ///
+    /// `segments` were in flight: where a window brings many samples, each gets less weight (RFC 7323 appendix G), so that
+    /// the memory of the estimator stays some round trips long.
+    #[inline]
+    pub(crate) fn sample(&mut self, now: Instant, sample: u64, segments: usize) {
+        self.backoff = 0;
+        self.note_minimum(now, sample);
+        if !self.sampled {
+            self.sampled = true;
+            self.smoothed = sample;
+            self.variation = sample / 2;
+            return;
+        }
+        let spread = (segments / 2).max(1).ilog2().min(8);
+        let deviation = self.smoothed.abs_diff(sample);
+        self.variation = self.variation - (self.variation >> (2 + spread)) + (deviation >> (2 + spread));
+        self.smoothed = self.smoothed - (self.smoothed >> (3 + spread)) + (sample >> (3 + spread));
+    }
+
+    #[inline]
+    fn note_minimum(&mut self, now: Instant, sample: u64) {
+        if now.nanos_since(self.window_start) > MINIMUM_WINDOW {
+            self.window_start = now;
+            self.minimum = [sample, self.minimum[0]];
+        } else if sample < self.minimum[0] {
+            self.minimum[0] = sample;
+        }
+    }
+
+    /// Smallest recent round trip; `None` before the first sample.
+    #[inline]
+    pub(crate) fn minimum(&self) -> Option<u64> {
+        self.sampled.then(|| self.minimum[0].min(self.minimum[1]))
+    }
+
+    /// SRTT; `None` before the first sample.
+    #[inline]
+    pub(crate) fn smoothed(&self) -> Option<u64> {
+        self.sampled.then_some(self.smoothed)
+    }
+
+    /// RTO, back-off included.
+    #[inline]
+    pub(crate) fn timeout(&self) -> u64 {
+        let base = if self.sampled {
+            let estimate = self.smoothed + (4 * self.variation).max(GRANULARITY);
+            estimate.max(self.smoothed + self.peer_ack_delay).clamp(self.floor, self.ceiling)
+        } else {
+            self.initial
+        };
+        if self.backoff == 0 { base } else { self.back_off(base) }
+    }
+
+    fn back_off(&self, base: u64) -> u64 {
+        base.checked_shl(self.backoff.min(32)).map_or(self.ceiling, |time| time.clamp(base, self.ceiling))
+    }
+
+    /// The time until a tail loss probe (RFC 8985 §7.2).
+    ///
+    /// The peer's delay is added whatever is in flight, and not for a single segment only: records may be small, so
+    /// that several of them need not make the peer acknowledge at once.
+    #[inline]
+    pub(crate) fn probe_timeout(&self) -> u64 {
+        if self.sampled {
+            (2 * self.smoothed).saturating_add(self.peer_ack_delay).min(self.timeout())
+        } else {
+            // RFC 8985 §7.2: one second without a sample; never later than the RTO.
+            self.initial.min(self.timeout())
+        }
+    }
+
+    /// The retransmission timer has expired (RFC 6298 §5.5).
+    pub(crate) fn expired(&mut self) {
+        self.backoff = self.backoff.saturating_add(1);
+    }
+
+    /// The peer has acknowledged something sent lately, though no sample can be taken.
+    #[inline]
+    pub(crate) fn forget_backoff(&mut self) {
+        self.backoff = 0;
+    }
+
+    /// RFC 6298 §5.7: after a SYN was sent again, data begins with a time-out of at least 3 s, or what is configured.
+    pub(crate) fn syn_was_lost(&mut self) {
+        self.backoff = 0;
+        self.initial = self.initial.max(3_000_000_000.min(self.initial.saturating_mul(3))).min(self.ceiling);
+    }
+
+    /// A probe turned out to have been needless: the peer delays its acknowledgments for longer.
+    pub(crate) fn peer_delays_longer(&mut self) {
+        // No stack in use delays longer than 60 ms without being told to, and RFC 9293 allows 500 ms.
+        self.peer_ack_delay = (self.peer_ack_delay * 2).clamp(1_000_000, 60_000_000);
+    }
+
+    /// Consecutive expiries.
+    pub(crate) fn backoff(&self) -> u32 {
+        self.backoff
+    }
+
+    pub(crate) fn fill(&self, info: &mut Info) {
+        info.smoothed_rtt = Duration::from_nanos(self.smoothed().unwrap_or(0));
+        info.rtt_variation = Duration::from_nanos(self.variation);
+        info.minimum_rtt = Duration::from_nanos(self.minimum().unwrap_or(0));
+        info.retransmission_timeout = Duration::from_nanos(self.timeout());
+        info.backoff = self.backoff;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimator(floor_ms: u64) -> RttEstimator {
+        RttEstimator::new(&Config {
+            rto_min: Duration::from_millis(floor_ms),
+            peer_ack_delay: Duration::ZERO,
+            ..Config::default()
+        })
+    }
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn first_sample_sets_srtt_and_half_as_variation() {
+        let mut rtt = estimator(1);
+        assert_eq!(rtt.timeout(), 1000 * MS); // RFC 6298 §2.1
+        rtt.sample(Instant::ZERO, 100 * MS, 1);
+        // RFC 6298 §2.2: SRTT = R, RTTVAR = R/2, RTO = SRTT + 4 RTTVAR.
+        assert_eq!((rtt.smoothed, rtt.variation, rtt.timeout()), (100 * MS, 50 * MS, 300 * MS));
+        // RFC 6298 §2.3: RTTVAR = 3/4 RTTVAR + 1/4 |SRTT - R'|, then SRTT = 7/8 SRTT + 1/8 R'.
+        rtt.sample(Instant::ZERO, 180 * MS, 1);
+        assert_eq!((rtt.smoothed, rtt.variation), (110 * MS, 57_500_000));
+    }
+
+    #[test]
+    fn timeout_has_a_floor_a_ceiling_and_doubles() {
+        let mut rtt = estimator(10);
+        rtt.sample(Instant::ZERO, MS / 10, 1);
+        assert_eq!(rtt.timeout(), 10 * MS); // RFC 6298 §2.4
+        rtt.expired();
+        rtt.expired();
+        assert_eq!(rtt.timeout(), 40 * MS); // RFC 6298 §5.5
+        for _ in 0..200 {
+            rtt.expired();
+        }
+        assert_eq!(rtt.timeout(), 60_000 * MS); // RFC 6298 §2.5
+        rtt.sample(Instant::ZERO, MS / 10, 1);
+        assert_eq!(rtt.timeout(), 10 * MS); // RFC 6298 §5.7: a new sample ends the back-off
+    }
+
+    #[test]
+    fn minimum_is_forgotten_after_its_window() {
+        let mut rtt = estimator(10);
+        let at = |seconds: u64| Instant::from_nanos(seconds * 1000 * MS);
+        rtt.sample(at(0), 5 * MS, 1);
+        rtt.sample(at(1), 9 * MS, 1);
+        assert_eq!(rtt.minimum(), Some(5 * MS));
+        rtt.sample(at(11), 9 * MS, 1);
+        assert_eq!(rtt.minimum(), Some(5 * MS));
+        rtt.sample(at(22), 8 * MS, 1);
+        assert_eq!(rtt.minimum(), Some(8 * MS)); // RFC 8985 §6.1
+    }
+
+    #[test]
+    fn many_samples_in_a_window_have_less_weight_each() {
+        let mut few = estimator(1);
+        let mut many = estimator(1);
+        few.sample(Instant::ZERO, 100 * MS, 2);
+        many.sample(Instant::ZERO, 100 * MS, 2);
+        few.sample(Instant::ZERO, 180 * MS, 2);
+        many.sample(Instant::ZERO, 180 * MS, 64);
+        assert!(many.smoothed < few.smoothed && many.smoothed > 100 * MS); // RFC 7323 appendix G
+    }
+}

@@ -1,0 +1,266 @@
+//! The timers of a connection. Times that only move away are not set again with each segment: when such a timer expires, it
+//! looks at what happened since and runs on.
+
+use crate::KeepAlive;
+use crate::connection::Connection;
+use crate::event::Events;
+use crate::instant::{Instant, nanos};
+use crate::queue::Fate;
+use crate::recovery::Mode;
+use crate::state::{CloseReason, Phase, StateEvent};
+
+/// When each timer expires, `Instant::NEVER` if it does not run. The delayed acknowledgment's is the receiver's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timers {
+    /// Retransmission (RFC 6298).
+    pub(crate) retransmit: Instant,
+    /// Tail loss probe (RFC 8985 §7).
+    pub(crate) probe: Instant,
+    /// End of the reordering window (RFC 8985 §6.2).
+    pub(crate) reorder: Instant,
+    /// Window probe (RFC 9293 §3.8.6.1).
+    pub(crate) persist: Instant,
+    /// User time-out; lazy.
+    pub(crate) user: Instant,
+    /// Keep-alive; lazy.
+    pub(crate) keep_alive: Instant,
+}
+
+impl Default for Timers {
+    fn default() -> Timers {
+        Timers {
+            retransmit: Instant::NEVER,
+            probe: Instant::NEVER,
+            reorder: Instant::NEVER,
+            persist: Instant::NEVER,
+            user: Instant::NEVER,
+            keep_alive: Instant::NEVER,
+        }
+    }
+}
+
+impl Timers {
+    /// Stops all of them.
+    pub(crate) fn stop(&mut self) {
+        *self = Timers::default();
+    }
+
+    #[inline]
+    fn earliest(&self) -> Instant {
+        self.retransmit.min(self.probe).min(self.reorder).min(self.persist).min(self.user).min(self.keep_alive)
+    }
+}
+
+impl Connection {
+    /// When to call [`Connection::on_deadline`]; `None` if only a segment or the owner can make something happen. It may
+    /// be earlier than anything visible happens.
+    #[inline]
+    pub fn deadline(&self) -> Option<Instant> {
+        let mut earliest = self.timers.earliest().min(self.receiver.ack_at);
+        if let Phase::TimeWait { until } | Phase::FinWait2 { until } = self.phase {
+            earliest = earliest.min(until);
+        }
+        earliest.finite()
+    }
+
+    /// Lets expire what is due by `now`; then [`Connection::poll_transmit`] may have something. Calling it too early does no
+    /// harm.
+    pub fn on_deadline(&mut self, now: Instant) -> Events {
+        match self.phase {
+            Phase::Closed { .. } => return Events::NONE,
+            Phase::TimeWait { until } if now >= until => {
+                self.finish(StateEvent::WaitOver, CloseReason::Finished);
+                return Events::CLOSED;
+            }
+            Phase::FinWait2 { until } if now >= until => {
+                self.finish(StateEvent::WaitOver, CloseReason::TimedOut);
+                return Events::CLOSED | Events::TIMED_OUT;
+            }
+            _ => {}
+        }
+        self.receiver.expire_delay(now);
+        if now >= self.timers.user && self.user_timeout_expired(now) {
+            return self.give_up();
+        }
+        if now >= self.timers.reorder {
+            let outstanding = self.queue.next().octets_since(self.queue.unacknowledged());
+            if self.find_losses(now) {
+                self.begin_recovery(outstanding);
+            }
+        }
+        if now >= self.timers.probe {
+            self.timers.probe = Instant::NEVER;
+            if self.recovery.may_probe(&self.queue) && !self.queue.segments().is_empty() {
+                // RFC 8985 §7.3: the retransmission timer starts again behind the probe.
+                self.pending.tail_probe = true;
+                self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+            }
+        }
+        if now >= self.timers.retransmit && self.retransmission_expired(now) {
+            return self.give_up();
+        }
+        if now >= self.timers.persist {
+            self.pending.window_probe = true;
+            self.persist_backoff = self.persist_backoff.saturating_add(1);
+            self.timers.persist = now.after_nanos(self.window_probe_interval());
+        }
+        if now >= self.timers.keep_alive && self.keep_alive_expired(now) {
+            return self.give_up();
+        }
+        Events::NONE
+    }
+
+    /// The peer does not answer: closed, with a reset in case that it hears after all.
+    fn give_up(&mut self) -> Events {
+        let reset = match self.phase {
+            Phase::SynSent => None,
+            _ => Some((self.queue.next().sequence(), true)),
+        };
+        self.finish(StateEvent::TimeOut, CloseReason::TimedOut);
+        self.pending.reset = reset;
+        Events::TIMED_OUT | Events::CLOSED
+    }
+
+    /// The connection is open: timers that run all the time start.
+    pub(crate) fn open_timers(&mut self, now: Instant) {
+        self.timers.retransmit = Instant::NEVER;
+        self.timers.keep_alive =
+            self.config.keep_alive.map_or(Instant::NEVER, |keep_alive| now.after_nanos(nanos(keep_alive.idle)));
+    }
+
+    /// The oldest octet in flight has changed: RFC 6298 §5.2 and §5.3, RFC 8985 §7.2.
+    #[inline]
+    pub(crate) fn schedule_retransmission(&mut self, now: Instant) {
+        if self.queue.segments().is_empty() {
+            self.timers.retransmit = Instant::NEVER;
+            self.timers.probe = Instant::NEVER;
+            self.timers.reorder = Instant::NEVER;
+            return;
+        }
+        self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+        self.timers.probe = if self.sack && self.recovery.may_probe(&self.queue) {
+            now.after_nanos(self.rtt.probe_timeout())
+        } else {
+            Instant::NEVER
+        };
+    }
+
+    /// Whether the user time-out is really over; sets it again if not.
+    fn user_timeout_expired(&mut self, now: Instant) -> bool {
+        let Some(patience) = self.config.user_timeout else {
+            self.timers.user = Instant::NEVER;
+            return false;
+        };
+        if self.queue.segments().is_empty() && self.timers.persist == Instant::NEVER {
+            self.timers.user = Instant::NEVER;
+            return false;
+        }
+        let over = self.waiting_since.after_nanos(nanos(patience));
+        if now >= over {
+            return true;
+        }
+        self.timers.user = over;
+        false
+    }
+
+    /// RFC 6298 §5.4 to §5.7. Returns whether to give up.
+    fn retransmission_expired(&mut self, now: Instant) -> bool {
+        self.timers.retransmit = Instant::NEVER;
+        let Some(first) = self.queue.segments().front() else { return false };
+        if self.phase == Phase::SynSent || matches!(self.phase, Phase::SynReceived { .. }) {
+            if self.rtt.backoff() >= self.config.syn_retries {
+                return true;
+            }
+            self.counters.timeouts += 1;
+            self.rtt.expired();
+            self.queue.set_fate(0, Fate::Lost);
+            return false;
+        }
+        self.counters.timeouts += 1;
+        if first.fate == Fate::Sacked {
+            // RFC 2018 §8: the peer holds the next octet and does not acknowledge it, so it has dropped what it reported.
+            self.queue.forget_sacks();
+        }
+        let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
+        let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
+        if !repeated {
+            self.recovery.arm_undo();
+        }
+        self.congestion.timeout(flight, !matches!(self.recovery.mode, Mode::Loss { .. }));
+        self.rtt.expired();
+        self.recovery.mark_on_timeout(now, &mut self.queue, &self.rtt, self.sack);
+        self.recovery.mode = Mode::Loss { until: self.queue.next() };
+        self.recovery.duplicates = 0;
+        self.recovery.force = true;
+        self.recovery.forget_probe();
+        self.pending.tail_probe = false;
+        self.timers.probe = Instant::NEVER;
+        self.timers.reorder = Instant::NEVER;
+        // Set again with the retransmission, or here if that cannot leave.
+        self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+        false
+    }
+
+    /// The peer has answered a keep-alive probe.
+    pub(crate) fn keep_alive_answered(&mut self, now: Instant) {
+        self.keep_alive_probes = 0;
+        self.link_doubtful = false;
+        self.timers.keep_alive =
+            self.config.keep_alive.map_or(Instant::NEVER, |keep_alive| now.after_nanos(nanos(keep_alive.idle)));
+    }
+
+    /// RFC 9293 §3.8.4. Returns whether to give up.
+    fn keep_alive_expired(&mut self, now: Instant) -> bool {
+        let keep_alive = match self.config.keep_alive {
+            Some(keep_alive) => keep_alive,
+            None if self.link_doubtful => KeepAlive::default(),
+            None => {
+                self.timers.keep_alive = Instant::NEVER;
+                return false;
+            }
+        };
+        if self.keep_alive_probes == 0 && !self.link_doubtful {
+            let silent_at = self.last_received.after_nanos(nanos(keep_alive.idle));
+            if now < silent_at {
+                self.timers.keep_alive = silent_at;
+                return false;
+            }
+        }
+        if !self.queue.segments().is_empty() || self.timers.persist != Instant::NEVER {
+            // What is in flight, or probes the window, asks the same question; the user time-out bounds it.
+            self.timers.keep_alive = now.after_nanos(nanos(keep_alive.interval));
+            return false;
+        }
+        if self.keep_alive_probes >= keep_alive.probes {
+            return true;
+        }
+        if self.keep_alive_probes == 0 {
+            self.release_idle_memory();
+        }
+        self.keep_alive_probes += 1;
+        self.pending.keep_alive = true;
+        self.timers.keep_alive = now.after_nanos(nanos(keep_alive.interval));
+        false
+    }
+
+    /// The link went down, or came back: asks the peer at once whether it is still there, rather than at the next time-out.
+    /// What is in flight is sent again from its first segment, a shut window is probed, a silent connection gets a
+    /// keep-alive probe; the congestion window stays as it is.
+    pub fn link_lost(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Closed { .. } | Phase::TimeWait { .. } | Phase::SynSent | Phase::SynReceived { .. } => {}
+            _ if !self.queue.segments().is_empty() => {
+                if self.queue.segments()[0].fate == Fate::InFlight {
+                    self.queue.set_fate(0, Fate::Lost);
+                }
+                self.recovery.force = true;
+            }
+            _ if self.timers.persist != Instant::NEVER => self.pending.window_probe = true,
+            _ => {
+                self.link_doubtful = true;
+                self.timers.keep_alive = now;
+                self.keep_alive_expired(now);
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Timestamps of one connection (RFC 7323 §3 to §5).
+
+use uwarp_wire::tcp::Timestamps;
+
+use crate::{Config, Instant};
+
+/// After this long without a segment, the remembered timestamp says nothing (RFC 7323 §5.5): 24 days in ns.
+const OUTDATED: u64 = 24 * 24 * 3600 * 1_000_000_000;
+
+/// Both clocks, and what is echoed. Our clock ticks every millisecond, the fastest that RFC 7323 §5.4 allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimestampState {
+    /// Both ends agreed.
+    pub(crate) enabled: bool,
+    offset: u32,
+    /// TS.Recent.
+    recent: u32,
+    recent_at: Instant,
+    /// Set once there is a TS.Recent.
+    known: bool,
+}
+
+impl TimestampState {
+    pub(crate) fn new(config: &Config) -> TimestampState {
+        TimestampState {
+            enabled: config.timestamps,
+            offset: config.timestamp_offset,
+            recent: 0,
+            recent_at: Instant::ZERO,
+            known: false,
+        }
+    }
+
+    /// TSval for a segment sent at `at`.
+    #[inline]
+    pub(crate) fn value(&self, at: Instant) -> u32 {
+        (at.as_millis() as u32).wrapping_add(self.offset)
+    }
+
+    /// The option for a segment sent now.
+    #[inline]
+    pub(crate) fn option(&self, now: Instant) -> Option<Timestamps> {
+        self.enabled.then(|| Timestamps { value: self.value(now), echo: self.recent })
+    }
+
+    /// Whether a segment's timestamp is too old to be of this time (RFC 7323 §5.3, R1).
+    #[inline]
+    pub(crate) fn is_old(&self, value: u32, now: Instant) -> bool {
+        self.known && (value.wrapping_sub(self.recent) as i32) < 0 && now.nanos_since(self.recent_at) < OUTDATED
+    }
+
+    /// Whether a segment's timestamp is later than all before.
+    pub(crate) fn is_newer(&self, value: u32) -> bool {
+        self.known && value.wrapping_sub(self.recent) as i32 > 0
+    }
+
+    /// Whether a segment's timestamp is earlier than the latest.
+    pub(crate) fn is_older(&self, value: u32) -> bool {
+        self.known && (value.wrapping_sub(self.recent) as i32) < 0
+    }
+
+    /// Remembers the timestamp of a segment that begins at or before what was last acknowledged (RFC 7323 §4.3, rule 2).
+    #[inline]
+    pub(crate) fn note(&mut self, value: u32, now: Instant) {
+        self.recent = value;
+        self.recent_at = now;
+        self.known = true;
+    }
+
+    /// Whether `echo` shows that the peer answers something sent before the segment that went out with `stamp`.
+    #[inline]
+    pub(crate) fn precedes(echo: u32, stamp: u32) -> bool {
+        echo.wrapping_sub(stamp) as i32 <= -1
+    }
+}
