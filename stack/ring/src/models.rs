@@ -1,1 +1,261 @@
+//! Every interleaving, and every value that the memory model lets a load see, of small uses of what is in this crate.
 
+#[cfg(not(loom))]
+#[test]
+#[ignore = "loom models: run RUSTFLAGS=\"--cfg loom\" cargo test -p uwarp-ring --release"]
+fn loom_models_are_built_with_cfg_loom() {}
+
+#[cfg(loom)]
+mod loom_models {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize;
+    use loom::thread;
+
+    use crate::{Doorbells, Notifier, ring};
+
+    /// More than three preemptions make the larger models run for hours and have found nothing more.
+    fn check(model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(3));
+        builder.check(model);
+    }
+
+    #[test]
+    fn ring_hands_over_each_element_once_and_in_order() {
+        check(|| {
+            let (mut producer, mut consumer) = ring::<usize>(2);
+            let sender = thread::spawn(move || {
+                for element in 0..4 {
+                    while producer.push(element).is_err() {
+                        thread::yield_now();
+                    }
+                }
+            });
+            for expected in 0..4 {
+                let element = loop {
+                    match consumer.pop() {
+                        Some(element) => break element,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(element, expected);
+            }
+            sender.join().unwrap();
+            assert_eq!(consumer.pop(), None);
+        });
+    }
+
+    #[test]
+    fn ring_shows_a_reservation_as_a_whole_and_keeps_elements_until_released() {
+        check(|| {
+            let (mut producer, mut consumer) = ring::<usize>(2);
+            let sender = thread::spawn(move || {
+                for pair in 0..2 {
+                    loop {
+                        if let Some(mut reservation) = producer.reserve(2) {
+                            reservation.write(2 * pair).unwrap();
+                            reservation.write(2 * pair + 1).unwrap();
+                            assert_eq!(reservation.commit(), 2);
+                            break;
+                        }
+                        thread::yield_now();
+                    }
+                }
+            });
+            for pair in 0..2 {
+                let available = loop {
+                    match consumer.available() {
+                        0 => thread::yield_now(),
+                        available => break available,
+                    }
+                };
+                assert_eq!(available, 2);
+                // Read in any order and more than once, before they are released one by one.
+                assert_eq!(consumer.peek(1), Some(&(2 * pair + 1)));
+                assert_eq!(consumer.peek(0), Some(&(2 * pair)));
+                consumer.release(1);
+                assert_eq!(consumer.peek(0), Some(&(2 * pair + 1)));
+                consumer.release(1);
+            }
+            sender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn closed_ring_has_shown_all_that_was_put_in() {
+        check(|| {
+            let (mut producer, mut consumer) = ring::<usize>(2);
+            let sender = thread::spawn(move || {
+                producer.push(1).unwrap();
+                producer.push(2).unwrap();
+            });
+            let mut sum = 0;
+            loop {
+                let closed = consumer.is_closed();
+                while let Some(element) = consumer.pop() {
+                    sum += element;
+                }
+                if closed {
+                    break;
+                }
+                thread::yield_now();
+            }
+            assert_eq!(sum, 3);
+            sender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn producer_learns_that_the_consumer_is_gone() {
+        check(|| {
+            let (mut producer, mut consumer) = ring::<usize>(1);
+            let receiver = thread::spawn(move || consumer.pop());
+            let mut sent = 0;
+            while !producer.is_closed() {
+                sent += usize::from(producer.push(sent).is_ok());
+                thread::yield_now();
+            }
+            if let Some(element) = receiver.join().unwrap() {
+                assert_eq!(element, 0);
+                assert!(sent >= 1);
+            }
+        });
+    }
+
+    /// What two posters published is seen by a visit of the engine, whichever of them rang first: the one that finds the
+    /// bell rung relies on a visit that is still to come.
+    #[test]
+    fn doorbell_of_two_posters_is_answered_for_both() {
+        check(|| {
+            let doorbells = Arc::new(Doorbells::new(1));
+            let published: Arc<[AtomicUsize; 2]> = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+            let posters: Vec<_> = (0..2)
+                .map(|poster| {
+                    let (doorbells, published) = (doorbells.clone(), published.clone());
+                    thread::spawn(move || {
+                        published[poster].store(1, Relaxed);
+                        doorbells.ring(0);
+                    })
+                })
+                .collect();
+            let mut seen = [0; 2];
+            let mut look = || {
+                doorbells.take(|index| {
+                    assert_eq!(index, 0);
+                    for (seen, published) in seen.iter_mut().zip(published.iter()) {
+                        *seen |= published.load(Relaxed);
+                    }
+                })
+            };
+            look();
+            for poster in posters {
+                poster.join().unwrap();
+            }
+            look();
+            assert_eq!(seen, [1, 1]);
+        });
+    }
+
+    /// One poster that rings again and again while the engine answers.
+    #[test]
+    fn doorbell_rung_during_a_visit_is_answered_again() {
+        check(|| {
+            let doorbells = Arc::new(Doorbells::new(65));
+            let (mut producer, mut consumer) = ring::<usize>(4);
+            let poster = {
+                let doorbells = doorbells.clone();
+                thread::spawn(move || {
+                    for element in 0..2 {
+                        producer.push(element).unwrap();
+                        doorbells.ring(64);
+                    }
+                })
+            };
+            let mut next = 0;
+            let mut look = || {
+                doorbells.take(|index| {
+                    assert_eq!(index, 64);
+                    while let Some(element) = consumer.pop() {
+                        assert_eq!(element, next);
+                        next += 1;
+                    }
+                })
+            };
+            look();
+            look();
+            poster.join().unwrap();
+            look();
+            assert_eq!(next, 2);
+        });
+    }
+
+    /// The sleeper would wait for ever, which loom reports, if a wake-up were lost.
+    #[test]
+    fn arming_against_firing_loses_no_wake_up() {
+        check(|| {
+            let notifier = Arc::new(Notifier::new().unwrap());
+            let published = Arc::new(AtomicUsize::new(0));
+            let wakers: Vec<_> = (0..2)
+                .map(|_| {
+                    let (notifier, published) = (notifier.clone(), published.clone());
+                    thread::spawn(move || {
+                        published.fetch_add(1, Relaxed);
+                        notifier.fire_if_armed();
+                    })
+                })
+                .collect();
+            while published.load(Relaxed) < 2 {
+                notifier.arm();
+                if published.load(Relaxed) == 2 {
+                    notifier.disarm();
+                    break;
+                }
+                notifier.wait(None).unwrap();
+            }
+            for waker in wakers {
+                waker.join().unwrap();
+            }
+        });
+    }
+
+    /// The whole way from a post to an engine that sleeps.
+    #[test]
+    fn post_wakes_a_sleeping_engine() {
+        check(|| {
+            let notifier = Arc::new(Notifier::new().unwrap());
+            let doorbells = Arc::new(Doorbells::new(1));
+            let (mut producer, mut consumer) = ring::<usize>(2);
+            let poster = {
+                let (notifier, doorbells) = (notifier.clone(), doorbells.clone());
+                thread::spawn(move || {
+                    for element in 0..2 {
+                        producer.push(element).unwrap();
+                        doorbells.ring(0);
+                        notifier.fire_if_armed();
+                    }
+                })
+            };
+            let mut next = 0;
+            loop {
+                doorbells.take(|_| {
+                    while let Some(element) = consumer.pop() {
+                        assert_eq!(element, next);
+                        next += 1;
+                    }
+                });
+                if next == 2 {
+                    break;
+                }
+                notifier.arm();
+                if doorbells.is_any_rung() {
+                    notifier.disarm();
+                    continue;
+                }
+                notifier.wait(None).unwrap();
+            }
+            poster.join().unwrap();
+        });
+    }
+}

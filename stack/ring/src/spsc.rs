@@ -51,17 +51,22 @@ impl<T> Shared<T> {
 /// # Panics
 /// If `capacity` is above 2^31.
 pub fn ring<T: Copy + Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+    ring_from(capacity, 0)
+}
+
+/// A ring whose cursors begin at `start`.
+fn ring_from<T: Copy + Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity <= 1 << 31, "a ring of {capacity} elements");
     let capacity = capacity.max(1).next_power_of_two();
     let shared = Arc::new(Shared {
-        head: CachePadded::new(AtomicUsize::new(0)),
-        tail: CachePadded::new(AtomicUsize::new(0)),
+        head: CachePadded::new(AtomicUsize::new(start)),
+        tail: CachePadded::new(AtomicUsize::new(start)),
         producer_gone: AtomicBool::new(false),
         consumer_gone: AtomicBool::new(false),
         cells: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
     });
-    let producer = Producer { shared: shared.clone(), tail: 0, known_head: 0, one_thread: PhantomData };
-    let consumer = Consumer { shared, head: 0, known_tail: 0, one_thread: PhantomData };
+    let producer = Producer { shared: shared.clone(), tail: start, known_head: start, one_thread: PhantomData };
+    let consumer = Consumer { shared, head: start, known_tail: start, one_thread: PhantomData };
     (producer, consumer)
 }
 

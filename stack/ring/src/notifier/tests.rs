@@ -1,1 +1,94 @@
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed as RelaxedOrder;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::*;
+
+const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+
+fn readable(notifier: &Notifier) -> bool {
+    let fd = notifier.as_fd();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
+}
+
+#[test]
+fn fires_once_for_each_arming() {
+    let notifier = Notifier::new().unwrap();
+    assert!(!notifier.fire_if_armed());
+    assert!(!readable(&notifier));
+    notifier.arm();
+    notifier.arm();
+    assert!(notifier.is_armed());
+    assert!(notifier.fire_if_armed());
+    assert!(!notifier.fire_if_armed());
+    assert!(readable(&notifier));
+    assert!(notifier.wait(AT_ONCE).unwrap());
+    assert!(!readable(&notifier));
+    assert!(!notifier.wait(AT_ONCE).unwrap());
+}
+
+#[test]
+fn time_out_leaves_it_armed() {
+    let notifier = Notifier::new().unwrap();
+    notifier.arm();
+    assert!(!notifier.wait(Some(Duration::from_millis(2))).unwrap());
+    assert!(notifier.is_armed());
+    assert!(notifier.fire_if_armed());
+    assert!(notifier.drain());
+    assert!(!notifier.drain());
+}
+
+#[test]
+fn disarmed_notifier_does_not_fire() {
+    let notifier = Notifier::new().unwrap();
+    notifier.arm();
+    assert!(notifier.disarm());
+    assert!(!notifier.disarm());
+    assert!(!notifier.fire_if_armed());
+    assert!(!notifier.drain());
+}
+
+#[test]
+fn unconditional_firing_wakes() {
+    let notifier = Notifier::new().unwrap();
+    notifier.fire();
+    notifier.fire();
+    assert!(notifier.wait(None).unwrap());
+    assert!(!notifier.drain());
+}
+
+#[test]
+fn endless_time_outs_are_none() {
+    let notifier = Notifier::new().unwrap();
+    notifier.fire();
+    assert!(notifier.wait(Some(Duration::MAX)).unwrap());
+}
+
+/// Two threads hand a counter to and fro, each sleeping until it is its turn.
+#[test]
+fn ping_pong_of_sleepers_does_not_stall() {
+    const ROUNDS: usize = 5_000;
+    let counter = AtomicUsize::new(0);
+    let notifiers = [Notifier::new().unwrap(), Notifier::new().unwrap()];
+    let play = |player: usize| {
+        for round in (player..ROUNDS).step_by(2) {
+            while counter.load(RelaxedOrder) != round {
+                notifiers[player].arm();
+                if counter.load(RelaxedOrder) == round {
+                    notifiers[player].disarm();
+                    break;
+                }
+                assert!(notifiers[player].wait(None).unwrap());
+            }
+            counter.store(round + 1, RelaxedOrder);
+            notifiers[1 - player].fire_if_armed();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| play(0));
+        play(1);
+    });
+    assert_eq!(counter.load(RelaxedOrder), ROUNDS);
+}
