@@ -41,12 +41,14 @@ pub struct IwarpConfig {
     pub max_ird: u16,
     /// Most reads that a queue pair may have outstanding.
     pub max_ord: u16,
+    /// Ask for CRCs as Responder. They are off only if both sides do without.
+    pub crc: bool,
     /// Limit on a passive start-up: from SYN to the MPA Request, and again from accept to the first FPDU.
     pub startup_timeout: Duration,
     /// After a Terminate of ours was sent: how long input is read before the connection is reset.
     pub terminate_drain: Duration,
     /// Most octets of one ULPDU that is sent; the largest is what fits into one segment anyway.
-    pub max_ulpdu: u32,
+    pub max_ulpdu: u16,
 }
 
 impl Default for IwarpConfig {
@@ -54,6 +56,7 @@ impl Default for IwarpConfig {
         IwarpConfig {
             max_ird: 128,
             max_ord: 128,
+            crc: true,
             startup_timeout: Duration::from_secs(10),
             terminate_drain: Duration::from_secs(2),
             max_ulpdu: 64_768,

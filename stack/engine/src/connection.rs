@@ -138,10 +138,10 @@ pub(crate) enum Source {
 pub(crate) enum Ending {
     /// Not ending.
     No,
-    /// So many slots of the send queue, from its head on, are still worked off; then comes FIN.
+    /// The send queue is still worked off up to this position; then comes FIN.
     Finishing {
-        /// Slots.
-        slots: usize,
+        /// See [`crate::queue_pair::SendQueue::position`].
+        until: u64,
     },
     /// TCP was closed on our side.
     Closed,

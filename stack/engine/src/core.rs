@@ -99,7 +99,6 @@ pub(crate) struct Core<P: Port> {
     pub(crate) payload_start: usize,
     /// Storage of a transmit buffer.
     pub(crate) data_room: usize,
-    pub(crate) offload_ip: bool,
     pub(crate) offload_tcp: bool,
     pub(crate) tcp_config: uwarp_tcp::Config,
     pub(crate) doorbells: Arc<Doorbells>,
@@ -184,7 +183,6 @@ impl<P: Port> Core<P> {
             own_address: config.address.into(),
             payload_start,
             data_room: capabilities.data_room,
-            offload_ip: capabilities.transmit_ip_checksum,
             offload_tcp: capabilities.transmit_tcp_checksum,
             tcp_config,
             doorbells: channels.doorbells,

@@ -1,15 +1,18 @@
 //! The engine and its turn.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crossbeam::channel::Receiver;
-use uwarp_memory::RegionTable;
+use uwarp_memory::{EngineEpoch, RegionTable};
 use uwarp_ring::Doorbells;
 use uwarp_tcp::Instant;
 
 use crate::command::{AsyncEvent, Command, EventSink};
 use crate::config::EngineConfig;
-use crate::port::Port;
+use crate::core::Core;
+use crate::port::{Batch, Port};
+use crate::stats::EngineStats;
 
 /// What joins an engine to the rest of the program.
 #[derive(Debug)]
@@ -47,8 +50,13 @@ pub struct Turned {
 }
 
 /// One poll-mode engine on one port. Built on the thread that turns it; it cannot leave that thread.
+#[derive(Debug)]
 pub struct Engine<P: Port> {
-    _port: P,
+    core: Core<P>,
+    epoch: EngineEpoch,
+    batch: Batch<P::Buffer>,
+    /// Not `Send`: buffers go back through caches of this thread.
+    one_thread: PhantomData<*const ()>,
 }
 
 impl<P: Port> Engine<P> {
@@ -57,26 +65,43 @@ impl<P: Port> Engine<P> {
     /// # Errors
     /// A setting out of bounds, said in one sentence.
     pub fn new(config: EngineConfig, port: P, channels: EngineChannels) -> Result<Engine<P>, EngineError> {
-        let _ = (config, port, channels);
-        todo!()
+        let epoch = channels.regions.engine();
+        let core = Core::new(config, port, channels)?;
+        Ok(Engine { core, epoch, batch: Batch::new(), one_thread: PhantomData })
     }
 
     /// One pass over everything there is to do. `now` is read once by the caller and does not go backwards.
+    #[inline]
     pub fn turn(&mut self, now: Instant) -> Turned {
-        let _ = now;
-        todo!()
+        let worked = self.core.collect(now, &mut self.batch);
+        let received = self.batch.len();
+        if worked {
+            let turn = self.epoch.enter();
+            self.core.work(&turn, &mut self.batch);
+        }
+        let transmitted = self.core.flush();
+        self.core.turned(worked, received, transmitted)
     }
 
-    /// Ends everything at once, after a failure of the device or of the engine itself: all work is flushed with
-    /// [`crate::work::Status::Fatal`], every connection is forgotten, and the application gets
+    /// Ends everything at once, after a failure of the device or of the engine itself: all work is flushed, the oldest of
+    /// it with [`crate::work::Status::Fatal`], every connection is forgotten, and the application gets
     /// [`AsyncEvent::DeviceFatal`].
     pub fn fail(&mut self, cause: &str) {
-        let _ = cause;
-        todo!()
+        self.core.fail(cause);
     }
 
     /// Whether a shutdown has finished: the engine may be dropped without cutting off any connection.
     pub fn is_shut_down(&self) -> bool {
-        todo!()
+        self.core.is_shut_down()
+    }
+
+    /// Counters, pools, connections and queue pairs as of now.
+    pub fn stats(&self) -> EngineStats {
+        self.core.snapshot()
+    }
+
+    /// Buffers that connections hold: received out of order, and sent but not acknowledged.
+    pub fn buffers_held(&self) -> usize {
+        self.core.held.len() + self.core.records.len()
     }
 }

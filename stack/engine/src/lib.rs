@@ -13,10 +13,27 @@
 
 pub mod command;
 pub mod config;
+mod connection;
+mod control;
+mod core;
+mod egress;
+mod ending;
 mod engine;
+mod flow;
+mod ingress;
+mod lanes;
+mod listener;
+mod neighbours;
+mod output;
 pub mod port;
 pub mod ports;
+mod queue_pair;
+mod receive;
+mod slab;
+mod snapshot;
+mod startup;
 pub mod stats;
+mod wheel;
 pub mod work;
 
 pub use config::{Budgets, EngineConfig, IwarpConfig, Limits, Sabotage};

@@ -5,6 +5,8 @@
 //! whose response is awaited; the element at `begun` is being cut or comes next.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use uwarp_memory::{Association, DomainId, StreamId};
 use uwarp_ring::{Consumer, Slot};
@@ -31,6 +33,7 @@ pub(crate) enum Stage {
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
     pub(crate) association: Association,
+    domain_queue_pairs: Arc<AtomicU32>,
     pub(crate) stage: Stage,
     /// Index of its connection.
     pub(crate) connection: Option<u32>,
@@ -51,6 +54,8 @@ pub(crate) struct SendQueue {
     complete_on_ack: bool,
     /// Slots from the head of the ring to the element that is being cut or comes next.
     begun: usize,
+    /// Slots released since the queue was made.
+    released: u64,
     /// The element being cut.
     current: Option<CurrentSend>,
     /// Reads completed whose elements have not been retired yet.
@@ -76,9 +81,24 @@ impl SendQueue {
         self.current.is_some()
     }
 
-    /// Slots posted and not completed.
-    pub(crate) fn outstanding(&mut self) -> usize {
-        self.ring.available()
+    /// How many slots, since the queue was made, lie before the element that is being cut or comes next.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.released + self.begun as u64
+    }
+
+    /// The [`SendQueue::position`] at which everything posted so far is begun; with `stop_at_read` only what comes
+    /// before the first read that is not begun.
+    pub(crate) fn end(&mut self, stop_at_read: bool) -> u64 {
+        let posted = self.ring.available();
+        let mut at = self.begun;
+        while stop_at_read && at < posted {
+            match self.ring.peek(at).map(SendElement::decode) {
+                Some(Ok(element)) if element.opcode != SendOpcode::Read => at += element.slots(),
+                _ => return self.released + at as u64,
+            }
+        }
+        self.released + posted as u64
     }
 
     /// Slots from the head to the first element that was not begun.
@@ -210,15 +230,20 @@ impl SendQueue {
             self.ends.pop_front();
         }
         self.begun -= element.slots();
+        self.released += element.slots() as u64;
         self.ring.release(element.slots());
         self.completed += 1;
         let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED);
         Some(signalled.then(|| completion_of(&element, number, Status::Success)))
     }
 
-    /// Takes the oldest element out unfinished; `None` when the queue is empty. The second value says whether it had
-    /// been begun.
-    pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<(Completion, bool)> {
+    /// Slots posted and not completed.
+    pub(crate) fn outstanding(&mut self) -> usize {
+        self.ring.available()
+    }
+
+    /// Takes the oldest element out unfinished; `None` when the queue is empty.
+    pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<Completion> {
         let available = self.ring.available();
         if available == 0 {
             self.current = None;
@@ -238,14 +263,14 @@ impl SendQueue {
                 (Completion { id, queue_pair, length: 0, invalidated: 0, opcode, status, flags, immediate: 0 }, 1)
             }
         };
-        let begun = self.begun > 0 || self.current.is_some();
         if self.begun == 0 {
             self.current = None;
         }
         self.begun = self.begun.saturating_sub(slots);
+        self.released += slots as u64;
         self.ring.release(slots);
         self.completed += 1;
-        Some((completion, begun))
+        Some(completion)
     }
 }
 
@@ -373,16 +398,23 @@ impl ReceiveQueue {
 }
 
 impl QueuePair {
+    /// Whether other queue pairs use the protection domain.
+    pub(crate) fn domain_is_shared(&self) -> bool {
+        self.domain_queue_pairs.load(Ordering::Relaxed) != 1
+    }
+
     pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {
         QueuePair {
             number: setup.number,
             association: Association { domain: DomainId(setup.domain), stream: StreamId(setup.number) },
+            domain_queue_pairs: setup.domain_queue_pairs,
             stage: Stage::Idle,
             connection: None,
             send: SendQueue {
                 signal_all: setup.signal_all,
                 complete_on_ack: setup.complete_on_ack,
                 begun: 0,
+                released: 0,
                 current: None,
                 reads_done: 0,
                 // Never more than there are slots, and never grown on the way.

@@ -99,9 +99,10 @@ impl<T> Slab<T> {
         (entry.generation == handle.generation && entry.value.is_some()).then_some(handle.index)
     }
 
-    pub(crate) fn handle(&self, index: u32) -> Option<Handle> {
-        let entry = self.entries.get(index as usize)?;
-        entry.value.is_some().then_some(Handle { index, generation: entry.generation })
+    /// The handle of an entry, also while its value is taken out.
+    pub(crate) fn reserved_handle(&self, index: u32) -> Option<Handle> {
+        let generation = self.entries.get(index as usize)?.generation;
+        Some(Handle { index, generation })
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {

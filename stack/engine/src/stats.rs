@@ -86,6 +86,8 @@ pub struct TcpInfo {
     pub smoothed_rtt_ns: u64,
     /// Its mean deviation in nanoseconds.
     pub rtt_variation_ns: u64,
+    /// Smallest round-trip time of late, in nanoseconds.
+    pub minimum_rtt_ns: u64,
     /// Retransmission time-out in nanoseconds.
     pub retransmission_timeout_ns: u64,
     /// Congestion window in octets.
@@ -100,8 +102,16 @@ pub struct TcpInfo {
     pub effective_mss: u32,
     /// Octets sent and not acknowledged.
     pub in_flight: u64,
-    /// Octets sent, without retransmissions.
+    /// Octets handed to TCP and not sent.
+    pub unsent: u64,
+    /// Octets that the peer has out of order.
+    pub selectively_acknowledged: u64,
+    /// Octets held for lost and not sent again yet.
+    pub lost: u64,
+    /// Octets sent, retransmissions included.
     pub octets_sent: u64,
+    /// Octets sent again.
+    pub octets_retransmitted: u64,
     /// Octets acknowledged by the peer.
     pub octets_acknowledged: u64,
     /// Octets received in order.
@@ -114,12 +124,14 @@ pub struct TcpInfo {
     pub retransmissions: u64,
     /// Retransmission time-outs.
     pub timeouts: u64,
-    /// Times fast recovery began.
+    /// Probes for losses at the end of a flight.
+    pub tail_loss_probes: u64,
+    /// Times that loss recovery began without a time-out.
     pub fast_recoveries: u64,
-    /// Segments received out of order.
-    pub out_of_order: u64,
-    /// Segments with nothing new.
-    pub duplicates: u64,
+    /// Buffers held out of order.
+    pub out_of_order_buffers: u64,
+    /// Duplicate segments that the peer reported.
+    pub duplicates_reported: u64,
 }
 
 /// One connection.

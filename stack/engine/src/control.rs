@@ -1,0 +1,92 @@
+//! The mailbox.
+
+use crate::command::{Command, ControlError};
+use crate::core::Core;
+use crate::listener::Listener;
+use crate::port::Port;
+use crate::queue_pair::QueuePair;
+
+/// Most commands carried out in one turn.
+const COMMANDS_PER_TURN: usize = 64;
+
+impl<P: Port> Core<P> {
+    /// Carries out what lies in the mailbox. True if there was anything.
+    #[inline]
+    pub(crate) fn run_commands(&mut self) -> bool {
+        if self.commands.is_empty() {
+            return false;
+        }
+        for _ in 0..COMMANDS_PER_TURN {
+            let Ok(command) = self.commands.try_recv() else { break };
+            self.run_command(command);
+        }
+        true
+    }
+
+    #[cold]
+    fn run_command(&mut self, command: Command) {
+        match command {
+            Command::AddCompletionQueue { queue, lane, notifier } => self.lanes.add(queue, lane, notifier),
+            Command::RemoveCompletionQueue { queue } => self.lanes.remove(queue),
+            Command::CreateQueuePair(setup) => {
+                let number = setup.number as usize;
+                if let Some(place) = self.queue_pairs.get_mut(number)
+                    && place.is_none()
+                {
+                    *place = Some(Box::new(QueuePair::new(*setup)));
+                }
+            }
+            Command::DestroyQueuePair { queue_pair, done } => {
+                self.destroy_queue_pair(queue_pair);
+                if let Some(done) = done {
+                    let _ = done.send(());
+                }
+            }
+            Command::Connect(parameters) => self.connect(*parameters),
+            Command::Accept(parameters) => self.accept(*parameters),
+            Command::Reject { request, private_data } => self.reject(request, &private_data),
+            Command::Disconnect { queue_pair } => self.disconnect(queue_pair),
+            Command::Abort { queue_pair } => self.abort_queue_pair(queue_pair),
+            Command::Listen { listener, port, backlog, requests, reply } => {
+                let result = self.check_listen(port);
+                if result.is_ok() {
+                    self.listeners.insert(port, Listener { id: listener, backlog: backlog.max(1), pending: 0, requests });
+                }
+                let _ = reply.send(result);
+            }
+            Command::StopListening { listener } => self.stop_listening(listener),
+            Command::Stats { reply } => {
+                let _ = reply.send(Box::new(self.snapshot()));
+            }
+            Command::TcpInfo { queue_pair, reply } => {
+                let _ = reply.send(self.tcp_info(queue_pair));
+            }
+            Command::SetFaults { faults } => self.port.set_faults(faults),
+            Command::StartCapture { path, reply } => {
+                let _ = reply.send(self.port.start_capture(&path));
+            }
+            Command::StopCapture => self.port.stop_capture(),
+            Command::Shutdown { linger, done } => {
+                if self.shutdown.is_none() {
+                    self.begin_shutdown(linger, done);
+                }
+            }
+        }
+    }
+
+    fn check_listen(&self, port: u16) -> Result<(), ControlError> {
+        if port == 0 {
+            return Err(ControlError::BadPort);
+        }
+        if self.shutdown.is_some() {
+            return Err(ControlError::ShuttingDown);
+        }
+        if self.listeners.contains_key(&port) {
+            return Err(ControlError::PortInUse(port));
+        }
+        if self.listeners.len() >= self.config.limits.listeners as usize {
+            return Err(ControlError::Limit("listeners"));
+        }
+        Ok(())
+    }
+}

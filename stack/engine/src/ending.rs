@@ -1,0 +1,539 @@
+//! How streams end: faults and Terminates, orderly closes, resets; the flush of what was posted; and the end of the
+//! engine itself.
+
+use uwarp_iwarp::qp::Event;
+use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
+use uwarp_iwarp::Message;
+use uwarp_memory::Turn;
+use uwarp_tcp::{Events, State};
+
+use std::time::Duration;
+
+use crate::command::{
+    AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, ShutdownReport, TerminateCode,
+};
+use crate::connection::{Connection, Ending, Phase};
+use crate::core::{Core, Shutdown};
+use crate::egress::is_due;
+use crate::port::Port;
+use crate::queue_pair::{QueuePair, Stage};
+use crate::receive::Failure;
+use crate::work::Status;
+
+/// How long TCP may go on finishing on its own when nobody is interested in the connection any more.
+const CLOSING_LIMIT: Duration = Duration::from_secs(30);
+
+impl<P: Port> Core<P> {
+    /// Puts a connection back that was taken out for a while, with its timer; or removes it, if it is over.
+    #[inline]
+    pub(crate) fn put_back(&mut self, index: u32, connection: Box<Connection>) {
+        if connection.gone {
+            return self.remove(index, connection);
+        }
+        if let Some(deadline) = connection.next_deadline() {
+            self.wheel.arm(index, deadline);
+        }
+        self.connections.put(index, connection);
+    }
+
+    #[cold]
+    fn remove(&mut self, index: u32, mut connection: Box<Connection>) {
+        self.leave_listener(&connection);
+        self.stream_over(&mut connection);
+        self.flows.remove(connection.tag, index);
+        self.wheel.disarm(index);
+        // A connection in TIME-WAIT that is forgotten early: nobody is told.
+        let _ = connection.tcp.abort(self.now);
+        while let Some(token) = connection.tcp.pop_any() {
+            self.records.remove(token);
+        }
+        while let Some(held) = connection.tcp.take_in_order() {
+            self.held.remove(held.token);
+        }
+        while let Some(token) = connection.tcp.drain_discarded() {
+            self.held.remove(token);
+        }
+        self.gathering -= connection.gather.len() as u64;
+        let gather = std::mem::take(&mut connection.gather);
+        self.give_gather(gather);
+        if connection.unresolved {
+            self.unresolved.retain(|other| *other != index);
+        }
+        if connection.scheduled {
+            self.ready.retain(|other| *other != index);
+        }
+        self.connections.release(index);
+        self.counters.connections_closed += 1;
+    }
+
+    /// Nothing more can come of the stream: everything left is flushed, the application is told.
+    fn stream_over(&mut self, connection: &mut Connection) {
+        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        let Some(number) = connection.queue_pair.take() else { return };
+        let Some(queue_pair) = self.queue_pairs.get_mut(number as usize).and_then(Option::as_mut) else { return };
+        queue_pair.connection = None;
+        if !matches!(phase, Phase::Running(_)) {
+            queue_pair.stage = Stage::Idle;
+            let reason = match connection.end {
+                Some(DisconnectReason::TimedOut) => ConnectFailure::TimedOut,
+                Some(DisconnectReason::Reset) => ConnectFailure::Refused,
+                _ => ConnectFailure::Closed,
+            };
+            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+            return;
+        }
+        queue_pair.stage = Stage::Error;
+        let reason = connection.end.unwrap_or(DisconnectReason::Local);
+        let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
+        let lost = matches!(
+            reason,
+            DisconnectReason::Reset
+                | DisconnectReason::TimedOut
+                | DisconnectReason::PeerTerminated(_)
+                | DisconnectReason::PeerClosedEarly
+        );
+        if left > 0 && lost {
+            self.events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
+        }
+        self.flush_queue_pair_number(number);
+        if let Some(queue_pair) = self.queue_pair(number) {
+            queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
+        }
+        self.sweep_soon();
+    }
+
+    /// Flushes a queue pair by its number.
+    pub(crate) fn flush_queue_pair_number(&mut self, number: u32) {
+        let Some(mut queue_pair) = self.queue_pairs.get_mut(number as usize).and_then(Option::take) else { return };
+        self.flush_with(&mut queue_pair, None, None);
+        self.give_queue_pair(Some(queue_pair));
+    }
+
+    /// Completes everything posted, in order, as flushed: except the send element at the slot `send.0` from the head and
+    /// the oldest receive, which get a status of their own. What cannot be put into a full completion queue waits in the
+    /// backlog of its lane.
+    pub(crate) fn flush_with(
+        &mut self,
+        queue_pair: &mut QueuePair,
+        send: Option<(usize, Status)>,
+        receive: Option<Status>,
+    ) {
+        queue_pair.stage = Stage::Error;
+        let head = queue_pair.send.position() - queue_pair.send.begun() as u64;
+        let failing = send.map(|(at, status)| (head + at as u64, status));
+        loop {
+            let at = queue_pair.send.position() - queue_pair.send.begun() as u64;
+            let status = failing.filter(|(place, _)| *place == at).map_or(Status::Flushed, |(_, status)| status);
+            let Some(completion) = queue_pair.send.flush_one(queue_pair.number, status) else { break };
+            if !self.lanes.push(queue_pair.send_completions, completion) {
+                self.counters.completion_overflows += 1;
+            }
+        }
+        let mut status = receive.unwrap_or(Status::Flushed);
+        while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
+            if !self.lanes.push(queue_pair.receive_completions, completion) {
+                self.counters.completion_overflows += 1;
+            }
+            status = Status::Flushed;
+        }
+    }
+
+    /// Ends a stream because of a fault found here.
+    #[cold]
+    pub(crate) fn fail_stream(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        failure: Failure,
+        ulpdu: Option<&[u8]>,
+    ) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let message = running.stream.fail(failure.fault, ulpdu);
+        self.end_by_fault(connection, queue_pair, failure, message);
+    }
+
+    /// As [`Core::fail_stream`], when the Terminate is made already; `None` if none is due.
+    #[cold]
+    pub(crate) fn end_by_fault(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        failure: Failure,
+        message: Option<Message>,
+    ) {
+        let row = failure.fault.row();
+        let code = TerminateCode { layer: row.layer, error_type: row.error_type, code: row.code };
+        connection.ends_by(DisconnectReason::LocalTerminated(code));
+        if let Some(queue_pair) = queue_pair {
+            let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
+            let was_flushed = queue_pair.stage == Stage::Error;
+            self.flush_with(queue_pair, send, failure.receive);
+            if !was_flushed {
+                let status = failure.receive.or(failure.send).unwrap_or(Status::PeerProtocol);
+                self.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
+            }
+        }
+        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+        let Phase::Running(running) = &mut connection.phase else { return };
+        running.outgoing = None;
+        // Behind our FIN nothing can be said any more.
+        let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
+        if message.is_some() && may_say {
+            running.terminate = message;
+        } else {
+            self.close_tcp(connection);
+        }
+    }
+
+    /// The peer's Terminate: the oldest outstanding work is what it speaks of, as far as can be told.
+    #[cold]
+    pub(crate) fn on_peer_terminate(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        terminate: &ReceivedTerminate,
+    ) {
+        self.counters.terminates_received += 1;
+        let message = &terminate.terminate;
+        let code =
+            TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
+        let status = match terminate.status() {
+            RemoteStatus::RemoteAccess => Status::RemoteAccess,
+            RemoteStatus::RemoteInvalidRequest | RemoteStatus::RemoteOperation | RemoteStatus::LowerLayer => {
+                Status::RemoteOperation
+            }
+        };
+        connection.ends_by(DisconnectReason::PeerTerminated(code));
+        self.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
+        let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
+        self.flush_with(queue_pair, began.then_some((0, status)), None);
+        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+        if let Phase::Running(running) = &mut connection.phase {
+            running.outgoing = None;
+            running.terminate = None;
+            running.ending = Ending::Closed;
+        }
+        self.close_tcp(connection);
+    }
+
+    /// A completion did not fit: nothing is lost, but the queue pair cannot go on.
+    #[cold]
+    pub(crate) fn on_overflow(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+        let Some(queue) = queue_pair.overflowed.take() else { return };
+        if queue_pair.stage == Stage::Error {
+            return;
+        }
+        self.counters.completion_overflows += 1;
+        let number = queue_pair.number;
+        self.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
+        connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
+        let message = running.stream.fail(fault, None);
+        let failure = Failure { fault, receive: None, send: None };
+        self.end_by_fault(connection, Some(queue_pair), failure, message);
+        queue_pair.overflowed = None;
+    }
+
+    /// What TCP says about the end of the connection.
+    #[cold]
+    pub(crate) fn on_tcp_end(&mut self, connection: &mut Connection, events: Events) {
+        if events.contains(Events::FIN_ACKED) {
+            connection.finished = true;
+        }
+        if events.intersects(Events::RESET) {
+            connection.ends_by(DisconnectReason::Reset);
+            self.mark_lost(connection);
+        }
+        if events.intersects(Events::TIMED_OUT) {
+            self.counters.timeouts += 1;
+            connection.ends_by(DisconnectReason::TimedOut);
+            self.mark_lost(connection);
+        }
+        if events.contains(Events::PEER_FIN) {
+            self.on_peer_fin(connection);
+        }
+        if events.contains(Events::TIME_WAIT) {
+            connection.finished = true;
+            connection.deadline = None;
+            self.stream_over(connection);
+        }
+        if events.contains(Events::CLOSED) {
+            connection.gone = true;
+        }
+    }
+
+    fn mark_lost(&mut self, connection: &mut Connection) {
+        if let Phase::Running(running) = &mut connection.phase {
+            let _ = running.stream.advance(Event::Lost);
+        }
+        connection.gone = true;
+    }
+
+    /// The peer has no more to say.
+    fn on_peer_fin(&mut self, connection: &mut Connection) {
+        match &mut connection.phase {
+            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
+            Phase::Responding(_) | Phase::Requested(_) => self.abort(connection),
+            Phase::Closing => self.close_tcp(connection),
+            Phase::Running(running) => {
+                let unframed = connection.gather.len();
+                let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
+                match running.stream.end_of_stream(unframed) {
+                    Ok(()) => match queue_pair.as_deref_mut() {
+                        Some(queue_pair) if running.ending == Ending::No => {
+                            // The other side does not wait for more: what is queued still goes out, reads are hopeless.
+                            connection.end.get_or_insert(DisconnectReason::PeerClosed);
+                            running.ending = Ending::Finishing { until: queue_pair.send.end(true) };
+                            self.close_if_finished(connection, queue_pair);
+                        }
+                        Some(queue_pair) => {
+                            connection.end.get_or_insert(DisconnectReason::PeerClosed);
+                            self.close_if_finished(connection, queue_pair);
+                        }
+                        None => self.close_tcp(connection),
+                    },
+                    Err(fault) => {
+                        connection.ends_by(DisconnectReason::PeerClosedEarly);
+                        self.fail_stream(connection, queue_pair.as_deref_mut(), fault.into(), None);
+                    }
+                }
+                self.give_queue_pair(queue_pair);
+            }
+        }
+    }
+
+    fn queue_pairs_take(&mut self, number: Option<u32>) -> Option<Box<QueuePair>> {
+        self.queue_pairs.get_mut(number? as usize)?.take()
+    }
+
+    /// Closes our side of TCP: what was handed to it still goes out, then FIN.
+    pub(crate) fn close_tcp(&mut self, connection: &mut Connection) {
+        connection.close_when_sent = false;
+        connection.tcp.close(self.now);
+    }
+
+    /// Only TCP is left: closes it when everything was sent.
+    pub(crate) fn finish_tcp(&mut self, connection: &mut Connection) {
+        connection.phase = Phase::Closing;
+        connection.close_when_sent = true;
+        connection.deadline = Some(self.now + CLOSING_LIMIT);
+    }
+
+    /// Resets a connection; it is removed when it is put back.
+    pub(crate) fn abort(&mut self, connection: &mut Connection) {
+        if let Some(reset) = connection.tcp.abort(self.now) {
+            let mut header = reset.header;
+            header.source_port = connection.flow.local_port;
+            header.destination_port = connection.flow.remote_port;
+            let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
+            if connection.epoch != 0 || connection.to_self {
+                self.send_bare(&connection.flow, mac, connection.to_self, header);
+            }
+        }
+        connection.gone = true;
+    }
+
+    /// A timer of a connection may be due.
+    pub(crate) fn on_timer(&mut self, _turn: &Turn<'_>, index: u32) {
+        let Some(mut connection) = self.connections.take(index) else { return };
+        if is_due(connection.tcp.deadline(), self.now) {
+            let events = connection.tcp.on_deadline(self.now);
+            if !events.is_empty() {
+                self.on_acknowledged(&mut connection);
+                self.on_tcp_end(&mut connection, events);
+            }
+            Self::schedule(&mut self.ready, index, &mut connection);
+        }
+        if !connection.gone && is_due(connection.deadline, self.now) {
+            connection.deadline = None;
+            self.on_phase_deadline(&mut connection);
+            Self::schedule(&mut self.ready, index, &mut connection);
+        }
+        self.put_back(index, connection);
+    }
+
+    fn on_phase_deadline(&mut self, connection: &mut Connection) {
+        match &mut connection.phase {
+            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
+            Phase::Responding(_) | Phase::Closing => self.abort(connection),
+            Phase::Requested(_) => {}
+            Phase::Running(running) => {
+                // The pause before the first FPDU is over, or the wait for the peer's close after a Terminate.
+                if running.ending == Ending::Closed {
+                    self.abort(connection);
+                }
+            }
+        }
+    }
+
+    /// Orderly end of a queue pair's connection.
+    pub(crate) fn disconnect(&mut self, number: u32) {
+        let Some(index) = self.queue_pair(number).and_then(|queue_pair| queue_pair.connection) else { return };
+        let Some(mut connection) = self.connections.take(index) else { return };
+        self.disconnect_connection(&mut connection);
+        Self::schedule(&mut self.ready, index, &mut connection);
+        self.put_back(index, connection);
+    }
+
+    fn disconnect_connection(&mut self, connection: &mut Connection) {
+        match &mut connection.phase {
+            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
+            Phase::Running(running) => {
+                let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
+                if let Some(queue_pair) = queue_pair.as_deref_mut()
+                    && running.ending == Ending::No
+                {
+                    running.ending = Ending::Finishing { until: queue_pair.send.end(false) };
+                    self.close_if_finished(connection, queue_pair);
+                }
+                self.give_queue_pair(queue_pair);
+            }
+            Phase::Responding(_) | Phase::Requested(_) => self.abort(connection),
+            Phase::Closing => {}
+        }
+    }
+
+    /// Moves a queue pair to the error state and resets its connection.
+    pub(crate) fn abort_queue_pair(&mut self, number: u32) {
+        let Some(queue_pair) = self.queue_pair(number) else { return };
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.connections.take(index)
+        {
+            connection.ends_by(DisconnectReason::Aborted);
+            if let Phase::Initiating(_) = connection.phase {
+                self.startup_failed(&mut connection, ConnectFailure::Closed);
+            } else {
+                self.abort(&mut connection);
+            }
+            self.put_back(index, connection);
+        }
+        self.flush_queue_pair_number(number);
+        self.sweep_soon();
+    }
+
+    /// Forgets a queue pair. Octets that TCP has still go out, followed by FIN.
+    pub(crate) fn destroy_queue_pair(&mut self, number: u32) {
+        let Some(queue_pair) = self.queue_pairs_take(Some(number)) else { return };
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.connections.take(index)
+        {
+            connection.queue_pair = None;
+            match &connection.phase {
+                Phase::Running(running) if running.terminate.is_some() => {
+                    // The Terminate still has to go out; its own time limit runs.
+                }
+                Phase::Running(_) | Phase::Closing => {
+                    let discarded = std::mem::take(&mut connection.gather);
+                    self.gathering -= discarded.len() as u64;
+                    self.give_gather(discarded);
+                    self.finish_tcp(&mut connection);
+                }
+                Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => self.abort(&mut connection),
+            }
+            Self::schedule(&mut self.ready, index, &mut connection);
+            self.put_back(index, connection);
+        }
+    }
+
+    /// Stops a listener: requests that nobody has answered are reset.
+    pub(crate) fn stop_listening(&mut self, listener: crate::command::ListenerId) {
+        for index in self.connections.indexes() {
+            let Some(mut connection) = self.connections.take(index) else { continue };
+            let theirs = match &connection.phase {
+                Phase::Responding(responding) | Phase::Requested(responding) => responding.listener == listener,
+                _ => false,
+            };
+            if theirs {
+                self.abort(&mut connection);
+            }
+            self.put_back(index, connection);
+        }
+        self.listeners.retain(|_, candidate| candidate.id != listener);
+    }
+
+    /// Begins to shut down.
+    pub(crate) fn begin_shutdown(&mut self, linger: Duration, done: crossbeam::channel::Sender<ShutdownReport>) {
+        let until = self.now + linger;
+        self.shutdown = Some(Shutdown { until, report: ShutdownReport::default(), done: Some(done) });
+        for index in self.connections.indexes() {
+            let Some(mut connection) = self.connections.take(index) else { continue };
+            self.disconnect_connection(&mut connection);
+            Self::schedule(&mut self.ready, index, &mut connection);
+            self.put_back(index, connection);
+        }
+    }
+
+    pub(crate) fn run_shutdown(&mut self) {
+        let Some(shutdown) = &self.shutdown else { return };
+        if shutdown.done.is_none() || shutdown.until > self.now {
+            return;
+        }
+        for index in self.connections.indexes() {
+            let Some(mut connection) = self.connections.take(index) else { continue };
+            if !is_done(&connection) {
+                let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
+                if let Some(shutdown) = &mut self.shutdown {
+                    shutdown.report.reset += 1;
+                    shutdown.report.octets_not_acknowledged += left;
+                }
+                connection.ends_by(DisconnectReason::Aborted);
+                self.abort(&mut connection);
+            }
+            self.put_back(index, connection);
+        }
+    }
+
+    pub(crate) fn finish_shutdown(&mut self) {
+        if self.shutdown.as_ref().is_none_or(|shutdown| shutdown.done.is_none()) {
+            return;
+        }
+        if !self.connections.iter().all(|(_, connection)| is_done(connection)) || !self.transmit_queue.is_empty() {
+            return;
+        }
+        for index in self.connections.indexes() {
+            if let Some(mut connection) = self.connections.take(index) {
+                connection.gone = true;
+                self.put_back(index, connection);
+            }
+        }
+        if let Some(shutdown) = &mut self.shutdown
+            && let Some(done) = shutdown.done.take()
+        {
+            let _ = done.send(shutdown.report);
+        }
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shutdown.as_ref().is_some_and(|shutdown| shutdown.done.is_none()) && self.transmit_queue.is_empty()
+    }
+
+    /// Ends everything at once.
+    pub(crate) fn fail(&mut self, cause: &str) {
+        self.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
+        for place in 0..self.queue_pairs.len() {
+            let Some(mut queue_pair) = self.queue_pairs[place].take() else { continue };
+            let number = queue_pair.number;
+            let had_connection = queue_pair.connection.take().is_some();
+            let begun = queue_pair.send.outstanding() > 0;
+            self.flush_with(&mut queue_pair, begun.then_some((0, Status::Fatal)), Some(Status::Fatal));
+            if had_connection {
+                let reason = DisconnectReason::LocalError(Status::Fatal);
+                queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
+            }
+            self.queue_pairs[place] = Some(queue_pair);
+        }
+        self.lanes.settle();
+        let linger = Duration::ZERO;
+        let until = self.now + linger;
+        self.shutdown = Some(Shutdown { until, report: ShutdownReport::default(), done: None });
+        self.transmit_queue.clear();
+        self.ready.clear();
+    }
+}
+
+/// Whether a connection need not be waited for at a shutdown: the peer has everything, our FIN included.
+fn is_done(connection: &Connection) -> bool {
+    connection.finished || matches!(connection.tcp.state(), State::TimeWait | State::Closed)
+}
+

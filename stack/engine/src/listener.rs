@@ -1,0 +1,84 @@
+//! Listeners, and what becomes of a SYN.
+
+use uwarp_iwarp::startup::{Responder, ResponderOptions};
+use uwarp_wire::frame::TcpFrame;
+use uwarp_wire::tcp::TcpFlags;
+
+use crate::command::{ConnectionRequest, EventSink, ListenerId};
+use crate::connection::{Connection, Phase, Responding};
+use crate::core::Core;
+use crate::port::Port;
+use crate::stats::DropReason;
+
+/// A TCP port that is listened on.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) id: ListenerId,
+    pub(crate) backlog: u32,
+    /// Connections that were not accepted or rejected yet.
+    pub(crate) pending: u32,
+    pub(crate) requests: EventSink<ConnectionRequest>,
+}
+
+impl<P: Port> Core<P> {
+    /// Takes a segment that belongs to no connection. True: it made one, or is to be ignored; false: a reset is due.
+    #[cold]
+    pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> bool {
+        let header = &frame.header;
+        let is_open =
+            header.flags.contains(TcpFlags::SYN) && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN);
+        let Some(listener) = self.listeners.get_mut(&frame.flow.local_port) else {
+            self.count_drop(DropReason::NoConnection);
+            return false;
+        };
+        if !is_open || self.shutdown.is_some() {
+            self.count_drop(DropReason::NoConnection);
+            return false;
+        }
+        // A full house is not refused but ignored: the peer's SYN comes again, and there may be room then.
+        if listener.pending >= listener.backlog {
+            self.count_drop(DropReason::BacklogFull);
+            return true;
+        }
+        if self.half_open >= self.config.limits.half_open {
+            self.count_drop(DropReason::HalfOpenLimit);
+            return true;
+        }
+        if self.connections.len() >= self.config.limits.connections as usize {
+            self.count_drop(DropReason::ConnectionLimit);
+            return true;
+        }
+        listener.pending += 1;
+        self.half_open += 1;
+        let listener = listener.id;
+        let isn = self.isn.generate(&frame.flow, self.now);
+        let tcp = uwarp_tcp::Connection::accept(&self.tcp_config, header, isn, self.now);
+        let machine = Responder::new(ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() });
+        let phase = Phase::Responding(Box::new(Responding { machine, listener }));
+        let deadline = self.now + self.config.iwarp.startup_timeout;
+        let index = self.add_connection(frame.flow, tcp, phase);
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.deadline = Some(deadline);
+            // The SYN's sender is on the link, or its router is: no need to ask for an address that answers already.
+            connection.mac = frame.source_mac.0;
+            connection.epoch = self.neighbours.epoch();
+        }
+        self.schedule_index(index);
+        true
+    }
+
+    /// A passive connection is no longer waiting: it was answered, or it ended.
+    pub(crate) fn leave_listener(&mut self, connection: &Connection) {
+        let listener = match &connection.phase {
+            Phase::Responding(responding) => {
+                self.half_open = self.half_open.saturating_sub(1);
+                responding.listener
+            }
+            Phase::Requested(responding) => responding.listener,
+            _ => return,
+        };
+        if let Some(listener) = self.listeners.values_mut().find(|candidate| candidate.id == listener) {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
+    }
+}

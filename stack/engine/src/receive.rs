@@ -1,0 +1,315 @@
+//! Octets of a stream in full operation: FPDUs, and what they mean to memory and to the queue pair.
+//!
+//! An FPDU that lies whole in a frame is used in place. One that comes in pieces is put together in a buffer of the
+//! connection: a copy at once, instead of holding on to the device's buffers, so that a slow peer can pin heap memory
+//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool.
+
+use uwarp_iwarp::fault::LocalStatus;
+use uwarp_iwarp::framing::{Framed, LENGTH_LEN, deframe};
+use uwarp_iwarp::{Delivery, Fault, SendEnd};
+use uwarp_memory::{Access, AccessError, InvalidateError, Turn, kernels};
+
+use crate::connection::{Connection, Phase};
+use crate::core::Core;
+use crate::port::Port;
+use crate::queue_pair::{QueuePair, ScatterError};
+use crate::work::{CompletionFlags, Status};
+
+/// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failure {
+    pub(crate) fault: Fault,
+    /// Status of the open receive, if it is at fault.
+    pub(crate) receive: Option<Status>,
+    /// Status of the oldest outstanding send element, if it is at fault.
+    pub(crate) send: Option<Status>,
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Failure {
+        let (receive, send) = match fault.local_status() {
+            LocalStatus::ReceiveLength => (Some(Status::LocalLength), None),
+            LocalStatus::ReceiveInvalidation => (Some(Status::RemoteOperation), None),
+            LocalStatus::ReadResponse => (None, Some(Status::PeerProtocol)),
+            LocalStatus::Flushed | LocalStatus::ConnectionLost | LocalStatus::Fatal => (None, None),
+        };
+        Failure { fault, receive, send }
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Octets of full operation, in order.
+    #[inline]
+    pub(crate) fn on_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
+        let Phase::Running(running) = &connection.phase else { return };
+        let crc = (running.crc && !self.config.sabotage.no_crc_check).then_some(kernels::crc32c as fn(&[u8]) -> u32);
+        let mut queue_pair = self.take_queue_pair(connection);
+        let mut rest = octets;
+        if !connection.gather.is_empty() {
+            rest = self.gather(turn, connection, queue_pair.as_deref_mut(), rest, crc);
+        }
+        while !rest.is_empty() {
+            match deframe(rest, crc) {
+                Framed::Fpdu { ulpdu, fpdu_len } => {
+                    self.counters.fpdus_received += 1;
+                    self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &rest[ulpdu]);
+                    rest = &rest[fpdu_len..];
+                }
+                Framed::Incomplete { needed } => {
+                    self.start_gather(connection, queue_pair.as_deref_mut(), rest, needed);
+                    rest = &[];
+                }
+                Framed::BadCrc { .. } => {
+                    self.on_bad_crc(connection, queue_pair.as_deref_mut());
+                    rest = &[];
+                }
+            }
+            if connection.gone {
+                break;
+            }
+        }
+        self.give_queue_pair(queue_pair);
+    }
+
+    /// Takes the connection's queue pair out of the table for a while.
+    #[inline]
+    pub(crate) fn take_queue_pair(&mut self, connection: &Connection) -> Option<Box<QueuePair>> {
+        self.queue_pairs.get_mut(connection.queue_pair? as usize)?.take()
+    }
+
+    /// Puts it back.
+    #[inline]
+    pub(crate) fn give_queue_pair(&mut self, queue_pair: Option<Box<QueuePair>>) {
+        if let Some(queue_pair) = queue_pair
+            && let Some(place) = self.queue_pairs.get_mut(queue_pair.number as usize)
+        {
+            *place = Some(queue_pair);
+        }
+    }
+
+    /// The first piece of an FPDU.
+    #[cold]
+    fn start_gather(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        octets: &[u8],
+        needed: Option<usize>,
+    ) {
+        let whole = needed.unwrap_or(LENGTH_LEN) as u64;
+        if self.gathering + whole > self.config.budgets.gather_octets {
+            return self.fail_stream(connection, queue_pair, Fault::LocalCatastrophic.into(), None);
+        }
+        let mut gather = self.take_gather();
+        gather.extend_from_slice(octets);
+        self.gathering += gather.len() as u64;
+        connection.gather = gather;
+    }
+
+    /// A further piece of an FPDU. Gives what lies behind it.
+    #[cold]
+    fn gather<'a>(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        mut queue_pair: Option<&mut QueuePair>,
+        octets: &'a [u8],
+        crc: Option<fn(&[u8]) -> u32>,
+    ) -> &'a [u8] {
+        let mut gather = std::mem::take(&mut connection.gather);
+        self.gathering -= gather.len() as u64;
+        let mut rest = octets;
+        loop {
+            match deframe(&gather, crc) {
+                Framed::Fpdu { ulpdu, .. } => {
+                    self.counters.fpdus_received += 1;
+                    self.counters.fpdus_gathered += 1;
+                    self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &gather[ulpdu]);
+                    break;
+                }
+                Framed::BadCrc { .. } => {
+                    self.on_bad_crc(connection, queue_pair);
+                    rest = &[];
+                    break;
+                }
+                Framed::Incomplete { needed } => {
+                    if rest.is_empty() {
+                        self.gathering += gather.len() as u64;
+                        connection.gather = gather;
+                        return rest;
+                    }
+                    let wanted = needed.unwrap_or(LENGTH_LEN) - gather.len();
+                    let (piece, behind) = rest.split_at(wanted.min(rest.len()));
+                    gather.extend_from_slice(piece);
+                    rest = behind;
+                }
+            }
+        }
+        self.give_gather(gather);
+        rest
+    }
+
+    #[cold]
+    fn on_bad_crc(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) {
+        self.counters.crc_errors += 1;
+        self.fail_stream(connection, queue_pair, Fault::Crc.into(), None);
+    }
+
+    #[inline]
+    fn on_ulpdu(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        ulpdu: &[u8],
+    ) {
+        // Without a queue pair the stream is being closed: nothing is placed any more.
+        let Some(queue_pair) = queue_pair else { return };
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let result = match running.stream.receive(ulpdu) {
+            Ok(Delivery::Write { stag, offset, payload, .. }) => {
+                if payload.is_empty() {
+                    return;
+                }
+                turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE)
+                    .map_err(|error| Failure::from(tagged_fault(error)))
+            }
+            Ok(Delivery::ReadResponse { sink_stag, sink_offset, payload, completes, .. }) => {
+                let placed = if payload.is_empty() {
+                    Ok(())
+                } else {
+                    turn.place(queue_pair.association, sink_stag.0, sink_offset.0, payload, Access::LOCAL_WRITE)
+                };
+                if placed.is_ok() && completes {
+                    queue_pair.send.read_done();
+                    self.retire(connection, queue_pair);
+                }
+                placed.map_err(|error| Failure {
+                    send: Some(Status::LocalProtection),
+                    ..Failure::from(tagged_fault(error))
+                })
+            }
+            Ok(Delivery::Send { first, message_offset, payload, completes }) => {
+                self.on_send(turn, queue_pair, first, message_offset, payload, completes)
+            }
+            Ok(Delivery::ReadRequest(read)) => {
+                let request = &read.request;
+                let length = u64::from(request.length);
+                let checked = turn.check(
+                    queue_pair.association,
+                    request.source_stag.0,
+                    request.source_offset.0,
+                    length,
+                    Access::REMOTE_READ,
+                );
+                // A read of nothing is not checked at all (RFC 5040 §5.2.1).
+                match checked {
+                    Err(error) if length != 0 => Err(Failure::from(read_fault(error))),
+                    _ => {
+                        running.stream.accept_read(read);
+                        Ok(())
+                    }
+                }
+            }
+            Ok(Delivery::Terminate(terminate)) => {
+                self.on_peer_terminate(connection, queue_pair, &terminate);
+                Ok(())
+            }
+            Ok(Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
+            Err(fault) => Err(Failure::from(fault)),
+        };
+        if let Err(failure) = result {
+            self.fail_stream(connection, Some(queue_pair), failure, Some(ulpdu));
+        }
+        if queue_pair.overflowed.is_some() {
+            self.on_overflow(connection, queue_pair);
+        }
+    }
+
+    #[inline]
+    fn on_send(
+        &mut self,
+        turn: &Turn<'_>,
+        queue_pair: &mut QueuePair,
+        first: bool,
+        message_offset: u32,
+        payload: &[u8],
+        completes: Option<SendEnd>,
+    ) -> Result<(), Failure> {
+        if first && !queue_pair.receive.begin() {
+            return Err(Fault::NoBuffer.into());
+        }
+        let association = queue_pair.association;
+        queue_pair
+            .receive
+            .scatter(message_offset, payload, |target, part| {
+                turn.place(association, target.stag, target.offset, part, Access::LOCAL_WRITE)
+            })
+            .map_err(|error| match error {
+                ScatterError::TooLong => Failure::from(Fault::MessageTooLong),
+                // Our own mistake, which the peer cannot know about.
+                ScatterError::Entry(_) => {
+                    Failure { receive: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() }
+                }
+            })?;
+        let Some(end) = completes else { return Ok(()) };
+        if let Some(stag) = end.invalidate {
+            let shared = queue_pair.domain_is_shared();
+            turn.invalidate(association, stag.0, shared).map_err(|error| {
+                Failure::from(match error {
+                    InvalidateError::Shared => Fault::InvalidateShared,
+                    InvalidateError::InvalidStag | InvalidateError::NotAssociated => Fault::InvalidateNotAssociated,
+                })
+            })?;
+        }
+        if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) {
+            if end.solicited {
+                completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
+            }
+            if let Some(stag) = end.invalidate {
+                completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
+                completion.invalidated = stag.0;
+            }
+            if !self.lanes.push(queue_pair.receive_completions, completion) {
+                queue_pair.overflowed = Some(queue_pair.receive_completions);
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes send elements that are done, in posting order.
+    #[inline]
+    pub(crate) fn retire(&mut self, connection: &Connection, queue_pair: &mut QueuePair) {
+        let acknowledged = connection.tcp.octets_acknowledged();
+        while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
+            if let Some(completion) = completion
+                && !self.lanes.push(queue_pair.send_completions, completion)
+            {
+                queue_pair.overflowed = Some(queue_pair.send_completions);
+            }
+        }
+    }
+}
+
+/// What access was refused to a tagged segment (RFC 5041 §7.1).
+fn tagged_fault(error: AccessError) -> Fault {
+    match error {
+        AccessError::InvalidStag => Fault::TaggedInvalidStag,
+        AccessError::NotAssociated => Fault::TaggedNotAssociated,
+        AccessError::Rights => Fault::TaggedAccess,
+        AccessError::Wrap => Fault::TaggedWrap,
+        AccessError::Bounds => Fault::TaggedBounds,
+    }
+}
+
+/// What access was refused to a Read Request (RFC 5040 §7.2).
+pub(crate) fn read_fault(error: AccessError) -> Fault {
+    match error {
+        AccessError::InvalidStag => Fault::ReadInvalidStag,
+        AccessError::NotAssociated => Fault::ReadNotAssociated,
+        AccessError::Rights => Fault::ReadAccess,
+        AccessError::Wrap => Fault::ReadWrap,
+        AccessError::Bounds => Fault::ReadBounds,
+    }
+}
+

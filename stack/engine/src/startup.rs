@@ -1,0 +1,391 @@
+//! From a TCP connection to a stream in full operation: active and passive opens, MPA Request and Reply.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use uwarp_iwarp::opcode::Features;
+use uwarp_iwarp::startup::{
+    Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
+};
+use uwarp_iwarp::{Fault, Stream};
+use uwarp_wire::address::FlowKey;
+
+use crate::command::{
+    AcceptParameters, ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason,
+    EstablishedEvent, RequestId, StartupOptions,
+};
+use crate::connection::{Connection, Ending, Initiating, Phase, Running};
+use crate::core::Core;
+use crate::port::Port;
+use crate::queue_pair::Stage;
+use crate::slab::Handle;
+
+/// Endpoints of a flow as the standard library has them: local, remote.
+pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
+    let local = SocketAddr::new(flow.local.to_ip_addr(), flow.local_port);
+    let remote = SocketAddr::new(flow.remote.to_ip_addr(), flow.remote_port);
+    (local, remote)
+}
+
+impl<P: Port> Core<P> {
+    fn limits(&self, options: &StartupOptions) -> ReadLimits {
+        let ird = options.ird.min(self.config.iwarp.max_ird);
+        ReadLimits {
+            ird,
+            maximum_ird: self.config.iwarp.max_ird.max(ird),
+            ord: options.ord.min(self.config.iwarp.max_ord),
+            minimum_ord: 0,
+            negotiate: true,
+        }
+    }
+
+    /// Adds a connection to the store and the flow table.
+    pub(crate) fn add_connection(&mut self, flow: FlowKey, tcp: uwarp_tcp::Connection, phase: Phase) -> u32 {
+        let tag = self.flows.tag(&flow);
+        let to_self = flow.remote == self.own_address;
+        self.counters.connections_opened += 1;
+        let handle = self.connections.insert(Connection {
+            flow,
+            tag,
+            scheduled: false,
+            unresolved: false,
+            to_self,
+            squeezed: false,
+            finished: false,
+            gone: false,
+            mac: if to_self { self.own_mac.0 } else { [0; 6] },
+            epoch: 0,
+            queue_pair: None,
+            tcp,
+            phase,
+            startup_frame: None,
+            close_when_sent: false,
+            gather: Vec::new(),
+            deadline: None,
+            end: None,
+        });
+        self.flows.insert(tag, handle.index);
+        handle.index
+    }
+
+    /// An active open.
+    pub(crate) fn connect(&mut self, parameters: ConnectParameters) {
+        let number = parameters.queue_pair;
+        if let Err(reason) = self.try_connect(parameters) {
+            self.connect_failed(number, reason);
+        }
+    }
+
+    /// Tells a queue pair that no stream came about.
+    pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
+        if let Some(queue_pair) = self.queue_pair(number) {
+            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+        }
+    }
+
+    fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
+        let ConnectParameters { queue_pair: number, remote, local_port, options } = parameters;
+        if self.shutdown.is_some() {
+            return Err(ConnectFailure::ShuttingDown);
+        }
+        self.check_idle(number)?;
+        let IpAddr::V4(address) = remote.ip() else { return Err(ConnectFailure::Address) };
+        if remote.port() == 0 || address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
+            return Err(ConnectFailure::Address);
+        }
+        if self.connections.len() >= self.config.limits.connections as usize {
+            return Err(ConnectFailure::Limit);
+        }
+        let flow = self.choose_flow(address, remote.port(), local_port)?;
+        let initiator = InitiatorOptions {
+            revision: if options.revision == 1 { Revision::One } else { Revision::Two },
+            crc: options.crc,
+            limits: self.limits(&options),
+            ready_to_receive: ReadyToReceiveKinds::NONE,
+        };
+        let machine =
+            Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        let isn = self.isn.generate(&flow, self.now);
+        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config, isn, self.now);
+        let initiating = Initiating { machine, first_fpdu_delay: options.first_fpdu_delay };
+        let deadline = self.now + options.timeout;
+        let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.queue_pair = Some(number);
+            connection.deadline = Some(deadline);
+        }
+        self.bind(number, index);
+        self.schedule_index(index);
+        Ok(())
+    }
+
+    fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
+        let Some(queue_pair) = self.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
+        let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
+        let idle = queue_pair.stage == Stage::Idle && queue_pair.connection.is_none();
+        if idle && self.lanes.contains(send) && self.lanes.contains(receive) {
+            Ok(())
+        } else {
+            Err(ConnectFailure::QueuePair)
+        }
+    }
+
+    fn bind(&mut self, number: u32, index: u32) {
+        if let Some(queue_pair) = self.queue_pair(number) {
+            queue_pair.stage = Stage::Connected;
+            queue_pair.connection = Some(index);
+        }
+    }
+
+    fn choose_flow(&mut self, remote: Ipv4Addr, remote_port: u16, wish: Option<u16>) -> Result<FlowKey, ConnectFailure> {
+        let mut flow = FlowKey { remote: remote.into(), local: self.own_address, remote_port, local_port: 0 };
+        if let Some(port) = wish {
+            flow.local_port = port;
+            return if port != 0 && self.is_free(&flow) { Ok(flow) } else { Err(ConnectFailure::AddressInUse) };
+        }
+        let (first, last) = self.config.ephemeral_ports;
+        let count = u32::from(last - first) + 1;
+        // A random start makes ports hard to guess (RFC 6056) and seldom taken.
+        let start = self.random.u32(0..count);
+        for step in 0..count {
+            flow.local_port = first + ((start + step) % count) as u16;
+            if self.is_free(&flow) {
+                return Ok(flow);
+            }
+        }
+        Err(ConnectFailure::NoPort)
+    }
+
+    fn is_free(&self, flow: &FlowKey) -> bool {
+        if self.find(flow).is_some() || self.listeners.contains_key(&flow.local_port) {
+            return false;
+        }
+        // A connection to ourselves has two ends in the same table.
+        flow.remote != self.own_address || self.find(&flow.reversed()).is_none()
+    }
+
+    /// The connection of a flow.
+    #[inline]
+    pub(crate) fn find(&self, flow: &FlowKey) -> Option<u32> {
+        let connections = &self.connections;
+        self.flows.find(self.flows.tag(flow), |index| {
+            connections.get(index).is_some_and(|connection| connection.flow == *flow)
+        })
+    }
+
+    /// TCP is open.
+    pub(crate) fn on_established(&mut self, connection: &mut Connection) {
+        if let Phase::Initiating(initiating) = &connection.phase {
+            connection.startup_frame = Some(initiating.machine.request().to_vec());
+        }
+    }
+
+    /// Octets of the start-up exchange. Gives how many of them were used; the rest are FPDUs.
+    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
+        match &mut connection.phase {
+            Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
+                Ok(None) => octets.len(),
+                Ok(Some((outcome, used))) => {
+                    let delay = initiating.first_fpdu_delay;
+                    self.on_reply(connection, outcome, delay);
+                    used
+                }
+                Err(_) => {
+                    self.startup_failed(connection, ConnectFailure::Startup);
+                    octets.len()
+                }
+            },
+            Phase::Responding(responding) | Phase::Requested(responding) => {
+                let had_request = responding.machine.request().is_some();
+                match responding.machine.receive(octets) {
+                    Ok(None) => {}
+                    Ok(Some(_)) if had_request => {}
+                    Ok(Some(_)) => self.on_request(index, connection),
+                    Err(_) => self.startup_failed(connection, ConnectFailure::Startup),
+                }
+                octets.len()
+            }
+            Phase::Running(_) | Phase::Closing => 0,
+        }
+    }
+
+    /// The peer's Request is complete: the application decides.
+    fn on_request(&mut self, index: u32, connection: &mut Connection) {
+        let engine = self.config.index;
+        let Some(handle) = self.connections.reserved_handle(index) else { return };
+        self.half_open = self.half_open.saturating_sub(1);
+        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        let Phase::Responding(responding) = phase else {
+            connection.phase = phase;
+            return;
+        };
+        let (local, peer) = endpoints(&connection.flow);
+        if let Some(request) = responding.machine.request()
+            && let Some(listener) = self.listeners.values().find(|candidate| candidate.id == responding.listener)
+        {
+            listener.requests.send(ConnectionRequest {
+                request: RequestId { engine, handle: handle.to_bits() },
+                listener: responding.listener,
+                peer,
+                local,
+                private_data: request.private_data.clone(),
+                ird: request.ird(),
+                ord: request.ord(),
+                revision: request.revision,
+            });
+        }
+        connection.phase = Phase::Requested(responding);
+        // How long the application may think is its own business; the peer has its own time limit.
+        connection.deadline = None;
+    }
+
+    /// The peer's Reply is complete.
+    fn on_reply(&mut self, connection: &mut Connection, outcome: Outcome, delay: std::time::Duration) {
+        let Some(number) = connection.queue_pair else { return };
+        match outcome {
+            Outcome::Established(parameters) => {
+                connection.deadline = None;
+                let first_fpdu_at = (!delay.is_zero()).then(|| self.now + delay);
+                self.begin_running(connection, number, parameters);
+                if let (Phase::Running(running), Some(at)) = (&mut connection.phase, first_fpdu_at) {
+                    running.first_fpdu_at = Some(at);
+                    connection.deadline = Some(at);
+                }
+            }
+            Outcome::Rejected(rejection) => {
+                if let Some(queue_pair) = self.unbind(connection) {
+                    let private_data = rejection.private_data;
+                    queue_pair.events.send(ConnectionEvent::Rejected { queue_pair: number, private_data });
+                }
+                self.finish_tcp(connection);
+            }
+            Outcome::Refused(parameters, fault) => {
+                // The stream lives for its Terminate alone.
+                if let Some(queue_pair) = self.unbind(connection) {
+                    let reason = ConnectFailure::Startup;
+                    queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+                }
+                self.refuse(connection, &parameters, fault);
+            }
+        }
+    }
+
+    fn refuse(&mut self, connection: &mut Connection, parameters: &Parameters, fault: Fault) {
+        let mut running = Running::new(Stream::new(parameters, Features::default()), parameters.crc);
+        running.terminate = running.stream.fail(fault, None);
+        connection.phase = Phase::Running(Box::new(running));
+        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+    }
+
+    /// Full operation begins for a queue pair.
+    fn begin_running(&mut self, connection: &mut Connection, number: u32, parameters: Parameters) {
+        let running = Running::new(Stream::new(&parameters, Features::default()), parameters.crc);
+        connection.phase = Phase::Running(Box::new(running));
+        let (local, peer) = endpoints(&connection.flow);
+        if let Some(queue_pair) = self.queue_pair(number) {
+            queue_pair.events.send(ConnectionEvent::Established(Box::new(EstablishedEvent {
+                queue_pair: number,
+                peer,
+                local,
+                ird: parameters.ird,
+                ord: parameters.ord,
+                crc: parameters.crc,
+                private_data: parameters.private_data,
+            })));
+        }
+    }
+
+    /// Takes the queue pair off its connection; it is idle again.
+    pub(crate) fn unbind(&mut self, connection: &mut Connection) -> Option<&mut crate::queue_pair::QueuePair> {
+        let number = connection.queue_pair.take()?;
+        let queue_pair = self.queue_pair(number)?;
+        queue_pair.connection = None;
+        queue_pair.stage = Stage::Idle;
+        Some(queue_pair)
+    }
+
+    /// The start-up came to nothing: tells the queue pair and resets TCP.
+    pub(crate) fn startup_failed(&mut self, connection: &mut Connection, reason: ConnectFailure) {
+        if let Some(number) = connection.queue_pair
+            && let Some(queue_pair) = self.unbind(connection)
+        {
+            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+        }
+        connection.ends_by(DisconnectReason::Aborted);
+        self.abort(connection);
+    }
+
+    /// Answers a connection request with a queue pair.
+    pub(crate) fn accept(&mut self, parameters: AcceptParameters) {
+        let number = parameters.queue_pair;
+        if let Err(reason) = self.try_accept(parameters) {
+            self.connect_failed(number, reason);
+        }
+    }
+
+    fn try_accept(&mut self, parameters: AcceptParameters) -> Result<(), ConnectFailure> {
+        let AcceptParameters { request, queue_pair: number, options } = parameters;
+        self.check_idle(number)?;
+        let limits = self.limits(&options);
+        let index =
+            self.connections.resolve(Handle::from_bits(request.handle)).ok_or(ConnectFailure::RequestGone)?;
+        let mut connection = self.connections.take(index).ok_or(ConnectFailure::RequestGone)?;
+        let result = self.accept_on(&mut connection, number, &limits, &options);
+        if result.is_ok() {
+            self.bind(number, index);
+            Self::schedule(&mut self.ready, index, &mut connection);
+        }
+        self.connections.put(index, connection);
+        result
+    }
+
+    fn accept_on(
+        &mut self,
+        connection: &mut Connection,
+        number: u32,
+        limits: &ReadLimits,
+        options: &StartupOptions,
+    ) -> Result<(), ConnectFailure> {
+        let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
+        let (reply, parameters) =
+            responding.machine.accept(limits, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        self.leave_listener(connection);
+        connection.startup_frame = Some(reply);
+        connection.queue_pair = Some(number);
+        self.begin_running(connection, number, parameters);
+        Ok(())
+    }
+
+    /// Refuses a connection request.
+    pub(crate) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        let Some(index) = self.connections.resolve(Handle::from_bits(request.handle)) else { return };
+        let Some(mut connection) = self.connections.take(index) else { return };
+        self.leave_listener(&connection);
+        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        if let Phase::Requested(mut responding) = phase {
+            match responding.machine.reject(&ReadLimits::default(), private_data) {
+                Ok(reply) => {
+                    connection.startup_frame = Some(reply);
+                    self.finish_tcp(&mut connection);
+                }
+                Err(_) => self.abort(&mut connection),
+            }
+        } else {
+            connection.phase = phase;
+        }
+        self.put_back(index, connection);
+    }
+}
+
+impl Running {
+    fn new(stream: Stream, crc: bool) -> Running {
+        Running {
+            stream,
+            crc,
+            outgoing: None,
+            balance: 0,
+            first_fpdu_at: None,
+            ending: Ending::No,
+            terminate: None,
+        }
+    }
+}
