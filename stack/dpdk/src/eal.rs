@@ -158,10 +158,24 @@ impl Eal {
         Ok(ThreadRegistration { _not_send: PhantomData })
     }
 
+    /// The buffer pools that closed ports left behind. One that is not full has buffers that somebody still holds.
+    pub fn unused_pools(&self) -> Vec<UnusedPool> {
+        pool::unused()
+    }
+
     /// Why bursts cannot be gated against EAL's interrupt thread, if so: then memif would crash when its peer dies.
     pub(crate) fn gate(&self) -> Result<(), &str> {
-        self.running.gate.as_ref().map(|()| ()).map_err(String::as_str)
+        self.running.gate.as_ref().copied().map_err(String::as_str)
     }
+}
+
+/// A buffer pool that no port uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnusedPool {
+    /// Its free buffers.
+    pub free: u32,
+    /// All of its buffers.
+    pub total: u32,
 }
 
 /// DPDK's version, `DPDK 22.11.11`.

@@ -69,7 +69,7 @@ fn plain<'a>(what: &str, text: &'a str) -> Result<&'a str, Error> {
     Ok(text)
 }
 
-fn socket_path<'a>(path: &'a Path) -> Result<&'a str, Error> {
+fn socket_path(path: &Path) -> Result<&str, Error> {
     let text = path.to_str().ok_or_else(|| bad(format!("the socket path {} is not UTF-8", path.display())))?;
     if text.len() > SOCKET_PATH_MAX {
         return Err(bad(format!("the socket path {text} is longer than {SOCKET_PATH_MAX} octets: use a shorter one")));
@@ -77,7 +77,15 @@ fn socket_path<'a>(path: &'a Path) -> Result<&'a str, Error> {
     plain("the socket path", text)
 }
 
-fn file_path<'a>(path: &'a Path) -> Result<&'a str, Error> {
+/// Another name of the same file.
+fn spelled_otherwise(path: &str) -> Result<String, Error> {
+    let (directory, name) = path.rsplit_once('/').unwrap_or((".", path));
+    let spelled = format!("{directory}/./{name}");
+    socket_path(Path::new(&spelled))?;
+    Ok(spelled)
+}
+
+fn file_path(path: &Path) -> Result<&str, Error> {
     plain("the path", path.to_str().ok_or_else(|| bad(format!("the path {} is not UTF-8", path.display())))?)
 }
 
@@ -148,10 +156,15 @@ impl Plan {
                     MemifRole::Server => ("server", true),
                     MemifRole::Client => ("client", false),
                 };
+                // The driver keeps one listener per path and process, made or not by whoever comes first; a client that spells
+                // the path otherwise leaves a server of the same process its own.
+                let socket_argument = match listens {
+                    true => socket_path(socket)?.to_owned(),
+                    false => spelled_otherwise(socket_path(socket)?)?,
+                };
                 // The server has no say in the rings: they come from the client.
                 plan.arguments = format!(
-                    "role={name},id=0,bsize={slot},rsize={exponent},socket={},socket-abstract=no,mac={}",
-                    socket_path(socket)?,
+                    "role={name},id=0,bsize={slot},rsize={exponent},socket={socket_argument},socket-abstract=no,mac={}",
                     own_mac(number)
                 );
                 if *zero_copy && !listens {

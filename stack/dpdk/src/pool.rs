@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use dpdk_sys::{self as sys, rte_mempool};
 
+use crate::eal::UnusedPool;
 use crate::{Error, HEADROOM};
 
 /// A pool is freed no sooner than this after it was first seen full and unused: a thread that has just put the last buffer
@@ -103,9 +104,13 @@ impl Drop for Pool {
 }
 
 impl Entry {
-    fn is_full(&self) -> bool {
+    fn free(&self) -> u32 {
         // SAFETY: the pool is live while it is in the list.
-        unsafe { sys::rte_mempool_avail_count(self.raw.as_ptr()) == self.buffers }
+        unsafe { sys::rte_mempool_avail_count(self.raw.as_ptr()) }
+    }
+
+    fn is_full(&self) -> bool {
+        self.free() == self.buffers
     }
 }
 
@@ -138,6 +143,15 @@ fn free_unused(pools: &mut Vec<Entry>) {
         }
         !free
     });
+}
+
+/// The pools that no port uses.
+pub(crate) fn unused() -> Vec<UnusedPool> {
+    pools()
+        .iter()
+        .filter(|entry| !entry.used)
+        .map(|entry| UnusedPool { free: entry.free(), total: entry.buffers })
+        .collect()
 }
 
 /// Gives the buffers in the calling thread's caches back to all. To be called before a thread is unregistered.

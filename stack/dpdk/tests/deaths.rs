@@ -1,0 +1,175 @@
+//! A peer that is killed under load costs its connection and nothing else, and the next one is served.
+//!
+//! Each test starts itself again as the peer. `UWARP_DEATHS` is the number of peers to kill (20).
+
+mod common;
+
+use std::collections::VecDeque;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, contents, directory, eal, fill, memif, options, vhost, virtio};
+use uwarp_dpdk::{DeviceConfig, Mbuf, MemifRole, Port, Queue};
+
+/// Set in the peer: the socket.
+const SOCKET: &str = "UWARP_DEATH_SOCKET";
+
+/// Keeps a queue busy both ways. Frames carry who sent them.
+struct Load {
+    queue: Queue,
+    mark: u8,
+    frames: VecDeque<Mbuf>,
+    received: Vec<Mbuf>,
+}
+
+impl Load {
+    fn new(queue: Queue, mark: u8) -> Load {
+        Load { queue, mark, frames: VecDeque::with_capacity(64), received: Vec::with_capacity(64) }
+    }
+
+    /// Returns how many frames came from somebody else.
+    fn turn(&mut self) -> usize {
+        while self.frames.len() < 32 {
+            let Some(mut mbuf) = self.queue.alloc() else { break };
+            let mut octets = contents(64 + usize::from(self.mark), 3);
+            octets[14] = self.mark;
+            fill(&mut mbuf, &octets);
+            self.frames.push_back(mbuf);
+        }
+        self.queue.tx_burst(&mut self.frames);
+        self.queue.rx_burst(&mut self.received);
+        self.received.drain(..).filter(|mbuf| mbuf.data()[14] != self.mark).count()
+    }
+}
+
+fn be_peer(device: &DeviceConfig) -> ! {
+    // The peer does not outlive the test, whatever becomes of it.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
+    let eal = eal();
+    let _registration = eal.register_thread().unwrap();
+    let port = common::open(&eal, device, &options(1500));
+    port.wait_link_up(PATIENCE).unwrap();
+    let mut load = Load::new(port.take_queue(0).unwrap(), 2);
+    loop {
+        load.turn();
+    }
+}
+
+fn spawn_peer(test: &str, socket: &std::path::Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env(SOCKET, socket)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Kills one peer after the other. `peer` is the device that the peer opens, `own` the survivor's; `needs_peer` says that
+/// the survivor's device cannot be opened before a peer is there.
+fn survive(
+    test: &str,
+    own: impl Fn(std::path::PathBuf) -> DeviceConfig,
+    peer: impl Fn(std::path::PathBuf) -> DeviceConfig,
+    needs_peer: bool,
+) {
+    if let Some(socket) = std::env::var_os(SOCKET) {
+        be_peer(&peer(socket.into()));
+    }
+    let rounds: u64 = std::env::var("UWARP_DEATHS").ok().and_then(|count| count.parse().ok()).unwrap_or(20);
+    let eal = eal();
+    let _registration = eal.register_thread().unwrap();
+    let directory = directory();
+    let socket = directory.path().join("s");
+    let mut random = fastrand::Rng::with_seed(rounds);
+
+    let mut first = needs_peer.then(|| Killed(spawn_peer(test, &socket)));
+    let port = common::open(&eal, &own(socket.clone()), &options(1500));
+    let mut load = Load::new(port.take_queue(0).unwrap(), 1);
+    for round in 0..rounds {
+        let mut child = first.take().unwrap_or_else(|| Killed(spawn_peer(test, &socket)));
+        let start = Instant::now();
+        let mut received = 0;
+        let wanted = random.usize(200..20_000);
+        while received < wanted {
+            received += load.turn();
+            assert!(start.elapsed() < PATIENCE, "round {round}: {received} frames of {wanted} from the new peer");
+            if let Ok(Some(status)) = child.0.try_wait() {
+                panic!("round {round}: the peer ended by itself: {status}");
+            }
+        }
+        child.0.kill().unwrap();
+        // The kernel takes the peer apart while bursts go on.
+        let killed = Instant::now();
+        while port.link_up() || killed.elapsed() < Duration::from_millis(5) {
+            load.turn();
+            assert!(killed.elapsed() < PATIENCE, "round {round}: the link stays up without a peer");
+        }
+        drop(child);
+        load.turn();
+    }
+    load_is_given_back(&port, load);
+    drop(port);
+    for pool in eal.unused_pools() {
+        assert_eq!(pool.free, pool.total, "buffers lost in {rounds} deaths");
+    }
+}
+
+fn load_is_given_back(port: &Port, load: Load) {
+    drop(load);
+    assert!(port.take_queue(0).is_some());
+}
+
+#[test]
+fn memif_server_survives() {
+    let server = |socket| memif(MemifRole::Server, socket, false);
+    let client = |socket| memif(MemifRole::Client, socket, false);
+    survive("memif_server_survives", server, client, false);
+}
+
+#[test]
+fn memif_server_survives_zero_copy_clients() {
+    let server = |socket| memif(MemifRole::Server, socket, false);
+    let client = |socket| memif(MemifRole::Client, socket, true);
+    survive("memif_server_survives_zero_copy_clients", server, client, false);
+}
+
+#[test]
+fn memif_client_survives() {
+    let server = |socket| memif(MemifRole::Server, socket, false);
+    let client = |socket| memif(MemifRole::Client, socket, false);
+    survive("memif_client_survives", client, server, true);
+}
+
+#[test]
+fn vhost_server_survives() {
+    survive("vhost_server_survives", |socket| vhost(socket, false), |socket| virtio(socket, false, false), false);
+}
+
+#[test]
+fn vhost_server_survives_packed() {
+    survive("vhost_server_survives_packed", |socket| vhost(socket, false), |socket| virtio(socket, false, true), false);
+}
+
+#[test]
+fn vhost_client_survives() {
+    survive("vhost_client_survives", |socket| vhost(socket, true), |socket| virtio(socket, true, false), false);
+}
+
+#[test]
+fn virtio_server_survives() {
+    survive("virtio_server_survives", |socket| virtio(socket, true, false), |socket| vhost(socket, true), true);
+}
+
+#[test]
+fn virtio_server_survives_packed() {
+    survive("virtio_server_survives_packed", |socket| virtio(socket, true, true), |socket| vhost(socket, true), true);
+}
