@@ -15,6 +15,7 @@
 
 mod access;
 mod buffer;
+mod cycles;
 mod epoch;
 pub mod kernels;
 mod key;
@@ -25,6 +26,7 @@ mod turn;
 
 pub use access::{Access, AccessError, Association, DomainId, InvalidateError, Scope, StreamId};
 pub use buffer::{PageAdvice, RegionBuffer};
+pub use cycles::cycles;
 pub use epoch::{EngineEpoch, GracePeriod};
 pub use registration::{RangeError, Registration};
 pub use table::{RegionTable, RegisterError, TaggedBase, Unregistered};

@@ -73,31 +73,20 @@ impl CompletionQueue {
         let limit = shared.config.limits.completion_queues;
         let taken = shared
             .completion_queues
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
-                (count < limit).then_some(count + 1)
-            });
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1));
         if taken.is_err() {
-            return Err(Error::Limit {
-                what: "completion queue",
-                field: "completion-queues",
-                limit,
-            });
+            return Err(Error::Limit { what: "completion queue", field: "completion-queues", limit });
         }
         let notifier = match Notifier::new() {
             Ok(notifier) => Arc::new(notifier),
             Err(error) => {
                 shared.completion_queues.fetch_sub(1, Ordering::Relaxed);
-                return Err(Error::system("no event file descriptor for a completion queue")(
-                    error,
-                ));
+                return Err(Error::system("no event file descriptor for a completion queue")(error));
             }
         };
         let id = CompletionQueueId(shared.next_object());
-        let core = Arc::new(CompletionQueueCore {
-            id,
-            core: Arc::clone(shared.core()),
-            notifier: Arc::clone(&notifier),
-        });
+        let core =
+            Arc::new(CompletionQueueCore { id, core: Arc::clone(shared.core()), notifier: Arc::clone(&notifier) });
         let lanes = shared
             .engines
             .iter()
@@ -112,15 +101,7 @@ impl CompletionQueue {
             })
             .collect();
         shared.waiters.add(&notifier);
-        Ok(Self {
-            core,
-            shared: Arc::clone(shared),
-            lanes,
-            next: 0,
-            depth,
-            empty_polls: 0,
-            inline: shared.is_inline(),
-        })
+        Ok(Self { core, shared: Arc::clone(shared), lanes, next: 0, depth, empty_polls: 0, inline: shared.is_inline() })
     }
 
     pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
@@ -243,11 +224,7 @@ impl CompletionQueue {
         if let Some(completion) = self.poll_one() {
             return Ok(Some(completion));
         }
-        Ok(if self.wait(timeout)? {
-            self.poll_one()
-        } else {
-            None
-        })
+        Ok(if self.wait(timeout)? { self.poll_one() } else { None })
     }
 }
 

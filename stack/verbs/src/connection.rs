@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError,
-    EventSink, ListenerId, StartupOptions,
+    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EventSink,
+    ListenerId, StartupOptions,
 };
 use uwarp_ring::Notifier;
 
@@ -90,12 +90,7 @@ pub struct AcceptOptions {
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        Self {
-            private_data: Vec::new(),
-            ird: 16,
-            ord: 16,
-            timeout: Duration::from_secs(10),
-        }
+        Self { private_data: Vec::new(), ird: 16, ord: 16, timeout: Duration::from_secs(10) }
     }
 }
 
@@ -154,11 +149,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn create(
-        shared: &Arc<Shared>,
-        port: u16,
-        options: &ListenOptions,
-    ) -> Result<Self, Error> {
+    pub(crate) fn create(shared: &Arc<Shared>, port: u16, options: &ListenOptions) -> Result<Self, Error> {
         shared.check_open()?;
         shared.check_here()?;
         let most = shared.config.limits.backlog;
@@ -170,26 +161,14 @@ impl Listener {
             ));
         }
         if port == 0 {
-            return Err(Error::argument(
-                "the port to listen on",
-                port,
-                "choose 1 to 65535",
-            ));
+            return Err(Error::argument("the port to listen on", port, "choose 1 to 65535"));
         }
-        let notifier = Arc::new(
-            Notifier::new().map_err(Error::system("no event file descriptor for a listener"))?,
-        );
+        let notifier = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for a listener"))?);
         shared.waiters.add(&notifier);
         let id = ListenerId(shared.next_object());
         let (sender, requests) = unbounded();
         // Made first, so that a failure half-way stops what was begun.
-        let listener = Self {
-            id,
-            port,
-            requests,
-            notifier: Arc::clone(&notifier),
-            shared: Arc::clone(shared),
-        };
+        let listener = Self { id, port, requests, notifier: Arc::clone(&notifier), shared: Arc::clone(shared) };
         let sink = EventSink::new(sender, Some(notifier));
         for engine in &shared.engines {
             let (reply, answer) = bounded(1);
@@ -222,10 +201,7 @@ impl Listener {
         match self.requests.try_recv() {
             Ok(request) => Ok(Some(self.wrap(request))),
             Err(TryRecvError::Empty) => self.shared.check_open().map(|()| None),
-            Err(TryRecvError::Disconnected) => self
-                .shared
-                .check_open()
-                .and(Err(Error::ContextClosed)),
+            Err(TryRecvError::Disconnected) => self.shared.check_open().and(Err(Error::ContextClosed)),
         }
     }
 
@@ -236,10 +212,7 @@ impl Listener {
             Ok(request) => Ok(Some(self.wrap(request))),
             Err(NoReply::TimedOut) => Ok(None),
             Err(NoReply::WrongThread) => Err(Error::WrongThread),
-            Err(NoReply::Gone) => self
-                .shared
-                .check_open()
-                .and(Err(Error::ContextClosed)),
+            Err(NoReply::Gone) => self.shared.check_open().and(Err(Error::ContextClosed)),
         }
     }
 
@@ -250,10 +223,7 @@ impl Listener {
     }
 
     fn wrap(&self, request: ConnectionRequest) -> ConnectRequest {
-        ConnectRequest {
-            request: Some(request),
-            shared: Arc::clone(&self.shared),
-        }
+        ConnectRequest { request: Some(request), shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -287,20 +257,17 @@ impl ConnectRequest {
 
     /// The peer's address.
     pub fn peer(&self) -> SocketAddr {
-        self.request()
-            .map_or_else(unspecified, |request| request.peer)
+        self.request().map_or_else(unspecified, |request| request.peer)
     }
 
     /// This side's address.
     pub fn local(&self) -> SocketAddr {
-        self.request()
-            .map_or_else(unspecified, |request| request.local)
+        self.request().map_or_else(unspecified, |request| request.local)
     }
 
     /// What the peer sent along.
     pub fn private_data(&self) -> &[u8] {
-        self.request()
-            .map_or(&[], |request| request.private_data.as_slice())
+        self.request().map_or(&[], |request| request.private_data.as_slice())
     }
 
     /// RDMA Reads that the peer takes at once, if it says so (MPA revision 2).
@@ -320,33 +287,20 @@ impl ConnectRequest {
 
     /// The engine that the request arrived at; the accepting queue pair is bound to it.
     pub fn engine(&self) -> usize {
-        self.request()
-            .map_or(0, |request| usize::from(request.request.engine))
+        self.request().map_or(0, |request| usize::from(request.request.engine))
     }
 
     /// Accepts, and waits until the stream is in full operation. Post receives before, since the peer may send at once.
-    pub fn accept(
-        self,
-        queue_pair: &mut QueuePair,
-        options: AcceptOptions,
-    ) -> Result<Established, Error> {
+    pub fn accept(self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Established, Error> {
         self.shared.check_here()?;
         self.start_accept(queue_pair, options)?.wait(queue_pair)
     }
 
     /// Accepts without waiting.
-    pub fn start_accept(
-        mut self,
-        queue_pair: &mut QueuePair,
-        options: AcceptOptions,
-    ) -> Result<Connecting, Error> {
+    pub fn start_accept(mut self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Connecting, Error> {
         check_private_data(&options.private_data, MAX_PRIVATE_DATA)?;
         if queue_pair.shared().id != self.shared.id {
-            return Err(Error::argument(
-                "the queue pair",
-                "of another context",
-                "use one of the listener's context",
-            ));
+            return Err(Error::argument("the queue pair", "of another context", "use one of the listener's context"));
         }
         queue_pair.bind(Some(self.engine()))?;
         let Some(request) = self.request.take() else {
@@ -354,21 +308,19 @@ impl ConnectRequest {
         };
         queue_pair.set_connecting();
         let timeout = options.timeout;
-        self.shared.engines[queue_pair.engine()].command(Command::Accept(Box::new(
-            AcceptParameters {
-                request: request.request,
-                queue_pair: queue_pair.number(),
-                options: StartupOptions {
-                    private_data: options.private_data,
-                    ird: options.ird,
-                    ord: options.ord,
-                    revision: request.revision,
-                    crc: self.shared.config.mpa.crc,
-                    timeout,
-                    first_fpdu_delay: Duration::ZERO,
-                },
+        self.shared.engines[queue_pair.engine()].command(Command::Accept(Box::new(AcceptParameters {
+            request: request.request,
+            queue_pair: queue_pair.number(),
+            options: StartupOptions {
+                private_data: options.private_data,
+                ird: options.ird,
+                ord: options.ord,
+                revision: request.revision,
+                crc: self.shared.config.mpa.crc,
+                timeout,
+                first_fpdu_delay: Duration::ZERO,
             },
-        )));
+        })));
         Ok(Connecting {
             peer: request.peer,
             passive: true,
@@ -388,10 +340,7 @@ impl ConnectRequest {
         if let Some(request) = self.request.take()
             && let Some(engine) = self.shared.engines.get(usize::from(request.request.engine))
         {
-            engine.command(Command::Reject {
-                request: request.request,
-                private_data,
-            });
+            engine.command(Command::Reject { request: request.request, private_data });
         }
     }
 }
@@ -408,11 +357,7 @@ fn unspecified() -> SocketAddr {
 
 fn check_private_data(octets: &[u8], most: usize) -> Result<(), Error> {
     if octets.len() > most {
-        return Err(Error::argument(
-            "the length of the private data",
-            octets.len(),
-            format!("at most {most} octets"),
-        ));
+        return Err(Error::argument("the length of the private data", octets.len(), format!("at most {most} octets")));
     }
     Ok(())
 }
@@ -425,31 +370,15 @@ pub(crate) fn start_connect(
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
     if !(1..=2).contains(&options.mpa_revision) {
-        return Err(Error::argument(
-            "the MPA revision",
-            options.mpa_revision,
-            "choose 1 (RFC 5044) or 2 (RFC 6581)",
-        ));
+        return Err(Error::argument("the MPA revision", options.mpa_revision, "choose 1 (RFC 5044) or 2 (RFC 6581)"));
     }
-    let most = if options.mpa_revision == 1 {
-        512
-    } else {
-        MAX_PRIVATE_DATA
-    };
+    let most = if options.mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA };
     check_private_data(&options.private_data, most)?;
     if peer.port() == 0 {
-        return Err(Error::argument(
-            "the port to connect to",
-            0,
-            "choose 1 to 65535",
-        ));
+        return Err(Error::argument("the port to connect to", 0, "choose 1 to 65535"));
     }
     if queue_pair.shared().id != shared.id {
-        return Err(Error::argument(
-            "the queue pair",
-            "of another context",
-            "use one of the same context",
-        ));
+        return Err(Error::argument("the queue pair", "of another context", "use one of the same context"));
     }
     queue_pair.bind(None)?;
     queue_pair.set_connecting();
@@ -522,9 +451,7 @@ impl Connecting {
                     crc: event.crc,
                 })
             }
-            Outcome::Rejected(private_data) => {
-                Err(self.error(ConnectError::Rejected { private_data }))
-            }
+            Outcome::Rejected(private_data) => Err(self.error(ConnectError::Rejected { private_data })),
             Outcome::Failed(failure) => Err(self.error(match failure {
                 ConnectFailure::Refused => ConnectError::Refused,
                 ConnectFailure::TimedOut => ConnectError::TimedOut(self.timeout),
@@ -550,10 +477,6 @@ impl Connecting {
 
     fn error(&self, reason: ConnectError) -> Error {
         let peer = self.peer;
-        if self.passive {
-            Error::Accept { peer, reason }
-        } else {
-            Error::Connect { peer, reason }
-        }
+        if self.passive { Error::Accept { peer, reason } } else { Error::Connect { peer, reason } }
     }
 }

@@ -2,9 +2,7 @@
 
 use crate::completion::CompletionQueue;
 use crate::config::{Config, FaultOptions};
-use crate::connection::{
-    self, ConnectOptions, Connecting, Established, ListenOptions, Listener,
-};
+use crate::connection::{self, ConnectOptions, Connecting, Established, ListenOptions, Listener};
 use crate::core::Core;
 use crate::driver;
 use crate::error::Error;
@@ -90,7 +88,7 @@ impl Context {
         Ok((Self::from_opened(a)?, Self::from_opened(b)?))
     }
 
-    fn from_opened(opened: Opened) -> Result<Self, Error> {
+    pub(crate) fn from_opened(opened: Opened) -> Result<Self, Error> {
         let core = opened.core;
         let monitor = if core.config.monitor.enabled {
             match Monitor::start(&core) {
@@ -109,12 +107,7 @@ impl Context {
             None
         };
         Ok(Self {
-            shared: Arc::new(Shared {
-                core,
-                events: opened.events,
-                event_notifier: opened.event_notifier,
-                monitor,
-            }),
+            shared: Arc::new(Shared { core, events: opened.events, event_notifier: opened.event_notifier, monitor }),
         })
     }
 
@@ -172,8 +165,7 @@ impl Context {
         options: ConnectOptions,
     ) -> Result<Established, Error> {
         self.shared.check_here()?;
-        self.start_connect(queue_pair, peer, options)?
-            .wait(queue_pair)
+        self.start_connect(queue_pair, peer, options)?.wait(queue_pair)
     }
 
     /// Begins to connect an idle queue pair, without waiting.
@@ -246,11 +238,7 @@ impl ProtectionDomain {
     /// Registers memory for all queue pairs of this domain. A `Vec<u8>`, a boxed slice, or a [`RegionBuffer`] is given away
     /// until [`MemoryRegion::deregister`]. Remote peers address it by [`MemoryRegion::stag`] and
     /// [`MemoryRegion::remote_offset`].
-    pub fn register(
-        &self,
-        buffer: impl Into<RegionBuffer>,
-        access: Access,
-    ) -> Result<MemoryRegion, Error> {
+    pub fn register(&self, buffer: impl Into<RegionBuffer>, access: Access) -> Result<MemoryRegion, Error> {
         self.register_scoped(buffer, access, RegionScope::Domain)
     }
 

@@ -47,13 +47,7 @@ impl EngineHandle {
         health: Arc<Health>,
         thread: Option<JoinHandle<()>>,
     ) -> Self {
-        Self {
-            commands,
-            doorbells,
-            wake,
-            health,
-            thread: Mutex::new(thread),
-        }
+        Self { commands, doorbells, wake, health, thread: Mutex::new(thread) }
     }
 
     /// Puts a command into the mailbox. An engine that is gone drops it, and with it the reply channels inside.
@@ -179,10 +173,7 @@ impl Core {
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
         for (index, engine) in self.engines.iter().enumerate() {
             if let Some(reason) = engine.health.failure() {
-                return Err(Error::EngineFailed {
-                    engine: index,
-                    reason: reason.to_owned(),
-                });
+                return Err(Error::EngineFailed { engine: index, reason: reason.to_owned() });
             }
         }
         if self.state.load(Ordering::Acquire) == CLOSED {
@@ -209,11 +200,7 @@ impl Core {
     }
 
     /// Waits for a message of an engine, turning it if it is this thread's.
-    pub(crate) fn receive<T>(
-        &self,
-        receiver: &Receiver<T>,
-        deadline: Option<Instant>,
-    ) -> Result<T, NoReply> {
+    pub(crate) fn receive<T>(&self, receiver: &Receiver<T>, deadline: Option<Instant>) -> Result<T, NoReply> {
         if !self.is_inline() {
             return loop {
                 let remaining = remaining(deadline);
@@ -254,14 +241,13 @@ impl Core {
 
     /// Waits for the answer to a command that the engine carries out at once.
     pub(crate) fn reply<T>(&self, receiver: &Receiver<T>) -> Result<T, Error> {
-        self.receive(receiver, Some(Instant::now() + STOP_MARGIN))
-            .map_err(|reason| match reason {
-                NoReply::WrongThread => Error::WrongThread,
-                NoReply::TimedOut | NoReply::Gone => match self.check_alive() {
-                    Err(error) => error,
-                    Ok(()) => Error::ContextClosed,
-                },
-            })
+        self.receive(receiver, Some(Instant::now() + STOP_MARGIN)).map_err(|reason| match reason {
+            NoReply::WrongThread => Error::WrongThread,
+            NoReply::TimedOut | NoReply::Gone => match self.check_alive() {
+                Err(error) => error,
+                Ok(()) => Error::ContextClosed,
+            },
+        })
     }
 
     /// Keeps a dropped queue pair until its connection has ended.
@@ -297,20 +283,15 @@ impl Core {
         let mut engines = Vec::new();
         let mut silent_engines = Vec::new();
         for (index, receiver) in replies.iter().enumerate() {
-            let reply = if turn {
-                self.receive(receiver, Some(deadline)).ok()
-            } else {
-                receiver.recv_deadline(deadline).ok()
-            };
+            let reply =
+                if turn { self.receive(receiver, Some(deadline)).ok() } else { receiver.recv_deadline(deadline).ok() };
             match reply {
                 Some(stats) => engines.push(*stats),
                 None => silent_engines.push(SilentEngine {
                     index: index as u16,
                     reason: match self.engines[index].health.failure() {
                         Some(failure) => failure.to_owned(),
-                        None if self.is_inline() => {
-                            "an inline engine answers when the application polls".to_owned()
-                        }
+                        None if self.is_inline() => "an inline engine answers when the application polls".to_owned(),
                         None => "no answer".to_owned(),
                     },
                 }),
@@ -322,12 +303,7 @@ impl Core {
             pid: std::process::id(),
             context: self.id,
             uptime_ns: self.opened.elapsed().as_nanos() as u64,
-            mode: if self.is_inline() {
-                "inline"
-            } else {
-                "threaded"
-            }
-            .to_owned(),
+            mode: if self.is_inline() { "inline" } else { "threaded" }.to_owned(),
             address: self.config.address.to_string(),
             mtu: self.config.mtu,
             port: lock(&self.port).as_ref().map(port_snapshot),
@@ -348,11 +324,7 @@ impl Core {
 
     /// Ends the context: nothing new, linger, stop the engines, close the device.
     pub(crate) fn close(&self) {
-        if self
-            .state
-            .compare_exchange(OPEN, CLOSING, Ordering::AcqRel, Ordering::Acquire)
-            .is_err()
-        {
+        if self.state.compare_exchange(OPEN, CLOSING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
         }
         let linger = self.config.linger;

@@ -9,9 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use uwarp_engine::ports::LoopPort;
 use uwarp_engine::ports::decorated::Decorated;
 use uwarp_engine::ports::dpdk::DpdkPort;
-use uwarp_engine::ports::LoopPort;
 use uwarp_engine::{Engine, EngineChannels, EngineConfig, Turned};
 use uwarp_ring::Notifier;
 use uwarp_tcp::Instant;
@@ -19,12 +19,11 @@ use uwarp_tcp::Instant;
 /// What an engine's port is made from, on the engine's own thread.
 pub(crate) enum PortSeed {
     /// A queue of a DPDK device.
-    Device {
-        queue: uwarp_dpdk::Queue,
-        eal: uwarp_dpdk::Eal,
-    },
+    Device { queue: uwarp_dpdk::Queue, eal: uwarp_dpdk::Eal },
     /// One end of a pair in this process.
     Loop(LoopPort),
+    #[cfg(test)]
+    Panicking(panicking::PanickingPort),
 }
 
 /// Everything that an engine is built from. Crosses to its thread; the engine itself never does.
@@ -45,11 +44,7 @@ pub(crate) struct Health {
 
 impl Health {
     pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
-        Self {
-            failure: OnceLock::new(),
-            stopped: AtomicBool::new(false),
-            waiters,
-        }
+        Self { failure: OnceLock::new(), stopped: AtomicBool::new(false), waiters }
     }
 
     fn stop(&self) {
@@ -71,6 +66,20 @@ impl Health {
 enum Kind {
     Device(Engine<Decorated<DpdkPort>>),
     Loop(Engine<Decorated<LoopPort>>),
+    #[cfg(test)]
+    Panicking(Engine<Decorated<panicking::PanickingPort>>),
+}
+
+/// Calls the same method of whichever engine it is.
+macro_rules! each_kind {
+    ($kind:expr, $engine:ident => $call:expr) => {
+        match $kind {
+            Kind::Device($engine) => $call,
+            Kind::Loop($engine) => $call,
+            #[cfg(test)]
+            Kind::Panicking($engine) => $call,
+        }
+    };
 }
 
 /// An engine with what surrounds it on its thread.
@@ -87,17 +96,10 @@ pub(crate) struct Seat {
 impl Seat {
     /// Builds the engine on the calling thread.
     pub(crate) fn build(context: u64, seed: EngineSeed) -> Result<Self, Error> {
-        let EngineSeed {
-            config,
-            port,
-            channels,
-            health,
-        } = seed;
+        let EngineSeed { config, port, channels, health } = seed;
         let index = usize::from(config.index);
-        let refused = |reason: uwarp_engine::EngineError| Error::EngineFailed {
-            engine: index,
-            reason: reason.to_string(),
-        };
+        let refused =
+            |reason: uwarp_engine::EngineError| Error::EngineFailed { engine: index, reason: reason.to_string() };
         let (engine, registration) = match port {
             PortSeed::Device { queue, eal } => {
                 let registration = eal.register_thread()?;
@@ -106,18 +108,16 @@ impl Seat {
                 (Kind::Device(engine), Some(registration))
             }
             PortSeed::Loop(port) => {
-                let engine =
-                    Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
+                let engine = Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
                 (Kind::Loop(engine), None)
             }
+            #[cfg(test)]
+            PortSeed::Panicking(port) => {
+                let engine = Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
+                (Kind::Panicking(engine), None)
+            }
         };
-        Ok(Self {
-            engine: Some(engine),
-            context,
-            clock: Clock::get(),
-            health,
-            _registration: registration,
-        })
+        Ok(Self { engine: Some(engine), context, clock: Clock::get(), health, _registration: registration })
     }
 
     /// One turn. A panic ends the engine, and nothing else: its queue pairs fail, its waiters wake.
@@ -127,10 +127,7 @@ impl Seat {
             return Turned::default();
         };
         // The engine is never used again after a panic except to fail its queue pairs, so broken invariants stay inside.
-        let turned = catch_unwind(AssertUnwindSafe(|| match engine {
-            Kind::Device(engine) => engine.turn(now),
-            Kind::Loop(engine) => engine.turn(now),
-        }));
+        let turned = catch_unwind(AssertUnwindSafe(|| each_kind!(engine, engine => engine.turn(now))));
         match turned {
             Ok(turned) => turned,
             Err(panic) => {
@@ -144,16 +141,10 @@ impl Seat {
     fn fail(&mut self, reason: &str) {
         tracing::error!(context = self.context, reason, "an engine panicked");
         if let Some(mut engine) = self.engine.take() {
-            let flushed = catch_unwind(AssertUnwindSafe(|| match &mut engine {
-                Kind::Device(engine) => engine.fail(reason),
-                Kind::Loop(engine) => engine.fail(reason),
-            }));
+            let flushed = catch_unwind(AssertUnwindSafe(|| each_kind!(&mut engine, engine => engine.fail(reason))));
             let dropped = catch_unwind(AssertUnwindSafe(|| drop(engine)));
             if flushed.is_err() || dropped.is_err() {
-                tracing::error!(
-                    context = self.context,
-                    "the engine's remains could not be cleared completely"
-                );
+                tracing::error!(context = self.context, "the engine's remains could not be cleared completely");
             }
         }
         let _ = self.health.failure.set(reason.to_owned());
@@ -162,8 +153,7 @@ impl Seat {
 
     fn is_done(&self) -> bool {
         match &self.engine {
-            Some(Kind::Device(engine)) => engine.is_shut_down(),
-            Some(Kind::Loop(engine)) => engine.is_shut_down(),
+            Some(engine) => each_kind!(engine, engine => engine.is_shut_down()),
             None => true,
         }
     }
@@ -184,11 +174,9 @@ impl Seat {
                     backoff.reset();
                 } else {
                     let limit = match turned.next_deadline {
-                        Some(deadline) => backoff
-                            .nap
-                            .min(Duration::from_nanos(
-                                deadline.as_nanos().saturating_sub(now.as_nanos()),
-                            )),
+                        Some(deadline) => {
+                            backoff.nap.min(Duration::from_nanos(deadline.as_nanos().saturating_sub(now.as_nanos())))
+                        }
                         None => backoff.nap,
                     };
                     let _ = wake.wait(Some(limit));
@@ -231,13 +219,7 @@ const SPINS: u32 = 64;
 
 impl Backoff {
     pub(crate) fn new(options: &EngineOptions) -> Self {
-        Self {
-            idle: options.idle,
-            spin: options.spin,
-            nap: options.nap,
-            turns: 0,
-            since: None,
-        }
+        Self { idle: options.idle, spin: options.spin, nap: options.nap, turns: 0, since: None }
     }
 
     /// There was something to do.
@@ -283,14 +265,7 @@ pub(crate) fn seat_here(seat: Seat) {
 
 /// Whether the calling thread turns this context's engine.
 pub(crate) fn is_seated_here(context: u64) -> bool {
-    SEATS
-        .try_with(|seats| {
-            seats
-                .borrow()
-                .iter()
-                .any(|seat| seat.context == context)
-        })
-        .unwrap_or(false)
+    SEATS.try_with(|seats| seats.borrow().iter().any(|seat| seat.context == context)).unwrap_or(false)
 }
 
 /// Turns one inline context. `None` if it belongs to another thread.
@@ -335,3 +310,6 @@ pub(crate) fn unseat(context: u64) -> bool {
     // Dropped here, with the list free again.
     seat.is_some()
 }
+
+#[cfg(test)]
+pub(crate) mod panicking;

@@ -82,6 +82,9 @@ pub enum Error {
     /// The port is taken by another listener of this context.
     #[error("port {0} is taken by another listener of this context")]
     PortTaken(u16),
+    /// Work could not be posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
     /// An engine could not carry out a command.
     #[error(transparent)]
     Control(uwarp_engine::command::ControlError),
@@ -108,25 +111,14 @@ impl Error {
         move |source| Self::System { what, source }
     }
 
-    pub(crate) fn argument(
-        what: &'static str,
-        value: impl ToString,
-        expected: impl Into<String>,
-    ) -> Self {
-        Self::Argument {
-            what,
-            value: value.to_string(),
-            expected: expected.into(),
-        }
+    pub(crate) fn argument(what: &'static str, value: impl ToString, expected: impl Into<String>) -> Self {
+        Self::Argument { what, value: value.to_string(), expected: expected.into() }
     }
 
     /// The private data of a peer that rejected the connection, if that is what happened.
     pub fn rejection(&self) -> Option<&[u8]> {
         match self {
-            Self::Connect {
-                reason: ConnectError::Rejected { private_data },
-                ..
-            } => Some(private_data),
+            Self::Connect { reason: ConnectError::Rejected { private_data }, .. } => Some(private_data),
             _ => None,
         }
     }
@@ -135,13 +127,8 @@ impl Error {
     pub fn is_timeout(&self) -> bool {
         matches!(
             self,
-            Self::Connect {
-                reason: ConnectError::TimedOut(_),
-                ..
-            } | Self::Accept {
-                reason: ConnectError::TimedOut(_),
-                ..
-            }
+            Self::Connect { reason: ConnectError::TimedOut(_), .. }
+                | Self::Accept { reason: ConnectError::TimedOut(_), .. }
         )
     }
 }

@@ -17,9 +17,7 @@ pub struct AsyncEvents {
 
 impl AsyncEvents {
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self {
-            shared: Arc::clone(shared),
-        }
+        Self { shared: Arc::clone(shared) }
     }
 
     /// The next event, if there is one.

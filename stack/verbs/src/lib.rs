@@ -1,6 +1,155 @@
 //! RDMA over TCP (iWARP) in user space, on DPDK devices.
 //!
-//! TODO
+//! An application opens a [`Context`] on a device, registers memory in a [`ProtectionDomain`], makes a
+//! [`CompletionQueue`] and [`QueuePair`]s, connects them, posts work, and reaps completions. The stack below runs TCP, MPA,
+//! DDP and RDMAP (RFC 9293, 5044, 5041, 5040) on poll-mode engines; posting and reaping are lock-free rings, without a system
+//! call or a lock.
+//!
+//! # Who does the work
+//! A [`Config`] says who turns the engines. *Threaded* (the default): a thread each, which backs off when idle. *Inline*: the
+//! thread that opened the context, inside [`Context::poll`], [`CompletionQueue::poll`] and every blocking call; this has the
+//! lowest latency, but no acknowledgment is sent and no timer runs while the thread does something else. Blocking calls turn
+//! all inline engines of the calling thread.
+//!
+//! # When work completes
+//! A Send or Write completes when its memory may be reused; the peer may not have it yet (RFC 5040 §5.5). With
+//! [`QueuePairOptions::complete_when_acknowledged`] it completes when the peer's TCP has acknowledged it. A Read completes when
+//! its data is there. Dropping a queue pair or a context loses nothing that has completed: closing waits, up to
+//! [`Config::linger`](config::Config#structfield.linger), for the peer's acknowledgments, and what could not be delivered
+//! is an [`AsyncEvent`].
+//!
+//! # Send and receive
+//! ```
+//! use std::time::Duration;
+//! use uwarp::{
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, ReceiveRequest, SendRequest,
+//! };
+//!
+//! const LIMIT: Duration = Duration::from_secs(10);
+//!
+//! // Two contexts joined in this process; over a device, each process calls `Context::open` with its own configuration.
+//! let (here, there) =
+//!     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
+//! let mut listener = there.listen(7471, ListenOptions::default())?;
+//! let address = there.socket_address(7471);
+//!
+//! let server = std::thread::spawn(move || -> Result<Vec<u8>, uwarp::Error> {
+//!     let mut completions = there.create_completion_queue(16)?;
+//!     let domain = there.allocate_domain();
+//!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//!     let memory = domain.register(vec![0; 4096], Access::LOCAL_WRITE)?;
+//!     // Before the connection is there, since the peer may send at once.
+//!     queue_pair.post_receive(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
+//!     let request = listener.next(LIMIT)?.expect("a client comes");
+//!     request.accept(&mut queue_pair, AcceptOptions::default())?;
+//!     let received = completions.next(LIMIT)?.expect("a message comes");
+//!     assert!(received.status.is_success());
+//!     memory.to_vec(0, received.length as usize)
+//! });
+//!
+//! let mut completions = here.create_completion_queue(16)?;
+//! let domain = here.allocate_domain();
+//! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//! here.connect(&mut queue_pair, address, ConnectOptions::default())?;
+//! let memory = domain.register(b"good morning".to_vec(), Access::LOCAL_READ)?;
+//! queue_pair.post_send(&[SendRequest::send(2, &[memory.sge(..)?]).signalled()])?;
+//! let sent = completions.next(LIMIT)?.expect("the completion");
+//! assert!(sent.id == 2 && sent.status.is_success());
+//! assert_eq!(server.join().unwrap()?, b"good morning");
+//! # Ok::<(), uwarp::Error>(())
+//! ```
+//!
+//! # Write into the peer's memory
+//! The peer says where, here in the private data of its answer; the memory fills without its help, and the last octet last.
+//! ```
+//! use std::time::Duration;
+//! use uwarp::{
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, SendRequest,
+//! };
+//!
+//! const LIMIT: Duration = Duration::from_secs(10);
+//!
+//! let (here, there) =
+//!     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
+//! let mut listener = there.listen(7471, ListenOptions::default())?;
+//! let address = there.socket_address(7471);
+//!
+//! let server = std::thread::spawn(move || -> Result<Vec<u8>, uwarp::Error> {
+//!     let completions = there.create_completion_queue(16)?;
+//!     let domain = there.allocate_domain();
+//!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//!     let memory = domain.register(vec![0; 64], Access::REMOTE_WRITE)?;
+//!     let request = listener.next(LIMIT)?.expect("a client comes");
+//!     let mut place = memory.stag().to_be_bytes().to_vec();
+//!     place.extend(memory.remote_offset().to_be_bytes());
+//!     request.accept(&mut queue_pair, AcceptOptions::default().private_data(place))?;
+//!     while memory.load_acquire_u8(63)? == 0 {
+//!         std::thread::yield_now();
+//!     }
+//!     memory.to_vec(0, 64)
+//! });
+//!
+//! let mut completions = here.create_completion_queue(16)?;
+//! let domain = here.allocate_domain();
+//! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//! let peer = here.connect(&mut queue_pair, address, ConnectOptions::default())?;
+//! let (stag, offset) = peer.private_data.split_at(4);
+//! let stag = u32::from_be_bytes(stag.try_into().unwrap());
+//! let offset = u64::from_be_bytes(offset.try_into().unwrap());
+//! let memory = domain.register(vec![7; 64], Access::LOCAL_READ)?;
+//! queue_pair.post_send(&[SendRequest::write(1, &[memory.sge(..)?], stag, offset).signalled()])?;
+//! let written = completions.next(LIMIT)?.expect("the completion");
+//! assert!(written.status.is_success());
+//! assert_eq!(server.join().unwrap()?, [7; 64]);
+//! # Ok::<(), uwarp::Error>(())
+//! ```
+//!
+//! # Read from the peer's memory
+//! ```
+//! use std::time::Duration;
+//! use uwarp::{
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, SendRequest,
+//! };
+//!
+//! const LIMIT: Duration = Duration::from_secs(10);
+//!
+//! let (here, there) =
+//!     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
+//! let mut listener = there.listen(7471, ListenOptions::default())?;
+//! let address = there.socket_address(7471);
+//!
+//! let server = std::thread::spawn(move || -> Result<(), uwarp::Error> {
+//!     let completions = there.create_completion_queue(16)?;
+//!     let domain = there.allocate_domain();
+//!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//!     let memory = domain.register(b"a page of the archive".to_vec(), Access::REMOTE_READ)?;
+//!     let request = listener.next(LIMIT)?.expect("a client comes");
+//!     let mut place = memory.stag().to_be_bytes().to_vec();
+//!     place.extend(memory.remote_offset().to_be_bytes());
+//!     request.accept(&mut queue_pair, AcceptOptions::default().private_data(place))?;
+//!     // The engine answers Reads by itself until the client leaves.
+//!     queue_pair.wait_disconnected(LIMIT)?;
+//!     Ok(())
+//! });
+//!
+//! let mut completions = here.create_completion_queue(16)?;
+//! let domain = here.allocate_domain();
+//! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//! let peer = here.connect(&mut queue_pair, address, ConnectOptions::default())?;
+//! let (stag, offset) = peer.private_data.split_at(4);
+//! let stag = u32::from_be_bytes(stag.try_into().unwrap());
+//! let offset = u64::from_be_bytes(offset.try_into().unwrap());
+//! let memory = domain.register(vec![0; 21], Access::LOCAL_WRITE)?;
+//! queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], stag, offset).signalled()])?;
+//! let read = completions.next(LIMIT)?.expect("the completion");
+//! assert!(read.status.is_success());
+//! queue_pair.disconnect();
+//! assert_eq!(memory.deregister(), b"a page of the archive");
+//! server.join().unwrap()?;
+//! # Ok::<(), uwarp::Error>(())
+//! ```
+//!
+//! The same three over real devices are in this crate's `examples` folder.
 #![forbid(unsafe_code)]
 
 mod clock;
@@ -23,8 +172,7 @@ pub mod stats;
 pub use completion::CompletionQueue;
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
 pub use connection::{
-    AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, ListenOptions,
-    Listener, MAX_PRIVATE_DATA,
+    AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, ListenOptions, Listener, MAX_PRIVATE_DATA,
 };
 pub use context::{Context, ProtectionDomain};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
@@ -35,9 +183,7 @@ pub use request::{ReceiveRequest, SendRequest};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use uwarp_dpdk::MemifRole;
 pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, TerminateCode};
-pub use uwarp_engine::work::{
-    Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status,
-};
+pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{Access, PageAdvice, RegionBuffer};
 
 #[cfg(test)]

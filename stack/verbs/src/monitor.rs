@@ -35,9 +35,7 @@ pub(crate) struct Monitor {
 /// The directory of the monitor sockets: `uwarp` in `XDG_RUNTIME_DIR`, or `uwarp-UID` in the directory for temporary files.
 pub fn runtime_directory() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(directory) if Path::new(&directory).is_absolute() => {
-            PathBuf::from(directory).join("uwarp")
-        }
+        Some(directory) if Path::new(&directory).is_absolute() => PathBuf::from(directory).join("uwarp"),
         _ => std::env::temp_dir().join(format!("uwarp-{}", rustix::process::getuid().as_raw())),
     }
 }
@@ -99,23 +97,15 @@ impl Monitor {
         let listener = UnixListener::bind(&path).map_err(Error::system(
             "the monitor socket cannot be made (monitor.socket names its path, monitor.enabled = false does without)",
         ))?;
-        listener
-            .set_nonblocking(true)
-            .map_err(Error::system("the monitor socket cannot be polled"))?;
-        let stop = Arc::new(
-            Notifier::new().map_err(Error::system("no event file descriptor for the monitor"))?,
-        );
+        listener.set_nonblocking(true).map_err(Error::system("the monitor socket cannot be polled"))?;
+        let stop = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the monitor"))?);
         let served = Arc::clone(core);
         let stopping = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("uwarp-monitor".to_owned())
             .spawn(move || serve(&listener, &stopping, &served))
             .map_err(Error::system("the monitor's thread cannot be started"))?;
-        Ok(Self {
-            path,
-            stop,
-            thread: Some(thread),
-        })
+        Ok(Self { path, stop, thread: Some(thread) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -150,9 +140,7 @@ fn default_path(context: u64) -> Result<PathBuf, Error> {
             }
         }
         Err(error) => {
-            return Err(Error::system("the run-time directory cannot be made")(
-                error,
-            ));
+            return Err(Error::system("the run-time directory cannot be made")(error));
         }
     }
     let pid = std::process::id();
@@ -172,10 +160,7 @@ fn is_stale(path: &Path) -> bool {
 
 fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
     loop {
-        let mut watched = [
-            PollFd::new(listener, PollFlags::IN),
-            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-        ];
+        let mut watched = [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
         match poll(&mut watched, None) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
@@ -206,15 +191,10 @@ fn converse(stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Result
             Ok(0) => return Ok(()),
             Ok(_) if line.ends_with(b"\n") => {}
             Ok(_) => return Ok(()),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
-            {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 patience -= 1;
                 let mut stopping = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
-                let now = rustix::time::Timespec {
-                    tv_sec: 0,
-                    tv_nsec: 0,
-                };
+                let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
                 if patience == 0 || poll(&mut stopping, Some(&now)) != Ok(0) {
                     return Ok(());
                 }

@@ -20,13 +20,7 @@ struct State {
 impl Numbers {
     /// Numbers 0 up to, not including, `limit`.
     pub(crate) fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            state: Mutex::new(State {
-                fresh: 0,
-                returned: VecDeque::new(),
-            }),
-        }
+        Self { limit, state: Mutex::new(State { fresh: 0, returned: VecDeque::new() }) }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

@@ -28,9 +28,7 @@ pub(crate) fn open(config: Config) -> Result<Opened, Error> {
     config.validate()?;
     let Some(device) = &config.device else {
         // Nobody at the other end: frames to the own address never leave the engine, others find no neighbour.
-        let ports = (0..config.engine.count)
-            .map(|_| PortSeed::Loop(loop_pair(&config).0))
-            .collect();
+        let ports = (0..config.engine.count).map(|_| PortSeed::Loop(loop_pair(&config).0)).collect();
         return start(config, None, ports);
     };
     let eal = match uwarp_dpdk::Eal::get() {
@@ -57,10 +55,7 @@ pub(crate) fn open(config: Config) -> Result<Opened, Error> {
                 format!("the device has {} queues only", port.queue_count()),
             )
         })?;
-        ports.push(PortSeed::Device {
-            queue,
-            eal: eal.clone(),
-        });
+        ports.push(PortSeed::Device { queue, eal: eal.clone() });
     }
     start(config, Some(port), ports)
 }
@@ -83,6 +78,18 @@ pub(crate) fn open_pair(a: Config, b: Config) -> Result<(Opened, Opened), Error>
         ports_b.push(PortSeed::Loop(port_b));
     }
     Ok((start(a, None, ports_a)?, start(b, None, ports_b)?))
+}
+
+/// A pair of which the first side's engine panics when the switch is turned on.
+#[cfg(test)]
+pub(crate) fn open_panicking_pair(
+    a: Config,
+    b: Config,
+    switch: &Arc<std::sync::atomic::AtomicBool>,
+) -> Result<(Opened, Opened), Error> {
+    let (port_a, port_b) = loop_pair(&a);
+    let port_a = driver::panicking::seed(port_a, switch);
+    Ok((start(a, None, vec![port_a])?, start(b, None, vec![PortSeed::Loop(port_b)])?))
 }
 
 fn loop_pair(config: &Config) -> (LoopPort, LoopPort) {
@@ -117,18 +124,10 @@ fn needed_mib(config: &Config) -> u32 {
     u32::try_from(128 + 2 * pools).unwrap_or(u32::MAX).max(384)
 }
 
-fn start(
-    config: Config,
-    port: Option<uwarp_dpdk::Port>,
-    ports: Vec<PortSeed>,
-) -> Result<Opened, Error> {
+fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -> Result<Opened, Error> {
     static CONTEXTS: AtomicU64 = AtomicU64::new(1);
     let id = CONTEXTS.fetch_add(1, Ordering::Relaxed);
-    let notifier = || {
-        Notifier::new()
-            .map(Arc::new)
-            .map_err(Error::system("no event file descriptor for the context"))
-    };
+    let notifier = || Notifier::new().map(Arc::new).map_err(Error::system("no event file descriptor for the context"));
     let regions = RegionTable::new(
         config.limits.regions as u32,
         config.limits.registered_octets,
@@ -176,11 +175,7 @@ fn start(
         core.close();
         return Err(error);
     }
-    Ok(Opened {
-        core,
-        events,
-        event_notifier,
-    })
+    Ok(Opened { core, events, event_notifier })
 }
 
 /// Faults and capture that the configuration asks for from the start.
@@ -248,11 +243,7 @@ fn spawn(
                 cpu,
                 format!(
                     "this process may use the CPUs {}",
-                    usable
-                        .iter()
-                        .map(|core| core.id.to_string())
-                        .collect::<Vec<_>>()
-                        .join(", ")
+                    usable.iter().map(|core| core.id.to_string()).collect::<Vec<_>>().join(", ")
                 ),
             ));
         }
@@ -285,10 +276,7 @@ fn spawn(
     match built.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(Error::EngineFailed {
-            engine: index,
-            reason: "its thread ended while it was built".to_owned(),
-        }),
+        Err(_) => Err(Error::EngineFailed { engine: index, reason: "its thread ended while it was built".to_owned() }),
     }
 }
 
@@ -300,16 +288,9 @@ fn engine_config(config: &Config, index: u16) -> EngineConfig {
         address: config.address.address,
         prefix_length: config.address.prefix,
         gateway: config.gateway,
-        neighbours: config
-            .neighbours
-            .iter()
-            .map(|neighbour| (neighbour.address, neighbour.mac.0))
-            .collect(),
+        neighbours: config.neighbours.iter().map(|neighbour| (neighbour.address, neighbour.mac.0)).collect(),
         tcp: tcp_config(config),
-        iwarp: IwarpConfig {
-            startup_timeout: config.mpa.startup_timeout,
-            ..IwarpConfig::default()
-        },
+        iwarp: IwarpConfig { startup_timeout: config.mpa.startup_timeout, ..IwarpConfig::default() },
         limits: uwarp_engine::Limits {
             queue_pairs: limits.queue_pairs as u32,
             half_open: limits.backlog as u32,
@@ -350,22 +331,15 @@ fn tcp_config(config: &Config) -> uwarp_tcp::Config {
         syn_retries: tcp.syn_retries,
         delayed_ack: tcp.delayed_ack,
         ack_every: tcp.ack_every,
-        keep_alive: tcp
-            .keep_alive
-            .enabled
-            .then_some(uwarp_tcp::KeepAlive {
-                idle: tcp.keep_alive.idle,
-                interval: tcp.keep_alive.interval,
-                probes: tcp.keep_alive.probes,
-            }),
+        keep_alive: tcp.keep_alive.enabled.then_some(uwarp_tcp::KeepAlive {
+            idle: tcp.keep_alive.idle,
+            interval: tcp.keep_alive.interval,
+            probes: tcp.keep_alive.probes,
+        }),
         user_timeout: tcp.user_timeout,
         time_wait: tcp.time_wait,
         // A peer that closed its application but not its socket must not hold our connection for ever.
-        fin_wait_2: Some(
-            tcp.user_timeout
-                .unwrap_or(Duration::from_secs(60))
-                .max(config.linger),
-        ),
+        fin_wait_2: Some(tcp.user_timeout.unwrap_or(Duration::from_secs(60)).max(config.linger)),
         congestion: match tcp.congestion {
             Congestion::Cubic => uwarp_tcp::Congestion::Cubic,
             Congestion::Reno => uwarp_tcp::Congestion::Reno,

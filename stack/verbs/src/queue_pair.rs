@@ -1,8 +1,8 @@
 //! Queue pairs: posting work, and the end of a connection.
 
 use crate::completion::{CompletionQueue, CompletionQueueCore};
-use crate::core::{Core, NoReply};
 use crate::context::Shared;
+use crate::core::{Core, NoReply};
 use crate::error::{Error, PostError, PostErrorReason};
 use crate::request::{ReceiveRequest, SendLimits, SendRequest};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
@@ -10,13 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink,
-    QueuePairSetup,
+    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, QueuePairSetup,
 };
 use uwarp_engine::stats::TcpInfo;
-use uwarp_engine::work::{
-    MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags,
-};
+use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags};
 use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot};
 
 /// How a queue pair is made.
@@ -41,11 +38,7 @@ pub struct QueuePairOptions<'a> {
 }
 
 /// Most SGEs of a request.
-pub const MAX_SGE: usize = if MAX_SEND_ENTRIES < MAX_RECEIVE_ENTRIES {
-    MAX_SEND_ENTRIES
-} else {
-    MAX_RECEIVE_ENTRIES
-};
+pub const MAX_SGE: usize = if MAX_SEND_ENTRIES < MAX_RECEIVE_ENTRIES { MAX_SEND_ENTRIES } else { MAX_RECEIVE_ENTRIES };
 
 impl<'a> QueuePairOptions<'a> {
     /// Depths of 128, two SGEs, 32 octets inline, and one completion queue for both queues.
@@ -96,31 +89,18 @@ impl<'a> QueuePairOptions<'a> {
 
     fn validate(&self, core: &Core) -> Result<(), Error> {
         let most = core.config.limits.queue_depth;
-        for (what, depth) in [
-            ("the send queue's depth", self.send_depth),
-            ("the receive queue's depth", self.receive_depth),
-        ] {
+        for (what, depth) in
+            [("the send queue's depth", self.send_depth), ("the receive queue's depth", self.receive_depth)]
+        {
             if !(1..=most).contains(&depth) {
-                return Err(Error::argument(
-                    what,
-                    depth,
-                    format!("choose 1 to {most} (limits.queue-depth)"),
-                ));
+                return Err(Error::argument(what, depth, format!("choose 1 to {most} (limits.queue-depth)")));
             }
         }
         if self.max_sge > MAX_SGE {
-            return Err(Error::argument(
-                "max_sge",
-                self.max_sge,
-                format!("choose at most {MAX_SGE}"),
-            ));
+            return Err(Error::argument("max_sge", self.max_sge, format!("choose at most {MAX_SGE}")));
         }
         if self.max_inline > MAX_INLINE {
-            return Err(Error::argument(
-                "max_inline",
-                self.max_inline,
-                format!("choose at most {MAX_INLINE}"),
-            ));
+            return Err(Error::argument("max_inline", self.max_inline, format!("choose at most {MAX_INLINE}")));
         }
         for cq in [self.send_cq, self.receive_cq] {
             if cq.core().context_id() != core.id {
@@ -227,8 +207,8 @@ impl QueuePair {
             field: "queue-pairs",
             limit: shared.config.limits.queue_pairs,
         })?;
-        let send_slots = SendElement::slots_for_entries(options.max_sge)
-            .max(SendElement::slots_for_inline(options.max_inline));
+        let send_slots =
+            SendElement::slots_for_entries(options.max_sge).max(SendElement::slots_for_inline(options.max_inline));
         let receive_slots = ReceiveElement::slots_for_entries(options.max_sge);
         let (send, send_end) = uwarp_ring::ring(options.send_depth * send_slots);
         let (receive, receive_end) = uwarp_ring::ring(options.receive_depth * receive_slots);
@@ -253,10 +233,7 @@ impl QueuePair {
             doorbells: Arc::clone(engine.doorbells()),
             wake: Arc::clone(engine.wake()),
             threaded: !shared.is_inline(),
-            unbound: Some(Unbound {
-                send: send_end,
-                receive: receive_end,
-            }),
+            unbound: Some(Unbound { send: send_end, receive: receive_end }),
             engine: 0,
             signal_all: options.signal_all,
             complete_on_ack: options.complete_when_acknowledged,
@@ -291,7 +268,7 @@ impl QueuePair {
     /// Requests can be posted once the connection is established. After its end they are taken and flushed.
     #[inline]
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
-        if !self.ready {
+        if !self.ready || self.send.is_closed() {
             return Err(self.not_ready());
         }
         let (posted, reason) = self.fill_send(requests);
@@ -300,7 +277,7 @@ impl QueuePair {
         }
         match reason {
             None => Ok(posted),
-            Some(reason) => Err(self.post_error(posted, reason, true)),
+            Some(reason) => Err(PostError { posted, reason }),
         }
     }
 
@@ -358,6 +335,9 @@ impl QueuePair {
     /// before the connection is made, which is the time to do it.
     #[inline]
     pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
+        if self.receive.is_closed() {
+            return Err(PostError { posted: 0, reason: PostErrorReason::Dead });
+        }
         let mut posted = 0;
         let mut reason = None;
         for request in requests {
@@ -383,7 +363,7 @@ impl QueuePair {
         }
         match reason {
             None => Ok(posted),
-            Some(reason) => Err(self.post_error(posted, reason, false)),
+            Some(reason) => Err(PostError { posted, reason }),
         }
     }
 
@@ -399,46 +379,16 @@ impl QueuePair {
     fn not_ready(&mut self) -> PostError {
         self.drain_events();
         let dead = self.shared.check_alive().is_err() || self.send.is_closed();
-        PostError {
-            posted: 0,
-            reason: if dead {
-                PostErrorReason::Dead
-            } else {
-                PostErrorReason::NotConnected
-            },
-        }
-    }
-
-    #[cold]
-    fn post_error(&self, posted: usize, reason: PostErrorReason, send: bool) -> PostError {
-        let closed = if send {
-            self.send.is_closed()
-        } else {
-            self.receive.is_closed()
-        };
-        PostError {
-            posted,
-            // A full queue that nobody empties any more.
-            reason: if closed && reason == PostErrorReason::Full {
-                PostErrorReason::Dead
-            } else {
-                reason
-            },
-        }
+        PostError { posted: 0, reason: if dead { PostErrorReason::Dead } else { PostErrorReason::NotConnected } }
     }
 
     /// Ends the connection in order: what was posted before is carried out, then TCP closes; what is posted later is
     /// flushed. Does not wait, see [`wait_disconnected`](Self::wait_disconnected). Without a connection it does nothing.
     pub fn disconnect(&mut self) {
         self.drain_events();
-        if matches!(
-            self.state,
-            QueuePairState::Connected | QueuePairState::Connecting
-        ) {
+        if matches!(self.state, QueuePairState::Connected | QueuePairState::Connecting) {
             self.state = QueuePairState::Disconnecting;
-            self.shared.engines[self.engine].command(Command::Disconnect {
-                queue_pair: self.number,
-            });
+            self.shared.engines[self.engine].command(Command::Disconnect { queue_pair: self.number });
         }
     }
 
@@ -446,9 +396,7 @@ impl QueuePair {
     pub fn abort(&mut self) {
         self.drain_events();
         if self.unbound.is_none() && self.state != QueuePairState::Idle {
-            self.shared.engines[self.engine].command(Command::Abort {
-                queue_pair: self.number,
-            });
+            self.shared.engines[self.engine].command(Command::Abort { queue_pair: self.number });
         }
     }
 
@@ -457,10 +405,7 @@ impl QueuePair {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             self.drain_events();
-            if matches!(
-                self.state,
-                QueuePairState::Disconnected | QueuePairState::Idle
-            ) {
+            if matches!(self.state, QueuePairState::Disconnected | QueuePairState::Idle) {
                 return Ok(true);
             }
             match self.shared.receive(&self.events, deadline) {
@@ -483,10 +428,7 @@ impl QueuePair {
             return Ok(None);
         }
         let (reply, receiver) = bounded(1);
-        self.shared.engines[self.engine].command(Command::TcpInfo {
-            queue_pair: self.number,
-            reply,
-        });
+        self.shared.engines[self.engine].command(Command::TcpInfo { queue_pair: self.number, reply });
         self.shared.reply(&receiver)
     }
 
@@ -512,8 +454,7 @@ impl QueuePair {
                 expected: "only an idle one can connect or accept, so create a new one",
             });
         }
-        let (Some(unbound), Some(Membership(members))) = (self.unbound.take(), &self.membership)
-        else {
+        let (Some(unbound), Some(Membership(members))) = (self.unbound.take(), &self.membership) else {
             if engine.is_some_and(|engine| engine != self.engine) {
                 return Err(Error::State {
                     state: "idle, bound to another engine by an earlier attempt",
@@ -613,19 +554,11 @@ impl Drop for QueuePair {
             self.shared.queue_pairs.put(self.number);
             return;
         }
-        let connected = matches!(
-            self.state,
-            QueuePairState::Connected | QueuePairState::Connecting
-        );
+        let connected = matches!(self.state, QueuePairState::Connected | QueuePairState::Connecting);
         if connected {
-            self.shared.engines[self.engine].command(Command::Disconnect {
-                queue_pair: self.number,
-            });
+            self.shared.engines[self.engine].command(Command::Disconnect { queue_pair: self.number });
         }
-        let over = matches!(
-            self.state,
-            QueuePairState::Idle | QueuePairState::Disconnected
-        );
+        let over = matches!(self.state, QueuePairState::Idle | QueuePairState::Disconnected);
         let lingering = Lingering {
             number: self.number,
             engine: self.engine,
@@ -673,11 +606,7 @@ impl Drop for Membership {
 #[derive(Debug)]
 enum Stage {
     /// The connection is being closed.
-    Ending {
-        events: Receiver<ConnectionEvent>,
-        over: bool,
-        deadline: Instant,
-    },
+    Ending { events: Receiver<ConnectionEvent>, over: bool, deadline: Instant },
     /// The engine was told to forget it.
     Destroying { done: Receiver<()> },
 }
@@ -689,12 +618,7 @@ impl Lingering {
 
     /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair.
     pub(crate) fn is_gone(&mut self, core: &Core) -> bool {
-        if let Stage::Ending {
-            events,
-            over,
-            deadline,
-        } = &mut self.stage
-        {
+        if let Stage::Ending { events, over, deadline } = &mut self.stage {
             loop {
                 match events.try_recv() {
                     Ok(ConnectionEvent::Established(_)) => {}
@@ -709,10 +633,8 @@ impl Lingering {
                 return false;
             }
             let (sender, done) = bounded(1);
-            core.engines[self.engine].command(Command::DestroyQueuePair {
-                queue_pair: self.number,
-                done: Some(sender),
-            });
+            core.engines[self.engine]
+                .command(Command::DestroyQueuePair { queue_pair: self.number, done: Some(sender) });
             self.stage = Stage::Destroying { done };
         }
         match &self.stage {

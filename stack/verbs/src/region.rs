@@ -6,9 +6,7 @@ use crate::queue_pair::QueuePair;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use uwarp_engine::work::Sge;
-use uwarp_memory::{
-    Access, DomainId, RegionBuffer, Registration, Scope, StreamId, TaggedBase,
-};
+use uwarp_memory::{Access, DomainId, RegionBuffer, Registration, Scope, StreamId, TaggedBase};
 
 /// Which queue pairs may use a region.
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +45,7 @@ pub(crate) fn register(
                     "register in the queue pair's own domain",
                 ));
             }
-            Scope::Stream {
-                domain: DomainId(domain),
-                stream: StreamId(queue_pair.number()),
-            }
+            Scope::Stream { domain: DomainId(domain), stream: StreamId(queue_pair.number()) }
         }
     };
     let registration = shared
@@ -96,29 +91,19 @@ impl MemoryRegion {
             Bound::Excluded(&end) => end,
             Bound::Unbounded => self.len(),
         };
-        let length = end
-            .checked_sub(start)
-            .and_then(|length| u32::try_from(length).ok());
+        let length = end.checked_sub(start).and_then(|length| u32::try_from(length).ok());
         match length {
-            Some(length) if end <= self.len() => Ok(Sge {
-                stag: self.stag(),
-                length,
-                offset: self.remote_offset().wrapping_add(start as u64),
-            }),
-            _ => Err(Error::OutOfRegion {
-                start,
-                end,
-                len: self.len(),
-            }),
+            Some(length) if end <= self.len() => {
+                Ok(Sge { stag: self.stag(), length, offset: self.remote_offset().wrapping_add(start as u64) })
+            }
+            _ => Err(Error::OutOfRegion { start, end, len: self.len() }),
         }
     }
 
     /// Copies from the region, beginning at `offset`.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         let length = out.len();
-        self.registration
-            .read(offset, out)
-            .map_err(|_| self.outside(offset, length))
+        self.registration.read(offset, out).map_err(|_| self.outside(offset, length))
     }
 
     /// Copies a part of the region into a new vector.
@@ -133,26 +118,20 @@ impl MemoryRegion {
 
     /// Copies into the region, beginning at `offset`.
     pub fn write(&self, offset: usize, octets: &[u8]) -> Result<(), Error> {
-        self.registration
-            .write(offset, octets)
-            .map_err(|_| self.outside(offset, octets.len()))
+        self.registration.write(offset, octets).map_err(|_| self.outside(offset, octets.len()))
     }
 
     /// Sets a part of the region to one value.
     pub fn fill(&self, range: std::ops::Range<usize>, value: u8) -> Result<(), Error> {
         let length = range.end.saturating_sub(range.start);
-        self.registration
-            .fill(range.start, length, value)
-            .map_err(|_| self.outside(range.start, length))
+        self.registration.fill(range.start, length, value).map_err(|_| self.outside(range.start, length))
     }
 
     /// Loads an octet with acquire ordering: what a peer's Write placed before it is visible afterwards. The last octets of a
     /// Write are placed last.
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> Result<u8, Error> {
-        self.registration
-            .load_acquire_u8(offset)
-            .map_err(|_| self.outside(offset, 1))
+        self.registration.load_acquire_u8(offset).map_err(|_| self.outside(offset, 1))
     }
 
     /// Whether the STag can still be used: not invalidated by the peer.
@@ -163,50 +142,37 @@ impl MemoryRegion {
     /// Loads an aligned word in the machine's octet order, with acquire ordering.
     #[inline]
     pub fn load_acquire_u32(&self, offset: usize) -> Result<u32, Error> {
-        self.registration
-            .load_acquire_u32(offset)
-            .map_err(|_| self.outside(offset, 4))
+        self.registration.load_acquire_u32(offset).map_err(|_| self.outside(offset, 4))
     }
 
     /// Loads an aligned double word in the machine's octet order, with acquire ordering.
     #[inline]
     pub fn load_acquire_u64(&self, offset: usize) -> Result<u64, Error> {
-        self.registration
-            .load_acquire_u64(offset)
-            .map_err(|_| self.outside(offset, 8))
+        self.registration.load_acquire_u64(offset).map_err(|_| self.outside(offset, 8))
     }
 
     /// Stores an octet with release ordering: a peer's Read that sees it sees what was written before.
     #[inline]
     pub fn store_release_u8(&self, offset: usize, value: u8) -> Result<(), Error> {
-        self.registration
-            .store_release_u8(offset, value)
-            .map_err(|_| self.outside(offset, 1))
+        self.registration.store_release_u8(offset, value).map_err(|_| self.outside(offset, 1))
     }
 
     /// Stores an aligned word in the machine's octet order, with release ordering.
     #[inline]
     pub fn store_release_u32(&self, offset: usize, value: u32) -> Result<(), Error> {
-        self.registration
-            .store_release_u32(offset, value)
-            .map_err(|_| self.outside(offset, 4))
+        self.registration.store_release_u32(offset, value).map_err(|_| self.outside(offset, 4))
     }
 
     /// Stores an aligned double word in the machine's octet order, with release ordering.
     #[inline]
     pub fn store_release_u64(&self, offset: usize, value: u64) -> Result<(), Error> {
-        self.registration
-            .store_release_u64(offset, value)
-            .map_err(|_| self.outside(offset, 8))
+        self.registration.store_release_u64(offset, value).map_err(|_| self.outside(offset, 8))
     }
 
     /// Revokes the STag, waits until no engine uses the memory any more, and gives it back as an ordinary vector (copied if it
     /// was not registered as one).
     pub fn deregister(self) -> Vec<u8> {
-        self.registration
-            .deregister()
-            .into_vec()
-            .unwrap_or_else(|buffer| buffer.as_slice().to_vec())
+        self.registration.deregister().into_vec().unwrap_or_else(|buffer| buffer.as_slice().to_vec())
     }
 
     /// As [`deregister`](Self::deregister), but gives back the buffer that was registered.
@@ -216,10 +182,6 @@ impl MemoryRegion {
 
     #[cold]
     fn outside(&self, offset: usize, length: usize) -> Error {
-        Error::OutOfRegion {
-            start: offset,
-            end: offset.saturating_add(length),
-            len: self.len(),
-        }
+        Error::OutOfRegion { start: offset, end: offset.saturating_add(length), len: self.len() }
     }
 }

@@ -30,14 +30,7 @@ pub struct SendRequest<'a> {
 
 impl<'a> SendRequest<'a> {
     fn new(id: u64, opcode: SendOpcode, payload: Payload<'a>) -> Self {
-        Self {
-            id,
-            opcode,
-            flags: SendFlags::empty(),
-            stag: 0,
-            remote_offset: 0,
-            payload,
-        }
+        Self { id, opcode, flags: SendFlags::empty(), stag: 0, remote_offset: 0, payload }
     }
 
     /// A Send (RFC 5040 §4.3) of registered memory; it takes the peer's next receive. `id` comes back in the completion.
@@ -53,30 +46,18 @@ impl<'a> SendRequest<'a> {
     /// An RDMA Write (RFC 5040 §4.2) of registered memory to the peer's region `remote_stag` from tagged offset
     /// `remote_offset` on.
     pub fn write(id: u64, entries: &'a [Sge], remote_stag: u32, remote_offset: u64) -> Self {
-        Self {
-            stag: remote_stag,
-            remote_offset,
-            ..Self::new(id, SendOpcode::Write, Payload::Entries(entries))
-        }
+        Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Write, Payload::Entries(entries)) }
     }
 
     /// An RDMA Write of a few octets that are copied now.
     pub fn write_inline(id: u64, octets: &'a [u8], remote_stag: u32, remote_offset: u64) -> Self {
-        Self {
-            stag: remote_stag,
-            remote_offset,
-            ..Self::new(id, SendOpcode::Write, Payload::Inline(octets))
-        }
+        Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Write, Payload::Inline(octets)) }
     }
 
     /// An RDMA Read (RFC 5040 §4.4) from the peer's region `remote_stag`, tagged offset `remote_offset`, into `sink`. iWARP
     /// has one sink per read: a slice of one SGE, made with [`std::slice::from_ref`] or as `&[sge]`.
     pub fn read(id: u64, sink: &'a [Sge], remote_stag: u32, remote_offset: u64) -> Self {
-        Self {
-            stag: remote_stag,
-            remote_offset,
-            ..Self::new(id, SendOpcode::Read, Payload::Entries(sink))
-        }
+        Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Read, Payload::Entries(sink)) }
     }
 
     /// Asks for a completion on success. A failure makes one in any case.
@@ -113,10 +94,7 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Checks the request against a queue pair's limits and gives the head of its element.
-    pub(crate) fn element(
-        &self,
-        limits: &SendLimits,
-    ) -> Result<(SendElement, &'a [Sge], &'a [u8]), PostErrorReason> {
+    pub(crate) fn element(&self, limits: &SendLimits) -> Result<(SendElement, &'a [Sge], &'a [u8]), PostErrorReason> {
         let mut flags = self.flags.union(limits.always);
         let (entries, inline): (&[Sge], &[u8]) = match self.payload {
             Payload::Entries(entries) => (entries, &[]),
@@ -125,9 +103,7 @@ impl<'a> SendRequest<'a> {
         let length = match self.payload {
             Payload::Entries(_) => {
                 if entries.len() > limits.entries {
-                    return Err(PostErrorReason::TooManySges {
-                        limit: limits.entries,
-                    });
+                    return Err(PostErrorReason::TooManySges { limit: limits.entries });
                 }
                 if self.opcode == SendOpcode::Read && entries.len() != 1 {
                     return Err(PostErrorReason::ReadSink);
@@ -139,9 +115,7 @@ impl<'a> SendRequest<'a> {
                     return Err(PostErrorReason::InlineRead);
                 }
                 if octets.len() > limits.inline {
-                    return Err(PostErrorReason::InlineTooLong {
-                        limit: limits.inline,
-                    });
+                    return Err(PostErrorReason::InlineTooLong { limit: limits.inline });
                 }
                 flags = flags.union(SendFlags::INLINE);
                 octets.len() as u32
@@ -185,114 +159,59 @@ impl<'a> ReceiveRequest<'a> {
         Self { id, entries }
     }
 
-    pub(crate) fn element(
-        &self,
-        limit: usize,
-    ) -> Result<(ReceiveElement, &'a [Sge]), PostErrorReason> {
+    pub(crate) fn element(&self, limit: usize) -> Result<(ReceiveElement, &'a [Sge]), PostErrorReason> {
         if self.entries.len() > limit {
             return Err(PostErrorReason::TooManySges { limit });
         }
-        let element = ReceiveElement {
-            id: self.id,
-            length: total_length(self.entries)?,
-            entries: self.entries.len() as u8,
-        };
+        let element =
+            ReceiveElement { id: self.id, length: total_length(self.entries)?, entries: self.entries.len() as u8 };
         Ok((element, self.entries))
     }
 }
 
 fn total_length(entries: &[Sge]) -> Result<u32, PostErrorReason> {
-    entries.iter().try_fold(0_u32, |total, entry| {
-        total
-            .checked_add(entry.length)
-            .ok_or(PostErrorReason::TooLong)
-    })
+    entries.iter().try_fold(0_u32, |total, entry| total.checked_add(entry.length).ok_or(PostErrorReason::TooLong))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIMITS: SendLimits = SendLimits {
-        entries: 4,
-        inline: 100,
-        always: SendFlags::empty(),
-    };
+    const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, always: SendFlags::empty() };
 
     fn sges(count: usize, length: u32) -> Vec<Sge> {
-        vec![
-            Sge {
-                stag: 7,
-                length,
-                offset: 0,
-            };
-            count
-        ]
+        vec![Sge { stag: 7, length, offset: 0 }; count]
     }
 
     #[test]
     fn limits_are_checked_before_anything_is_posted() {
         let five = sges(5, 1);
         let request = SendRequest::send(1, &five);
-        assert_eq!(
-            request.element(&LIMITS).unwrap_err(),
-            PostErrorReason::TooManySges { limit: 4 }
-        );
+        assert_eq!(request.element(&LIMITS).unwrap_err(), PostErrorReason::TooManySges { limit: 4 });
         let octets = [0; 101];
         assert_eq!(
-            SendRequest::send_inline(1, &octets)
-                .element(&LIMITS)
-                .unwrap_err(),
+            SendRequest::send_inline(1, &octets).element(&LIMITS).unwrap_err(),
             PostErrorReason::InlineTooLong { limit: 100 }
         );
         let two = sges(2, u32::MAX);
-        assert_eq!(
-            SendRequest::write(1, &two, 1, 0)
-                .element(&LIMITS)
-                .unwrap_err(),
-            PostErrorReason::TooLong
-        );
-        assert_eq!(
-            SendRequest::read(1, &two, 1, 0)
-                .element(&LIMITS)
-                .unwrap_err(),
-            PostErrorReason::ReadSink
-        );
-        assert_eq!(
-            ReceiveRequest::new(1, &five).element(4).unwrap_err(),
-            PostErrorReason::TooManySges { limit: 4 }
-        );
+        assert_eq!(SendRequest::write(1, &two, 1, 0).element(&LIMITS).unwrap_err(), PostErrorReason::TooLong);
+        assert_eq!(SendRequest::read(1, &two, 1, 0).element(&LIMITS).unwrap_err(), PostErrorReason::ReadSink);
+        assert_eq!(ReceiveRequest::new(1, &five).element(4).unwrap_err(), PostErrorReason::TooManySges { limit: 4 });
     }
 
     #[test]
     fn invalidate_changes_sends_only() {
-        let (element, ..) = SendRequest::send(1, &[])
-            .invalidate(9)
-            .element(&LIMITS)
-            .unwrap();
-        assert_eq!(
-            (element.opcode, element.stag),
-            (SendOpcode::SendInvalidate, 9)
-        );
-        let (element, ..) = SendRequest::write(1, &[], 5, 6)
-            .invalidate(9)
-            .element(&LIMITS)
-            .unwrap();
+        let (element, ..) = SendRequest::send(1, &[]).invalidate(9).element(&LIMITS).unwrap();
+        assert_eq!((element.opcode, element.stag), (SendOpcode::SendInvalidate, 9));
+        let (element, ..) = SendRequest::write(1, &[], 5, 6).invalidate(9).element(&LIMITS).unwrap();
         assert_eq!((element.opcode, element.stag), (SendOpcode::Write, 5));
     }
 
     #[test]
     fn flags_of_the_queue_pair_are_added() {
-        let limits = SendLimits {
-            always: SendFlags::SIGNALLED,
-            ..LIMITS
-        };
+        let limits = SendLimits { always: SendFlags::SIGNALLED, ..LIMITS };
         let (element, _, inline) = SendRequest::send_inline(3, b"abc").element(&limits).unwrap();
-        assert!(
-            element
-                .flags
-                .contains(SendFlags::SIGNALLED.union(SendFlags::INLINE))
-        );
+        assert!(element.flags.contains(SendFlags::SIGNALLED.union(SendFlags::INLINE)));
         assert_eq!((element.length, inline), (3, b"abc".as_slice()));
     }
 }

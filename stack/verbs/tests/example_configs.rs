@@ -30,18 +30,7 @@ fn every_example_is_read() {
         seen.push(name);
     }
     seen.sort();
-    assert_eq!(
-        seen,
-        [
-            "af-packet",
-            "memif-client",
-            "memif-server",
-            "nic",
-            "tap",
-            "vhost",
-            "virtio-user"
-        ]
-    );
+    assert_eq!(seen, ["af-packet", "memif-client", "memif-server", "nic", "tap", "vhost", "virtio-user"]);
 }
 
 #[test]
@@ -54,15 +43,11 @@ fn commented_defaults_are_the_defaults() {
         .lines()
         .map(|line| {
             let setting = line.strip_prefix("# ").filter(|rest| {
-                rest.split_once(" = ").is_some_and(|(name, _)| {
-                    name.chars().all(|c| c.is_ascii_lowercase() || c == '-')
-                })
+                rest.split_once(" = ").is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
             });
             setting.unwrap_or(line).to_owned() + "\n"
         })
         .collect();
-    uncommented = uncommented
-        .replace("ring-size = 1024\n", "")
-        .replace("pcap = \"/tmp/uwarp-server.pcap\"\n", "");
+    uncommented = uncommented.replace("ring-size = 1024\n", "").replace("pcap = \"/tmp/uwarp-server.pcap\"\n", "");
     assert_eq!(Config::from_toml_str(&uncommented).unwrap(), plain);
 }

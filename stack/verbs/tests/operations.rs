@@ -3,9 +3,7 @@
 mod common;
 
 use common::*;
-use uwarp::{
-    Access, CompletionOpcode, PostErrorReason, ReceiveRequest, RegionScope, SendRequest, Status,
-};
+use uwarp::{Access, CompletionOpcode, PostErrorReason, ReceiveRequest, RegionScope, SendRequest, Status};
 
 #[test]
 fn a_send_fills_the_peers_receive() {
@@ -18,10 +16,7 @@ fn a_send_fills_the_peers_receive() {
             .qp
             .post_receive(&[ReceiveRequest::new(
                 7,
-                &[
-                    server.mr.sge(100..4_100).unwrap(),
-                    server.mr.sge(50_000..60_000).unwrap(),
-                ],
+                &[server.mr.sge(100..4_100).unwrap(), server.mr.sge(50_000..60_000).unwrap()],
             )])
             .unwrap();
         client
@@ -111,10 +106,7 @@ fn reads_beyond_the_peers_limit_wait_their_turn() {
             let sink = [client.mr.sge(index * 1_000..(index + 1) * 1_000).unwrap()];
             client
                 .qp
-                .post_send(&[
-                    SendRequest::read(index as u64, &sink, stag, offset + 1_000 * index as u64)
-                        .signalled(),
-                ])
+                .post_send(&[SendRequest::read(index as u64, &sink, stag, offset + 1_000 * index as u64).signalled()])
                 .unwrap();
         }
         for index in 0..64 {
@@ -130,26 +122,16 @@ fn a_list_is_posted_in_order_and_only_the_signalled_complete() {
         let (mut client, mut server) = connected(mode);
         let octets = pattern(2, 64);
         client.mr.write(0, &octets).unwrap();
-        let pieces: Vec<_> = (0..64)
-            .map(|index| [client.mr.sge(index..=index).unwrap()])
-            .collect();
+        let pieces: Vec<_> = (0..64).map(|index| [client.mr.sge(index..=index).unwrap()]).collect();
         let mut list: Vec<_> = pieces
             .iter()
             .enumerate()
             .map(|(index, piece)| {
-                SendRequest::write(
-                    index as u64,
-                    piece,
-                    server.mr.stag(),
-                    server.mr.remote_offset() + index as u64,
-                )
+                SendRequest::write(index as u64, piece, server.mr.stag(), server.mr.remote_offset() + index as u64)
             })
             .collect();
         list.push(SendRequest::send(99, &[]).signalled());
-        server
-            .qp
-            .post_receive(&[ReceiveRequest::new(1, &[])])
-            .unwrap();
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
         assert_eq!(client.qp.post_send(&list), Ok(65));
         client.expect(99);
         // The Send comes behind the Writes.
@@ -164,25 +146,16 @@ fn inline_octets_are_free_at_once() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
         for length in [0, 1, 31, 32, 33, 96, 97, 256] {
-            server
-                .qp
-                .post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..1_000).unwrap()])])
-                .unwrap();
+            server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..1_000).unwrap()])]).unwrap();
             let mut octets = pattern(length as u64, length);
             let expected = octets.clone();
-            client
-                .qp
-                .post_send(&[SendRequest::send_inline(2, &octets).signalled()])
-                .unwrap();
+            client.qp.post_send(&[SendRequest::send_inline(2, &octets).signalled()]).unwrap();
             octets.fill(0);
             assert_eq!(server.expect(1).length, length as u32);
             assert_eq!(server.octets(0, length), expected);
             client.expect(2);
         }
-        let error = client
-            .qp
-            .post_send(&[SendRequest::send_inline(3, &[0; 257])])
-            .unwrap_err();
+        let error = client.qp.post_send(&[SendRequest::send_inline(3, &[0; 257])]).unwrap_err();
         assert_eq!(error.reason, PostErrorReason::InlineTooLong { limit: 256 });
     });
 }
@@ -199,10 +172,7 @@ fn a_full_queue_takes_what_fits_and_loses_nothing() {
         let error = server.qp.post_receive(&list).unwrap_err();
         assert!(error.is_full());
         assert!((16..100).contains(&error.posted), "{}", error.posted);
-        let error = client
-            .qp
-            .post_send(&[SendRequest::send_inline(0, b"early")])
-            .unwrap_err();
+        let error = client.qp.post_send(&[SendRequest::send_inline(0, b"early")]).unwrap_err();
         assert_eq!(error.reason, PostErrorReason::NotConnected);
         connect(&mut client, &mut server);
         let posted = error.posted as u64;
@@ -220,10 +190,7 @@ fn a_full_queue_takes_what_fits_and_loses_nothing() {
             }
             let received = server.expect(u64::from(expected));
             assert_eq!(received.length, 4);
-            server
-                .qp
-                .post_receive(&[ReceiveRequest::new(next_receive, &sge)])
-                .unwrap();
+            server.qp.post_receive(&[ReceiveRequest::new(next_receive, &sge)]).unwrap();
             next_receive += 1;
         }
     });
@@ -238,29 +205,18 @@ fn a_request_of_many_pieces_takes_several_slots() {
         connect(&mut client, &mut server);
         let octets = pattern(3, uwarp::MAX_SGE * 100);
         client.mr.write(0, &octets).unwrap();
-        let from: Vec<_> = (0..uwarp::MAX_SGE)
-            .map(|index| client.mr.sge(index * 100..(index + 1) * 100).unwrap())
-            .collect();
-        let into: Vec<_> = (0..uwarp::MAX_SGE)
-            .map(|index| server.mr.sge(index * 1_000..index * 1_000 + 100).unwrap())
-            .collect();
+        let from: Vec<_> =
+            (0..uwarp::MAX_SGE).map(|index| client.mr.sge(index * 100..(index + 1) * 100).unwrap()).collect();
+        let into: Vec<_> =
+            (0..uwarp::MAX_SGE).map(|index| server.mr.sge(index * 1_000..index * 1_000 + 100).unwrap()).collect();
         for id in 0..50 {
             server.mr.fill(0..REGION, 0).unwrap();
-            server
-                .qp
-                .post_receive(&[ReceiveRequest::new(id, &into)])
-                .unwrap();
-            client
-                .qp
-                .post_send(&[SendRequest::send(id, &from).signalled()])
-                .unwrap();
+            server.qp.post_receive(&[ReceiveRequest::new(id, &into)]).unwrap();
+            client.qp.post_send(&[SendRequest::send(id, &from).signalled()]).unwrap();
             server.expect(id);
             client.expect(id);
             for index in 0..uwarp::MAX_SGE {
-                assert_eq!(
-                    server.octets(index * 1_000, 100),
-                    octets[index * 100..(index + 1) * 100]
-                );
+                assert_eq!(server.octets(index * 1_000, 100), octets[index * 100..(index + 1) * 100]);
             }
         }
     });
@@ -270,41 +226,21 @@ fn a_request_of_many_pieces_takes_several_slots() {
 fn a_send_with_invalidate_revokes_the_peers_stag() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        let window = server
-            .pd
-            .register_scoped(
-                vec![0; 4096],
-                Access::REMOTE_WRITE,
-                RegionScope::QueuePair(&server.qp),
-            )
-            .unwrap();
-        server
-            .qp
-            .post_receive(&[ReceiveRequest::new(1, &[])])
-            .unwrap();
+        let window =
+            server.pd.register_scoped(vec![0; 4096], Access::REMOTE_WRITE, RegionScope::QueuePair(&server.qp)).unwrap();
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
         client
             .qp
             .post_send(&[
                 SendRequest::write_inline(1, b"before", window.stag(), window.remote_offset()),
-                SendRequest::send(2, &[])
-                    .invalidate(window.stag())
-                    .solicited()
-                    .signalled(),
+                SendRequest::send(2, &[]).invalidate(window.stag()).solicited().signalled(),
             ])
             .unwrap();
         client.expect(2);
         assert_eq!(server.expect(1).invalidated_stag(), Some(window.stag()));
         assert_eq!(window.to_vec(0, 6).unwrap(), b"before");
         // Written once more, it is refused, and that ends the stream.
-        client
-            .qp
-            .post_send(&[SendRequest::write_inline(
-                3,
-                b"after",
-                window.stag(),
-                window.remote_offset(),
-            )])
-            .unwrap();
+        client.qp.post_send(&[SendRequest::write_inline(3, b"after", window.stag(), window.remote_offset())]).unwrap();
         assert!(client.qp.wait_disconnected(LONG).unwrap());
         assert_eq!(window.to_vec(0, 6).unwrap(), b"before");
     });
@@ -319,32 +255,15 @@ fn a_write_without_the_right_is_refused_and_costs_its_own_connection_only() {
         let mut listener = b.listen(PORT, uwarp::ListenOptions::default()).unwrap();
         connect_by(&mut listener, &mut client, &mut server);
         connect_by(&mut listener, &mut client2, &mut server2);
-        let secret = server
-            .pd
-            .register(vec![7; 64], Access::REMOTE_READ)
-            .unwrap();
-        server
-            .qp
-            .post_receive(&[ReceiveRequest::new(5, &[])])
-            .unwrap();
-        client
-            .qp
-            .post_send(&[SendRequest::write_inline(
-                1,
-                b"x",
-                secret.stag(),
-                secret.remote_offset(),
-            )])
-            .unwrap();
+        let secret = server.pd.register(vec![7; 64], Access::REMOTE_READ).unwrap();
+        server.qp.post_receive(&[ReceiveRequest::new(5, &[])]).unwrap();
+        client.qp.post_send(&[SendRequest::write_inline(1, b"x", secret.stag(), secret.remote_offset())]).unwrap();
         assert!(server.qp.wait_disconnected(LONG).unwrap());
         assert!(client.qp.wait_disconnected(LONG).unwrap());
         let flushed = server.complete();
         assert_eq!((flushed.id, flushed.status), (5, Status::Flushed));
         assert!(
-            matches!(
-                client.qp.disconnect_reason(),
-                Some(uwarp::DisconnectReason::PeerTerminated(_))
-            ),
+            matches!(client.qp.disconnect_reason(), Some(uwarp::DisconnectReason::PeerTerminated(_))),
             "{:?}",
             client.qp.disconnect_reason()
         );
@@ -352,13 +271,7 @@ fn a_write_without_the_right_is_refused_and_costs_its_own_connection_only() {
         // The other connection does not notice.
         client2
             .qp
-            .post_send(&[SendRequest::write_inline(
-                2,
-                b"y",
-                server2.mr.stag(),
-                server2.mr.remote_offset(),
-            )
-            .signalled()])
+            .post_send(&[SendRequest::write_inline(2, b"y", server2.mr.stag(), server2.mr.remote_offset()).signalled()])
             .unwrap();
         client2.expect(2);
         server2.await_octet(0, b'y');
@@ -369,14 +282,8 @@ fn a_write_without_the_right_is_refused_and_costs_its_own_connection_only() {
 fn a_send_longer_than_the_receive_fails_both_sides() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        server
-            .qp
-            .post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..4).unwrap()])])
-            .unwrap();
-        client
-            .qp
-            .post_send(&[SendRequest::send_inline(2, b"too long")])
-            .unwrap();
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..4).unwrap()])]).unwrap();
+        client.qp.post_send(&[SendRequest::send_inline(2, b"too long")]).unwrap();
         let failed = server.complete();
         assert_eq!((failed.id, failed.status), (1, Status::LocalLength));
         assert!(client.qp.wait_disconnected(LONG).unwrap());
@@ -409,25 +316,13 @@ fn completing_when_acknowledged_waits_for_the_peer() {
         let mut client = Side::with(&a, |options| options.complete_when_acknowledged());
         let mut server = Side::new(&b);
         connect(&mut client, &mut server);
-        let everything_lost = uwarp::FaultOptions {
-            loss: 100.0,
-            ..uwarp::FaultOptions::default()
-        };
+        let everything_lost = uwarp::FaultOptions { loss: 100.0, ..uwarp::FaultOptions::default() };
         a.set_faults(Some(everything_lost)).unwrap();
         client
             .qp
-            .post_send(&[SendRequest::write_inline(
-                1,
-                b"z",
-                server.mr.stag(),
-                server.mr.remote_offset(),
-            )
-            .signalled()])
+            .post_send(&[SendRequest::write_inline(1, b"z", server.mr.stag(), server.mr.remote_offset()).signalled()])
             .unwrap();
-        let early = client
-            .cq
-            .next(std::time::Duration::from_millis(30))
-            .unwrap();
+        let early = client.cq.next(std::time::Duration::from_millis(30)).unwrap();
         assert_eq!(early, None, "completed although nothing can arrive");
         a.set_faults(None).unwrap();
         client.expect(1);

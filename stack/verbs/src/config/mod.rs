@@ -7,9 +7,8 @@ mod options;
 pub mod units;
 
 pub use options::{
-    Buffers, Congestion, EalOptions, EngineMode, EngineOptions, FaultOptions, Idle,
-    InterfaceAddress, KeepAlive, Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour,
-    TcpOptions,
+    Buffers, Congestion, EalOptions, EngineMode, EngineOptions, FaultOptions, Idle, InterfaceAddress, KeepAlive,
+    Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour, TcpOptions,
 };
 pub use uwarp_dpdk::device::DeviceConfig;
 
@@ -123,9 +122,7 @@ impl Config {
     /// A configuration for [`Context::pair_in_process`](crate::Context::pair_in_process), or for a context whose clients
     /// and servers are all its own.
     pub fn without_device(address: &str) -> Result<Self, ConfigError> {
-        let address = address
-            .parse()
-            .map_err(|sentence: String| ConfigError(format!("address: {sentence}")))?;
+        let address = address.parse().map_err(|sentence: String| ConfigError(format!("address: {sentence}")))?;
         Ok(Self {
             address,
             gateway: None,
@@ -152,11 +149,7 @@ impl Config {
             let sentence = error.message().trim().replace('\n', ", ");
             match error.span() {
                 Some(span) => {
-                    let line = 1 + text
-                        .bytes()
-                        .take(span.start)
-                        .filter(|&octet| octet == b'\n')
-                        .count();
+                    let line = 1 + text.bytes().take(span.start).filter(|&octet| octet == b'\n').count();
                     ConfigError(format!("line {line}: {sentence}"))
                 }
                 None => ConfigError(sentence),
@@ -174,9 +167,8 @@ impl Config {
     /// Reads a configuration from a TOML file and checks it. The sentence of an error begins with the file's name.
     pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError(format!("{}: cannot be read: {error}", path.display()))
-        })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError(format!("{}: cannot be read: {error}", path.display())))?;
         Self::from_toml_str(&text)
             .map_err(|ConfigError(sentence)| ConfigError(format!("{}: {sentence}", path.display())))
     }
@@ -196,24 +188,17 @@ impl Config {
             faults.validate()?;
         }
         if self.linger > Duration::from_secs(600) {
-            return Err(ConfigError::new(
-                "linger is longer than 10 min: choose less, or closing may seem to hang",
-            ));
+            return Err(ConfigError::new("linger is longer than 10 min: choose less, or closing may seem to hang"));
         }
         if self.mpa.startup_timeout.is_zero() {
-            return Err(ConfigError::new(
-                "mpa.startup-timeout is zero: give the peer some time, such as \"10s\"",
-            ));
+            return Err(ConfigError::new("mpa.startup-timeout is zero: give the peer some time, such as \"10s\""));
         }
         Ok(())
     }
 
     fn validate_network(&self) -> Result<(), ConfigError> {
         if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
-            return Err(ConfigError(format!(
-                "mtu is {}: choose {MTU_MIN} to {MTU_MAX}",
-                self.mtu
-            )));
+            return Err(ConfigError(format!("mtu is {}: choose {MTU_MIN} to {MTU_MAX}", self.mtu)));
         }
         if let Some(gateway) = self.gateway {
             if !self.address.contains(gateway) {
@@ -249,10 +234,7 @@ impl Config {
     fn validate_engine(&self) -> Result<(), ConfigError> {
         let engine = &self.engine;
         if !(1..=64).contains(&engine.count) {
-            return Err(ConfigError(format!(
-                "engine.count is {}: choose 1 to 64",
-                engine.count
-            )));
+            return Err(ConfigError(format!("engine.count is {}: choose 1 to 64", engine.count)));
         }
         if engine.mode == EngineMode::Inline {
             if engine.count != 1 {
@@ -303,9 +285,7 @@ impl Config {
             ));
         }
         if tcp.ack_every == 0 {
-            return Err(ConfigError::new(
-                "tcp.ack-every is zero: choose at least 1 segment",
-            ));
+            return Err(ConfigError::new("tcp.ack-every is zero: choose at least 1 segment"));
         }
         if tcp.user_timeout.is_some_and(|limit| limit < tcp.rto_min) {
             return Err(ConfigError::new(
@@ -313,10 +293,7 @@ impl Config {
             ));
         }
         let keep_alive = &tcp.keep_alive;
-        if keep_alive.enabled
-            && (keep_alive.idle.is_zero()
-                || keep_alive.interval.is_zero()
-                || keep_alive.probes == 0)
+        if keep_alive.enabled && (keep_alive.idle.is_zero() || keep_alive.interval.is_zero() || keep_alive.probes == 0)
         {
             return Err(ConfigError::new(
                 "tcp.keep-alive has a zero: give idle, interval and probes values, or set enabled = false",
@@ -336,28 +313,17 @@ impl Config {
             ("backlog", limits.backlog, 1 << 16),
         ] {
             if !(1..=most).contains(&value) {
-                return Err(ConfigError(format!(
-                    "limits.{name} is {value}: choose 1 to {most}"
-                )));
+                return Err(ConfigError(format!("limits.{name} is {value}: choose 1 to {most}")));
             }
         }
         let buffers = &self.buffers;
-        for (name, value) in [
-            ("receive", buffers.receive),
-            ("transmit", buffers.transmit),
-        ] {
+        for (name, value) in [("receive", buffers.receive), ("transmit", buffers.transmit)] {
             if !(64..=1 << 20).contains(&value) {
-                return Err(ConfigError(format!(
-                    "buffers.{name} is {value}: choose 64 to {}",
-                    1 << 20
-                )));
+                return Err(ConfigError(format!("buffers.{name} is {value}: choose 64 to {}", 1 << 20)));
             }
         }
         if !(32..=8192).contains(&buffers.descriptors) {
-            return Err(ConfigError(format!(
-                "buffers.descriptors is {}: choose 32 to 8192",
-                buffers.descriptors
-            )));
+            return Err(ConfigError(format!("buffers.descriptors is {}: choose 32 to 8192", buffers.descriptors)));
         }
         Ok(())
     }
@@ -366,16 +332,11 @@ impl Config {
 impl FaultOptions {
     /// Checks that every share is a percentage.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for (name, value) in [
-            ("loss", self.loss),
-            ("duplicate", self.duplicate),
-            ("reorder", self.reorder),
-            ("corrupt", self.corrupt),
-        ] {
+        for (name, value) in
+            [("loss", self.loss), ("duplicate", self.duplicate), ("reorder", self.reorder), ("corrupt", self.corrupt)]
+        {
             if !(0.0..=100.0).contains(&value) {
-                return Err(ConfigError(format!(
-                    "faults.{name} is {value}: choose a percentage from 0 to 100"
-                )));
+                return Err(ConfigError(format!("faults.{name} is {value}: choose a percentage from 0 to 100")));
             }
         }
         Ok(())
@@ -443,10 +404,7 @@ impl Config {
 
     /// Adds a neighbour with a fixed Ethernet address.
     pub fn neighbour(mut self, address: Ipv4Addr, mac: [u8; 6]) -> Self {
-        self.neighbours.push(Neighbour {
-            address,
-            mac: MacAddress(mac),
-        });
+        self.neighbours.push(Neighbour { address, mac: MacAddress(mac) });
         self
     }
 

@@ -106,12 +106,7 @@ pub struct KeepAlive {
 
 impl Default for KeepAlive {
     fn default() -> Self {
-        Self {
-            enabled: true,
-            idle: Duration::from_secs(5),
-            interval: Duration::from_secs(1),
-            probes: 5,
-        }
+        Self { enabled: true, idle: Duration::from_secs(5), interval: Duration::from_secs(1), probes: 5 }
     }
 }
 
@@ -187,10 +182,7 @@ pub struct MpaOptions {
 
 impl Default for MpaOptions {
     fn default() -> Self {
-        Self {
-            crc: true,
-            startup_timeout: Duration::from_secs(10),
-        }
+        Self { crc: true, startup_timeout: Duration::from_secs(10) }
     }
 }
 
@@ -243,11 +235,7 @@ pub struct Buffers {
 
 impl Default for Buffers {
     fn default() -> Self {
-        Self {
-            receive: 8192,
-            transmit: 8192,
-            descriptors: 1024,
-        }
+        Self { receive: 8192, transmit: 8192, descriptors: 1024 }
     }
 }
 
@@ -279,10 +267,7 @@ pub struct MonitorOptions {
 
 impl Default for MonitorOptions {
     fn default() -> Self {
-        Self {
-            enabled: true,
-            socket: None,
-        }
+        Self { enabled: true, socket: None }
     }
 }
 
@@ -305,8 +290,7 @@ impl std::str::FromStr for MacAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let explain =
-            || format!("{text:?} is not an Ethernet address: write it like \"02:00:00:00:00:01\"");
+        let explain = || format!("{text:?} is not an Ethernet address: write it like \"02:00:00:00:00:01\"");
         let mut octets = [0_u8; 6];
         let mut parts = text.split(':');
         for octet in &mut octets {
@@ -340,10 +324,7 @@ impl From<MacAddress> for String {
 impl std::fmt::Display for MacAddress {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [a, b, c, d, e, f] = self.0;
-        write!(
-            formatter,
-            "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"
-        )
+        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
     }
 }
 
@@ -360,9 +341,7 @@ pub struct InterfaceAddress {
 impl InterfaceAddress {
     /// Whether another host is in the same subnet, so that it is reached without the gateway.
     pub fn contains(&self, other: Ipv4Addr) -> bool {
-        let mask = u32::MAX
-            .checked_shl(32 - u32::from(self.prefix))
-            .unwrap_or(0);
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
         self.address.to_bits() & mask == other.to_bits() & mask
     }
 }
@@ -371,23 +350,15 @@ impl std::str::FromStr for InterfaceAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let explain = || {
-            format!(
-                "{text:?} is not an address with its prefix: write it like \"10.0.0.1/24\" (IPv4)"
-            )
-        };
+        let explain = || format!("{text:?} is not an address with its prefix: write it like \"10.0.0.1/24\" (IPv4)");
         let (address, prefix) = text.split_once('/').ok_or_else(explain)?;
         let address: Ipv4Addr = address.parse().map_err(|_| explain())?;
         let prefix: u8 = prefix.parse().map_err(|_| explain())?;
         if !(1..=32).contains(&prefix) {
-            return Err(format!(
-                "the prefix of {text:?} is out of range: it is 1 to 32 bits"
-            ));
+            return Err(format!("the prefix of {text:?} is out of range: it is 1 to 32 bits"));
         }
         if address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
-            return Err(format!(
-                "{text:?} cannot be the address of a host: choose a unicast address"
-            ));
+            return Err(format!("{text:?} cannot be the address of a host: choose a unicast address"));
         }
         Ok(Self { address, prefix })
     }

@@ -49,11 +49,7 @@ fn what_is_written_is_read_back() {
         .cpus([0, 1])
         .crc(false)
         .pcap("/tmp/x.pcap")
-        .faults(FaultOptions {
-            loss: 5.0,
-            seed: 7,
-            ..FaultOptions::default()
-        })
+        .faults(FaultOptions { loss: 5.0, seed: 7, ..FaultOptions::default() })
         .gateway(Ipv4Addr::new(10, 0, 0, 254))
         .neighbour(Ipv4Addr::new(10, 0, 0, 2), [2, 0, 0, 0, 0, 2]);
     config.tcp.user_timeout = None;
@@ -63,11 +59,7 @@ fn what_is_written_is_read_back() {
 
 #[test]
 fn setters_undo_what_would_contradict_them() {
-    let config = Config::from_toml_str(BASE)
-        .unwrap()
-        .threaded(2)
-        .cpus([0, 1])
-        .inline();
+    let config = Config::from_toml_str(BASE).unwrap().threaded(2).cpus([0, 1]).inline();
     assert_eq!(config.engine.count, 1);
     config.validate().unwrap();
 }
@@ -76,62 +68,35 @@ fn setters_undo_what_would_contradict_them() {
 fn each_mistake_gives_one_sentence_that_names_it() {
     for (text, expected) in [
         (String::new(), "address"),
-        (
-            "address = \"10.0.0.1/24\"\n".to_owned(),
-            "there is no [device] table",
-        ),
+        ("address = \"10.0.0.1/24\"\n".to_owned(), "there is no [device] table"),
         (with_field("speed = 3"), "unknown field `speed`"),
         (with_field("mtu = 9001"), "mtu is 9001: choose 576 to 9000"),
         (with_field("mtu = 100"), "mtu is 100"),
         (with_field("linger = \"soon\""), "is not a time"),
         (with_field("linger = \"11min\""), "linger is longer"),
-        (
-            with_field("gateway = \"10.0.1.1\""),
-            "gateway 10.0.1.1 is outside of the subnet 10.0.0.1/24",
-        ),
+        (with_field("gateway = \"10.0.1.1\""), "gateway 10.0.1.1 is outside of the subnet 10.0.0.1/24"),
         (with_field("gateway = \"10.0.0.1\""), "own address"),
         (BASE.replace("10.0.0.1/24", "10.0.0.1"), "with its prefix"),
         (BASE.replace("10.0.0.1/24", "10.0.0.1/33"), "1 to 32 bits"),
         (BASE.replace("10.0.0.1/24", "224.0.0.1/24"), "unicast"),
         (BASE.replace("memif", "infiniband"), "infiniband"),
         (with_table("[engine]\ncount = 0"), "engine.count is 0"),
-        (
-            with_table("[engine]\nmode = \"inline\"\ncount = 2"),
-            "an inline context has one engine",
-        ),
-        (
-            with_table("[engine]\nmode = \"inline\"\ncpus = [1]"),
-            "pin that thread instead",
-        ),
-        (
-            with_table("[engine]\ncount = 2\ncpus = [1]"),
-            "names 1 CPUs for 2 engines",
-        ),
+        (with_table("[engine]\nmode = \"inline\"\ncount = 2"), "an inline context has one engine"),
+        (with_table("[engine]\nmode = \"inline\"\ncpus = [1]"), "pin that thread instead"),
+        (with_table("[engine]\ncount = 2\ncpus = [1]"), "names 1 CPUs for 2 engines"),
         (with_table("[engine]\nmode = \"fast\""), "fast"),
         (with_table("[engine]\nnap = \"1s\""), "engine.nap"),
         (with_table("[tcp]\nreceive-window = 10"), "receive-window"),
-        (
-            with_table("[tcp]\nreceive-window = \"64 kilo\""),
-            "is not a number of octets",
-        ),
+        (with_table("[tcp]\nreceive-window = \"64 kilo\""), "is not a number of octets"),
         (with_table("[tcp]\nrto-min = \"2s\""), "not in order"),
         (with_table("[tcp]\ndelayed-ack = \"1s\""), "delayed-ack"),
         (with_table("[tcp]\nack-every = 0"), "ack-every"),
-        (
-            with_table("[tcp]\nuser-timeout = \"1us\""),
-            "tcp.user-timeout",
-        ),
+        (with_table("[tcp]\nuser-timeout = \"1us\""), "tcp.user-timeout"),
         (with_table("[tcp.keep-alive]\nprobes = 0"), "keep-alive"),
         (with_table("[mpa]\nstartup-timeout = \"0s\""), "startup"),
-        (
-            with_table("[limits]\nqueue-pairs = 0"),
-            "limits.queue-pairs is 0: choose 1 to",
-        ),
+        (with_table("[limits]\nqueue-pairs = 0"), "limits.queue-pairs is 0: choose 1 to"),
         (with_table("[buffers]\nreceive = 1"), "buffers.receive is 1"),
-        (
-            with_table("[buffers]\ndescriptors = 1"),
-            "buffers.descriptors",
-        ),
+        (with_table("[buffers]\ndescriptors = 1"), "buffers.descriptors"),
         (with_table("[faults]\nloss = 101"), "faults.loss is 101"),
         (
             with_table("[[neighbours]]\naddress = \"10.0.1.2\"\nmac = \"02:00:00:00:00:02\""),
@@ -141,16 +106,10 @@ fn each_mistake_gives_one_sentence_that_names_it() {
             with_table("[[neighbours]]\naddress = \"10.0.0.2\"\nmac = \"01:00:00:00:00:02\""),
             "not the address of one station",
         ),
-        (
-            with_table("[[neighbours]]\naddress = \"10.0.0.2\"\nmac = \"2:0\""),
-            "is not an Ethernet address",
-        ),
+        (with_table("[[neighbours]]\naddress = \"10.0.0.2\"\nmac = \"2:0\""), "is not an Ethernet address"),
     ] {
         let error = sentence(&text);
-        assert!(
-            error.contains(expected),
-            "for\n{text}\nexpected {expected:?} in {error:?}"
-        );
+        assert!(error.contains(expected), "for\n{text}\nexpected {expected:?} in {error:?}");
     }
 }
 

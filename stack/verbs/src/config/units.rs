@@ -25,10 +25,7 @@ pub mod optional_duration {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     /// Writes the time, or `off`.
-    pub fn serialize<S: Serializer>(
-        value: &Option<Duration>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         match value {
             Some(value) => serializer.serialize_str(&format_duration(*value)),
             None => serializer.serialize_str("off"),
@@ -36,9 +33,7 @@ pub mod optional_duration {
     }
 
     /// Reads a time, or `off`.
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Duration>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
         let text = String::deserialize(deserializer)?;
         if text == "off" {
             return Ok(None);
@@ -88,17 +83,13 @@ pub mod octets {
 
 fn split_unit(text: &str) -> (&str, &str) {
     let text = text.trim();
-    let end = text
-        .find(|character: char| !character.is_ascii_digit() && character != '.')
-        .unwrap_or(text.len());
+    let end = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
     (&text[..end], text[end..].trim())
 }
 
 /// Reads a time such as `500us`; the error is a sentence.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let explain = || {
-        format!("{text:?} is not a time: write a number with ns, us, ms, s or min, such as \"10ms\"")
-    };
+    let explain = || format!("{text:?} is not a time: write a number with ns, us, ms, s or min, such as \"10ms\"");
     let (number, unit) = split_unit(text);
     let number: f64 = number.parse().map_err(|_| explain())?;
     let nanoseconds = match unit {
@@ -130,11 +121,7 @@ pub fn format_duration(value: Duration) -> String {
 
 /// Reads a number of octets such as `64KiB`; the error is a sentence.
 pub fn parse_octets(text: &str) -> Result<u64, String> {
-    let explain = || {
-        format!(
-            "{text:?} is not a number of octets: write an integer, with KiB, MiB or GiB if you like"
-        )
-    };
+    let explain = || format!("{text:?} is not a number of octets: write an integer, with KiB, MiB or GiB if you like");
     let (number, unit) = split_unit(text);
     let number: u64 = number.parse().map_err(|_| explain())?;
     let shift = match unit {

@@ -29,9 +29,7 @@ pub fn in_both_modes(test: impl Fn(Mode)) {
 
 /// A configuration for one side of a pair; 10.0.0.`host`.
 pub fn config(host: u8, mode: Mode) -> Config {
-    let mut config = Config::without_device(&format!("10.0.0.{host}/24"))
-        .unwrap()
-        .without_monitor();
+    let mut config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor();
     config.limits.queue_pairs = 256;
     config.tcp.time_wait = Duration::from_millis(10);
     // Lost SYNs and ARP requests of the fault tests are sent again soon.
@@ -65,41 +63,24 @@ impl Side {
         Self::with(context, |options| options)
     }
 
-    pub fn with(
-        context: &Context,
-        change: impl for<'a> Fn(QueuePairOptions<'a>) -> QueuePairOptions<'a>,
-    ) -> Self {
+    pub fn with(context: &Context, change: impl for<'a> Fn(QueuePairOptions<'a>) -> QueuePairOptions<'a>) -> Self {
         let pd = context.allocate_domain();
         let cq = context.create_completion_queue(1024).unwrap();
         let mr = pd.register(vec![0; REGION], Access::ALL).unwrap();
         let options = QueuePairOptions::new(&cq).limits(4, 256);
         let qp = pd.create_queue_pair(&change(options)).unwrap();
-        Self {
-            qp,
-            cq,
-            mr,
-            pd,
-            context: context.clone(),
-            established: None,
-        }
+        Self { qp, cq, mr, pd, context: context.clone(), established: None }
     }
 
     /// The next completion, which must come.
     pub fn complete(&mut self) -> Completion {
-        self.cq
-            .next(LONG)
-            .unwrap()
-            .expect("a completion within the time limit")
+        self.cq.next(LONG).unwrap().expect("a completion within the time limit")
     }
 
     /// The next completion, which must be a success of this request.
     pub fn expect(&mut self, id: u64) -> Completion {
         let completion = self.complete();
-        assert_eq!(
-            (completion.id, completion.status),
-            (id, Status::Success),
-            "{completion:?}"
-        );
+        assert_eq!((completion.id, completion.status), (id, Status::Success), "{completion:?}");
         completion
     }
 
@@ -123,23 +104,12 @@ pub fn connect_by(listener: &mut Listener, client: &mut Side, server: &mut Side)
     let peer = server.context.socket_address(listener.port());
     let connecting = client
         .context
-        .start_connect(
-            &mut client.qp,
-            peer,
-            ConnectOptions::default().private_data(b"hello".as_slice()),
-        )
+        .start_connect(&mut client.qp, peer, ConnectOptions::default().private_data(b"hello".as_slice()))
         .unwrap();
-    let request = listener
-        .next(LONG)
-        .unwrap()
-        .expect("a connection request");
+    let request = listener.next(LONG).unwrap().expect("a connection request");
     assert_eq!(request.private_data(), b"hello");
-    let accepting = request
-        .start_accept(
-            &mut server.qp,
-            AcceptOptions::default().private_data(b"welcome".as_slice()),
-        )
-        .unwrap();
+    let accepting =
+        request.start_accept(&mut server.qp, AcceptOptions::default().private_data(b"welcome".as_slice())).unwrap();
     let established = connecting.wait(&mut client.qp).unwrap();
     assert_eq!(established.private_data, b"welcome");
     client.established = Some(established);
@@ -148,10 +118,7 @@ pub fn connect_by(listener: &mut Listener, client: &mut Side, server: &mut Side)
 
 /// Connects two idle sides.
 pub fn connect(client: &mut Side, server: &mut Side) {
-    let mut listener = server
-        .context
-        .listen(PORT, ListenOptions::default())
-        .unwrap();
+    let mut listener = server.context.listen(PORT, ListenOptions::default()).unwrap();
     connect_by(&mut listener, client, server);
 }
 

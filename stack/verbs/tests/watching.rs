@@ -1,0 +1,130 @@
+//! Statistics, the monitor socket, capture, and asynchronous events.
+
+mod common;
+
+use common::*;
+use uwarp::{AsyncEvent, Context, ReceiveRequest, SendRequest, monitor};
+
+#[test]
+fn statistics_show_connections_and_traffic() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+        client.qp.post_send(&[SendRequest::send(2, &[]).signalled()]).unwrap();
+        client.expect(2);
+        server.expect(1);
+        let stats = client.context.stats();
+        assert_eq!(stats.address, "10.0.0.1/24");
+        assert_eq!(stats.pid, std::process::id());
+        let [engine] = stats.engines.as_slice() else {
+            panic!("{stats:?}");
+        };
+        assert!(engine.frames_sent >= 3 && engine.frames_received >= 3);
+        assert_eq!(engine.fpdus_sent, 1);
+        assert_eq!(engine.connections.len(), 1);
+        assert_eq!(engine.queue_pairs.len(), 1);
+        assert_eq!(engine.connections[0].queue_pair, Some(client.qp.number()));
+        let info = client.qp.tcp_info().unwrap().unwrap();
+        assert_eq!(info.state.to_lowercase().replace(['-', '_'], ""), "established");
+        assert!(info.octets_sent > 0 && info.effective_mss > 1_000);
+        // It survives JSON.
+        let text = serde_json::to_string(&stats).unwrap();
+        assert_eq!(serde_json::from_str::<uwarp::StatsSnapshot>(&text).unwrap(), stats);
+    });
+}
+
+#[test]
+fn the_monitor_socket_answers_while_the_context_lives() {
+    let directory = tempfile::tempdir().unwrap();
+    for mode in [Mode::Threaded, Mode::Inline] {
+        let path = directory.path().join(format!("{mode:?}.sock"));
+        let mut config = config(1, mode);
+        config.monitor.enabled = true;
+        config.monitor.socket = Some(path.clone());
+        let context = Context::open(config).unwrap();
+        assert_eq!(context.monitor_socket(), Some(path.as_path()));
+        let asked = std::thread::spawn({
+            let path = path.clone();
+            move || monitor::query(&path).unwrap()
+        });
+        // An inline engine answers while it is polled.
+        until(&[&context], "the answer", || asked.is_finished());
+        let stats = asked.join().unwrap();
+        assert_eq!((stats.context, stats.engines.len()), (context.id(), 1), "{stats:?}");
+        if mode == Mode::Inline {
+            // Nobody polls: the answer comes nevertheless, and says so.
+            let stats = monitor::query(&path).unwrap();
+            assert_eq!((stats.engines.len(), stats.silent_engines.len()), (0, 1));
+        }
+        // Many lines on one connection.
+        if mode == Mode::Threaded {
+            use std::io::{BufRead, BufReader, Write};
+            let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for _ in 0..3 {
+                stream.write_all(b"\n").unwrap();
+                let line = lines.next().unwrap().unwrap();
+                assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
+            }
+        }
+        context.close().unwrap();
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let mut config = config(1, Mode::Threaded);
+    config.monitor.enabled = true;
+    config.monitor.socket = Some(path.clone());
+    let context = Context::open(config.clone()).unwrap();
+    assert!(monitor::query(&path).is_ok());
+    let error = Context::open(config).unwrap_err();
+    assert!(error.to_string().contains("monitor socket"), "{error}");
+    assert!(monitor::query(&path).is_ok());
+    drop(context);
+}
+
+#[test]
+fn a_capture_holds_the_frames() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("frames.pcap");
+    let (mut client, mut server) = connected(Mode::Threaded);
+    client.context.start_capture(&path).unwrap();
+    server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..100).unwrap()])]).unwrap();
+    client.qp.post_send(&[SendRequest::send_inline(2, b"captured octets")]).unwrap();
+    server.expect(1);
+    client.context.stop_capture();
+    // The mailbox is emptied in order, so the file is complete when the next command is answered.
+    client.context.stats();
+    let octets = std::fs::read(&path).unwrap();
+    assert!(octets.windows(15).any(|window| window == b"captured octets"));
+    let missing = directory.path().join("no/such/directory/x.pcap");
+    let error = client.context.start_capture(&missing).unwrap_err();
+    assert!(error.to_string().contains("cannot write"), "{error}");
+}
+
+#[test]
+fn a_peers_terminate_is_an_event() {
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        client.qp.post_send(&[SendRequest::write_inline(1, b"x", 0xdead_beef, 0)]).unwrap();
+        let _ = &server;
+        let events = client.context.events();
+        let code = loop {
+            match events.wait(LONG).unwrap().expect("an event") {
+                AsyncEvent::PeerTerminated { queue_pair, code } => {
+                    assert_eq!(queue_pair, client.qp.number());
+                    break code;
+                }
+                _ => continue,
+            }
+        };
+        // An invalid STag in a tagged message is found by DDP: layer 1, tagged buffer, invalid STag (RFC 5041 §7.1).
+        assert_eq!((code.layer, code.error_type, code.code), (1, 1, 0));
+    });
+}
