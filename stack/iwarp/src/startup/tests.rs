@@ -79,6 +79,35 @@ fn crcs_are_on_if_either_side_asks() {
 }
 
 #[test]
+fn a_reply_asks_for_crcs_when_the_request_did() {
+    let options = ResponderOptions { crc: false, ..ResponderOptions::default() };
+    for (flags, expected) in [(0x40, 0x40), (0x00, 0x00)] {
+        let request = frame(REQUEST, flags, 1, &[]);
+        let (reply, _) = responder(options, &request).accept(&ReadLimits::default(), &[]).unwrap();
+        assert_eq!(reply[16], expected);
+        let reply = responder(options, &request).reject(&ReadLimits::default(), &[]).unwrap();
+        assert_eq!(reply[16], expected | 0x20);
+    }
+}
+
+#[test]
+fn a_read_is_no_indication_to_a_responder_that_serves_none() {
+    let options = InitiatorOptions {
+        ready_to_receive: ReadyToReceiveKinds { write: false, ..ReadyToReceiveKinds::ALL },
+        ..InitiatorOptions::default()
+    };
+    // A Reply with B and D and no IRD, then one with D alone; then D with an IRD that is not negotiated.
+    let agreed = established(reply_with(options, 0xc000, 0x4000));
+    assert_eq!(agreed.ready_to_receive, Some(ReadyToReceive::Send));
+    match reply_with(options, 0x8000, 0x4000) {
+        Outcome::Refused(_, Fault::NoMatchingRtr) => {}
+        other => panic!("{other:?}"),
+    }
+    let agreed = established(reply_with(options, 0xbfff, 0x4000));
+    assert_eq!(agreed.ready_to_receive, Some(ReadyToReceive::Read));
+}
+
+#[test]
 fn private_data_goes_both_ways_in_both_revisions() {
     for revision in [Revision::One, Revision::Two] {
         let client = InitiatorOptions { revision, ..InitiatorOptions::default() };
