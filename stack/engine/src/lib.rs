@@ -29,6 +29,7 @@ pub mod port;
 pub mod ports;
 mod queue_pair;
 mod receive;
+pub mod rig;
 mod slab;
 mod snapshot;
 mod startup;

@@ -1,0 +1,377 @@
+//! Hosts on a simulated network, driven by hand: engines, rings and regions without threads, devices or clocks.
+//!
+//! For tests and instruction counts, here and in crates above. A [`World`] holds the network, the hosts and the virtual
+//! time; everything happens inside [`World::step`], so a run is decided by its seed alone.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use uwarp_memory::{Access, Association, DomainId, RegionTable, Registration, Scope, StreamId, TaggedBase};
+use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot, ring};
+use uwarp_tcp::Instant;
+
+use crate::command::{
+    AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectionEvent, ConnectionRequest,
+    EventSink, ListenerId, QueuePairSetup, StartupOptions,
+};
+use crate::ports::Decorated;
+use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
+use crate::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
+use crate::{Engine, EngineChannels, EngineConfig};
+
+/// Size of a host.
+#[derive(Debug, Clone, Copy)]
+pub struct HostOptions {
+    /// Largest IP packet in octets.
+    pub mtu: u16,
+    /// Buffers of the receive pool.
+    pub receive_buffers: usize,
+    /// Buffers of the transmit pool.
+    pub transmit_buffers: usize,
+    /// Queue pairs at most.
+    pub queue_pairs: u32,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        HostOptions { mtu: 1500, receive_buffers: 4096, transmit_buffers: 4096, queue_pairs: 64 }
+    }
+}
+
+/// One host: an engine and what an application has of it.
+#[derive(Debug)]
+pub struct Host {
+    /// The engine; `None` once the host was killed.
+    pub engine: Option<Engine<Decorated<SimPort>>>,
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Its mailbox.
+    pub commands: Sender<Command>,
+    /// Its asynchronous events.
+    pub events: Receiver<AsyncEvent>,
+    /// Its memory.
+    pub regions: Arc<RegionTable>,
+    doorbells: Arc<Doorbells>,
+    notifier: Arc<Notifier>,
+    domain_queue_pairs: Arc<AtomicU32>,
+    next_queue_pair: u32,
+}
+
+/// One queue pair as an application has it, with a completion queue of its own.
+#[derive(Debug)]
+pub struct Pair {
+    /// Its number.
+    pub number: u32,
+    send: Producer<Slot>,
+    receive: Producer<Slot>,
+    completions: Consumer<Completion>,
+    /// Events of its connection.
+    pub events: Receiver<ConnectionEvent>,
+    doorbells: Arc<Doorbells>,
+}
+
+/// Sizes of a queue pair, in elements.
+#[derive(Debug, Clone, Copy)]
+pub struct PairOptions {
+    /// Send queue slots.
+    pub send_depth: usize,
+    /// Receive queue slots.
+    pub receive_depth: usize,
+    /// Completion queue entries.
+    pub completions: usize,
+    /// Complete sends and writes when acknowledged.
+    pub complete_on_ack: bool,
+}
+
+impl Default for PairOptions {
+    fn default() -> Self {
+        PairOptions { send_depth: 64, receive_depth: 64, completions: 256, complete_on_ack: false }
+    }
+}
+
+impl Host {
+    /// Registers memory for all queue pairs of the host.
+    ///
+    /// # Panics
+    /// If the table is full.
+    pub fn register(&self, octets: Vec<u8>, access: Access) -> Registration {
+        let scope = Scope::Domain(DomainId(1));
+        self.regions.register(octets, access, scope, TaggedBase::Zero).expect("the table has room")
+    }
+
+    /// Registers memory for one queue pair.
+    ///
+    /// # Panics
+    /// If the table is full.
+    pub fn register_for(&self, pair: &Pair, octets: Vec<u8>, access: Access) -> Registration {
+        let Association { domain, stream } = Association { domain: DomainId(1), stream: StreamId(pair.number) };
+        let scope = Scope::Stream { domain, stream };
+        self.regions.register(octets, access, scope, TaggedBase::Zero).expect("the table has room")
+    }
+
+    /// Makes a queue pair.
+    ///
+    /// # Panics
+    /// If the engine is gone.
+    pub fn pair(&mut self, options: PairOptions) -> Pair {
+        let number = self.next_queue_pair;
+        self.next_queue_pair += 1;
+        let (send, send_queue) = ring(options.send_depth);
+        let (receive, receive_queue) = ring(options.receive_depth);
+        let (lane, completions) = ring(options.completions);
+        let (events, event_receiver) = unbounded();
+        let queue = CompletionQueueId(number);
+        let notifier = Arc::clone(&self.notifier);
+        self.command(Command::AddCompletionQueue { queue, lane, notifier });
+        self.domain_queue_pairs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
+            number,
+            domain: 1,
+            domain_queue_pairs: Arc::clone(&self.domain_queue_pairs),
+            send_queue,
+            receive_queue,
+            send_completions: queue,
+            receive_completions: queue,
+            signal_all: false,
+            complete_on_ack: options.complete_on_ack,
+            events: EventSink::new(events, None),
+        })));
+        let doorbells = Arc::clone(&self.doorbells);
+        Pair { number, send, receive, completions, events: event_receiver, doorbells }
+    }
+
+    /// Puts a command into the mailbox.
+    ///
+    /// # Panics
+    /// If the engine is gone.
+    pub fn command(&self, command: Command) {
+        self.commands.send(command).expect("the engine is there");
+    }
+
+    /// Listens on a port; gives the channel of requests.
+    pub fn listen(&self, port: u16) -> Receiver<ConnectionRequest> {
+        let (requests, receiver) = unbounded();
+        let (reply, _) = unbounded();
+        let listener = ListenerId(u32::from(port));
+        let requests = EventSink::new(requests, None);
+        self.command(Command::Listen { listener, port, backlog: 2048, requests, reply });
+        receiver
+    }
+
+    /// Starts an active open.
+    pub fn connect(&self, pair: &Pair, remote: (Ipv4Addr, u16), options: StartupOptions) {
+        let remote = SocketAddr::from(remote);
+        let parameters = ConnectParameters { queue_pair: pair.number, remote, local_port: None, options };
+        self.command(Command::Connect(Box::new(parameters)));
+    }
+
+    /// Accepts a request.
+    pub fn accept(&self, pair: &Pair, request: &ConnectionRequest, options: StartupOptions) {
+        let parameters = AcceptParameters { request: request.request, queue_pair: pair.number, options };
+        self.command(Command::Accept(Box::new(parameters)));
+    }
+}
+
+impl Pair {
+    /// Posts a send element; false if the queue is full.
+    pub fn post(&mut self, element: SendElement, entries: &[Sge], inline: &[u8]) -> bool {
+        let slots = element.slots();
+        let Some(mut reservation) = self.send.reserve(slots) else { return false };
+        for index in 0..slots {
+            let _ = reservation.write(element.encode(entries, inline, index));
+        }
+        reservation.commit();
+        self.doorbells.ring(self.number as usize);
+        true
+    }
+
+    /// Posts a signalled element with one entry or none.
+    pub fn post_simple(&mut self, id: u64, opcode: SendOpcode, local: Option<Sge>, remote: (u32, u64)) -> bool {
+        let element = SendElement {
+            id,
+            opcode,
+            flags: SendFlags::SIGNALLED,
+            stag: remote.0,
+            remote_offset: remote.1,
+            length: local.map_or(0, |entry| entry.length),
+            entries: u8::from(local.is_some()),
+        };
+        self.post(element, local.as_slice(), &[])
+    }
+
+    /// Posts a receive element; false if the queue is full.
+    pub fn post_receive(&mut self, id: u64, entries: &[Sge]) -> bool {
+        let length = entries.iter().map(|entry| entry.length).sum();
+        let element = ReceiveElement { id, length, entries: entries.len() as u8 };
+        let slots = element.slots();
+        let Some(mut reservation) = self.receive.reserve(slots) else { return false };
+        for index in 0..slots {
+            let _ = reservation.write(element.encode(entries, index));
+        }
+        reservation.commit();
+        self.doorbells.ring(self.number as usize);
+        true
+    }
+
+    /// The next completion.
+    pub fn poll(&mut self) -> Option<Completion> {
+        self.completions.pop()
+    }
+
+    /// Every completion that is there.
+    pub fn poll_all(&mut self) -> Vec<Completion> {
+        std::iter::from_fn(|| self.completions.pop()).collect()
+    }
+}
+
+/// A network of hosts and their time.
+#[derive(Debug)]
+pub struct World {
+    /// The network.
+    pub network: SimNetwork,
+    /// The hosts: host `n` has the address 10.0.0.`n + 1`.
+    pub hosts: Vec<Host>,
+    now: Instant,
+    seed: u64,
+}
+
+impl World {
+    /// A network without hosts.
+    pub fn new(seed: u64, options: SimOptions) -> World {
+        World { network: SimNetwork::new(seed, options), hosts: Vec::new(), now: Instant::from_nanos(1_000_000), seed }
+    }
+
+    /// Two hosts of the usual size on a faultless network.
+    pub fn two() -> World {
+        let mut world = World::new(1, SimOptions::default());
+        world.add(HostOptions::default(), |_| {});
+        world.add(HostOptions::default(), |_| {});
+        world
+    }
+
+    /// Adds a host; `adjust` may change its settings.
+    ///
+    /// # Panics
+    /// If the settings are refused.
+    pub fn add(&mut self, options: HostOptions, adjust: impl FnOnce(&mut EngineConfig)) -> usize {
+        let number = self.hosts.len();
+        let address = Ipv4Addr::new(10, 0, 0, number as u8 + 1);
+        let mut config = EngineConfig::new(0, address, 24);
+        config.seed = self.seed ^ (number as u64) << 32;
+        config.limits.queue_pairs = options.queue_pairs;
+        adjust(&mut config);
+        let (commands, command_receiver) = unbounded();
+        let (events, event_receiver) = unbounded();
+        let regions = RegionTable::new(4096, u64::MAX, u128::from(self.seed) << 8 | number as u128);
+        let doorbells = Arc::new(Doorbells::new(options.queue_pairs as usize));
+        let channels = EngineChannels {
+            regions: Arc::clone(&regions),
+            doorbells: Arc::clone(&doorbells),
+            commands: command_receiver,
+            events: EventSink::new(events, None),
+        };
+        let port = self.network.port(options.mtu, options.receive_buffers, options.transmit_buffers);
+        let engine = Engine::new(config, Decorated::new(port), channels).expect("the settings are right");
+        self.hosts.push(Host {
+            engine: Some(engine),
+            address,
+            commands,
+            events: event_receiver,
+            regions,
+            doorbells,
+            notifier: Arc::new(Notifier::new().expect("an eventfd")),
+            domain_queue_pairs: Arc::new(AtomicU32::new(0)),
+            next_queue_pair: 0,
+        });
+        number
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Turns every engine once, then moves the time on: by a microsecond if anything happened, to the next event
+    /// otherwise. False if nothing will ever happen again by itself.
+    pub fn step(&mut self) -> bool {
+        let mut busy = false;
+        let mut next: Option<Instant> = None;
+        for host in &mut self.hosts {
+            let Some(engine) = &mut host.engine else { continue };
+            let turned = engine.turn(self.now);
+            busy |= turned.busy;
+            next = [next, turned.next_deadline].into_iter().flatten().min();
+        }
+        let soon = self.now + Duration::from_micros(1);
+        if busy {
+            self.now = soon;
+            return true;
+        }
+        match next {
+            Some(at) => {
+                self.now = at.max(soon);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Steps until `done` says so or `limit` of virtual time is over; says which.
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut World) -> bool) -> bool {
+        let end = self.now + limit;
+        loop {
+            if done(self) {
+                return true;
+            }
+            if self.now >= end {
+                return false;
+            }
+            if !self.step() {
+                // Only a command or a doorbell could change anything now.
+                self.now = end;
+                for host in &mut self.hosts {
+                    if let Some(engine) = &mut host.engine {
+                        engine.turn(self.now);
+                    }
+                }
+                return done(self);
+            }
+        }
+    }
+
+    /// Lets `time` go by.
+    pub fn run(&mut self, time: Duration) {
+        self.run_until(time, |_| false);
+        // Time goes by for hosts without timers, too.
+    }
+
+    /// Connects a queue pair of host `from` to one of host `to`, where `requests` come in.
+    ///
+    /// # Panics
+    /// If that takes more than a minute.
+    pub fn join(&mut self, from: (usize, &Pair), to: (usize, &Pair), requests: &Receiver<ConnectionRequest>, port: u16) {
+        let address = self.hosts[to.0].address;
+        self.hosts[from.0].connect(from.1, (address, port), StartupOptions::default());
+        let minute = Duration::from_secs(60);
+        let mut request = None;
+        let came = self.run_until(minute, |_| {
+            request = requests.try_recv().ok();
+            request.is_some()
+        });
+        assert!(came, "the request comes: {:?}", from.1.events.try_recv());
+        if let Some(request) = request {
+            self.hosts[to.0].accept(to.1, &request, StartupOptions::default());
+        }
+        for pair in [from.1, to.1] {
+            let mut event = None;
+            assert!(self.run_until(minute, |_| {
+                event = pair.events.try_recv().ok();
+                event.is_some()
+            }));
+            assert!(matches!(event, Some(ConnectionEvent::Established(_))), "{event:?}");
+        }
+    }
+}
