@@ -91,7 +91,7 @@ pub enum IcmpMessage<'a> {
     },
     /// A packet could not be delivered.
     DestinationUnreachable {
-        /// Why: see [`unreachable`].
+        /// Why: see [`mod@unreachable`].
         code: u8,
         /// The next hop's MTU in octets with [`unreachable::FRAGMENTATION_NEEDED`] (RFC 1191 §4), 0 if the
         /// router does not tell.

@@ -1,0 +1,189 @@
+//! Writes the seed corpus anew from the test vectors and the recorded captures: `seeds DIRECTORY`.
+//!
+//! Frames are kept if they differ in kind (flags, length of the TCP header, RDMAP operation) from those before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use uwarp_wire::arp::ArpPacket;
+use uwarp_wire::checksum;
+use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
+use uwarp_wire::frame::{Frame, Path as NetworkPath, TcpChecksum, classify, emit_icmp, prepend_tcp, tcp_headers_len};
+use uwarp_wire::icmp::{IcmpMessage, unreachable};
+use uwarp_wire::mpa::{FrameKind, StartupFrame};
+use uwarp_wire::tcp::{SackBlock, SackBlocks, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+
+/// The longest recorded frame that is kept: long payloads only slow a fuzzer down.
+const LONGEST_RECORDED: usize = 400;
+
+fn main() {
+    let Some(directory) = std::env::args_os().nth(1).map(PathBuf::from) else {
+        eprintln!("usage: seeds DIRECTORY");
+        std::process::exit(2);
+    };
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data");
+    let frames = Corpus::new(&directory, "frame");
+    let startups = Corpus::new(&directory, "mpa_startup");
+    made_frames(&frames);
+    vectors(&data, &frames, &startups);
+    recorded(&data, &frames, &startups);
+}
+
+struct Corpus(PathBuf);
+
+impl Corpus {
+    fn new(directory: &Path, target: &str) -> Corpus {
+        let directory = directory.join(target);
+        fs::create_dir_all(&directory).expect("the corpus directory can be made");
+        Corpus(directory)
+    }
+
+    fn add(&self, name: &str, octets: &[u8]) {
+        fs::write(self.0.join(name), octets).expect("a seed can be written");
+    }
+
+    /// A start-up frame, behind options (bit 3: CRC; bits 0-2: kinds of ready-to-receive) and the seed of the cuts.
+    fn add_startup(&self, name: &str, octets: &[u8]) {
+        let options = if octets.get(16).is_some_and(|flags| flags & 0x10 != 0) { 0x2f } else { 0x28 };
+        let seed = if octets.get(17) == Some(&2) { 2 } else { 3 };
+        self.add(name, &[&[options, seed], octets].concat());
+    }
+}
+
+fn path() -> NetworkPath {
+    NetworkPath::new(
+        EthernetAddress([2, 0, 0, 0, 0, 1]),
+        EthernetAddress([2, 0, 0, 0, 0, 2]),
+        Ipv4Addr::new(10, 0, 0, 1).into(),
+        Ipv4Addr::new(10, 0, 0, 2).into(),
+    )
+}
+
+fn segment(path: &NetworkPath, flags: TcpFlags, options: TcpOptions, payload: &[u8]) -> Vec<u8> {
+    let mut header = TcpHeader::new(flags);
+    header.source_port = 40000;
+    header.destination_port = 20049;
+    header.sequence = SeqNumber(1000);
+    header.acknowledgment = SeqNumber(2000);
+    header.window = 8192;
+    header.options = options;
+    let headers = tcp_headers_len(path, &header);
+    let mut frame = vec![0; headers];
+    frame.extend_from_slice(payload);
+    let checksum = TcpChecksum::Full { payload_sum: checksum::sum(payload) };
+    prepend_tcp(&mut frame[..headers], path, &header, 0, payload.len(), checksum).expect("a small segment");
+    frame
+}
+
+/// What neither the vectors nor the captures have.
+fn made_frames(corpus: &Corpus) {
+    let timestamps = Some(Timestamps { value: 1, echo: 2 });
+    let mut sack = SackBlocks::NONE;
+    sack.push(SackBlock { left: SeqNumber(3000), right: SeqNumber(4000) });
+    let blocks = segment(&path(), TcpFlags::ACK, TcpOptions { timestamps, sack, ..TcpOptions::NONE }, b"");
+    corpus.add("tcp-sack", &blocks);
+    let mut tagged = path();
+    tagged.vlan = Some(VlanTag(0x6005));
+    corpus.add("tcp-vlan", &segment(&tagged, TcpFlags::ACK, TcpOptions::NONE, b"data"));
+    let plain = segment(&path(), TcpFlags::ACK | TcpFlags::PSH, TcpOptions::NONE, b"data");
+    let mut with_options = [&plain[..34], &[7, 3, 4, 0], &plain[34..]].concat();
+    with_options[14] = 0x46;
+    with_options[17] += 4;
+    corpus.add("ipv4-options", &with_options);
+    let mut fragment = plain.clone();
+    fragment[20] = 0x20;
+    corpus.add("ipv4-fragment", &fragment);
+    let mut out = [0; 128];
+    let request = ArpPacket::request(path().source_mac, Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+    let length = request.emit_frame(&mut out).expect("128 octets are enough");
+    corpus.add("arp-request", &out[..length]);
+    let quoted = &plain[14..42];
+    for (name, message) in [
+        ("icmp-echo", IcmpMessage::EchoRequest { identifier: 1, sequence: 2, data: b"ping" }),
+        (
+            "icmp-fragmentation-needed",
+            IcmpMessage::DestinationUnreachable { code: unreachable::FRAGMENTATION_NEEDED, next_hop_mtu: 1400, quoted },
+        ),
+        ("icmp-time-exceeded", IcmpMessage::TimeExceeded { code: 0, quoted }),
+    ] {
+        let length = emit_icmp(&mut out, &path(), &message).expect("128 octets are enough");
+        corpus.add(name, &out[..length]);
+    }
+}
+
+fn vectors(data: &Path, frames: &Corpus, startups: &Corpus) {
+    let text = fs::read_to_string(data.join("test-vectors.json")).expect("the vectors can be read");
+    let list: Vec<Value> = serde_json::from_str(&text).expect("the vectors are JSON");
+    let mut fpdus = BTreeMap::new();
+    for entry in &list {
+        let field = |name: &str| entry[name].as_str().expect("a string");
+        let (name, hex) = (field("name"), field("hex"));
+        let octets: Vec<u8> = (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits"))
+            .collect();
+        match field("layer") {
+            "MPA" => startups.add_startup(name, &octets),
+            // Marked streams are for a later target; RPC bodies are payload to us.
+            "FPDU" if entry["fields"].get("markers").is_none() && !name.contains("rpc") => {
+                let flags = TcpFlags::ACK | TcpFlags::PSH;
+                frames.add(name, &segment(&path(), flags, TcpOptions::NONE, &octets));
+                fpdus.insert(name.to_owned(), octets);
+            }
+            _ => {}
+        }
+    }
+    // Streams that go on, and end differently.
+    let sends = ["send-3", "send-se-2", "send-inv-4"];
+    let chains: [(&str, &[&str]); 3] = [
+        ("chain-sends", &[sends[0], "write-seg1", sends[1], "write-seg2", sends[2], "term-rdmap-invalid-stag"]),
+        ("chain-reads", &["rtr-read0", "read-response-6", "atomic-fetchadd-req", "write-5"]),
+        ("chain-fault", &["rtr-write0", "send-3", "read-request", "send-3"]),
+    ];
+    for (name, chain) in chains {
+        let payload: Vec<u8> = chain.iter().flat_map(|name| fpdus[*name].clone()).collect();
+        frames.add(name, &segment(&path(), TcpFlags::ACK, TcpOptions::NONE, &payload));
+    }
+}
+
+fn recorded(data: &Path, frames: &Corpus, startups: &Corpus) {
+    let mut kinds = BTreeSet::new();
+    let mut captures: Vec<PathBuf> = fs::read_dir(data.join("captures"))
+        .expect("the captures can be listed")
+        .map(|entry| entry.expect("a directory entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
+        .collect();
+    captures.sort();
+    for capture in captures {
+        let name = capture.file_stem().expect("a file name").to_string_lossy().into_owned();
+        let file = fs::read(&capture).expect("a capture can be read");
+        let mut at = 24;
+        let mut number = 0;
+        while let Some(record) = file.get(at..at + 16) {
+            let length = u32::from_le_bytes(record[8..12].try_into().expect("four octets")) as usize;
+            let frame = &file[at + 16..at + 16 + length];
+            at += 16 + length;
+            number += 1;
+            let Ok(Frame::Tcp(tcp)) = classify(frame, frame.len()) else { continue };
+            let payload = &frame[tcp.payload_offset..][..tcp.payload_len];
+            let startup = payload.starts_with(b"MPA ID Re");
+            if startup {
+                let kind = if payload[13] == b'q' { FrameKind::Request } else { FrameKind::Reply };
+                if let Ok(Some((_, length))) = StartupFrame::parse(kind, payload)
+                    && kinds.insert((0, 0, payload[..length].to_vec()))
+                {
+                    startups.add_startup(&format!("{name}-{number}"), &payload[..length]);
+                }
+            }
+            let operation =
+                if startup { payload[16..18].to_vec() } else { payload.iter().skip(2).take(2).copied().collect() };
+            let header_len = tcp.payload_offset - tcp.l4_offset;
+            if frame.len() <= LONGEST_RECORDED && kinds.insert((tcp.header.flags.bits(), header_len, operation)) {
+                frames.add(&format!("{name}-{number}"), frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Ethernet to RDMAP in one go.
+
+use std::net::Ipv4Addr;
+
+use uwarp_wire::WireError;
+use uwarp_wire::arp::{ArpOperation, ArpPacket};
+use uwarp_wire::checksum;
+use uwarp_wire::ethernet::EthernetHeader;
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, TcpFrame, classify, emit_icmp, prepend_tcp, tcp_headers_len};
+use uwarp_wire::icmp::IcmpMessage;
+use uwarp_wire::tcp::SackBlocks;
+
+use crate::stream;
+
+/// Takes `data` as a received frame. Checksums that are wrong are put right once, so that a changed octet does not end
+/// every attempt at the IPv4 header; what a TCP segment carries is taken as a stream of FPDUs.
+pub fn frame(data: &[u8]) {
+    let mut octets = data.to_vec();
+    for _ in 0..3 {
+        match classify(&octets, octets.len()) {
+            Ok(frame) => return handle(&frame, &octets),
+            Err(WireError::HeaderChecksum) => repair_ipv4(&mut octets),
+            Err(WireError::IcmpChecksum) => repair_icmp(&mut octets),
+            Err(_) => break,
+        }
+    }
+    // Whatever the headers were, the layers above must take the octets as well.
+    stream::receive(data);
+}
+
+fn put(octets: &mut [u8], at: usize, value: u16) {
+    octets[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+fn ip_offset(octets: &[u8]) -> usize {
+    EthernetHeader::parse(octets).map_or(0, |header| header.len())
+}
+
+fn repair_ipv4(octets: &mut [u8]) {
+    let at = ip_offset(octets);
+    let end = at + usize::from(octets[at] & 0x0f) * 4;
+    put(octets, at + 10, 0);
+    let value = checksum::finish(checksum::sum(&octets[at..end]));
+    put(octets, at + 10, value);
+}
+
+fn repair_icmp(octets: &mut [u8]) {
+    let at = ip_offset(octets);
+    let start = at + usize::from(octets[at] & 0x0f) * 4;
+    let end = at + usize::from(u16::from_be_bytes([octets[at + 2], octets[at + 3]]));
+    put(octets, start + 2, 0);
+    let value = checksum::finish(checksum::sum(&octets[start..end]));
+    put(octets, start + 2, value);
+}
+
+fn handle(frame: &Frame<'_>, octets: &[u8]) {
+    match frame {
+        Frame::Tcp(tcp) => handle_tcp(tcp, octets),
+        Frame::Icmp(icmp) => {
+            let _ = icmp.message.quoted_tcp();
+            let mut path = Path::new(icmp.source_mac, icmp.destination_mac, icmp.source, icmp.destination);
+            path.vlan = icmp.vlan;
+            let mut out = vec![0; path.headers_len() + icmp.message.emit_len()];
+            let length = emit_icmp(&mut out, &path, &icmp.message).expect("it came in a frame");
+            let Ok(Frame::Icmp(again)) = classify(&out[..length], length) else {
+                panic!("our own ICMP message is not one: {:?}", icmp.message);
+            };
+            if !matches!(icmp.message, IcmpMessage::Other { .. }) {
+                assert_eq!(again.message, icmp.message);
+            }
+        }
+        Frame::Arp(arp) => {
+            let mut out = [0; 64];
+            let length = arp.packet.emit(&mut out).expect("64 octets are enough");
+            assert_eq!(ArpPacket::parse(&out[..length]), Ok(arp.packet));
+            let reply = arp.packet.reply(arp.packet.sender_mac);
+            assert_eq!(reply.operation, ArpOperation::Reply);
+            let _ = (reply.destination(), reply.is_gratuitous(), reply.is_probe());
+        }
+        Frame::Fragment | Frame::Other(_) => {}
+    }
+}
+
+fn handle_tcp(tcp: &TcpFrame, octets: &[u8]) {
+    let end = tcp.payload_offset + tcp.payload_len;
+    assert!(tcp.payload_offset <= end && end <= octets.len());
+    let payload = &octets[tcp.payload_offset..end];
+
+    // The checksum does not depend on how the frame is cut.
+    let good = tcp.checksum_is_good(octets, checksum::sum);
+    let cut = usize::from(tcp.header.window) % (octets.len() + 1);
+    let (first, second) = octets.split_at(cut);
+    assert_eq!(tcp.checksum_is_good_chained([first, second], checksum::sum), good);
+    // Headers in a first piece are as good as in one with all octets.
+    match classify(first, octets.len()) {
+        Ok(Frame::Tcp(again)) => assert_eq!(&again, tcp),
+        Ok(other) => panic!("a shorter first piece turned {tcp:?} into {other:?}"),
+        Err(error) => assert!(cut < tcp.payload_offset, "{error:?} at {cut}"),
+    }
+
+    rebuild(tcp, payload);
+    stream::receive(payload);
+}
+
+/// What was received can be sent, and is then received as the same.
+fn rebuild(tcp: &TcpFrame, payload: &[u8]) {
+    let mut path = Path::new(tcp.source_mac, tcp.destination_mac, tcp.flow.remote, tcp.flow.local);
+    path.vlan = tcp.vlan;
+    assert_ne!(path.source, Ipv4Addr::BROADCAST.into());
+    let headers = tcp_headers_len(&path, &tcp.header);
+    let mut out = vec![0; headers];
+    out.extend_from_slice(payload);
+    let checksum = TcpChecksum::Full { payload_sum: checksum::sum(payload) };
+    let room = &mut out[..headers];
+    match prepend_tcp(room, &path, &tcp.header, tcp.ecn, payload.len(), checksum) {
+        Ok(length) => assert_eq!(length, headers),
+        // Options in whole words may take a packet of nearly 65535 octets over the limit.
+        Err(WireError::TotalLength) if payload.len() > 65000 => return,
+        Err(error) => panic!("{error:?}"),
+    }
+    let Ok(Frame::Tcp(again)) = classify(&out, out.len()) else { panic!("our own segment is not one") };
+    assert!(again.checksum_is_good(&out, checksum::sum));
+    assert_eq!((again.flow, again.vlan, again.ecn), (tcp.flow, tcp.vlan, tcp.ecn));
+    assert_eq!(again.payload_len, payload.len());
+    // A SACK block may have lost its place to the padding of the other options.
+    let (mut sent, mut received) = (tcp.header, again.header);
+    let (before, after) = (sent.options.sack, received.options.sack);
+    assert_eq!(before.as_slice()[..after.len()], *after.as_slice());
+    sent.options.sack = SackBlocks::NONE;
+    received.options.sack = SackBlocks::NONE;
+    assert_eq!(sent, received);
+}

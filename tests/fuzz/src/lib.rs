@@ -1,0 +1,10 @@
+//! What the fuzz targets do with their input. It stands in a library so that `cargo test` can replay inputs
+//! without the fuzzer.
+#![forbid(unsafe_code)]
+
+mod frame;
+mod mpa_startup;
+mod stream;
+
+pub use frame::frame;
+pub use mpa_startup::mpa_startup;

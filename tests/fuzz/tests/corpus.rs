@@ -1,0 +1,35 @@
+//! Replays the seed corpus, so that an ordinary test run notices when an input that is known breaks something.
+//! `UWARP_FUZZ_INPUT=FILE` replays that file through every target instead.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn inputs(target: &str) -> Vec<PathBuf> {
+    if let Some(file) = std::env::var_os("UWARP_FUZZ_INPUT") {
+        return vec![file.into()];
+    }
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let inputs: Vec<PathBuf> = fs::read_dir(directory)
+        .expect("the corpus is in the tree")
+        .map(|entry| entry.expect("a directory entry").path())
+        .collect();
+    assert!(!inputs.is_empty());
+    inputs
+}
+
+fn replay(target: &str, run: fn(&[u8])) {
+    for input in inputs(target) {
+        println!("{}", input.display());
+        run(&fs::read(&input).expect("an input can be read"));
+    }
+}
+
+#[test]
+fn frame() {
+    replay("frame", uwarp_fuzz::frame);
+}
+
+#[test]
+fn mpa_startup() {
+    replay("mpa_startup", uwarp_fuzz::mpa_startup);
+}
