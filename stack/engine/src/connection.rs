@@ -102,6 +102,8 @@ pub(crate) struct Running {
     pub(crate) first_fpdu_at: Option<Instant>,
     /// How the orderly end goes.
     pub(crate) ending: Ending,
+    /// The peer has closed its half: no response to a read can come any more.
+    pub(crate) peer_closed: bool,
     /// The last message: goes out as soon as one may.
     pub(crate) terminate: Option<Message>,
 }

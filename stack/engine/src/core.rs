@@ -97,8 +97,6 @@ pub(crate) struct Core<P: Port> {
     pub(crate) own_address: IpAddress,
     /// Where payload stands in a transmit buffer: room for all headers in front.
     pub(crate) payload_start: usize,
-    /// Storage of a transmit buffer.
-    pub(crate) data_room: usize,
     pub(crate) offload_tcp: bool,
     pub(crate) tcp_config: uwarp_tcp::Config,
     pub(crate) doorbells: Arc<Doorbells>,
@@ -182,7 +180,6 @@ impl<P: Port> Core<P> {
             own_mac: EthernetAddress(capabilities.mac),
             own_address: config.address.into(),
             payload_start,
-            data_room: capabilities.data_room,
             offload_tcp: capabilities.transmit_tcp_checksum,
             tcp_config,
             doorbells: channels.doorbells,

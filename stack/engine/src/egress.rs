@@ -262,6 +262,7 @@ impl<P: Port> Core<P> {
     /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.
     #[cold]
     fn fail_work(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, status: Status) {
+        self.retire(connection, queue_pair);
         let Phase::Running(running) = &mut connection.phase else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
@@ -337,7 +338,7 @@ impl<P: Port> Core<P> {
         let Phase::Running(running) = &mut connection.phase else { return };
         let Ending::Finishing { until } = running.ending else { return };
         let idle = running.outgoing.is_none() && !running.stream.has_response();
-        let reads_left = running.stream.reads_outstanding() > 0 && connection.end.is_none();
+        let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
         if idle && !reads_left && queue_pair.send.position() >= until {
             running.ending = Ending::Closed;
             let _ = running.stream.advance(Event::LocalClose);

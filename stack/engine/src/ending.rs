@@ -95,7 +95,11 @@ impl<P: Port> Core<P> {
         if left > 0 && lost {
             self.events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
         }
-        self.flush_queue_pair_number(number);
+        if let Some(mut queue_pair) = self.queue_pairs_take(Some(number)) {
+            self.retire(connection, &mut queue_pair);
+            self.flush_with(&mut queue_pair, None, None);
+            self.give_queue_pair(Some(queue_pair));
+        }
         if let Some(queue_pair) = self.queue_pair(number) {
             queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
         }
@@ -278,17 +282,19 @@ impl<P: Port> Core<P> {
             Phase::Closing => self.close_tcp(connection),
             Phase::Running(running) => {
                 let unframed = connection.gather.len();
+                running.peer_closed = true;
                 let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
                 match running.stream.end_of_stream(unframed) {
                     Ok(()) => match queue_pair.as_deref_mut() {
-                        Some(queue_pair) if running.ending == Ending::No => {
-                            // The other side does not wait for more: what is queued still goes out, reads are hopeless.
-                            connection.end.get_or_insert(DisconnectReason::PeerClosed);
-                            running.ending = Ending::Finishing { until: queue_pair.send.end(true) };
-                            self.close_if_finished(connection, queue_pair);
-                        }
                         Some(queue_pair) => {
                             connection.end.get_or_insert(DisconnectReason::PeerClosed);
+                            // What is queued still goes out, up to the first read: none can be answered any more.
+                            let until = queue_pair.send.end(true);
+                            running.ending = match running.ending {
+                                Ending::No => Ending::Finishing { until },
+                                Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
+                                Ending::Closed => Ending::Closed,
+                            };
                             self.close_if_finished(connection, queue_pair);
                         }
                         None => self.close_tcp(connection),
@@ -384,6 +390,7 @@ impl<P: Port> Core<P> {
                 if let Some(queue_pair) = queue_pair.as_deref_mut()
                     && running.ending == Ending::No
                 {
+                    connection.end.get_or_insert(DisconnectReason::Local);
                     running.ending = Ending::Finishing { until: queue_pair.send.end(false) };
                     self.close_if_finished(connection, queue_pair);
                 }

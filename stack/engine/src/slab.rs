@@ -52,14 +52,6 @@ impl<T> Slab<T> {
         Handle { index, generation: entry.generation }
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Option<Box<T>> {
-        let entry = self.entries.get_mut(index as usize)?;
-        let value = entry.value.take()?;
-        entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(index);
-        Some(value)
-    }
-
     /// Takes the value out for a while; its index stays reserved for [`Slab::put`].
     #[inline]
     pub(crate) fn take(&mut self, index: u32) -> Option<Box<T>> {
@@ -172,7 +164,8 @@ mod tests {
         let mut slab = Slab::new();
         let first = slab.insert("a");
         assert_eq!(slab.resolve(first), Some(first.index));
-        slab.remove(first.index);
+        assert_eq!(slab.take(first.index), Some(Box::new("a")));
+        slab.release(first.index);
         let second = slab.insert("b");
         assert_eq!(first.index, second.index);
         assert_eq!(slab.resolve(first), None);

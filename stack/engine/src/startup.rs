@@ -385,6 +385,7 @@ impl Running {
             balance: 0,
             first_fpdu_at: None,
             ending: Ending::No,
+            peer_closed: false,
             terminate: None,
         }
     }

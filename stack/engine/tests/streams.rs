@@ -1,36 +1,11 @@
 //! Two engines on a faultless simulated network: what an application sees of streams that work.
 
-use std::time::Duration;
+mod common;
 
-use uwarp_engine::rig::{Pair, PairOptions, World};
-use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge, Status};
-use uwarp_memory::{Access, Registration};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn joined() -> (World, Pair, Pair) {
-    let mut world = World::two();
-    let requests = world.hosts[1].listen(7471);
-    let client = world.hosts[0].pair(PairOptions::default());
-    let server = world.hosts[1].pair(PairOptions::default());
-    world.join((0, &client), (1, &server), &requests, 7471);
-    (world, client, server)
-}
-
-fn sge(region: &Registration, offset: u64, length: u32) -> Sge {
-    Sge { stag: region.stag(), length, offset: region.base_offset() + offset }
-}
-
-fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    (0..length).map(|_| random.u8(..)).collect()
-}
-
-fn contents(region: &Registration) -> Vec<u8> {
-    let mut out = vec![0; region.len()];
-    region.read(0, &mut out).expect("in range");
-    out
-}
+use common::{SECOND, completions, contents, join, joined, joined_with, pattern, sge};
+use uwarp_engine::rig::{PairOptions, World};
+use uwarp_engine::work::{CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
+use uwarp_memory::Access;
 
 #[test]
 fn a_write_lands_where_it_was_aimed() {
@@ -89,4 +64,191 @@ fn a_read_brings_the_remote_octets() {
         assert_eq!((completion.id, completion.status, completion.length), (9, Status::Success, length));
         assert_eq!(contents(&sink), contents(&source));
     }
+}
+
+#[test]
+fn completions_come_in_posting_order_and_only_where_asked_for() {
+    let (mut world, mut client, mut server) = joined();
+    let local = world.hosts[0].register(pattern(64 << 10, 4), Access::LOCAL_WRITE);
+    let remote = world.hosts[1].register(vec![0; 64 << 10], Access::REMOTE_READ | Access::REMOTE_WRITE);
+    assert!(server.post_receive(1, &[]));
+    let mut signalled = Vec::new();
+    for id in 0..40u64 {
+        let opcode = if id % 3 == 0 { SendOpcode::Read } else { SendOpcode::Write };
+        let flags = if id % 4 != 0 { SendFlags::SIGNALLED } else { SendFlags::empty() };
+        if id % 4 != 0 {
+            signalled.push(id);
+        }
+        let entry = sge(&local, id * 100, 1000 + id as u32 * 100);
+        let element = SendElement {
+            id,
+            opcode,
+            flags,
+            stag: remote.stag(),
+            remote_offset: id * 100,
+            length: entry.length,
+            entries: 1,
+        };
+        assert!(client.post(element, &[entry], &[]));
+    }
+    client.post_simple(99, SendOpcode::Send, None, (0, 0));
+    let done = completions(&mut world, &mut client, signalled.len() + 1, SECOND);
+    signalled.push(99);
+    assert_eq!(done.iter().map(|completion| completion.id).collect::<Vec<_>>(), signalled);
+    assert!(done.iter().all(|completion| completion.status == Status::Success));
+    assert_eq!(completions(&mut world, &mut server, 1, SECOND).len(), 1);
+}
+
+#[test]
+fn inline_data_and_scatter_lists_travel_like_one_buffer() {
+    let (mut world, mut client, _server) = joined();
+    let target = world.hosts[1].register(vec![0; 4096], Access::REMOTE_WRITE);
+    let source = world.hosts[0].register(pattern(4096, 5), Access::LOCAL_READ);
+    let octets = contents(&source);
+    for length in [0usize, 1, 31, 32, 33, 64, 96, 97, 200, 992] {
+        let element = SendElement {
+            id: 1,
+            opcode: SendOpcode::Write,
+            flags: SendFlags::INLINE.union(SendFlags::SIGNALLED),
+            stag: target.stag(),
+            remote_offset: 0,
+            length: length as u32,
+            entries: 0,
+        };
+        assert!(client.post(element, &[], &octets[..length]));
+        assert!(world.run_until(SECOND, |_| contents(&target)[..length] == octets[..length]), "{length}");
+    }
+    let entries: Vec<Sge> = (0..20).map(|entry| sge(&source, entry * 150, 7 * entry as u32)).collect();
+    let wanted: Vec<u8> =
+        (0..20).flat_map(|entry| octets[entry * 150..entry * 150 + 7 * entry].to_vec()).collect();
+    let element = SendElement {
+        id: 2,
+        opcode: SendOpcode::Write,
+        flags: SendFlags::SIGNALLED,
+        stag: target.stag(),
+        remote_offset: 5,
+        length: wanted.len() as u32,
+        entries: 20,
+    };
+    assert!(client.post(element, &entries, &[]));
+    assert!(world.run_until(SECOND, |_| contents(&target)[5..5 + wanted.len()] == wanted[..]));
+}
+
+#[test]
+fn a_fenced_write_waits_for_the_read_before_it() {
+    let (mut world, mut client, _server) = joined();
+    let source = world.hosts[1].register(vec![7; 1 << 20], Access::REMOTE_READ);
+    let flag = world.hosts[1].register(vec![0; 1], Access::REMOTE_WRITE);
+    let sink = world.hosts[0].register(vec![0; 1 << 20], Access::LOCAL_WRITE);
+    client.post_simple(1, SendOpcode::Read, Some(sge(&sink, 0, 1 << 20)), (source.stag(), 0));
+    let element = SendElement {
+        id: 2,
+        opcode: SendOpcode::Write,
+        flags: SendFlags::SIGNALLED.union(SendFlags::FENCE).union(SendFlags::INLINE),
+        stag: flag.stag(),
+        remote_offset: 0,
+        length: 1,
+        entries: 0,
+    };
+    assert!(client.post(element, &[], &[1]));
+    let mut before_flag = None;
+    assert!(world.run_until(SECOND, |_| {
+        if contents(&flag)[0] == 1 {
+            before_flag.get_or_insert(contents(&sink).iter().all(|octet| *octet == 7));
+        }
+        before_flag.is_some()
+    }));
+    assert_eq!(before_flag, Some(true));
+}
+
+#[test]
+fn a_write_that_completes_when_acknowledged_waits_for_the_acknowledgment() {
+    let options = PairOptions { complete_on_ack: true, ..PairOptions::default() };
+    let (mut world, mut client, _server, _requests) = joined_with(options);
+    let source = world.hosts[0].register(vec![3; 4000], Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 4000], Access::REMOTE_WRITE);
+    for id in 0..3 {
+        client.post_simple(id, SendOpcode::Write, Some(sge(&source, 0, 4000)), (target.stag(), 0));
+    }
+    let mut arrived = false;
+    let mut ids = Vec::new();
+    assert!(world.run_until(SECOND, |_| {
+        arrived |= contents(&target)[3999] == 3;
+        for completion in client.poll_all() {
+            assert!(arrived, "completed before anything arrived");
+            ids.push(completion.id);
+        }
+        ids.len() == 3
+    }));
+    assert_eq!(ids, [0, 1, 2]);
+}
+
+#[test]
+fn a_send_with_invalidate_revokes_what_one_queue_pair_may_use() {
+    let (mut world, mut client, mut server) = joined();
+    let window = world.hosts[1].register_for(&server, vec![0; 64], Access::REMOTE_WRITE);
+    assert!(server.post_receive(1, &[]));
+    let element = SendElement {
+        id: 2,
+        opcode: SendOpcode::SendInvalidate,
+        flags: SendFlags::SOLICITED,
+        stag: window.stag(),
+        remote_offset: 0,
+        length: 0,
+        entries: 0,
+    };
+    assert!(client.post(element, &[], &[]));
+    let received = completions(&mut world, &mut server, 1, SECOND);
+    assert_eq!(received[0].invalidated_stag(), Some(window.stag()));
+    assert!(received[0].flags.contains(CompletionFlags::SOLICITED));
+    assert!(!window.is_valid());
+}
+
+#[test]
+fn both_ends_may_live_on_one_host() {
+    let mut world = World::two();
+    let requests = world.hosts[0].listen(9);
+    let mut client = world.hosts[0].pair(PairOptions::default());
+    let server = world.hosts[0].pair(PairOptions::default());
+    world.join((0, &client), (0, &server), &requests, 9);
+    let source = world.hosts[0].register(pattern(100_000, 6), Access::LOCAL_READ);
+    let target = world.hosts[0].register(vec![0; 100_000], Access::REMOTE_WRITE);
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 100_000)), (target.stag(), 0));
+    assert!(world.run_until(SECOND, |_| contents(&target) == contents(&source)));
+}
+
+#[test]
+fn reads_and_writes_of_both_sides_share_a_stream_fairly() {
+    let (mut world, mut client, mut server) = joined();
+    let big = world.hosts[0].register(pattern(4 << 20, 7), Access::REMOTE_READ);
+    let sink = world.hosts[1].register(vec![0; 4 << 20], Access::LOCAL_WRITE);
+    let target = world.hosts[1].register(vec![0; 1 << 20], Access::REMOTE_WRITE);
+    let source = world.hosts[0].register(pattern(1 << 20, 8), Access::LOCAL_READ);
+    for id in 0..16 {
+        server.post_simple(id, SendOpcode::Read, Some(sge(&sink, id << 18, 1 << 18)), (big.stag(), id << 18));
+        client.post_simple(id, SendOpcode::Write, Some(sge(&source, id << 16, 1 << 16)), (target.stag(), id << 16));
+    }
+    let mut reads_when_written = None;
+    let mut reads = 0;
+    assert!(world.run_until(10 * SECOND, |_| {
+        reads += server.poll_all().len();
+        if contents(&target) == contents(&source) {
+            reads_when_written.get_or_insert(reads);
+        }
+        reads == 16 && reads_when_written.is_some()
+    }));
+    assert_eq!(contents(&sink), contents(&big));
+    // A quarter of the octets, so about a quarter of the reads' time if they take turns.
+    assert!(reads_when_written < Some(10), "{reads_when_written:?} reads went first");
+}
+
+#[test]
+fn a_second_connection_does_not_disturb_the_first() {
+    let (mut world, mut client, _server, requests) = joined_with(PairOptions::default());
+    let source = world.hosts[0].register(pattern(500_000, 9), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 500_000], Access::REMOTE_WRITE);
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 500_000)), (target.stag(), 0));
+    let (second, _server) = join(&mut world, &requests, PairOptions::default());
+    assert!(second.events.is_empty());
+    assert!(world.run_until(SECOND, |_| contents(&target) == contents(&source)));
 }

@@ -1,0 +1,305 @@
+//! How streams end, seen from both sides: in order, by Terminate, by loss; and that nothing is left of them.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    PORT, SECOND, completions, contents, end, event, join, joined, joined_with, nothing_left, pattern, sge,
+};
+use crossbeam::channel::unbounded;
+use uwarp_engine::command::{
+    AsyncEvent, Command, ConnectFailure, ConnectionEvent, DisconnectReason, StartupOptions, TerminateCode,
+};
+use uwarp_engine::rig::{Pair, PairOptions, World};
+use uwarp_engine::work::{SendOpcode, Status};
+use uwarp_memory::Access;
+
+fn code(layer: u8, error_type: u8, code: u8) -> TerminateCode {
+    TerminateCode { layer, error_type, code }
+}
+
+#[test]
+fn a_disconnect_finishes_what_was_posted_and_flushes_what_waits() {
+    let (mut world, mut client, mut server) = joined();
+    let source = world.hosts[0].register(pattern(300_000, 1), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 300_000], Access::REMOTE_WRITE);
+    for id in 0..3 {
+        assert!(client.post_receive(100 + id, &[]));
+        assert!(server.post_receive(200 + id, &[]));
+    }
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 300_000)), (target.stag(), 0));
+    client.post_simple(2, SendOpcode::Send, None, (0, 0));
+    world.hosts[0].command(Command::Disconnect { queue_pair: client.number });
+    assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerClosed);
+    assert_eq!(end(&mut world, &client, 5 * SECOND), DisconnectReason::Local);
+    assert_eq!(contents(&target), contents(&source));
+    let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
+    let flushed = Status::Flushed;
+    assert_eq!(
+        done,
+        [(1, Status::Success), (2, Status::Success), (100, flushed), (101, flushed), (102, flushed)]
+    );
+    let done: Vec<_> = server.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [(200, Status::Success), (201, flushed), (202, flushed)]);
+    // What is posted afterwards is flushed at once.
+    client.post_simple(3, SendOpcode::Send, None, (0, 0));
+    assert!(client.post_receive(103, &[]));
+    let late = completions(&mut world, &mut client, 2, SECOND);
+    assert!(late.iter().all(|completion| completion.status == flushed) && late.len() == 2);
+    nothing_left(&mut world);
+}
+
+#[test]
+fn a_request_can_be_rejected_with_words() {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let client = world.hosts[0].pair(PairOptions::default());
+    let options = StartupOptions { private_data: b"let me in".to_vec(), ird: 3, ord: 5, ..StartupOptions::default() };
+    world.hosts[0].connect(&client, (world.hosts[1].address, PORT), options);
+    let mut request = None;
+    assert!(world.run_until(SECOND, |_| {
+        request = requests.try_recv().ok();
+        request.is_some()
+    }));
+    let request = request.expect("seen");
+    assert_eq!((request.private_data.as_slice(), request.ird, request.ord), (&b"let me in"[..], Some(3), Some(5)));
+    world.hosts[1].command(Command::Reject { request: request.request, private_data: b"no".to_vec() });
+    let rejected = event(&mut world, &client, SECOND);
+    let number = client.number;
+    assert_eq!(rejected, Some(ConnectionEvent::Rejected { queue_pair: number, private_data: b"no".to_vec() }));
+    // The queue pair is idle again and may try once more.
+    let server = world.hosts[1].pair(PairOptions::default());
+    world.join((0, &client), (1, &server), &requests, PORT);
+}
+
+#[test]
+fn attempts_that_cannot_succeed_say_why() {
+    let mut world = World::two();
+    let client = world.hosts[0].pair(PairOptions::default());
+    let failed = |reason| Some(ConnectionEvent::Failed { queue_pair: client.number, reason });
+    let attempt = |world: &mut World, host: [u8; 4], port| {
+        world.hosts[0].connect(&client, (host.into(), port), StartupOptions::default());
+        event(world, &client, 20 * SECOND)
+    };
+    assert_eq!(attempt(&mut world, [10, 0, 0, 2], 1), failed(ConnectFailure::Refused));
+    assert_eq!(attempt(&mut world, [10, 0, 0, 77], 1), failed(ConnectFailure::Unreachable));
+    assert_eq!(attempt(&mut world, [224, 0, 0, 1], 1), failed(ConnectFailure::Address));
+    let requests = world.hosts[1].listen(PORT);
+    // Nobody answers the request.
+    assert_eq!(attempt(&mut world, [10, 0, 0, 2], PORT), failed(ConnectFailure::TimedOut));
+    // The request is gone once the reset has arrived.
+    world.run(Duration::from_millis(1));
+    let request = requests.try_recv().expect("it came");
+    let server = world.hosts[1].pair(PairOptions::default());
+    world.hosts[1].accept(&server, &request, StartupOptions::default());
+    let gone = Some(ConnectionEvent::Failed { queue_pair: server.number, reason: ConnectFailure::RequestGone });
+    assert_eq!(event(&mut world, &server, SECOND), gone);
+    nothing_left(&mut world);
+}
+
+/// Lets the client do something that the server answers with a Terminate, and checks that a second connection between
+/// the same hosts goes on and that nothing is left of the first.
+fn terminated(expected: TerminateCode, act: impl FnOnce(&mut World, &mut Pair, &mut Pair)) -> (World, Pair, Pair) {
+    let (mut world, mut client, mut server, requests) = joined_with(PairOptions::default());
+    let (mut other, _other_server) = join(&mut world, &requests, PairOptions::default());
+    act(&mut world, &mut client, &mut server);
+    assert_eq!(end(&mut world, &client, 5 * SECOND), DisconnectReason::PeerTerminated(expected));
+    assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::LocalTerminated(expected));
+    let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
+    assert_eq!(told, [AsyncEvent::PeerTerminated { queue_pair: client.number, code: expected }]);
+    let source = world.hosts[0].register(pattern(100_000, 2), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 100_000], Access::REMOTE_WRITE);
+    other.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 100_000)), (target.stag(), 0));
+    assert!(world.run_until(SECOND, |_| contents(&target) == contents(&source)));
+    world.hosts[0].command(Command::Disconnect { queue_pair: other.number });
+    end(&mut world, &other, 5 * SECOND);
+    nothing_left(&mut world);
+    (world, client, server)
+}
+
+#[test]
+fn a_write_to_an_unknown_stag_is_terminated() {
+    terminated(code(1, 1, 0), |world, client, _| {
+        let source = world.hosts[0].register(vec![0; 8], Access::LOCAL_READ);
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 8)), (0x1234_5678, 0));
+        world.run(Duration::from_millis(1));
+    });
+}
+
+#[test]
+fn a_write_out_of_bounds_is_terminated_and_places_nothing() {
+    let mut target = None;
+    terminated(code(1, 1, 1), |world, client, _| {
+        let source = world.hosts[0].register(vec![9; 4000], Access::LOCAL_READ);
+        let region = world.hosts[1].register(vec![0; 3000], Access::REMOTE_WRITE);
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 4000)), (region.stag(), 2500));
+        world.run(Duration::from_millis(1));
+        target = Some(region);
+    });
+    assert!(target.is_some_and(|region| contents(&region).iter().all(|octet| *octet == 0)));
+}
+
+#[test]
+fn a_write_to_memory_that_may_only_be_read_is_terminated() {
+    terminated(code(1, 1, 0), |world, client, _| {
+        let source = world.hosts[0].register(vec![0; 8], Access::LOCAL_READ);
+        let region = world.hosts[1].register(vec![0; 8], Access::REMOTE_READ);
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), 0));
+        world.run(Duration::from_millis(1));
+    });
+}
+
+#[test]
+fn a_read_that_is_refused_fails_with_the_peers_reason() {
+    let (_, mut client, _) = terminated(code(0, 1, 2), |world, client, _| {
+        let sink = world.hosts[0].register(vec![0; 8], Access::LOCAL_WRITE);
+        let region = world.hosts[1].register(vec![0; 8], Access::REMOTE_WRITE);
+        client.post_simple(1, SendOpcode::Read, Some(sge(&sink, 0, 8)), (region.stag(), 0));
+        client.post_simple(2, SendOpcode::Read, Some(sge(&sink, 0, 8)), (region.stag(), 0));
+        world.run(Duration::from_millis(1));
+    });
+    let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [(1, Status::RemoteAccess), (2, Status::Flushed)]);
+}
+
+#[test]
+fn a_send_without_a_receive_is_terminated() {
+    terminated(code(1, 2, 2), |world, client, _| {
+        client.post_simple(1, SendOpcode::Send, None, (0, 0));
+        world.run(Duration::from_millis(1));
+    });
+}
+
+#[test]
+fn a_send_longer_than_its_receive_is_terminated() {
+    let (_, _, mut server) = terminated(code(1, 2, 5), |world, client, server| {
+        let source = world.hosts[0].register(vec![1; 100], Access::LOCAL_READ);
+        let sink = world.hosts[1].register(vec![0; 99], Access::LOCAL_WRITE);
+        assert!(server.post_receive(5, &[sge(&sink, 0, 99)]));
+        assert!(server.post_receive(6, &[]));
+        client.post_simple(1, SendOpcode::Send, Some(sge(&source, 0, 100)), (0, 0));
+        world.run(Duration::from_millis(1));
+    });
+    let done: Vec<_> = server.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [(5, Status::LocalLength), (6, Status::Flushed)]);
+}
+
+#[test]
+fn a_local_mistake_fails_its_own_work_and_flushes_the_rest() {
+    let (mut world, mut client, server) = joined();
+    let source = world.hosts[0].register(vec![0; 8], Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 8], Access::REMOTE_WRITE);
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 8)), (target.stag(), 0));
+    client.post_simple(2, SendOpcode::Write, Some(sge(&source, 1, 8)), (target.stag(), 0));
+    client.post_simple(3, SendOpcode::Write, Some(sge(&source, 0, 8)), (target.stag(), 0));
+    let reason = DisconnectReason::LocalError(Status::LocalProtection);
+    assert_eq!(end(&mut world, &client, 5 * SECOND), reason);
+    assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerTerminated(code(0, 0, 0)));
+    let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)]);
+    nothing_left(&mut world);
+}
+
+#[test]
+fn a_survivor_learns_of_a_killed_peer_and_what_it_did_not_get() {
+    let (mut world, mut client, _server) = joined();
+    let source = world.hosts[0].register(vec![0; 100_000], Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 100_000], Access::REMOTE_WRITE);
+    assert!(client.post_receive(50, &[]));
+    world.hosts[1].engine = None;
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 5_000)), (target.stag(), 0));
+    assert_eq!(end(&mut world, &client, 60 * SECOND), DisconnectReason::TimedOut);
+    let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [(1, Status::Success), (50, Status::Flushed)]);
+    let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
+    assert!(
+        matches!(told[..], [AsyncEvent::OctetsNotAcknowledged { octets, .. }] if octets >= 5_000),
+        "{told:?}"
+    );
+    nothing_left(&mut world);
+}
+
+#[test]
+fn a_silent_survivor_learns_of_a_killed_peer_too() {
+    let (mut world, mut client, _server) = joined();
+    assert!(client.post_receive(50, &[]));
+    world.run(SECOND);
+    world.hosts[1].engine = None;
+    assert_eq!(end(&mut world, &client, 60 * SECOND), DisconnectReason::TimedOut);
+    assert_eq!(client.poll().map(|completion| completion.status), Some(Status::Flushed));
+    nothing_left(&mut world);
+}
+
+#[test]
+fn destroying_a_queue_pair_does_not_take_back_what_was_completed() {
+    let (mut world, mut client, server) = joined();
+    let source = world.hosts[0].register(pattern(60_000, 3), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 60_000], Access::REMOTE_WRITE);
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 60_000)), (target.stag(), 0));
+    assert_eq!(completions(&mut world, &mut client, 1, SECOND).len(), 1);
+    let (done, gone) = unbounded();
+    world.hosts[0].command(Command::DestroyQueuePair { queue_pair: client.number, done: Some(done) });
+    assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerClosed);
+    assert_eq!(gone.try_recv(), Ok(()));
+    assert_eq!(contents(&target), contents(&source));
+    nothing_left(&mut world);
+}
+
+#[test]
+fn a_shutdown_waits_until_everything_is_acknowledged() {
+    let (mut world, mut client, server) = joined();
+    let source = world.hosts[0].register(pattern(500_000, 4), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 500_000], Access::REMOTE_WRITE);
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 500_000)), (target.stag(), 0));
+    let (done, report) = unbounded();
+    world.hosts[0].command(Command::Shutdown { linger: 5 * SECOND, done });
+    assert!(world.run_until(5 * SECOND, |world| {
+        world.hosts[0].engine.as_ref().is_some_and(uwarp_engine::Engine::is_shut_down)
+    }));
+    assert_eq!(report.try_recv(), Ok(uwarp_engine::command::ShutdownReport::default()));
+    world.hosts[0].engine = None;
+    assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerClosed);
+    assert_eq!(contents(&target), contents(&source));
+}
+
+#[test]
+fn a_shutdown_gives_up_on_a_dead_peer_when_its_time_is_over() {
+    let (mut world, mut client, _server) = joined();
+    let source = world.hosts[0].register(vec![0; 4_000], Access::LOCAL_READ);
+    world.hosts[1].engine = None;
+    client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 4_000)), (77, 0));
+    let (done, report) = unbounded();
+    world.hosts[0].command(Command::Shutdown { linger: SECOND, done });
+    assert!(world.run_until(2 * SECOND, |_| !report.is_empty()));
+    let report = report.try_recv().expect("seen");
+    assert_eq!(report.reset, 1);
+    assert!(report.octets_not_acknowledged >= 4_000);
+}
+
+#[test]
+fn an_overflowing_completion_queue_loses_nothing_and_ends_the_queue_pair() {
+    let options = PairOptions { completions: 4, ..PairOptions::default() };
+    let (mut world, mut client, _server, _requests) = joined_with(options);
+    for id in 0..10 {
+        client.post_simple(id, SendOpcode::Write, None, (0, 0));
+    }
+    let reason = DisconnectReason::LocalError(Status::CompletionQueueOverflow);
+    assert_eq!(end(&mut world, &client, 5 * SECOND), reason);
+    let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
+    assert!(matches!(told[0], AsyncEvent::CompletionQueueOverflow { .. }), "{told:?}");
+    let done = completions(&mut world, &mut client, 10, SECOND);
+    assert_eq!(done.iter().map(|completion| completion.id).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_failed_device_flushes_everything() {
+    let (mut world, mut client, _server) = joined();
+    assert!(client.post_receive(7, &[]));
+    if let Some(engine) = &mut world.hosts[0].engine {
+        engine.fail("pulled out");
+    }
+    assert_eq!(client.poll().map(|completion| (completion.id, completion.status)), Some((7, Status::Fatal)));
+    assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::LocalError(Status::Fatal));
+    assert_eq!(world.hosts[0].events.try_recv(), Ok(AsyncEvent::DeviceFatal { cause: "pulled out".to_owned() }));
+}
