@@ -32,7 +32,7 @@ impl Connection {
         }
         self.recovery.update(now, delivered, &self.rtt, |_| false);
         self.recovery.advanced(self.queue.unacknowledged());
-        self.congestion.acknowledged(now, delivered.octets, self.flight_mark, self.rtt.smoothed().unwrap_or(0));
+        self.congestion.acknowledged(now, delivered.octets, self.rtt.smoothed().unwrap_or(0));
         self.waiting_since = now;
         self.schedule_retransmission(now);
         let mut events = Events::SEND_SPACE;
@@ -93,6 +93,10 @@ impl Connection {
         if acknowledgment > before {
             self.waiting_since = now;
             self.persist_backoff = 0;
+            if self.timers.persist != Instant::NEVER {
+                // The octet of a probe was taken.
+                self.timers.persist = now.after_nanos(self.window_probe_interval());
+            }
             self.recovery.advanced(acknowledgment);
             events |= Events::SEND_SPACE;
         }
@@ -277,7 +281,7 @@ impl Connection {
             Mode::Open => {
                 if advanced {
                     let rtt = self.rtt.smoothed().unwrap_or(0);
-                    self.congestion.acknowledged(now, delivered.octets, self.flight_mark, rtt);
+                    self.congestion.acknowledged(now, delivered.octets, rtt);
                 }
             }
             Mode::Fast { until, .. } if unacknowledged >= *until => {
@@ -297,7 +301,7 @@ impl Connection {
                 }
                 if advanced {
                     let rtt = self.rtt.smoothed().unwrap_or(0);
-                    self.congestion.acknowledged(now, delivered.octets, self.flight_mark, rtt);
+                    self.congestion.acknowledged(now, delivered.octets, rtt);
                 }
             }
         }

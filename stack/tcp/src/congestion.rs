@@ -34,6 +34,8 @@ pub(crate) struct Controller {
     threshold: u32,
     segment: u32,
     initial: u32,
+    /// Octets in flight when something was sent last, and the window then.
+    used: (u32, u32),
     algorithm: Algorithm,
     saved: Option<Saved>,
 }
@@ -50,6 +52,7 @@ impl Controller {
             threshold: u32::MAX,
             segment,
             initial,
+            used: (0, initial),
             algorithm: match config.congestion {
                 Congestion::Reno => Algorithm::Reno { acknowledged: 0 },
                 Congestion::Cubic => Algorithm::Cubic(Cubic::default()),
@@ -85,23 +88,29 @@ impl Controller {
         self.window = self.segment;
     }
 
-    /// `octets` were acknowledged outside of fast recovery. `flight` is the most that was in flight since the last
-    /// transmission: a window that is not used says nothing and does not grow (RFC 9293 §3.8.2, RFC 7661 §4.3).
+    /// Something was sent, which makes `in_flight` octets.
     #[inline]
-    pub(crate) fn acknowledged(&mut self, now: Instant, octets: u32, flight: u32, rtt: u64) {
+    pub(crate) fn sent(&mut self, in_flight: u32) {
+        self.used = (in_flight, self.window);
+    }
+
+    /// `octets` were acknowledged outside of fast recovery. A window that was not used at the last transmission says nothing
+    /// about the network and does not grow (RFC 9293 §3.8.2, RFC 7661 §4.3).
+    #[inline]
+    pub(crate) fn acknowledged(&mut self, now: Instant, octets: u32, rtt: u64) {
+        let (in_flight, window) = self.used;
         if self.window < self.threshold {
-            if flight.saturating_mul(2) < self.window {
+            if in_flight.saturating_mul(2) < window {
                 return;
             }
             // RFC 5681 §3.1, with the octets counted (RFC 3465) and not the acknowledgments, since a poll-mode peer
             // acknowledges a batch at once.
             let growth = octets.min(self.threshold - self.window);
             self.window = (self.window + growth).min(LARGEST);
-            if growth == octets {
-                return;
+            if growth < octets {
+                self.avoid(now, octets - growth, rtt);
             }
-            self.avoid(now, octets - growth, rtt);
-        } else if flight.saturating_add(2 * self.segment) >= self.window {
+        } else if in_flight.saturating_add(2 * self.segment) >= window {
             self.avoid(now, octets, rtt);
         }
     }

@@ -78,8 +78,6 @@ pub struct Connection {
     pub(crate) segment: u32,
     pub(crate) peer_mss: u16,
     pub(crate) path_mss: u16,
-    /// Octets in flight when something was sent last.
-    pub(crate) flight_mark: u32,
     /// SND.WL1 and SND.WL2.
     pub(crate) window_sequence: Position,
     pub(crate) window_acknowledgment: Position,
@@ -120,7 +118,6 @@ impl Connection {
             segment: 0,
             peer_mss: DEFAULT_MSS,
             path_mss: config.mss.max(MINIMUM_MSS),
-            flight_mark: 0,
             window_sequence: Position::first(peer_isn),
             window_acknowledgment: initial,
             queue: SendQueue::new(initial),
@@ -200,6 +197,13 @@ impl Connection {
         self.receiver.reassembly.clear();
         self.timers = Timers::default();
         self.pending = Pending::default();
+    }
+
+    /// Whether a segment starts behind a gap: its payload could only be held. For an owner that has no buffer left to hold
+    /// anything and treats such payload as lost.
+    #[inline]
+    pub fn is_ahead(&self, header: &TcpHeader) -> bool {
+        self.receiver.next().near(header.sequence) > self.receiver.next()
     }
 
     /// Gives the next held payload that has become part of the stream. To be called until `None` after each
@@ -462,6 +466,9 @@ impl Connection {
     #[cfg(any(test, debug_assertions))]
     #[doc(hidden)]
     pub fn check(&self) {
+        if matches!(self.phase, Phase::Closed { .. }) {
+            return;
+        }
         self.queue.check();
         self.receiver.reassembly.check(self.receiver.next());
     }

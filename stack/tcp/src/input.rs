@@ -231,8 +231,7 @@ impl Connection {
         }
         // Fourth: check the SYN bit (RFC 5961 §4.2).
         if flags.contains(TcpFlags::SYN) {
-            self.challenge(now);
-            return Received::dropped(payload_len, DropReason::SynChallenged);
+            return self.challenge_syn(now, payload_len);
         }
         // Fifth: check the ACK bit.
         if !flags.contains(TcpFlags::ACK) {
@@ -287,14 +286,7 @@ impl Connection {
             return Received::dropped(payload_len, DropReason::ResetInvalid);
         }
         if flags.contains(TcpFlags::SYN) {
-            // RFC 5961 §4.2: whatever its number. In TIME-WAIT the owner may begin anew instead (RFC 6191).
-            let reason = if matches!(self.phase, Phase::TimeWait { .. }) {
-                DropReason::SynInTimeWait
-            } else {
-                DropReason::SynChallenged
-            };
-            self.challenge(now);
-            return Received::dropped(payload_len, reason);
+            return self.challenge_syn(now, payload_len);
         }
         let reason = if end <= self.receiver.next() { DropReason::Duplicate } else { DropReason::OutsideWindow };
         if reason == DropReason::Duplicate {
@@ -307,6 +299,17 @@ impl Connection {
             *until = now.after_nanos(nanos(self.config.time_wait));
         }
         self.answer_unacceptable(now, start < end);
+        Received::dropped(payload_len, reason)
+    }
+
+    /// RFC 5961 §4.2: whatever its number. In TIME-WAIT the owner may begin anew instead (RFC 6191).
+    fn challenge_syn(&mut self, now: Instant, payload_len: u32) -> Received {
+        let reason = if matches!(self.phase, Phase::TimeWait { .. }) {
+            DropReason::SynInTimeWait
+        } else {
+            DropReason::SynChallenged
+        };
+        self.challenge(now);
         Received::dropped(payload_len, reason)
     }
 

@@ -278,7 +278,7 @@ impl Connection {
         let header = self.header(now, flags, sequence);
         self.counters.octets_sent += u64::from(len);
         self.last_sent = now;
-        self.flight_mark = self.in_flight();
+        self.congestion.sent(self.in_flight());
         if self.timers.retransmit == Instant::NEVER {
             // Nothing was in flight: RFC 6298 §5.1, and the user time-out begins to run.
             self.timers.retransmit = now.after_nanos(self.rtt.timeout());

@@ -20,8 +20,9 @@ fn rounds_of(controller: &mut Controller, start: u64, count: u64, millis: u64) -
     (0..count)
         .map(|round| {
             let window = controller.window();
+            controller.sent(window);
             for _ in 0..window / SEGMENT {
-                controller.acknowledged(at(start + round * millis), SEGMENT, window, millis * 1_000_000);
+                controller.acknowledged(at(start + round * millis), SEGMENT, millis * 1_000_000);
             }
             controller.window()
         })
@@ -44,7 +45,8 @@ fn slow_start_doubles_each_round_trip() {
 #[test]
 fn unused_window_does_not_grow() {
     let mut reno = controller(Congestion::Reno);
-    reno.acknowledged(at(0), 1000, 3000, RTT);
+    reno.sent(3000);
+    reno.acknowledged(at(0), 1000, RTT);
     assert_eq!(reno.window(), 10_000); // RFC 7661 §4.3
 }
 

@@ -1,0 +1,567 @@
+//! Packet scripts: a time line of segments and calls, one a line.
+//!
+//! ```text
+//! == name of the script
+//! config ts=on mss=1000
+//!        connect
+//!        > S 0 win 65535 mss 1000 ws 5 sackOK       # RFC 9293 §3.5
+//! +10ms  < SA 0 ack 1 win 65535 mss 1000 sackOK
+//!        > A 1 ack 1
+//! ```
+//!
+//! `>` expects the next segment that the connection sends: flags, first sequence number and `+length`; of the rest only what
+//! the line names is compared, except SACK blocks, which must be named if there are any. `<` is a received segment. `+TIME`
+//! lets time pass: nothing may be waiting to be sent before, and nothing may be sent in between. Sequence numbers are
+//! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch. Behind `#` stands the
+//! section of the document that asks for what the line expects.
+//!
+//! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`,
+//! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
+//! handed out since the last such line, `none` for nothing), `drop NAME` (of the last segment, `none`), `acked N` and
+//! `discarded N` (buffers given back), `info FIELD=N …`, `reuse yes|no SEGMENT` (TIME-WAIT).
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Events, Instant, KeepAlive, Payload, Received, Transmit};
+use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
+
+const OUR_ISN: SeqNumber = SeqNumber(0xffff_ff00);
+const PEER_ISN: SeqNumber = SeqNumber(0xffff_fe00);
+/// The peer's timestamp clock is this much ahead, in its ticks.
+const PEER_CLOCK: u32 = 5000;
+
+/// Runs all scripts of a file; panics with a list of those that failed.
+pub fn run_file(name: &str, text: &str) -> usize {
+    let mut failures = String::new();
+    let mut count = 0;
+    let mut scripts = text.split("\n== ");
+    let preamble = scripts.next().unwrap_or("");
+    let mut line = preamble.lines().count() + 1;
+    for script in scripts {
+        let title = script.lines().next().unwrap_or("").trim();
+        count += 1;
+        if let Err(why) = run(script, line) {
+            writeln!(failures, "{name}: {title}\n    {why}").unwrap();
+        }
+        line += script.matches('\n').count() + 1;
+    }
+    assert!(failures.is_empty(), "\n{failures}");
+    count
+}
+
+fn run(script: &str, first_line: usize) -> Result<(), String> {
+    let mut player = Player::default();
+    let mut cited = true;
+    for (index, line) in script.lines().enumerate().skip(1) {
+        let (code, citation) = match line.split_once('#') {
+            Some((code, citation)) => (code, citation.contains('§') || citation.contains("own:")),
+            None => (line, false),
+        };
+        if code.trim().is_empty() {
+            continue;
+        }
+        cited &= citation || !code.contains('>');
+        if !cited {
+            return Err(format!("line {}: {code}: no citation", first_line + index));
+        }
+        player.line(code).map_err(|why| format!("line {}: {}\n    {why}", first_line + index, code.trim()))?;
+    }
+    player.silence().map_err(|why| format!("at the end: {why}"))
+}
+
+#[derive(Default)]
+struct Player {
+    config: Config,
+    now: Instant,
+    connection: Option<Connection>,
+    next_token: u32,
+    /// Start and length of the payloads that the connection may hold.
+    buffers: HashMap<u32, (u32, u32)>,
+    events: Events,
+    last: Option<Received>,
+    delivered_from: u32,
+    delivered: u32,
+    acked: u32,
+    discarded: u32,
+    waiting: Vec<Transmit>,
+    last_timestamp: u32,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let value: f64 = text[..split].parse().map_err(|_| format!("not a time: {text}"))?;
+    let unit = match &text[split..] {
+        "s" => 1e9,
+        "ms" => 1e6,
+        "us" => 1e3,
+        "ns" => 1.0,
+        "" if value == 0.0 => 1.0,
+        other => return Err(format!("not a unit of time: {other}")),
+    };
+    Ok(Duration::from_nanos((value * unit).round() as u64))
+}
+
+fn number<T: std::str::FromStr>(text: Option<&str>) -> Result<T, String> {
+    let text = text.ok_or("a number is missing")?;
+    text.parse().map_err(|_| format!("not a number: {text}"))
+}
+
+/// A segment as a line writes it; `None` for what the line does not name.
+#[derive(Default, Debug)]
+struct Pattern {
+    flags: TcpFlags,
+    sequence: i64,
+    len: u32,
+    ack: Option<i64>,
+    window: Option<u16>,
+    mss: Option<u16>,
+    scale: Option<u8>,
+    sack_permitted: bool,
+    sack: Vec<(i64, i64)>,
+    timestamps: Option<(u32, u32)>,
+    no_timestamps: bool,
+    again: Option<bool>,
+    slice: Option<(u32, u32)>,
+}
+
+fn pattern(text: &str) -> Result<Pattern, String> {
+    let mut words = text.split_whitespace();
+    let mut pattern = Pattern::default();
+    for letter in words.next().ok_or("no flags")?.chars() {
+        pattern.flags |= match letter {
+            'S' => TcpFlags::SYN,
+            'A' => TcpFlags::ACK,
+            'F' => TcpFlags::FIN,
+            'R' => TcpFlags::RST,
+            'P' => TcpFlags::PSH,
+            'U' => TcpFlags::URG,
+            '.' => TcpFlags::NONE,
+            other => return Err(format!("not a flag: {other}")),
+        };
+    }
+    let place = words.next().ok_or("no sequence number")?;
+    let (sequence, len) = place.split_once('+').unwrap_or((place, "0"));
+    pattern.sequence = number(Some(sequence))?;
+    pattern.len = number(Some(len))?;
+    while let Some(word) = words.next() {
+        match word {
+            "ack" => pattern.ack = Some(number(words.next())?),
+            "win" => pattern.window = Some(number(words.next())?),
+            "mss" => pattern.mss = Some(number(words.next())?),
+            "ws" => pattern.scale = Some(number(words.next())?),
+            "sackOK" => pattern.sack_permitted = true,
+            "sack" => {
+                for block in words.next().ok_or("no blocks")?.split(',') {
+                    let (left, right) = block.split_once('-').ok_or("not a block")?;
+                    pattern.sack.push((number(Some(left))?, number(Some(right))?));
+                }
+            }
+            "ts" => {
+                let (value, echo) = words.next().and_then(|word| word.split_once('/')).ok_or("not a timestamp")?;
+                pattern.timestamps = Some((number(Some(value))?, number(Some(echo))?));
+            }
+            "nots" => pattern.no_timestamps = true,
+            "again" => pattern.again = Some(true),
+            "first" => pattern.again = Some(false),
+            // Record and offset in it.
+            "of" => {
+                let (token, offset) = words.next().and_then(|word| word.split_once('@')).ok_or("not TOKEN@OFFSET")?;
+                pattern.slice = Some((number(Some(token))?, number(Some(offset))?));
+            }
+            other => return Err(format!("what is {other}?")),
+        }
+    }
+    Ok(pattern)
+}
+
+fn add(base: SeqNumber, offset: i64) -> SeqNumber {
+    SeqNumber(base.0.wrapping_add(offset as u32))
+}
+
+fn show(transmit: &Transmit) -> String {
+    let header = &transmit.header;
+    let mut text = String::new();
+    for (flag, letter) in
+        [(TcpFlags::SYN, 'S'), (TcpFlags::FIN, 'F'), (TcpFlags::RST, 'R'), (TcpFlags::PSH, 'P'), (TcpFlags::ACK, 'A')]
+    {
+        if header.flags.contains(flag) {
+            text.push(letter);
+        }
+    }
+    write!(text, " {}+{}", header.sequence - OUR_ISN, transmit.payload.map_or(0, |slice| slice.len)).unwrap();
+    if header.flags.contains(TcpFlags::ACK) {
+        write!(text, " ack {}", header.acknowledgment - PEER_ISN).unwrap();
+    }
+    write!(text, " win {}", header.window).unwrap();
+    for block in &header.options.sack {
+        write!(text, " sack {}-{}", block.left - PEER_ISN, block.right - PEER_ISN).unwrap();
+    }
+    if let Some(timestamps) = header.options.timestamps {
+        write!(text, " ts {}/{}", timestamps.value, timestamps.echo).unwrap();
+    }
+    if transmit.retransmission {
+        text.push_str(" again");
+    }
+    text
+}
+
+impl Player {
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        let mut rest = line.trim();
+        if rest.starts_with('+') {
+            let (when, behind) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+            self.advance(time(&when[1..])?)?;
+            rest = behind.trim();
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+        let (command, arguments) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let arguments = arguments.trim();
+        match command {
+            "config" => return self.configure(arguments),
+            "connect" => {
+                self.connection = Some(Connection::connect(&self.config, OUR_ISN, self.now));
+                return Ok(());
+            }
+            "accept" => {
+                let (header, _) = self.header(arguments)?;
+                self.connection = Some(Connection::accept(&self.config, &header, OUR_ISN, self.now));
+                return Ok(());
+            }
+            ">" => return self.expect(&pattern(arguments)?),
+            "<" => return self.receive(arguments),
+            _ => {}
+        }
+        let now = self.now;
+        let connection = self.connection.as_mut().ok_or("no connection")?;
+        match command {
+            "push" => {
+                let (len, times) = arguments.split_once('x').unwrap_or((arguments, "1"));
+                for _ in 0..number::<u32>(Some(times.trim()))? {
+                    connection.push(BufferToken(self.next_token), number(Some(len.trim()))?);
+                    self.next_token += 1;
+                }
+            }
+            "close" => connection.close(now),
+            "abort" => self.waiting.extend(connection.abort(now)),
+            "space" => connection.set_receive_space(number(Some(arguments))?),
+            "path_mss" => connection.set_path_mss(number(Some(arguments))?),
+            "link_lost" => connection.link_lost(now),
+            "state" => {
+                if connection.state().name() != arguments {
+                    return Err(format!("it is {}", connection.state()));
+                }
+            }
+            "event" => {
+                let quiet = Events::SEND_SPACE | Events::RECORDS_ACKED;
+                let found = format!("{:?}", self.events);
+                let found: Vec<&str> =
+                    found.split('|').filter(|name| *name != "-" && !format!("{quiet:?}").contains(name)).collect();
+                let mut expected: Vec<&str> = arguments.split('|').filter(|name| *name != "-").collect();
+                expected.sort_by_key(|name| found.iter().position(|other| other == name));
+                self.events = Events::NONE;
+                if found != expected {
+                    return Err(format!("it was {}", found.join("|")));
+                }
+            }
+            "data" => {
+                let found = if self.delivered == self.delivered_from {
+                    "none".to_string()
+                } else {
+                    format!("{}-{}", self.delivered_from + 1, self.delivered + 1)
+                };
+                self.delivered_from = self.delivered;
+                if found != arguments {
+                    return Err(format!("it was {found}"));
+                }
+            }
+            "drop" => {
+                let found = self.last.and_then(|last| last.drop).map_or("none", |reason| reason.name());
+                if found != arguments {
+                    return Err(format!("it was {found}"));
+                }
+            }
+            "acked" => {
+                while connection.pop_acknowledged().is_some() {
+                    self.acked += 1;
+                }
+                let found = std::mem::take(&mut self.acked);
+                if found != number::<u32>(Some(arguments))? {
+                    return Err(format!("there were {found}"));
+                }
+            }
+            "left" => {
+                let mut found = 0;
+                while connection.pop_any().is_some() {
+                    found += 1;
+                }
+                if found != number::<u32>(Some(arguments))? {
+                    return Err(format!("there were {found}"));
+                }
+            }
+            "discarded" => {
+                let found = std::mem::take(&mut self.discarded);
+                if found != number::<u32>(Some(arguments))? {
+                    return Err(format!("there were {found}"));
+                }
+            }
+            "info" => self.check_info(arguments)?,
+            "reuse" => {
+                let (answer, segment) = arguments.split_once(' ').ok_or("yes or no?")?;
+                let (header, _) = self.header(segment)?;
+                let connection = self.connection.as_ref().ok_or("no connection")?;
+                if connection.admits_new_incarnation(&header) != (answer == "yes") {
+                    return Err("it is the other way round".into());
+                }
+            }
+            other => return Err(format!("what is {other}?")),
+        }
+        Ok(())
+    }
+
+    fn configure(&mut self, arguments: &str) -> Result<(), String> {
+        if self.connection.is_some() {
+            return Err("too late".into());
+        }
+        // Most scripts are about something else than timestamps and random delays of a default.
+        self.config.timestamps = false;
+        self.config.keep_alive = None;
+        self.config.user_timeout = None;
+        for setting in arguments.split_whitespace() {
+            let (name, value) = setting.split_once('=').ok_or("NAME=VALUE")?;
+            let on = value == "on";
+            let config = &mut self.config;
+            match name {
+                "ts" => config.timestamps = on,
+                "sack" => config.sack = on,
+                "ws" => config.window_scale = on,
+                "nagle" => config.nagle = on,
+                "restart" => config.restart_after_idle = on,
+                "mss" => config.mss = number(Some(value))?,
+                "window" => config.receive_window = number(Some(value))?,
+                "rto" => config.rto_initial = time(value)?,
+                "rto_min" => config.rto_min = time(value)?,
+                "rto_max" => config.rto_max = time(value)?,
+                "peer_delay" => config.peer_ack_delay = time(value)?,
+                "delay" => config.delayed_ack = time(value)?,
+                "ack_every" => config.ack_every = number(Some(value))?,
+                "syn_retries" => config.syn_retries = number(Some(value))?,
+                "user" => config.user_timeout = Some(time(value)?),
+                "time_wait" => config.time_wait = time(value)?,
+                "fin_wait_2" => config.fin_wait_2 = Some(time(value)?),
+                "iw" => config.initial_window_segments = number(Some(value))?,
+                "budget" => config.out_of_order_budget = number(Some(value))?,
+                "challenges" => config.challenge_acks = number(Some(value))?,
+                "keep_alive" => {
+                    let mut parts = value.split('/');
+                    let mut part = || parts.next().ok_or("IDLE/INTERVAL/PROBES");
+                    config.keep_alive = Some(KeepAlive {
+                        idle: time(part()?)?,
+                        interval: time(part()?)?,
+                        probes: number(Some(part()?))?,
+                    });
+                }
+                "cc" => {
+                    config.congestion = if value == "reno" { Congestion::Reno } else { Congestion::Cubic };
+                }
+                other => return Err(format!("what is {other}?")),
+            }
+        }
+        Ok(())
+    }
+
+    /// The header of a segment from the peer, and the length of its payload.
+    fn header(&self, text: &str) -> Result<(TcpHeader, u32), String> {
+        let pattern = pattern(text)?;
+        let mut header = TcpHeader::new(pattern.flags);
+        header.sequence = add(PEER_ISN, pattern.sequence);
+        header.acknowledgment = add(OUR_ISN, pattern.ack.unwrap_or(0));
+        header.window = pattern.window.unwrap_or(65535);
+        header.options.mss = pattern.mss;
+        header.options.window_scale = pattern.scale;
+        header.options.sack_permitted = pattern.sack_permitted;
+        for (left, right) in pattern.sack {
+            header.options.sack.push(SackBlock { left: add(OUR_ISN, left), right: add(OUR_ISN, right) });
+        }
+        if let Some((value, echo)) = pattern.timestamps {
+            header.options.timestamps = Some(Timestamps { value, echo });
+        } else if self.config.timestamps && !pattern.no_timestamps {
+            let value = (self.now.as_nanos() / 1_000_000) as u32 + PEER_CLOCK;
+            header.options.timestamps = Some(Timestamps { value, echo: self.last_timestamp });
+        }
+        Ok((header, pattern.len))
+    }
+
+    fn receive(&mut self, text: &str) -> Result<(), String> {
+        let (header, len) = self.header(text)?;
+        let start = header.sequence.0.wrapping_sub(PEER_ISN.0).wrapping_sub(1);
+        let connection = self.connection.as_mut().ok_or("no connection")?;
+        let token = BufferToken(self.next_token);
+        self.next_token += 1;
+        let received = connection.on_segment(self.now, &header, len, 0, token);
+        self.last = Some(received);
+        self.events |= received.events;
+        match received.payload {
+            Payload::InOrder { skip, len } => {
+                if start.wrapping_add(skip) != self.delivered {
+                    return Err(format!("{} handed out behind {}", start + skip, self.delivered));
+                }
+                self.delivered += len;
+            }
+            Payload::Held => {
+                self.buffers.insert(token.0, (start, len));
+            }
+            Payload::None | Payload::Discarded => {}
+        }
+        let connection = self.connection.as_mut().ok_or("no connection")?;
+        while let Some(held) = connection.take_in_order() {
+            let (start, len) = self.buffers.remove(&held.token.0).ok_or("an unknown buffer")?;
+            if start + held.skip != self.delivered || held.skip + held.len > len {
+                return Err(format!("{} handed out behind {}", start + held.skip, self.delivered));
+            }
+            self.delivered += held.len;
+        }
+        while let Some(token) = connection.drain_discarded() {
+            self.buffers.remove(&token.0).ok_or("an unknown buffer")?;
+            self.discarded += 1;
+        }
+        connection.check();
+        Ok(())
+    }
+
+    fn advance(&mut self, duration: Duration) -> Result<(), String> {
+        self.silence()?;
+        let target = self.now + duration;
+        loop {
+            let Some(connection) = self.connection.as_mut() else { break };
+            let Some(deadline) = connection.deadline().filter(|deadline| *deadline <= target) else { break };
+            if deadline < self.now {
+                return Err(format!("a deadline in the past: {deadline:?} at {:?}", self.now));
+            }
+            let stuck = deadline == self.now;
+            self.now = deadline;
+            self.events |= connection.on_deadline(deadline);
+            connection.check();
+            if deadline < target {
+                self.silence()?;
+            }
+            if connection_deadline(&self.connection) == Some(deadline) && stuck {
+                return Err("a deadline that does not move".into());
+            }
+        }
+        self.now = target;
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Option<Transmit>, String> {
+        if !self.waiting.is_empty() {
+            return Ok(Some(self.waiting.remove(0)));
+        }
+        let Some(connection) = self.connection.as_mut() else { return Ok(None) };
+        let wants = connection.wants_transmit(self.now);
+        let transmit = connection.poll_transmit(self.now);
+        connection.check();
+        if transmit.is_some() && !wants {
+            return Err(format!("did not want to send {}", show(&transmit.unwrap())));
+        }
+        if let Some(timestamps) = transmit.and_then(|transmit| transmit.header.options.timestamps) {
+            self.last_timestamp = timestamps.value;
+        }
+        Ok(transmit)
+    }
+
+    fn silence(&mut self) -> Result<(), String> {
+        match self.poll()? {
+            Some(transmit) => {
+                Err(format!("not expected at {:?} ms: > {}", self.now.as_nanos() as f64 / 1e6, show(&transmit)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn expect(&mut self, pattern: &Pattern) -> Result<(), String> {
+        let Some(found) = self.poll()? else { return Err("nothing is sent".into()) };
+        let shown = show(&found);
+        let header = &found.header;
+        let mut wrong = Vec::new();
+        let mut check = |right: bool, what: &'static str| {
+            if !right {
+                wrong.push(what);
+            }
+        };
+        check(header.flags.without(TcpFlags::PSH) == pattern.flags.without(TcpFlags::PSH), "flags");
+        check(!pattern.flags.contains(TcpFlags::PSH) || header.flags.contains(TcpFlags::PSH), "PSH");
+        check(header.sequence == add(OUR_ISN, pattern.sequence), "sequence");
+        check(found.payload.map_or(0, |slice| slice.len) == pattern.len, "length");
+        check(pattern.ack.is_none_or(|ack| header.acknowledgment == add(PEER_ISN, ack)), "ack");
+        check(pattern.window.is_none_or(|window| header.window == window), "window");
+        if pattern.flags.contains(TcpFlags::SYN) {
+            check(header.options.mss == pattern.mss, "mss");
+            check(header.options.window_scale == pattern.scale, "window scale");
+            check(header.options.sack_permitted == pattern.sack_permitted, "sackOK");
+        }
+        let blocks: Vec<SackBlock> = pattern
+            .sack
+            .iter()
+            .map(|&(left, right)| SackBlock { left: add(PEER_ISN, left), right: add(PEER_ISN, right) })
+            .collect();
+        check(header.options.sack.as_slice() == blocks.as_slice(), "sack");
+        if let Some((value, echo)) = pattern.timestamps {
+            check(header.options.timestamps == Some(Timestamps { value, echo }), "timestamps");
+        }
+        check(!pattern.no_timestamps || header.options.timestamps.is_none(), "timestamps");
+        check(pattern.again.is_none_or(|again| found.retransmission == again), "retransmission");
+        if let Some((token, offset)) = pattern.slice {
+            check(
+                found.payload.is_some_and(|slice| slice.token == BufferToken(token) && slice.offset == offset),
+                "record or offset",
+            );
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(format!("{} differ: > {shown}", wrong.join(", "))) }
+    }
+
+    fn check_info(&self, arguments: &str) -> Result<(), String> {
+        let connection = self.connection.as_ref().ok_or("no connection")?;
+        let info = connection.info();
+        for field in arguments.split_whitespace() {
+            let (name, expected) = field.split_once('=').ok_or("FIELD=N")?;
+            let found = match name {
+                "cwnd" => u64::from(info.congestion_window),
+                "ssthresh" => u64::from(info.slow_start_threshold),
+                "in_flight" => u64::from(info.in_flight),
+                "sacked" => u64::from(info.sacked),
+                "lost" => u64::from(info.lost),
+                "unsent" => info.unsent,
+                "window" => u64::from(info.send_window),
+                "mss" => u64::from(info.effective_mss),
+                "timeouts" => u64::from(info.timeouts),
+                "probes" => u64::from(info.tail_loss_probes),
+                "recoveries" => u64::from(info.fast_recoveries),
+                "undone" => u64::from(info.undone),
+                "held" => u64::from(info.out_of_order_buffers),
+                "retransmitted" => info.segments_retransmitted,
+                "duplicates" => u64::from(info.duplicates_reported),
+                "srtt_us" => info.smoothed_rtt.as_micros() as u64,
+                "rto_ms" => info.retransmission_timeout.as_millis() as u64,
+                "reordering" => u64::from(info.reordering_seen),
+                "space" => u64::from(connection.send_space()),
+                "pushed" => connection.octets_pushed(),
+                "acknowledged" => connection.octets_acknowledged(),
+                "scale" => u64::from(info.window_scale),
+                "sack" => u64::from(info.sack),
+                other => return Err(format!("what is {other}?")),
+            };
+            if found != number::<u64>(Some(expected))? {
+                return Err(format!("{name} is {found}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn connection_deadline(connection: &Option<Connection>) -> Option<Instant> {
+    connection.as_ref().and_then(Connection::deadline)
+}
