@@ -1,2 +1,19 @@
-//! (under construction)
+//! What the tools of uwarp share: one way to say which device and which addresses, one way to fail, one look.
+//!
+//! - [`channel`]: connections for short messages.
+//! - [`network`]: the flags that every tool understands, and how they are merged with a configuration file.
+//! - [`units`]: sizes and times as people write them on a command line.
+//! - [`outcome`]: exit status and error sentences (2 for a bad command line or configuration, 1 for anything else).
+//! - [`output`]: tables, JSON, progress bars.
+//! - [`signals`]: a flag that Ctrl-C sets.
 #![forbid(unsafe_code)]
+
+pub mod channel;
+pub mod network;
+pub mod outcome;
+pub mod output;
+pub mod signals;
+pub mod units;
+
+pub use network::{DeviceKind, NetworkFlags, Role};
+pub use outcome::{Usage, run, usage};

@@ -1,3 +1,124 @@
-//! (under construction)
+//! Copies files to and from a directory that another uwarp process serves: content by RDMA Write and RDMA Read, SHA-256 from
+//! end to end.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod client;
+mod link;
+mod protocol;
+mod server;
+mod store;
+
+use clap::{Args, Parser, Subcommand};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use uwarp::config::EngineMode;
+use uwarp_app::network::SERVER_ADDRESS;
+use uwarp_app::{NetworkFlags, Role, signals};
+
+const EXAMPLES: &str = "\
+Examples:
+  In two terminals of one machine, over virtio-user and vhost:
+    uwarp-copy serve /srv/files
+    uwarp-copy put report.pdf data.bin
+    uwarp-copy get data.bin --output /tmp/copy.bin
+
+  Over memif, or between hosts whose NICs are bound to vfio-pci:
+    uwarp-copy serve /srv/files --device memif --socket /tmp/copy.sock
+    uwarp-copy get data.bin --device pci:0000:03:00.0 --address 10.1.0.2/24 --server 10.1.0.1
+
+A file appears under its name only when it is whole and its SHA-256 agrees with the sender's; until then it has a name of
+its own (.uwarp-copy-...) in the same directory. Names that leave the served directory are refused, also through symbolic
+links.";
+
+/// Copies files by RDMA to and from a directory that another uwarp process serves.
+#[derive(Parser)]
+#[command(name = "uwarp-copy", version, after_help = EXAMPLES, max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+
+    #[command(flatten)]
+    network: NetworkFlags,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a directory until interrupted
+    Serve {
+        /// The directory
+        directory: PathBuf,
+        /// End when the first client has left
+        #[arg(long)]
+        once: bool,
+        /// Refuse to store files
+        #[arg(long)]
+        read_only: bool,
+        /// Port to listen on
+        #[arg(long, short, default_value_t = protocol::PORT)]
+        port: u16,
+    },
+    /// Copy files into the served directory
+    Put {
+        /// The files
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Name for the file there, if there is one only; may contain directories that exist
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        #[command(flatten)]
+        server: Server,
+    },
+    /// Copy files from the served directory
+    Get {
+        /// Names in the served directory
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Where to: a directory, or the file's name if there is one only [default: the current directory]
+        #[arg(long, short, value_name = "PATH")]
+        output: Option<PathBuf>,
+        #[command(flatten)]
+        server: Server,
+    },
+}
+
+#[derive(Args)]
+struct Server {
+    /// Address of the server
+    #[arg(long, value_name = "ADDRESS", default_value_t = SERVER_ADDRESS)]
+    server: Ipv4Addr,
+    /// Its port
+    #[arg(long, short, default_value_t = protocol::PORT)]
+    port: u16,
+}
+
+impl Server {
+    fn address(&self) -> SocketAddr {
+        (self.server, self.port).into()
+    }
+}
+
+fn main() -> ExitCode {
+    uwarp_app::run::<Arguments>(|arguments| {
+        signals::install()?;
+        let network = &arguments.network;
+        match arguments.command {
+            Command::Serve { directory, once, read_only, port } => {
+                let store = store::Store::open(&directory)?;
+                let config = network.resolve(Role::Server, EngineMode::Threaded)?;
+                server::run(config, &server::Service { store, once, read_only, port })
+            }
+            Command::Put { files, name, server } => {
+                // Everything that can be wrong with the files is found before a connection is made.
+                let files = client::open_files(&files, name.as_deref())?;
+                let config = network.resolve(Role::Client, EngineMode::Threaded)?;
+                client::put(config, server.address(), files)
+            }
+            Command::Get { names, output, server } => {
+                let places = client::choose_places(&names, output.as_deref())?;
+                let config = network.resolve(Role::Client, EngineMode::Threaded)?;
+                client::get(config, server.address(), places)
+            }
+        }
+    })
+}

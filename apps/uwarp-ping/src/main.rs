@@ -1,3 +1,122 @@
-//! (under construction)
+//! Speaks the protocol of rping, in both roles: each round the server reads the client's text by RDMA Read and writes it
+//! back by RDMA Write.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod advert;
+mod client;
+mod server;
+mod text;
+
+use clap::Parser;
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use uwarp::config::EngineMode;
+use uwarp_app::channel::Shape;
+use uwarp_app::units::parse_size;
+use uwarp_app::{NetworkFlags, Role, signals, usage};
+
+const EXAMPLES: &str = "\
+Examples:
+  In two terminals, over virtio-user and vhost:
+    uwarp-ping -s -v
+    uwarp-ping -c -C 10 -V -v
+
+  With rping of rdma-core at the other end (uwarp on a tap interface, addresses of one subnet):
+    uwarp-ping -s --device tap --address 10.0.0.2/24        and there: rping -c -a 10.0.0.2 -C 10 -V
+    uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 -C 10    and there: rping -s
+
+  uwarp-ping -c -C 4 --pcap ping.pcap       keeps the packets for tshark";
+
+/// Pings by RDMA: Send, RDMA Read and RDMA Write in each round, as rping does.
+#[derive(Parser)]
+#[command(name = "uwarp-ping", version, after_help = EXAMPLES, max_term_width = 110)]
+struct Arguments {
+    /// Be the server
+    #[arg(short = 's', long, conflicts_with = "client", required_unless_present = "client")]
+    server: bool,
+
+    /// Be the client
+    #[arg(short = 'c', long)]
+    client: bool,
+
+    /// Client: the server's address [default: 10.77.0.1]; server: its own, in a subnet of 24 bits
+    #[arg(short = 'a', long = "addr", value_name = "ADDRESS")]
+    addr: Option<Ipv4Addr>,
+
+    /// The server's port
+    #[arg(short = 'p', long, default_value_t = text::PORT)]
+    port: u16,
+
+    /// Rounds; 0 goes on until interrupted [default: 0 as server, which the client's end ends]
+    #[arg(short = 'C', long, value_name = "ROUNDS", default_value_t = 0)]
+    count: u64,
+
+    /// Octets of each round's text
+    #[arg(short = 'S', long, default_value = "64", value_parser = parse_size)]
+    size: u64,
+
+    /// Check what comes back
+    #[arg(short = 'V', long)]
+    verify: bool,
+
+    /// Print the text
+    #[arg(short = 'v', long)]
+    verbose: bool,
+
+    /// Server: take one client after the other, instead of ending with the first
+    #[arg(short = 'P', long)]
+    persistent: bool,
+
+    #[command(flatten)]
+    network: NetworkFlags,
+}
+
+/// What a ping is like.
+pub struct Options {
+    /// The server's port.
+    pub port: u16,
+    /// Rounds; 0 has no end.
+    pub count: u64,
+    /// Octets of the text.
+    pub size: usize,
+    /// Check what comes back.
+    pub verify: bool,
+    /// Print the text.
+    pub verbose: bool,
+    /// Server: go on after a client.
+    pub persistent: bool,
+}
+
+/// rping keeps one receive and one Send posted; more do no harm.
+pub const SHAPE: Shape = Shape { message: advert::LEN, messages: 4, work: 4 };
+
+fn main() -> ExitCode {
+    uwarp_app::run::<Arguments>(|arguments| {
+        signals::install()?;
+        let size = usize::try_from(arguments.size).unwrap_or(usize::MAX);
+        if !(text::SIZE_MIN..=text::SIZE_MAX).contains(&size) {
+            return Err(usage(format!(
+                "--size is {size}: choose {} to {} octets, as rping does",
+                text::SIZE_MIN,
+                text::SIZE_MAX
+            )));
+        }
+        let options = Options {
+            port: arguments.port,
+            count: arguments.count,
+            size,
+            verify: arguments.verify,
+            verbose: arguments.verbose,
+            persistent: arguments.persistent,
+        };
+        let network = &arguments.network;
+        if arguments.server {
+            let config = network.resolve_at(Role::Server, EngineMode::Inline, arguments.addr)?;
+            server::run(config, &options)
+        } else {
+            let config = network.resolve(Role::Client, EngineMode::Inline)?;
+            let address = arguments.addr.unwrap_or(uwarp_app::network::SERVER_ADDRESS);
+            client::run(config, (address, arguments.port).into(), &options)
+        }
+    })
+}

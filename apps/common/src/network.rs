@@ -1,0 +1,493 @@
+//! The flags that say which device to use and which addresses: the same for every tool, merged with a configuration file.
+//!
+//! A flag beats the file, the file beats the defaults. The defaults make two processes of one machine find each other: the
+//! server is 10.77.0.1 and the client 10.77.0.2, joined by the socket that both name.
+
+use crate::outcome::usage;
+use crate::units::{parse_duration, parse_permille};
+use clap::{Args, ValueEnum};
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+use uwarp::config::{
+    DeviceConfig, EngineMode, FaultOptions, InterfaceAddress, MTU_MAX, MTU_MIN, MacAddress, Neighbour,
+};
+use uwarp_dpdk::MemifRole;
+
+/// Port 0's address of a server, unless the user chooses another.
+pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Address of a client, unless the user chooses another.
+pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+/// Prefix of both.
+const PREFIX: u8 = 24;
+
+/// Which side a process is. It decides which end of a socket device it takes, and its default address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Waits for connections.
+    Server,
+    /// Connects.
+    Client,
+}
+
+/// A kind of device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// virtio-user on the client, vhost on the server.
+    Virtio,
+    /// Shared-memory packet interface.
+    Memif,
+    /// A kernel interface through a packet socket.
+    AfPacket,
+    /// A kernel interface made by DPDK.
+    Tap,
+    /// A NIC by its PCI address.
+    Pci(String),
+}
+
+impl FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "virtio" => Self::Virtio,
+            "memif" => Self::Memif,
+            "af_packet" | "af-packet" => Self::AfPacket,
+            "tap" => Self::Tap,
+            _ => match text.strip_prefix("pci:") {
+                Some(address) if !address.is_empty() => Self::Pci(address.to_owned()),
+                _ => {
+                    return Err("choose virtio, memif, af_packet, tap or pci:ADDRESS".to_owned());
+                }
+            },
+        })
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Virtio => formatter.write_str("virtio"),
+            Self::Memif => formatter.write_str("memif"),
+            Self::AfPacket => formatter.write_str("af_packet"),
+            Self::Tap => formatter.write_str("tap"),
+            Self::Pci(address) => write!(formatter, "pci:{address}"),
+        }
+    }
+}
+
+/// Who turns the engine, on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    /// The tool's own thread: lowest latency.
+    Inline,
+    /// A thread of its own.
+    Threaded,
+}
+
+impl EngineKind {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inline => "inline",
+            Self::Threaded => "threaded",
+        }
+    }
+}
+
+/// The flags.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Device and network")]
+pub struct NetworkFlags {
+    /// Configuration file (TOML); flags given as well win over it
+    #[arg(long, value_name = "FILE", global = true)]
+    pub config: Option<PathBuf>,
+
+    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS [default: virtio]
+    #[arg(long, value_name = "KIND", global = true)]
+    pub device: Option<DeviceKind>,
+
+    /// Socket that joins the two processes of virtio and memif [default: one of this user in the temporary directory]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub socket: Option<PathBuf>,
+
+    /// Kernel interface: an existing one for af_packet, the name of the new one for tap [default for tap: uwarp0]
+    #[arg(long, value_name = "NAME", global = true)]
+    pub interface: Option<String>,
+
+    /// Own IPv4 address and prefix [default: 10.77.0.1/24 as server, 10.77.0.2/24 as client]
+    #[arg(long, value_name = "ADDRESS/PREFIX", global = true)]
+    pub address: Option<InterfaceAddress>,
+
+    /// Router for hosts outside of the subnet
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    pub gateway: Option<Ipv4Addr>,
+
+    /// Neighbour with a fixed Ethernet address, instead of ARP; may be repeated
+    #[arg(long, value_name = "ADDRESS=MAC", value_parser = parse_neighbour, global = true)]
+    pub neighbour: Vec<Neighbour>,
+
+    /// Largest IP packet, 576 to 9000 octets; the same on both sides [default: 1500]
+    #[arg(long, value_name = "OCTETS", global = true)]
+    pub mtu: Option<u16>,
+
+    /// Do not ask for CRC32C on FPDUs (left out only if the peer does not ask either)
+    #[arg(long, global = true)]
+    pub no_crc: bool,
+
+    /// Who turns the engine: this tool's own thread, or a thread of its own
+    #[arg(long, value_name = "KIND", global = true)]
+    pub engine: Option<EngineKind>,
+
+    /// How long to wait for the device's other end, where this one has to connect to it [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, global = true)]
+    pub wait: Option<Duration>,
+
+    /// Take DPDK's memory from hugepages, which must be reserved
+    #[arg(long, global = true)]
+    pub hugepages: bool,
+
+    /// Write all frames to a capture file
+    #[arg(long, value_name = "FILE", global = true)]
+    pub pcap: Option<PathBuf>,
+
+    /// Zero-copy memif on the client's side (such a client does not survive its server)
+    #[arg(long, global = true)]
+    pub zero_copy: bool,
+
+    /// Split virtqueues instead of packed ones
+    #[arg(long, global = true)]
+    pub split: bool,
+
+    /// Lose so many of 1000 sent frames
+    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    pub loss: Option<f64>,
+
+    /// Send so many of 1000 frames twice
+    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    pub duplicate: Option<f64>,
+
+    /// Let so many of 1000 sent frames be overtaken
+    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    pub reorder: Option<f64>,
+
+    /// Flip a bit in so many of 1000 sent frames
+    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    pub corrupt: Option<f64>,
+
+    /// Seed of these faults, so that a run can be repeated
+    #[arg(long, value_name = "NUMBER", global = true)]
+    pub fault_seed: Option<u64>,
+}
+
+fn parse_neighbour(text: &str) -> Result<Neighbour, String> {
+    let explain = || format!("'{text}' is not a neighbour; write it like 10.0.0.2=02:00:00:00:00:01");
+    let (address, mac) = text.split_once('=').ok_or_else(explain)?;
+    Ok(Neighbour {
+        address: address.parse().map_err(|_| explain())?,
+        mac: mac.parse::<MacAddress>().map_err(|_| explain())?,
+    })
+}
+
+impl NetworkFlags {
+    /// The kind of device, where no configuration file decides.
+    pub fn kind(&self) -> DeviceKind {
+        self.device.clone().unwrap_or(DeviceKind::Virtio)
+    }
+
+    /// The configuration of one side: defaults, then the file, then the flags. `engine` is who turns the engine if neither
+    /// the file nor a flag says so.
+    ///
+    /// # Errors
+    /// One sentence for the first mistake ([`crate::Usage`]).
+    pub fn resolve(&self, role: Role, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
+        self.resolve_at(role, engine, None)
+    }
+
+    /// Like [`resolve`](Self::resolve), with an address of the tool's own choice where neither file nor flag gives one.
+    ///
+    /// # Errors
+    /// One sentence for the first mistake ([`crate::Usage`]).
+    pub fn resolve_at(
+        &self,
+        role: Role,
+        engine: EngineMode,
+        address: Option<Ipv4Addr>,
+    ) -> anyhow::Result<uwarp::Config> {
+        let mut config = match &self.config {
+            Some(file) => {
+                let mut config = uwarp::Config::from_toml_file(file).map_err(|error| usage(error.to_string()))?;
+                if self.names_a_device() {
+                    config.device = Some(self.device_config(role)?);
+                }
+                config
+            }
+            None => {
+                let own = address.unwrap_or(match role {
+                    Role::Server => SERVER_ADDRESS,
+                    Role::Client => CLIENT_ADDRESS,
+                });
+                let mut config = uwarp::Config::new(self.device_config(role)?, &format!("{own}/{PREFIX}"))
+                    .map_err(|error| usage(error.to_string()))?;
+                config.engine.mode = engine;
+                config
+            }
+        };
+        if let Some(address) = self.address {
+            config.address = address;
+        }
+        config.gateway = self.gateway.or(config.gateway);
+        config.neighbours.extend(&self.neighbour);
+        config.mtu = self.mtu.unwrap_or(config.mtu);
+        config.wait_for_peer = self.wait.unwrap_or(config.wait_for_peer);
+        if self.no_crc {
+            config.mpa.crc = false;
+        }
+        match self.engine {
+            Some(EngineKind::Inline) => config = config.inline(),
+            Some(EngineKind::Threaded) => config.engine.mode = EngineMode::Threaded,
+            None => {}
+        }
+        if self.hugepages {
+            config.eal.hugepages = true;
+        }
+        if self.pcap.is_some() {
+            config.pcap.clone_from(&self.pcap);
+        }
+        self.merge_faults(&mut config);
+        config.validate().map_err(|error| usage(error.to_string()))?;
+        Ok(config)
+    }
+
+    fn names_a_device(&self) -> bool {
+        self.device.is_some() || self.socket.is_some() || self.interface.is_some()
+    }
+
+    fn merge_faults(&self, config: &mut uwarp::Config) {
+        let shares = [self.loss, self.duplicate, self.reorder, self.corrupt];
+        if shares.iter().all(Option::is_none) && self.fault_seed.is_none() {
+            return;
+        }
+        let faults = config.faults.get_or_insert_with(FaultOptions::default);
+        // Thousandths on the command line, hundredths in the configuration.
+        for (share, field) in
+            shares.into_iter().zip([&mut faults.loss, &mut faults.duplicate, &mut faults.reorder, &mut faults.corrupt])
+        {
+            *field = share.map_or(*field, |share| share / 10.0);
+        }
+        faults.seed = self.fault_seed.unwrap_or(faults.seed);
+    }
+
+    /// The device of one side, from the flags alone.
+    ///
+    /// # Errors
+    /// A flag that the device needs is missing, or one that it has no use for was given.
+    pub fn device_config(&self, role: Role) -> anyhow::Result<DeviceConfig> {
+        let kind = self.kind();
+        let takes_socket = matches!(kind, DeviceKind::Virtio | DeviceKind::Memif);
+        let takes_interface = matches!(kind, DeviceKind::AfPacket | DeviceKind::Tap);
+        for (given, taken, flag) in [
+            (self.socket.is_some(), takes_socket, "--socket"),
+            (self.interface.is_some(), takes_interface, "--interface"),
+            (self.zero_copy, kind == DeviceKind::Memif, "--zero-copy"),
+            (self.split, kind == DeviceKind::Virtio, "--split"),
+        ] {
+            if given && !taken {
+                return Err(usage(format!(
+                    "{flag} has no meaning for the device {kind}: leave it out, or choose another --device"
+                )));
+            }
+        }
+        let socket = || self.socket.clone().unwrap_or_else(|| default_socket(&kind));
+        Ok(match (&kind, role) {
+            (DeviceKind::Virtio, Role::Server) => DeviceConfig::Vhost {
+                socket: socket(),
+                client: false,
+                tso: false,
+            },
+            (DeviceKind::Virtio, Role::Client) => DeviceConfig::VirtioUser {
+                socket: socket(),
+                server: false,
+                packed: !self.split,
+                queue_size: None,
+                mac: None,
+            },
+            (DeviceKind::Memif, _) => DeviceConfig::Memif {
+                role: match role {
+                    Role::Server => MemifRole::Server,
+                    Role::Client => MemifRole::Client,
+                },
+                socket: socket(),
+                zero_copy: self.zero_copy && role == Role::Client,
+                ring_size: None,
+                buffer_size: None,
+            },
+            (DeviceKind::AfPacket, _) => DeviceConfig::AfPacket {
+                interface: self.interface.clone().ok_or_else(|| {
+                    usage("--device af_packet needs an --interface: name a kernel interface that nobody else uses, such as one end of a veth pair")
+                })?,
+                netns: None,
+                frame_count: None,
+            },
+            (DeviceKind::Tap, _) => DeviceConfig::Tap {
+                name: self.interface.clone().unwrap_or_else(|| "uwarp0".to_owned()),
+                mac: None,
+                netns: None,
+            },
+            (DeviceKind::Pci(address), _) => DeviceConfig::Pci {
+                address: address.clone(),
+            },
+        })
+    }
+
+    /// Checks the MTU of a tool that opens a device without a context.
+    ///
+    /// # Errors
+    /// It is out of range.
+    pub fn checked_mtu(&self) -> anyhow::Result<u16> {
+        let mtu = self.mtu.unwrap_or(1500);
+        if (MTU_MIN..=MTU_MAX).contains(&mtu) {
+            Ok(mtu)
+        } else {
+            Err(usage(format!("mtu is {mtu}: choose {MTU_MIN} to {MTU_MAX}")))
+        }
+    }
+
+    /// The flags as another process of the same tool takes them. Socket, interface and configuration file are left out:
+    /// they differ from side to side.
+    pub fn to_arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        let mut value = |flag: &str, value: Option<String>| {
+            if let Some(value) = value {
+                arguments.extend([flag.to_owned(), value]);
+            }
+        };
+        value("--device", Some(self.kind().to_string()));
+        value("--gateway", self.gateway.map(|it| it.to_string()));
+        for neighbour in &self.neighbour {
+            value("--neighbour", Some(format!("{}={}", neighbour.address, neighbour.mac)));
+        }
+        value("--mtu", self.mtu.map(|it| it.to_string()));
+        value("--engine", self.engine.map(|it| it.name().to_owned()));
+        value("--wait", self.wait.map(|it| format!("{}ns", it.as_nanos())));
+        value("--loss", self.loss.map(|it| it.to_string()));
+        value("--duplicate", self.duplicate.map(|it| it.to_string()));
+        value("--reorder", self.reorder.map(|it| it.to_string()));
+        value("--corrupt", self.corrupt.map(|it| it.to_string()));
+        value("--fault-seed", self.fault_seed.map(|it| it.to_string()));
+        for (given, flag) in [
+            (self.no_crc, "--no-crc"),
+            (self.hugepages, "--hugepages"),
+            (self.zero_copy, "--zero-copy"),
+            (self.split, "--split"),
+        ] {
+            if given {
+                arguments.push(flag.to_owned());
+            }
+        }
+        arguments
+    }
+}
+
+/// The socket that processes of one user meet at unless they name another.
+fn default_socket(kind: &DeviceKind) -> PathBuf {
+    let folder = std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute() && path.is_dir())
+        .unwrap_or_else(std::env::temp_dir);
+    folder.join(format!("uwarp-{kind}.sock"))
+}
+
+/// Whether a path is short enough for a Unix socket (108 octets with the final zero, unix(7)).
+pub fn fits_a_socket(path: &Path) -> bool {
+    path.as_os_str().len() < 108
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Tool {
+        #[command(flatten)]
+        network: NetworkFlags,
+    }
+
+    fn flags(arguments: &[&str]) -> NetworkFlags {
+        Tool::parse_from(std::iter::once(&"tool").chain(arguments)).network
+    }
+
+    #[test]
+    fn the_two_sides_of_a_default_pair_fit() {
+        let flags = flags(&[]);
+        let server = flags.resolve(Role::Server, EngineMode::Inline).unwrap();
+        let client = flags.resolve(Role::Client, EngineMode::Inline).unwrap();
+        let (Some(DeviceConfig::Vhost { socket: vhost, .. }), Some(DeviceConfig::VirtioUser { socket: user, .. })) =
+            (&server.device, &client.device)
+        else {
+            panic!("{:?} {:?}", server.device, client.device);
+        };
+        assert_eq!(vhost, user);
+        assert_eq!(server.address.address, SERVER_ADDRESS);
+        assert!(server.address.contains(client.address.address));
+        assert_eq!(client.engine.mode, EngineMode::Inline);
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let folder = std::env::temp_dir().join(format!("uwarp-app-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("server.toml");
+        let written = flags(&["--device", "memif", "--mtu", "9000", "--address", "10.1.2.3/16"])
+            .resolve(Role::Server, EngineMode::Inline)
+            .unwrap();
+        std::fs::write(&file, written.to_toml().unwrap()).unwrap();
+        let path = file.to_str().unwrap();
+        let same = flags(&["--config", path]).resolve(Role::Server, EngineMode::Threaded).unwrap();
+        assert_eq!(same, written);
+        let other = flags(&["--config", path, "--mtu", "1400", "--no-crc", "--loss", "10"])
+            .resolve(Role::Server, EngineMode::Threaded)
+            .unwrap();
+        assert_eq!(other.mtu, 1400);
+        assert!(!other.mpa.crc);
+        assert_eq!(other.address, written.address);
+        assert_eq!(other.faults.unwrap().loss, 1.0);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn mistakes_are_usage_errors_with_a_sentence() {
+        for arguments in [
+            &["--mtu", "100"][..],
+            &["--device", "af_packet"],
+            &["--device", "tap", "--socket", "/tmp/x"],
+            &["--device", "memif", "--split"],
+            &["--gateway", "192.168.0.1"],
+            &["--config", "/nonexistent.toml"],
+        ] {
+            let error = flags(arguments).resolve(Role::Client, EngineMode::Inline).unwrap_err();
+            assert!(error.is::<crate::Usage>(), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn arguments_survive_a_round_trip() {
+        let line = [
+            "--device",
+            "memif",
+            "--mtu",
+            "9000",
+            "--no-crc",
+            "--loss",
+            "5",
+            "--neighbour",
+            "10.0.0.2=02:00:00:00:00:01",
+        ];
+        let again = flags(&line).to_arguments();
+        let again: Vec<&str> = again.iter().map(String::as_str).collect();
+        assert_eq!(format!("{:?}", flags(&again)), format!("{:?}", flags(&line)));
+    }
+}

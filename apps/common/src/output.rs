@@ -1,0 +1,93 @@
+//! Tables, JSON and progress bars.
+
+use anyhow::Context as _;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// An empty table in the look of all tools, with its header.
+pub fn table<T: Into<comfy_table::Cell>>(header: impl IntoIterator<Item = T>) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header.into_iter().map(Into::into).collect::<Vec<_>>());
+    table
+}
+
+/// Puts the numbers of a table to the right, from this column on.
+pub fn align_numbers(table: &mut Table, first: usize) {
+    for column in table.column_iter_mut().skip(first) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Writes text to standard output; a reader that went away is no error.
+pub fn print(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stdout().lock(), "{text}");
+}
+
+/// Writes a value as indented JSON to a file, or to standard output if the path is `-`.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(value).context("the result cannot be written as JSON")?;
+    if path == Path::new("-") {
+        print(text);
+        return Ok(());
+    }
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A progress bar on standard error, which appears only on a terminal and only when the work takes longer than a second.
+pub struct Progress {
+    total: u64,
+    template: &'static str,
+    label: String,
+    started: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// A bar for work that is counted in octets.
+    pub fn octets(label: impl Into<String>, total: u64) -> Self {
+        Self::new(label, total, "{msg} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")
+    }
+
+    /// A bar for work that is counted in parts of any kind.
+    pub fn parts(label: impl Into<String>, total: u64) -> Self {
+        Self::new(label, total, "{msg} {wide_bar} {percent:>3}% {eta}")
+    }
+
+    fn new(label: impl Into<String>, total: u64, template: &'static str) -> Self {
+        Self { total, template, label: label.into(), started: Instant::now(), bar: None }
+    }
+
+    /// Moves the bar; cheap enough for every few thousand operations, not for each.
+    pub fn set(&mut self, done: u64) {
+        if self.bar.is_none() && self.started.elapsed() > Duration::from_secs(1) {
+            // The draw target is hidden by itself when standard error is no terminal.
+            let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template(self.template) {
+                bar.set_style(style);
+            }
+            bar.set_message(self.label.clone());
+            self.bar = Some(bar);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done.min(self.total));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Ctrl-C and SIGTERM: the first asks the tool to finish what it is doing, the second ends it at once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Installs the handler; to be called once, early.
+///
+/// # Errors
+/// The system refuses a handler.
+pub fn install() -> anyhow::Result<()> {
+    ctrlc::set_handler(|| {
+        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    })?;
+    Ok(())
+}
+
+/// Whether the user asked the tool to end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,286 @@
+//! The side that puts and gets.
+
+use crate::link::{Happening, Link, PATIENCE};
+use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, Window};
+use crate::store::{Incoming, Outgoing, Store, check_name};
+use anyhow::{Context as _, bail};
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use uwarp::{Access, Config, ConnectOptions, Context, SendRequest};
+use uwarp_app::channel::connect;
+use uwarp_app::output::{self, Progress};
+use uwarp_app::usage;
+
+/// How long it is tried to reach the server.
+const REACH: Duration = Duration::from_secs(15);
+
+/// A file to put: its name there, and itself.
+pub type Source = (String, Outgoing);
+
+/// A file to get: its name there, and where it goes.
+pub struct Place {
+    name: String,
+    store: Store,
+    file: String,
+}
+
+/// Opens the files of `put`.
+///
+/// # Errors
+/// One of them cannot be read or has no name to go under.
+pub fn open_files(files: &[PathBuf], name: Option<&str>) -> anyhow::Result<Vec<Source>> {
+    if name.is_some() && files.len() != 1 {
+        return Err(usage("--name goes with one file: put the others one by one"));
+    }
+    files
+        .iter()
+        .map(|path| {
+            let there = match name {
+                Some(name) => name.to_owned(),
+                None => path
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .with_context(|| format!("{} has no name to go under", path.display()))?
+                    .to_owned(),
+            };
+            check_name(&there)?;
+            let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            Ok((there, Outgoing::new(&path.display().to_string(), file)?))
+        })
+        .collect()
+}
+
+/// Decides where the files of `get` go.
+///
+/// # Errors
+/// The place is not there, or two files would get one name.
+pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<Vec<Place>> {
+    let output = output.unwrap_or(Path::new("."));
+    let into_directory = output.is_dir();
+    if !into_directory && names.len() > 1 {
+        return Err(usage(format!(
+            "--output {} is not a directory, and there are several files to get",
+            output.display()
+        )));
+    }
+    names
+        .iter()
+        .map(|name| {
+            if name.is_empty() || name.len() > NAME_MAX {
+                return Err(usage(format!("a name has {} octets: 1 to {NAME_MAX} are possible", name.len())));
+            }
+            let (folder, file) = if into_directory {
+                // The server says what it thinks of the name; here only its last part counts.
+                (output, Path::new(name).file_name())
+            } else {
+                let folder = output.parent().filter(|parent| *parent != Path::new(""));
+                (folder.unwrap_or(Path::new(".")), output.file_name())
+            };
+            let file =
+                file.and_then(|file| file.to_str()).with_context(|| format!("'{name}' is not the name of a file"))?;
+            Ok(Place { name: name.clone(), store: Store::open(folder)?, file: file.to_owned() })
+        })
+        .collect()
+}
+
+fn reach(config: Config, server: SocketAddr) -> anyhow::Result<(Context, Link)> {
+    let context = Context::open(config)?;
+    let options = ConnectOptions::default().private_data(GREETING);
+    let (link, _) = connect(
+        &context,
+        server,
+        &options,
+        REACH,
+        // Nobody reads or writes the client's memory but its own requests.
+        || Link::new(&context, Access::LOCAL_WRITE),
+        |link| link.channel.queue_pair(),
+    )?;
+    Ok((context, link))
+}
+
+fn leave(mut link: Link) -> anyhow::Result<()> {
+    link.channel.queue_pair().disconnect();
+    link.channel.queue_pair().wait_disconnected(PATIENCE)?;
+    Ok(())
+}
+
+/// Checks that the server's window is one that this version can use.
+fn check_window(window: &Window) -> anyhow::Result<()> {
+    if window.slots != SLOTS || window.slot_size != SLOT_SIZE {
+        bail!("the server offers {} slots of {} octets: it is of another version", window.slots, window.slot_size);
+    }
+    Ok(())
+}
+
+fn report(verb: &str, name: &str, size: u64, start: Instant) {
+    let time = start.elapsed().as_secs_f64();
+    output::print(format!(
+        "{verb} {name}: {size} octets in {time:.2} s, {:.1} MiB/s, SHA-256 right",
+        size as f64 / time / f64::from(1 << 20)
+    ));
+}
+
+/// Copies files to the server.
+///
+/// # Errors
+/// No connection, or the first file that could not be copied.
+pub fn put(config: Config, server: SocketAddr, files: Vec<Source>) -> anyhow::Result<()> {
+    let (context, mut link) = reach(config, server)?;
+    for (name, file) in files {
+        put_one(&mut link, &name, file).with_context(|| format!("'{name}' was not copied"))?;
+    }
+    leave(link)?;
+    context.close()?;
+    Ok(())
+}
+
+fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let size = file.size();
+    link.tell(&Request::Put { name: name.to_owned(), size })?;
+    let window = match next(link)? {
+        Reply::PutReady { window } => window,
+        other => return Err(unexpected(other)),
+    };
+    check_window(&window)?;
+    let mut progress = Progress::octets(name, size);
+    // Slots that can be filled, and RDMA Writes under way. A slot is free when the server has emptied it, which also means
+    // that the Write from it has been carried out.
+    let mut free: Vec<u32> = (0..SLOTS).rev().collect();
+    let mut taken = 0_u32;
+    while file.left() > 0 || (free.len() as u32) < SLOTS || taken > 0 {
+        if file.left() > 0
+            && taken < SLOTS
+            && let Some(slot) = free.pop()
+        {
+            let length = match file.next(&mut link.room) {
+                Ok(length) => length as u32,
+                Err(error) => {
+                    link.tell(&Request::PutAbort)?;
+                    return Err(error);
+                }
+            };
+            let begin = link.slot(slot, length)?;
+            link.slots.write(begin, &link.room[..length as usize])?;
+            let entry = link.slots.sge(begin..begin + length as usize)?;
+            let target = window.offset + begin as u64;
+            link.channel.queue_pair().post_send(&[SendRequest::write(
+                u64::from(slot),
+                &[entry],
+                window.stag,
+                target,
+            )
+            .signalled()])?;
+            taken += 1;
+            // Behind the Write on the same queue pair, so it arrives when the content is in place.
+            link.tell(&Request::Written { slot, length })?;
+            continue;
+        }
+        match link.next(true)? {
+            Happening::Done(_) => taken -= 1,
+            Happening::Message(Reply::Taken { slot }) => {
+                link.slot(slot, 0)?;
+                free.push(slot);
+                progress.set(size - file.left());
+            }
+            Happening::Message(other) => return Err(unexpected(other)),
+            Happening::Closed => bail!("the server has closed the connection"),
+        }
+    }
+    drop(progress);
+    link.tell(&Request::PutEnd { sha256: file.sha256() })?;
+    match next(link)? {
+        Reply::Stored => {
+            report("put", name, size, start);
+            Ok(())
+        }
+        other => Err(unexpected(other)),
+    }
+}
+
+/// The next message.
+fn next(link: &mut Link) -> anyhow::Result<Reply> {
+    loop {
+        match link.next(true)? {
+            Happening::Message(reply) => return Ok(reply),
+            Happening::Done(_) => {}
+            Happening::Closed => bail!("the server has closed the connection"),
+        }
+    }
+}
+
+fn unexpected(reply: Reply) -> anyhow::Error {
+    match reply {
+        Reply::Failed { reason } => anyhow::anyhow!("the server says: {reason}"),
+        other => anyhow::anyhow!("the server said {other:?} out of turn"),
+    }
+}
+
+/// Copies files from the server.
+///
+/// # Errors
+/// No connection, or the first file that could not be copied.
+pub fn get(config: Config, server: SocketAddr, places: Vec<Place>) -> anyhow::Result<()> {
+    let (context, mut link) = reach(config, server)?;
+    for place in places {
+        get_one(&mut link, &place).with_context(|| format!("'{}' was not copied", place.name))?;
+    }
+    leave(link)?;
+    context.close()?;
+    Ok(())
+}
+
+fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
+    let start = Instant::now();
+    link.tell(&Request::Get { name: place.name.clone() })?;
+    let (window, size) = match next(link)? {
+        Reply::GetReady { window, size } => (window, size),
+        other => return Err(unexpected(other)),
+    };
+    check_window(&window)?;
+    let mut incoming = place.store.incoming(&place.file, size)?;
+    let mut progress = Progress::octets(&place.name, size);
+    // Lengths of the slots whose Read is under way.
+    let mut lengths = [0_u32; SLOTS as usize];
+    loop {
+        match link.next(true)? {
+            Happening::Message(Reply::Part { slot, length }) => {
+                let begin = link.slot(slot, length)?;
+                lengths[slot as usize] = length;
+                let entry = link.slots.sge(begin..begin + length as usize)?;
+                let source = window.offset + begin as u64;
+                link.channel.queue_pair().post_send(&[SendRequest::read(
+                    u64::from(slot),
+                    &[entry],
+                    window.stag,
+                    source,
+                )
+                .signalled()])?;
+            }
+            Happening::Done(completion) => {
+                // Reads complete in the order in which they were posted: the order of the file.
+                let slot = completion.id as u32;
+                take(link, slot, lengths[slot as usize], &mut incoming)?;
+                link.tell(&Request::Read { slot })?;
+                progress.set(incoming.received());
+            }
+            Happening::Message(Reply::GetEnd { sha256 }) => {
+                drop(progress);
+                incoming.finish(&sha256)?;
+                report("got", &place.name, size, start);
+                return Ok(());
+            }
+            Happening::Message(other) => return Err(unexpected(other)),
+            Happening::Closed => bail!("the server has closed the connection"),
+        }
+    }
+}
+
+fn take(link: &mut Link, slot: u32, length: u32, incoming: &mut Incoming) -> anyhow::Result<()> {
+    let begin = link.slot(slot, length)?;
+    let room = &mut link.room[..length as usize];
+    link.slots.read(begin, room)?;
+    incoming.append(room)
+}

@@ -1,0 +1,98 @@
+//! A connection with its window of slots: messages one way, content the other.
+
+use crate::protocol::{MESSAGE_MAX, SLOT_SIZE, SLOTS, Window};
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::time::{Duration, Instant};
+use uwarp::{Access, Completion, Context, MemoryRegion};
+use uwarp_app::channel::{Channel, Event, Shape};
+use uwarp_app::signals;
+
+/// How long the other side may be silent in the middle of a file.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Messages for every slot in both directions, and a few for the beginning and the end.
+const SHAPE: Shape = Shape { message: MESSAGE_MAX, messages: 2 * SLOTS as usize + 8, work: SLOTS as usize };
+
+/// The connection.
+pub struct Link {
+    /// Messages and work.
+    pub channel: Channel,
+    /// The slots of this side.
+    pub slots: MemoryRegion,
+    /// Room for one slot outside of registered memory, which the peer may change at any time.
+    pub room: Vec<u8>,
+}
+
+/// What happened on a link.
+pub enum Happening<Message> {
+    /// A message came.
+    Message(Message),
+    /// An RDMA Write or Read was done.
+    Done(Completion),
+    /// The other side has closed the connection.
+    Closed,
+}
+
+impl Link {
+    /// A link that is not connected.
+    ///
+    /// # Errors
+    /// The context has no room for it.
+    pub fn new(context: &Context, access: Access) -> anyhow::Result<Self> {
+        let domain = context.allocate_domain();
+        let slots = domain.register_zeroed((SLOTS * SLOT_SIZE) as usize, access)?;
+        let channel = Channel::new(context, &domain, SHAPE)?;
+        Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize] })
+    }
+
+    /// This side's slots, for the other side.
+    pub fn window(&self) -> Window {
+        Window { stag: self.slots.stag(), offset: self.slots.remote_offset(), slots: SLOTS, slot_size: SLOT_SIZE }
+    }
+
+    /// Where a slot begins.
+    ///
+    /// # Errors
+    /// There is no such slot, or it has no room for so much.
+    pub fn slot(&self, slot: u32, length: u32) -> anyhow::Result<usize> {
+        if slot >= SLOTS || length > SLOT_SIZE {
+            bail!("the other side names slot {slot} with {length} octets: there is none such");
+        }
+        Ok((slot * SLOT_SIZE) as usize)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub fn tell(&mut self, message: &impl Serialize) -> anyhow::Result<()> {
+        let octets = serde_json::to_vec(message).context("a message cannot be written as JSON")?;
+        self.channel.send(&octets)
+    }
+
+    /// Waits for what happens next: at most [`PATIENCE`], or without limit between two files.
+    ///
+    /// # Errors
+    /// Nothing happens in time, the user interrupts, or a message cannot be read.
+    pub fn next<Message: DeserializeOwned>(&mut self, limited: bool) -> anyhow::Result<Happening<Message>> {
+        let start = Instant::now();
+        loop {
+            match self.channel.next(Duration::from_millis(100))? {
+                Some(Event::Message(octets)) => {
+                    let message = serde_json::from_slice(&octets)
+                        .context("the other side sent a message that is none of this version's")?;
+                    return Ok(Happening::Message(message));
+                }
+                Some(Event::Done(completion)) => return Ok(Happening::Done(completion)),
+                Some(Event::Closed) => return Ok(Happening::Closed),
+                None if signals::interrupted() => bail!("interrupted"),
+                None if limited && start.elapsed() > PATIENCE => {
+                    bail!("the other side has said nothing for {PATIENCE:?}")
+                }
+                None => {}
+            }
+        }
+    }
+}

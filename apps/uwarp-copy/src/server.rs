@@ -1,0 +1,197 @@
+//! The side that serves a directory. Each client has a thread of its own; with an inline engine, which belongs to one thread,
+//! they are served one after the other.
+
+use crate::link::{Happening, Link};
+use crate::protocol::{GREETING, Reply, Request, SLOTS};
+use crate::store::{Incoming, Outgoing, Store};
+use anyhow::{Context as _, bail};
+use std::net::SocketAddr;
+use std::time::Duration;
+use uwarp::config::EngineMode;
+use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions};
+use uwarp_app::{output, signals};
+
+/// What is served, and how.
+pub struct Service {
+    /// The directory.
+    pub store: Store,
+    /// End with the first client.
+    pub once: bool,
+    /// Refuse to store.
+    pub read_only: bool,
+    /// Port to listen on.
+    pub port: u16,
+}
+
+/// Serves until interrupted.
+///
+/// # Errors
+/// The device cannot be opened; with `once`, also what the one client's connection failed with.
+pub fn run(config: Config, service: &Service) -> anyhow::Result<()> {
+    let in_turn = service.once || config.engine.mode == EngineMode::Inline;
+    let context = Context::open(config)?;
+    let mut listener = context.listen(service.port, ListenOptions::default())?;
+    output::print(format!("serving on {}", context.socket_address(service.port)));
+    std::thread::scope(|scope| {
+        while !signals::interrupted() {
+            let Some(request) = listener.next(Duration::from_millis(200))? else {
+                continue;
+            };
+            if request.private_data() != GREETING {
+                // A refusal that cannot be sent changes nothing here.
+                let _ = request.reject(b"this is uwarp-copy, of another version or for other clients");
+                continue;
+            }
+            if in_turn {
+                let result = serve_and_report(&context, request, service);
+                if service.once {
+                    return result;
+                }
+            } else {
+                let context = &context;
+                scope.spawn(move || serve_and_report(context, request, service));
+            }
+        }
+        Ok(())
+    })
+}
+
+fn serve_and_report(context: &Context, request: ConnectRequest, service: &Service) -> anyhow::Result<()> {
+    let peer = request.peer();
+    let result = serve(context, request, service, peer);
+    if let Err(error) = &result
+        && !signals::interrupted()
+        && !service.once
+    {
+        eprintln!("uwarp-copy: client {peer}: {error:#}");
+    }
+    result
+}
+
+/// What a client is in the middle of.
+enum Transfer {
+    Nothing,
+    /// A file comes, or what is left of one after a failure.
+    Put(Option<Incoming>, String),
+    /// A file goes.
+    Get {
+        file: Outgoing,
+        name: String,
+        /// Slots that can be filled.
+        free: Vec<u32>,
+    },
+}
+
+fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: SocketAddr) -> anyhow::Result<()> {
+    let mut link = Link::new(context, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    request.accept(link.channel.queue_pair(), AcceptOptions::default().private_data(GREETING))?;
+    let mut transfer = Transfer::Nothing;
+    loop {
+        let limited = !matches!(transfer, Transfer::Nothing);
+        let request = match link.next(limited)? {
+            Happening::Message(request) => request,
+            Happening::Done(_) => continue,
+            Happening::Closed => match transfer {
+                Transfer::Nothing => return Ok(()),
+                Transfer::Put(_, name) | Transfer::Get { name, .. } => {
+                    bail!("left in the middle of '{name}'")
+                }
+            },
+        };
+        transfer = match step(&mut link, transfer, request, service, peer) {
+            Ok(next) => next,
+            Err(error) => {
+                let reason = format!("{error:#}");
+                link.tell(&Reply::Failed { reason })?;
+                Transfer::Nothing
+            }
+        };
+    }
+}
+
+/// Carries out one request. A failure ends the file, not the connection: the client is told.
+fn step(
+    link: &mut Link,
+    transfer: Transfer,
+    request: Request,
+    service: &Service,
+    peer: SocketAddr,
+) -> anyhow::Result<Transfer> {
+    match (transfer, request) {
+        (Transfer::Nothing, Request::Put { name, size }) => {
+            if service.read_only {
+                bail!("this server stores nothing (it was started with --read-only)");
+            }
+            let incoming = service.store.incoming(&name, size)?;
+            let window = link.window();
+            link.tell(&Reply::PutReady { window })?;
+            Ok(Transfer::Put(Some(incoming), name))
+        }
+        (Transfer::Put(Some(mut incoming), name), Request::Written { slot, length }) => {
+            let begin = link.slot(slot, length)?;
+            let room = &mut link.room[..length as usize];
+            link.slots.read(begin, room)?;
+            if let Err(error) = incoming.append(room) {
+                // What is still on its way is taken without a word.
+                let reason = format!("{error:#}");
+                link.tell(&Reply::Failed { reason })?;
+                return Ok(Transfer::Put(None, name));
+            }
+            link.tell(&Reply::Taken { slot })?;
+            Ok(Transfer::Put(Some(incoming), name))
+        }
+        (Transfer::Put(Some(incoming), name), Request::PutEnd { sha256 }) => {
+            let size = incoming.received();
+            incoming.finish(&sha256)?;
+            output::print(format!("{peer} put '{name}', {size} octets"));
+            link.tell(&Reply::Stored)?;
+            Ok(Transfer::Nothing)
+        }
+        (Transfer::Put(..), Request::PutAbort) => Ok(Transfer::Nothing),
+        // After a failure.
+        (Transfer::Put(None, name), Request::Written { .. }) => Ok(Transfer::Put(None, name)),
+        (Transfer::Put(None, _), Request::PutEnd { .. }) => Ok(Transfer::Nothing),
+        (Transfer::Nothing, Request::Get { name }) => {
+            let file = service.store.outgoing(&name)?;
+            let window = link.window();
+            let size = file.size();
+            link.tell(&Reply::GetReady { window, size })?;
+            offer(link, Transfer::Get { file, name, free: (0..SLOTS).rev().collect() }, peer)
+        }
+        (Transfer::Get { file, name, mut free }, Request::Read { slot }) => {
+            link.slot(slot, 0)?;
+            free.push(slot);
+            offer(link, Transfer::Get { file, name, free }, peer)
+        }
+        // The last slots of a file that has been sent, or that failed.
+        (Transfer::Nothing, Request::Read { .. }) => Ok(Transfer::Nothing),
+        (Transfer::Nothing, Request::Written { .. } | Request::PutEnd { .. } | Request::PutAbort) => {
+            Ok(Transfer::Nothing)
+        }
+        (Transfer::Put(..) | Transfer::Get { .. }, _) => {
+            bail!("the client asked for something in the middle of a file")
+        }
+    }
+}
+
+/// Fills the free slots of a file that goes, and ends it when everything has been read.
+fn offer(link: &mut Link, transfer: Transfer, peer: SocketAddr) -> anyhow::Result<Transfer> {
+    let Transfer::Get { mut file, name, mut free } = transfer else {
+        return Ok(transfer);
+    };
+    while file.left() > 0
+        && let Some(slot) = free.pop()
+    {
+        // At most a slot.
+        let length = file.next(&mut link.room).with_context(|| format!("'{name}'"))? as u32;
+        let begin = link.slot(slot, length)?;
+        link.slots.write(begin, &link.room[..length as usize])?;
+        link.tell(&Reply::Part { slot, length })?;
+    }
+    if file.left() > 0 || (free.len() as u32) < SLOTS {
+        return Ok(Transfer::Get { file, name, free });
+    }
+    output::print(format!("{peer} got '{name}', {} octets", file.size()));
+    link.tell(&Reply::GetEnd { sha256: file.sha256() })?;
+    Ok(Transfer::Nothing)
+}

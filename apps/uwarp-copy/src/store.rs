@@ -1,0 +1,323 @@
+//! Files of a directory that nothing leaves: names are resolved beneath it by the kernel, whatever `..` and symbolic links
+//! they hold, and a file appears under its name only when it is whole.
+
+use anyhow::{Context as _, bail};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A directory.
+pub struct Store {
+    root: OwnedFd,
+}
+
+/// A file of which the first octets have been read.
+pub struct Outgoing {
+    file: File,
+    size: u64,
+    left: u64,
+    hash: Sha256,
+}
+
+/// A file that is being written, under a name of its own until it is whole.
+pub struct Incoming {
+    file: File,
+    folder: OwnedFd,
+    temporary: String,
+    name: String,
+    size: u64,
+    left: u64,
+    hash: Sha256,
+    finished: bool,
+}
+
+/// Checks that a name stays in its directory.
+///
+/// # Errors
+/// One sentence that says why it does not.
+pub fn check_name(name: &str) -> anyhow::Result<()> {
+    if name.is_empty() {
+        bail!("a file name is empty");
+    }
+    if name.len() > crate::protocol::NAME_MAX {
+        bail!("a file name is longer than {} octets", crate::protocol::NAME_MAX);
+    }
+    if name.contains('\0') || name.ends_with('/') {
+        bail!("'{}' is not the name of a file", name.escape_default());
+    }
+    for component in Path::new(name).components() {
+        match component {
+            Component::Normal(_) => {}
+            Component::CurDir => bail!("'{name}' begins with '.': write the name without it"),
+            Component::ParentDir => bail!("'{name}' leaves the directory: '..' is not allowed"),
+            Component::RootDir | Component::Prefix(_) => {
+                bail!("'{name}' leaves the directory: only relative names are allowed")
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Store {
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// It is not there, or not a directory.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let root = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .with_context(|| format!("cannot open the directory {}", path.display()))?;
+        Ok(Self { root })
+    }
+
+    fn beneath(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        rustix::fs::openat2(
+            &self.root,
+            name,
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+        )
+    }
+
+    /// Opens a file to send.
+    ///
+    /// # Errors
+    /// The name leaves the directory, or there is no such regular file.
+    pub fn outgoing(&self, name: &str) -> anyhow::Result<Outgoing> {
+        check_name(name)?;
+        // Without NONBLOCK, opening a named pipe would wait for its other end.
+        let file = self.beneath(name, OFlags::RDONLY | OFlags::NONBLOCK).map_err(|error| explain(name, error))?;
+        Outgoing::new(name, File::from(file))
+    }
+
+    /// Begins to receive a file of this size.
+    ///
+    /// # Errors
+    /// The name leaves the directory, is a directory's, or the directory cannot be written.
+    pub fn incoming(&self, name: &str, size: u64) -> anyhow::Result<Incoming> {
+        check_name(name)?;
+        let path = Path::new(name);
+        let Some(last) = path.file_name().and_then(|last| last.to_str()) else {
+            bail!("'{name}' is not the name of a file");
+        };
+        let parent = match path.parent().and_then(Path::to_str) {
+            None | Some("") => ".",
+            Some(parent) => parent,
+        };
+        let folder = self.beneath(parent, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|error| explain(name, error))?;
+        if let Ok(status) = rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW)
+            && !rustix::fs::FileType::from_raw_mode(status.st_mode).is_file()
+        {
+            bail!("'{name}' exists and is not a regular file: it is left alone");
+        }
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let temporary = format!(".uwarp-copy-{}-{}.part", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let file = rustix::fs::openat(
+            &folder,
+            &temporary,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::from_raw_mode(0o644),
+        )
+        .map_err(|error| explain(name, error))?;
+        Ok(Incoming {
+            file: File::from(file),
+            folder,
+            temporary,
+            name: last.to_owned(),
+            size,
+            left: size,
+            hash: Sha256::new(),
+            finished: false,
+        })
+    }
+}
+
+impl Outgoing {
+    /// A file that has been opened.
+    ///
+    /// # Errors
+    /// It is not a regular file.
+    pub fn new(name: &str, file: File) -> anyhow::Result<Self> {
+        let status = file.metadata().with_context(|| format!("'{name}'"))?;
+        if !status.is_file() {
+            bail!("'{name}' is not a regular file");
+        }
+        Ok(Self { file, size: status.len(), left: status.len(), hash: Sha256::new() })
+    }
+
+    /// Octets of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Octets that have not been read.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Reads the next part, at most `room.len()` octets; how many.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has become shorter.
+    pub fn next(&mut self, room: &mut [u8]) -> anyhow::Result<usize> {
+        let length = self.left.min(room.len() as u64) as usize;
+        let part = &mut room[..length];
+        self.file.read_exact(part).context("the file cannot be read, or became shorter meanwhile")?;
+        self.hash.update(&*part);
+        self.left -= length as u64;
+        Ok(length)
+    }
+
+    /// SHA-256 of what was read.
+    pub fn sha256(self) -> String {
+        hexadecimal(self.hash)
+    }
+}
+
+impl Incoming {
+    /// Appends a part.
+    ///
+    /// # Errors
+    /// The disk is full, or more comes than was announced.
+    pub fn append(&mut self, part: &[u8]) -> anyhow::Result<()> {
+        if part.len() as u64 > self.left {
+            bail!("more octets came than the {} that were announced", self.size);
+        }
+        self.file.write_all(part).context("cannot write the file")?;
+        self.hash.update(part);
+        self.left -= part.len() as u64;
+        Ok(())
+    }
+
+    /// Octets that have come.
+    pub fn received(&self) -> u64 {
+        self.size - self.left
+    }
+
+    /// Compares with the sender's SHA-256, writes everything to the disk, and gives the file its name.
+    ///
+    /// # Errors
+    /// Something is missing or differs; nothing is left under the name then.
+    pub fn finish(mut self, sha256: &str) -> anyhow::Result<()> {
+        if self.left > 0 {
+            bail!("{} of {} octets are missing", self.left, self.size);
+        }
+        let own = hexadecimal(std::mem::take(&mut self.hash));
+        if own != sha256 {
+            bail!("the content differs: its SHA-256 is {own}, the sender's {sha256}");
+        }
+        self.file.sync_all().context("cannot write the file to the disk")?;
+        rustix::fs::renameat(&self.folder, &self.temporary, &self.folder, &self.name)
+            .context("cannot give the file its name")?;
+        self.finished = true;
+        // The name itself shall survive a power failure too; not every file system can promise that.
+        let _ = rustix::fs::fsync(&self.folder);
+        Ok(())
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = rustix::fs::unlinkat(&self.folder, &self.temporary, AtFlags::empty());
+        }
+    }
+}
+
+fn explain(name: &str, error: Errno) -> anyhow::Error {
+    match error {
+        Errno::NOENT => anyhow::anyhow!("'{name}' does not exist"),
+        Errno::XDEV | Errno::LOOP => {
+            anyhow::anyhow!("'{name}' leaves the directory through a symbolic link: refused")
+        }
+        Errno::NOTDIR => anyhow::anyhow!("a part of '{name}' is not a directory"),
+        error => anyhow::anyhow!("'{name}': {error}"),
+    }
+}
+
+fn hexadecimal(hash: Sha256) -> String {
+    hash.finalize().iter().fold(String::new(), |mut text, octet| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{octet:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn names_that_leave_the_directory_are_refused() {
+        for name in ["", "..", "../x", "a/../../x", "/etc/passwd", "./x", "a/", "x\0y"] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+        for name in ["x", "a/b", "..x", "a..b", "ünï"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn symbolic_links_lead_nowhere_outside() {
+        let outside = folder();
+        fs::write(outside.path().join("secret"), "x").unwrap();
+        let inside = folder();
+        std::os::unix::fs::symlink(outside.path(), inside.path().join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.path().join("secret"), inside.path().join("file")).unwrap();
+        let store = Store::open(inside.path()).unwrap();
+        for name in ["link/secret", "file"] {
+            assert!(store.outgoing(name).is_err(), "{name}");
+        }
+        assert!(store.incoming("link/new", 1).is_err());
+        assert!(store.incoming("file", 1).is_err());
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_to_string(outside.path().join("secret")).unwrap(), "x");
+    }
+
+    #[test]
+    fn a_file_appears_only_when_it_is_whole() {
+        let inside = folder();
+        let path = inside.path().join("name");
+        let store = Store::open(inside.path()).unwrap();
+        let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+        let mut incoming = store.incoming("name", 3).unwrap();
+        incoming.append(b"ab").unwrap();
+        assert!(incoming.append(b"cd").is_err());
+        assert!(incoming.finish(sum).is_err());
+        assert!(!path.exists());
+
+        let mut incoming = store.incoming("name", 3).unwrap();
+        incoming.append(b"abd").unwrap();
+        assert!(incoming.finish(sum).is_err());
+        drop(store.incoming("name", 3).unwrap());
+        assert_eq!(fs::read_dir(inside.path()).unwrap().count(), 0);
+
+        let mut incoming = store.incoming("name", 3).unwrap();
+        incoming.append(b"a").unwrap();
+        incoming.append(b"bc").unwrap();
+        assert_eq!(incoming.received(), 3);
+        assert!(!path.exists());
+        incoming.finish(sum).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"abc");
+
+        let mut outgoing = store.outgoing("name").unwrap();
+        let mut room = [0; 2];
+        assert_eq!(outgoing.next(&mut room).unwrap(), 2);
+        assert_eq!(outgoing.left(), 1);
+        assert_eq!(outgoing.next(&mut room).unwrap(), 1);
+        assert_eq!(outgoing.sha256(), sum);
+        assert!(store.outgoing("nothing").is_err());
+    }
+}

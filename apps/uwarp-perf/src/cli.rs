@@ -1,0 +1,328 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+use uwarp_app::NetworkFlags;
+use uwarp_app::units::{parse_count, parse_duration, parse_size};
+use uwarp_app::usage;
+
+/// Port that servers listen on unless told otherwise.
+pub const PORT: u16 = 18_515;
+/// Longest message: what one work request can carry in 32 bits, rounded down to something that fits into memory.
+pub const SIZE_MAX: u64 = 1 << 30;
+/// Most queue pairs.
+pub const QPS_MAX: u32 = 4096;
+/// Deepest pipeline of a queue pair.
+pub const DEPTH_MAX: u32 = 8192;
+
+const EXAMPLES: &str = "\
+Examples:
+  uwarp-perf pair write-latency                      two processes of this machine over virtio-user and vhost
+  uwarp-perf pair raw-latency --device memif         the same without a stack: what the device itself takes
+  uwarp-perf pair write-bandwidth --size 64K --qps 4 --json -
+  uwarp-perf pair read-latency --device af_packet --verify --mtu 9000
+
+  In two terminals (the socket joins them):
+  uwarp-perf server --device memif --socket /tmp/perf.sock
+  uwarp-perf client send-bandwidth 10.77.0.1 --device memif --socket /tmp/perf.sock
+
+  On two hosts with NICs bound to vfio-pci:
+  uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
+  uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 --address 10.1.0.2/24
+
+Latencies of write, send and raw tests are full round trips; a read's is from the post to its completion. The raw tests
+move frames of the same number and sizes as an RDMA Write of --size octets needs, with no stack on them. Bandwidth and
+rates end when the other side has confirmed the last message. Warm-up is not counted.";
+
+/// Measures latency, bandwidth and message rate of RDMA over DPDK devices, and of the devices alone.
+#[derive(Parser, Debug)]
+#[command(name = "uwarp-perf", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Cli {
+    /// What to run.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Start both sides on this machine, run one test, and end them.
+    Pair(PairArguments),
+    /// Wait for clients and serve their tests (the client says which).
+    Server(ServerArguments),
+    /// Run one test against a server.
+    Client(ClientArguments),
+}
+
+/// The tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Test {
+    /// RDMA Write ping-pong: each side polls the last octet of its registered memory.
+    WriteLatency,
+    /// RDMA Read: from the post to the completion.
+    ReadLatency,
+    /// Send ping-pong.
+    SendLatency,
+    /// RDMA Writes, as many as fit.
+    WriteBandwidth,
+    /// RDMA Reads, as many as fit.
+    ReadBandwidth,
+    /// Sends, as many as fit.
+    SendBandwidth,
+    /// Small RDMA Writes, pipelined: messages per second.
+    WriteRate,
+    /// Ping-pong of bare frames over the same device.
+    RawLatency,
+    /// Bare frames over the same device, as many as fit.
+    RawBandwidth,
+}
+
+impl Test {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WriteLatency => "write-latency",
+            Self::ReadLatency => "read-latency",
+            Self::SendLatency => "send-latency",
+            Self::WriteBandwidth => "write-bandwidth",
+            Self::ReadBandwidth => "read-bandwidth",
+            Self::SendBandwidth => "send-bandwidth",
+            Self::WriteRate => "write-rate",
+            Self::RawLatency => "raw-latency",
+            Self::RawBandwidth => "raw-bandwidth",
+        }
+    }
+
+    /// Whether the test runs without a stack.
+    pub fn is_raw(self) -> bool {
+        matches!(self, Self::RawLatency | Self::RawBandwidth)
+    }
+
+    /// Whether each message is timed.
+    pub fn is_latency(self) -> bool {
+        matches!(self, Self::WriteLatency | Self::ReadLatency | Self::SendLatency | Self::RawLatency)
+    }
+
+    /// Size of a message if the command line names none.
+    fn default_size(self) -> u64 {
+        if self.is_latency() || self == Self::WriteRate { 64 } else { 65_536 }
+    }
+}
+
+/// What the client decides.
+#[derive(Args, Clone, Debug)]
+pub struct TestOptions {
+    /// Octets of a message (64, 64K, 1M) [default: 64 for latency and rate, 64K for bandwidth]
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+
+    /// Number of timed messages, in all queue pairs together (10000, 10k, 2M)
+    #[arg(long, value_parser = parse_count, conflicts_with = "duration")]
+    pub iterations: Option<u64>,
+
+    /// How long to measure [default: 2s]
+    #[arg(long, value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// Messages under way at once in each queue pair [default: 1 for latency, 64 for bandwidth, 256 for write-rate]
+    #[arg(long)]
+    pub depth: Option<u32>,
+
+    /// Queue pairs; a latency test uses them in turn
+    #[arg(long, default_value_t = 1)]
+    pub qps: u32,
+
+    /// Check every octet of a seeded pattern, in a run of its own before the timed one
+    #[arg(long)]
+    pub verify: bool,
+
+    /// Length of the frames of a raw test, instead of what a message of --size needs
+    #[arg(long, value_parser = parse_size)]
+    pub frame: Option<u64>,
+
+    /// Write the result as JSON to this file (- for standard output, without the table)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The options with every default filled in, checked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Which test.
+    pub test: Test,
+    /// Octets of a message.
+    pub size: u64,
+    /// How much to measure.
+    pub amount: Amount,
+    /// Messages under way in each queue pair.
+    pub depth: u32,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Whether a checked run comes first.
+    pub verify: bool,
+    /// Length of a raw frame, if not what the size needs.
+    pub frame: Option<u64>,
+}
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    /// So many messages.
+    Iterations(u64),
+    /// So long.
+    Duration(Duration),
+}
+
+impl TestOptions {
+    /// Fills in the defaults and checks the ranges.
+    ///
+    /// # Errors
+    /// One sentence for the first option out of range.
+    pub fn plan(&self, test: Test) -> anyhow::Result<Plan> {
+        let size = self.size.unwrap_or(test.default_size());
+        if !(1..=SIZE_MAX).contains(&size) {
+            return Err(usage(format!("--size is {size}: choose 1 octet to 1 GiB")));
+        }
+        let depth = self.depth.unwrap_or(match test {
+            _ if test.is_latency() => 1,
+            Test::WriteRate => 256,
+            _ => 64,
+        });
+        if !(1..=DEPTH_MAX).contains(&depth) {
+            return Err(usage(format!("--depth is {depth}: choose 1 to {DEPTH_MAX}")));
+        }
+        if test.is_latency() && depth != 1 {
+            return Err(usage(
+                "--depth has no meaning in a latency test, which has one message under way: choose a bandwidth test",
+            ));
+        }
+        if !(1..=QPS_MAX).contains(&self.qps) {
+            return Err(usage(format!("--qps is {}: choose 1 to {QPS_MAX}", self.qps)));
+        }
+        if test.is_raw() && self.qps != 1 {
+            return Err(usage("--qps has no meaning in a raw test, which has no queue pairs: leave it out"));
+        }
+        match self.frame {
+            Some(_) if !test.is_raw() => {
+                return Err(usage(
+                    "--frame sets the length of bare frames: it goes with raw-latency and raw-bandwidth only",
+                ));
+            }
+            Some(frame) if !(60..=9014).contains(&frame) => {
+                return Err(usage(format!("--frame is {frame}: choose 60 to 9014 octets")));
+            }
+            _ => {}
+        }
+        let amount = match (self.iterations, self.duration) {
+            (Some(0), _) => return Err(usage("--iterations is 0: choose at least 1")),
+            (Some(iterations), _) => Amount::Iterations(iterations),
+            (None, duration) => {
+                let duration = duration.unwrap_or(Duration::from_secs(2));
+                if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&duration) {
+                    return Err(usage("--duration is out of range: choose 1ms to one day"));
+                }
+                Amount::Duration(duration)
+            }
+        };
+        Ok(Plan { test, size, amount, depth, qps: self.qps, verify: self.verify, frame: self.frame })
+    }
+}
+
+/// `pair`.
+#[derive(Args, Debug)]
+pub struct PairArguments {
+    /// The test
+    pub test: Test,
+    /// What to run.
+    #[command(flatten)]
+    pub options: TestOptions,
+    /// Where to run it.
+    #[command(flatten)]
+    pub network: NetworkFlags,
+    /// CPU of the server and CPU of the client
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1, default_value = "0,1")]
+    pub cpus: Vec<usize>,
+}
+
+/// `server`.
+#[derive(Args, Debug)]
+pub struct ServerArguments {
+    /// Where to serve.
+    #[command(flatten)]
+    pub network: NetworkFlags,
+    /// CPU to run on
+    #[arg(long, value_name = "CPU")]
+    pub cpus: Option<usize>,
+    /// End when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
+    /// Serve the raw tests instead (no stack, no address)
+    #[arg(long)]
+    pub raw: bool,
+    /// End after the first client
+    #[arg(long)]
+    pub once: bool,
+    /// Port to listen on
+    #[arg(long, short, default_value_t = PORT)]
+    pub port: u16,
+}
+
+/// `client`.
+#[derive(Args, Debug)]
+pub struct ClientArguments {
+    /// The test
+    pub test: Test,
+    /// Address of the server (a raw test needs none)
+    pub server: Option<Ipv4Addr>,
+    /// What to run.
+    #[command(flatten)]
+    pub options: TestOptions,
+    /// Where to run it.
+    #[command(flatten)]
+    pub network: NetworkFlags,
+    /// CPU to run on
+    #[arg(long, value_name = "CPU")]
+    pub cpus: Option<usize>,
+    /// End when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
+    /// The server's port
+    #[arg(long, short, default_value_t = PORT)]
+    pub port: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn ranges_are_checked_with_one_sentence() {
+        for (test, arguments) in [
+            ("write-latency", vec!["--size", "0"]),
+            ("write-latency", vec!["--depth", "2"]),
+            ("write-bandwidth", vec!["--qps", "0"]),
+            ("write-bandwidth", vec!["--iterations", "0"]),
+            ("write-bandwidth", vec!["--frame", "100"]),
+            ("raw-latency", vec!["--frame", "20"]),
+            ("raw-bandwidth", vec!["--qps", "2"]),
+        ] {
+            let mut line = vec!["uwarp-perf", "pair", test];
+            line.extend(arguments);
+            let Command::Pair(pair) = Cli::try_parse_from(&line).unwrap().command else {
+                panic!("not a pair");
+            };
+            let error = pair.options.plan(pair.test).unwrap_err();
+            assert!(error.is::<uwarp_app::Usage>(), "{line:?}");
+        }
+    }
+}

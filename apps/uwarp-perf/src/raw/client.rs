@@ -1,0 +1,251 @@
+//! The side that asks and measures.
+
+use super::frames::{Geometry, HEADER, Header, Kind, parse};
+use super::server::{Mode, check, content, hello, send_message};
+use super::{Line, PATIENCE};
+use crate::cli::{Plan, Test};
+use crate::meter::{Bar, Goal, check_interrupted, round_trips};
+use crate::report::Report;
+use std::time::{Duration, Instant};
+use uwarp::Config;
+use uwarp_app::usage;
+
+/// Messages of a checked run, at most.
+const VERIFIED: u64 = 2000;
+/// Octets of a checked run, about.
+const VERIFIED_OCTETS: u64 = 64 << 20;
+/// Time for the answer to one message; frames of these devices are not lost but by accident.
+const ANSWER: Duration = Duration::from_secs(1);
+/// Unanswered messages after which the peer is taken to be gone.
+const LOST_MAX: u32 = 5;
+
+/// Runs one test.
+///
+/// # Errors
+/// The device cannot be opened, the server does not answer, or a checked frame is wrong.
+pub fn run(config: &Config, cpu: Option<usize>, plan: &Plan, device: &str) -> anyhow::Result<Report> {
+    let mut line = Line::open(config, cpu)?;
+    let geometry = match plan.frame {
+        // At most 9014, see the plan.
+        Some(len) => Geometry::of_frame(len as u32),
+        None => Geometry::of_write(plan.size, config.mtu),
+    };
+    let longest = geometry.longest();
+    if longest as usize > line.frame_max() {
+        return Err(usage(format!(
+            "frames of {longest} octets do not fit the device, whose longest has {}: choose a smaller --frame or a larger --mtu",
+            line.frame_max()
+        )));
+    }
+    let seed = fastrand::u64(..);
+    let mut report = Report {
+        test: plan.test,
+        device: device.to_owned(),
+        size: plan.frame.unwrap_or(plan.size),
+        mtu: config.mtu,
+        crc: None,
+        engine: None,
+        qps: 1,
+        depth: 1,
+        iterations: 0,
+        seconds: 0.0,
+        verified: 0,
+        latency_ns: None,
+        gbit_per_s: None,
+        mops: None,
+        mframes: None,
+        frames: Some((geometry.count, longest)),
+        cacheline_ns: None,
+    };
+    if plan.verify {
+        greet(&mut line, Mode::Check, geometry, seed)?;
+        report.verified = verify(&mut line, geometry, seed, plan)?;
+    }
+    if plan.test == Test::RawLatency {
+        greet(&mut line, Mode::Echo, geometry, seed)?;
+        latency(&mut line, geometry, plan, &mut report)?;
+    } else {
+        greet(&mut line, Mode::Count, geometry, seed)?;
+        bandwidth(&mut line, geometry, plan, &mut report)?;
+    }
+    // The server may miss one; it is not waiting for it unless it serves one client only.
+    for _ in 0..3 {
+        line.control(Kind::Bye, 0, &[])?;
+    }
+    Ok(report)
+}
+
+/// Sends a control frame every now and then until the answer comes; gives the answer's body.
+fn ask(line: &mut Line, kind: Kind, body: &[u8], answer: Kind) -> anyhow::Result<Vec<u8>> {
+    let nonce = fastrand::u64(..);
+    let start = Instant::now();
+    loop {
+        line.control(kind, nonce, body)?;
+        let sent = Instant::now();
+        while sent.elapsed() < Duration::from_millis(20) {
+            line.receive();
+            for packet in &line.received {
+                let data = packet.data();
+                let Some(header) = parse(data) else { continue };
+                if header.kind == answer && header.message == nonce {
+                    if let Some(source) = data[6..].first_chunk() {
+                        line.addresses.peer = *source;
+                    }
+                    return Ok(data[HEADER..].to_vec());
+                }
+            }
+        }
+        check_interrupted()?;
+        if start.elapsed() > PATIENCE {
+            anyhow::bail!(
+                "no server answers over this device after {PATIENCE:?}: start 'uwarp-perf server --raw' on the other side, with the same kind of device"
+            );
+        }
+    }
+}
+
+fn greet(line: &mut Line, mode: Mode, geometry: Geometry, seed: u64) -> anyhow::Result<()> {
+    ask(line, Kind::Hello, &hello(mode, geometry, seed), Kind::Welcome).map(drop)
+}
+
+/// Sends a message and waits for all frames of its echo; false if it did not come back in time.
+#[inline]
+fn round_trip(
+    line: &mut Line,
+    geometry: Geometry,
+    message: u64,
+    fill: impl FnMut(u32, &mut [u8]),
+    mut look: impl FnMut(&uwarp_dpdk::Mbuf, Header) -> anyhow::Result<()>,
+) -> anyhow::Result<bool> {
+    send_message(line, geometry, message, fill)?;
+    let mut missing = geometry.count;
+    let mut spins = 0_u32;
+    let mut deadline = None;
+    while missing > 0 {
+        if line.receive() > 0 {
+            for packet in &line.received {
+                if let Some(header) = parse(packet.data())
+                    && header.kind == Kind::Data
+                    && header.message == message
+                {
+                    look(packet, header)?;
+                    missing = missing.saturating_sub(1);
+                }
+            }
+            continue;
+        }
+        spins += 1;
+        if spins >= 1 << 16 {
+            spins = 0;
+            check_interrupted()?;
+            if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + ANSWER) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn verify(line: &mut Line, geometry: Geometry, seed: u64, plan: &Plan) -> anyhow::Result<u64> {
+    let count = (VERIFIED_OCTETS / plan.size).clamp(2, VERIFIED);
+    let mut lost = 0;
+    let mut message = 0;
+    while message < count {
+        let back = round_trip(
+            line,
+            geometry,
+            message,
+            |index, payload| content(seed, message, index, geometry).fill(0, payload),
+            |packet, header| check(packet, header, geometry, seed),
+        )?;
+        if back {
+            message += 1;
+        } else {
+            lost += 1;
+            too_many(lost)?;
+        }
+    }
+    Ok(count)
+}
+
+fn too_many(lost: u32) -> anyhow::Result<()> {
+    if lost >= LOST_MAX {
+        anyhow::bail!("{lost} messages stayed without an answer: the peer is gone, or the device loses frames");
+    }
+    Ok(())
+}
+
+fn latency(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let mut lost = 0;
+    let (mut samples, time) = round_trips(plan, |message| {
+        let back = round_trip(line, geometry, message, |_, _| {}, |_, _| Ok(()))?;
+        if !back {
+            lost += 1;
+            too_many(lost)?;
+        }
+        Ok(back)
+    })?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    Ok(())
+}
+
+fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let mut bar = Bar::new(plan);
+    let begin = Instant::now();
+    let mut message = 0_u64;
+    let total = Goal::of(plan.amount);
+    loop {
+        // At least two bursts between two looks at the clock.
+        for _ in 0..(64 / geometry.count).max(1) {
+            send_burst(line, geometry, message)?;
+            message += 1;
+        }
+        if total.reached(message, begin) {
+            break;
+        }
+        check_interrupted()?;
+        bar.show(message, begin);
+    }
+    line.transmit_all()?;
+    drop(bar);
+    // What is on its way arrives before the answer to a Stop on all devices, which keep their order.
+    let counts = ask(line, Kind::Stop, &[], Kind::Counts)?;
+    let field = |at: usize| {
+        counts.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |octets| u64::from_le_bytes(*octets))
+    };
+    let (frames, nanoseconds) = (field(0), field(8));
+    if frames == 0 || nanoseconds == 0 {
+        anyhow::bail!("too few frames arrived to measure: choose a longer --duration or more --iterations");
+    }
+    report.iterations = frames / u64::from(geometry.count);
+    report.seconds = nanoseconds as f64 / 1e9;
+    report.set_rates();
+    report.mframes = Some(frames as f64 / report.seconds / 1e6);
+    Ok(())
+}
+
+/// Queues the frames of a message and sends what the device takes without waiting.
+#[inline]
+fn send_burst(line: &mut Line, geometry: Geometry, message: u64) -> anyhow::Result<()> {
+    let mut index = 0;
+    let mut refused = 0_u32;
+    while index < geometry.count {
+        let header = Header { kind: Kind::Data, index, message };
+        if line.pending.len() < 64 && line.queue_frame(header, geometry.len(index), |_| {}) {
+            index += 1;
+            refused = 0;
+        } else {
+            refused += 1;
+            if refused > 1 << 20 {
+                refused = 0;
+                line.transmit_all()?;
+            }
+        }
+        if line.pending.len() >= 32 {
+            line.transmit();
+        }
+    }
+    Ok(())
+}

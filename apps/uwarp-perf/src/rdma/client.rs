@@ -1,0 +1,190 @@
+//! The side that asks and measures.
+
+use super::bandwidth::{Operation, Pump};
+use super::latency::{Used, ask_by_send, ask_by_write, read};
+use super::layout::Layout;
+use super::session::{CONTROL, PATIENCE, Session};
+use super::wire::{Control, Request, data_to_octets, memory_from_octets};
+use crate::cli::{Plan, Test};
+use crate::meter::round_trips;
+use crate::report::Report;
+use anyhow::Context as _;
+use std::net::SocketAddr;
+use uwarp::{Config, ConnectOptions};
+use uwarp_app::channel::{Channel, connect};
+
+/// Octets of a checked run in each queue pair, about.
+const VERIFIED_OCTETS: u64 = 8 << 20;
+/// Messages of a checked latency run, at most.
+const VERIFIED_MESSAGES: u64 = 2000;
+
+/// Runs one test.
+///
+/// # Errors
+/// The server cannot be reached, the connection is lost, or data is wrong.
+pub fn run(
+    config: Config,
+    cpu: Option<usize>,
+    plan: &Plan,
+    server: SocketAddr,
+    device: &str,
+) -> anyhow::Result<Report> {
+    let mtu = config.mtu;
+    let engine = format!("{:?}", config.engine.mode).to_lowercase();
+    let context = super::open(config, cpu)?;
+    let (mut session, crc) = establish(context, plan, server)?;
+    let mut report = Report {
+        test: plan.test,
+        device: device.to_owned(),
+        size: plan.size,
+        mtu,
+        crc: Some(crc),
+        engine: Some(engine),
+        qps: plan.qps,
+        depth: plan.depth,
+        iterations: 0,
+        seconds: 0.0,
+        verified: 0,
+        latency_ns: None,
+        gbit_per_s: None,
+        mops: None,
+        mframes: None,
+        frames: None,
+        cacheline_ns: None,
+    };
+    match plan.test {
+        Test::WriteLatency | Test::SendLatency => ping_pong(&mut session, plan, &mut report)?,
+        Test::ReadLatency => read_latency(&mut session, plan, &mut report)?,
+        _ => bandwidth(&mut session, plan, &mut report)?,
+    }
+    session.tell(Control::Bye)?;
+    Ok(report)
+}
+
+/// Connects everything. Also gives whether FPDUs carry CRCs.
+fn establish(context: uwarp::Context, plan: &Plan, server: SocketAddr) -> anyhow::Result<(Session, bool)> {
+    let seed = fastrand::u64(..);
+    let layout = Layout::new(plan.size, plan.depth, plan.qps);
+    let operation = Operation::of(plan.test);
+    let mut session = Session::new(context.clone(), layout, plan.depth, operation == Operation::Send, seed)?;
+    let request = Request::new(plan, seed, session.own());
+    let options = ConnectOptions::default().private_data(request.to_octets());
+    let (control, established) = connect(
+        &context,
+        server,
+        &options,
+        PATIENCE,
+        || Channel::new(&context, &session.domain, CONTROL),
+        Channel::queue_pair,
+    )?;
+    session.control = Some(control);
+    session.remote =
+        memory_from_octets(&established.private_data).context("the server is no uwarp-perf of this version")?;
+    // As many reads as the depth asks for and the protocol can name.
+    let reads = u16::try_from(plan.depth.max(16)).unwrap_or(u16::MAX).min(0x3FFE);
+    for index in 0..plan.qps {
+        let options = ConnectOptions::default().private_data(data_to_octets(seed, index)).reads(reads, reads);
+        let (queue_pair, _) =
+            connect(&context, server, &options, PATIENCE, || session.make_queue_pair(index), |made| made)?;
+        session.queue_pairs.push(queue_pair);
+    }
+    Ok((session, established.crc))
+}
+
+fn begin(session: &mut Session, messages: u64) -> anyhow::Result<()> {
+    session.tell(Control::Begin { messages })?;
+    session.expect(Control::Ready)
+}
+
+fn end(session: &mut Session) -> anyhow::Result<()> {
+    session.tell(Control::Finish)?;
+    session.expect(Control::Right)
+}
+
+/// Messages of a checked latency run.
+fn checked_messages(plan: &Plan) -> u64 {
+    (VERIFIED_OCTETS / plan.size).clamp(4, VERIFIED_MESSAGES) * u64::from(plan.qps)
+}
+
+fn ping_pong(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let by_write = plan.test == Test::WriteLatency;
+    let mut number = 0_u64;
+    let mut used: Used = None;
+    let mut once = |session: &mut Session, checked: bool| {
+        let result = if by_write {
+            ask_by_write(session, number, checked)
+        } else {
+            ask_by_send(session, number, &mut used, checked)
+        };
+        number += 1;
+        result
+    };
+    if plan.verify {
+        report.verified = checked_messages(plan);
+        begin(session, report.verified)?;
+        for _ in 0..report.verified {
+            once(session, true)?;
+        }
+        end(session)?;
+    }
+    begin(session, 0)?;
+    let (mut samples, time) = round_trips(plan, |_| once(session, false).map(|()| true))?;
+    end(session)?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    // The last message of the timed run had no content to check: one more, on each queue pair, has.
+    let qps = u64::from(plan.qps);
+    begin(session, qps)?;
+    for _ in 0..qps {
+        once(session, true)?;
+    }
+    end(session)
+}
+
+fn read_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    check(session, plan, report)?;
+    begin(session, 0)?;
+    let (mut samples, time) = round_trips(plan, |number| read(session, number).map(|()| true))?;
+    end(session)?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    begin(session, 1)?;
+    Pump::new(session, Operation::Read, plan.depth)?.check(1)?;
+    Ok(())
+}
+
+/// The checked run of a bandwidth test, or of reads.
+fn check(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    if plan.verify {
+        begin(session, 1)?;
+        let rounds = rounds(session, plan);
+        let operation = Operation::of(plan.test);
+        report.verified = Pump::new(session, operation, plan.depth)?.check(rounds)?;
+    }
+    Ok(())
+}
+
+/// Rounds of a checked run: every slot is used several times.
+fn rounds(session: &Session, plan: &Plan) -> u64 {
+    let octets = u64::from(session.layout.slots) * plan.size;
+    (VERIFIED_OCTETS / octets).clamp(3, 100)
+}
+
+fn bandwidth(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let operation = Operation::of(plan.test);
+    let rounds = rounds(session, plan);
+    // One pump for both runs: it knows how many receives the server has.
+    let mut pump = Pump::new(session, operation, plan.depth)?;
+    if plan.verify {
+        begin(pump.session, 1)?;
+        report.verified = pump.check(rounds)?;
+    }
+    begin(pump.session, 0)?;
+    let (messages, time) = pump.run(plan)?;
+    report.iterations = messages;
+    report.seconds = time.as_secs_f64();
+    report.set_rates();
+    Ok(())
+}

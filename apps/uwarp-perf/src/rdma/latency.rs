@@ -1,0 +1,215 @@
+//! Ping-pongs, and reads one at a time. Messages go round the queue pairs; each side goes on counting through all phases,
+//! so that a mark is never mistaken for one of the phase before.
+
+use super::session::{Session, parse_receive_id};
+use super::wire::Control;
+use uwarp::{Completion, CompletionOpcode, SendRequest};
+
+/// Tells an answer's content from the question's.
+const ANSWER: u64 = 1 << 63;
+
+/// What the answering side found.
+pub type Verdict = Option<Control>;
+
+/// The last octet of a message: never 0, and never that of the message before it in the same memory.
+fn mark(session: &Session, number: u64) -> u8 {
+    (number / u64::from(session.layout.qps) % 255) as u8 + 1
+}
+
+fn turn_of(session: &Session, number: u64) -> u32 {
+    // Less than the number of queue pairs.
+    (number % u64::from(session.layout.qps)) as u32
+}
+
+/// Writes message `number` to the other side.
+#[inline]
+fn write(session: &mut Session, number: u64) -> anyhow::Result<()> {
+    let index = turn_of(session, number);
+    let start = session.layout.out(index, 0);
+    let last = (start + session.layout.size - 1) as usize;
+    session.memory.store_release_u8(last, mark(session, number))?;
+    let entry = session.entry(start)?;
+    let target = session.remote.offset + session.layout.inward(index, 0);
+    session.queue_pairs[index as usize].post_send(&[SendRequest::write(
+        number,
+        &[entry],
+        session.remote.stag,
+        target,
+    )])?;
+    Ok(())
+}
+
+/// Whether message `number` of the other side has arrived.
+#[inline]
+fn is_written(session: &Session, number: u64) -> anyhow::Result<bool> {
+    let index = turn_of(session, number);
+    let last = session.layout.inward(index, 0) + session.layout.size - 1;
+    Ok(session.memory.load_acquire_u8(last as usize)? == mark(session, number))
+}
+
+/// Fills the outgoing slot of message `number`.
+fn fill(session: &mut Session, number: u64, side: u64) -> anyhow::Result<()> {
+    let index = turn_of(session, number);
+    let start = session.layout.out(index, 0);
+    let pattern = session.pattern(index, number ^ side);
+    session.fill(start, pattern)
+}
+
+/// Compares what came as message `number`; its last `ignored` octets are the mark.
+fn wrong(session: &mut Session, slot: u32, number: u64, side: u64, ignored: u64) -> anyhow::Result<Verdict> {
+    let index = turn_of(session, number);
+    let start = session.layout.inward(index, slot);
+    let pattern = session.pattern(index, number ^ side);
+    let len = session.layout.size - ignored;
+    Ok(session.compare(start, pattern, len)?.map(|position| Control::Wrong {
+        queue_pair: index,
+        message: number,
+        position,
+    }))
+}
+
+fn refuse(verdict: Verdict) -> anyhow::Result<()> {
+    if let Some(Control::Wrong { queue_pair, message, position }) = verdict {
+        anyhow::bail!("octet {position} of the answer to message {message} on queue pair {queue_pair} is wrong");
+    }
+    Ok(())
+}
+
+/// The asking side of one Write ping-pong.
+///
+/// # Errors
+/// The connection is lost, or (checked) the answer is wrong.
+#[inline]
+pub fn ask_by_write(session: &mut Session, number: u64, checked: bool) -> anyhow::Result<()> {
+    if checked {
+        fill(session, number, 0)?;
+    }
+    write(session, number)?;
+    while !is_written(session, number)? {
+        session.turn()?;
+    }
+    if checked {
+        refuse(wrong(session, 0, number, ANSWER, 1)?)?;
+    }
+    Ok(())
+}
+
+/// The answering side of Write ping-pongs, until the client has finished. `number` goes on from phase to phase.
+///
+/// # Errors
+/// The connection is lost.
+pub fn answer_by_write(session: &mut Session, number: &mut u64, checked: bool) -> anyhow::Result<Verdict> {
+    let mut verdict = None;
+    loop {
+        while !is_written(session, *number)? {
+            session.turn()?;
+            if session.is_time_to_look() && is_finished(session)? {
+                return Ok(verdict);
+            }
+        }
+        if checked {
+            verdict = verdict.or(wrong(session, 0, *number, 0, 1)?);
+            fill(session, *number, ANSWER)?;
+        }
+        write(session, *number)?;
+        *number += 1;
+    }
+}
+
+fn is_finished(session: &mut Session) -> anyhow::Result<bool> {
+    match session.hear()? {
+        None => Ok(false),
+        Some(Control::Finish) => Ok(true),
+        Some(other) => anyhow::bail!("the client said {other:?} in the middle of a test"),
+    }
+}
+
+/// Sends message `number`.
+#[inline]
+fn send(session: &mut Session, number: u64) -> anyhow::Result<()> {
+    let index = turn_of(session, number);
+    let entry = session.entry(session.layout.out(index, 0))?;
+    session.queue_pairs[index as usize].post_send(&[SendRequest::send(number, &[entry])])?;
+    Ok(())
+}
+
+/// A receive that is still to be posted again: after the answer is on its way, not before.
+pub type Used = Option<(u32, u32)>;
+
+/// The asking side of one Send ping-pong.
+///
+/// # Errors
+/// The connection is lost, or (checked) the answer is wrong.
+#[inline]
+pub fn ask_by_send(session: &mut Session, number: u64, used: &mut Used, checked: bool) -> anyhow::Result<()> {
+    if checked {
+        fill(session, number, 0)?;
+    }
+    send(session, number)?;
+    if let Some((index, slot)) = used.take() {
+        session.post_receive(index, slot)?;
+    }
+    let mut out = [Completion::default()];
+    loop {
+        if session.reap(&mut out)? == 1 && out[0].opcode == CompletionOpcode::Receive {
+            break;
+        }
+    }
+    let (index, slot) = parse_receive_id(out[0].id);
+    if u64::from(out[0].length) != session.layout.size {
+        anyhow::bail!("an answer of {} octets came instead of {}", out[0].length, session.layout.size);
+    }
+    if checked {
+        refuse(wrong(session, slot, number, ANSWER, 0)?)?;
+    }
+    *used = Some((index, slot));
+    Ok(())
+}
+
+/// The answering side of Send ping-pongs, until the client has finished.
+///
+/// # Errors
+/// The connection is lost.
+pub fn answer_by_send(session: &mut Session, number: &mut u64, checked: bool) -> anyhow::Result<Verdict> {
+    let mut verdict = None;
+    let mut out = [Completion::default()];
+    loop {
+        while session.reap(&mut out)? == 0 {
+            if session.is_time_to_look() && is_finished(session)? {
+                return Ok(verdict);
+            }
+        }
+        if out[0].opcode != CompletionOpcode::Receive {
+            continue;
+        }
+        let (index, slot) = parse_receive_id(out[0].id);
+        if checked {
+            verdict = verdict.or(wrong(session, slot, *number, 0, 0)?);
+            fill(session, *number, ANSWER)?;
+        }
+        send(session, *number)?;
+        session.post_receive(index, slot)?;
+        *number += 1;
+    }
+}
+
+/// One RDMA Read, from the post to its completion.
+///
+/// # Errors
+/// The connection is lost.
+#[inline]
+pub fn read(session: &mut Session, number: u64) -> anyhow::Result<()> {
+    let index = turn_of(session, number);
+    let entry = session.entry(session.layout.inward(index, 0))?;
+    let source = session.remote.offset + session.layout.out(index, 0);
+    session.queue_pairs[index as usize].post_send(&[SendRequest::read(
+        number,
+        &[entry],
+        session.remote.stag,
+        source,
+    )
+    .signalled()])?;
+    let mut out = [Completion::default()];
+    while session.reap(&mut out)? == 0 {}
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! The side that does what it is told.
+
+use super::bandwidth::{Operation, Sink, be_read, fill_source};
+use super::latency::{answer_by_send, answer_by_write};
+use super::layout::Layout;
+use super::session::{CONTROL, PATIENCE, Session};
+use super::wire::{Control, Request, data_from_octets, memory_to_octets};
+use crate::cli::{ServerArguments, Test};
+use crate::meter::check_interrupted;
+use anyhow::{Context as _, bail};
+use std::time::{Duration, Instant};
+use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Listener};
+use uwarp_app::channel::Channel;
+
+/// Memory that a client may ask this side for.
+const MEMORY_MAX: u64 = 16 << 30;
+
+/// Serves one client after the other.
+///
+/// # Errors
+/// The device cannot be opened; with `--once`, also what ends the one client's test.
+pub fn run(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
+    let context = super::open(config, arguments.cpus)?;
+    let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024 })?;
+    loop {
+        check_interrupted()?;
+        let Some(request) = listener.next(Duration::from_millis(200))? else {
+            continue;
+        };
+        let peer = request.peer();
+        let result = serve(&context, &mut listener, request);
+        if arguments.once {
+            return result;
+        }
+        check_interrupted()?;
+        if let Err(error) = result {
+            eprintln!("uwarp-perf: client {peer}: {error:#}");
+        }
+    }
+}
+
+fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> anyhow::Result<()> {
+    let Some(request) = Request::from_octets(first.private_data()) else {
+        first.reject(b"this is uwarp-perf, of another version or for other clients")?;
+        bail!("asks for something else than a test of this version");
+    };
+    let layout = Layout::new(request.size, request.depth, request.qps);
+    if layout.len() > MEMORY_MAX {
+        first.reject(b"the test needs more memory than the server gives: choose less of --size, --qps or --depth")?;
+        bail!("asks for {} octets of memory", layout.len());
+    }
+    let operation = Operation::of(request.test);
+    let mut session = Session::new(context.clone(), layout, request.depth, operation == Operation::Send, request.seed)?;
+    session.remote = request.memory;
+    let mut control = Channel::new(context, &session.domain, CONTROL)?;
+    first.accept(control.queue_pair(), AcceptOptions::default().private_data(memory_to_octets(session.own())))?;
+    session.control = Some(control);
+    accept_data(&mut session, listener, &request)?;
+    if operation == Operation::Read {
+        fill_source(&mut session, 0)?;
+    }
+    obey(&mut session, request.test)
+}
+
+/// Takes the data connections, which come in order; anybody else is told to wait.
+fn accept_data(session: &mut Session, listener: &mut Listener, request: &Request) -> anyhow::Result<()> {
+    // The peer wants as many reads as its depth.
+    let reads = u16::try_from(request.depth.max(16)).unwrap_or(u16::MAX).min(0x3FFE);
+    let mut last = Instant::now();
+    let mut next = 0;
+    while next < request.qps {
+        check_interrupted()?;
+        if last.elapsed() > PATIENCE {
+            bail!("only {next} of {} connections came within {PATIENCE:?}", request.qps);
+        }
+        let Some(arrival) = listener.next(Duration::from_millis(200))? else {
+            continue;
+        };
+        if data_from_octets(arrival.private_data()) != Some((request.seed, next)) {
+            arrival.reject(b"another client's test is running: try again later")?;
+            continue;
+        }
+        let mut queue_pair = session.make_queue_pair(next)?;
+        let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() };
+        // A client that gives up and tries again comes with the same index.
+        if arrival.accept(&mut queue_pair, options).is_ok() {
+            session.queue_pairs.push(queue_pair);
+            next += 1;
+            last = Instant::now();
+        }
+    }
+    Ok(())
+}
+
+/// Runs the phases that the client begins, until it leaves.
+fn obey(session: &mut Session, test: Test) -> anyhow::Result<()> {
+    let operation = Operation::of(test);
+    let mut sink = Sink::new(session, operation);
+    let mut number = 0_u64;
+    loop {
+        let messages = match wait(session)? {
+            Control::Begin { messages } => messages,
+            Control::Bye => return Ok(()),
+            other => bail!("said {other:?} between two runs"),
+        };
+        session.tell(Control::Ready)?;
+        let checked = messages > 0;
+        let verdict = match test {
+            Test::WriteLatency => answer_by_write(session, &mut number, checked)?,
+            Test::SendLatency => answer_by_send(session, &mut number, checked)?,
+            _ if operation == Operation::Read => be_read(session)?,
+            _ => sink.run(session, checked)?,
+        };
+        session.tell(verdict.unwrap_or(Control::Right))?;
+        if let Some(Control::Wrong { queue_pair, message, position }) = verdict {
+            bail!("octet {position} of message {message} of queue pair {queue_pair} arrived wrong");
+        }
+    }
+}
+
+/// Waits for what the client says next, as long as it is there.
+fn wait(session: &mut Session) -> anyhow::Result<Control> {
+    loop {
+        if let Some(message) = session.hear().context("the client left in the middle of a test")? {
+            return Ok(message);
+        }
+        session.turn()?;
+    }
+}

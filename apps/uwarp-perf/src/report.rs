@@ -1,0 +1,148 @@
+//! The result of a test, as JSON and as a table.
+
+use crate::cli::Test;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use uwarp_app::output;
+use uwarp_app::units::{format_nanoseconds, format_size};
+
+/// Percentiles of a latency, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The shortest.
+    pub min: u64,
+    /// The median.
+    pub p50: u64,
+    /// 99 of 100 are shorter.
+    pub p99: u64,
+    /// 999 of 1000 are shorter.
+    pub p99_9: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+/// Round trip of a cache line between the two CPUs, in nanoseconds: tells whether the host moved them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CacheLine {
+    /// Before the test.
+    pub before: f64,
+    /// After it.
+    pub after: f64,
+}
+
+/// One result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Name of the test.
+    pub test: Test,
+    /// The device, as it was named on the command line.
+    pub device: String,
+    /// Octets of a message.
+    pub size: u64,
+    /// Largest IP packet.
+    pub mtu: u16,
+    /// Whether FPDUs carry a CRC; none in raw tests.
+    pub crc: Option<bool>,
+    /// Inline or threaded; none in raw tests.
+    pub engine: Option<String>,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Messages under way in each.
+    pub depth: u32,
+    /// Messages that were timed.
+    pub iterations: u64,
+    /// How long they took, in seconds.
+    pub seconds: f64,
+    /// Messages of which every octet was checked, in a run of their own.
+    pub verified: u64,
+    /// Latency tests: percentiles.
+    pub latency_ns: Option<Latency>,
+    /// Bandwidth tests: octets of messages in both directions counted once, 10^9 bit/s.
+    pub gbit_per_s: Option<f64>,
+    /// Bandwidth tests: 10^6 messages per second.
+    pub mops: Option<f64>,
+    /// Raw bandwidth: 10^6 frames per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mframes: Option<f64>,
+    /// Raw tests: frames of a message and octets of the longest, Ethernet header included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frames: Option<(u32, u32)>,
+    /// Cache-line round trips between the two CPUs, in `pair`.
+    pub cacheline_ns: Option<CacheLine>,
+}
+
+impl Report {
+    /// The rates of a bandwidth test.
+    pub fn set_rates(&mut self) {
+        if self.seconds > 0.0 {
+            let messages = self.iterations as f64;
+            self.gbit_per_s = Some(messages * self.size as f64 * 8.0 / self.seconds / 1e9);
+            self.mops = Some(messages / self.seconds / 1e6);
+        }
+    }
+
+    /// Writes JSON where it was asked for, and a table unless the JSON took standard output.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
+        if json != Some(Path::new("-")) {
+            output::print(self.table());
+        }
+        json.map_or(Ok(()), |path| output::write_json(path, self))
+    }
+
+    fn table(&self) -> String {
+        let mut head = vec!["test", "device", "size", "mtu"];
+        let mut row =
+            vec![self.test.name().to_owned(), self.device.clone(), format_size(self.size), self.mtu.to_string()];
+        if let Some(crc) = self.crc {
+            head.push("crc");
+            row.push(if crc { "on" } else { "off" }.to_owned());
+        }
+        let mut add = |name, value: String| {
+            head.push(name);
+            row.push(value);
+        };
+        if self.qps > 1 {
+            add("qps", self.qps.to_string());
+        }
+        if self.depth > 1 {
+            add("depth", self.depth.to_string());
+        }
+        if let Some((frames, octets)) = self.frames {
+            add("frames", format!("{frames} × {octets}"));
+        }
+        add("messages", self.iterations.to_string());
+        if let Some(latency) = &self.latency_ns {
+            for (name, value) in [
+                ("min", latency.min),
+                ("p50", latency.p50),
+                ("p99", latency.p99),
+                ("p99.9", latency.p99_9),
+                ("max", latency.max),
+            ] {
+                add(name, format_nanoseconds(value));
+            }
+        }
+        if let Some(rate) = self.gbit_per_s {
+            add("Gbit/s", format!("{rate:.2}"));
+        }
+        if let Some(rate) = self.mops {
+            add("M messages/s", format!("{rate:.3}"));
+        }
+        if let Some(rate) = self.mframes {
+            add("M frames/s", format!("{rate:.2}"));
+        }
+        if self.verified > 0 {
+            add("verified", self.verified.to_string());
+        }
+        if let Some(line) = &self.cacheline_ns {
+            add("cache line, ns", format!("{:.0} → {:.0}", line.before, line.after));
+        }
+        let mut table = output::table(head);
+        table.add_row(row);
+        output::align_numbers(&mut table, 2);
+        table.to_string()
+    }
+}

@@ -1,0 +1,66 @@
+//! Samples of a timed run: written to a plain list while the clock runs, into a histogram when it does not.
+
+use crate::report::Latency;
+use hdrhistogram::Histogram;
+
+/// Samples between two visits to the histogram: few enough to stay in the first-level cache.
+const CHUNK: usize = 2048;
+
+/// Collects round trips in nanoseconds.
+pub struct Samples {
+    chunk: Vec<u64>,
+    histogram: Histogram<u64>,
+}
+
+impl Samples {
+    /// An empty collection.
+    ///
+    /// # Errors
+    /// The histogram refuses its bounds (it does not).
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            chunk: Vec::with_capacity(CHUNK),
+            // Three figures from 1 ns to a minute; longer ones count as a minute.
+            histogram: Histogram::new_with_bounds(1, 60_000_000_000, 3)?,
+        })
+    }
+
+    /// Takes one sample; true when the list is full and [`flush`](Self::flush) is due, outside of what is timed.
+    #[inline]
+    #[must_use]
+    pub fn push(&mut self, nanoseconds: u64) -> bool {
+        self.chunk.push(nanoseconds);
+        self.chunk.len() == CHUNK
+    }
+
+    /// Moves the list into the histogram.
+    pub fn flush(&mut self) {
+        for &sample in &self.chunk {
+            self.histogram.saturating_record(sample);
+        }
+        self.chunk.clear();
+    }
+
+    /// Forgets everything: the end of the warm-up.
+    pub fn clear(&mut self) {
+        self.chunk.clear();
+        self.histogram.reset();
+    }
+
+    /// Number of samples in the histogram.
+    pub fn len(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// The percentiles.
+    pub fn latency(&mut self) -> Latency {
+        self.flush();
+        Latency {
+            min: self.histogram.min(),
+            p50: self.histogram.value_at_quantile(0.5),
+            p99: self.histogram.value_at_quantile(0.99),
+            p99_9: self.histogram.value_at_quantile(0.999),
+            max: self.histogram.max(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The client: offers its text, then its memory for the answer.
+
+use crate::advert::Advert;
+use crate::{Options, SHAPE, text};
+use anyhow::{Context as _, bail};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use uwarp::{Access, Config, ConnectOptions, Context, MemoryRegion};
+use uwarp_app::channel::{Channel, Event, connect};
+use uwarp_app::{output, signals};
+
+/// How long a server may be silent, and how long it is tried to reach it.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Pings.
+///
+/// # Errors
+/// No connection, or what came back is wrong.
+pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Result<()> {
+    let context = Context::open(config)?;
+    let domain = context.allocate_domain();
+    let source = domain.register_zeroed(options.size, Access::REMOTE_READ)?;
+    let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let (mut channel, _) = connect(
+        &context,
+        server,
+        &ConnectOptions::default(),
+        PATIENCE,
+        || Channel::new(&context, &domain, SHAPE),
+        Channel::queue_pair,
+    )?;
+    let mut rounds = 0;
+    let mut time = Duration::ZERO;
+    while (options.count == 0 || rounds < options.count) && !signals::interrupted() {
+        let text = text::of_round(rounds, options.size);
+        source.write(0, &text)?;
+        sink.fill(0..options.size, 0)?;
+        let start = Instant::now();
+        channel.send(&advert(&source).to_octets())?;
+        wait(&mut channel).context("waiting for the server to read")?;
+        channel.send(&advert(&sink).to_octets())?;
+        wait(&mut channel).context("waiting for the server to write")?;
+        time += start.elapsed();
+        let answer = sink.to_vec(0, options.size)?;
+        if options.verify && answer != text {
+            let wrong = answer.iter().zip(&text).position(|(a, b)| a != b);
+            bail!("the answer of round {rounds} is wrong from octet {} on", wrong.unwrap_or(0));
+        }
+        if options.verbose {
+            output::print(format!("ping data: {}", text::printable(&answer)));
+        }
+        rounds += 1;
+    }
+    channel.queue_pair().disconnect();
+    if rounds > 0 {
+        output::print(format!(
+            "{rounds} rounds of {} octets{}, {:.2} µs each",
+            options.size,
+            if options.verify { ", all right" } else { "" },
+            time.as_secs_f64() * 1e6 / rounds as f64
+        ));
+    }
+    channel.queue_pair().wait_disconnected(PATIENCE)?;
+    Ok(())
+}
+
+fn advert(region: &MemoryRegion) -> Advert {
+    Advert {
+        offset: region.remote_offset(),
+        stag: region.stag(),
+        // At most the longest text.
+        size: region.len() as u32,
+    }
+}
+
+/// Waits for the server's message, whose content does not matter.
+fn wait(channel: &mut Channel) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        match channel.next(Duration::from_millis(100))? {
+            Some(Event::Message(_)) => return Ok(()),
+            Some(Event::Done(_)) => {}
+            Some(Event::Closed) => bail!("the server has closed the connection"),
+            None if signals::interrupted() => bail!("interrupted"),
+            None if start.elapsed() > PATIENCE => {
+                bail!("the server has said nothing for {PATIENCE:?}")
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The server: reads what the client offers, then writes it back.
+
+use crate::advert::Advert;
+use crate::{Options, SHAPE, text};
+use anyhow::{Context as _, bail};
+use std::time::Duration;
+use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions, MemoryRegion, SendRequest};
+use uwarp_app::channel::{Channel, Event};
+use uwarp_app::{output, signals};
+
+/// Identifiers of the server's own requests do not matter: one is under way at a time.
+const WORK: u64 = 1;
+
+/// Serves one client, or with `persistent` one after the other.
+///
+/// # Errors
+/// The device cannot be opened, or (not persistent) the client broke off.
+pub fn run(config: Config, options: &Options) -> anyhow::Result<()> {
+    let context = Context::open(config)?;
+    let mut listener = context.listen(options.port, ListenOptions::default())?;
+    loop {
+        if signals::interrupted() {
+            return Ok(());
+        }
+        let Some(request) = listener.next(Duration::from_millis(100))? else {
+            continue;
+        };
+        let peer = request.peer();
+        let result = serve(&context, request, options);
+        if !options.persistent {
+            return result;
+        }
+        if let Err(error) = result {
+            eprintln!("uwarp-ping: client {peer}: {error:#}");
+        }
+    }
+}
+
+fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyhow::Result<()> {
+    let domain = context.allocate_domain();
+    let buffer = domain.register_zeroed(text::SIZE_MAX + 1, Access::LOCAL_WRITE)?;
+    let mut channel = Channel::new(context, &domain, SHAPE)?;
+    request.accept(channel.queue_pair(), AcceptOptions::default())?;
+    let mut rounds = 0;
+    while (options.count == 0 || rounds < options.count) && !signals::interrupted() {
+        let Some(source) = advert(&mut channel)? else {
+            break;
+        };
+        let size = checked(source.size, &buffer)?;
+        let entry = buffer.sge(..size)?;
+        channel.queue_pair().post_send(&[SendRequest::read(WORK, &[entry], source.stag, source.offset).signalled()])?;
+        wait_work(&mut channel).context("reading the client's text")?;
+        let content = buffer.to_vec(0, size)?;
+        if options.verify && content != text::of_round(rounds, size) {
+            bail!("the client's text of round {rounds} is not what rping sends");
+        }
+        if options.verbose {
+            output::print(format!("server ping data: {}", text::printable(&content)));
+        }
+        // The content of the server's messages has no meaning; rping sends the last advertisement's form.
+        channel.send(&source.to_octets())?;
+        let sink = advert(&mut channel)?.context("the client left in the middle of a round")?;
+        let entry = buffer.sge(..checked(sink.size, &buffer)?)?;
+        channel.queue_pair().post_send(&[SendRequest::write(WORK, &[entry], sink.stag, sink.offset).signalled()])?;
+        wait_work(&mut channel).context("writing to the client")?;
+        channel.send(&sink.to_octets())?;
+        rounds += 1;
+    }
+    // The client closes; with a count on this side, its last message must still have gone out.
+    channel.queue_pair().disconnect();
+    channel.queue_pair().wait_disconnected(crate::client::PATIENCE)?;
+    output::print(format!("{rounds} rounds"));
+    Ok(())
+}
+
+fn checked(size: u32, buffer: &MemoryRegion) -> anyhow::Result<usize> {
+    let size = size as usize;
+    if !(1..=buffer.len()).contains(&size) {
+        bail!("the client advertises {size} octets: 1 to {} are possible", buffer.len());
+    }
+    Ok(size)
+}
+
+/// The client's next advertisement; `None` when it has closed the connection.
+fn advert(channel: &mut Channel) -> anyhow::Result<Option<Advert>> {
+    loop {
+        match channel.next(Duration::from_millis(100))? {
+            Some(Event::Message(octets)) => {
+                return Advert::from_octets(&octets)
+                    .map(Some)
+                    .context("the client sent a message that is none of rping's");
+            }
+            Some(Event::Done(_)) => {}
+            Some(Event::Closed) => return Ok(None),
+            None if signals::interrupted() => return Ok(None),
+            None => {}
+        }
+    }
+}
+
+fn wait_work(channel: &mut Channel) -> anyhow::Result<()> {
+    loop {
+        match channel.next(Duration::from_millis(100))? {
+            Some(Event::Done(_)) => return Ok(()),
+            Some(Event::Message(_)) => bail!("the client sent a message out of turn"),
+            Some(Event::Closed) => bail!("the client closed the connection"),
+            None if signals::interrupted() => bail!("interrupted"),
+            None => {}
+        }
+    }
+}
