@@ -100,6 +100,11 @@ impl<P: Port> Engine<P> {
         self.core.snapshot()
     }
 
+    /// Connections, those in TIME-WAIT included.
+    pub fn flow_count(&self) -> usize {
+        self.core.flows.len()
+    }
+
     /// Buffers that connections hold: received out of order, and sent but not acknowledged.
     pub fn buffers_held(&self) -> usize {
         self.core.held.len() + self.core.records.len()

@@ -1,0 +1,458 @@
+//! A seeded mix of Sends, Writes and Reads in both directions over several streams, with every octet checked.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crossbeam::channel::Receiver;
+use uwarp_engine::Sabotage;
+use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, StartupOptions};
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
+use uwarp_memory::{Access, Registration};
+
+const PORT: u16 = 7471;
+/// Octets of random data that an end sends from.
+const SOURCE: usize = 320 << 10;
+
+/// What a run is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Faults of the network.
+    pub network: SimOptions,
+    /// Both hosts.
+    pub host: HostOptions,
+    /// Streams between the two hosts.
+    pub streams: usize,
+    /// Octets that each end of a stream moves at least, over all of its work.
+    pub octets: usize,
+    /// Longest message.
+    pub longest: usize,
+    /// Virtual time after which a run counts as stuck.
+    pub limit: Duration,
+    /// What both engines leave out.
+    pub sabotage: Sabotage,
+}
+
+impl Default for Plan {
+    /// Four streams, 256 KiB in each direction of them all, 1 % of every fault.
+    fn default() -> Plan {
+        Plan {
+            network: SimOptions {
+                delay: Duration::from_micros(10),
+                loss: 0.01,
+                duplication: 0.01,
+                reordering: 0.01,
+                corruption: 0.01,
+                hidden_corruption: 0.0,
+                ..SimOptions::default()
+            },
+            host: HostOptions::default(),
+            streams: 4,
+            octets: 64 << 10,
+            longest: 256 << 10,
+            limit: Duration::from_secs(300),
+            sabotage: Sabotage::default(),
+        }
+    }
+}
+
+/// Faults and recoveries by kind.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// How often each kind was met.
+    pub kinds: BTreeMap<&'static str, u64>,
+    /// Octets that arrived and were right.
+    pub octets: u64,
+    /// Virtual time that it took.
+    pub time: Duration,
+}
+
+impl Tally {
+    fn add(&mut self, kind: &'static str, count: u64) {
+        *self.kinds.entry(kind).or_default() += count;
+    }
+
+    /// Takes in another run.
+    pub fn merge(&mut self, other: &Tally) {
+        for (kind, count) in &other.kinds {
+            self.add(kind, *count);
+        }
+        self.octets += other.octets;
+        self.time += other.time;
+    }
+
+    /// The kinds that were never met.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.kinds.iter().filter(|(_, count)| **count == 0).map(|(kind, _)| *kind).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Operation {
+    opcode: SendOpcode,
+    /// Place in the sender's source, or in the peer's for a read.
+    from: usize,
+    /// Place in the peer's target or inbox, or in our own sink for a read.
+    to: usize,
+    length: usize,
+}
+
+/// One end of a stream.
+#[derive(Debug)]
+struct End {
+    host: usize,
+    pair: Pair,
+    operations: Vec<Operation>,
+    octets: Vec<u8>,
+    source: Registration,
+    target: Registration,
+    inbox: Registration,
+    sink: Registration,
+    posted: usize,
+    completed: usize,
+    received: usize,
+    established: bool,
+}
+
+/// One stream and the work of both of its ends.
+#[derive(Debug)]
+struct Stream {
+    ends: [End; 2],
+    /// The stream broke and was set up anew.
+    restarts: u64,
+}
+
+fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    let (mut total, mut target, mut inbox, mut sink) = (0, 0, 0, 0);
+    while total < plan.octets {
+        let length = match random.u32(0..8) {
+            0 => random.usize(0..=3),
+            1 => random.usize(0..=128),
+            2 => random.usize(1400..=1460),
+            3 => random.usize(0..=8192),
+            4 => random.usize(0..=plan.longest),
+            _ => random.usize(0..=plan.longest / 16),
+        }
+        .min(plan.longest);
+        let (opcode, place) = match random.u32(0..3) {
+            0 => (SendOpcode::Write, &mut target),
+            1 => (SendOpcode::Send, &mut inbox),
+            _ => (SendOpcode::Read, &mut sink),
+        };
+        let from = random.usize(0..=SOURCE - length);
+        operations.push(Operation { opcode, from, to: *place, length });
+        *place += length;
+        total += length;
+    }
+    // The last word: everything before it has arrived when it does.
+    operations.push(Operation { opcode: SendOpcode::Send, from: 0, to: inbox, length: 0 });
+    operations
+}
+
+fn extent(operations: &[Operation], opcode: SendOpcode) -> usize {
+    operations.iter().filter(|one| one.opcode == opcode).map(|one| one.length).sum()
+}
+
+fn part(region: &Registration, offset: usize, length: usize) -> Sge {
+    Sge { stag: region.stag(), length: length as u32, offset: region.base_offset() + offset as u64 }
+}
+
+fn pair_options() -> PairOptions {
+    PairOptions { send_depth: 32, receive_depth: 1024, completions: 2048, complete_on_ack: false }
+}
+
+impl End {
+    fn new(world: &mut World, host: usize, random: &mut fastrand::Rng, own: Vec<Operation>, peer: &[Operation]) -> End {
+        let mut octets = vec![0; SOURCE];
+        random.fill(&mut octets);
+        let pair = world.hosts[host].pair(pair_options());
+        let register = |octets, access| world.hosts[host].register(octets, access);
+        End {
+            host,
+            source: register(octets.clone(), Access::REMOTE_READ),
+            target: register(vec![0; extent(peer, SendOpcode::Write)], Access::REMOTE_WRITE),
+            inbox: register(vec![0; extent(peer, SendOpcode::Send)], Access::LOCAL_WRITE),
+            sink: register(vec![0; extent(&own, SendOpcode::Read)], Access::LOCAL_WRITE),
+            pair,
+            operations: own,
+            octets,
+            posted: 0,
+            completed: 0,
+            received: 0,
+            established: false,
+        }
+    }
+
+    fn post_receives(&mut self, peer: &[Operation]) {
+        for one in peer.iter().filter(|one| one.opcode == SendOpcode::Send) {
+            assert!(self.pair.post_receive(one.to as u64, &[part(&self.inbox, one.to, one.length)]));
+        }
+    }
+
+    fn is_done(&self, peer: &[Operation]) -> bool {
+        let sends = peer.iter().filter(|one| one.opcode == SendOpcode::Send).count();
+        self.completed == self.operations.len() && self.received == sends
+    }
+}
+
+impl Stream {
+    fn new(world: &mut World, random: &mut fastrand::Rng, plan: &Plan) -> Stream {
+        let (first, second) = (plan_operations(random, plan), plan_operations(random, plan));
+        let left = End::new(world, 0, random, first.clone(), &second);
+        let right = End::new(world, 1, random, second, &first);
+        let mut stream = Stream { ends: [left, right], restarts: 0 };
+        stream.start(world);
+        stream
+    }
+
+    fn start(&mut self, world: &mut World) {
+        let [left, right] = &mut self.ends;
+        left.post_receives(&right.operations);
+        right.post_receives(&left.operations);
+        let address = world.hosts[right.host].address;
+        let number = right.pair.number;
+        // The private data says which queue pair is meant.
+        let private_data = number.to_be_bytes().to_vec();
+        let timeout = Duration::from_secs(60);
+        let options = StartupOptions { private_data, timeout, ..StartupOptions::default() };
+        world.hosts[left.host].connect(&left.pair, (address, PORT), options);
+    }
+
+    fn restart(&mut self, world: &mut World) {
+        self.restarts += 1;
+        for end in &mut self.ends {
+            let queue_pair = end.pair.number;
+            world.hosts[end.host].command(Command::Abort { queue_pair });
+            world.hosts[end.host].command(Command::DestroyQueuePair { queue_pair, done: None });
+            end.pair = world.hosts[end.host].pair(pair_options());
+            (end.posted, end.completed, end.received, end.established) = (0, 0, 0, false);
+        }
+        self.start(world);
+    }
+
+    fn is_done(&self) -> bool {
+        let [left, right] = &self.ends;
+        left.is_done(&right.operations) && right.is_done(&left.operations)
+    }
+
+    /// Posts, reaps and looks for events of both ends. True: the stream broke.
+    fn work(&mut self) -> Result<bool, String> {
+        let mut broke = false;
+        for index in 0..2 {
+            let [left, right] = &mut self.ends;
+            let (end, peer) = if index == 0 { (left, right) } else { (right, left) };
+            if let Ok(event) = end.pair.events.try_recv() {
+                match event {
+                    ConnectionEvent::Established(_) => end.established = true,
+                    ConnectionEvent::Disconnected { .. } => broke = true,
+                    other => return Err(format!("a stream came to nothing: {other:?}")),
+                }
+            }
+            while let Some(done) = end.pair.poll() {
+                if !done.status.is_success() {
+                    broke = true;
+                } else if done.opcode == CompletionOpcode::Receive {
+                    let expected = peer.operations.iter().filter(|one| one.opcode == SendOpcode::Send);
+                    let expected = expected.clone().nth(end.received).copied();
+                    if expected.is_none_or(|one| one.length != done.length as usize || one.to as u64 != done.id) {
+                        return Err(format!("receive {} is {done:?}, not {expected:?}", end.received));
+                    }
+                    end.received += 1;
+                } else {
+                    if done.id != end.completed as u64 {
+                        return Err(format!("{done:?} instead of number {}", end.completed));
+                    }
+                    end.completed += 1;
+                }
+            }
+            while end.established && end.posted < end.operations.len() {
+                let one = end.operations[end.posted];
+                let local = match one.opcode {
+                    SendOpcode::Read => part(&end.sink, one.to, one.length),
+                    _ => part(&end.source, one.from, one.length),
+                };
+                let remote = match one.opcode {
+                    SendOpcode::Read => (peer.source.stag(), peer.source.base_offset() + one.from as u64),
+                    _ => (peer.target.stag(), peer.target.base_offset() + one.to as u64),
+                };
+                if !end.pair.post_simple(end.posted as u64, one.opcode, Some(local), remote) {
+                    break;
+                }
+                end.posted += 1;
+            }
+        }
+        Ok(broke)
+    }
+
+    /// Compares everything that arrived; gives the number of octets.
+    fn verify(&self) -> Result<u64, String> {
+        let [left, right] = &self.ends;
+        let mut octets = 0;
+        for (end, peer) in [(left, right), (right, left)] {
+            for one in &end.operations {
+                let (region, wanted) = match one.opcode {
+                    SendOpcode::Write => (&peer.target, &end.octets),
+                    SendOpcode::Read => (&end.sink, &peer.octets),
+                    _ => (&peer.inbox, &end.octets),
+                };
+                let mut found = vec![0; one.length];
+                region.read(one.to, &mut found).map_err(|error| error.to_string())?;
+                if found != wanted[one.from..one.from + one.length] {
+                    let at = found.iter().zip(&wanted[one.from..]).position(|(found, wanted)| found != wanted);
+                    return Err(format!("wrong octets at {at:?} of {one:?}"));
+                }
+                octets += one.length as u64;
+            }
+        }
+        Ok(octets)
+    }
+}
+
+/// Runs the plan with a seed.
+///
+/// # Errors
+/// What went wrong, with the seed.
+pub fn run(seed: u64, plan: &Plan) -> Result<Tally, String> {
+    try_run(seed, plan).map_err(|error| format!("seed {seed}: {error}"))
+}
+
+fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(random.u64(..), plan.network);
+    for _ in 0..2 {
+        world.add(plan.host, |config| config.sabotage = plan.sabotage);
+    }
+    let requests = world.hosts[1].listen(PORT);
+    let mut streams: Vec<Stream> = (0..plan.streams).map(|_| Stream::new(&mut world, &mut random, plan)).collect();
+    let begin = world.now();
+    loop {
+        accept(&mut world, &streams, &requests);
+        let mut all_done = true;
+        for stream in &mut streams {
+            if stream.work()? {
+                // Only damage that TCP could not see breaks a stream, once each.
+                if stream.restarts >= world.network.counters().hidden_corrupted {
+                    return Err("a stream broke without a reason".to_owned());
+                }
+                stream.restart(&mut world);
+            }
+            all_done &= stream.is_done();
+        }
+        if all_done {
+            break;
+        }
+        if world.now() - begin > plan.limit {
+            return Err(stuck(&world, &streams));
+        }
+        if !world.step() {
+            return Err(format!("nothing moves any more; {}", stuck(&world, &streams)));
+        }
+    }
+    let mut tally = Tally { time: world.now() - begin, ..Tally::default() };
+    for stream in &streams {
+        tally.octets += stream.verify()?;
+        tally.add("recovered: stream set up anew", stream.restarts);
+    }
+    count(&world, &mut tally, plan);
+    end(&mut world, &streams)?;
+    Ok(tally)
+}
+
+fn accept(world: &mut World, streams: &[Stream], requests: &Receiver<ConnectionRequest>) {
+    while let Ok(request) = requests.try_recv() {
+        let number = request.private_data.first_chunk().map_or(u32::MAX, |octets| u32::from_be_bytes(*octets));
+        match streams.iter().find(|stream| stream.ends[1].pair.number == number) {
+            Some(stream) => world.hosts[1].accept(&stream.ends[1].pair, &request, StartupOptions::default()),
+            None => world.hosts[1].command(Command::Reject { request: request.request, private_data: Vec::new() }),
+        }
+    }
+}
+
+fn stuck(world: &World, streams: &[Stream]) -> String {
+    let left = streams.iter().filter(|stream| !stream.is_done()).count();
+    let mut text = format!("{left} of {} streams are not done after {:?}", streams.len(), world.now());
+    for (number, stream) in streams.iter().enumerate().filter(|(_, stream)| !stream.is_done()).take(2) {
+        for end in &stream.ends {
+            let (posted, completed, received) = (end.posted, end.completed, end.received);
+            let all = end.operations.len();
+            text += &format!("\nstream {number}, host {}: {posted} posted, {completed} of {all}, {received} received", end.host);
+            if let Some(engine) = &world.hosts[end.host].engine {
+                let stats = engine.stats();
+                for connection in &stats.connections {
+                    if connection.queue_pair == Some(end.pair.number) {
+                        text += &format!(" {connection:?}");
+                    }
+                }
+            }
+        }
+    }
+    for host in &world.hosts {
+        if let Some(engine) = &host.engine {
+            let mut stats = engine.stats();
+            stats.connections.clear();
+            stats.queue_pairs.clear();
+            text += &format!("\n{stats:?}");
+        }
+    }
+    text
+}
+
+fn count(world: &World, tally: &mut Tally, plan: &Plan) {
+    let counters = world.network.counters();
+    tally.add("fault: lost", counters.lost);
+    tally.add("fault: duplicated", counters.duplicated);
+    tally.add("fault: reordered", counters.reordered);
+    tally.add("fault: corrupted", counters.corrupted);
+    if plan.network.hidden_corruption > 0.0 {
+        tally.add("fault: corrupted behind the checksum", counters.hidden_corrupted);
+    }
+    for host in &world.hosts {
+        let Some(engine) = &host.engine else { continue };
+        let stats = engine.stats();
+        let dropped = |reason: &str| stats.drops.get(reason).copied().unwrap_or(0);
+        tally.add("recovered: retransmission", stats.retransmissions);
+        tally.add("recovered: duplicate dropped", dropped("duplicate"));
+        tally.add("recovered: bad TCP checksum dropped", dropped("l4-checksum"));
+        tally.add("recovered: bad IP checksum dropped", dropped("ip-checksum"));
+        if plan.network.hidden_corruption > 0.0 {
+            tally.add("recovered: bad CRC found", stats.crc_errors);
+        }
+        for connection in &stats.connections {
+            tally.add("recovered: by fast recovery", connection.tcp.fast_recoveries);
+            tally.add("recovered: by retransmission time-out", connection.tcp.timeouts);
+            tally.add("recovered: by tail loss probe", connection.tcp.tail_loss_probes);
+        }
+    }
+    if plan.network.hidden_corruption == 0.0 {
+        tally.kinds.remove("recovered: stream set up anew");
+    }
+}
+
+/// Closes everything and sees that every buffer comes back.
+fn end(world: &mut World, streams: &[Stream]) -> Result<(), String> {
+    for stream in streams {
+        let end = &stream.ends[0];
+        world.hosts[end.host].command(Command::Disconnect { queue_pair: end.pair.number });
+    }
+    let over = world.run_until(Duration::from_secs(120), |world| {
+        world.hosts.iter().all(|host| host.engine.as_ref().is_none_or(|engine| engine.flow_count() == 0))
+    });
+    if !over {
+        return Err(format!("connections stay: {:?}", world.hosts[0].engine.as_ref().map(|engine| engine.stats())));
+    }
+    world.run(Duration::from_millis(10));
+    for host in &world.hosts {
+        let Some(engine) = &host.engine else { continue };
+        let stats = engine.stats();
+        let pools = stats.pools;
+        if engine.buffers_held() != 0
+            || pools.transmit_free != pools.transmit_total
+            || pools.receive_free != pools.receive_total
+        {
+            return Err(format!("buffers are missing: {stats:?}"));
+        }
+    }
+    Ok(())
+}

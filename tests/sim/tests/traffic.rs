@@ -1,0 +1,71 @@
+//! A thousand seeds of mixed traffic over a bad network, in parts that run side by side.
+
+use uwarp_engine::Sabotage;
+use uwarp_sim_tests::traffic::{Plan, Tally, run};
+
+/// Seeds of one part.
+const PART: u64 = 125;
+
+/// One in ten runs also has damage that only the CRC finds; it costs a stream, which is then set up anew.
+fn plan(seed: u64) -> Plan {
+    let mut plan = Plan::default();
+    if seed % 10 == 3 {
+        plan.network.hidden_corruption = 0.001;
+    }
+    plan
+}
+
+fn part(number: u64) {
+    let mut total = Tally::default();
+    for seed in number * PART..(number + 1) * PART {
+        match run(seed, &plan(seed)) {
+            Ok(tally) => {
+                assert!(tally.octets >= 2 * (256 << 10), "seed {seed} moved {} octets", tally.octets);
+                total.merge(&tally);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    println!("{total:#?}");
+    assert_eq!(total.missing(), [""; 0], "kinds that were never met");
+}
+
+macro_rules! parts {
+    ($($name:ident = $number:literal,)*) => {
+        $(#[test]
+        fn $name() {
+            part($number);
+        })*
+    };
+}
+
+parts! {
+    seeds_0_to_124 = 0,
+    seeds_125_to_249 = 1,
+    seeds_250_to_374 = 2,
+    seeds_375_to_499 = 3,
+    seeds_500_to_624 = 4,
+    seeds_625_to_749 = 5,
+    seeds_750_to_874 = 6,
+    seeds_875_to_999 = 7,
+}
+
+#[test]
+fn without_retransmission_the_run_fails() {
+    let sabotage = Sabotage { no_retransmission: true, ..Sabotage::default() };
+    for seed in 0..3 {
+        let result = run(seed, &Plan { sabotage, ..Plan::default() });
+        assert!(result.is_err(), "seed {seed} did not need retransmission: {result:?}");
+    }
+}
+
+#[test]
+fn without_the_crc_check_wrong_octets_get_through() {
+    let sabotage = Sabotage { no_crc_check: true, ..Sabotage::default() };
+    let failed = (0..20).filter(|seed| {
+        let mut plan = Plan { sabotage, ..Plan::default() };
+        plan.network.hidden_corruption = 0.002;
+        run(*seed, &plan).is_err()
+    });
+    assert!(failed.count() >= 10);
+}
