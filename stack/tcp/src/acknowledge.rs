@@ -255,7 +255,7 @@ impl Connection {
             return;
         }
         let flight = outstanding.min(self.congestion.window());
-        self.recovery.arm_undo();
+        self.recovery.arm_undo(true);
         self.congestion.reduce(flight);
         self.recovery.mode = Mode::Fast { until: self.queue.next(), rate: RateReduction::new(flight) };
         self.recovery.force = true;

@@ -100,6 +100,8 @@ struct Undo {
     outstanding: u32,
     /// Some were sent again.
     retransmitted: bool,
+    /// It was no time-out: what came late was overtaken.
+    fast: bool,
 }
 
 #[derive(Debug)]
@@ -260,8 +262,8 @@ impl Recovery {
     }
 
     /// A reaction begins that may have to be taken back.
-    pub(crate) fn arm_undo(&mut self) {
-        self.undo = Some(Undo { stamp: None, outstanding: 0, retransmitted: false });
+    pub(crate) fn arm_undo(&mut self, fast: bool) {
+        self.undo = Some(Undo { stamp: None, outstanding: 0, retransmitted: false, fast });
     }
 
     /// A segment was sent again, with this timestamp.
@@ -281,9 +283,10 @@ impl Recovery {
         self.undo.as_mut().and_then(|undo| undo.stamp.take())
     }
 
-    /// The reaction was taken back.
+    /// The reaction was taken back. A fast retransmission that was needless is reordering which hid itself: the late
+    /// segments were sent twice, so RFC 8985 §6.2, step 3 does not count them.
     pub(crate) fn undone(&mut self) {
-        self.undo = None;
+        self.reordering_seen |= self.undo.take().is_some_and(|undo| undo.fast);
         self.mode = Mode::Open;
         self.force = false;
     }

@@ -184,7 +184,7 @@ impl Connection {
         let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
         let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
         if !repeated {
-            self.recovery.arm_undo();
+            self.recovery.arm_undo(false);
         }
         self.congestion.timeout(flight, !matches!(self.recovery.mode, Mode::Loss { .. }));
         self.rtt.expired();

@@ -1,0 +1,288 @@
+//! Two connections, a channel with faults between them, virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use uwarp_tcp::{BufferToken, Config, Connection, Events, Info, Instant, Payload, State};
+use uwarp_wire::tcp::{SeqNumber, TcpHeader};
+
+/// What the channel does to segments.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub loss: f64,
+    pub duplicate: f64,
+    /// Part of the segments that take up to three times the delay.
+    pub reorder: f64,
+    pub delay: Duration,
+    /// Time between two segments of one direction. With zero a whole window arrives as one batch.
+    pub spacing: Duration,
+    pub seed: u64,
+}
+
+impl Faults {
+    pub fn delay(delay: Duration) -> Faults {
+        Faults { loss: 0.0, duplicate: 0.0, reorder: 0.0, delay, spacing: Duration::ZERO, seed: 1 }
+    }
+}
+
+/// A payload is where its octets lie in the sender's stream: content is a function of the position.
+#[derive(Clone, Copy, Debug)]
+struct Content {
+    offset: u64,
+    len: u32,
+}
+
+struct End {
+    connection: Connection,
+    /// Records in flight: token to content.
+    records: HashMap<u32, Content>,
+    /// Received buffers that the connection holds.
+    held: HashMap<u32, Content>,
+    next_token: u32,
+    pushed: u64,
+    received: u64,
+    bulk: u64,
+    bulk_record: u32,
+    closing: bool,
+    events: Events,
+}
+
+pub struct Pair {
+    ends: [End; 2],
+    now: Instant,
+    wire: BinaryHeap<Reverse<(Instant, u64, usize)>>,
+    segments: HashMap<u64, (TcpHeader, Content)>,
+    sequence: u64,
+    faults: Faults,
+    random: fastrand::Rng,
+    /// When the last segment to each end has left the sender's link.
+    link_free: [Instant; 2],
+}
+
+impl Pair {
+    pub fn new(left: &Config, right: &Config, faults: Faults) -> Pair {
+        let now = Instant::from_nanos(1_000_000_000);
+        let mut active = Connection::connect(left, SeqNumber(0xffff_0000), now);
+        let syn = active.poll_transmit(now).expect("a SYN").header;
+        // The listener that takes the SYN is not part of the model: this one segment always arrives.
+        let now = now + faults.delay;
+        let passive = Connection::accept(right, &syn, SeqNumber(0x7fff_ff00), now);
+        let end = |connection| End {
+            connection,
+            records: HashMap::new(),
+            held: HashMap::new(),
+            next_token: 0,
+            pushed: 0,
+            received: 0,
+            bulk: 0,
+            bulk_record: 0,
+            closing: false,
+            events: Events::NONE,
+        };
+        Pair {
+            ends: [end(active), end(passive)],
+            now,
+            wire: BinaryHeap::new(),
+            segments: HashMap::new(),
+            sequence: 0,
+            faults,
+            random: fastrand::Rng::with_seed(faults.seed),
+            link_free: [now; 2],
+        }
+    }
+
+    pub fn push(&mut self, end: usize, len: u32) {
+        let end = &mut self.ends[end];
+        let token = end.next_token;
+        end.next_token += 1;
+        end.records.insert(token, Content { offset: end.pushed, len });
+        end.connection.push(BufferToken(token), len);
+        end.pushed += u64::from(len);
+    }
+
+    /// Sends `total` octets in records of `record`, pulled by `send_space`, until all are pushed.
+    pub fn send_bulk(&mut self, end: usize, total: u64, record: u32) {
+        self.ends[end].bulk = total;
+        self.ends[end].bulk_record = record;
+        while self.ends[end].bulk > 0 {
+            self.step(None);
+        }
+    }
+
+    pub fn set_space(&mut self, end: usize, octets: u32) {
+        self.ends[end].connection.set_receive_space(octets);
+    }
+
+    pub fn set_path_mss(&mut self, end: usize, mss: u16) {
+        self.ends[end].connection.set_path_mss(mss);
+    }
+
+    pub fn close(&mut self, end: usize) {
+        self.ends[end].closing = true;
+    }
+
+    pub fn run_for(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        while self.step(Some(until)) {}
+        self.now = until;
+    }
+
+    /// Runs until nothing more happens.
+    pub fn finish(&mut self) {
+        let limit = self.now + Duration::from_secs(3600);
+        let over = |end: &End| matches!(end.connection.state(), State::TimeWait | State::Closed);
+        while !self.ends.iter().all(over) {
+            assert!(self.now < limit, "no end: {:?}\n{:?}", self.info(0), self.info(1));
+            if !self.step(None) {
+                panic!("stuck: {:?}\n{:?}", self.info(0), self.info(1));
+            }
+        }
+    }
+
+    pub fn received(&self, end: usize) -> u64 {
+        self.ends[end].received
+    }
+
+    pub fn pushed(&self, end: usize) -> u64 {
+        self.ends[end].pushed
+    }
+
+    pub fn state(&self, end: usize) -> State {
+        self.ends[end].connection.state()
+    }
+
+    pub fn info(&self, end: usize) -> Info {
+        self.ends[end].connection.info()
+    }
+
+    /// One turn of both ends and then the next thing that is due, if not later than `until`.
+    fn step(&mut self, until: Option<Instant>) -> bool {
+        for end in 0..2 {
+            self.turn(end);
+        }
+        let arrival = self.wire.peek().map(|Reverse((at, ..))| *at);
+        let deadline = self.ends.iter().filter_map(|end| end.connection.deadline()).min();
+        let Some(next) = arrival.into_iter().chain(deadline).min() else { return false };
+        if until.is_some_and(|until| next > until) {
+            return false;
+        }
+        self.now = self.now.max(next);
+        for end in &mut self.ends {
+            if end.connection.deadline().is_some_and(|deadline| deadline <= self.now) {
+                end.events |= end.connection.on_deadline(self.now);
+                end.connection.check();
+            }
+        }
+        while let Some(Reverse((at, number, to))) = self.wire.peek().copied()
+            && at <= self.now
+        {
+            self.wire.pop();
+            let (header, content) = self.segments.remove(&number).expect("a segment");
+            self.deliver(to, &header, content);
+        }
+        true
+    }
+
+    fn turn(&mut self, index: usize) {
+        let now = self.now;
+        let end = &mut self.ends[index];
+        while end.bulk > 0 {
+            let space = end.connection.send_space();
+            if space == 0 {
+                break;
+            }
+            let len = u64::from(end.bulk_record).min(end.bulk) as u32;
+            let token = end.next_token;
+            end.next_token += 1;
+            end.records.insert(token, Content { offset: end.pushed, len });
+            end.connection.push(BufferToken(token), len);
+            end.pushed += u64::from(len);
+            end.bulk -= u64::from(len);
+        }
+        if end.closing && matches!(end.connection.state(), State::Established | State::CloseWait) {
+            end.connection.close(now);
+        }
+        loop {
+            let end = &mut self.ends[index];
+            let wanted = end.connection.wants_transmit(now);
+            let Some(transmit) = end.connection.poll_transmit(now) else { break };
+            assert!(wanted, "did not want to send {transmit:?}");
+            end.connection.check();
+            let content = match transmit.payload {
+                Some(slice) => {
+                    let record = end.records[&slice.token.0];
+                    assert!(slice.offset + slice.len <= record.len && slice.len > 0);
+                    assert!(slice.len <= end.connection.effective_mss());
+                    if slice.whole_first_transmission {
+                        assert!(slice.len == record.len && !transmit.retransmission);
+                    }
+                    Content { offset: record.offset + u64::from(slice.offset), len: slice.len }
+                }
+                None => Content { offset: 0, len: 0 },
+            };
+            self.send(1 - index, transmit.header, content);
+        }
+        let end = &mut self.ends[index];
+        let acknowledged = end.connection.octets_acknowledged();
+        while let Some(token) = end.connection.pop_acknowledged() {
+            let record = end.records.remove(&token.0).expect("a record");
+            assert!(record.offset + u64::from(record.len) <= acknowledged);
+        }
+    }
+
+    fn send(&mut self, to: usize, header: TcpHeader, content: Content) {
+        // Over the wire's own octets, so that what does not fit into a header is noticed.
+        let mut octets = [0; 60];
+        let length = header.emit(&mut octets);
+        let (header, parsed) = TcpHeader::parse(&octets[..length]).expect("a header");
+        assert_eq!(length, parsed);
+        let copies = 1 + usize::from(self.random.f64() < self.faults.duplicate);
+        for _ in 0..copies {
+            let leaves = self.link_free[to].max(self.now) + self.faults.spacing;
+            self.link_free[to] = leaves;
+            if self.random.f64() < self.faults.loss {
+                continue;
+            }
+            let mut delay = self.faults.delay;
+            if self.random.f64() < self.faults.reorder {
+                delay = delay.mul_f64(1.0 + 2.0 * self.random.f64());
+            }
+            self.sequence += 1;
+            self.segments.insert(self.sequence, (header, content));
+            self.wire.push(Reverse((leaves + delay, self.sequence, to)));
+        }
+    }
+
+    fn deliver(&mut self, to: usize, header: &TcpHeader, content: Content) {
+        let end = &mut self.ends[to];
+        let token = end.next_token;
+        end.next_token += 1;
+        let received = end.connection.on_segment(self.now, header, content.len, 0, BufferToken(token));
+        end.events |= received.events;
+        assert!(!received.events.contains(Events::RESET), "reset by {header:?}");
+        match received.payload {
+            Payload::InOrder { skip, len } => end.take(content, skip, len),
+            Payload::Held => {
+                end.held.insert(token, content);
+            }
+            Payload::None | Payload::Discarded => {}
+        }
+        while let Some(held) = end.connection.take_in_order() {
+            let content = end.held.remove(&held.token.0).expect("a held buffer");
+            end.take(content, held.skip, held.len);
+        }
+        while let Some(token) = end.connection.drain_discarded() {
+            end.held.remove(&token.0).expect("a held buffer");
+        }
+        end.connection.check();
+    }
+}
+
+impl End {
+    fn take(&mut self, content: Content, skip: u32, len: u32) {
+        assert!(skip + len <= content.len && len > 0);
+        assert_eq!(content.offset + u64::from(skip), self.received, "out of order");
+        self.received += u64::from(len);
+    }
+}

@@ -1,0 +1,166 @@
+//! Two connections talk through a channel that loses, delays, reorders and duplicates, in virtual time: every octet arrives
+//! once and in order, and everything comes to an end.
+
+mod channel;
+
+use std::time::Duration;
+
+use channel::{Faults, Pair};
+use proptest::prelude::*;
+use uwarp_tcp::{Config, Congestion, State};
+
+fn config(congestion: Congestion, sack: bool, timestamps: bool, window: u32, mss: u16) -> Config {
+    Config {
+        congestion,
+        sack,
+        timestamps,
+        receive_window: window,
+        mss,
+        rto_initial: Duration::from_millis(200),
+        keep_alive: None,
+        user_timeout: None,
+        syn_retries: 30,
+        rto_max: Duration::from_secs(2),
+        time_wait: Duration::from_secs(10),
+        ..Config::default()
+    }
+}
+
+fn congestion() -> impl Strategy<Value = Congestion> {
+    prop_oneof![Just(Congestion::Reno), Just(Congestion::Cubic)]
+}
+
+prop_compose! {
+    fn settings()(
+        congestion in congestion(),
+        sack in any::<bool>(),
+        timestamps in any::<bool>(),
+        window in prop_oneof![200u32..3000, 3000u32..100_000, Just(1u32 << 20)],
+        mss in prop_oneof![100u16..1500, Just(1460u16), Just(8960u16)],
+        budget in prop_oneof![1u32..8, Just(512u32)],
+        nagle in any::<bool>(),
+    ) -> Config {
+        Config { out_of_order_budget: budget, nagle, ..config(congestion, sack, timestamps, window, mss) }
+    }
+}
+
+prop_compose! {
+    fn faults()(
+        loss in prop_oneof![Just(0.0), 0.0..0.2f64],
+        duplicate in prop_oneof![Just(0.0), 0.0..0.2f64],
+        reorder in prop_oneof![Just(0.0), 0.0..0.4f64],
+        delay in 10u64..20_000,
+        spacing in 0u64..30,
+        seed in any::<u64>(),
+    ) -> Faults {
+        Faults { loss, duplicate, reorder, delay: Duration::from_micros(delay), spacing: Duration::from_micros(spacing), seed }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::default())]
+
+    /// Random records both ways, random settings at both ends, one end stingy with its window for a while.
+    #[test]
+    fn every_octet_arrives_once_and_in_order(
+        left in settings(),
+        right in settings(),
+        faults in faults(),
+        records in prop::collection::vec((any::<bool>(), 1u32..5000), 1..120),
+        stingy in any::<bool>(),
+    ) {
+        let mut pair = Pair::new(&left, &right, faults);
+        for (index, (from_left, len)) in records.iter().enumerate() {
+            pair.push(if *from_left { 0 } else { 1 }, *len);
+            if index % 7 == 0 {
+                pair.run_for(Duration::from_micros(500));
+            }
+            if stingy && index % 11 == 0 {
+                pair.set_space(1, if index % 22 == 0 { 0 } else { 1 << 20 });
+            }
+        }
+        pair.set_space(1, 1 << 20);
+        pair.close(0);
+        pair.close(1);
+        pair.finish();
+        prop_assert_eq!(pair.received(1), pair.pushed(0));
+        prop_assert_eq!(pair.received(0), pair.pushed(1));
+        for end in 0..2 {
+            let state = pair.state(end);
+            prop_assert!(matches!(state, State::TimeWait | State::Closed), "{} is {}", end, state);
+        }
+    }
+
+    /// The path's MTU shrinks while records are in flight.
+    #[test]
+    fn path_that_shrinks_loses_nothing(
+        faults in faults(),
+        sizes in prop::collection::vec(1u32..9000, 1..40),
+        mss in 100u16..1400,
+    ) {
+        let settings = config(Congestion::Cubic, true, true, 1 << 20, 8960);
+        let mut pair = Pair::new(&settings, &settings, faults);
+        for (index, len) in sizes.iter().enumerate() {
+            pair.push(0, *len);
+            pair.run_for(Duration::from_millis(1));
+            if index == sizes.len() / 2 {
+                pair.set_path_mss(0, mss);
+            }
+        }
+        pair.close(0);
+        pair.close(1);
+        pair.finish();
+        prop_assert_eq!(pair.received(1), pair.pushed(0));
+    }
+}
+
+/// A clean path: no time-out, no retransmission, and one pure acknowledgment a batch at most.
+#[test]
+fn clean_path_needs_no_repair() {
+    let settings = config(Congestion::Cubic, true, true, 1 << 20, 1460);
+    let mut pair = Pair::new(&settings, &settings, Faults::delay(Duration::from_micros(100)));
+    pair.send_bulk(0, 4 << 20, 1448);
+    pair.close(0);
+    pair.close(1);
+    pair.finish();
+    assert_eq!(pair.received(1), 4 << 20);
+    let info = pair.info(0);
+    assert_eq!((info.timeouts, info.segments_retransmitted, info.tail_loss_probes), (0, 0, 0), "{info:?}");
+    assert_eq!(info.octets_sent, 4 << 20);
+}
+
+/// Losses anywhere, the tail included, are repaired without waiting for the retransmission timer most of the time.
+#[test]
+fn one_percent_loss_rarely_costs_a_timeout() {
+    let mut timeouts = 0;
+    for seed in 0..10 {
+        let settings = config(Congestion::Cubic, true, true, 1 << 20, 1460);
+        let faults =
+            Faults { loss: 0.01, seed, spacing: Duration::from_micros(1), ..Faults::delay(Duration::from_micros(500)) };
+        let mut pair = Pair::new(&settings, &settings, faults);
+        pair.send_bulk(0, 1 << 20, 1448);
+        pair.close(0);
+        pair.close(1);
+        pair.finish();
+        assert_eq!(pair.received(1), 1 << 20);
+        timeouts += pair.info(0).timeouts;
+    }
+    // 7,240 segments, of which 72 are lost.
+    assert!(timeouts <= 2, "{timeouts} time-outs");
+}
+
+/// Reordering alone is no loss once it has been seen.
+#[test]
+fn reordering_costs_few_retransmissions() {
+    let settings = config(Congestion::Cubic, true, true, 1 << 20, 1460);
+    let faults =
+        Faults { reorder: 0.1, seed: 7, spacing: Duration::from_micros(1), ..Faults::delay(Duration::from_millis(2)) };
+    let mut pair = Pair::new(&settings, &settings, faults);
+    pair.send_bulk(0, 4 << 20, 1448);
+    pair.close(0);
+    pair.close(1);
+    pair.finish();
+    assert_eq!(pair.received(1), 4 << 20);
+    let info = pair.info(0);
+    assert!(info.reordering_seen && info.segments_retransmitted < 60, "{info:?}");
+}
