@@ -12,8 +12,6 @@ use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
 
 const PORT: u16 = 7471;
-/// Octets of random data that an end sends from.
-const SOURCE: usize = 320 << 10;
 
 /// What a run is made of.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +26,8 @@ pub struct Plan {
     pub octets: usize,
     /// Longest message.
     pub longest: usize,
+    /// Octets of random data that each end sends from; not below `longest`.
+    pub source: usize,
     /// Virtual time after which a run counts as stuck.
     pub limit: Duration,
     /// What both engines leave out.
@@ -51,6 +51,7 @@ impl Default for Plan {
             streams: 4,
             octets: 64 << 10,
             longest: 256 << 10,
+            source: 320 << 10,
             limit: Duration::from_secs(300),
             sabotage: Sabotage::default(),
         }
@@ -141,7 +142,7 @@ fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
             1 => (SendOpcode::Send, &mut inbox),
             _ => (SendOpcode::Read, &mut sink),
         };
-        let from = random.usize(0..=SOURCE - length);
+        let from = random.usize(0..=plan.source - length);
         operations.push(Operation { opcode, from, to: *place, length });
         *place += length;
         total += length;
@@ -160,13 +161,11 @@ fn part(region: &Registration, offset: usize, length: usize) -> Sge {
 }
 
 fn pair_options() -> PairOptions {
-    PairOptions { send_depth: 32, receive_depth: 1024, completions: 2048, complete_on_ack: false }
+    PairOptions { send_depth: 32, receive_depth: 512, completions: 1024, complete_on_ack: false }
 }
 
 impl End {
-    fn new(world: &mut World, host: usize, random: &mut fastrand::Rng, own: Vec<Operation>, peer: &[Operation]) -> End {
-        let mut octets = vec![0; SOURCE];
-        random.fill(&mut octets);
+    fn new(world: &mut World, host: usize, octets: Vec<u8>, own: Vec<Operation>, peer: &[Operation]) -> End {
         let pair = world.hosts[host].pair(pair_options());
         let register = |octets, access| world.hosts[host].register(octets, access);
         End {
@@ -200,8 +199,13 @@ impl End {
 impl Stream {
     fn new(world: &mut World, random: &mut fastrand::Rng, plan: &Plan) -> Stream {
         let (first, second) = (plan_operations(random, plan), plan_operations(random, plan));
-        let left = End::new(world, 0, random, first.clone(), &second);
-        let right = End::new(world, 1, random, second, &first);
+        let mut octets = || {
+            let mut octets = vec![0; plan.source];
+            random.fill(&mut octets);
+            octets
+        };
+        let left = End::new(world, 0, octets(), first.clone(), &second);
+        let right = End::new(world, 1, octets(), second, &first);
         let mut stream = Stream { ends: [left, right], restarts: 0 };
         stream.start(world);
         stream

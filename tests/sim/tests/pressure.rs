@@ -1,0 +1,44 @@
+//! Buffer pools that are far too small for what goes on: slower, never stuck.
+
+use std::time::Duration;
+
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::HostOptions;
+use uwarp_sim_tests::traffic::{Plan, run};
+
+/// A tenth of the usual pools, 5 % loss.
+fn short_of_buffers(streams: usize) -> Plan {
+    Plan {
+        network: SimOptions { delay: Duration::from_micros(20), loss: 0.05, ..SimOptions::default() },
+        host: HostOptions { mtu: 1500, receive_buffers: 409, transmit_buffers: 409, queue_pairs: 1024 },
+        streams,
+        octets: 8 << 10,
+        longest: 8 << 10,
+        source: 16 << 10,
+        limit: Duration::from_secs(600),
+        ..Plan::default()
+    }
+}
+
+#[test]
+fn a_thousand_queue_pairs_share_a_tenth_of_the_buffers_at_five_percent_loss() {
+    for seed in 0..2 {
+        match run(seed, &short_of_buffers(1000)) {
+            Ok(tally) => println!("{tally:#?}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_handful_of_buffers_is_enough_to_go_on() {
+    for seed in 0..20 {
+        let mut plan = short_of_buffers(8);
+        plan.host.receive_buffers = 16;
+        plan.host.transmit_buffers = 24;
+        plan.octets = 64 << 10;
+        if let Err(error) = run(seed, &plan) {
+            panic!("{error}");
+        }
+    }
+}
