@@ -305,6 +305,7 @@ impl World {
             busy |= turned.busy;
             next = [next, turned.next_deadline].into_iter().flatten().min();
         }
+        next = [next, self.network.next_arrival()].into_iter().flatten().min();
         let soon = self.now + Duration::from_micros(1);
         if busy {
             self.now = soon;

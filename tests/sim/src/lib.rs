@@ -2,8 +2,10 @@
 //! its seed and comes again.
 //!
 //! * [`traffic`]: streams that carry a seeded mix of Sends, Writes and Reads over a network with faults, and check every
-//!   octet.
+//!   octet;
+//! * [`raw`]: a peer that is no engine, and breaks the protocol where it is told to.
 
 #![forbid(unsafe_code)]
 
+pub mod raw;
 pub mod traffic;

@@ -1,0 +1,328 @@
+//! Peers that break the protocol: each costs its own connection and nothing else.
+
+use std::time::Duration;
+
+use crossbeam::channel::Receiver;
+use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, DisconnectReason, TerminateCode};
+use uwarp_engine::rig::{Pair, PairOptions, World};
+use uwarp_engine::work::{SendOpcode, Sge, Status};
+use uwarp_memory::{Access, Registration};
+use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
+use uwarp_tcp::Events;
+use uwarp_wire::rdmap::Opcode;
+
+const PORT: u16 = 7471;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An engine with a healthy stream from another engine, and a raw peer in full operation with a queue pair of its own.
+struct Scene {
+    world: World,
+    requests: Receiver<ConnectionRequest>,
+    healthy: Pair,
+    _healthy_server: Pair,
+    victim: Pair,
+    region: Registration,
+    peer: RawPeer,
+}
+
+fn scene() -> Scene {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let healthy = world.hosts[0].pair(PairOptions::default());
+    let healthy_server = world.hosts[1].pair(PairOptions::default());
+    world.join((0, &healthy), (1, &healthy_server), &requests, PORT);
+    let victim = world.hosts[1].pair(PairOptions::default());
+    let region = world.hosts[1].register(vec![0; 4096], Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let peer = RawPeer::start(&mut world, 9, 1, &victim, &requests, PORT);
+    Scene { world, requests, healthy, _healthy_server: healthy_server, victim, region, peer }
+}
+
+impl Scene {
+    /// A first, right FPDU: before it a Responder may not speak, not even to terminate.
+    fn greet(&mut self) {
+        let hello = fpdu(&write(self.region.stag(), 0, b"hello"));
+        self.peer.send(&hello);
+        let region = &self.region;
+        assert!(self.peer.run_until(&mut self.world, SECOND, |_, _| {
+            let mut octets = [0; 5];
+            region.read(0, &mut octets).is_ok() && octets == *b"hello"
+        }));
+    }
+
+    /// The victim's stream has ended, the healthy one has not, and nothing is left behind.
+    fn check(mut self, reason: Option<DisconnectReason>) {
+        let mut ended = None;
+        let victim = &self.victim;
+        self.peer.run_until(&mut self.world, 40 * SECOND, |_, _| {
+            ended = ended.take().or(victim.events.try_recv().ok());
+            ended.is_some()
+        });
+        match (ended, reason) {
+            (Some(ConnectionEvent::Disconnected { reason, .. }), Some(expected)) => assert_eq!(reason, expected),
+            (Some(ConnectionEvent::Disconnected { .. }), None) => {}
+            (other, _) => panic!("the stream did not end: {other:?}"),
+        }
+        while let Some(completion) = self.victim.poll() {
+            assert_eq!(completion.status, Status::Flushed);
+        }
+        check_healthy(&mut self.world, &mut self.healthy);
+        self.world.hosts[0].command(Command::Disconnect { queue_pair: self.healthy.number });
+        assert!(self.peer.run_until(&mut self.world, 60 * SECOND, |_, world| {
+            world.hosts.iter().all(|host| host.engine.as_ref().is_some_and(|engine| engine.flow_count() == 0))
+        }));
+        nothing_left(&mut self.world);
+        drop(self.requests);
+    }
+}
+
+fn check_healthy(world: &mut World, healthy: &mut Pair) {
+    let source = world.hosts[0].register((0..100_000).map(|at| at as u8).collect::<Vec<u8>>(), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 100_000], Access::REMOTE_WRITE);
+    let local = Sge { stag: source.stag(), length: 100_000, offset: 0 };
+    assert!(healthy.post_simple(1, SendOpcode::Write, Some(local), (target.stag(), 0)));
+    assert!(world.run_until(SECOND, |_| {
+        let (mut sent, mut there) = (vec![0; 100_000], vec![0; 100_000]);
+        source.read(0, &mut sent).is_ok() && target.read(0, &mut there).is_ok() && sent == there
+    }));
+}
+
+fn nothing_left(world: &mut World) {
+    world.run(Duration::from_millis(10));
+    for host in &world.hosts {
+        let engine = host.engine.as_ref().expect("alive");
+        let stats = engine.stats();
+        assert_eq!(engine.buffers_held(), 0);
+        assert_eq!(stats.pools.transmit_free, stats.pools.transmit_total);
+        assert_eq!(stats.pools.receive_free, stats.pools.receive_total);
+    }
+}
+
+fn terminated(send: impl FnOnce(&mut Scene), layer: u8, error_type: u8, code: u8) {
+    let mut scene = scene();
+    assert!(scene.victim.post_receive(1, &[]));
+    scene.greet();
+    send(&mut scene);
+    assert_eq!(scene.peer.terminate(&mut scene.world), Some((layer, error_type, code)));
+    scene.check(Some(DisconnectReason::LocalTerminated(TerminateCode { layer, error_type, code })));
+}
+
+#[test]
+fn a_bad_crc_is_terminated_and_nothing_of_it_is_placed() {
+    terminated(
+        |scene| {
+            let mut bad = fpdu(&write(scene.region.stag(), 100, b"evil"));
+            bad[20] ^= 1;
+            scene.peer.send(&bad);
+            scene.peer.run_until(&mut scene.world, Duration::from_millis(1), |_, _| false);
+            let mut octets = [0; 8];
+            scene.region.read(100, &mut octets).expect("in range");
+            assert_eq!(octets, [0; 8]);
+        },
+        2,
+        0,
+        2,
+    );
+}
+
+#[test]
+fn a_wrong_message_number_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&untagged(Opcode::Send, 0, 2, 0, b""))), 1, 2, 3);
+}
+
+#[test]
+fn a_wrong_message_offset_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&untagged(Opcode::Send, 0, 1, 4, b""))), 1, 2, 4);
+}
+
+#[test]
+fn an_unknown_queue_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&untagged(Opcode::Send, 5, 1, 0, b""))), 1, 2, 1);
+}
+
+#[test]
+fn an_unknown_stag_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&write(scene.region.stag() ^ 1, 0, b"evil"))), 1, 1, 0);
+}
+
+#[test]
+fn an_offset_out_of_range_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&write(scene.region.stag(), 4093, b"evil"))), 1, 1, 1);
+}
+
+#[test]
+fn an_offset_that_wraps_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&write(scene.region.stag(), u64::MAX, b"evil"))), 1, 1, 3);
+}
+
+#[test]
+fn a_second_send_without_a_receive_is_terminated() {
+    let mut scene = scene();
+    scene.greet();
+    scene.peer.send(&fpdu(&untagged(Opcode::Send, 0, 1, 0, b"")));
+    assert_eq!(scene.peer.terminate(&mut scene.world), Some((1, 2, 2)));
+    scene.check(Some(DisconnectReason::LocalTerminated(TerminateCode { layer: 1, error_type: 2, code: 2 })));
+}
+
+#[test]
+fn an_opcode_that_is_not_enabled_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, &[0; 52]))), 0, 2, 6);
+}
+
+#[test]
+fn a_segment_shorter_than_its_header_is_terminated() {
+    terminated(|scene| scene.peer.send(&fpdu(&[0xC1, 0x40, 0])), 1, 0, 0);
+}
+
+#[test]
+fn a_read_response_that_nobody_asked_for_is_terminated() {
+    terminated(
+        |scene| {
+            let mut response = write(scene.region.stag(), 0, b"evil");
+            response[1] = 0x42;
+            scene.peer.send(&fpdu(&response));
+        },
+        0,
+        2,
+        6,
+    );
+}
+
+#[test]
+fn more_reads_than_agreed_are_terminated() {
+    // The engine answers as fast as it is asked, so the requests must come in one piece.
+    terminated(
+        |scene| {
+            let stag = scene.region.stag();
+            let mut body = vec![0; 28];
+            body[0..4].copy_from_slice(&1u32.to_be_bytes());
+            body[12..16].copy_from_slice(&4096u32.to_be_bytes());
+            body[16..20].copy_from_slice(&stag.to_be_bytes());
+            let requests: Vec<u8> =
+                (1..=200).flat_map(|number| fpdu(&untagged(Opcode::ReadRequest, 1, number, 0, &body))).collect();
+            scene.peer.send(&requests);
+        },
+        1,
+        2,
+        2,
+    );
+}
+
+#[test]
+fn stopping_inside_an_fpdu_by_a_close_ends_the_stream() {
+    let mut scene = scene();
+    scene.greet();
+    let whole = fpdu(&write(scene.region.stag(), 0, &[1; 1000]));
+    scene.peer.send(&whole[..500]);
+    scene.peer.close(&mut scene.world);
+    assert_eq!(scene.peer.terminate(&mut scene.world), Some((2, 0, 1)));
+    let mut octets = [0; 8];
+    scene.region.read(8, &mut octets).expect("in range");
+    assert_eq!(octets, [0; 8]);
+    scene.check(Some(DisconnectReason::PeerClosedEarly));
+}
+
+#[test]
+fn stopping_inside_an_fpdu_by_dying_ends_the_stream_when_no_probe_is_answered() {
+    let mut scene = scene();
+    scene.greet();
+    let whole = fpdu(&write(scene.region.stag(), 0, &[1; 60_000]));
+    scene.peer.send(&whole[..30_000]);
+    scene.peer.run_until(&mut scene.world, Duration::from_millis(10), |_, _| false);
+    let Scene { mut world, mut healthy, victim, peer, .. } = scene;
+    drop(peer);
+    let mut ended = None;
+    world.run_until(60 * SECOND, |_| {
+        ended = victim.events.try_recv().ok();
+        ended.is_some()
+    });
+    let number = victim.number;
+    let reason = DisconnectReason::TimedOut;
+    assert_eq!(ended, Some(ConnectionEvent::Disconnected { queue_pair: number, reason }));
+    check_healthy(&mut world, &mut healthy);
+    world.hosts[0].command(Command::Disconnect { queue_pair: healthy.number });
+    assert!(world.run_until(60 * SECOND, |world| {
+        world.hosts[1].engine.as_ref().is_some_and(|engine| engine.flow_count() == 0)
+    }));
+    nothing_left(&mut world);
+}
+
+#[test]
+fn an_fpdu_in_single_octets_is_put_together() {
+    let mut scene = scene();
+    let whole = fpdu(&write(scene.region.stag(), 0, b"hello"));
+    for octet in &whole {
+        scene.peer.send(&[*octet]);
+    }
+    let region = &scene.region;
+    assert!(scene.peer.run_until(&mut scene.world, 5 * SECOND, |_, _| {
+        let mut octets = [0; 5];
+        region.read(0, &mut octets).is_ok() && octets == *b"hello"
+    }));
+    scene.world.hosts[1].command(Command::Abort { queue_pair: scene.victim.number });
+    scene.check(Some(DisconnectReason::Aborted));
+}
+
+#[test]
+fn words_that_are_no_mpa_request_are_answered_by_a_reset() {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let mut peer = RawPeer::connect(&world, 9, 1, PORT);
+    peer.send(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n");
+    assert!(peer.run_until(&mut world, SECOND, |peer, _| peer.events.contains(Events::RESET)));
+    assert!(requests.try_recv().is_err());
+    nothing_left(&mut world);
+}
+
+#[test]
+fn a_peer_that_never_sends_its_request_is_reset() {
+    let mut world = World::two();
+    let _requests = world.hosts[1].listen(PORT);
+    let mut peer = RawPeer::connect(&world, 9, 1, PORT);
+    peer.send(&request()[..10]);
+    assert!(peer.run_until(&mut world, 20 * SECOND, |peer, _| peer.events.contains(Events::RESET)));
+    nothing_left(&mut world);
+}
+
+/// Right streams with a few octets changed: nothing panics, nobody else is hurt, everything comes back.
+#[test]
+fn damaged_streams_cost_at_most_themselves() {
+    for seed in 0..150 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut scene = scene();
+        for number in 0..4 {
+            assert!(scene.victim.post_receive(number, &[]));
+        }
+        let stag = scene.region.stag();
+        let mut octets = Vec::new();
+        for number in 1..=random.u32(1..20) {
+            let mut ulpdu = match random.u32(0..4) {
+                0 => write(stag, random.u64(0..5000), &vec![1; random.usize(0..600)]),
+                1 => untagged(Opcode::Send, 0, random.u32(1..=number), 0, &vec![2; random.usize(0..3)]),
+                2 => untagged(Opcode::Terminate, 2, 1, 0, &[0x12, 5, 0xC0, 0]),
+                _ => untagged(Opcode::ReadRequest, 1, random.u32(1..=number), 0, &[0; 28]),
+            };
+            // Behind the CRC, so that what is damaged is looked at by the layers above.
+            if random.bool() {
+                let place = random.usize(0..ulpdu.len().min(46));
+                ulpdu[place] ^= 1 << random.u32(0..8);
+            }
+            octets.extend(fpdu(&ulpdu));
+        }
+        if random.bool() {
+            octets.truncate(random.usize(0..octets.len()));
+        }
+        scene.peer.send(&octets);
+        scene.peer.run_until(&mut scene.world, Duration::from_millis(50), |_, _| false);
+        scene.peer.close(&mut scene.world);
+        let Scene { mut world, mut healthy, victim, mut peer, .. } = scene;
+        peer.run_until(&mut world, 5 * SECOND, |_, _| victim.events.try_recv().is_ok());
+        world.hosts[1].command(Command::Abort { queue_pair: victim.number });
+        check_healthy(&mut world, &mut healthy);
+        world.hosts[0].command(Command::Disconnect { queue_pair: healthy.number });
+        let over = peer.run_until(&mut world, 60 * SECOND, |_, world| {
+            world.hosts.iter().all(|host| host.engine.as_ref().is_some_and(|engine| engine.flow_count() == 0))
+        });
+        assert!(over, "seed {seed}");
+        nothing_left(&mut world);
+    }
+}
