@@ -194,7 +194,7 @@ impl Connection {
     pub(crate) fn finish(&mut self, event: StateEvent, reason: CloseReason) {
         self.enter(event, Phase::Closed { reason });
         self.queue.stop();
-        self.receiver.reassembly.clear();
+        self.receiver.stop();
         self.timers = Timers::default();
         self.pending = Pending::default();
     }

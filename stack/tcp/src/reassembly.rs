@@ -162,6 +162,21 @@ impl Reassembly {
         self.runs.insert(0, joined);
     }
 
+    /// The stream ends at `position`: whatever claims to be behind it is given up.
+    pub(crate) fn end_at(&mut self, position: Position) {
+        while let Some(back) = self.held.back_mut()
+            && back.end > position
+        {
+            if back.start < position {
+                back.end = position;
+                break;
+            }
+            self.discarded.push(back.token);
+            self.held.pop_back();
+        }
+        self.cut_runs(position);
+    }
+
     /// Nothing from `position` on is held any more.
     fn cut_runs(&mut self, position: Position) {
         for run in &mut self.runs {

@@ -187,6 +187,7 @@ impl Receiver {
         let wanted = end.min(limit);
         if fin && self.fin.is_none() && end <= self.edge && end >= self.next {
             self.fin = Some(end);
+            self.reassembly.end_at(end);
         }
         let result = if start >= end {
             (Payload::None, None)
@@ -299,6 +300,14 @@ impl Receiver {
             self.ack_at = Instant::NEVER;
             self.ack_now = true;
         }
+    }
+
+    /// The end: gives up what is held and acknowledges nothing any more.
+    pub(crate) fn stop(&mut self) {
+        self.reassembly.clear();
+        self.ack_at = Instant::NEVER;
+        self.ack_now = false;
+        self.duplicates_owed = 0;
     }
 
     /// Whether a pure acknowledgment is to be sent.

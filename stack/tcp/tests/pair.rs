@@ -58,7 +58,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::default())]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Random records both ways, random settings at both ends, one end stingy with its window for a while.
     #[test]
