@@ -1,5 +1,8 @@
 //! Two connections, a channel with faults between them, virtual time.
 
+// Each test binary uses a part of this.
+#![allow(dead_code)]
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
@@ -150,6 +153,10 @@ impl Pair {
 
     pub fn state(&self, end: usize) -> State {
         self.ends[end].connection.state()
+    }
+
+    pub fn memory(&self, end: usize) -> usize {
+        self.ends[end].connection.memory()
     }
 
     pub fn info(&self, end: usize) -> Info {
