@@ -3,3 +3,4 @@
 
 pub mod namespace;
 pub mod raw_peer;
+pub mod stack;

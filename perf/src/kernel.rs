@@ -1,0 +1,258 @@
+//! The peer: the kernel's TCP over a veth pair between two network namespaces, without segmentation or checksum
+//! offload and at MTU 1500, which is what a stack that touches every octet can be compared with.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// What an end of the kernel peer does.
+#[derive(Args)]
+pub struct Options {
+    /// Which end
+    role: Role,
+    /// What to measure
+    test: Test,
+    /// Where the server listens
+    address: SocketAddr,
+    /// Octets of each message
+    size: usize,
+    /// How long the client measures, in milliseconds
+    milliseconds: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Role {
+    Server,
+    Client,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum Test {
+    /// Round trips, both ends spinning on non-blocking sockets
+    Latency,
+    /// One way, blocking
+    Bandwidth,
+}
+
+/// What the client prints as JSON.
+#[derive(Serialize, Deserialize)]
+pub struct Outcome {
+    /// Median round trip.
+    pub p50_ns: f64,
+    /// Payload.
+    pub gbit_per_s: f64,
+}
+
+/// Runs one end, in the namespace it was started in.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    match options.role {
+        Role::Server => serve(options),
+        Role::Client => {
+            println!("{}", serde_json::to_string(&measure(options)?)?);
+            Ok(())
+        }
+    }
+}
+
+fn serve(options: &Options) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(options.address)?;
+    println!("ready");
+    let (mut stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    let mut message = vec![0; options.size];
+    match options.test {
+        Test::Latency => {
+            stream.set_nonblocking(true)?;
+            while spin_read(&mut stream, &mut message)? {
+                spin_write(&mut stream, &message)?;
+            }
+        }
+        Test::Bandwidth => {
+            let mut total = 0_u64;
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                match stream.read(&mut buffer)? {
+                    0 => break,
+                    count => total += count as u64,
+                }
+            }
+            stream.write_all(&total.to_be_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(options: &Options) -> anyhow::Result<Outcome> {
+    let mut stream = TcpStream::connect(options.address)?;
+    stream.set_nodelay(true)?;
+    let duration = Duration::from_millis(options.milliseconds);
+    let mut message = vec![0; options.size];
+    match options.test {
+        Test::Latency => {
+            stream.set_nonblocking(true)?;
+            let mut samples = Vec::new();
+            let warm_up = Instant::now() + duration / 5;
+            let end = warm_up + duration;
+            loop {
+                let start = Instant::now();
+                spin_write(&mut stream, &message)?;
+                ensure!(spin_read(&mut stream, &mut message)?, "the kernel peer left early");
+                let now = Instant::now();
+                if start >= warm_up {
+                    samples.push((now - start).as_nanos() as u64);
+                }
+                if now >= end {
+                    break;
+                }
+            }
+            samples.sort_unstable();
+            Ok(Outcome { p50_ns: samples[samples.len() / 2] as f64, gbit_per_s: 0.0 })
+        }
+        Test::Bandwidth => {
+            let start = Instant::now();
+            while start.elapsed() < duration {
+                stream.write_all(&message)?;
+            }
+            stream.shutdown(std::net::Shutdown::Write)?;
+            let mut total = [0; 8];
+            stream.read_exact(&mut total)?;
+            let bits = u64::from_be_bytes(total) as f64 * 8.0;
+            Ok(Outcome { p50_ns: 0.0, gbit_per_s: bits / start.elapsed().as_nanos() as f64 })
+        }
+    }
+}
+
+/// Reads a whole message; `false` at the end of the stream.
+fn spin_read(stream: &mut TcpStream, message: &mut [u8]) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < message.len() {
+        match stream.read(&mut message[filled..]) {
+            Ok(0) => return Ok(false),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+fn spin_write(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < message.len() {
+        match stream.write(&message[sent..]) {
+            Ok(count) => sent += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Two network namespaces with a veth pair between them; gone when dropped.
+pub struct Namespaces {
+    names: [String; 2],
+}
+
+const SERVER_ADDRESS: &str = "10.88.0.1";
+const CLIENT_ADDRESS: &str = "10.88.0.2";
+
+impl Namespaces {
+    /// Makes them; needs root, iproute2 and ethtool.
+    pub fn new() -> anyhow::Result<Self> {
+        let names = ["a", "b"].map(|end| format!("uwarp-bench-{}-{end}", std::process::id()));
+        let namespaces = Self { names };
+        let [server, client] = &namespaces.names;
+        for name in [server, client] {
+            execute("ip", &["netns", "add", name])?;
+        }
+        execute(
+            "ip",
+            &["link", "add", "bench0", "netns", server, "type", "veth", "peer", "name", "bench0", "netns", client],
+        )?;
+        for (name, address) in [(server, SERVER_ADDRESS), (client, CLIENT_ADDRESS)] {
+            let inside = |arguments: &[&str]| execute("ip", &[&["netns", "exec", name], arguments].concat());
+            inside(&["ethtool", "-K", "bench0", "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
+            // The kernel here prefers BBR, which paces; a bulk flow without loss is what is compared.
+            inside(&["sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"])?;
+            inside(&["ip", "addr", "add", &format!("{address}/24"), "dev", "bench0"])?;
+            inside(&["ip", "link", "set", "bench0", "up"])?;
+        }
+        Ok(namespaces)
+    }
+
+    /// Runs one measurement with the server on the first CPU and the client on the second.
+    pub fn measure(
+        &self,
+        test: Test,
+        size: usize,
+        duration: Duration,
+        cpus: (usize, usize),
+    ) -> anyhow::Result<Outcome> {
+        let port = 4000 + (test as u16);
+        let address = format!("{SERVER_ADDRESS}:{port}");
+        let mut server = self.start(0, "server", test, &address, size, duration, cpus.0)?;
+        let mut ready = [0; 6];
+        server.stdout.as_mut().context("the server's output")?.read_exact(&mut ready)?;
+        let client = self.start(1, "client", test, &address, size, duration, cpus.1)?;
+        let output = client.wait_with_output()?;
+        ensure!(output.status.success(), "the kernel peer's client failed");
+        server.wait()?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one line per end; a struct would only be spelled once")]
+    fn start(
+        &self,
+        end: usize,
+        role: &str,
+        test: Test,
+        address: &str,
+        size: usize,
+        duration: Duration,
+        cpu: usize,
+    ) -> anyhow::Result<Child> {
+        let test = match test {
+            Test::Latency => "latency",
+            Test::Bandwidth => "bandwidth",
+        };
+        Command::new("ip")
+            .args(["netns", "exec", &self.names[end], "taskset", "-c", &cpu.to_string()])
+            .arg(std::env::current_exe()?)
+            .args(["kernel-peer", role, test, address, &size.to_string(), &duration.as_millis().to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the kernel peer")
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Half-made namespaces are taken away too; what is not there needs nothing.
+            let _ = execute("ip", &["netns", "delete", name]);
+        }
+    }
+}
+
+fn execute(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    ensure!(
+        output.status.success(),
+        "{program} {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}

@@ -1,2 +1,0 @@
-//! (under construction)
-#![forbid(unsafe_code)]

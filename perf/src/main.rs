@@ -1,0 +1,38 @@
+//! Side-by-side measurements: uwarp, the raw device under it, a C program on the same device, and the kernel's TCP,
+//! interleaved in one run so that every figure has a limit and a peer beside it.
+#![forbid(unsafe_code)]
+
+mod compare;
+mod kernel;
+mod programs;
+
+use clap::{Parser, Subcommand};
+
+/// Measures uwarp beside its limit and its peers.
+#[derive(Parser)]
+#[command(name = "uwarp-bench", version, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  cargo build --release -p uwarp-perf -p uwarp-bench
+  target/release/uwarp-bench compare
+  target/release/uwarp-bench compare --device memif --rounds 9 --json perf/baselines/memif.json";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, and kernel TCP, in turn A B A B
+    Compare(compare::Options),
+    /// One end of the kernel TCP peer (started by `compare`)
+    #[command(hide = true)]
+    KernelPeer(kernel::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Compare(options) => compare::run(&options),
+        Command::KernelPeer(options) => kernel::run(&options),
+    }
+}

@@ -1,0 +1,103 @@
+//! The programs that are measured: `uwarp-perf` beside this one, and the C ping-pong built from perf/c.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+
+/// What `uwarp-perf --json` prints, as far as it is used here.
+#[derive(Debug, Deserialize)]
+pub struct Report {
+    /// Round trips or times from post to completion.
+    pub latency_ns: Option<Latency>,
+    /// Payload.
+    pub gbit_per_s: Option<f64>,
+    /// Operations.
+    pub mops: Option<f64>,
+    /// A cache line's round trip between the two CPUs around the test.
+    pub cacheline_ns: Option<CacheLine>,
+}
+
+/// Percentiles in nanoseconds.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Latency {
+    pub p50: f64,
+    pub p99: f64,
+    pub p99_9: f64,
+}
+
+/// Nanoseconds of a round trip.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct CacheLine {
+    pub before: f64,
+    pub after: f64,
+}
+
+/// `uwarp-perf`, which lies beside this program.
+pub struct UwarpPerf(PathBuf);
+
+impl UwarpPerf {
+    /// Finds it.
+    pub fn find() -> anyhow::Result<Self> {
+        let path = std::env::current_exe()?.with_file_name("uwarp-perf");
+        ensure!(path.exists(), "{} is not there: cargo build --release -p uwarp-perf", path.display());
+        Ok(Self(path))
+    }
+
+    /// Runs `pair TEST` once.
+    pub fn pair(
+        &self,
+        test: &str,
+        device: &str,
+        size: usize,
+        more: &[String],
+        duration: Duration,
+    ) -> anyhow::Result<Report> {
+        let output = Command::new(&self.0)
+            .args(["pair", test, "--device", device, "--size", &size.to_string(), "--json", "-"])
+            .args(["--duration", &format!("{}ms", duration.as_millis())])
+            .args(more)
+            .stdin(Stdio::null())
+            .output()?;
+        if !output.status.success() {
+            bail!("uwarp-perf pair {test} over {device}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!("uwarp-perf pair {test} printed no report: {}", String::from_utf8_lossy(&output.stdout))
+        })
+    }
+}
+
+/// The C program that does nothing but burst calls: what shows that the raw figure is not ours to blame.
+pub struct RawC {
+    program: PathBuf,
+}
+
+impl RawC {
+    /// Builds it with the system's compiler into `folder`.
+    pub fn build(folder: &Path) -> anyhow::Result<Self> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/raw_pingpong.c");
+        let program = folder.join("raw_pingpong");
+        let flags =
+            Command::new("pkg-config").args(["--cflags", "--libs", "libdpdk"]).output().context("pkg-config")?;
+        let flags = String::from_utf8(flags.stdout)?;
+        let status = Command::new("cc")
+            .args(["-O3", "-o"])
+            .arg(&program)
+            .arg(source)
+            .args(flags.split_whitespace())
+            .status()
+            .context("cannot run cc")?;
+        ensure!(status.success(), "the C ping-pong does not build");
+        Ok(Self { program })
+    }
+
+    /// The program's path.
+    pub fn path(&self) -> &Path {
+        &self.program
+    }
+}

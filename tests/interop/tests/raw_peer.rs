@@ -1,0 +1,248 @@
+//! A plain kernel socket speaks MPA, DDP and RDMAP with the stack, over tap and over af_packet.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+use std::time::Duration;
+
+use uwarp::{CompletionOpcode, ConnectOptions, Context, DeviceConfig, ReceiveRequest, SendRequest, Status};
+use uwarp_interop_tests::namespace;
+use uwarp_interop_tests::raw_peer::{self, RawPeer};
+use uwarp_interop_tests::stack::{self, Endpoint, PATIENCE};
+
+const STACK: &str = "10.77.0.1/24";
+const KERNEL: &str = "10.77.0.2/24";
+
+#[test]
+fn a_kernel_socket_speaks_with_the_stack_over_af_packet() {
+    namespace::inside("a_kernel_socket_speaks_with_the_stack_over_af_packet", || {
+        namespace::veth("stack0", "kernel0", KERNEL, 1500).expect("a veth pair");
+        let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
+        every_conversation(&stack::open(device, STACK));
+    });
+}
+
+#[test]
+fn a_kernel_socket_speaks_with_the_stack_over_tap() {
+    namespace::inside("a_kernel_socket_speaks_with_the_stack_over_tap", || {
+        let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
+        let context = stack::open(device, STACK);
+        namespace::tap_address("tap0", KERNEL).expect("an address on the tap");
+        every_conversation(&context);
+    });
+}
+
+fn every_conversation(context: &Context) {
+    the_kernel_connects(context);
+    the_stack_connects(context);
+    octets_arrive_one_by_one(context);
+    several_fpdus_come_in_one_segment(context);
+    faults_cost_their_own_connection(context);
+    a_rejected_request_carries_private_data(context);
+    the_kernel_leaves_in_the_middle(context);
+}
+
+/// Connects a raw peer to a fresh endpoint of the stack.
+fn connected(context: &Context, port: u16) -> (Endpoint, RawPeer) {
+    let mut endpoint = Endpoint::new(context);
+    let receives: Vec<_> = (0..2).map(|index| endpoint.region.sge(index * 1024..(index + 1) * 1024).unwrap()).collect();
+    for (id, sge) in receives.iter().enumerate() {
+        endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id as u64, &[*sge])]).expect("room");
+    }
+    let address = context.socket_address(port);
+    let mut peer = None;
+    endpoint.accept(context, port, || {
+        peer = Some(thread::spawn(move || {
+            let mut peer = RawPeer::connect(address).expect("the stack accepts TCP");
+            peer.send_request(4, 4, b"hello").expect("a request goes out");
+            let (flags, revision, data) = peer.read_startup().expect("a reply");
+            assert_eq!(flags & 0xe0, 0x40, "CRC asked for, no markers, not rejected");
+            assert_eq!((revision, &data[4..]), (2, &b"hello"[..]));
+            peer
+        }));
+    });
+    (endpoint, peer.expect("started").join().expect("the peer's start-up"))
+}
+
+fn the_kernel_connects(context: &Context) {
+    let (mut endpoint, mut peer) = connected(context, 7001);
+    let (stag, base) = (endpoint.region.stag(), endpoint.region.remote_offset());
+
+    peer.send_ulpdu(&raw_peer::write(stag, base + 4096, b"written by the kernel")).unwrap();
+    peer.send_ulpdu(&raw_peer::send(1, b"sent by the kernel")).unwrap();
+    let received = endpoint.completion();
+    assert_eq!((received.opcode, received.status), (CompletionOpcode::Receive, Status::Success));
+    assert_eq!(endpoint.octets(0, received.length as usize), b"sent by the kernel");
+    assert_eq!(endpoint.octets(4096, 21), b"written by the kernel", "a Send is delivered after earlier Writes");
+
+    // The sink's STag and offset come back uninterpreted (RFC 5040 §4.4).
+    peer.send_ulpdu(&raw_peer::read_request(1, (0xdead_beef, 77), 21, (stag, base + 4096))).unwrap();
+    let response = peer.read_ulpdu().unwrap();
+    assert_eq!(response.0, raw_peer::read_response(0xdead_beef, 77, b"written by the kernel"));
+
+    the_stack_speaks(&mut endpoint, &mut peer);
+
+    endpoint.queue_pair.disconnect();
+    assert!(peer.at_end(), "a graceful end is a FIN");
+    drop(peer);
+    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+}
+
+/// Send, Write and Read from the stack, as the octets on the wire.
+fn the_stack_speaks(endpoint: &mut Endpoint, peer: &mut RawPeer) {
+    endpoint.region.write(8192, b"out of the stack").unwrap();
+    let source = [endpoint.region.sge(8192..8208).unwrap()];
+    let sink = [endpoint.region.sge(9000..9005).unwrap()];
+    endpoint.queue_pair.post_send(&[SendRequest::send(10, &source)]).unwrap();
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::send(1, b"out of the stack"));
+    endpoint.queue_pair.post_send(&[SendRequest::write(11, &source, 0x1234_5678, 0x42)]).unwrap();
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::write(0x1234_5678, 0x42, b"out of the stack"));
+    endpoint.queue_pair.post_send(&[SendRequest::read(12, &sink, 0x9abc_def0, 0x1000)]).unwrap();
+    let request = peer.read_ulpdu().unwrap();
+    let (sink_stag, sink_offset) = (sink[0].stag, sink[0].offset);
+    assert_eq!(request.0, raw_peer::read_request(1, (sink_stag, sink_offset), 5, (0x9abc_def0, 0x1000)));
+    peer.send_ulpdu(&raw_peer::read_response(sink_stag, sink_offset, b"reply")).unwrap();
+    for id in [10, 11, 12] {
+        let completion = endpoint.completion();
+        assert_eq!((completion.id, completion.status), (id, Status::Success));
+    }
+    assert_eq!(endpoint.octets(9000, 5), b"reply");
+}
+
+fn the_stack_connects(context: &Context) {
+    let listener = TcpListener::bind("10.77.0.2:7002").expect("the kernel listens");
+    let server = thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("the stack connects");
+        let mut peer = RawPeer::from_stream(stream).unwrap();
+        let (flags, revision, data) = peer.read_startup().expect("a request");
+        assert_eq!((flags, revision), (0x50, 2), "CRC and enhanced data, nothing else");
+        assert_eq!(data, [0, 3, 0, 2, b'h', b'i'], "IRD 3, ORD 2, private data");
+        peer.send_reply(2, 3, b"welcome").unwrap();
+        peer
+    });
+    let mut endpoint = Endpoint::new(context);
+    let to: SocketAddr = "10.77.0.2:7002".parse().unwrap();
+    let options = ConnectOptions::default().private_data(&b"hi"[..]).reads(3, 2);
+    let established = context.connect(&mut endpoint.queue_pair, to, options).expect("the start-up succeeds");
+    assert_eq!((established.ird, established.ord), (3, 2));
+    assert_eq!(established.private_data, b"welcome");
+    let mut peer = server.join().unwrap();
+    the_stack_speaks(&mut endpoint, &mut peer);
+    // The kernel ends in order, on a message boundary.
+    peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+}
+
+fn octets_arrive_one_by_one(context: &Context) {
+    let (mut endpoint, mut peer) = connected(context, 7003);
+    for octet in raw_peer::fpdu(&raw_peer::send(1, b"drop by drop")) {
+        peer.send(&[octet]).unwrap();
+        thread::sleep(Duration::from_micros(200));
+    }
+    let received = endpoint.completion();
+    assert_eq!(endpoint.octets(0, received.length as usize), b"drop by drop");
+}
+
+fn several_fpdus_come_in_one_segment(context: &Context) {
+    let (mut endpoint, mut peer) = connected(context, 7004);
+    let (stag, base) = (endpoint.region.stag(), endpoint.region.remote_offset());
+    let mut octets = Vec::new();
+    for index in 0..100_u64 {
+        octets.extend(raw_peer::fpdu(&raw_peer::write(stag, base + 4096 + index, &[index as u8])));
+    }
+    octets.extend(raw_peer::fpdu(&raw_peer::send(1, b"all")));
+    peer.send(&octets).unwrap();
+    assert_eq!(endpoint.completion().status, Status::Success);
+    assert_eq!(endpoint.octets(4096, 100), (0..100).collect::<Vec<u8>>());
+}
+
+fn faults_cost_their_own_connection(context: &Context) {
+    let (mut bystander, mut bystanding_peer) = connected(context, 7100);
+    let rights_of = |endpoint: &Endpoint| (endpoint.region.stag(), endpoint.region.remote_offset());
+    let (stag, base) = rights_of(&bystander);
+    let mut bad_crc = raw_peer::fpdu(&raw_peer::write(stag, base, b"never placed"));
+    *bad_crc.last_mut().unwrap() ^= 1;
+    type Frames = Box<dyn Fn(u32, u64) -> Vec<u8>>;
+    let faults: Vec<(&str, (u8, u8, u8), Frames)> = vec![
+        ("bad CRC", (2, 0, 2), Box::new(move |_, _| bad_crc.clone())),
+        ("unknown STag", (1, 1, 0), Box::new(|stag, base| raw_peer::fpdu(&raw_peer::write(stag ^ 0xff, base, b"x")))),
+        (
+            "out of range",
+            (1, 1, 1),
+            Box::new(|stag, base| raw_peer::fpdu(&raw_peer::write(stag, base + 65_535, b"xy"))),
+        ),
+        ("offset wraps", (1, 1, 3), Box::new(|stag, _| raw_peer::fpdu(&raw_peer::write(stag, u64::MAX, b"xy")))),
+        ("wrong MSN", (1, 2, 3), Box::new(|_, _| raw_peer::fpdu(&raw_peer::send(2, b"x")))),
+        (
+            "wrong offset in the message",
+            (1, 2, 4),
+            Box::new(|_, _| raw_peer::fpdu(&raw_peer::untagged(true, 3, 0, 1, 4, b"x"))),
+        ),
+        ("no such queue", (1, 2, 1), Box::new(|_, _| raw_peer::fpdu(&raw_peer::untagged(true, 3, 7, 1, 0, b"x")))),
+        (
+            "no receive posted",
+            (1, 2, 2),
+            Box::new(|_, _| (1..=3).flat_map(|sequence| raw_peer::fpdu(&raw_peer::send(sequence, b"x"))).collect()),
+        ),
+        ("longer than the receive", (1, 2, 5), Box::new(|_, _| raw_peer::fpdu(&raw_peer::send(1, &[0; 1025])))),
+        ("unknown opcode", (0, 2, 6), Box::new(|_, _| raw_peer::fpdu(&raw_peer::untagged(true, 0xe, 0, 1, 0, b"")))),
+        (
+            "read of an unknown STag",
+            (0, 1, 0),
+            Box::new(|stag, base| raw_peer::fpdu(&raw_peer::read_request(1, (1, 0), 8, (stag ^ 0xff, base)))),
+        ),
+        (
+            "read out of range",
+            (0, 1, 1),
+            Box::new(|stag, base| raw_peer::fpdu(&raw_peer::read_request(1, (1, 0), 65_537, (stag, base)))),
+        ),
+    ];
+    for (index, (name, terminate, frames)) in faults.iter().enumerate() {
+        let (mut endpoint, mut peer) = connected(context, 7101 + index as u16);
+        let (stag, base) = rights_of(&endpoint);
+        // Until one valid FPDU has come the responder is silent, and a Terminate is not due (RFC 5044 §7.1.2).
+        peer.send_ulpdu(&raw_peer::write(1, 0, b"")).unwrap();
+        peer.send(&frames(stag, base)).unwrap();
+        let answer = peer.read_ulpdu().unwrap_or_else(|error| panic!("{name}: no Terminate: {error}"));
+        assert_eq!(answer.terminate(), Some(*terminate), "{name}");
+        assert!(peer.at_end(), "{name}: FIN behind the Terminate");
+        drop(peer);
+        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "{name}");
+        assert_eq!(endpoint.octets(4096, 16), [0; 16], "{name}: nothing was placed");
+        if *name == "no receive posted" {
+            continue; // the first two Sends took all there were
+        }
+        let last = std::iter::from_fn(|| endpoint.completions.next(Duration::from_millis(200)).unwrap()).last();
+        assert!(last.is_some_and(|last| !last.status.is_success()), "{name}: posted receives are flushed");
+    }
+    // The connection that did nothing wrong still works.
+    bystanding_peer.send_ulpdu(&raw_peer::send(1, b"still here")).unwrap();
+    let received = bystander.completion();
+    assert_eq!(bystander.octets(0, received.length as usize), b"still here");
+}
+
+fn a_rejected_request_carries_private_data(context: &Context) {
+    let mut listener = context.listen(7005, uwarp::ListenOptions::default()).unwrap();
+    let address = context.socket_address(7005);
+    let peer = thread::spawn(move || {
+        let mut peer = RawPeer::connect(address).unwrap();
+        peer.send_request(1, 1, b"please").unwrap();
+        peer.read_startup().expect("a reply")
+    });
+    let request = listener.next(PATIENCE).unwrap().expect("a request");
+    assert_eq!((request.private_data(), request.ird(), request.ord()), (&b"please"[..], Some(1), Some(1)));
+    request.reject(b"not today").unwrap();
+    let (flags, _, data) = peer.join().unwrap();
+    assert_eq!(flags & 0x20, 0x20, "the reject bit");
+    assert!(data.ends_with(b"not today"), "{data:?}");
+}
+
+fn the_kernel_leaves_in_the_middle(context: &Context) {
+    for (port, keep) in [(7006, 1), (7007, 10), (7008, 30)] {
+        let (mut endpoint, mut peer) = connected(context, port);
+        let frame = raw_peer::fpdu(&raw_peer::send(1, b"half of this never comes"));
+        peer.send(&frame[..keep]).unwrap();
+        drop(peer);
+        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "{keep} octets, then FIN");
+        assert_eq!(endpoint.completion().status, Status::Flushed);
+    }
+}
