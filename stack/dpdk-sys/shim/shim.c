@@ -14,6 +14,7 @@
 #include <rte_lcore.h>
 #include <rte_log.h>
 #include <rte_mbuf.h>
+#include <rte_memory.h>
 #include <rte_mempool.h>
 #include <rte_ring.h>
 
@@ -194,6 +195,50 @@ int uwarp_gate_interposed(void)
 {
 	/* The first definition in the program's search order is the one that shared libraries are bound to. */
 	return dlsym(RTLD_DEFAULT, "epoll_wait") == (void *)epoll_wait;
+}
+
+/* ---- descriptors of EAL's memory ---- */
+
+#define SPARED_MAX 4096
+
+static uint8_t spared[SPARED_MAX];
+static __thread int sparing;
+
+static int spare_segment(const struct rte_memseg_list *list, const struct rte_memseg *segment, void *argument)
+{
+	int fd;
+
+	(void)argument;
+	if (list->external)
+		return 0;
+	/* The walk holds the lock that the plain function would take. */
+	fd = rte_memseg_get_fd_thread_unsafe(segment);
+	if (fd >= 0 && fd < SPARED_MAX)
+		__atomic_store_n(&spared[fd], 1, __ATOMIC_RELEASE);
+	return 0;
+}
+
+void uwarp_spare_memory_descriptors(void)
+{
+	rte_memseg_walk(spare_segment, NULL);
+}
+
+void uwarp_sparing_begin(void)
+{
+	sparing++;
+}
+
+void uwarp_sparing_end(void)
+{
+	sparing--;
+}
+
+/* In front of libc's, as epoll_wait above. */
+int close(int fd)
+{
+	if (fd >= 0 && fd < SPARED_MAX && __atomic_load_n(&spared[fd], __ATOMIC_ACQUIRE) && (sparing > 0 || on_gate_thread()))
+		return 0;
+	return (int)syscall(SYS_close, fd);
 }
 
 /* ---- layout ---- */

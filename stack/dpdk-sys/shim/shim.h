@@ -44,6 +44,12 @@ void uwarp_gate_install(uint32_t interrupt_thread, uwarp_gate_hook close, uwarp_
 /* Whether EAL's library calls the epoll_wait of this program: without it there is no gate. */
 int uwarp_gate_interposed(void);
 
+/* A zero-copy memif client closes EAL's own descriptors of its memory when it connects or disconnects, after which it cannot
+ * connect again. Calls of close on the interrupt thread, and between `begin` and `end` on any other, leave those open. */
+void uwarp_spare_memory_descriptors(void);
+void uwarp_sparing_begin(void);
+void uwarp_sparing_end(void);
+
 /* Offsets and sizes as C sees them, for comparison. */
 struct uwarp_layout {
 	size_t mbuf_size, mbuf_buf_addr, mbuf_data_off, mbuf_refcnt, mbuf_nb_segs, mbuf_port, mbuf_ol_flags;

@@ -25,7 +25,8 @@ pub enum DeviceConfig {
         /// The control socket.
         socket: PathBuf,
         /// The client hands its packet buffers over instead of copying into the shared rings. The server always copies.
-        /// A zero-copy client does not connect a second time after its server died.
+        /// The driver never gives back the buffers that are in a zero-copy client's rings when it disconnects: each peer that
+        /// dies costs up to `ring_size` buffers of either pool. Where peers come and go, prefer to copy.
         #[serde(default)]
         zero_copy: bool,
         /// Slots per ring, a power of two from 2 to 16384. Default 1024.

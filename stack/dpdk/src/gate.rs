@@ -12,7 +12,7 @@
 //! So the burst pays two plain stores and a load. Control calls that take a device's memory away hold the same gate,
 //! see [`exclusive`].
 
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dpdk_sys as sys;
@@ -25,10 +25,12 @@ pub(crate) struct BurstFlag {
     stopped: AtomicBool,
 }
 
-/// The gate. Written under `SECTION` only.
-static CLOSED: AtomicBool = AtomicBool::new(false);
-/// The kernel has no membarrier: every burst has a full fence instead.
-static FENCED: AtomicBool = AtomicBool::new(false);
+/// The gate, one word so that a burst asks once: 0 when it is open.
+static GATE: AtomicU8 = AtomicU8::new(0);
+/// In `GATE`: closed. Set and taken back under `SECTION` only.
+const CLOSED: u8 = 1;
+/// In `GATE`, for good: the kernel has no membarrier, so every burst has a full fence instead.
+const FENCED: u8 = 2;
 /// All flags there are.
 static FLAGS: Mutex<Vec<Arc<BurstFlag>>> = Mutex::new(Vec::new());
 /// Whether somebody holds the gate closed. Not a guard, since the interrupt thread holds it between two calls.
@@ -58,14 +60,22 @@ impl BurstFlag {
         self.inside.store(true, Ordering::Relaxed);
         // Store, then load: the CPU may swap them, and membarrier on the other side is what it cannot swap across.
         compiler_fence(Ordering::SeqCst);
-        if FENCED.load(Ordering::Relaxed) {
+        if GATE.load(Ordering::Acquire) == 0 && !self.stopped.load(Ordering::Relaxed) {
+            return true;
+        }
+        self.enter_slowly()
+    }
+
+    #[cold]
+    fn enter_slowly(&self) -> bool {
+        if GATE.load(Ordering::Relaxed) & FENCED != 0 {
             fence(Ordering::SeqCst);
         }
-        if CLOSED.load(Ordering::Acquire) || self.stopped.load(Ordering::Relaxed) {
-            self.inside.store(false, Ordering::Release);
-            return false;
+        if GATE.load(Ordering::Acquire) & CLOSED == 0 && !self.stopped.load(Ordering::Relaxed) {
+            return true;
         }
-        true
+        self.inside.store(false, Ordering::Release);
+        false
     }
 
     /// The burst is over.
@@ -88,14 +98,13 @@ fn acquire() {
     *held = true;
     drop(held);
 
+    // A queue that registers later finds the gate closed, since the list's lock orders it after this.
     let flags = lock(&FLAGS);
+    let before = GATE.fetch_or(CLOSED, Ordering::SeqCst);
     if flags.is_empty() {
-        // A queue that registers from now on finds the gate closed, since the list's lock orders it after this.
-        CLOSED.store(true, Ordering::SeqCst);
         return;
     }
-    CLOSED.store(true, Ordering::SeqCst);
-    if FENCED.load(Ordering::Relaxed) {
+    if before & FENCED != 0 {
         fence(Ordering::SeqCst);
     } else {
         membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
@@ -108,7 +117,7 @@ fn acquire() {
 }
 
 fn release() {
-    CLOSED.store(false, Ordering::Release);
+    GATE.fetch_and(!CLOSED, Ordering::Release);
     *lock(&SECTION) = false;
     SECTION_FREE.notify_one();
 }
@@ -118,10 +127,14 @@ pub(crate) fn exclusive<T>(work: impl FnOnce() -> T) -> T {
     struct Release;
     impl Drop for Release {
         fn drop(&mut self) {
+            // SAFETY: counts on this thread, `begin` came before.
+            unsafe { sys::uwarp_sparing_end() };
             release();
         }
     }
     acquire();
+    // SAFETY: counts on this thread.
+    unsafe { sys::uwarp_sparing_begin() };
     let _release = Release;
     work()
 }
@@ -157,7 +170,7 @@ pub(crate) fn install() -> Result<(), String> {
     }
     let thread = interrupt_thread().ok_or("EAL's interrupt thread was not found in /proc/self/task")?;
     if !membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) {
-        FENCED.store(true, Ordering::SeqCst);
+        GATE.fetch_or(FENCED, Ordering::SeqCst);
     }
     // SAFETY: both functions stay valid for good.
     unsafe { sys::uwarp_gate_install(thread, Some(interrupt_thread_closes), Some(interrupt_thread_opens)) };
@@ -201,7 +214,7 @@ mod tests {
         assert!(flag.enter());
         std::thread::scope(|scope| {
             scope.spawn(|| exclusive(|| assert!(done.load(Ordering::SeqCst))));
-            while !CLOSED.load(Ordering::SeqCst) {
+            while GATE.load(Ordering::SeqCst) & CLOSED == 0 {
                 std::thread::yield_now();
             }
             done.store(true, Ordering::SeqCst);

@@ -19,6 +19,8 @@ mod gate;
 mod log;
 mod maintenance;
 mod mbuf;
+#[doc(hidden)]
+pub mod measure;
 mod plan;
 mod pool;
 mod port;

@@ -12,6 +12,12 @@ use crate::{DeviceConfig, Error, HEADROOM, MemifRole, PortOptions};
 /// The longest path of a socket.
 const SOCKET_PATH_MAX: usize = 107;
 
+/// What Linux puts in front of a frame in the ring of a packet socket (TPACKET_V2), the Ethernet header's alignment included.
+const PACKET_SOCKET_HEADER: u32 = 66;
+
+/// The driver of tap sends no longer frames, whatever the interface's MTU is.
+const TAP_MTU_MAX: u16 = 1500;
+
 /// A socket that a device uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
@@ -40,8 +46,10 @@ pub(crate) struct Plan {
     pub(crate) gated: bool,
     /// A stop and a start make it connect again.
     pub(crate) reconnects: bool,
-    /// The kernel's interface has to be told the MTU.
-    pub(crate) sets_mtu: bool,
+    /// The driver sends EAL's own descriptors of its memory to the peer, and closes them.
+    pub(crate) shares_memory: bool,
+    /// The kernel's interface that has to be told the MTU.
+    pub(crate) tells_mtu: Option<String>,
     pub(crate) netns: Option<String>,
 }
 
@@ -140,7 +148,8 @@ impl Plan {
             tx_descriptors,
             gated: false,
             reconnects: false,
-            sets_mtu: false,
+            shares_memory: false,
+            tells_mtu: None,
             netns: None,
         };
         match device {
@@ -172,7 +181,8 @@ impl Plan {
                 }
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::SEQPACKET, listens });
                 plan.gated = true;
-                plan.reconnects = !listens && !zero_copy;
+                plan.reconnects = !listens;
+                plan.shares_memory = !listens && *zero_copy;
             }
             DeviceConfig::VirtioUser { socket, server, packed, queue_size, mac } => {
                 let size = queue_size.unwrap_or(rx_descriptors.max(tx_descriptors).min(1024));
@@ -209,21 +219,30 @@ impl Plan {
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: !client });
             }
             DeviceConfig::Tap { name, mac, netns } => {
+                if options.mtu > TAP_MTU_MAX {
+                    return Err(Error::Unsupported {
+                        device: plan.name,
+                        reason: format!("carries an MTU of {TAP_MTU_MAX} at most, and {} is asked for", options.mtu),
+                    });
+                }
                 if name.len() > 15 {
                     return Err(bad(format!("the interface name {name} is longer than 15 characters")));
                 }
                 plan.arguments = format!("iface={}", plain("the interface name", name)?);
                 if let Some(mac) = mac {
                     check_mac(mac)?;
-                    plan.arguments.push_str(&format!(",mac={mac}"));
+                    // What the driver is told becomes the kernel's address; ours differs in the last bit, see port/open.rs.
+                    let (head, last) = mac.split_at(mac.len() - 1);
+                    let last = u8::from_str_radix(last, 16).unwrap_or(0) ^ 1;
+                    plan.arguments.push_str(&format!(",mac={head}{last:x}"));
                 }
-                plan.sets_mtu = true;
+                plan.tells_mtu = Some(name.clone());
                 plan.netns.clone_from(netns);
             }
             DeviceConfig::AfPacket { interface, netns, frame_count } => {
-                // The kernel's header and address go in front of the frame in the same slot.
-                let slot = (u32::from(room) + 128).next_power_of_two();
-                let slot = if options.mtu <= 1500 { 2048 } else { slot };
+                // The kernel's header goes in front of the frame in the same slot, and the driver wants buffers for a whole slot.
+                let slot = (u32::from(options.mtu) + 22 + PACKET_SOCKET_HEADER).next_multiple_of(512).max(2048);
+                plan.data_room = plan.data_room.max(slot as u16 + HEADROOM as u16);
                 let count = frame_count.unwrap_or(u32::from(rx_descriptors)).next_multiple_of(8).max(8);
                 plan.arguments = format!(
                     "iface={},qpairs={queues},blocksz={},framesz={slot},framecnt={count},qdisc_bypass=1",

@@ -162,8 +162,7 @@ impl Queue {
     }
 
     /// DPDK's number of the port and the transmit pool, for measuring against C.
-    #[doc(hidden)]
-    pub fn raw_parts(&self) -> (u16, *mut rte_mempool) {
+    pub(crate) fn raw_parts(&self) -> (u16, *mut rte_mempool) {
         (self.port.port_id(), self.tx_pool)
     }
 }

@@ -138,6 +138,11 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     let mut mac = sys::rte_ether_addr::default();
     // SAFETY: fills the address in.
     unsafe { sys::rte_eth_macaddr_get(port, &mut mac) };
+    // The driver gives its own address to the kernel's interface too, and a station does not answer itself: ours differs in
+    // one bit. The driver hands over every frame whatever its address.
+    if matches!(config, DeviceConfig::Tap { .. }) {
+        mac.addr_bytes[5] ^= 1;
+    }
     // SAFETY: the driver's name is a static string, or null.
     let driver = unsafe {
         if limits.driver_name.is_null() {
@@ -189,25 +194,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
 /// What the kernel has to say of an interface, before DPDK says it less clearly.
 fn check_interface(config: &DeviceConfig, options: &PortOptions) -> Result<(), Error> {
     let DeviceConfig::AfPacket { interface, .. } = config else { return Ok(()) };
-    // This thread's /sys shows the namespace that the process started in, so ask the kernel by socket.
-    let query = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).map_err(
-        |error| Error::System { what: "a socket to ask for interfaces".to_owned(), reason: error.to_string() },
-    )?;
-    if rustix::net::netdevice::name_to_index(&query, interface).is_err() {
-        return Err(Error::Configuration(format!("there is no network interface {interface} here: see ip link")));
-    }
-    // SAFETY: a zeroed request is valid; the name is shorter than the field, since the kernel knew it.
-    let mtu = unsafe {
-        use std::os::fd::AsRawFd;
-        let mut request: libc::ifreq = std::mem::zeroed();
-        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
-            *to = from as libc::c_char;
-        }
-        if libc::ioctl(query.as_raw_fd(), libc::SIOCGIFMTU, &mut request) != 0 {
-            return Ok(());
-        }
-        request.ifr_ifru.ifru_mtu
-    };
+    let mtu = interface_mtu(interface, None)?;
     if mtu < i32::from(options.mtu) {
         return Err(Error::Configuration(format!(
             "the MTU of interface {interface} is {mtu}, and {} is asked for: ip link set dev {interface} mtu {}",
@@ -215,6 +202,40 @@ fn check_interface(config: &DeviceConfig, options: &PortOptions) -> Result<(), E
         )));
     }
     Ok(())
+}
+
+/// The MTU of a kernel interface in this thread's network namespace, after setting it if there is one to set.
+fn interface_mtu(interface: &str, new: Option<u16>) -> Result<i32, Error> {
+    use std::os::fd::AsRawFd;
+    let failed = |error: std::io::Error| match error.raw_os_error() {
+        Some(libc::ENODEV) => {
+            Error::Configuration(format!("there is no network interface {interface} here: see ip link"))
+        }
+        _ => Error::System { what: format!("the MTU of interface {interface}"), reason: error.to_string() },
+    };
+    // /sys shows the namespace that the process started in: ask by socket instead.
+    let query = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)
+        .map_err(|error| failed(error.into()))?;
+    if interface.len() >= libc::IFNAMSIZ {
+        return Err(failed(std::io::Error::from_raw_os_error(libc::ENODEV)));
+    }
+    // SAFETY: a zeroed request is valid, and the name ends with a zero. The kernel reads and writes the request only.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+            *to = from as libc::c_char;
+        }
+        if let Some(new) = new {
+            request.ifr_ifru.ifru_mtu = i32::from(new);
+            if libc::ioctl(query.as_raw_fd(), libc::SIOCSIFMTU, &mut request) != 0 {
+                return Err(failed(std::io::Error::last_os_error()));
+            }
+        }
+        if libc::ioctl(query.as_raw_fd(), libc::SIOCGIFMTU, &mut request) != 0 {
+            return Err(failed(std::io::Error::last_os_error()));
+        }
+        Ok(request.ifr_ifru.ifru_mtu)
+    }
 }
 
 /// Makes the device on its bus and finds its port.
@@ -423,12 +444,8 @@ fn configure(port: u16, plan: &Plan, options: &PortOptions, limits: &sys::rte_et
     if result != 0 {
         return Err(failed(plan, "rte_eth_dev_configure", result, &mark));
     }
-    if plan.sets_mtu {
-        // SAFETY: the port is open.
-        let result = unsafe { sys::rte_eth_dev_set_mtu(port, options.mtu) };
-        if result != 0 {
-            return Err(failed(plan, "rte_eth_dev_set_mtu", result, &mark));
-        }
+    if let Some(interface) = &plan.tells_mtu {
+        interface_mtu(interface, Some(options.mtu))?;
     }
     Ok(Features { rx, tx, rss })
 }
@@ -473,6 +490,10 @@ fn set_up_queues(
 }
 
 fn start(port: u16, plan: &Plan, options: &PortOptions, queues: &[QueueState], deadline: Instant) -> Result<(), Error> {
+    if plan.shares_memory {
+        // SAFETY: walks over EAL's memory.
+        unsafe { sys::uwarp_spare_memory_descriptors() };
+    }
     // SAFETY: the port is configured; a port that failed to start can be started again.
     let attempt = || unsafe { sys::rte_eth_dev_start(port) };
     let attempt = || if plan.gated { gate::exclusive(attempt) } else { attempt() };

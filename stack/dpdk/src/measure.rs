@@ -1,0 +1,45 @@
+//! C's own loops over a queue of ours, and the clock to time them: the yardstick for this crate. Not for anything else.
+
+use dpdk_sys as sys;
+
+use crate::Queue;
+
+/// The time stamp counter.
+#[inline]
+pub fn ticks() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { sys::uwarp_ticks() }
+}
+
+/// Ticks of the counter in a nanosecond.
+pub fn ticks_per_nanosecond() -> f64 {
+    // SAFETY: reads what EAL measured.
+    unsafe { sys::uwarp_ticks_per_nanosecond() }
+}
+
+/// Ticks for so many receive bursts of C's inline function on an idle queue; 0 if a packet came.
+pub fn c_empty_receive(queue: &Queue, rounds: u64) -> u64 {
+    let (port, _) = queue.raw_parts();
+    // SAFETY: the queue is open and used by nobody else meanwhile.
+    unsafe { sys::uwarp_time_rx_burst(port, queue.index(), rounds) }
+}
+
+/// Ticks for so many receive bursts through a C function that is not inlined.
+pub fn c_shim_empty_receive(queue: &Queue, rounds: u64) -> u64 {
+    let (port, _) = queue.raw_parts();
+    let mut packets = [std::ptr::null_mut(); 32];
+    let start = ticks();
+    for _ in 0..rounds {
+        // SAFETY: as above; there is room for 32 packets.
+        let count = unsafe { sys::uwarp_rx_burst(port, queue.index(), packets.as_mut_ptr(), 32) };
+        assert_eq!(count, 0, "the queue is idle");
+    }
+    ticks() - start
+}
+
+/// Ticks for so many rounds of taking `batch` buffers, at most 64, and giving them back, with C's inline functions.
+pub fn c_alloc_free(queue: &Queue, batch: u32, rounds: u64) -> u64 {
+    let (_, pool) = queue.raw_parts();
+    // SAFETY: the pool is live.
+    unsafe { sys::uwarp_time_alloc_free(pool, batch, rounds) }
+}

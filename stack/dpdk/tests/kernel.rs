@@ -1,0 +1,248 @@
+//! Devices with the Linux kernel at one end or in between. Needs root; everything happens in a network namespace of its own.
+
+mod common;
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::Command;
+
+use common::{PATIENCE, contents, eal, exchange, fill, open, options, receive, send, sizes, whole};
+use uwarp_dpdk::{DeviceConfig, Error, Port};
+
+/// A namespace that goes with the value.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(suffix: &str) -> Option<Namespace> {
+        let name = format!("uwarp-{}{suffix}", std::process::id());
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not root: no network namespaces, nothing is tested");
+            return None;
+        }
+        ip(&["netns", "add", &name]);
+        Some(Namespace(name))
+    }
+
+    fn ip(&self, arguments: &[&str]) {
+        ip(&[&["-n", &self.0], arguments].concat());
+    }
+
+    /// Runs `work` on a thread in the namespace.
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    let file = std::fs::File::open(format!("/var/run/netns/{}", self.0)).unwrap();
+                    let network = Some(rustix::thread::LinkNameSpaceType::Network);
+                    rustix::thread::move_into_link_name_space(file.as_fd(), network).unwrap();
+                    work()
+                })
+                .join()
+                .unwrap()
+        })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().expect("ip runs");
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn af_packet(namespace: &Namespace, interface: &str) -> DeviceConfig {
+    DeviceConfig::AfPacket { interface: interface.to_owned(), netns: Some(namespace.0.clone()), frame_count: None }
+}
+
+fn veth(mtu: u16) {
+    let Some(namespace) = Namespace::new("") else { return };
+    namespace.ip(&[
+        "link",
+        "add",
+        "uwa",
+        "mtu",
+        &mtu.to_string(),
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "uwb",
+        "mtu",
+        &mtu.to_string(),
+    ]);
+    namespace.ip(&["link", "set", "uwa", "up"]);
+    namespace.ip(&["link", "set", "uwb", "up"]);
+    let eal = eal();
+    let left = open(&eal, &af_packet(&namespace, "uwa"), &options(mtu));
+    let right = open(&eal, &af_packet(&namespace, "uwb"), &options(mtu));
+    let (mut a, mut b) = common::connect(&left, &right);
+    assert_ne!(left.capabilities().mac, right.capabilities().mac);
+    exchange(&mut a, &mut b, sizes(mtu).step_by(3));
+    if mtu == 1500 {
+        match Port::open(&eal, &af_packet(&namespace, "uwa"), &options(9000)) {
+            Err(error @ Error::Configuration(_)) => {
+                assert!(error.to_string().contains("ip link set dev uwa mtu 9000"), "{error}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn af_packet_1500() {
+    veth(1500);
+}
+
+#[test]
+fn af_packet_9000() {
+    veth(9000);
+}
+
+/// The sum of RFC 1071 over 16-bit words.
+fn checksum(octets: &[u8], start: u32) -> u16 {
+    let mut sum = start;
+    for pair in octets.chunks(2) {
+        sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// An Ethernet, IPv4 and UDP frame from 10.77.0.2 port 7 to 10.77.0.1 port `port`.
+fn udp_frame(destination: [u8; 6], source: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
+    let mut frame = [&destination[..], &source[..], &[0x08, 0x00]].concat();
+    let length = 28 + payload.len() as u16;
+    let mut header = vec![0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 77, 0, 2, 10, 77, 0, 1];
+    header[2..4].copy_from_slice(&length.to_be_bytes());
+    let sum = checksum(&header, 0);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    frame.extend(header);
+    frame.extend(7u16.to_be_bytes());
+    frame.extend(port.to_be_bytes());
+    frame.extend((length - 20).to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    frame
+}
+
+fn tap(mtu: u16) {
+    let Some(namespace) = Namespace::new("") else { return };
+    let eal = eal();
+    let device = DeviceConfig::Tap { name: "uwtap".to_owned(), mac: None, netns: Some(namespace.0.clone()) };
+    let port = open(&eal, &device, &options(mtu));
+    namespace.ip(&["addr", "add", "10.77.0.1/24", "dev", "uwtap"]);
+    namespace.ip(&["link", "set", "uwtap", "up"]);
+    let hardware = namespace.inside(|| {
+        let output = Command::new("ip").args(["-o", "link", "show", "uwtap"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    });
+    assert!(hardware.contains(&format!("mtu {mtu} ")), "{hardware}");
+    // The kernel's end has an address of its own: the frames that go there carry it.
+    let text = hardware.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap();
+    let mut kernel = [0; 6];
+    for (octet, part) in kernel.iter_mut().zip(text.split(':')) {
+        *octet = u8::from_str_radix(part, 16).unwrap();
+    }
+    let own = [2, 0, 0, 0, 0, 9];
+    namespace.ip(&["neigh", "replace", "10.77.0.2", "lladdr", "02:00:00:00:00:09", "dev", "uwtap"]);
+    let socket = namespace.inside(|| UdpSocket::bind((Ipv4Addr::new(10, 77, 0, 1), 0)).unwrap());
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let kernel_port = socket.local_addr().unwrap().port();
+    let mut queue = port.take_queue(0).unwrap();
+    port.wait_link_up(PATIENCE).unwrap();
+
+    for size in [18, 100, 500, usize::from(mtu) - 28] {
+        let payload = contents(size.max(18), size as u64);
+        let mut mbuf = queue.alloc().unwrap();
+        fill(&mut mbuf, &udp_frame(kernel, own, kernel_port, &payload));
+        send(&mut queue, mbuf);
+        let mut got = vec![0; 10_000];
+        let (len, from) = socket.recv_from(&mut got).unwrap();
+        assert_eq!(&got[..len], &payload[..], "to the kernel");
+        assert_eq!(from.to_string(), "10.77.0.2:7");
+
+        // Back, behind 14 + 20 + 8 octets of headers. The kernel sends other things too.
+        socket.send_to(&payload, from).unwrap();
+        let start = std::time::Instant::now();
+        let mut frames = Vec::with_capacity(8);
+        loop {
+            queue.rx_burst(&mut frames);
+            if let Some(frame) =
+                frames.drain(..).map(|mbuf| whole(&mbuf)).find(|frame| frame[12..14] == [8, 0] && frame[23] == 17)
+            {
+                assert_eq!(&frame[42..42 + payload.len()], &payload[..], "from the kernel");
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE);
+        }
+    }
+}
+
+#[test]
+fn tap_1500() {
+    tap(1500);
+}
+
+#[test]
+fn tap_576() {
+    tap(576);
+}
+
+#[test]
+fn tap_9000_is_refused() {
+    let device = DeviceConfig::Tap { name: "uwtap".to_owned(), mac: None, netns: None };
+    match Port::open(&eal(), &device, &options(9000)) {
+        Err(error @ Error::Unsupported { .. }) => assert!(error.to_string().contains("1500 at most"), "{error}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn tap_goes_and_comes_again() {
+    let Some(namespace) = Namespace::new("") else { return };
+    let eal = eal();
+    for _ in 0..3 {
+        let device = DeviceConfig::Tap {
+            name: "uwtap".to_owned(),
+            mac: Some("02:00:00:00:00:05".to_owned()),
+            netns: Some(namespace.0.clone()),
+        };
+        let port = open(&eal, &device, &options(1500));
+        drop(port);
+        let gone =
+            namespace.inside(|| !Command::new("ip").args(["link", "show", "uwtap"]).output().unwrap().status.success());
+        assert!(gone, "the interface goes with the port");
+    }
+    for pool in eal.unused_pools() {
+        assert_eq!(pool.free, pool.total);
+    }
+}
+
+#[test]
+fn the_kernel_bridges_two_ports() {
+    let Some(namespace) = Namespace::new("") else { return };
+    let eal = eal();
+    let device = |name: &str| DeviceConfig::Tap { name: name.to_owned(), mac: None, netns: Some(namespace.0.clone()) };
+    let (left, right) = (open(&eal, &device("uwl"), &options(1500)), open(&eal, &device("uwr"), &options(1500)));
+    let bridged =
+        Command::new("ip").args(["-n", &namespace.0, "link", "add", "uwbr", "type", "bridge"]).output().unwrap();
+    if !bridged.status.success() {
+        eprintln!("this kernel has no bridge");
+        return;
+    }
+    for name in ["uwl", "uwr"] {
+        namespace.ip(&["link", "set", name, "master", "uwbr", "up"]);
+    }
+    namespace.ip(&["link", "set", "uwbr", "up"]);
+    let (mut a, mut b) = common::connect(&left, &right);
+    let mut mbuf = a.alloc().unwrap();
+    fill(&mut mbuf, &contents(200, 1));
+    send(&mut a, mbuf);
+    assert_eq!(whole(&receive(&mut b, &mut || {})), contents(200, 1));
+}
