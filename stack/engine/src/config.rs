@@ -81,13 +81,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            connections: 32_768,
-            half_open: 1_024,
-            queue_pairs: 16_384,
-            listeners: 256,
-            neighbours: 1_024,
-        }
+        Limits { connections: 32_768, half_open: 1_024, queue_pairs: 16_384, listeners: 256, neighbours: 1_024 }
     }
 }
 
@@ -137,7 +131,8 @@ impl EngineConfig {
             prefix_length,
             gateway: None,
             neighbours: Vec::new(),
-            tcp: uwarp_tcp::Config::default(),
+            // The port's MTU decides.
+            tcp: uwarp_tcp::Config { mss: u16::MAX, ..uwarp_tcp::Config::default() },
             iwarp: IwarpConfig::default(),
             limits: Limits::default(),
             budgets: Budgets::default(),

@@ -50,7 +50,8 @@ impl<P: Port> Core<P> {
             Command::Listen { listener, port, backlog, requests, reply } => {
                 let result = self.check_listen(port);
                 if result.is_ok() {
-                    self.listeners.insert(port, Listener { id: listener, backlog: backlog.max(1), pending: 0, requests });
+                    self.listeners
+                        .insert(port, Listener { id: listener, backlog: backlog.max(1), pending: 0, requests });
                 }
                 let _ = reply.send(result);
             }

@@ -1,17 +1,15 @@
 //! How streams end: faults and Terminates, orderly closes, resets; the flush of what was posted; and the end of the
 //! engine itself.
 
+use uwarp_iwarp::Message;
 use uwarp_iwarp::qp::Event;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
-use uwarp_iwarp::Message;
 use uwarp_memory::Turn;
 use uwarp_tcp::{Events, State};
 
 use std::time::Duration;
 
-use crate::command::{
-    AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, ShutdownReport, TerminateCode,
-};
+use crate::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, ShutdownReport, TerminateCode};
 use crate::connection::{Connection, Ending, Phase};
 use crate::core::{Core, Shutdown};
 use crate::egress::is_due;
@@ -199,8 +197,7 @@ impl<P: Port> Core<P> {
     ) {
         self.counters.terminates_received += 1;
         let message = &terminate.terminate;
-        let code =
-            TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
+        let code = TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
         let status = match terminate.status() {
             RemoteStatus::RemoteAccess => Status::RemoteAccess,
             RemoteStatus::RemoteInvalidRequest | RemoteStatus::RemoteOperation | RemoteStatus::LowerLayer => {
@@ -495,6 +492,10 @@ impl<P: Port> Core<P> {
         if self.shutdown.as_ref().is_none_or(|shutdown| shutdown.done.is_none()) {
             return;
         }
+        // A device whose peer is gone takes nothing any more: what it has not taken a little after the limit is dropped.
+        if self.shutdown.as_ref().is_some_and(|shutdown| shutdown.until + TRANSMIT_GRACE <= self.now) {
+            self.transmit_queue.clear();
+        }
         if !self.connections.iter().all(|(_, connection)| is_done(connection)) || !self.transmit_queue.is_empty() {
             return;
         }
@@ -539,8 +540,10 @@ impl<P: Port> Core<P> {
     }
 }
 
+/// How long the resets of a shutdown whose time is over may wait for the device.
+const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
+
 /// Whether a connection need not be waited for at a shutdown: the peer has everything, our FIN included.
 fn is_done(connection: &Connection) -> bool {
     connection.finished || matches!(connection.tcp.state(), State::TimeWait | State::Closed)
 }
-

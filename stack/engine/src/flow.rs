@@ -25,11 +25,7 @@ fn pack(tag: u32, index: u32) -> u64 {
 
 impl FlowTable {
     pub(crate) fn new(secret: u64) -> FlowTable {
-        FlowTable {
-            slots: vec![EMPTY; 64],
-            count: 0,
-            hasher: foldhash::quality::FixedState::with_seed(secret),
-        }
+        FlowTable { slots: vec![EMPTY; 64], count: 0, hasher: foldhash::quality::FixedState::with_seed(secret) }
     }
 
     pub(crate) fn len(&self) -> usize {

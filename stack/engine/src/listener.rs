@@ -25,8 +25,8 @@ impl<P: Port> Core<P> {
     #[cold]
     pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> bool {
         let header = &frame.header;
-        let is_open =
-            header.flags.contains(TcpFlags::SYN) && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN);
+        let is_open = header.flags.contains(TcpFlags::SYN)
+            && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN);
         let Some(listener) = self.listeners.get_mut(&frame.flow.local_port) else {
             self.count_drop(DropReason::NoConnection);
             return false;

@@ -153,11 +153,7 @@ impl<P: Port> Core<P> {
         let Some(record) = self.records.get_mut(slice.token) else { return };
         let whole = slice.offset == 0 && slice.len == record.length;
         if whole && !record.buffer.is_shared() {
-            let sum = if self.offload_tcp && !offload_tcp {
-                payload_sum(record, start)
-            } else {
-                record.sum
-            };
+            let sum = if self.offload_tcp && !offload_tcp { payload_sum(record, start) } else { record.sum };
             let checksum = checksum(offload_tcp, sum);
             let length = slice.len as usize;
             let Some(storage) = record.buffer.storage_mut() else { return };

@@ -312,4 +312,3 @@ pub(crate) fn read_fault(error: AccessError) -> Fault {
         AccessError::Bounds => Fault::ReadBounds,
     }
 }
-

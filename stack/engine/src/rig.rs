@@ -353,7 +353,13 @@ impl World {
     ///
     /// # Panics
     /// If that takes more than a minute.
-    pub fn join(&mut self, from: (usize, &Pair), to: (usize, &Pair), requests: &Receiver<ConnectionRequest>, port: u16) {
+    pub fn join(
+        &mut self,
+        from: (usize, &Pair),
+        to: (usize, &Pair),
+        requests: &Receiver<ConnectionRequest>,
+        port: u16,
+    ) {
         let address = self.hosts[to.0].address;
         self.hosts[from.0].connect(from.1, (address, port), StartupOptions::default());
         let minute = Duration::from_secs(60);

@@ -102,8 +102,7 @@ impl<P: Port> Core<P> {
             limits: self.limits(&options),
             ready_to_receive: ReadyToReceiveKinds::NONE,
         };
-        let machine =
-            Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
         let isn = self.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config, isn, self.now);
         let initiating = Initiating { machine, first_fpdu_delay: options.first_fpdu_delay };
@@ -136,7 +135,12 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn choose_flow(&mut self, remote: Ipv4Addr, remote_port: u16, wish: Option<u16>) -> Result<FlowKey, ConnectFailure> {
+    fn choose_flow(
+        &mut self,
+        remote: Ipv4Addr,
+        remote_port: u16,
+        wish: Option<u16>,
+    ) -> Result<FlowKey, ConnectFailure> {
         let mut flow = FlowKey { remote: remote.into(), local: self.own_address, remote_port, local_port: 0 };
         if let Some(port) = wish {
             flow.local_port = port;
@@ -326,8 +330,7 @@ impl<P: Port> Core<P> {
         let AcceptParameters { request, queue_pair: number, options } = parameters;
         self.check_idle(number)?;
         let limits = self.limits(&options);
-        let index =
-            self.connections.resolve(Handle::from_bits(request.handle)).ok_or(ConnectFailure::RequestGone)?;
+        let index = self.connections.resolve(Handle::from_bits(request.handle)).ok_or(ConnectFailure::RequestGone)?;
         let mut connection = self.connections.take(index).ok_or(ConnectFailure::RequestGone)?;
         let result = self.accept_on(&mut connection, number, &limits, &options);
         if result.is_ok() {

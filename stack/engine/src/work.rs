@@ -161,11 +161,8 @@ impl SendElement {
             words[3] = self.remote_offset;
         }
         if self.flags.contains(SendFlags::INLINE) {
-            let (from, target) = if index == 0 {
-                (0, &mut words[4..])
-            } else {
-                (32 + 64 * (index - 1), &mut words[..])
-            };
+            let (from, target) =
+                if index == 0 { (0, &mut words[4..]) } else { (32 + 64 * (index - 1), &mut words[..]) };
             let rest = inline.get(from..).unwrap_or(&[]);
             for (word, octets) in target.iter_mut().zip(rest.chunks(8)) {
                 let mut eight = [0u8; 8];
@@ -265,8 +262,7 @@ impl ReceiveElement {
     #[inline]
     pub fn decode(slot: &Slot) -> Result<ReceiveElement, MalformedElement> {
         let words = &slot.0;
-        let element =
-            ReceiveElement { entries: (words[0] >> 16) as u8, length: (words[0] >> 32) as u32, id: words[1] };
+        let element = ReceiveElement { entries: (words[0] >> 16) as u8, length: (words[0] >> 32) as u32, id: words[1] };
         if element.entries as usize > MAX_RECEIVE_ENTRIES {
             return Err(MalformedElement);
         }

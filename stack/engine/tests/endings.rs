@@ -4,9 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{
-    PORT, SECOND, completions, contents, end, event, join, joined, joined_with, nothing_left, pattern, sge,
-};
+use common::{PORT, SECOND, completions, contents, end, event, join, joined, joined_with, nothing_left, pattern, sge};
 use crossbeam::channel::unbounded;
 use uwarp_engine::command::{
     AsyncEvent, Command, ConnectFailure, ConnectionEvent, DisconnectReason, StartupOptions, TerminateCode,
@@ -36,10 +34,7 @@ fn a_disconnect_finishes_what_was_posted_and_flushes_what_waits() {
     assert_eq!(contents(&target), contents(&source));
     let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
     let flushed = Status::Flushed;
-    assert_eq!(
-        done,
-        [(1, Status::Success), (2, Status::Success), (100, flushed), (101, flushed), (102, flushed)]
-    );
+    assert_eq!(done, [(1, Status::Success), (2, Status::Success), (100, flushed), (101, flushed), (102, flushed)]);
     let done: Vec<_> = server.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
     assert_eq!(done, [(200, Status::Success), (201, flushed), (202, flushed)]);
     // What is posted afterwards is flushed at once.
@@ -213,10 +208,7 @@ fn a_survivor_learns_of_a_killed_peer_and_what_it_did_not_get() {
     let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
     assert_eq!(done, [(1, Status::Success), (50, Status::Flushed)]);
     let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
-    assert!(
-        matches!(told[..], [AsyncEvent::OctetsNotAcknowledged { octets, .. }] if octets >= 5_000),
-        "{told:?}"
-    );
+    assert!(matches!(told[..], [AsyncEvent::OctetsNotAcknowledged { octets, .. }] if octets >= 5_000), "{told:?}");
     nothing_left(&mut world);
 }
 

@@ -119,8 +119,7 @@ fn inline_data_and_scatter_lists_travel_like_one_buffer() {
         assert!(world.run_until(SECOND, |_| contents(&target)[..length] == octets[..length]), "{length}");
     }
     let entries: Vec<Sge> = (0..20).map(|entry| sge(&source, entry * 150, 7 * entry as u32)).collect();
-    let wanted: Vec<u8> =
-        (0..20).flat_map(|entry| octets[entry * 150..entry * 150 + 7 * entry].to_vec()).collect();
+    let wanted: Vec<u8> = (0..20).flat_map(|entry| octets[entry * 150..entry * 150 + 7 * entry].to_vec()).collect();
     let element = SendElement {
         id: 2,
         opcode: SendOpcode::Write,

@@ -131,9 +131,9 @@ impl RawPeer {
             self.records.insert(self.next_record, octets);
         }
         while let Some(transmit) = self.tcp.poll_transmit(now) {
-            let payload = transmit.payload.map_or(&[][..], |slice| {
-                &self.records[&slice.token.0][slice.offset as usize..][..slice.len as usize]
-            });
+            let payload = transmit
+                .payload
+                .map_or(&[][..], |slice| &self.records[&slice.token.0][slice.offset as usize..][..slice.len as usize]);
             let mut header = transmit.header;
             (header.source_port, header.destination_port) = (self.flow.local_port, self.flow.remote_port);
             let mut frame = vec![0; HEADROOM];
@@ -158,12 +158,13 @@ impl RawPeer {
 
     fn receive(&mut self, now: Instant, frame: &[u8]) {
         match classify(frame, frame.len()) {
-            Ok(Frame::Arp(arp)) if arp.packet.operation == ArpOperation::Request => {
-                if self.flow.local == arp.packet.target_address.into() {
-                    let mut reply = [0; 64];
-                    let length = arp.packet.reply(self.mac).emit_frame(&mut reply).expect("it fits");
-                    self.put(&reply[..length]);
-                }
+            Ok(Frame::Arp(arp))
+                if arp.packet.operation == ArpOperation::Request
+                    && self.flow.local == arp.packet.target_address.into() =>
+            {
+                let mut reply = [0; 64];
+                let length = arp.packet.reply(self.mac).emit_frame(&mut reply).expect("it fits");
+                self.put(&reply[..length]);
             }
             Ok(Frame::Tcp(tcp)) if tcp.flow == self.flow => {
                 let length = tcp.payload_len as u32;

@@ -381,7 +381,10 @@ fn stuck(world: &World, streams: &[Stream]) -> String {
         for end in &stream.ends {
             let (posted, completed, received) = (end.posted, end.completed, end.received);
             let all = end.operations.len();
-            text += &format!("\nstream {number}, host {}: {posted} posted, {completed} of {all}, {received} received", end.host);
+            text += &format!(
+                "\nstream {number}, host {}: {posted} posted, {completed} of {all}, {received} received",
+                end.host
+            );
             if let Some(engine) = &world.hosts[end.host].engine {
                 let stats = engine.stats();
                 for connection in &stats.connections {

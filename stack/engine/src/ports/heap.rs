@@ -201,8 +201,10 @@ mod tests {
         let pool = HeapPool::new(4, 64, 0);
         let (sender, receiver) = crossbeam::channel::bounded::<HeapBuffer>(2);
         std::thread::scope(|scope| {
-            scope.spawn(move || for buffer in receiver {
-                drop(buffer);
+            scope.spawn(move || {
+                for buffer in receiver {
+                    drop(buffer);
+                }
             });
             for _ in 0..10_000 {
                 if let Some(buffer) = pool.alloc() {
