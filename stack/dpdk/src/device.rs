@@ -40,7 +40,7 @@ pub enum DeviceConfig {
     VirtioUser {
         /// The vhost-user socket.
         socket: PathBuf,
-        /// Listen on the socket instead of connecting to it: survives the peer's death and takes the next one.
+        /// Listen on the socket instead of connecting to it. Either end survives its peer's death and takes the next one.
         #[serde(default)]
         server: bool,
         /// Packed virtqueues instead of split ones.

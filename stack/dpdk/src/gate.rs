@@ -3,7 +3,7 @@
 //! When a memif peer goes away, EAL's interrupt thread unmaps the memory that a burst on another thread may be copying to or
 //! from; the driver looks at the connection once, at the top of the burst, so that burst ends in a segmentation fault. The
 //! same thread resets the rings of a packed virtio-user device when its peer comes back, after a millisecond in which
-//! bursts are hoped to end. Both are cured in one place: the shim's `epoll_wait` stands in front of libc's, and when it
+//! bursts are hoped to end. And a port that connects is stopped and started, or made anew, for its next peer. All are cured in one place: the shim's `epoll_wait` stands in front of libc's, and when it
 //! brings the interrupt thread events, the gate closes before the thread can handle them and opens when it asks for more.
 //!
 //! - An engine sets its flag, and looks at the gate; if that is closed it takes the flag back and finds no packets.
@@ -12,7 +12,8 @@
 //! So the burst pays two plain stores and a load. Control calls that take a device's memory away hold the same gate,
 //! see [`exclusive`].
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence, fence};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dpdk_sys as sys;
@@ -23,6 +24,38 @@ use dpdk_sys as sys;
 pub(crate) struct BurstFlag {
     inside: AtomicBool,
     stopped: AtomicBool,
+    /// The port's functions, which are others after it was made anew.
+    operations: AtomicPtr<sys::rte_eth_fp_ops>,
+}
+
+/// A flag that the gate knows for as long as the value lives.
+#[derive(Debug)]
+pub(crate) struct Registered(Arc<BurstFlag>);
+
+impl Registered {
+    /// A new flag for a queue of the port.
+    pub(crate) fn new(port: u16) -> Registered {
+        let flag = Arc::new(BurstFlag::default());
+        flag.set_port(port);
+        lock(&FLAGS).push(Arc::clone(&flag));
+        Registered(flag)
+    }
+
+    /// The flag itself.
+    pub(crate) fn flag(&self) -> Arc<BurstFlag> {
+        Arc::clone(&self.0)
+    }
+
+    /// Where the flag is for as long as `self` lives.
+    pub(crate) fn pointer(&self) -> NonNull<BurstFlag> {
+        NonNull::from(&*self.0)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        lock(&FLAGS).retain(|known| !Arc::ptr_eq(known, &self.0));
+    }
 }
 
 /// The gate, one word so that a burst asks once: 0 when it is open.
@@ -42,16 +75,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl BurstFlag {
-    /// A new flag that the gate knows.
-    pub(crate) fn register() -> Arc<BurstFlag> {
-        let flag = Arc::new(BurstFlag::default());
-        lock(&FLAGS).push(Arc::clone(&flag));
-        flag
+    /// The functions of the queue's port, between [`enter`](BurstFlag::enter) and [`leave`](BurstFlag::leave).
+    #[inline(always)]
+    pub(crate) fn operations(&self) -> *const sys::rte_eth_fp_ops {
+        self.operations.load(Ordering::Relaxed)
     }
 
-    /// The gate forgets the flag. Nobody may be inside.
-    pub(crate) fn unregister(flag: &Arc<BurstFlag>) {
-        lock(&FLAGS).retain(|known| !Arc::ptr_eq(known, flag));
+    /// The queue belongs to this port from now on. To be called inside [`exclusive`], or before anybody has the flag.
+    pub(crate) fn set_port(&self, port: u16) {
+        // SAFETY: the number is that of an open port.
+        let operations = unsafe { sys::fast::operations(port) };
+        self.operations.store(operations.cast_mut(), Ordering::Relaxed);
     }
 
     /// Whether a burst may go on. Then [`leave`](BurstFlag::leave) has to follow.
@@ -191,27 +225,30 @@ mod tests {
 
     #[test]
     fn a_closed_gate_keeps_bursts_out() {
-        let flag = BurstFlag::register();
+        let registered = Registered::new(0);
+        let flag = registered.flag();
         assert!(flag.enter());
         flag.leave();
         exclusive(|| {
             assert!(!flag.enter());
-            let late = BurstFlag::register();
-            assert!(!late.enter(), "a queue that comes while the gate is closed");
-            BurstFlag::unregister(&late);
+            let late = Registered::new(0);
+            assert!(!late.flag().enter(), "a queue that comes while the gate is closed");
         });
         assert!(flag.enter());
         flag.leave();
         flag.set_stopped(true);
         assert!(!flag.enter());
-        BurstFlag::unregister(&flag);
     }
 
     #[test]
     fn closing_waits_for_the_burst_inside() {
-        let flag = BurstFlag::register();
+        let registered = Registered::new(0);
+        let flag = registered.flag();
         let done = AtomicBool::new(false);
-        assert!(flag.enter());
+        // The other test of this process may hold the gate for a moment.
+        while !flag.enter() {
+            std::thread::yield_now();
+        }
         std::thread::scope(|scope| {
             scope.spawn(|| exclusive(|| assert!(done.load(Ordering::SeqCst))));
             while GATE.load(Ordering::SeqCst) & CLOSED == 0 {
@@ -220,6 +257,5 @@ mod tests {
             done.store(true, Ordering::SeqCst);
             flag.leave();
         });
-        BurstFlag::unregister(&flag);
     }
 }

@@ -1,12 +1,14 @@
-//! What ports need while they are open, done by the thread that started EAL.
+//! What ports need while they are open, done by the thread that started EAL: connecting ends connect again.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
 use crate::gate::{self, BurstFlag};
 use crate::log;
+use crate::port::replug::Recipe;
 
 /// How often ports are looked after.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -17,45 +19,79 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 static PORTS: Mutex<Vec<Arc<Reconnector>>> = Mutex::new(Vec::new());
 static ADDED: Condvar = Condvar::new();
 
-/// Makes a memif client connect again by stopping and starting its port.
+/// How a device connects again.
+#[derive(Debug)]
+pub(crate) enum Cure {
+    /// By a stop and a start (memif client).
+    Restart,
+    /// By being made anew (virtio-user that connects).
+    Replug(Box<Recipe>),
+}
+
+/// Makes a connecting port connect again.
 #[derive(Debug)]
 pub(crate) struct Reconnector {
-    port: u16,
+    cure: Cure,
     flags: Vec<Arc<BurstFlag>>,
+    /// DPDK's number of the port now.
+    port: AtomicU16,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     closed: bool,
+    /// There is a device at the moment.
+    plugged: bool,
     next_attempt: Instant,
     pause: Duration,
 }
 
 impl Reconnector {
     /// Looks after a port that was just started.
-    pub(crate) fn start(port: u16, flags: Vec<Arc<BurstFlag>>) -> Arc<Reconnector> {
-        let state = State { closed: false, next_attempt: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE };
-        let reconnector = Arc::new(Reconnector { port, flags, state: Mutex::new(state) });
+    pub(crate) fn start(port: u16, cure: Cure, flags: Vec<Arc<BurstFlag>>) -> Arc<Reconnector> {
+        let next_attempt = Instant::now() + FIRST_PAUSE;
+        let state = State { closed: false, plugged: true, next_attempt, pause: FIRST_PAUSE };
+        let reconnector = Arc::new(Reconnector { cure, flags, port: AtomicU16::new(port), state: Mutex::new(state) });
         PORTS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&reconnector));
         ADDED.notify_one();
         reconnector
     }
 
-    /// The port is not touched any more when this returns.
-    pub(crate) fn close(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The port is not touched any more when this returns. Gives its number, if there is a device.
+    pub(crate) fn close(&self) -> Option<u16> {
+        let plugged = {
+            let mut state = self.lock();
+            state.closed = true;
+            state.plugged
+        };
         PORTS.lock().unwrap_or_else(PoisonError::into_inner).retain(|port| !std::ptr::eq(Arc::as_ptr(port), self));
+        plugged.then(|| self.port.load(Ordering::Relaxed))
+    }
+
+    /// Something to ask of the port, if there is a device, and if it is not being connected just now.
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(u16) -> T) -> Option<T> {
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        state.plugged.then(|| question(self.port.load(Ordering::Relaxed)))
     }
 
     /// Connects again if the link is down and the time for it has come.
     pub(crate) fn maintain(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         if state.closed {
             return;
         }
         let now = Instant::now();
-        if crate::port::link(self.port).up {
+        let port = self.port.load(Ordering::Relaxed);
+        if state.plugged && crate::port::link(port).up {
             state.pause = FIRST_PAUSE;
             state.next_attempt = now + state.pause;
             return;
@@ -63,26 +99,44 @@ impl Reconnector {
         if now < state.next_attempt {
             return;
         }
-        let started = gate::exclusive(|| {
-            for flag in &self.flags {
-                flag.set_stopped(true);
-            }
-            // SAFETY: the port is open (`closed` is under the lock held here), no burst is inside it, and the interrupt
-            // thread does not run its handlers meanwhile.
-            let started = log::quietly(|| unsafe {
-                sys::rte_eth_dev_stop(self.port);
-                sys::rte_eth_dev_start(self.port) == 0
-            });
-            if started {
-                for flag in &self.flags {
-                    flag.set_stopped(false);
+        let connected = match &self.cure {
+            Cure::Restart => gate::exclusive(|| {
+                self.set_stopped(true);
+                // SAFETY: the port is open (`closed` is under the lock held here), no burst is inside it, and the interrupt
+                // thread does not run its handlers meanwhile.
+                let started = log::quietly(|| unsafe {
+                    sys::rte_eth_dev_stop(port);
+                    sys::rte_eth_dev_start(port) == 0
+                });
+                self.set_stopped(!started);
+                started
+            }),
+            Cure::Replug(recipe) => {
+                // From here on no burst is inside the device, and none comes.
+                gate::exclusive(|| self.set_stopped(true));
+                let new = recipe.replug(state.plugged.then_some(port));
+                state.plugged = new.is_some();
+                if let Some(new) = new {
+                    self.port.store(new, Ordering::Relaxed);
+                    gate::exclusive(|| {
+                        for flag in &self.flags {
+                            flag.set_port(new);
+                        }
+                        self.set_stopped(false);
+                    });
                 }
+                new.is_some()
             }
-            started
-        });
-        tracing::debug!(port = self.port, started, "memif client connects again");
+        };
+        tracing::debug!(port, connected, "a connecting end connects again");
         state.pause = (state.pause * 2).min(LONGEST_PAUSE);
         state.next_attempt = Instant::now() + state.pause;
+    }
+
+    fn set_stopped(&self, stopped: bool) {
+        for flag in &self.flags {
+            flag.set_stopped(stopped);
+        }
     }
 }
 

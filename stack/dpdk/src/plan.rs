@@ -44,8 +44,8 @@ pub(crate) struct Plan {
     pub(crate) tx_descriptors: u16,
     /// Bursts have to keep clear of the interrupt thread.
     pub(crate) gated: bool,
-    /// A stop and a start make it connect again.
-    pub(crate) reconnects: bool,
+    /// Stops and starts have to keep clear of it too; a connecting end is made to connect again by them.
+    pub(crate) restarts: bool,
     /// The driver sends EAL's own descriptors of its memory to the peer, and closes them.
     pub(crate) shares_memory: bool,
     /// The kernel's interface that has to be told the MTU.
@@ -147,7 +147,7 @@ impl Plan {
             rx_descriptors,
             tx_descriptors,
             gated: false,
-            reconnects: false,
+            restarts: false,
             shares_memory: false,
             tells_mtu: None,
             netns: None,
@@ -181,7 +181,7 @@ impl Plan {
                 }
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::SEQPACKET, listens });
                 plan.gated = true;
-                plan.reconnects = !listens;
+                plan.restarts = true;
                 plan.shares_memory = !listens && *zero_copy;
             }
             DeviceConfig::VirtioUser { socket, server, packed, queue_size, mac } => {
@@ -206,7 +206,8 @@ impl Plan {
                 plan.rx_descriptors = rx_descriptors.min(size);
                 plan.tx_descriptors = tx_descriptors.min(size);
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: *server });
-                plan.gated = *server && *packed;
+                // The interrupt thread resets packed rings for the next peer; a connecting end is made anew for it.
+                plan.gated = *packed || !*server;
             }
             DeviceConfig::Vhost { socket, client, tso } => {
                 plan.arguments = format!("iface={},queues={queues}", socket_path(socket)?);

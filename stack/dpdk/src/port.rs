@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use dpdk_sys as sys;
 use serde::{Deserialize, Serialize};
 
-use crate::gate::BurstFlag;
+use crate::gate::Registered;
 use crate::maintenance::Reconnector;
 use crate::plan::Plan;
 use crate::pool::Pool;
 use crate::{DeviceConfig, Eal, Error, PoolLevels, Queue};
 
 mod open;
+pub(crate) mod replug;
 
 use open::Device;
 
@@ -168,7 +169,7 @@ pub struct PortInfo {
     pub device: String,
     /// The driver.
     pub driver: String,
-    /// DPDK's number of the port.
+    /// DPDK's number of the port when it was opened.
     pub port_id: u16,
     /// The NUMA node, if the device has one.
     pub numa_node: Option<u32>,
@@ -197,13 +198,25 @@ pub(crate) struct QueueState {
     pub(crate) rx_pool: Pool,
     pub(crate) tx_pool: Pool,
     /// Bursts have to keep clear of the interrupt thread.
-    pub(crate) flag: Option<Arc<BurstFlag>>,
+    pub(crate) flag: Option<Registered>,
     taken: AtomicBool,
 }
 
 impl Inner {
     pub(crate) fn port_id(&self) -> u16 {
         self.info.port_id
+    }
+
+    /// Asks the port something; none while its device is made anew for the next peer.
+    fn ask<T>(&self, question: impl FnOnce(u16) -> T) -> Option<T> {
+        match &self.reconnector {
+            Some(reconnector) => reconnector.ask(question),
+            None => Some(question(self.info.port_id)),
+        }
+    }
+
+    pub(crate) fn link(&self) -> Link {
+        self.ask(link).unwrap_or(Link { up: false, speed: 0 })
     }
 
     pub(crate) fn capabilities(&self) -> &Capabilities {
@@ -223,12 +236,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(reconnector) = &self.reconnector {
-            reconnector.close();
+            self.device.set_port(reconnector.close());
         }
         self.device.close();
-        for flag in self.queues.iter().filter_map(|queue| queue.flag.as_ref()) {
-            BurstFlag::unregister(flag);
-        }
     }
 }
 
@@ -296,7 +306,7 @@ impl Port {
 
     /// The link's state. May make a system call.
     pub fn link(&self) -> Link {
-        link(self.inner.port_id())
+        self.inner.link()
     }
 
     /// Whether packets can pass. May make a system call.
@@ -319,11 +329,11 @@ impl Port {
         Ok(())
     }
 
-    /// The port's counters.
+    /// The port's counters. A connecting virtio-user device begins anew with each peer.
     pub fn statistics(&self) -> Statistics {
         let mut raw = sys::rte_eth_stats::default();
         // SAFETY: the port is open; the structure is filled in.
-        unsafe { sys::rte_eth_stats_get(self.inner.port_id(), &mut raw) };
+        self.inner.ask(|port| unsafe { sys::rte_eth_stats_get(port, &mut raw) });
         Statistics {
             rx_packets: raw.ipackets,
             tx_packets: raw.opackets,
@@ -338,29 +348,7 @@ impl Port {
 
     /// The driver's own counters, by name.
     pub fn extended_statistics(&self) -> Vec<(String, u64)> {
-        let port = self.inner.port_id();
-        // SAFETY: with no room given the calls only count; then they fill in at most as many entries as there is room for.
-        unsafe {
-            let Ok(count) = u32::try_from(sys::rte_eth_xstats_get(port, std::ptr::null_mut(), 0)) else {
-                return Vec::new();
-            };
-            let mut values = vec![sys::rte_eth_xstat::default(); count as usize];
-            let mut names = vec![sys::rte_eth_xstat_name { name: [0; 64] }; count as usize];
-            let filled = sys::rte_eth_xstats_get(port, values.as_mut_ptr(), count).min(sys::rte_eth_xstats_get_names(
-                port,
-                names.as_mut_ptr(),
-                count,
-            ));
-            let filled = usize::try_from(filled).unwrap_or(0).min(count as usize);
-            values[..filled]
-                .iter()
-                .filter_map(|value| {
-                    let name = names.get(usize::try_from(value.id).ok()?)?;
-                    let octets: Vec<u8> = name.name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
-                    Some((String::from_utf8_lossy(&octets).into_owned(), value.value))
-                })
-                .collect()
-        }
+        self.inner.ask(extended_statistics).unwrap_or_default()
     }
 
     /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has one.
@@ -400,7 +388,8 @@ impl Port {
         })
     }
 
-    /// What the port's peer needs from time to time; a no-op for most devices. A memif client whose link is down connects again.
+    /// What a connecting port needs from time to time, a no-op for others: a memif client or a virtio-user device without `server`
+    /// whose link is down connects again.
     ///
     /// A thread of this crate calls it every 20 ms for the ports that need it, so nobody has to. It may run beside
     /// bursts on any thread: those find no packets meanwhile.
@@ -408,6 +397,32 @@ impl Port {
         if let Some(reconnector) = &self.inner.reconnector {
             reconnector.maintain();
         }
+    }
+}
+
+/// The counters of an open port's driver.
+fn extended_statistics(port: u16) -> Vec<(String, u64)> {
+    // SAFETY: with no room given the calls only count; then they fill in at most as many entries as there is room for.
+    unsafe {
+        let Ok(count) = u32::try_from(sys::rte_eth_xstats_get(port, std::ptr::null_mut(), 0)) else {
+            return Vec::new();
+        };
+        let mut values = vec![sys::rte_eth_xstat::default(); count as usize];
+        let mut names = vec![sys::rte_eth_xstat_name { name: [0; 64] }; count as usize];
+        let filled = sys::rte_eth_xstats_get(port, values.as_mut_ptr(), count).min(sys::rte_eth_xstats_get_names(
+            port,
+            names.as_mut_ptr(),
+            count,
+        ));
+        let filled = usize::try_from(filled).unwrap_or(0).min(count as usize);
+        values[..filled]
+            .iter()
+            .filter_map(|value| {
+                let name = names.get(usize::try_from(value.id).ok()?)?;
+                let octets: Vec<u8> = name.name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+                Some((String::from_utf8_lossy(&octets).into_owned(), value.value))
+            })
+            .collect()
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use dpdk_sys::{fast, rte_eth_fp_ops, rte_mbuf, rte_mempool};
 
-use crate::gate::BurstFlag;
-use crate::port::{Inner, link};
+use crate::gate::{BurstFlag, Registered};
+use crate::port::Inner;
 use crate::{Capabilities, MAX_BURST, Mbuf};
 
 /// How full the buffer pools are.
@@ -29,6 +29,7 @@ pub struct PoolLevels {
 
 /// A queue pair. One thread at a time may hold it.
 pub struct Queue {
+    /// Of a queue without flag; with one, that has them.
     operations: *const rte_eth_fp_ops,
     rx_pool: *mut rte_mempool,
     tx_pool: *mut rte_mempool,
@@ -52,7 +53,7 @@ impl Queue {
             rx_pool: state.rx_pool.raw(),
             tx_pool: state.tx_pool.raw(),
             index,
-            flag: state.flag.as_ref().map(|flag| NonNull::from(&**flag)),
+            flag: state.flag.as_ref().map(Registered::pointer),
             port,
             _not_sync: PhantomData,
         }
@@ -70,16 +71,19 @@ impl Queue {
 
     /// Whether the link is up, as the driver knows it. May make a system call: ask every millisecond, not every turn.
     pub fn link_up(&self) -> bool {
-        link(self.port.port_id()).up
+        self.port.link().up
     }
 
-    /// Whether a burst may go on; then `leave` has to follow.
+    /// The port's functions if a burst may go on; then `leave` has to follow.
     #[inline(always)]
-    fn enter(&self) -> bool {
+    fn enter(&self) -> Option<*const rte_eth_fp_ops> {
         match self.flag {
-            // SAFETY: the port keeps the flag.
-            Some(flag) => unsafe { flag.as_ref() }.enter(),
-            None => true,
+            None => Some(self.operations),
+            Some(flag) => {
+                // SAFETY: the port keeps the flag.
+                let flag = unsafe { flag.as_ref() };
+                flag.enter().then(|| flag.operations())
+            }
         }
     }
 
@@ -96,14 +100,12 @@ impl Queue {
     #[inline]
     pub fn rx_burst(&mut self, out: &mut Vec<Mbuf>) -> usize {
         let count = (out.capacity() - out.len()).min(MAX_BURST);
-        if !self.enter() {
-            return 0;
-        }
+        let Some(operations) = self.enter() else { return 0 };
         // SAFETY: `self` is the queue's only user and the port is open. There is room for `count` packets behind the vector's
         // end, and an `Mbuf` is a pointer to a packet. The device gives its references away.
         let received = unsafe {
             let end = out.as_mut_ptr().add(out.len()).cast::<*mut rte_mbuf>();
-            let received = usize::from(fast::rx_burst(self.operations, self.index, end, count as u16));
+            let received = usize::from(fast::rx_burst(operations, self.index, end, count as u16));
             out.set_len(out.len() + received);
             received
         };
@@ -115,13 +117,14 @@ impl Queue {
     /// removed; the rest stay in order. Returns how many were taken.
     #[inline]
     pub fn tx_burst(&mut self, frames: &mut VecDeque<Mbuf>) -> usize {
-        if frames.is_empty() || !self.enter() {
+        if frames.is_empty() {
             return 0;
         }
+        let Some(operations) = self.enter() else { return 0 };
         let (front, back) = frames.as_mut_slices();
-        let mut sent = self.tx(front, MAX_BURST);
+        let mut sent = self.tx(operations, front, MAX_BURST);
         if sent == front.len() && sent < MAX_BURST && !back.is_empty() {
-            sent += self.tx(back, MAX_BURST - sent);
+            sent += self.tx(operations, back, MAX_BURST - sent);
         }
         self.leave();
         frames.drain(..sent).for_each(mem::forget);
@@ -130,12 +133,12 @@ impl Queue {
 
     /// The first packets of the slice, as many as are returned, are the device's afterwards: they must be forgotten.
     #[inline(always)]
-    fn tx(&mut self, frames: &mut [Mbuf], most: usize) -> usize {
+    fn tx(&mut self, operations: *const rte_eth_fp_ops, frames: &mut [Mbuf], most: usize) -> usize {
         let count = frames.len().min(most);
         // SAFETY: `self` is the queue's only user and the port is open; an `Mbuf` is a pointer to a packet of which we own a
         // reference.
         usize::from(unsafe {
-            fast::tx_burst(self.operations, self.index, frames.as_mut_ptr().cast::<*mut rte_mbuf>(), count as u16)
+            fast::tx_burst(operations, self.index, frames.as_mut_ptr().cast::<*mut rte_mbuf>(), count as u16)
         })
     }
 

@@ -195,3 +195,13 @@ fn virtio_server_survives() {
 fn virtio_server_survives_packed() {
     survive("virtio_server_survives_packed", |socket| virtio(socket, true, true), |socket| vhost(socket, true), true);
 }
+
+#[test]
+fn virtio_client_survives() {
+    survive("virtio_client_survives", |socket| virtio(socket, false, false), |socket| vhost(socket, false), true);
+}
+
+#[test]
+fn virtio_client_survives_packed() {
+    survive("virtio_client_survives_packed", |socket| virtio(socket, false, true), |socket| vhost(socket, false), true);
+}

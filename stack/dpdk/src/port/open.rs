@@ -1,17 +1,19 @@
 //! Opening and closing a device.
 
 use std::ffi::{CStr, CString, c_int};
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
+use super::replug::Recipe;
 use super::{Capabilities, Inner, PortInfo, PortOptions, QueueState};
 use crate::eal::{error_text, last_error};
-use crate::gate::{self, BurstFlag};
+use crate::gate::{self, Registered};
 use crate::log::{self, Mark};
-use crate::maintenance::Reconnector;
+use crate::maintenance::{Cure, Reconnector};
 use crate::plan::{self, Plan, Socket};
 use crate::pool::Pool;
 use crate::{DeviceConfig, Eal, Error, HEADROOM, ring};
@@ -30,7 +32,7 @@ pub(crate) struct Device {
 /// DPDK's lists of devices are not made for two threads at a time.
 static BUS: Mutex<()> = Mutex::new(());
 
-fn on_bus<T>(work: impl FnOnce() -> T) -> T {
+pub(super) fn on_bus<T>(work: impl FnOnce() -> T) -> T {
     let _bus = BUS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     work()
 }
@@ -38,20 +40,28 @@ fn on_bus<T>(work: impl FnOnce() -> T) -> T {
 impl Device {
     /// Stops, closes and unplugs the device.
     pub(crate) fn close(&mut self) {
-        let Some(port) = self.port.take() else { return };
-        let plan = &self.plan;
-        let close = || {
-            // SAFETY: the port is open, and no queue of it is left.
-            unsafe {
-                sys::rte_eth_dev_stop(port);
-                sys::rte_eth_dev_close(port);
-            }
-            if plan.bus == "vdev" {
-                unplug(plan);
-            }
-        };
-        on_bus(|| log::quietly(|| if plan.gated { gate::exclusive(close) } else { close() }));
+        if let Some(port) = self.port.take() {
+            let close = || close_device(&self.plan, port);
+            on_bus(|| log::quietly(|| if self.plan.restarts { gate::exclusive(close) } else { close() }));
+        }
         self.ring = None;
+    }
+
+    /// The number of the device's port now, none if it was unplugged.
+    pub(crate) fn set_port(&mut self, port: Option<u16>) {
+        self.port = port;
+    }
+}
+
+/// Stops and closes a port that no queue uses any more, and unplugs its device.
+pub(super) fn close_device(plan: &Plan, port: u16) {
+    // SAFETY: the port is open.
+    unsafe {
+        sys::rte_eth_dev_stop(port);
+        sys::rte_eth_dev_close(port);
+    }
+    if plan.bus == "vdev" {
+        unplug(plan);
     }
 }
 
@@ -128,7 +138,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
 
     let features = configure(port, plan, options, &limits)?;
     let queues = set_up_queues(eal, port, plan, options, &limits, node, features)?;
-    start(port, plan, options, &queues, deadline)?;
+    start(port, plan, options, deadline)?;
 
     // A virtual wire delivers what is on it whatever the address; on a shared one this is what makes several addresses work.
     log::quietly(|| {
@@ -184,9 +194,19 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         numa_node: u32::try_from(own_node).ok(),
         capabilities,
     };
-    let reconnector = plan
-        .reconnects
-        .then(|| Reconnector::start(port, queues.iter().filter_map(|queue| queue.flag.clone()).collect()));
+    let cure = match (&plan.socket, plan.restarts) {
+        (Some(Socket { listens: false, .. }), true) => Some(Cure::Restart),
+        (Some(Socket { listens: false, .. }), false) if plan.gated => Some(Cure::Replug(Box::new(Recipe {
+            plan: plan.clone(),
+            options: options.clone(),
+            node,
+            features,
+            rx_pools: queues.iter().filter_map(|queue| NonNull::new(queue.rx_pool.raw())).collect(),
+        }))),
+        _ => None,
+    };
+    let flags = queues.iter().filter_map(|queue| queue.flag.as_ref()).map(Registered::flag).collect();
+    let reconnector = cure.map(|cure| Reconnector::start(port, cure, flags));
     let device = Device { plan: device.plan.clone(), port: device.port.take(), ring: device.ring.take() };
     Ok(Inner { info, device, queues, reconnector })
 }
@@ -293,7 +313,7 @@ fn make(
     Ok(device)
 }
 
-fn add(plan: &Plan) -> c_int {
+pub(super) fn add(plan: &Plan) -> c_int {
     let (Ok(bus), Ok(name), Ok(arguments)) =
         (CString::new(plan.bus), CString::new(plan.name.as_str()), CString::new(plan.arguments.as_str()))
     else {
@@ -303,7 +323,7 @@ fn add(plan: &Plan) -> c_int {
     unsafe { sys::rte_eal_hotplug_add(bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) }
 }
 
-fn port_of(plan: &Plan) -> Option<u16> {
+pub(super) fn port_of(plan: &Plan) -> Option<u16> {
     let name = CString::new(plan.name.as_str()).ok()?;
     let mut port = 0;
     // SAFETY: looks the name up and fills the number in.
@@ -374,14 +394,19 @@ fn add_when_accepted(plan: &Plan, socket: &Socket, limit: Duration) -> Result<()
 }
 
 /// The offloads that are switched on.
-#[derive(Clone, Copy)]
-struct Features {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Features {
     rx: u64,
     tx: u64,
     rss: bool,
 }
 
-fn configure(port: u16, plan: &Plan, options: &PortOptions, limits: &sys::rte_eth_dev_info) -> Result<Features, Error> {
+pub(super) fn configure(
+    port: u16,
+    plan: &Plan,
+    options: &PortOptions,
+    limits: &sys::rte_eth_dev_info,
+) -> Result<Features, Error> {
     let wanted = options.offloads;
     let pick = |on: bool, offload: u64| if on { offload } else { 0 };
     let rx = (pick(
@@ -459,46 +484,68 @@ fn set_up_queues(
     node: i32,
     features: Features,
 ) -> Result<Vec<QueueState>, Error> {
-    let (mut rx_count, mut tx_count) = (plan.rx_descriptors, plan.tx_descriptors);
-    // SAFETY: both numbers are adjusted in place.
-    unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(port, &mut rx_count, &mut tx_count) };
     let memory = eal.config().memory_mib;
     let mut queues = Vec::new();
     for queue in 0..options.queues {
         let rx_pool = Pool::take(options.rx_buffers, plan.data_room, node, memory)?;
         let tx_pool = Pool::take(options.tx_buffers, plan.data_room, node, memory)?;
-        let mut rx_config = limits.default_rxconf;
-        rx_config.offloads = features.rx & limits.rx_queue_offload_capa;
-        let mut tx_config = limits.default_txconf;
-        tx_config.offloads = features.tx & limits.tx_queue_offload_capa;
-        let mark = Mark::now();
-        let node = node.unsigned_abs();
         // SAFETY: the port is configured for this queue and stopped; the pool outlives the port.
-        let result = unsafe { sys::rte_eth_rx_queue_setup(port, queue, rx_count, node, &rx_config, rx_pool.raw()) };
-        if result != 0 {
-            return Err(failed(plan, "rte_eth_rx_queue_setup", result, &mark));
-        }
-        // SAFETY: as above.
-        let result = unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_count, node, &tx_config) };
-        if result != 0 {
-            return Err(failed(plan, "rte_eth_tx_queue_setup", result, &mark));
-        }
-        let flag = plan.gated.then(BurstFlag::register);
+        unsafe { set_up_queue(port, queue, plan, limits, node, features, rx_pool.raw()) }?;
+        let flag = plan.gated.then(|| Registered::new(port));
         queues.push(QueueState { rx_pool, tx_pool, flag, taken: AtomicBool::new(false) });
     }
     Ok(queues)
 }
 
-fn start(port: u16, plan: &Plan, options: &PortOptions, queues: &[QueueState], deadline: Instant) -> Result<(), Error> {
+/// Sets one queue pair up.
+///
+/// # Safety
+/// The port is configured for this queue and stopped, and the pool outlives it.
+pub(super) unsafe fn set_up_queue(
+    port: u16,
+    queue: u16,
+    plan: &Plan,
+    limits: &sys::rte_eth_dev_info,
+    node: i32,
+    features: Features,
+    rx_pool: *mut sys::rte_mempool,
+) -> Result<(), Error> {
+    let (mut rx_count, mut tx_count) = (plan.rx_descriptors, plan.tx_descriptors);
+    // SAFETY: both numbers are adjusted in place.
+    unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(port, &mut rx_count, &mut tx_count) };
+    let mut rx_config = limits.default_rxconf;
+    rx_config.offloads = features.rx & limits.rx_queue_offload_capa;
+    let mut tx_config = limits.default_txconf;
+    tx_config.offloads = features.tx & limits.tx_queue_offload_capa;
+    let mark = Mark::now();
+    let node = node.unsigned_abs();
+    // SAFETY: the caller's promise.
+    let result = unsafe { sys::rte_eth_rx_queue_setup(port, queue, rx_count, node, &rx_config, rx_pool) };
+    if result != 0 {
+        return Err(failed(plan, "rte_eth_rx_queue_setup", result, &mark));
+    }
+    // SAFETY: as above.
+    let result = unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_count, node, &tx_config) };
+    if result != 0 {
+        return Err(failed(plan, "rte_eth_tx_queue_setup", result, &mark));
+    }
+    Ok(())
+}
+
+/// Starts a configured port.
+pub(super) fn start_once(port: u16) -> c_int {
+    // SAFETY: the port is configured; a port that failed to start can be started again.
+    unsafe { sys::rte_eth_dev_start(port) }
+}
+
+fn start(port: u16, plan: &Plan, options: &PortOptions, deadline: Instant) -> Result<(), Error> {
     if plan.shares_memory {
         // SAFETY: walks over EAL's memory.
         unsafe { sys::uwarp_spare_memory_descriptors() };
     }
-    // SAFETY: the port is configured; a port that failed to start can be started again.
-    let attempt = || unsafe { sys::rte_eth_dev_start(port) };
-    let attempt = || if plan.gated { gate::exclusive(attempt) } else { attempt() };
-    let result = match &plan.socket {
-        Some(socket) if plan.gated && !socket.listens => {
+    let attempt = || if plan.restarts { gate::exclusive(|| start_once(port)) } else { start_once(port) };
+    match &plan.socket {
+        Some(socket) if plan.restarts && !socket.listens => {
             retry(plan, socket, options.wait_for_peer, deadline, "rte_eth_dev_start", attempt)
         }
         _ => {
@@ -508,11 +555,5 @@ fn start(port: u16, plan: &Plan, options: &PortOptions, queues: &[QueueState], d
                 result => Err(failed(plan, "rte_eth_dev_start", result, &mark)),
             }
         }
-    };
-    if result.is_err() {
-        for flag in queues.iter().filter_map(|queue| queue.flag.as_ref()) {
-            BurstFlag::unregister(flag);
-        }
     }
-    result
 }

@@ -1,0 +1,69 @@
+//! Making a virtio-user device anew for its next peer: its driver connects when the device is made, and never again.
+
+use std::ptr::NonNull;
+
+use dpdk_sys::{self as sys, rte_mempool};
+
+use super::PortOptions;
+use super::open::{self, Features, add, close_device, configure, on_bus, port_of, set_up_queue};
+use crate::log;
+use crate::plan::Plan;
+
+/// All that is needed to make the device as it was.
+#[derive(Debug)]
+pub(crate) struct Recipe {
+    pub(crate) plan: Plan,
+    pub(crate) options: PortOptions,
+    pub(crate) node: i32,
+    pub(crate) features: Features,
+    /// The receive pool of each queue. The port keeps them for as long as this is used.
+    pub(crate) rx_pools: Vec<NonNull<rte_mempool>>,
+}
+
+// SAFETY: pools belong to no thread.
+unsafe impl Send for Recipe {}
+// SAFETY: as above; nothing here changes.
+unsafe impl Sync for Recipe {}
+
+impl Recipe {
+    /// Closes the device that there is and makes it again. Gives the new port's number; none while there is no peer.
+    pub(crate) fn replug(&self, old: Option<u16>) -> Option<u16> {
+        on_bus(|| {
+            log::quietly(|| {
+                if let Some(port) = old {
+                    close_device(&self.plan, port);
+                }
+                if !self.plan.socket.as_ref().is_some_and(|socket| socket.path.exists()) || add(&self.plan) != 0 {
+                    return None;
+                }
+                let port = port_of(&self.plan)?;
+                if self.start(port) {
+                    return Some(port);
+                }
+                close_device(&self.plan, port);
+                None
+            })
+        })
+    }
+
+    fn start(&self, port: u16) -> bool {
+        let mut limits = sys::rte_eth_dev_info::default();
+        // SAFETY: the port is open; the structure is filled in.
+        if unsafe { sys::rte_eth_dev_info_get(port, &mut limits) } != 0 {
+            return false;
+        }
+        match configure(port, &self.plan, &self.options, &limits) {
+            // The stack above goes by what the first device could do.
+            Ok(features) if features == self.features => {}
+            _ => {
+                tracing::warn!("the new peer of {} offers other features than the one before", self.plan.name);
+                return false;
+            }
+        }
+        let made = self.rx_pools.iter().zip(0..).all(|(pool, queue)| {
+            // SAFETY: the port is configured for this queue and stopped.
+            unsafe { set_up_queue(port, queue, &self.plan, &limits, self.node, self.features, pool.as_ptr()) }.is_ok()
+        });
+        made && open::start_once(port) == 0
+    }
+}
