@@ -266,9 +266,13 @@ impl<P: Port> Core<P> {
                 self.receive_frame(turn, frame);
             }
         }
-        self.run_timers(turn);
+        if !self.fired.is_empty() {
+            self.run_timers(turn);
+        }
         self.run_doorbells();
-        self.run_neighbours();
+        if self.neighbours.unsettled(self.now) || self.known_epoch != self.neighbours.epoch() {
+            self.run_neighbours();
+        }
         if self.sweep_at.is_some_and(|at| at <= self.now) {
             self.sweep();
         }

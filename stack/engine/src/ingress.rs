@@ -105,8 +105,12 @@ impl<P: Port> Core<P> {
             return;
         }
         self.on_segment(turn, index, &mut connection, &frame, buffer);
+        if connection.gone {
+            return self.put_back(index, connection);
+        }
+        // It is served later in this turn, and its timer looked after then.
         Self::schedule(&mut self.ready, index, &mut connection);
-        self.put_back(index, connection);
+        self.connections.put(index, connection);
     }
 
     #[inline]

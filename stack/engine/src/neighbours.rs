@@ -145,6 +145,12 @@ impl Neighbours {
         self.unreachable.pop()
     }
 
+    /// Whether there is anything to do: requests to send, hosts to give up, or a deadline that is due.
+    #[inline]
+    pub(crate) fn unsettled(&self, now: Instant) -> bool {
+        !self.requests.is_empty() || !self.unreachable.is_empty() || self.deadline.is_some_and(|at| at <= now)
+    }
+
     /// When [`Neighbours::on_deadline`] has something to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline

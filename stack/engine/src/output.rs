@@ -48,6 +48,10 @@ impl<P: Port> Core<P> {
             }
             let Some(transmit) = connection.tcp.poll_transmit(now) else { return false };
             self.emit(connection, &transmit);
+            // Much cheaper than to ask for a segment that is not there.
+            if !connection.tcp.wants_transmit(now) {
+                return false;
+            }
             budget -= 1;
         }
     }

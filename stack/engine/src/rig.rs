@@ -17,8 +17,9 @@ use crate::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectionEvent, ConnectionRequest,
     EventSink, ListenerId, QueuePairSetup, StartupOptions,
 };
-use crate::ports::Decorated;
+use crate::port::Port;
 use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
+use crate::ports::{Decorated, LoopOptions, LoopPort};
 use crate::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
 use crate::{Engine, EngineChannels, EngineConfig};
 
@@ -42,10 +43,9 @@ impl Default for HostOptions {
 }
 
 /// One host: an engine and what an application has of it.
-#[derive(Debug)]
-pub struct Host {
+pub struct Host<P: Port = SimPort> {
     /// The engine; `None` once the host was killed.
-    pub engine: Option<Engine<Decorated<SimPort>>>,
+    pub engine: Option<Engine<Decorated<P>>>,
     /// Its address.
     pub address: Ipv4Addr,
     /// Its mailbox.
@@ -92,7 +92,41 @@ impl Default for PairOptions {
     }
 }
 
-impl Host {
+impl<P: Port> Host<P> {
+    /// A host on a port: host `number` has the address 10.0.0.`number + 1`.
+    ///
+    /// # Panics
+    /// If the settings are refused.
+    pub fn new(port: P, number: usize, queue_pairs: u32, seed: u64, adjust: impl FnOnce(&mut EngineConfig)) -> Host<P> {
+        let address = Ipv4Addr::new(10, 0, 0, number as u8 + 1);
+        let mut config = EngineConfig::new(0, address, 24);
+        config.seed = seed ^ (number as u64) << 32;
+        config.limits.queue_pairs = queue_pairs;
+        adjust(&mut config);
+        let (commands, command_receiver) = unbounded();
+        let (events, event_receiver) = unbounded();
+        let regions = RegionTable::new(4096, u64::MAX, u128::from(seed) << 8 | number as u128);
+        let doorbells = Arc::new(Doorbells::new(queue_pairs as usize));
+        let channels = EngineChannels {
+            regions: Arc::clone(&regions),
+            doorbells: Arc::clone(&doorbells),
+            commands: command_receiver,
+            events: EventSink::new(events, None),
+        };
+        let engine = Engine::new(config, Decorated::new(port), channels).expect("the settings are right");
+        Host {
+            engine: Some(engine),
+            address,
+            commands,
+            events: event_receiver,
+            regions,
+            doorbells,
+            notifier: Arc::new(Notifier::new().expect("an eventfd")),
+            domain_queue_pairs: Arc::new(AtomicU32::new(0)),
+            next_queue_pair: 0,
+        }
+    }
+
     /// Registers memory for all queue pairs of the host.
     ///
     /// # Panics
@@ -228,17 +262,16 @@ impl Pair {
 }
 
 /// A network of hosts and their time.
-#[derive(Debug)]
-pub struct World {
-    /// The network.
+pub struct World<P: Port = SimPort> {
+    /// The network; without ports if the hosts are joined otherwise.
     pub network: SimNetwork,
     /// The hosts: host `n` has the address 10.0.0.`n + 1`.
-    pub hosts: Vec<Host>,
+    pub hosts: Vec<Host<P>>,
     now: Instant,
     seed: u64,
 }
 
-impl World {
+impl World<SimPort> {
     /// A network without hosts.
     pub fn new(seed: u64, options: SimOptions) -> World {
         World { network: SimNetwork::new(seed, options), hosts: Vec::new(), now: Instant::from_nanos(1_000_000), seed }
@@ -258,37 +291,23 @@ impl World {
     /// If the settings are refused.
     pub fn add(&mut self, options: HostOptions, adjust: impl FnOnce(&mut EngineConfig)) -> usize {
         let number = self.hosts.len();
-        let address = Ipv4Addr::new(10, 0, 0, number as u8 + 1);
-        let mut config = EngineConfig::new(0, address, 24);
-        config.seed = self.seed ^ (number as u64) << 32;
-        config.limits.queue_pairs = options.queue_pairs;
-        adjust(&mut config);
-        let (commands, command_receiver) = unbounded();
-        let (events, event_receiver) = unbounded();
-        let regions = RegionTable::new(4096, u64::MAX, u128::from(self.seed) << 8 | number as u128);
-        let doorbells = Arc::new(Doorbells::new(options.queue_pairs as usize));
-        let channels = EngineChannels {
-            regions: Arc::clone(&regions),
-            doorbells: Arc::clone(&doorbells),
-            commands: command_receiver,
-            events: EventSink::new(events, None),
-        };
         let port = self.network.port(options.mtu, options.receive_buffers, options.transmit_buffers);
-        let engine = Engine::new(config, Decorated::new(port), channels).expect("the settings are right");
-        self.hosts.push(Host {
-            engine: Some(engine),
-            address,
-            commands,
-            events: event_receiver,
-            regions,
-            doorbells,
-            notifier: Arc::new(Notifier::new().expect("an eventfd")),
-            domain_queue_pairs: Arc::new(AtomicU32::new(0)),
-            next_queue_pair: 0,
-        });
+        self.hosts.push(Host::new(port, number, options.queue_pairs, self.seed, adjust));
         number
     }
+}
 
+impl World<LoopPort> {
+    /// Two hosts joined back to back, without a network between them.
+    pub fn back_to_back(options: LoopOptions, queue_pairs: u32) -> World<LoopPort> {
+        let (left, right) = LoopPort::pair(options);
+        let hosts = vec![Host::new(left, 0, queue_pairs, 1, |_| {}), Host::new(right, 1, queue_pairs, 1, |_| {})];
+        let network = SimNetwork::new(1, SimOptions::default());
+        World { network, hosts, now: Instant::from_nanos(1_000_000), seed: 1 }
+    }
+}
+
+impl<P: Port> World<P> {
     /// The virtual time.
     pub fn now(&self) -> Instant {
         self.now
@@ -321,7 +340,7 @@ impl World {
     }
 
     /// Steps until `done` says so or `limit` of virtual time is over; says which.
-    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut World) -> bool) -> bool {
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut World<P>) -> bool) -> bool {
         let end = self.now + limit;
         loop {
             if done(self) {

@@ -1,0 +1,150 @@
+//! Engines on the other ports, deliberate faults, captures, and turns that allocate nothing.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{SECOND, contents, pattern, sge};
+use crossbeam::channel::unbounded;
+use uwarp_engine::command::Command;
+use uwarp_engine::ports::decorated::{FaultRates, Rates};
+use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_engine::rig::{Pair, PairOptions, World};
+use uwarp_engine::work::{SendOpcode, Status};
+use uwarp_memory::{Access, Registration};
+
+/// Two hosts back to back with `count` connected pairs.
+fn back_to_back(options: LoopOptions, count: usize) -> (World<LoopPort>, Vec<(Pair, Pair)>) {
+    let mut world = World::back_to_back(options, 1024);
+    let requests = world.hosts[1].listen(7471);
+    let mut pairs = Vec::new();
+    for _ in 0..count {
+        let client = world.hosts[0].pair(PairOptions::default());
+        let server = world.hosts[1].pair(PairOptions::default());
+        world.join((0, &client), (1, &server), &requests, 7471);
+        pairs.push((client, server));
+    }
+    (world, pairs)
+}
+
+/// Writes, reads and sends of all pairs in turn until each has done `rounds`.
+fn traffic(world: &mut World<LoopPort>, pairs: &mut [(Pair, Pair)], regions: &[Registration; 2], rounds: usize) {
+    for round in 0..rounds {
+        for (client, server) in pairs.iter_mut() {
+            assert!(server.post_receive(1, &[sge(&regions[1], 0, 4096)]));
+            let remote = (regions[1].stag(), regions[1].base_offset());
+            let length = [64, 4000][round % 2];
+            assert!(client.post_simple(1, SendOpcode::Write, Some(sge(&regions[0], 0, length)), remote));
+            assert!(client.post_simple(2, SendOpcode::Read, Some(sge(&regions[0], 0, length)), remote));
+            assert!(client.post_simple(3, SendOpcode::Send, Some(sge(&regions[0], 0, length)), (0, 0)));
+        }
+        let mut left = pairs.len() * 4;
+        while left > 0 {
+            world.step();
+            for (client, server) in pairs.iter_mut() {
+                for pair in [client, server] {
+                    while let Some(done) = pair.poll() {
+                        assert_eq!(done.status, Status::Success);
+                        left -= 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn regions(world: &World<LoopPort>) -> [Registration; 2] {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    [0, 1].map(|host| world.hosts[host].register(vec![host as u8; 8192], access))
+}
+
+#[test]
+fn a_steady_turn_allocates_nothing() {
+    for (count, faults) in [(1, false), (1, true), (1000, false)] {
+        let (mut world, mut pairs) = back_to_back(LoopOptions::default(), count);
+        let regions = regions(&world);
+        if faults {
+            let rates = Rates { loss: 0.01, ..Rates::default() };
+            for host in &world.hosts {
+                host.command(Command::SetFaults {
+                    faults: Some(FaultRates { seed: 1, transmit: rates, receive: rates }),
+                });
+            }
+        }
+        traffic(&mut world, &mut pairs, &regions, if count == 1 { 2000 } else { 8 });
+        let rounds = if count == 1 { 1000 } else { 4 };
+        let info = allocation_counter::measure(|| traffic(&mut world, &mut pairs, &regions, rounds));
+        assert_eq!(info.count_total, 0, "{count} pairs, faults {faults}: {info:?}");
+    }
+}
+
+#[test]
+fn frames_as_large_as_the_port_allows_are_used() {
+    for (mtu, checksums) in [(576, true), (1500, false), (9000, true)] {
+        let (mut world, mut pairs) = back_to_back(LoopOptions { mtu, checksums, ..LoopOptions::default() }, 1);
+        let source = world.hosts[0].register(pattern(1 << 20, 1), Access::LOCAL_READ);
+        let target = world.hosts[1].register(vec![0; 1 << 20], Access::REMOTE_WRITE);
+        let client = &mut pairs[0].0;
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 1 << 20)), (target.stag(), 0));
+        assert!(world.run_until(SECOND, |_| contents(&target) == contents(&source)));
+        let sent = world.hosts[0].engine.as_ref().expect("alive").stats().fpdus_sent;
+        let payload = u64::from(mtu) - 40 - 12 - 2 - 14 - 4;
+        assert!(sent <= (1 << 20) / (payload - 3) + 1, "{sent} FPDUs at MTU {mtu}");
+    }
+}
+
+#[test]
+fn faults_can_be_switched_on_and_off_while_traffic_flows() {
+    let (mut world, mut pairs) = back_to_back(LoopOptions::default(), 2);
+    let regions = regions(&world);
+    let rates = Rates { loss: 0.02, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
+    let faults = Some(FaultRates { seed: 7, transmit: rates, receive: rates });
+    world.hosts[0].command(Command::SetFaults { faults });
+    traffic(&mut world, &mut pairs, &regions, 300);
+    let counts = world.hosts[0].engine.as_ref().expect("alive").stats().faults;
+    assert_eq!(counts.len(), 8);
+    assert!(counts.values().all(|count| *count > 0), "{counts:?}");
+    world.hosts[0].command(Command::SetFaults { faults: None });
+    world.run(Duration::from_millis(10));
+    let before = world.hosts[0].engine.as_ref().expect("alive").stats();
+    assert!(before.faults.is_empty());
+    traffic(&mut world, &mut pairs, &regions, 20);
+    let after = world.hosts[0].engine.as_ref().expect("alive").stats();
+    assert_eq!(before.retransmissions, after.retransmissions);
+}
+
+#[test]
+fn a_capture_has_every_frame_of_both_directions() {
+    let directory = std::env::temp_dir().join(format!("uwarp-capture-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let path = directory.join("frames.pcap");
+    let (mut world, mut pairs) = back_to_back(LoopOptions::default(), 1);
+    let regions = regions(&world);
+    let (reply, opened) = unbounded();
+    world.hosts[0].command(Command::StartCapture { path: path.clone(), reply });
+    world.run(Duration::from_micros(10));
+    assert_eq!(opened.try_recv(), Ok(Ok(())));
+    let frames = |world: &World<LoopPort>| {
+        let stats = world.hosts[0].engine.as_ref().expect("alive").stats();
+        stats.frames_received + stats.frames_sent
+    };
+    let before = frames(&world);
+    traffic(&mut world, &mut pairs, &regions, 10);
+    let wanted = frames(&world) - before;
+    world.hosts[0].command(Command::StopCapture);
+    world.run(Duration::from_micros(10));
+    let file = std::fs::File::open(&path).expect("the capture");
+    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
+    let mut found = 0;
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.expect("a whole packet");
+        assert_eq!(packet.data.len(), packet.orig_len as usize);
+        found += 1;
+    }
+    assert!(found >= wanted && wanted > 30, "{found} of {wanted}");
+    let (reply, opened) = unbounded();
+    world.hosts[0].command(Command::StartCapture { path: directory.join("no/such/folder"), reply });
+    world.run(Duration::from_micros(10));
+    assert!(opened.try_recv().is_ok_and(|result| result.is_err()));
+    std::fs::remove_dir_all(&directory).expect("removed");
+}
