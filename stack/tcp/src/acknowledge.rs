@@ -111,7 +111,8 @@ impl Connection {
             _ => {}
         }
         let found = if self.sack {
-            self.find_losses(now)
+            // Nothing new is known from an acknowledgment that delivers nothing.
+            delivered.octets > 0 && self.find_losses(now)
         } else {
             self.count_duplicates(bare && same_window, acknowledgment > before, &mut delivered)
         };

@@ -132,6 +132,8 @@ pub(crate) struct SendQueue {
     lost_from: Position,
     /// The highest end of a delivered segment (RFC 8985, RACK.fack).
     forward: Position,
+    /// Blocks that were taken into the scoreboard lately: every segment inside is marked.
+    blocks: [(Position, Position); 4],
 }
 
 impl SendQueue {
@@ -153,6 +155,7 @@ impl SendQueue {
             lost: 0,
             lost_from: initial,
             forward: initial,
+            blocks: [(initial, initial); 4],
         }
     }
 
@@ -413,6 +416,7 @@ impl SendQueue {
             let rest = Segment { start: segment.start + limit, len: segment.len - limit, ..segment };
             self.segments[index].len = limit;
             self.segments.insert(index + 1, rest);
+            self.forget_blocks();
             if segment.fate == Fate::Sacked {
                 self.sacked_segments += 1;
             }
@@ -493,6 +497,7 @@ impl SendQueue {
                 if part.fate != Fate::Sacked {
                     delivered.add(&part, &mut self.forward);
                 }
+                self.forget_blocks();
                 break;
             } else {
                 break;
@@ -510,21 +515,47 @@ impl SendQueue {
     }
 
     /// The peer holds `left .. right`. A segment counts when it lies in the block as a whole.
+    ///
+    /// A peer repeats its blocks, and grows them: what was taken from a block before is passed over.
     pub(crate) fn sack(&mut self, left: Position, right: Position, delivered: &mut Delivered) {
         let mut index = self.segments.partition_point(|segment| segment.start < left);
+        let mut known = self.blocks.iter().copied().find(|block| left <= block.1 && block.0 < right);
+        let mut slot = None;
         while let Some(segment) = self.segments.get(index).copied()
             && segment.end() <= right
         {
+            if let Some((start, end)) = known
+                && segment.start >= start
+                && segment.end() <= end
+            {
+                known = None;
+                index = self.index_of(end).max(index + 1);
+                continue;
+            }
             if segment.fate != Fate::Sacked {
                 self.set_fate(index, Fate::Sacked);
                 delivered.add(&segment, &mut self.forward);
             }
             index += 1;
         }
+        for (place, block) in self.blocks.iter().enumerate() {
+            if left <= block.0 && block.1 <= right {
+                slot = Some(place);
+            }
+        }
+        let slot = slot.unwrap_or(self.blocks.len() - 1);
+        self.blocks[slot] = (left, right);
+        self.blocks[..=slot].rotate_right(1);
+    }
+
+    /// Segments have new borders: some may lie in a block that they only touched before.
+    fn forget_blocks(&mut self) {
+        self.blocks = [(self.unacknowledged, self.unacknowledged); 4];
     }
 
     /// The peer has dropped what it reported (RFC 2018 §8): nothing is thought to be there any more.
     pub(crate) fn forget_sacks(&mut self) {
+        self.forget_blocks();
         for index in 0..self.segments.len() {
             if self.segments[index].fate == Fate::Sacked {
                 self.set_fate(index, Fate::Lost);
@@ -560,6 +591,10 @@ impl SendQueue {
         }
         assert_eq!(at, self.next);
         assert!(self.unacknowledged <= self.next && self.next <= self.highest);
+        for (left, right) in self.blocks {
+            let inside = self.segments.iter().filter(|segment| left <= segment.start && segment.end() <= right);
+            assert!(inside.into_iter().all(|segment| segment.fate == Fate::Sacked), "a block that was not taken");
+        }
         if let Some(first) = self.segments.iter().find(|segment| segment.fate == Fate::Lost) {
             assert!(self.lost_from <= first.start, "a lost segment out of sight");
         }

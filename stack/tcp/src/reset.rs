@@ -23,3 +23,41 @@ pub fn reset_for(header: &TcpHeader, payload_len: u32) -> Option<TcpHeader> {
     reset.destination_port = header.source_port;
     Some(reset)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(flags: TcpFlags) -> TcpHeader {
+        let mut header = TcpHeader::new(flags);
+        header.source_port = 1;
+        header.destination_port = 2;
+        header.sequence = SeqNumber(0xffff_fff0);
+        header.acknowledgment = SeqNumber(77);
+        header
+    }
+
+    #[test]
+    fn without_ack_the_segment_is_acknowledged() {
+        // RFC 9293 §3.10.7.1: <SEQ=0><ACK=SEG.SEQ+SEG.LEN><CTL=RST,ACK>.
+        let reset = reset_for(&segment(TcpFlags::SYN), 20).unwrap();
+        assert_eq!(
+            (reset.flags, reset.sequence, reset.acknowledgment),
+            (TcpFlags::RST | TcpFlags::ACK, SeqNumber(0), SeqNumber(5))
+        );
+        assert_eq!((reset.source_port, reset.destination_port), (2, 1));
+    }
+
+    #[test]
+    fn with_ack_its_number_is_used() {
+        // RFC 9293 §3.10.7.1: <SEQ=SEG.ACK><CTL=RST>.
+        let reset = reset_for(&segment(TcpFlags::ACK), 0).unwrap();
+        assert_eq!((reset.flags, reset.sequence), (TcpFlags::RST, SeqNumber(77)));
+    }
+
+    #[test]
+    fn reset_is_never_answered() {
+        assert_eq!(reset_for(&segment(TcpFlags::RST), 0), None);
+        assert_eq!(reset_for(&segment(TcpFlags::RST | TcpFlags::ACK), 0), None);
+    }
+}

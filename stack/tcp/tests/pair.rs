@@ -21,7 +21,8 @@ fn config(congestion: Congestion, sack: bool, timestamps: bool, window: u32, mss
         user_timeout: None,
         syn_retries: 30,
         rto_max: Duration::from_secs(2),
-        time_wait: Duration::from_secs(10),
+        // Longer than any run: an end that waits must be there to answer, however unlucky the other is.
+        time_wait: Duration::from_secs(7200),
         ..Config::default()
     }
 }

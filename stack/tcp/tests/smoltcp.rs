@@ -72,6 +72,9 @@ impl Device for Queues {
     }
 }
 
+/// When it arrives, in which order, whether at the peer, and the packet.
+type Travelling = (Instant, u64, bool, Vec<u8>);
+
 #[derive(Clone, Copy)]
 struct Faults {
     loss: f64,
@@ -96,7 +99,7 @@ struct World {
     peer_sent: usize,
     peer_to_send: usize,
     peer_taken: usize,
-    wire: BinaryHeap<Reverse<(Instant, u64, bool, Vec<u8>)>>,
+    wire: BinaryHeap<Reverse<Travelling>>,
     order: u64,
     random: fastrand::Rng,
     faults: Faults,

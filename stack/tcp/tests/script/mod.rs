@@ -435,8 +435,7 @@ impl Player {
     fn advance(&mut self, duration: Duration) -> Result<(), String> {
         self.silence()?;
         let target = self.now + duration;
-        loop {
-            let Some(connection) = self.connection.as_mut() else { break };
+        while let Some(connection) = self.connection.as_mut() {
             let Some(deadline) = connection.deadline().filter(|deadline| *deadline <= target) else { break };
             if deadline < self.now {
                 return Err(format!("a deadline in the past: {deadline:?} at {:?}", self.now));
@@ -464,8 +463,8 @@ impl Player {
         let wants = connection.wants_transmit(self.now);
         let transmit = connection.poll_transmit(self.now);
         connection.check();
-        if transmit.is_some() && !wants {
-            return Err(format!("did not want to send {}", show(&transmit.unwrap())));
+        if let Some(transmit) = transmit.filter(|_| !wants) {
+            return Err(format!("did not want to send {}", show(&transmit)));
         }
         if let Some(timestamps) = transmit.and_then(|transmit| transmit.header.options.timestamps) {
             self.last_timestamp = timestamps.value;
