@@ -153,6 +153,14 @@ impl<P: Port> Host<P> {
     pub fn pair(&mut self, options: PairOptions) -> Pair {
         let number = self.next_queue_pair;
         self.next_queue_pair += 1;
+        self.pair_with_number(number, options)
+    }
+
+    /// Makes a queue pair with a number of one's choice, that of one destroyed before for instance.
+    ///
+    /// # Panics
+    /// If the engine is gone.
+    pub fn pair_with_number(&mut self, number: u32, options: PairOptions) -> Pair {
         let (send, send_queue) = ring(options.send_depth);
         let (receive, receive_queue) = ring(options.receive_depth);
         let (lane, completions) = ring(options.completions);
