@@ -291,6 +291,7 @@ impl ConnectRequest {
     }
 
     /// Accepts, and waits until the stream is in full operation. Post receives before, since the peer may send at once.
+    /// This side's own work waits until the peer has sent something (RFC 5044 §7.1.2).
     pub fn accept(self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Established, Error> {
         self.shared.check_here()?;
         self.start_accept(queue_pair, options)?.wait(queue_pair)

@@ -172,10 +172,10 @@ fn a_full_queue_takes_what_fits_and_loses_nothing() {
         let error = server.qp.post_receive(&list).unwrap_err();
         assert!(error.is_full());
         assert!((16..100).contains(&error.posted), "{}", error.posted);
+        let posted = error.posted as u64;
         let error = client.qp.post_send(&[SendRequest::send_inline(0, b"early")]).unwrap_err();
         assert_eq!(error.reason, PostErrorReason::NotConnected);
         connect(&mut client, &mut server);
-        let posted = error.posted as u64;
         let (mut next_send, mut next_receive) = (0_u32, posted);
         // Everything gets through in order although the queues are full most of the time.
         for expected in 0..100_u32 {

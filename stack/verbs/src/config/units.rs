@@ -112,7 +112,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn format_duration(value: Duration) -> String {
     let nanoseconds = value.as_nanos();
     for (unit, factor) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
-        if nanoseconds % factor == 0 {
+        if nanoseconds.is_multiple_of(factor) {
             return format!("{}{unit}", nanoseconds / factor);
         }
     }

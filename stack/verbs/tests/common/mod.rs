@@ -74,7 +74,10 @@ impl Side {
 
     /// The next completion, which must come.
     pub fn complete(&mut self) -> Completion {
-        self.cq.next(LONG).unwrap().expect("a completion within the time limit")
+        match self.cq.next(LONG).unwrap() {
+            Some(completion) => completion,
+            None => panic!("no completion within the time limit: {:?} {:#?}", self.qp.state(), self.context.stats()),
+        }
     }
 
     /// The next completion, which must be a success of this request.
@@ -82,6 +85,14 @@ impl Side {
         let completion = self.complete();
         assert_eq!((completion.id, completion.status), (id, Status::Success), "{completion:?}");
         completion
+    }
+
+    /// Writes an octet to the end of the peer's region and waits for it.
+    pub fn speak_first(&mut self, peer: &Side) {
+        let offset = peer.mr.remote_offset() + REGION as u64 - 1;
+        self.qp.post_send(&[uwarp::SendRequest::write_inline(0, &[1], peer.mr.stag(), offset)]).unwrap();
+        let contexts = [&self.context, &peer.context];
+        until(&contexts, "the first octet", || peer.mr.load_acquire_u8(REGION - 1).unwrap() == 1);
     }
 
     /// Waits until an octet of the region has a value.
