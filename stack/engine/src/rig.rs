@@ -34,11 +34,13 @@ pub struct HostOptions {
     pub transmit_buffers: usize,
     /// Queue pairs at most.
     pub queue_pairs: u32,
+    /// Frames sent that the device holds on to, see [`SimPort::hold_sent`].
+    pub device_holds: usize,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        HostOptions { mtu: 1500, receive_buffers: 4096, transmit_buffers: 4096, queue_pairs: 64 }
+        HostOptions { mtu: 1500, receive_buffers: 4096, transmit_buffers: 4096, queue_pairs: 64, device_holds: 0 }
     }
 }
 
@@ -299,7 +301,8 @@ impl World<SimPort> {
     /// If the settings are refused.
     pub fn add(&mut self, options: HostOptions, adjust: impl FnOnce(&mut EngineConfig)) -> usize {
         let number = self.hosts.len();
-        let port = self.network.port(options.mtu, options.receive_buffers, options.transmit_buffers);
+        let mut port = self.network.port(options.mtu, options.receive_buffers, options.transmit_buffers);
+        port.hold_sent(options.device_holds);
         self.hosts.push(Host::new(port, number, options.queue_pairs, self.seed, adjust));
         number
     }

@@ -10,7 +10,13 @@ use uwarp_sim_tests::traffic::{Plan, run};
 fn short_of_buffers(streams: usize) -> Plan {
     Plan {
         network: SimOptions { delay: Duration::from_micros(20), loss: 0.05, ..SimOptions::default() },
-        host: HostOptions { mtu: 1500, receive_buffers: 409, transmit_buffers: 409, queue_pairs: 1024 },
+        host: HostOptions {
+            mtu: 1500,
+            receive_buffers: 409,
+            transmit_buffers: 409,
+            queue_pairs: 1024,
+            device_holds: 0,
+        },
         streams,
         octets: 8 << 10,
         longest: 8 << 10,

@@ -12,6 +12,10 @@ fn plan(seed: u64) -> Plan {
     if seed % 10 == 3 {
         plan.network.hidden_corruption = 0.001;
     }
+    // Some devices hold on to what they have sent.
+    if seed % 10 == 7 {
+        plan.host.device_holds = 64;
+    }
     plan
 }
 

@@ -143,6 +143,8 @@ impl SimNetwork {
             transmit_pool: HeapPool::new(transmit_buffers, capabilities.data_room, capabilities.headroom),
             now: Instant::from_nanos(0),
             capabilities,
+            sent: VecDeque::new(),
+            holds: 0,
         }
     }
 
@@ -247,9 +249,18 @@ pub struct SimPort {
     transmit_pool: HeapPool,
     now: Instant,
     capabilities: Capabilities,
+    /// Frames sent of which the device still has a reference.
+    sent: VecDeque<HeapBuffer>,
+    holds: usize,
 }
 
 impl SimPort {
+    /// From now on the device keeps a reference to the last `frames` frames sent, as devices do that look after their
+    /// descriptors only when they need some.
+    pub fn hold_sent(&mut self, frames: usize) {
+        self.holds = frames;
+    }
+
     /// The pools, so that a test can see whether every buffer came back: receive, transmit.
     pub fn pools(&self) -> (HeapPool, HeapPool) {
         (self.receive_pool.clone(), self.transmit_pool.clone())
@@ -300,6 +311,12 @@ impl Port for SimPort {
         let taken = frames.len();
         for frame in frames.drain(..) {
             network.send(self.now, self.node, frame.data());
+            if self.holds > 0 {
+                self.sent.push_back(frame);
+                if self.sent.len() > self.holds {
+                    self.sent.pop_front();
+                }
+            }
         }
         taken
     }
