@@ -222,3 +222,27 @@ pub fn connect<Made>(
         }
     }
 }
+
+/// Time for the last acknowledgment to get out of rings that disappear with this process.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long the other side may take to close too.
+const PART: Duration = Duration::from_secs(3);
+
+/// Closes a connection before the process ends: what was posted is carried out, both sides close, and the acknowledgment of
+/// the other side's FIN gets away. A peer that never gets it would go on asking for as long as it lingers.
+///
+/// # Errors
+/// The engine failed.
+pub fn part(context: &Context, queue_pair: &mut QueuePair) -> anyhow::Result<()> {
+    queue_pair.disconnect();
+    if !queue_pair.wait_disconnected(PART)? {
+        queue_pair.abort();
+    }
+    let start = Instant::now();
+    while start.elapsed() < SETTLE {
+        if !context.poll() {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}

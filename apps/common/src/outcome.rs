@@ -2,6 +2,7 @@
 //! (with one sentence that says what), 1 when something else failed.
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use std::process::ExitCode;
 
 /// An error of the command line or the configuration: exit status 2.
@@ -65,6 +66,9 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
 
 /// The first statement of clap's explanation, on one line: what is wrong, without the usage lines below it.
 fn sentence(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "the command line says nothing to do".to_owned();
+    }
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     text.lines()
@@ -79,7 +83,9 @@ fn sentence(error: &clap::Error) -> String {
 /// warnings.
 fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("UWARP_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        // What DPDK says of failures is in the errors of the calls; the rest of what it calls errors, such as a peer that
+        // leaves, is normal here.
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,dpdk=off"));
     // A second call in one process (tests) keeps the first subscriber.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

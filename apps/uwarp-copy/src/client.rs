@@ -1,6 +1,6 @@
 //! The side that puts and gets.
 
-use crate::link::{Happening, Link, PATIENCE};
+use crate::link::{Happening, Link};
 use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, Window};
 use crate::store::{Incoming, Outgoing, Store, check_name};
 use anyhow::{Context as _, bail};
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uwarp::{Access, Config, ConnectOptions, Context, SendRequest};
-use uwarp_app::channel::connect;
+use uwarp_app::channel::{connect, part};
 use uwarp_app::output::{self, Progress};
 use uwarp_app::usage;
 
@@ -100,9 +100,10 @@ fn reach(config: Config, server: SocketAddr) -> anyhow::Result<(Context, Link)> 
     Ok((context, link))
 }
 
-fn leave(mut link: Link) -> anyhow::Result<()> {
-    link.channel.queue_pair().disconnect();
-    link.channel.queue_pair().wait_disconnected(PATIENCE)?;
+fn leave(context: Context, mut link: Link) -> anyhow::Result<()> {
+    part(&context, link.channel.queue_pair())?;
+    drop(link);
+    context.close()?;
     Ok(())
 }
 
@@ -131,9 +132,7 @@ pub fn put(config: Config, server: SocketAddr, files: Vec<Source>) -> anyhow::Re
     for (name, file) in files {
         put_one(&mut link, &name, file).with_context(|| format!("'{name}' was not copied"))?;
     }
-    leave(link)?;
-    context.close()?;
-    Ok(())
+    leave(context, link)
 }
 
 fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()> {
@@ -227,9 +226,7 @@ pub fn get(config: Config, server: SocketAddr, places: Vec<Place>) -> anyhow::Re
     for place in places {
         get_one(&mut link, &place).with_context(|| format!("'{}' was not copied", place.name))?;
     }
-    leave(link)?;
-    context.close()?;
-    Ok(())
+    leave(context, link)
 }
 
 fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Access, Config, ConnectOptions, Context, MemoryRegion};
-use uwarp_app::channel::{Channel, Event, connect};
+use uwarp_app::channel::{Channel, Event, connect, part};
 use uwarp_app::{output, signals};
 
 /// How long a server may be silent, and how long it is tried to reach it.
@@ -51,7 +51,7 @@ pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Res
         }
         rounds += 1;
     }
-    channel.queue_pair().disconnect();
+    part(&context, channel.queue_pair())?;
     if rounds > 0 {
         output::print(format!(
             "{rounds} rounds of {} octets{}, {:.2} µs each",
@@ -60,7 +60,6 @@ pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Res
             time.as_secs_f64() * 1e6 / rounds as f64
         ));
     }
-    channel.queue_pair().wait_disconnected(PATIENCE)?;
     Ok(())
 }
 

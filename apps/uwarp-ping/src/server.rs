@@ -5,7 +5,7 @@ use crate::{Options, SHAPE, text};
 use anyhow::{Context as _, bail};
 use std::time::Duration;
 use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions, MemoryRegion, SendRequest};
-use uwarp_app::channel::{Channel, Event};
+use uwarp_app::channel::{Channel, Event, part};
 use uwarp_app::{output, signals};
 
 /// Identifiers of the server's own requests do not matter: one is under way at a time.
@@ -66,9 +66,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
         channel.send(&sink.to_octets())?;
         rounds += 1;
     }
-    // The client closes; with a count on this side, its last message must still have gone out.
-    channel.queue_pair().disconnect();
-    channel.queue_pair().wait_disconnected(crate::client::PATIENCE)?;
+    part(context, channel.queue_pair())?;
     output::print(format!("{rounds} rounds"));
     Ok(())
 }

@@ -34,8 +34,10 @@ pub enum Kind {
     Stop = 4,
     /// What the server counted.
     Counts = 5,
-    /// The client leaves.
+    /// The client leaves; repeated until answered, for a while.
     Bye = 6,
+    /// The server has seen it.
+    Farewell = 7,
 }
 
 impl Kind {

@@ -4,7 +4,7 @@ use super::Line;
 use super::frames::{ETHERNET, Geometry, HEADER, Header, Kind, parse};
 use crate::meter::check_interrupted;
 use crate::pattern::Pattern;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uwarp::Config;
 
 /// What the client asked for, and what was counted since.
@@ -52,6 +52,9 @@ fn parse_hello(body: &[u8]) -> Option<Task> {
     })
 }
 
+/// Time for the last answer to be read.
+const SETTLE: Duration = Duration::from_millis(20);
+
 /// Serves clients until interrupted, or until the first one leaves.
 ///
 /// # Errors
@@ -60,7 +63,12 @@ pub fn run(config: &Config, cpu: Option<usize>, once: bool) -> anyhow::Result<()
     let mut line = Line::open(config, cpu)?;
     let mut task: Option<Task> = None;
     let mut idle = 0_u32;
+    let mut left: Option<Instant> = None;
     loop {
+        // A little later, so that the answer is read before the device goes.
+        if once && left.is_some_and(|left| left.elapsed() > SETTLE) {
+            return Ok(());
+        }
         if line.receive() == 0 {
             idle += 1;
             if idle >= 100_000 {
@@ -79,7 +87,6 @@ pub fn run(config: &Config, cpu: Option<usize>, once: bool) -> anyhow::Result<()
             line.transmit_all()?;
         }
         let mut received = std::mem::take(&mut line.received);
-        let mut left = false;
         for packet in received.drain(..) {
             let Some(header) = parse(packet.data()) else {
                 continue;
@@ -104,14 +111,14 @@ pub fn run(config: &Config, cpu: Option<usize>, once: bool) -> anyhow::Result<()
                     let counts = task.as_ref().map_or([0; 16], counts);
                     line.control(Kind::Counts, header.message, &counts)?;
                 }
-                Kind::Bye => left = true,
-                Kind::Welcome | Kind::Counts | Kind::Data => {}
+                Kind::Bye => {
+                    line.control(Kind::Farewell, header.message, &[])?;
+                    left = Some(Instant::now());
+                }
+                Kind::Welcome | Kind::Counts | Kind::Data | Kind::Farewell => {}
             }
         }
         line.received = received;
-        if left && once {
-            return Ok(());
-        }
     }
 }
 

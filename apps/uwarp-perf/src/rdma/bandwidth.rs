@@ -61,6 +61,8 @@ pub struct Pump<'a> {
     slots: Vec<(Sge, u64)>,
     chunk: u64,
     depth: u64,
+    /// Which content the server's memory has, for Reads.
+    generation: u64,
 }
 
 impl<'a> Pump<'a> {
@@ -85,8 +87,10 @@ impl<'a> Pump<'a> {
             session,
             operation,
             slots,
-            chunk: u64::from(depth / 4).clamp(1, CHUNK as u64),
+            // A quarter of what may be under way, so that the pipeline never runs dry between two posts.
+            chunk: u64::from(depth.min(layout.slots) / 4).clamp(1, CHUNK as u64),
             depth: u64::from(depth),
+            generation: 0,
         })
     }
 
@@ -254,7 +258,8 @@ impl<'a> Pump<'a> {
             self.post_one_each()?;
             self.wait_all()?;
             for (index, slot) in (0..layout.qps).zip(slots) {
-                self.compare(index, slot, u64::from(slot))?;
+                let message = self.generation * u64::from(layout.slots) + u64::from(slot);
+                self.compare(index, slot, message)?;
             }
             self.session.tell(Control::Finish)?;
             self.session.expect(Control::Right)?;
@@ -295,6 +300,7 @@ impl<'a> Pump<'a> {
             if self.operation == Operation::Read {
                 self.session.tell(Control::Fill { generation: round })?;
                 self.session.expect(Control::Ready)?;
+                self.generation = round;
             }
             for index in 0..layout.qps {
                 for slot in 0..layout.slots {

@@ -57,7 +57,7 @@ pub fn run(
         Test::ReadLatency => read_latency(&mut session, plan, &mut report)?,
         _ => bandwidth(&mut session, plan, &mut report)?,
     }
-    session.tell(Control::Bye)?;
+    session.leave()?;
     Ok(report)
 }
 

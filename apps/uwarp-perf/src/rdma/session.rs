@@ -229,6 +229,30 @@ impl Session {
         self.control.as_mut().context(NO_CONTROL)?.send(&message.to_octets())
     }
 
+    /// Says good-bye and lets the server close: the side that closes last knows that the other has everything.
+    ///
+    /// # Errors
+    /// The connection was lost before.
+    pub fn leave(&mut self) -> anyhow::Result<()> {
+        self.tell(Control::Bye)?;
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            self.context.poll();
+            let control = self.control.as_mut().context(NO_CONTROL)?;
+            let mut open = control.queue_pair().state() != QueuePairState::Disconnected;
+            for queue_pair in &mut self.queue_pairs {
+                open |= queue_pair.state() != QueuePairState::Disconnected;
+            }
+            if !open {
+                break;
+            }
+            if !self.inline {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
     /// The next control message, if there is one.
     ///
     /// # Errors

@@ -1,0 +1,196 @@
+//! Two processes over a real device: files there and back, and what is refused.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A server that ends with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(socket: &Path, device: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-copy"));
+    command.args(["--device", device, "--socket"]).arg(socket);
+    command.stdin(Stdio::null());
+    command
+}
+
+fn serve(socket: &Path, device: &str, directory: &Path, more: &[&str]) -> Server {
+    let child = command(socket, device)
+        .arg("serve")
+        .arg(directory)
+        .args(more)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Server(child)
+}
+
+fn succeeds(output: &Output) {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn fails(output: &Output, expected: &str) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(expected), "{text}");
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn there_and_back(device: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    let back = folder.path().join("back");
+    fs::create_dir(&served).unwrap();
+    fs::create_dir(&back).unwrap();
+    fs::create_dir(served.join("inner")).unwrap();
+    let socket = folder.path().join("s");
+    let server = serve(&socket, device, &served, &[]);
+
+    let mut random = fastrand::Rng::with_seed(1);
+    // Nothing; a part of a slot; the whole of one; more than the window.
+    let sizes = [0, 1, 1000, 1 << 20, (9 << 20) + 12_345];
+    let mut files = Vec::new();
+    for (number, size) in sizes.into_iter().enumerate() {
+        let content: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(size).collect();
+        let path = folder.path().join(format!("file-{number}"));
+        fs::write(&path, &content).unwrap();
+        files.push((path, content));
+    }
+    let output = command(&socket, device).arg("put").args(files.iter().map(|(path, _)| path)).output().unwrap();
+    succeeds(&output);
+    let wanted: Vec<String> = (0..sizes.len()).map(|number| format!("file-{number}")).collect();
+    let output = command(&socket, device).arg("get").args(&wanted).arg("--output").arg(&back).output().unwrap();
+    succeeds(&output);
+    for (name, (_, content)) in wanted.iter().zip(&files) {
+        assert!(fs::read(served.join(name)).unwrap() == *content, "{name} there");
+        assert!(fs::read(back.join(name)).unwrap() == *content, "{name} back");
+    }
+
+    let output = command(&socket, device).args(["put", "--name", "inner/renamed"]).arg(&files[2].0).output().unwrap();
+    succeeds(&output);
+    assert_eq!(fs::read(served.join("inner/renamed")).unwrap(), files[2].1);
+    drop(server);
+}
+
+#[test]
+fn there_and_back_over_virtio() {
+    there_and_back("virtio");
+}
+
+#[test]
+fn there_and_back_over_memif() {
+    there_and_back("memif");
+}
+
+#[test]
+fn nothing_leaves_the_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    fs::write(folder.path().join("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink(folder.path(), served.join("up")).unwrap();
+    let socket = folder.path().join("s");
+    let _server = serve(&socket, "virtio", &served, &[]);
+    let back = folder.path().join("back");
+    fs::create_dir(&back).unwrap();
+    for (name, reason) in [
+        ("../secret", "leaves the directory"),
+        ("/etc/passwd", "leaves the directory"),
+        ("up/secret", "symbolic link"),
+        ("nothing", "does not exist"),
+        ("up", "leaves the directory"),
+    ] {
+        let output = command(&socket, "virtio").args(["get", name, "--output"]).arg(&back).output().unwrap();
+        fails(&output, reason);
+    }
+    assert!(names(&back).is_empty());
+    // The client refuses such names before it connects, so a server cannot be asked by this tool; through the link it can.
+    let output = command(&socket, "virtio")
+        .args(["put", "--name", "up/new"])
+        .arg(folder.path().join("secret"))
+        .output()
+        .unwrap();
+    fails(&output, "symbolic link");
+    assert!(!folder.path().join("new").exists());
+    assert_eq!(names(&served), ["up"]);
+}
+
+#[test]
+fn a_server_may_store_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    fs::write(folder.path().join("file"), vec![7; 5 << 20]).unwrap();
+    let socket = folder.path().join("s");
+    let _server = serve(&socket, "virtio", &served, &["--read-only"]);
+    let output = command(&socket, "virtio").arg("put").arg(folder.path().join("file")).output().unwrap();
+    fails(&output, "--read-only");
+    assert!(names(&served).is_empty());
+}
+
+#[test]
+fn a_client_that_dies_leaves_no_half_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, vec![7; 64 << 20]).unwrap();
+    let socket = folder.path().join("s");
+    let _server = serve(&socket, "virtio", &served, &[]);
+    let mut client =
+        command(&socket, "virtio").arg("put").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // In the middle of it: as soon as something has been stored.
+    while names(&served).is_empty() && client.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    client.kill().unwrap();
+    client.wait().unwrap();
+    // The server learns of it, or the file had been whole.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while names(&served).iter().any(|name| name != "file") {
+        assert!(std::time::Instant::now() < deadline, "{:?}", names(&served));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // And serves on.
+    let output = command(&socket, "virtio").arg("put").arg(&file).output().unwrap();
+    succeeds(&output);
+    assert_eq!(fs::metadata(served.join("file")).unwrap().len(), 64 << 20);
+}
+
+#[test]
+fn bad_command_lines_get_one_sentence() {
+    for (arguments, status) in [
+        (&[][..], 2),
+        (&["put"], 2),
+        (&["get"], 2),
+        (&["serve"], 2),
+        (&["fetch", "x"], 2),
+        (&["get", "a", "b", "--output", "/nonexistent/file"], 2),
+        (&["get", "a", "--server", "somewhere"], 2),
+        (&["get", "a", "--device", "tap", "--socket", "/tmp/x"], 2),
+        (&["serve", "/nonexistent"], 1),
+        (&["put", "/nonexistent"], 1),
+        (&["put", "/etc"], 1),
+        (&["put", "/etc/hostname", "--name", "../x"], 1),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_uwarp-copy")).args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
+        assert!(text.starts_with("uwarp-copy: "), "{text}");
+    }
+}

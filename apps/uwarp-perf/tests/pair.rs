@@ -1,0 +1,113 @@
+//! Both sides as processes over real devices, with every octet checked.
+
+use serde_json::Value;
+use std::process::Command;
+
+/// Runs a pair and gives its JSON. Both sides share whatever CPUs there are: nothing here asserts a time.
+fn pair(arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_uwarp-perf"))
+        .arg("pair")
+        .args(arguments)
+        .args(["--verify", "--json", "-"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {text}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn check_latency(test: &str, device: &str) {
+    let result = pair(&[test, "--device", device, "--iterations", "500"]);
+    assert_eq!(result["test"], test);
+    assert_eq!(result["device"], device);
+    assert_eq!(result["size"], 64);
+    assert_eq!(result["mtu"], 1500);
+    assert_eq!(result["iterations"], 500);
+    assert!(result["verified"].as_u64().unwrap() > 0);
+    let percentile = |name: &str| result["latency_ns"][name].as_u64().unwrap();
+    let in_order = ["min", "p50", "p99", "p99_9", "max"].map(percentile);
+    assert!(in_order[0] > 0 && in_order.is_sorted(), "{result}");
+    assert!(result["cacheline_ns"].get("before").is_some() || result["cacheline_ns"].is_null());
+}
+
+fn check_bandwidth(test: &str, device: &str, more: &[&str]) {
+    let mut arguments = vec![test, "--device", device, "--iterations", "200"];
+    arguments.extend(more);
+    let result = pair(&arguments);
+    assert!(result["iterations"].as_u64().unwrap() > 0, "{result}");
+    assert!(result["verified"].as_u64().unwrap() > 0);
+    assert!(result["gbit_per_s"].as_f64().unwrap() > 0.0);
+    assert!(result["mops"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn latency_over_virtio() {
+    for test in ["write-latency", "read-latency", "send-latency", "raw-latency"] {
+        check_latency(test, "virtio");
+    }
+}
+
+#[test]
+fn latency_over_memif() {
+    for test in ["write-latency", "read-latency", "send-latency", "raw-latency"] {
+        check_latency(test, "memif");
+    }
+}
+
+#[test]
+fn bandwidth_over_virtio() {
+    for test in ["write-bandwidth", "read-bandwidth", "send-bandwidth", "write-rate"] {
+        check_bandwidth(test, "virtio", &[]);
+    }
+}
+
+#[test]
+fn bandwidth_over_memif() {
+    for test in ["write-bandwidth", "read-bandwidth", "send-bandwidth", "write-rate"] {
+        check_bandwidth(test, "memif", &[]);
+    }
+}
+
+#[test]
+fn several_queue_pairs_with_jumbo_frames_and_threaded_engines() {
+    for test in ["write-bandwidth", "read-bandwidth", "send-bandwidth"] {
+        check_bandwidth(test, "virtio", &["--qps", "16", "--depth", "4", "--mtu", "9000", "--engine", "threaded"]);
+    }
+}
+
+#[test]
+fn one_octet_and_one_mebibyte() {
+    for size in ["1", "1439", "1440", "1441", "1M"] {
+        check_bandwidth("write-bandwidth", "memif", &["--size", size, "--depth", "1"]);
+    }
+}
+
+#[test]
+fn without_crc() {
+    let result = pair(&["write-latency", "--no-crc", "--iterations", "200"]);
+    assert_eq!(result["crc"], false);
+}
+
+#[test]
+fn lost_frames_cost_time_and_nothing_else() {
+    check_bandwidth("send-bandwidth", "virtio", &["--loss", "10", "--size", "4K"]);
+}
+
+#[test]
+fn af_packet_in_a_namespace_of_its_own() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: packet sockets need root here");
+        return;
+    }
+    check_latency("write-latency", "af_packet");
+    check_bandwidth("read-bandwidth", "af_packet", &["--size", "4K"]);
+}
+
+#[test]
+fn tap_joined_by_a_bridge() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: tap interfaces need root here");
+        return;
+    }
+    check_latency("write-latency", "tap");
+}

@@ -1,0 +1,77 @@
+//! Both roles as processes over real devices.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+fn command(device: &str, socket: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-ping"));
+    command.args(["--device", device, "--socket"]).arg(socket);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// A process that ends with the test.
+struct Running(Option<Child>);
+
+impl Running {
+    fn output(mut self) -> std::process::Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn ping(device: &str, size: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let server = command(device, &socket).args(["-s", "-v", "-V"]).spawn().unwrap();
+    let server = Running(Some(server));
+    let client = command(device, &socket).args(["-c", "-C", "5", "-S", size, "-V", "-v"]).output().unwrap();
+    let text = String::from_utf8(client.stdout).unwrap();
+    assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
+    assert_eq!(text.matches("ping data: rdma-ping-").count(), 5, "{text}");
+    assert!(text.contains(&format!("5 rounds of {size} octets, all right")), "{text}");
+    let server = server.output();
+    let text = String::from_utf8(server.stdout).unwrap();
+    assert!(server.status.success());
+    assert_eq!(text.matches("server ping data: rdma-ping-").count(), 5, "{text}");
+}
+
+#[test]
+fn over_virtio() {
+    ping("virtio", "64");
+    ping("virtio", "65535");
+}
+
+#[test]
+fn over_memif() {
+    ping("memif", "28");
+    ping("memif", "4000");
+}
+
+#[test]
+fn bad_command_lines_get_one_sentence() {
+    for arguments in [
+        &[][..],
+        &["-s", "-c"],
+        &["-c", "-S", "5"],
+        &["-c", "-S", "64K"],
+        &["-c", "-a", "nowhere"],
+        &["-c", "-p", "99999"],
+        &["-c", "--mtu", "10"],
+        &["-x"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_uwarp-ping")).args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
+        assert!(text.starts_with("uwarp-ping: "), "{text}");
+    }
+}
