@@ -89,6 +89,8 @@ fn either_side_can_disconnect() {
     in_both_modes(|mode| {
         for client_first in [true, false] {
             let (mut client, mut server) = connected(mode);
+            // A responder may send only after the initiator has (RFC 5044 §7.1.2).
+            client.speak_first(&server);
             client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
             server.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
             let (first, second) = if client_first { (&mut client, &mut server) } else { (&mut server, &mut client) };
