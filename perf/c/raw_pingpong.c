@@ -95,6 +95,7 @@ static struct rte_mempool *start(const struct settings *s, int server)
 		usleep(300000); /* the file is there before anybody listens */
 	if (rte_eal_init(sizeof(arguments) / sizeof(*arguments) - 1, arguments) < 0)
 		die("rte_eal_init failed");
+	rmdir(rte_eal_get_runtime_dir()); /* it is empty */
 	pool = rte_pktmbuf_pool_create("pool", 4095, 256, 0, RTE_MBUF_DEFAULT_BUF_SIZE, SOCKET_ID_ANY);
 	if (pool == NULL || rte_eth_dev_configure(0, 1, 1, &configuration) != 0 ||
 	    rte_eth_rx_queue_setup(0, 0, 1024, 0, NULL, pool) != 0 || rte_eth_tx_queue_setup(0, 0, 1024, 0, NULL) != 0)

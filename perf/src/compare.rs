@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let mut figures = Figures::new();
         for round in 1..=options.rounds {
             eprintln!("{device}: round {round} of {}", options.rounds);
-            match c.pair(device, duration, cpus)? {
+            match c.pair(device, cpus)? {
                 Some(p50_ns) => figures.entry("C raw latency, p50 ns".into()).or_default().samples.push(p50_ns),
                 None => eprintln!("{device}: the C program does not know this device"),
             }

@@ -96,8 +96,31 @@ impl RawC {
         Ok(Self { program })
     }
 
-    /// The program's path.
-    pub fn path(&self) -> &Path {
-        &self.program
+    /// Median round trip of 64 octets over `device` in nanoseconds; `None` for a device that the program does not know.
+    pub fn pair(&self, device: &str, cpus: (usize, usize)) -> anyhow::Result<Option<f64>> {
+        let device = match device {
+            "memif" => "memif",
+            // What `uwarp-perf` uses unless told otherwise.
+            "virtio" => "virtio-packed",
+            _ => return Ok(None),
+        };
+        let output = Command::new(&self.program)
+            .args(["--device", device, "--size", "64", "--iterations", "1000000"])
+            .args(["--cpus", &format!("{},{}", cpus.0, cpus.1)])
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(output.status.success(), "the C ping-pong: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let report: RawReport = serde_json::from_slice(&output.stdout).context("the C ping-pong's report")?;
+        Ok(Some(report.latency_ns.p50))
     }
+}
+
+#[derive(Deserialize)]
+struct RawReport {
+    latency_ns: Median,
+}
+
+#[derive(Deserialize)]
+struct Median {
+    p50: f64,
 }
