@@ -158,6 +158,29 @@ mod loom_models {
         });
     }
 
+    /// A poster that finds the bell rung and writes nothing, against the visit that silences it.
+    #[test]
+    fn doorbell_that_is_rung_already_is_answered_for_who_comes_later() {
+        check(|| {
+            let doorbells = Arc::new(Doorbells::new(1));
+            let published = Arc::new(AtomicUsize::new(0));
+            doorbells.ring(0);
+            let poster = {
+                let (doorbells, published) = (doorbells.clone(), published.clone());
+                thread::spawn(move || {
+                    published.store(1, Relaxed);
+                    doorbells.ring(0);
+                })
+            };
+            let mut seen = 0;
+            let mut look = || doorbells.take(|_| seen = published.load(Relaxed));
+            look();
+            poster.join().unwrap();
+            look();
+            assert_eq!(seen, 1);
+        });
+    }
+
     /// One poster that rings again and again while the engine answers.
     #[test]
     fn doorbell_rung_during_a_visit_is_answered_again() {
