@@ -50,11 +50,13 @@ fn main() {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
 
+    // bindgen panics where libclang is not to be found; one sentence is enough.
+    std::panic::set_hook(Box::new(|_| ()));
     let bindings = std::panic::catch_unwind(|| {
         bindgen::Builder::default()
             .header("shim/bindings.h")
             .clang_args(&flags)
-            .allowlist_function("rte_eal_(init|hotplug_add|hotplug_remove)")
+            .allowlist_function("rte_eal_(init|hotplug_add|hotplug_remove|get_runtime_dir)")
             .allowlist_function("rte_(version|strerror|thread_register|thread_unregister|openlog_stream|log_set_global_level)")
             .allowlist_function("rte_dev_(probe|remove|name)")
             .allowlist_function(
@@ -79,6 +81,7 @@ fn main() {
             .prepend_enum_name(false)
             .generate()
     });
+    let _ = std::panic::take_hook();
     let bindings = match bindings {
         Ok(Ok(bindings)) => bindings,
         Ok(Err(error)) => fail(&format!("bindings for DPDK's headers cannot be made ({error})")),

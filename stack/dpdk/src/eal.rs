@@ -286,6 +286,10 @@ fn start_here(words: &[String], verbose: bool) -> Result<Result<(), String>, Str
     if unsafe { sys::rte_eal_init(count, arguments.as_mut_ptr()) } < 0 {
         return Err(mark.reason(&error_text(last_error())));
     }
+    // EAL makes a directory for run-time files also if there are none. This goes only while it is empty.
+    // SAFETY: gives a static string.
+    let directory = unsafe { CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
+    let _ = std::fs::remove_dir(Path::new(directory.to_str().unwrap_or_default()));
     Ok(gate::install())
 }
 

@@ -1,6 +1,5 @@
 //! DPDK's log: handed to `tracing`, and the last complaints kept for the text of an error.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::sync::{Mutex, PoisonError};
@@ -8,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use dpdk_sys as sys;
 
 /// DPDK's levels: 1 emergency, 2 alert, 3 critical, 4 error, 5 warning, 6 notice, 7 information, 8 debug.
+const CRITICAL: u32 = 3;
 const ERROR: u32 = 4;
 const WARNING: u32 = 5;
 const INFORMATION: u32 = 7;
@@ -23,10 +23,6 @@ struct Complaints {
 }
 
 static COMPLAINTS: Mutex<Complaints> = Mutex::new(Complaints { count: 0, last: VecDeque::new() });
-
-thread_local! {
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Sends DPDK's messages here. To be called before EAL starts.
 pub(crate) fn redirect(verbose: bool) {
@@ -51,11 +47,11 @@ fn pass_on(level: u32, text: &str) {
             }
             complaints.last.push_back(line.to_owned());
         }
-        let quiet = QUIET.get();
+        // Drivers call it an error when a peer goes away, several times over and from threads of their own. What an application
+        // has to know it learns from the link's state and from the text of our own errors, which quotes these lines.
         match level {
-            0..=ERROR if !quiet => tracing::error!(target: "dpdk", "{line}"),
-            WARNING if !quiet => tracing::warn!(target: "dpdk", "{line}"),
-            0..=INFORMATION => tracing::debug!(target: "dpdk", "{line}"),
+            0..=CRITICAL => tracing::error!(target: "dpdk", "{line}"),
+            ERROR..=INFORMATION => tracing::debug!(target: "dpdk", "{line}"),
             _ => tracing::trace!(target: "dpdk", "{line}"),
         }
     }
@@ -79,12 +75,4 @@ impl Mark {
         let said: Vec<&str> = complaints.last.iter().skip(complaints.last.len() - new).map(String::as_str).collect();
         format!("{otherwise} ({})", said.join("; "))
     }
-}
-
-/// What DPDK says on this thread during `work` is expected, and goes to the log at debug level only.
-pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    let before = QUIET.replace(true);
-    let result = work();
-    QUIET.set(before);
-    result
 }

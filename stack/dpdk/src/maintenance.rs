@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use dpdk_sys as sys;
 
 use crate::gate::{self, BurstFlag};
-use crate::log;
 use crate::port::replug::Recipe;
 
 /// How often ports are looked after.
@@ -104,10 +103,10 @@ impl Reconnector {
                 self.set_stopped(true);
                 // SAFETY: the port is open (`closed` is under the lock held here), no burst is inside it, and the interrupt
                 // thread does not run its handlers meanwhile.
-                let started = log::quietly(|| unsafe {
+                let started = unsafe {
                     sys::rte_eth_dev_stop(port);
                     sys::rte_eth_dev_start(port) == 0
-                });
+                };
                 self.set_stopped(!started);
                 started
             }),

@@ -121,9 +121,7 @@ fn create(buffers: u32, data_room: u16, numa_node: i32) -> Option<NonNull<rte_me
     // leaves most of a small pool where every thread finds it.
     let cache = (buffers / 8).min(256);
     // SAFETY: the name is copied.
-    NonNull::new(crate::log::quietly(|| unsafe {
-        sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, cache, 0, data_room, numa_node)
-    }))
+    NonNull::new(unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, cache, 0, data_room, numa_node) })
 }
 
 fn free_unused(pools: &mut Vec<Entry>) {

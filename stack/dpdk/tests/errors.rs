@@ -41,6 +41,16 @@ fn eal_leaves_the_callers_affinity_alone() {
 }
 
 #[test]
+fn eal_leaves_no_directory_behind() {
+    eal();
+    let name = format!("uwarp-{}", std::process::id());
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").unwrap_or_else(|| "/tmp".into());
+    for place in [std::path::Path::new("/var/run"), std::path::Path::new(&runtime), std::path::Path::new("/tmp")] {
+        assert!(!place.join("dpdk").join(&name).exists());
+    }
+}
+
+#[test]
 fn a_bad_eal_configuration_leaves_a_second_try() {
     assert!(matches!(Eal::init(&EalConfig { memory_mib: 1, ..EalConfig::default() }), Err(Error::Configuration(_))));
     if uwarp_dpdk::eal::free_hugepages() == 0 {

@@ -5,7 +5,9 @@ mod common;
 use common::{
     connect, contents, directory, eal, exchange, fill, memif, open, options, receive, send, sizes, vhost, virtio, whole,
 };
-use uwarp_dpdk::{DeviceConfig, MemifRole, Port, PortOptions, Queue};
+use uwarp_dpdk::{
+    ChecksumStatus, DeviceConfig, Eal, EalConfig, MemifRole, Offloads, Port, PortOptions, Queue, TxChecksum,
+};
 
 fn memif_pair(mtu: u16, zero_copy: bool) {
     let eal = eal();
@@ -193,5 +195,160 @@ fn pcap_writes_what_it_reads() {
     let mut queue = port.take_queue(0).unwrap();
     for number in 0..10 {
         assert_eq!(whole(&receive(&mut queue, &mut || {})), numbered(0, number));
+    }
+}
+
+/// Packets of several segments, the last one shared with somebody else, arrive whole.
+fn chained(left: &Port, right: &Port) {
+    let (mut a, mut b) = connect(left, right);
+    if !a.capabilities().tx_multi_segment {
+        return;
+    }
+    for segments in 2..6 {
+        let frame = contents(segments * 200 + 14, segments as u64);
+        let mut parts = frame.chunks(frame.len() / segments + 1).map(|part| {
+            let mut mbuf = a.alloc().unwrap();
+            fill(&mut mbuf, part);
+            mbuf
+        });
+        let mut head = parts.next().unwrap();
+        let mut rest: Vec<_> = parts.collect();
+        // As a retransmission does it: the payload is somebody's still.
+        let kept = rest.last().unwrap().share();
+        for part in rest.drain(..) {
+            head.chain_append(part).expect("only the last is shared");
+        }
+        assert_eq!((head.segment_count(), head.total_len()), (segments, frame.len()));
+        let last = frame.chunks(frame.len() / segments + 1).last().unwrap().to_vec();
+        send(&mut a, head);
+        assert_eq!(whole(&receive(&mut b, &mut || {})), frame, "{segments} segments");
+        assert_eq!(kept.data(), last);
+    }
+}
+
+#[test]
+fn chains_over_memif() {
+    let eal = eal();
+    let directory = directory();
+    for zero_copy in [false, true] {
+        let socket = directory.path().join("m");
+        let server = open(&eal, &memif(MemifRole::Server, socket.clone(), false), &options(1500));
+        let client = open(&eal, &memif(MemifRole::Client, socket, zero_copy), &options(1500));
+        chained(&server, &client);
+        drop((server, client));
+    }
+}
+
+#[test]
+fn chains_over_virtio() {
+    let eal = eal();
+    let directory = directory();
+    for packed in [false, true] {
+        let socket = directory.path().join("v");
+        let host = open(&eal, &vhost(socket.clone(), false), &options(1500));
+        let guest = open(&eal, &virtio(socket, false, packed), &options(1500));
+        chained(&guest, &host);
+        chained(&host, &guest);
+    }
+}
+
+/// An Ethernet, IPv4 and TCP frame with the pseudo-header's sum in the checksum field.
+fn tcp_frame(payload: usize) -> Vec<u8> {
+    let mut frame = contents(14 + 40 + payload, payload as u64);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    let length = (40 + payload) as u16;
+    frame[14..34].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame[16..18].copy_from_slice(&length.to_be_bytes());
+    let header_sum = !sum(&frame[14..34], 0);
+    frame[24..26].copy_from_slice(&header_sum.to_be_bytes());
+    frame[46] = 0x50;
+    let pseudo = sum(&frame[26..34], 6 + u32::from(length - 20));
+    frame[50..52].copy_from_slice(&pseudo.to_be_bytes());
+    frame
+}
+
+/// The sum of RFC 1071, not complemented.
+fn sum(octets: &[u8], start: u32) -> u16 {
+    let mut sum = start;
+    for pair in octets.chunks(2) {
+        sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+#[test]
+fn virtio_passes_on_what_it_knows_of_checksums() {
+    let eal = eal();
+    let directory = directory();
+    let socket = directory.path().join("v");
+    let host = open(&eal, &vhost(socket.clone(), false), &options(1500));
+    let guest = open(&eal, &virtio(socket, false, false), &options(1500));
+    let (mut left, mut right) = connect(&guest, &host);
+    for (from, to) in [(&mut left, &mut right)] {
+        assert!(from.capabilities().tx_tcp_checksum && to.capabilities().rx_tcp_checksum);
+        let frame = tcp_frame(100);
+        let mut mbuf = from.alloc().unwrap();
+        fill(&mut mbuf, &frame);
+        let ask = TxChecksum { l2_len: 14, l3_len: 20, l4_len: 20, tcp: true, ..TxChecksum::default() };
+        assert!(mbuf.set_tx_checksum(ask));
+        send(from, mbuf);
+        let mut frames = Vec::with_capacity(1);
+        while to.rx_burst(&mut frames) == 0 {}
+        assert_eq!(frames[0].rx_checksum().l4, ChecksumStatus::Good);
+        assert_eq!(frames[0].data()[54..], frame[54..]);
+        // And one that nobody vouches for.
+        let mut mbuf = from.alloc().unwrap();
+        fill(&mut mbuf, &frame);
+        send(from, mbuf);
+        frames.clear();
+        while to.rx_burst(&mut frames) == 0 {}
+        assert_ne!(frames[0].rx_checksum().l4, ChecksumStatus::Good);
+    }
+}
+
+#[test]
+fn offloads_that_are_not_wanted_are_off() {
+    let eal = eal();
+    let directory = directory();
+    let socket = directory.path().join("v");
+    let offloads = Offloads { rx_checksum: false, tx_checksum: false, tso: false, lro: false };
+    let options = PortOptions { offloads, ..options(1500) };
+    let host = open(&eal, &vhost(socket.clone(), false), &options);
+    let guest = open(&eal, &virtio(socket, false, false), &options);
+    for port in [&host, &guest] {
+        let capabilities = port.capabilities();
+        assert!(
+            !capabilities.rx_tcp_checksum && !capabilities.tx_tcp_checksum && !capabilities.tso && !capabilities.lro
+        );
+    }
+    let (mut a, mut b) = connect(&guest, &host);
+    exchange(&mut a, &mut b, 60..100);
+}
+
+#[test]
+fn hugepages_when_asked() {
+    if uwarp_dpdk::eal::free_hugepages() < 200 {
+        eprintln!("no hugepages reserved: nothing is tested");
+        return;
+    }
+    let eal = Eal::init(&EalConfig { hugepages: true, ..EalConfig::default() }).unwrap();
+
+    let directory = directory();
+    for zero_copy in [false, true] {
+        let socket = directory.path().join("m");
+        let server = open(&eal, &memif(MemifRole::Server, socket.clone(), false), &options(9000));
+        let client = open(&eal, &memif(MemifRole::Client, socket, zero_copy), &options(9000));
+        let (mut a, mut b) = connect(&server, &client);
+        exchange(&mut a, &mut b, sizes(9000));
+    }
+    for packed in [false, true] {
+        let socket = directory.path().join("v");
+        let host = open(&eal, &vhost(socket.clone(), false), &options(1500));
+        let guest = open(&eal, &virtio(socket, false, packed), &options(1500));
+        let (mut a, mut b) = connect(&guest, &host);
+        exchange(&mut a, &mut b, sizes(1500));
     }
 }

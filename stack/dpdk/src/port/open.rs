@@ -12,7 +12,7 @@ use super::replug::Recipe;
 use super::{Capabilities, Inner, PortInfo, PortOptions, QueueState};
 use crate::eal::{error_text, last_error};
 use crate::gate::{self, Registered};
-use crate::log::{self, Mark};
+use crate::log::Mark;
 use crate::maintenance::{Cure, Reconnector};
 use crate::plan::{self, Plan, Socket};
 use crate::pool::Pool;
@@ -42,7 +42,7 @@ impl Device {
     pub(crate) fn close(&mut self) {
         if let Some(port) = self.port.take() {
             let close = || close_device(&self.plan, port);
-            on_bus(|| log::quietly(|| if self.plan.restarts { gate::exclusive(close) } else { close() }));
+            on_bus(|| if self.plan.restarts { gate::exclusive(close) } else { close() });
         }
         self.ring = None;
     }
@@ -141,10 +141,8 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     start(port, plan, options, deadline)?;
 
     // A virtual wire delivers what is on it whatever the address; on a shared one this is what makes several addresses work.
-    log::quietly(|| {
-        // SAFETY: the port is started. A device that refuses is not worse off.
-        unsafe { sys::rte_eth_allmulticast_enable(port) }
-    });
+    // SAFETY: the port is started. A device that refuses is not worse off.
+    unsafe { sys::rte_eth_allmulticast_enable(port) };
     let mut mac = sys::rte_ether_addr::default();
     // SAFETY: fills the address in.
     unsafe { sys::rte_eth_macaddr_get(port, &mut mac) };
@@ -343,7 +341,7 @@ fn retry(
         let mark = Mark::now();
         let there = socket.path.exists();
         if there {
-            let result = log::quietly(&attempt);
+            let result = attempt();
             if result == 0 {
                 return Ok(());
             }
@@ -379,7 +377,7 @@ fn add_when_accepted(plan: &Plan, socket: &Socket, limit: Duration) -> Result<()
             timed_out
         });
         // Not under the bus's lock: the peer may be another port of this process.
-        let result = log::quietly(|| add(plan));
+        let result = add(plan);
         drop(done);
         (result, watch.join().unwrap_or(false))
     });

@@ -6,7 +6,6 @@ use dpdk_sys::{self as sys, rte_mempool};
 
 use super::PortOptions;
 use super::open::{self, Features, add, close_device, configure, on_bus, port_of, set_up_queue};
-use crate::log;
 use crate::plan::Plan;
 
 /// All that is needed to make the device as it was.
@@ -29,20 +28,18 @@ impl Recipe {
     /// Closes the device that there is and makes it again. Gives the new port's number; none while there is no peer.
     pub(crate) fn replug(&self, old: Option<u16>) -> Option<u16> {
         on_bus(|| {
-            log::quietly(|| {
-                if let Some(port) = old {
-                    close_device(&self.plan, port);
-                }
-                if !self.plan.socket.as_ref().is_some_and(|socket| socket.path.exists()) || add(&self.plan) != 0 {
-                    return None;
-                }
-                let port = port_of(&self.plan)?;
-                if self.start(port) {
-                    return Some(port);
-                }
+            if let Some(port) = old {
                 close_device(&self.plan, port);
-                None
-            })
+            }
+            if !self.plan.socket.as_ref().is_some_and(|socket| socket.path.exists()) || add(&self.plan) != 0 {
+                return None;
+            }
+            let port = port_of(&self.plan)?;
+            if self.start(port) {
+                return Some(port);
+            }
+            close_device(&self.plan, port);
+            None
         })
     }
 
