@@ -64,10 +64,10 @@ impl Health {
 }
 
 enum Kind {
-    Device(Engine<Decorated<DpdkPort>>),
-    Loop(Engine<Decorated<LoopPort>>),
+    Device(Box<Engine<Decorated<DpdkPort>>>),
+    Loop(Box<Engine<Decorated<LoopPort>>>),
     #[cfg(test)]
-    Panicking(Engine<Decorated<panicking::PanickingPort>>),
+    Panicking(Box<Engine<Decorated<panicking::PanickingPort>>>),
 }
 
 /// Calls the same method of whichever engine it is.
@@ -105,16 +105,16 @@ impl Seat {
                 let registration = eal.register_thread()?;
                 let port = Decorated::new(DpdkPort::new(queue));
                 let engine = Engine::new(config, port, channels).map_err(refused)?;
-                (Kind::Device(engine), Some(registration))
+                (Kind::Device(Box::new(engine)), Some(registration))
             }
             PortSeed::Loop(port) => {
                 let engine = Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
-                (Kind::Loop(engine), None)
+                (Kind::Loop(Box::new(engine)), None)
             }
             #[cfg(test)]
             PortSeed::Panicking(port) => {
                 let engine = Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
-                (Kind::Panicking(engine), None)
+                (Kind::Panicking(Box::new(engine)), None)
             }
         };
         Ok(Self { engine: Some(engine), context, clock: Clock::get(), health, _registration: registration })

@@ -1,2 +1,32 @@
-//! (under construction)
+//! What the tests over real devices share: networks between two processes, the second process, and a connection under load.
+//!
+//! Each test is a program of its own, since DPDK is initialised once in a process. Its peer is the same program, started again
+//! with what it has to do in an environment variable.
 #![forbid(unsafe_code)]
+
+pub mod endpoint;
+pub mod load;
+pub mod network;
+pub mod peer;
+
+use std::time::Duration;
+
+/// Far beyond what a busy machine needs: only a defect makes a test wait for it.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Whether the run is the long one (`UWARP_LONG=1`), which is not for every change.
+pub fn is_long() -> bool {
+    std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+/// Chooses between the normal run's number and the long one's.
+pub fn count(normal: usize, long: usize) -> usize {
+    if is_long() { long } else { normal }
+}
+
+/// Octets of memory that this process has resident.
+pub fn resident_octets() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("the kernel tells about processes");
+    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).expect("a number of pages");
+    pages * rustix::param::page_size() as u64
+}

@@ -61,7 +61,8 @@ pub struct Config {
     /// How long closing waits until the peer has acknowledged everything.
     #[serde(default = "default_linger", with = "units::duration")]
     pub linger: Duration,
-    /// How long opening waits for the device's peer, where the device has to connect to it.
+    /// How long opening waits for the device's peer, where the device cannot be opened without: a memif client, and either
+    /// kind of virtio-user.
     #[serde(default = "default_wait", with = "units::duration")]
     pub wait_for_peer: Duration,
     /// File that receives a capture of all frames, for tshark or Wireshark.
@@ -104,7 +105,7 @@ fn default_mtu() -> u16 {
 }
 
 fn default_wait() -> Duration {
-    Duration::from_secs(10)
+    Duration::from_secs(30)
 }
 
 fn default_linger() -> Duration {

@@ -1,0 +1,164 @@
+//! Connections kept busy both ways until the peer is lost, with an account of all posted work.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use uwarp::{
+    Completion, CompletionOpcode, Context, DisconnectReason, QueuePairState, ReceiveRequest, SendRequest, Status,
+};
+
+use crate::PATIENCE;
+use crate::endpoint::Endpoint;
+
+/// Octets of the region of an endpoint under load.
+pub const REGION: usize = 1 << 18;
+/// Writes and Reads of a queue pair that are under way at once.
+const DEPTH: usize = 16;
+/// Receives posted at any time: more than Sends that can be on their way.
+const RECEIVES: u64 = 4;
+/// Octets of a Send: several segments.
+const MESSAGE: usize = 5000;
+
+/// One endpoint's account.
+struct Account {
+    endpoint: Endpoint,
+    /// Identifiers of what was posted and has not completed.
+    open: HashSet<u64>,
+    next: u64,
+    under_way: usize,
+    /// A Send goes from side to side: this side may send it on.
+    has_token: bool,
+}
+
+/// Several endpoints under load.
+pub struct Load {
+    accounts: Vec<Account>,
+    random: fastrand::Rng,
+    completed: u64,
+}
+
+impl Load {
+    /// Puts connected endpoints under load. The receives have been posted with [`Load::prepare`]. `first`: this side sends
+    /// the message that goes to and fro, as the initiator has to.
+    pub fn new(endpoints: Vec<Endpoint>, first: bool, seed: u64) -> Self {
+        let accounts = endpoints.into_iter().map(|endpoint| Account {
+            endpoint,
+            open: (0..RECEIVES).collect(),
+            next: RECEIVES,
+            under_way: 0,
+            has_token: first,
+        });
+        Self { accounts: accounts.collect(), random: fastrand::Rng::with_seed(seed), completed: 0 }
+    }
+
+    /// Posts the receives of an endpoint before it is connected.
+    pub fn prepare(endpoint: &mut Endpoint) {
+        for id in 0..RECEIVES {
+            let start = REGION - (id as usize + 1) * MESSAGE;
+            endpoint.post_receive(id, start..start + MESSAGE);
+        }
+    }
+
+    /// Work that has completed with success, in all.
+    pub fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Keeps every queue pair that is connected full and reaps. Work that fails is an error unless `lost` says that the
+    /// peer is gone.
+    pub fn turn(&mut self, context: &Context, lost: bool) {
+        context.poll();
+        for account in &mut self.accounts {
+            let mut completions = [Completion::default(); 64];
+            let count = account.endpoint.completions.poll(&mut completions);
+            for completion in &completions[..count] {
+                self.completed += u64::from(account.take(completion, lost));
+            }
+            if !lost || account.endpoint.queue_pair.state() == QueuePairState::Connected {
+                account.post(&mut self.random);
+            }
+        }
+    }
+
+    /// After the peer was killed: waits until every connection has ended and all that was posted has completed once.
+    pub fn finish(mut self, context: &Context) -> Vec<DisconnectReason> {
+        let start = Instant::now();
+        loop {
+            self.turn(context, true);
+            let over = |account: &mut Account| {
+                account.endpoint.queue_pair.state() == QueuePairState::Disconnected && account.open.is_empty()
+            };
+            if self.accounts.iter_mut().all(over) {
+                break;
+            }
+            if start.elapsed() > PATIENCE {
+                let states: Vec<_> = self.accounts.iter_mut().map(Account::describe).collect();
+                panic!("no end: {states:?}\n{:#?}", context.stats());
+            }
+            std::thread::yield_now();
+        }
+        let reason = |account: &mut Account| account.endpoint.queue_pair.disconnect_reason().expect("a reason");
+        self.accounts.iter_mut().map(reason).collect()
+    }
+}
+
+impl Account {
+    fn describe(&mut self) -> (QueuePairState, Option<DisconnectReason>, usize) {
+        let queue_pair = &mut self.endpoint.queue_pair;
+        (queue_pair.state(), queue_pair.disconnect_reason(), self.open.len())
+    }
+
+    /// Whether it was a success.
+    fn take(&mut self, completion: &Completion, lost: bool) -> bool {
+        assert!(self.open.remove(&completion.id), "completed twice, or never posted: {completion:?}");
+        let success = completion.status == Status::Success;
+        if !success {
+            let expected = matches!(completion.status, Status::Flushed | Status::ConnectionLost);
+            let reason = self.endpoint.queue_pair.disconnect_reason();
+            assert!(lost && expected, "{completion:?} {reason:?} while the peer lives: {}", !lost);
+        }
+        match completion.opcode {
+            CompletionOpcode::Receive if success => {
+                let start = REGION - (completion.id as usize % RECEIVES as usize + 1) * MESSAGE;
+                // Identifiers of receives keep their place in the region.
+                let id = completion.id + (1 << 40) - (1 << 40) % RECEIVES;
+                let sge = self.endpoint.region.sge(start..start + MESSAGE).expect("inside the region");
+                if self.endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id, &[sge])]).is_ok() {
+                    self.open.insert(id);
+                }
+                self.has_token = true;
+            }
+            CompletionOpcode::Write | CompletionOpcode::Read => self.under_way -= 1,
+            _ => {}
+        }
+        success
+    }
+
+    fn post(&mut self, random: &mut fastrand::Rng) {
+        let place = self.endpoint.place();
+        while self.under_way < DEPTH {
+            let length = random.usize(1..=32 << 10);
+            let sge = self.endpoint.region.sge(..length).expect("inside the region");
+            let entries = [sge];
+            let request = if random.u8(..4) == 0 {
+                SendRequest::read(self.next, &entries, place.stag, place.offset)
+            } else {
+                SendRequest::write(self.next, &entries, place.stag, place.offset)
+            };
+            if self.endpoint.queue_pair.post_send(&[request]).is_err() {
+                return;
+            }
+            self.open.insert(self.next);
+            self.next += 1;
+            self.under_way += 1;
+        }
+        if self.has_token {
+            let sge = self.endpoint.region.sge(..MESSAGE).expect("inside the region");
+            if self.endpoint.queue_pair.post_send(&[SendRequest::send(self.next, &[sge])]).is_ok() {
+                self.open.insert(self.next);
+                self.next += 1;
+                self.has_token = false;
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! A network of two hosts, each a process: a pair of sockets' ends, or a veth pair in a network namespace of its own.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uwarp::config::KeepAlive;
+use uwarp::{Config, DeviceConfig, MemifRole};
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Device {
+    /// vhost on the server's side, virtio-user on the client's.
+    Virtio,
+    /// memif, copying.
+    Memif,
+    /// A veth pair and packet sockets.
+    AfPacket,
+}
+
+/// Which of the two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Side {
+    /// 10.0.0.1, the end that listens on the socket.
+    Server,
+    /// 10.0.0.2.
+    Client,
+}
+
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Server => Self::Client,
+            Self::Client => Self::Server,
+        }
+    }
+}
+
+/// What both processes have to know of a network.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Wire {
+    /// The kind of both devices.
+    pub device: Device,
+    /// The socket, or the namespace.
+    place: String,
+}
+
+impl Wire {
+    fn device(&self, side: Side) -> DeviceConfig {
+        let socket = || PathBuf::from(&self.place);
+        match (self.device, side) {
+            (Device::Virtio, Side::Server) => DeviceConfig::Vhost { socket: socket(), client: false, tso: false },
+            (Device::Virtio, Side::Client) => DeviceConfig::VirtioUser {
+                socket: socket(),
+                server: false,
+                packed: false,
+                queue_size: None,
+                mac: None,
+            },
+            (Device::Memif, _) => DeviceConfig::Memif {
+                role: if side == Side::Server { MemifRole::Server } else { MemifRole::Client },
+                socket: socket(),
+                zero_copy: false,
+                ring_size: None,
+                buffer_size: None,
+            },
+            (Device::AfPacket, _) => DeviceConfig::AfPacket {
+                interface: interface(side).to_owned(),
+                netns: Some(self.place.clone()),
+                frame_count: None,
+            },
+        }
+    }
+
+    /// The configuration of one side. A lost peer is given up after three seconds, and a closed connection's ports come
+    /// back soon.
+    pub fn config(&self, side: Side) -> Config {
+        configure(Config::new(self.device(side), address(side)).expect("a good address"))
+    }
+}
+
+/// The settings of all these tests.
+pub fn configure(mut config: Config) -> Config {
+    config.wait_for_peer = crate::PATIENCE;
+    config.tcp.user_timeout = Some(Duration::from_secs(3));
+    config.tcp.time_wait = Duration::from_millis(20);
+    config.tcp.rto_initial = Duration::from_millis(100);
+    config.tcp.keep_alive =
+        KeepAlive { enabled: true, idle: Duration::from_secs(1), interval: Duration::from_millis(500), probes: 4 };
+    config.buffers.receive = 4096;
+    config.buffers.transmit = 4096;
+    config.buffers.descriptors = 512;
+    config.without_monitor()
+}
+
+/// Address and prefix of a side.
+pub fn address(side: Side) -> &'static str {
+    match side {
+        Side::Server => "10.0.0.1/24",
+        Side::Client => "10.0.0.2/24",
+    }
+}
+
+fn interface(side: Side) -> &'static str {
+    match side {
+        Side::Server => "server",
+        Side::Client => "client",
+    }
+}
+
+/// A network and what it takes to remove it; removed when dropped.
+#[derive(Debug)]
+pub struct Network {
+    /// What the other process is told.
+    pub wire: Wire,
+    namespace: Option<String>,
+    /// Held for its removal.
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Network {
+    /// Makes a network. af_packet needs the right to make network namespaces.
+    pub fn new(device: Device) -> Self {
+        if device == Device::AfPacket {
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let name = format!("uwarp-vdev-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            ip(&["netns", "add", &name]);
+            let network = Self { wire: Wire { device, place: name.clone() }, namespace: Some(name), _folder: None };
+            network.lay_veth();
+            return network;
+        }
+        // Under /tmp, because the path of a socket is short.
+        let folder = tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory");
+        let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
+        Self { wire: Wire { device, place }, namespace: None, _folder: Some(folder) }
+    }
+
+    fn lay_veth(&self) {
+        let name = self.wire.place.as_str();
+        // The kernel has nothing to say on these interfaces: no address, and no IPv6 that would make one.
+        run("ip", &["netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
+        ip(&["-n", name, "link", "add", "server", "mtu", "9000", "type", "veth", "peer", "name", "client", "mtu", "9000"]);
+        ip(&["-n", name, "link", "set", "server", "up"]);
+        ip(&["-n", name, "link", "set", "client", "up"]);
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if let Some(name) = &self.namespace {
+            let _ = Command::new("ip").args(["netns", "delete", name]).stdin(Stdio::null()).status();
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    run("ip", arguments);
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|error| panic!("{program} cannot be run: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
+}
