@@ -1,1 +1,172 @@
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
+use super::*;
+use crate::access::{DomainId, Scope, StreamId};
+use crate::buffer::{PageAdvice, RegionBuffer};
+use crate::kernels;
+use crate::registration::Registration;
+use crate::table::TaggedBase;
+
+const WHO: Association = Association { domain: DomainId(1), stream: StreamId(1) };
+const SCOPE: Scope = Scope::Domain(DomainId(1));
+const WRITE: Access = Access::REMOTE_WRITE;
+
+fn region(length: usize, access: Access) -> (Arc<RegionTable>, Registration) {
+    let table = RegionTable::new(4, 1 << 30, 1);
+    let buffer = RegionBuffer::zeroed(length, PageAdvice::Normal).unwrap();
+    let region = table.register(buffer, access, SCOPE, TaggedBase::Virtual).unwrap();
+    (table, region)
+}
+
+fn random_octets(length: usize, seed: u64) -> Vec<u8> {
+    let mut octets = vec![0; length];
+    fastrand::Rng::with_seed(seed).fill(&mut octets);
+    octets
+}
+
+#[test]
+fn what_is_placed_is_gathered() {
+    const LONGEST: usize = 600;
+    let (table, region) = region(LONGEST + 64, Access::ALL);
+    let mut epoch = table.engine();
+    let mut random = fastrand::Rng::with_seed(1);
+    let octets = random_octets(LONGEST + 64, 2);
+    for length in 0..=LONGEST {
+        for _ in 0..4 {
+            region.fill(0, region.len(), 0xee).unwrap();
+            let offset = random.usize(..64);
+            let tagged_offset = region.base_offset() + offset as u64;
+            let payload = &octets[random.usize(..64)..][..length];
+            let turn = epoch.enter();
+            turn.place(WHO, region.stag(), tagged_offset, payload, WRITE).unwrap();
+
+            let mut all = vec![0; region.len()];
+            turn.gather(WHO, region.stag(), region.base_offset(), &mut all, Access::LOCAL_READ).unwrap();
+            assert_eq!(&all[offset..offset + length], payload, "{length} octets at {offset}");
+            all[offset..offset + length].fill(0xee);
+            assert!(all.iter().all(|&octet| octet == 0xee), "{length} octets at {offset}: wrote outside");
+
+            let mut out = vec![0; length];
+            let need = Access::REMOTE_READ;
+            let start = random.u32(..);
+            let register = turn.gather_crc(WHO, region.stag(), tagged_offset, &mut out, start, need).unwrap();
+            assert_eq!(out, payload);
+            assert_eq!(register, kernels::crc32c_update(start, payload));
+        }
+    }
+}
+
+#[test]
+fn refused_access_changes_nothing() {
+    let (table, region) = region(64, Access::LOCAL_WRITE);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let (stag, base) = (region.stag(), region.base_offset());
+    let payload = [1; 32];
+    for (stag, offset, need, error) in [
+        (stag ^ 1, base, Access::LOCAL_WRITE, AccessError::InvalidStag),
+        (stag, base, Access::REMOTE_WRITE, AccessError::Rights),
+        (stag, base + 33, Access::LOCAL_WRITE, AccessError::Bounds),
+        (stag, u64::MAX - 30, Access::LOCAL_WRITE, AccessError::Wrap),
+    ] {
+        assert_eq!(turn.check(WHO, stag, offset, 32, need), Err(error));
+        assert_eq!(turn.place(WHO, stag, offset, &payload, need), Err(error));
+        let mut out = [7; 32];
+        assert_eq!(turn.gather(WHO, stag, offset, &mut out, need), Err(error));
+        assert_eq!(turn.gather_crc(WHO, stag, offset, &mut out, 0, need), Err(error));
+        assert_eq!(out, [7; 32]);
+    }
+    assert_eq!(turn.check(WHO, stag, base, u64::MAX, Access::LOCAL_WRITE), Err(AccessError::Wrap));
+    assert_eq!(turn.check(WHO, stag, base, 1 << 40, Access::LOCAL_WRITE), Err(AccessError::Bounds));
+    drop(turn);
+    assert!(region.deregister().as_slice().iter().all(|&octet| octet == 0));
+}
+
+#[test]
+fn invalidated_stag_stops_a_message_in_its_middle() {
+    let (table, region) = region(64, Access::ALL);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let (stag, base) = (region.stag(), region.base_offset());
+    turn.place(WHO, stag, base, &[1; 32], WRITE).unwrap();
+    turn.invalidate(WHO, stag, false).unwrap();
+    assert_eq!(turn.place(WHO, stag, base + 32, &[1; 32], WRITE), Err(AccessError::InvalidStag));
+    drop(turn);
+    assert!(!region.is_valid());
+    let octets = region.deregister();
+    assert_eq!((octets.as_slice()[31], octets.as_slice()[32]), (1, 0));
+}
+
+/// Who polls the last octet sees all of the message, at every length and wherever it ends in its word.
+#[test]
+fn last_octet_comes_last() {
+    const MESSAGES: usize = 20_000;
+    let (table, region) = region(512, Access::ALL);
+    let taken = AtomicUsize::new(0);
+    let at = |message: usize| (message % 61, message % 397 + 1, (message % 255) as u8 + 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut epoch = table.engine();
+            for message in 0..MESSAGES {
+                let (offset, length, value) = at(message);
+                while taken.load(Acquire) < message {
+                    std::thread::yield_now();
+                }
+                let tagged_offset = region.base_offset() + offset as u64;
+                let payload = vec![value; length];
+                epoch.enter().place(WHO, region.stag(), tagged_offset, &payload, WRITE).unwrap();
+            }
+        });
+        for message in 0..MESSAGES {
+            let (offset, length, value) = at(message);
+            let mut looks = 0u32;
+            while region.load_acquire_u8(offset + length - 1).unwrap() != value {
+                looks += 1;
+                if looks.is_multiple_of(1000) {
+                    std::thread::yield_now();
+                }
+            }
+            let mut octets = vec![0; length];
+            region.read(offset, &mut octets).unwrap();
+            assert!(octets.iter().all(|&octet| octet == value), "{length} octets at {offset}: {octets:?}");
+            region.fill(0, region.len(), 0).unwrap();
+            taken.store(message + 1, Release);
+        }
+    });
+}
+
+/// An aligned value at the end of a message is never seen half-written.
+#[test]
+fn value_at_the_end_of_a_message_is_stored_in_one() {
+    const MESSAGES: u64 = 30_000;
+    let (table, region) = region(128, Access::ALL);
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut epoch = table.engine();
+            for message in 1..=MESSAGES {
+                let value = message.wrapping_mul(0x0101_0101_0101_0101) & 0xff | message << 32 | message << 8;
+                let length = (message % 8) as usize * 12 + 8;
+                let mut payload = vec![0; length];
+                payload[length - 8..].copy_from_slice(&value.to_ne_bytes());
+                let offset = region.base_offset() + (120 + 8 - length) as u64;
+                epoch.enter().place(WHO, region.stag(), offset, &payload, WRITE).unwrap();
+            }
+            done.store(1, Release);
+        });
+        let mut former = 0;
+        loop {
+            let finished = done.load(Acquire) == 1;
+            let value = region.load_acquire_u64(120).unwrap();
+            assert_eq!(value >> 32, value >> 8 & 0xff_ffff, "{value:#x}");
+            assert!(value >> 32 >= former);
+            former = value >> 32;
+            if finished {
+                break;
+            }
+        }
+        assert_eq!(former, MESSAGES);
+    });
+}
