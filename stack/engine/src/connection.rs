@@ -9,6 +9,8 @@ use uwarp_wire::address::FlowKey;
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 
 use crate::command::{DisconnectReason, ListenerId};
+use crate::queue_pair::QueuePair;
+use crate::template::Template;
 
 /// A connection.
 #[derive(Debug)]
@@ -31,6 +33,11 @@ pub(crate) struct Connection {
     /// Next hop's hardware address, valid while `epoch` is the neighbour table's.
     pub(crate) mac: [u8; 6],
     pub(crate) epoch: u32,
+    /// Headers of its segments, valid as `mac` is.
+    pub(crate) template: Option<Template>,
+    /// Nothing waits for an acknowledgment, a response or a buffer: a received segment that owes no answer leaves nothing
+    /// to do.
+    pub(crate) quiet: bool,
     /// Number of the queue pair, once bound.
     pub(crate) queue_pair: Option<u32>,
     pub(crate) tcp: uwarp_tcp::Connection,
@@ -153,6 +160,18 @@ impl Connection {
     /// Notes why the connection ends, unless that is known already.
     pub(crate) fn ends_by(&mut self, reason: DisconnectReason) {
         self.end.get_or_insert(reason);
+    }
+
+    /// Whether nothing of the queue pair waits for anything that a segment could bring.
+    #[inline]
+    pub(crate) fn is_quiet(&self, queue_pair: &QueuePair) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        running.outgoing.is_none()
+            && running.ending == Ending::No
+            && running.terminate.is_none()
+            && running.first_fpdu_at.is_none()
+            && !running.stream.has_response()
+            && queue_pair.send.is_idle()
     }
 
     /// When the connection needs attention at the latest.

@@ -58,6 +58,7 @@ impl<P: Port> Core<P> {
     /// Hands TCP what there is to send. True: there is more.
     #[inline]
     fn feed(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) -> bool {
+        connection.quiet = false;
         if connection.startup_frame.is_some() && !self.push_startup_frame(connection) {
             return true;
         }
@@ -83,13 +84,16 @@ impl<P: Port> Core<P> {
             running.first_fpdu_at = None;
         }
         let pulled = self.pull(turn, connection, queue_pair);
-        self.retire(connection, queue_pair);
+        if queue_pair.send.begun() > 0 {
+            self.retire(connection, queue_pair);
+        }
         if queue_pair.overflowed.is_some() {
             self.on_overflow(connection, queue_pair);
         }
         match pulled {
             Pulled::Dry => {
                 self.close_if_finished(connection, queue_pair);
+                connection.quiet = connection.is_quiet(queue_pair);
                 false
             }
             Pulled::More => true,

@@ -176,6 +176,7 @@ impl<P: Port> Core<P> {
             }
         }
         connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+        connection.quiet = false;
         let Phase::Running(running) = &mut connection.phase else { return };
         running.outgoing = None;
         // Behind our FIN nothing can be said any more.
@@ -313,6 +314,7 @@ impl<P: Port> Core<P> {
     /// Closes our side of TCP: what was handed to it still goes out, then FIN.
     pub(crate) fn close_tcp(&mut self, connection: &mut Connection) {
         connection.close_when_sent = false;
+        connection.quiet = false;
         connection.tcp.close(self.now);
     }
 

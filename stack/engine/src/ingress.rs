@@ -104,8 +104,8 @@ impl<P: Port> Core<P> {
             self.on_stranger(&frame);
             return;
         }
-        self.on_segment(turn, index, &mut connection, &frame, buffer);
-        if connection.gone {
+        let usual = self.on_segment(turn, index, &mut connection, &frame, buffer);
+        if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
             return self.put_back(index, connection);
         }
         // It is served later in this turn, and its timer looked after then.
@@ -113,6 +113,7 @@ impl<P: Port> Core<P> {
         self.connections.put(index, connection);
     }
 
+    /// Takes a segment. True: nothing happened that the state of the connection depends on.
     #[inline]
     fn on_segment(
         &mut self,
@@ -121,7 +122,7 @@ impl<P: Port> Core<P> {
         connection: &mut Connection,
         frame: &TcpFrame,
         buffer: P::Buffer,
-    ) {
+    ) -> bool {
         let pressed = self.held.len() * 2 > self.held_budget;
         if pressed != connection.squeezed {
             let space = if pressed { SQUEEZED_SEGMENTS * u32::from(self.tcp_config.mss) } else { u32::MAX };
@@ -182,7 +183,9 @@ impl<P: Port> Core<P> {
                 | Events::TIMED_OUT,
         ) {
             self.on_tcp_end(connection, received.events);
+            return false;
         }
+        !received.events.contains(Events::ESTABLISHED)
     }
 
     /// Hands octets `skip .. skip + len` of a frame's payload to the layers above.

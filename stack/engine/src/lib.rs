@@ -34,6 +34,7 @@ mod slab;
 mod snapshot;
 mod startup;
 pub mod stats;
+mod template;
 mod wheel;
 pub mod work;
 

@@ -21,6 +21,7 @@ use crate::core::{Core, Record};
 use crate::neighbours::{Request, Resolution};
 use crate::port::{Buffer, Port, TransmitChecksums};
 use crate::stats::DropReason;
+use crate::template::Template;
 
 /// Length of the Ethernet and IPv4 headers that are written.
 const LINK_LENGTH: u8 = 14;
@@ -36,6 +37,10 @@ impl<P: Port> Core<P> {
         }
         if !self.resolve(index, connection) {
             return false;
+        }
+        if connection.template.is_none() {
+            let path = self.path(EthernetAddress(connection.mac), connection.flow.remote);
+            connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
         let mut budget = self.config.budgets.frames_per_connection;
         loop {
@@ -71,6 +76,7 @@ impl<P: Port> Core<P> {
         match self.neighbours.resolve(self.now, self.next_hop(remote)) {
             Resolution::Known(mac) => {
                 connection.mac = mac;
+                connection.template = None;
                 connection.epoch = self.neighbours.epoch();
                 true
             }
@@ -131,48 +137,51 @@ impl<P: Port> Core<P> {
     /// Makes a frame of one segment.
     #[inline]
     fn emit(&mut self, connection: &Connection, transmit: &Transmit) {
-        let mut header = transmit.header;
-        header.source_port = connection.flow.local_port;
-        header.destination_port = connection.flow.remote_port;
-        let mac = EthernetAddress(connection.mac);
-        let Some(slice) = transmit.payload else {
-            if !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) {
-                self.counters.pure_acknowledgments += 1;
-            }
-            if transmit.retransmission && self.config.sabotage.no_retransmission {
-                return;
-            }
-            self.send_bare(&connection.flow, mac, connection.to_self, header);
-            return;
-        };
+        let Some(slice) = transmit.payload else { return self.emit_bare(connection, transmit) };
         if transmit.retransmission {
             self.counters.retransmissions += 1;
             if self.config.sabotage.no_retransmission {
                 return;
             }
         }
-        let path = self.path(mac, connection.flow.remote);
         let start = self.payload_start;
-        let offload_tcp = self.offload_tcp && !connection.to_self;
+        let offload = self.offload_tcp && !connection.to_self;
         let Some(record) = self.records.get_mut(slice.token) else { return };
         let whole = slice.offset == 0 && slice.len == record.length;
-        if whole && !record.buffer.is_shared() {
-            let sum = if self.offload_tcp && !offload_tcp { payload_sum(record, start) } else { record.sum };
-            let checksum = checksum(offload_tcp, sum);
-            let length = slice.len as usize;
-            let Some(storage) = record.buffer.storage_mut() else { return };
-            let Ok(headers) = prepend_tcp(&mut storage[..start], &path, &header, transmit.ecn, length, checksum) else {
-                return;
-            };
-            record.buffer.set_range(start - headers, headers + length);
-            if offload_tcp {
-                record.buffer.set_transmit_checksums(offloads(headers));
-            }
-            let frame = record.buffer.share();
-            self.enqueue(frame, connection.to_self);
-        } else {
-            self.emit_copy(connection, transmit, header, slice.token, slice.offset, slice.len);
+        if !whole || record.buffer.is_shared() {
+            return self.emit_copy(connection, transmit, slice.token, slice.offset, slice.len);
         }
+        let sum = if offload {
+            None
+        } else if self.offload_tcp {
+            Some(payload_sum(record, start))
+        } else {
+            Some(record.sum)
+        };
+        let length = slice.len as usize;
+        let Some(storage) = record.buffer.storage_mut() else { return };
+        let headers = write_headers(&mut storage[..start], connection, self.own_mac, transmit, length, sum);
+        let Some(headers) = headers else { return };
+        record.buffer.set_range(start - headers, headers + length);
+        if offload {
+            record.buffer.set_transmit_checksums(offloads(headers));
+        }
+        let frame = record.buffer.share();
+        self.enqueue(frame, connection.to_self);
+    }
+
+    /// A segment without payload.
+    fn emit_bare(&mut self, connection: &Connection, transmit: &Transmit) {
+        let mut header = transmit.header;
+        header.source_port = connection.flow.local_port;
+        header.destination_port = connection.flow.remote_port;
+        if !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) {
+            self.counters.pure_acknowledgments += 1;
+        }
+        if transmit.retransmission && self.config.sabotage.no_retransmission {
+            return;
+        }
+        self.send_bare(&connection.flow, EthernetAddress(connection.mac), connection.to_self, header);
     }
 
     /// A segment that needs a buffer of its own.
@@ -181,7 +190,6 @@ impl<P: Port> Core<P> {
         &mut self,
         connection: &Connection,
         transmit: &Transmit,
-        header: TcpHeader,
         token: BufferToken,
         offset: u32,
         length: u32,
@@ -190,7 +198,6 @@ impl<P: Port> Core<P> {
             self.counters.retransmission_copies += 1;
         }
         let Some(mut copy) = self.alloc() else { return self.count_drop(DropReason::NoTransmitBuffer) };
-        let path = self.path(EthernetAddress(connection.mac), connection.flow.remote);
         let start = self.payload_start;
         let offload_tcp = self.offload_tcp && !connection.to_self;
         let Some(record) = self.records.get_mut(token) else { return };
@@ -201,12 +208,10 @@ impl<P: Port> Core<P> {
         let end = start + source.len();
         let Some(room) = storage.get_mut(start..end) else { return };
         room.copy_from_slice(source);
-        let sum = if offload_tcp { 0 } else { checksum_sum(room) };
-        let checksum = checksum(offload_tcp, sum);
+        let sum = (!offload_tcp).then(|| checksum_sum(room));
         let length = length as usize;
-        let Ok(headers) = prepend_tcp(&mut storage[..start], &path, &header, transmit.ecn, length, checksum) else {
-            return;
-        };
+        let headers = write_headers(&mut storage[..start], connection, self.own_mac, transmit, length, sum);
+        let Some(headers) = headers else { return };
         copy.set_range(start - headers, headers + length);
         if offload_tcp {
             copy.set_transmit_checksums(offloads(headers));
@@ -291,6 +296,42 @@ impl<P: Port> Core<P> {
             running.stream.acknowledged(connection.tcp.octets_acknowledged());
         }
     }
+}
+
+/// Writes the headers of a segment in front of its payload: from the connection's template, or from scratch.
+#[inline]
+fn write_headers(
+    headroom: &mut [u8],
+    connection: &Connection,
+    own_mac: EthernetAddress,
+    transmit: &Transmit,
+    length: usize,
+    sum: Option<u32>,
+) -> Option<usize> {
+    if let Some(template) = &connection.template
+        && let Some(headers) = template.prepend(headroom, &transmit.header, transmit.ecn, length, sum)
+    {
+        return Some(headers);
+    }
+    write_unusual_headers(headroom, connection, own_mac, transmit, length, sum)
+}
+
+#[cold]
+fn write_unusual_headers(
+    headroom: &mut [u8],
+    connection: &Connection,
+    own_mac: EthernetAddress,
+    transmit: &Transmit,
+    length: usize,
+    sum: Option<u32>,
+) -> Option<usize> {
+    let mut header = transmit.header;
+    header.source_port = connection.flow.local_port;
+    header.destination_port = connection.flow.remote_port;
+    let flow = &connection.flow;
+    let path = Path::new(own_mac, EthernetAddress(connection.mac), flow.local, flow.remote);
+    let checksum = checksum(sum.is_none(), sum.unwrap_or(0));
+    prepend_tcp(headroom, &path, &header, transmit.ecn, length, checksum).ok()
 }
 
 #[inline]

@@ -81,6 +81,12 @@ impl SendQueue {
         self.current.is_some()
     }
 
+    /// Whether nothing is outstanding, as far as was looked. What is posted later comes with a doorbell.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ring.known() == 0
+    }
+
     /// How many slots, since the queue was made, lie before the element that is being cut or comes next.
     #[inline]
     pub(crate) fn position(&self) -> u64 {

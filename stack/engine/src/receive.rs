@@ -207,6 +207,7 @@ impl<P: Port> Core<P> {
                     Err(error) if length != 0 => Err(Failure::from(read_fault(error))),
                     _ => {
                         running.stream.accept_read(read);
+                        connection.quiet = false;
                         Ok(())
                     }
                 }

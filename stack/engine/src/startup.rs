@@ -54,6 +54,8 @@ impl<P: Port> Core<P> {
             gone: false,
             mac: if to_self { self.own_mac.0 } else { [0; 6] },
             epoch: 0,
+            template: None,
+            quiet: false,
             queue_pair: None,
             tcp,
             phase,

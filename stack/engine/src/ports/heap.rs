@@ -1,5 +1,6 @@
 //! Buffers on the heap, for ports without a device.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,26 +20,31 @@ struct PoolInner {
     headroom: usize,
 }
 
-/// A fixed number of buffers of one size.
-#[derive(Debug, Clone)]
+/// A fixed number of buffers of one size. Those given back last, which the caches still know, are used first.
+#[derive(Debug)]
 pub struct HeapPool {
     inner: Arc<PoolInner>,
+    /// Free buffers; `inner.free` has those that were given back since the last allocation.
+    stack: RefCell<Vec<Arc<Storage>>>,
 }
 
 impl HeapPool {
     /// `count` buffers (at least one) of `data_room` octets, of which `headroom` lie in front of a fresh frame.
     pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
-        let free = ArrayQueue::new(count.max(1));
-        for _ in 0..count.max(1) {
-            let storage = Storage { octets: vec![0; data_room].into(), references: AtomicU32::new(0) };
-            let _ = free.push(Arc::new(storage));
-        }
-        HeapPool { inner: Arc::new(PoolInner { free, headroom: headroom.min(data_room) }) }
+        let count = count.max(1);
+        let storage = || Storage { octets: vec![0; data_room].into(), references: AtomicU32::new(0) };
+        let stack = (0..count).map(|_| Arc::new(storage())).collect();
+        let inner = PoolInner { free: ArrayQueue::new(count), headroom: headroom.min(data_room) };
+        HeapPool { inner: Arc::new(inner), stack: RefCell::new(stack) }
     }
 
     /// A buffer with an empty frame behind the headroom, or `None` when all are in use.
     pub fn alloc(&self) -> Option<HeapBuffer> {
-        let mut storage = self.inner.free.pop()?;
+        let stack = &mut *self.stack.borrow_mut();
+        while let Some(storage) = self.inner.free.pop() {
+            stack.push(storage);
+        }
+        let mut storage = stack.pop()?;
         // The reference that was dropped last but one may still be on its way out on another thread.
         while Arc::get_mut(&mut storage).is_none() {
             std::hint::spin_loop();
@@ -56,7 +62,7 @@ impl HeapPool {
 
     /// Buffers that are free.
     pub fn free(&self) -> usize {
-        self.inner.free.len()
+        self.inner.free.len() + self.stack.borrow().len()
     }
 
     /// Buffers in all.

@@ -260,11 +260,6 @@ impl SimPort {
     pub fn hold_sent(&mut self, frames: usize) {
         self.holds = frames;
     }
-
-    /// The pools, so that a test can see whether every buffer came back: receive, transmit.
-    pub fn pools(&self) -> (HeapPool, HeapPool) {
-        (self.receive_pool.clone(), self.transmit_pool.clone())
-    }
 }
 
 impl Drop for SimPort {
