@@ -158,7 +158,10 @@ pub fn exchange(endpoint: &mut Endpoint, seed: u64, length: usize) {
     let mut ids: Vec<u64> = (0..4).map(|_| endpoint.success().id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 2, 3, 4]);
-    assert!(endpoint.region.to_vec(sink.start, length).expect("inside the region") == octets, "read back what was written");
+    assert!(
+        endpoint.region.to_vec(sink.start, length).expect("inside the region") == octets,
+        "read back what was written"
+    );
     let answer = endpoint.region.to_vec(0, 8).expect("inside the region");
     assert_eq!(answer, (!seed).to_be_bytes(), "the peer found what was written");
 }

@@ -24,9 +24,9 @@ pub fn count(normal: usize, long: usize) -> usize {
     if is_long() { long } else { normal }
 }
 
-/// Octets of memory that this process has resident.
-pub fn resident_octets() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").expect("the kernel tells about processes");
-    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).expect("a number of pages");
-    pages * rustix::param::page_size() as u64
+/// KiB of memory that this process has resident.
+pub fn resident_kib() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").expect("the kernel tells about processes");
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line about resident memory");
+    line.trim().trim_end_matches("kB").trim().parse().expect("a number of KiB")
 }

@@ -121,7 +121,7 @@ impl Account {
             CompletionOpcode::Receive if success => {
                 let start = REGION - (completion.id as usize % RECEIVES as usize + 1) * MESSAGE;
                 // Identifiers of receives keep their place in the region.
-                let id = completion.id + (1 << 40) - (1 << 40) % RECEIVES;
+                let id = completion.id + (1 << 40);
                 let sge = self.endpoint.region.sge(start..start + MESSAGE).expect("inside the region");
                 if self.endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id, &[sge])]).is_ok() {
                     self.open.insert(id);

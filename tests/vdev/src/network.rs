@@ -53,13 +53,9 @@ impl Wire {
         let socket = || PathBuf::from(&self.place);
         match (self.device, side) {
             (Device::Virtio, Side::Server) => DeviceConfig::Vhost { socket: socket(), client: false, tso: false },
-            (Device::Virtio, Side::Client) => DeviceConfig::VirtioUser {
-                socket: socket(),
-                server: false,
-                packed: false,
-                queue_size: None,
-                mac: None,
-            },
+            (Device::Virtio, Side::Client) => {
+                DeviceConfig::VirtioUser { socket: socket(), server: false, packed: false, queue_size: None, mac: None }
+            }
             (Device::Memif, _) => DeviceConfig::Memif {
                 role: if side == Side::Server { MemifRole::Server } else { MemifRole::Client },
                 socket: socket(),
@@ -142,7 +138,9 @@ impl Network {
         let name = self.wire.place.as_str();
         // The kernel has nothing to say on these interfaces: no address, and no IPv6 that would make one.
         run("ip", &["netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
-        ip(&["-n", name, "link", "add", "server", "mtu", "9000", "type", "veth", "peer", "name", "client", "mtu", "9000"]);
+        ip(&[
+            "-n", name, "link", "add", "server", "mtu", "9000", "type", "veth", "peer", "name", "client", "mtu", "9000",
+        ]);
         ip(&["-n", name, "link", "set", "server", "up"]);
         ip(&["-n", name, "link", "set", "client", "up"]);
     }

@@ -1,89 +1,193 @@
-//! A killed peer leaves the survivor alive, with all its work flushed, and ready for the next connection.
+//! A peer that is killed under load costs its connections and nothing else: what the survivor posted completes, it hears of
+//! the end, its memory comes back, and the next peer is served.
+//!
+//! 10 peers die for each device and role; 200 in the long run.
 
-use anyhow::Result;
-use std::time::Duration;
-use uwarp_vdev_tests::{Device, Role, Wire};
+use serde::{Deserialize, Serialize};
+use uwarp::{Context, DisconnectReason, ListenOptions, Listener};
+use uwarp_vdev_tests::endpoint::{Endpoint, PORT, answer, exchange, prepare_answer};
+use uwarp_vdev_tests::load::{Load, REGION};
+use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
+use uwarp_vdev_tests::peer::{self, Peer};
+use uwarp_vdev_tests::{PATIENCE, count};
 
-#[test]
-#[ignore = "started by the other tests"]
-fn child() {
-    uwarp_vdev_tests::child_main();
+/// Connections of a pair of processes.
+const CONNECTIONS: usize = 4;
+/// Octets each way in the exchange that shows that a new peer is served.
+const EXCHANGE: usize = 100_000;
+/// Every so many peers the next one comes only after the survivor has given the lost one up.
+const PATIENT: usize = 5;
+
+#[derive(Serialize, Deserialize)]
+struct Task {
+    wire: Wire,
+    side: Side,
+    /// Seed of the load; none: an exchange and an end in order.
+    load: Option<u64>,
 }
 
-/// Rounds of each test; the environment asks for more.
-fn rounds(few: u64) -> u64 {
-    std::env::var("UWARP_KILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+/// Makes the connections of one side.
+struct Host {
+    context: Context,
+    listener: Option<Listener>,
 }
 
-fn moment() -> Duration {
-    Duration::from_micros(fastrand::u64(0..20_000))
-}
-
-/// The connecting side is killed, again and again.
-fn clients_die(device: Device, inline: bool, rounds: u64) -> Result<()> {
-    let Some(wire) = Wire::new(device)? else { return Ok(()) };
-    let (server, client) = wire.configs()?;
-    let (server, client) = if inline { (server.inline(), client.inline()) } else { (server, client) };
-    let mut survivor = Role::start("load-server", &server, &[("rounds", rounds)])?;
-    wire.await_server(&mut survivor)?;
-    for _ in 0..rounds {
-        let victim = Role::start("load-client", &client, &[])?;
-        survivor.await_line("loaded")?;
-        std::thread::sleep(moment());
-        victim.kill()?;
-        survivor.await_line("survived")?;
+impl Host {
+    /// The server has a thread for its engine, the client turns it itself.
+    fn open(wire: &Wire, side: Side) -> Self {
+        let config = wire.config(side);
+        let config = if side == Side::Server { config.threaded(1) } else { config.inline() };
+        let context = Context::open(config).expect("the context opens");
+        let listener =
+            (side == Side::Server).then(|| context.listen(PORT, ListenOptions::default()).expect("a free port"));
+        Self { context, listener }
     }
-    survivor.succeed()
-}
 
-/// The listening side is killed, again and again.
-fn servers_die(device: Device, inline: bool, rounds: u64) -> Result<()> {
-    let Some(wire) = Wire::new(device)? else { return Ok(()) };
-    let (server, client) = wire.configs()?;
-    let (server, client) = if inline { (server.inline(), client.inline()) } else { (server, client) };
-    let mut victim = Role::start("load-server", &server, &[])?;
-    wire.await_server(&mut victim)?;
-    let mut survivor = Role::start("load-client", &client, &[("rounds", rounds)])?;
-    for round in 0..rounds {
-        survivor.await_line("loaded")?;
-        std::thread::sleep(moment());
-        victim.kill()?;
-        survivor.await_line("survived")?;
-        if round + 1 == rounds {
-            break;
+    fn connect(&mut self, prepare: impl Fn(&mut Endpoint)) -> Endpoint {
+        let mut endpoint = Endpoint::new(&self.context, REGION);
+        prepare(&mut endpoint);
+        match &mut self.listener {
+            Some(listener) => endpoint.accept(&self.context, listener),
+            None => endpoint.connect(&self.context),
         }
-        victim = Role::start("load-server", &server, &[])?;
-        wire.await_server(&mut victim)?;
+        endpoint
     }
-    survivor.succeed()
+
+    fn load(&mut self, seed: u64) -> Load {
+        let first = self.listener.is_none();
+        let endpoints = (0..CONNECTIONS).map(|_| self.connect(Load::prepare)).collect();
+        Load::new(endpoints, first, seed)
+    }
+
+    fn exchange(&mut self) {
+        if self.listener.is_some() {
+            let mut endpoint = self.connect(prepare_answer);
+            answer(&mut endpoint, EXCHANGE);
+            assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "the peer disconnects");
+        } else {
+            let mut endpoint = self.connect(|_| {});
+            exchange(&mut endpoint, 7, EXCHANGE);
+            endpoint.disconnect();
+        }
+    }
+}
+
+fn be_peer(task: &Task) {
+    let mut host = Host::open(&task.wire, task.side);
+    peer::tell("open");
+    match task.load {
+        Some(seed) => {
+            let mut load = host.load(seed);
+            loop {
+                load.turn(&host.context, false);
+            }
+        }
+        None => host.exchange(),
+    }
+}
+
+/// Nothing is left of connections, and no more buffers are out than the device has in its rings.
+fn nothing_is_left(host: &Host, round: usize) {
+    let start = std::time::Instant::now();
+    loop {
+        host.context.poll();
+        let stats = host.context.stats();
+        let engine = &stats.engines[0];
+        let pools = engine.pools;
+        let ring = u32::from(host.context.config().buffers.descriptors.max(1024)) + 128;
+        let rest = engine.flows == 0
+            && engine.connections.is_empty()
+            && engine.buffers_held == 0
+            && stats.objects.queue_pairs == 0
+            && stats.objects.regions == 0
+            && pools.receive_total - pools.receive_free <= ring
+            && pools.transmit_total - pools.transmit_free <= ring;
+        if rest {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "round {round}: something is left: {stats:#?}");
+        std::thread::yield_now();
+    }
+}
+
+fn survive(name: &str, device: Device, own: Side) {
+    if let Some(task) = peer::task::<Task>() {
+        return be_peer(&task);
+    }
+    let network = Network::new(device);
+    let rounds = count(10, 200);
+    let mut random = fastrand::Rng::with_seed(rounds as u64);
+    let start = |load| Peer::start(name, &Task { wire: network.wire.clone(), side: own.other(), load });
+    // Some devices of the client's side open only when the other side is there.
+    let mut next = (own == Side::Client).then(|| start(Some(0)));
+    let mut host = Host::open(&network.wire, own);
+    for round in 0..rounds {
+        let mut peer = next.take().unwrap_or_else(|| start(Some(round as u64)));
+        peer.await_word("open", || {
+            host.context.poll();
+        });
+        let mut load = host.load(!(round as u64));
+        let wanted = random.u64(200..5000);
+        while load.completed() < wanted {
+            load.turn(&host.context, false);
+            peer.must_run();
+        }
+        peer.kill();
+        let patient = round % PATIENT == PATIENT - 1;
+        if !patient {
+            next = Some(start(Some(round as u64 + 1)));
+        }
+        let reasons = load.finish(&host.context);
+        eprintln!("round {round}: {wanted} completions, then {reasons:?}");
+        for reason in reasons {
+            // A peer that was killed says nothing; a new one at its address answers with a reset.
+            let expected =
+                matches!(reason, DisconnectReason::TimedOut) || !patient && matches!(reason, DisconnectReason::Reset);
+            assert!(expected, "round {round}: {reason:?}");
+        }
+        nothing_is_left(&host, round);
+    }
+    drop(next);
+    let mut last = start(None);
+    last.await_word("open", || {
+        host.context.poll();
+    });
+    host.exchange();
+    assert!(
+        last.end(|| {
+            host.context.poll();
+        })
+        .success()
+    );
+    nothing_is_left(&host, rounds);
 }
 
 #[test]
-fn virtio_clients_die() -> Result<()> {
-    clients_die(Device::Virtio { packed: false }, true, rounds(5))
+fn a_virtio_server_survives() {
+    survive("a_virtio_server_survives", Device::Virtio, Side::Server);
 }
 
 #[test]
-fn virtio_servers_die() -> Result<()> {
-    servers_die(Device::Virtio { packed: false }, false, rounds(5))
+fn a_virtio_client_survives() {
+    survive("a_virtio_client_survives", Device::Virtio, Side::Client);
 }
 
 #[test]
-fn memif_clients_die() -> Result<()> {
-    clients_die(Device::Memif { zero_copy: false }, true, rounds(5))
+fn a_memif_server_survives() {
+    survive("a_memif_server_survives", Device::Memif, Side::Server);
 }
 
 #[test]
-fn memif_servers_die() -> Result<()> {
-    servers_die(Device::Memif { zero_copy: false }, false, rounds(5))
+fn a_memif_client_survives() {
+    survive("a_memif_client_survives", Device::Memif, Side::Client);
 }
 
 #[test]
-fn af_packet_clients_die() -> Result<()> {
-    clients_die(Device::AfPacket, false, rounds(3))
+fn an_af_packet_server_survives() {
+    survive("an_af_packet_server_survives", Device::AfPacket, Side::Server);
 }
 
 #[test]
-fn af_packet_servers_die() -> Result<()> {
-    servers_die(Device::AfPacket, true, rounds(3))
+fn an_af_packet_client_survives() {
+    survive("an_af_packet_client_survives", Device::AfPacket, Side::Client);
 }
