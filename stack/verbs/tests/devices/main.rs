@@ -1,0 +1,62 @@
+//! Every operation between two processes, over each kind of device.
+
+mod harness;
+mod transfer;
+
+use anyhow::Result;
+use harness::{Device, Role, Wire};
+
+#[test]
+#[ignore = "started by the other tests"]
+fn child() {
+    harness::child_main();
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Inline,
+    Threaded,
+}
+
+fn run(device: Device, mode: Mode, mtu: u16, queue_pairs: u64, depth: u64, largest: u64) -> Result<()> {
+    let Some(wire) = Wire::new(device)? else { return Ok(()) };
+    let (server, client) = wire.configs()?;
+    let prepare = |config: uwarp::Config| {
+        let config = config.mtu(mtu);
+        if mode == Mode::Inline { config.inline() } else { config }
+    };
+    let arguments = [("queue-pairs", queue_pairs), ("depth", depth), ("largest", largest)];
+    let mut server = Role::start("transfer-server", &prepare(server), &arguments)?;
+    wire.await_server(&mut server)?;
+    let client = Role::start("transfer-client", &prepare(client), &arguments)?;
+    client.succeed()?;
+    server.succeed()
+}
+
+macro_rules! transfers {
+    ($($name:ident: $device:expr, $mode:ident, $mtu:literal, $queue_pairs:literal x $depth:literal, $largest:expr;)*) => {
+        $(
+            #[test]
+            fn $name() -> Result<()> {
+                run($device, Mode::$mode, $mtu, $queue_pairs, $depth, $largest)
+            }
+        )*
+    };
+}
+
+const MIB: u64 = 1 << 20;
+
+transfers! {
+    virtio_split_inline: Device::Virtio { packed: false }, Inline, 1500, 1 x 1, MIB;
+    virtio_split_threaded: Device::Virtio { packed: false }, Threaded, 1500, 4 x 8, 65_536;
+    virtio_packed_inline: Device::Virtio { packed: true }, Inline, 1500, 4 x 8, 65_536;
+    virtio_split_jumbo: Device::Virtio { packed: false }, Inline, 9000, 2 x 4, MIB;
+    virtio_many_queue_pairs: Device::Virtio { packed: false }, Inline, 1500, 16 x 64, 4_096;
+    memif_inline: Device::Memif { zero_copy: false }, Inline, 1500, 1 x 1, MIB;
+    memif_threaded: Device::Memif { zero_copy: false }, Threaded, 1500, 4 x 8, 65_536;
+    memif_jumbo: Device::Memif { zero_copy: false }, Inline, 9000, 2 x 4, MIB;
+    memif_zero_copy: Device::Memif { zero_copy: true }, Inline, 1500, 4 x 8, 65_536;
+    memif_many_queue_pairs: Device::Memif { zero_copy: false }, Threaded, 1500, 16 x 64, 4_096;
+    af_packet_inline: Device::AfPacket, Inline, 1500, 4 x 8, 65_536;
+    af_packet_threaded: Device::AfPacket, Threaded, 1500, 2 x 4, MIB;
+}
