@@ -29,7 +29,7 @@ Examples:
 
 /// Pings by RDMA: Send, RDMA Read and RDMA Write in each round, as rping does.
 #[derive(Parser)]
-#[command(name = "uwarp-ping", version, after_help = EXAMPLES, max_term_width = 110)]
+#[command(name = "uwarp-ping", version, disable_version_flag = true, after_help = EXAMPLES, max_term_width = 110)]
 struct Arguments {
     /// Be the server
     #[arg(short = 's', long, conflicts_with = "client", required_unless_present = "client")]
@@ -66,6 +66,11 @@ struct Arguments {
     /// Server: take one client after the other, instead of ending with the first
     #[arg(short = 'P', long)]
     persistent: bool,
+
+    // Without the short form that clap would give it: rping's -V is the check.
+    /// Print version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
 
     #[command(flatten)]
     network: NetworkFlags,

@@ -4,3 +4,5 @@
 pub mod namespace;
 pub mod raw_peer;
 pub mod stack;
+pub mod tools;
+pub mod witness;

@@ -1,0 +1,60 @@
+//! The project's own tools as processes of a test.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The path of a tool, built if it is not there yet.
+pub fn tool(name: &str) -> PathBuf {
+    // Test executables lie in TARGET/PROFILE/deps, the tools one folder up.
+    let test = std::env::current_exe().expect("the path of this test");
+    let folder = test.parent().and_then(Path::parent).expect("TARGET/PROFILE");
+    let path = folder.join(name);
+    if !path.exists() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let status = Command::new(cargo).args(["build", "--quiet", "-p", name]).status().expect("cargo runs");
+        assert!(status.success(), "{name} builds");
+    }
+    path
+}
+
+/// A process that ends with the test.
+pub struct Guarded(Option<Child>);
+
+impl Guarded {
+    /// Starts it; its standard error is the test's.
+    pub fn start(command: &mut Command) -> Self {
+        Self(Some(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the tool starts")))
+    }
+
+    /// Waits for its own end.
+    pub fn finish(mut self) {
+        let status = self.0.take().expect("running").wait().expect("waiting");
+        assert!(status.success(), "the other side ended with {status}");
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until a file is there.
+pub fn wait_for(path: &Path) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !path.exists() {
+        assert!(Instant::now() < end, "{} does not appear", path.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs a tool to its end, which has to be a success.
+pub fn run(command: &mut Command) -> Output {
+    let output = command.stdin(Stdio::null()).output().expect("the tool starts");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
