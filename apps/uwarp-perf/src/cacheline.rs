@@ -69,6 +69,11 @@ fn wait(line: &Line, round: u64) -> bool {
     false
 }
 
+/// CPUs that this process may run on.
+pub fn usable() -> Vec<usize> {
+    core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
+}
+
 /// Pins the calling thread; false if there is no such CPU or the process may not use it.
 pub fn pin(cpu: usize) -> bool {
     core_affinity::get_core_ids()

@@ -243,8 +243,8 @@ pub struct PairArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU of the server and CPU of the client
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1, default_value = "0,1")]
+    /// CPU of the server and CPU of the client [default: 0,1]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1)]
     pub cpus: Vec<usize>,
 }
 

@@ -46,9 +46,7 @@ impl Drop for Side {
 /// A bad command line, or a side that failed (it said why).
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
-    let &[server_cpu, client_cpu] = arguments.cpus.as_slice() else {
-        return Err(usage("--cpus wants two numbers, of the server's and the client's CPU, such as 0,1"));
-    };
+    let [server_cpu, client_cpu] = choose_cpus(&arguments.cpus)?;
     check(arguments)?;
     let kind = arguments.network.kind();
     if namespace::is_wanted(&kind) && !namespace::is_inside() {
@@ -71,6 +69,30 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let after = cacheline::round_trip(server_cpu, client_cpu);
     report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
     report.publish(arguments.options.json.as_deref())
+}
+
+/// The CPUs of server and client: those named, or the first two that this process may use, or the only one.
+fn choose_cpus(named: &[usize]) -> anyhow::Result<[usize; 2]> {
+    let usable = cacheline::usable();
+    match *named {
+        [] => match usable[..] {
+            [first, second, ..] => Ok([first, second]),
+            [only] => Ok([only, only]),
+            [] => Ok([0, 0]),
+        },
+        [server, client] => {
+            for cpu in named {
+                if !usable.contains(cpu) {
+                    return Err(usage(format!(
+                        "--cpus names CPU {cpu}, which this process may not use: choose of {}",
+                        usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+                    )));
+                }
+            }
+            Ok([server, client])
+        }
+        _ => Err(usage("--cpus wants two numbers, of the server's and the client's CPU, such as 0,1")),
+    }
 }
 
 /// What a pair decides itself cannot be chosen.

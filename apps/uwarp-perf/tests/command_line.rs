@@ -24,6 +24,7 @@ fn bad_command_lines_get_one_sentence() {
     refused(&["pair", "write-latency", "--device", "carrier-pigeon"], "memif");
     refused(&["pair", "write-latency", "--depth", "4"], "--depth");
     refused(&["pair", "write-latency", "--cpus", "0"], "--cpus");
+    refused(&["pair", "write-latency", "--cpus", "0,100000"], "100000");
     refused(&["pair", "write-latency", "--socket", "/tmp/x"], "--socket");
     refused(&["pair", "write-latency", "--device", "pci:0000:01:00.0"], "PCI");
     refused(&["pair", "write-latency", "--engine", "none"], "none");

@@ -17,12 +17,12 @@ fn pair(arguments: &[&str]) -> Value {
 }
 
 fn check_latency(test: &str, device: &str) {
-    let result = pair(&[test, "--device", device, "--iterations", "500"]);
+    let result = pair(&[test, "--device", device, "--iterations", "200"]);
     assert_eq!(result["test"], test);
     assert_eq!(result["device"], device);
     assert_eq!(result["size"], 64);
     assert_eq!(result["mtu"], 1500);
-    assert_eq!(result["iterations"], 500);
+    assert_eq!(result["iterations"], 200);
     assert!(result["verified"].as_u64().unwrap() > 0);
     let percentile = |name: &str| result["latency_ns"][name].as_u64().unwrap();
     let in_order = ["min", "p50", "p99", "p99_9", "max"].map(percentile);
@@ -31,7 +31,7 @@ fn check_latency(test: &str, device: &str) {
 }
 
 fn check_bandwidth(test: &str, device: &str, more: &[&str]) {
-    let mut arguments = vec![test, "--device", device, "--iterations", "200"];
+    let mut arguments = vec![test, "--device", device, "--iterations", "100"];
     arguments.extend(more);
     let result = pair(&arguments);
     assert!(result["iterations"].as_u64().unwrap() > 0, "{result}");

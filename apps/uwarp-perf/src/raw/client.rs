@@ -135,9 +135,10 @@ fn round_trip(
             continue;
         }
         spins += 1;
-        if spins >= 1 << 16 {
+        if spins >= 1 << 14 {
             spins = 0;
             check_interrupted()?;
+            std::thread::yield_now();
             if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + ANSWER) {
                 return Ok(false);
             }

@@ -71,9 +71,10 @@ pub fn run(config: &Config, cpu: Option<usize>, once: bool) -> anyhow::Result<()
         }
         if line.receive() == 0 {
             idle += 1;
-            if idle >= 100_000 {
+            if idle >= 1 << 14 {
                 idle = 0;
                 check_interrupted()?;
+                std::thread::yield_now();
             }
             continue;
         }

@@ -200,8 +200,10 @@ impl<'a> Pump<'a> {
         let mut bar = Bar::new(plan);
         let mut begin = Instant::now();
         let mut warm = false;
-        // Messages completed before the clock started; messages posted in all.
-        let (mut before, mut posted) = (0, 0_u64);
+        // Nothing is under way yet: what was posted has completed, in a checked run.
+        let mut posted = self.completed();
+        // Of them, those before the clock started.
+        let mut before = posted;
         let mut rounds = 0_u32;
         loop {
             let limit = if warm { goal } else { warm_up };

@@ -188,8 +188,9 @@ impl Session {
     #[inline]
     fn idle(&mut self) -> anyhow::Result<()> {
         self.spins += 1;
-        if !self.inline && self.spins.is_multiple_of(256) {
-            // The engine's thread may be waiting for this core.
+        let patience = if self.inline { 2048 } else { 256 };
+        if self.spins.is_multiple_of(patience) {
+            // Who is waited for may be waiting for this core; nobody else wants it where the figures are good.
             std::thread::yield_now();
         }
         if self.spins >= LOOK_AROUND {
