@@ -9,16 +9,17 @@ use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, mulpdu};
 use uwarp_iwarp::qp::Event;
 use uwarp_memory::{Access, AccessError, Turn, kernels};
 use uwarp_tcp::{Instant, State};
-use uwarp_wire::ddp::{Stag, TaggedOffset};
+use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::ReadRequest;
 
 use crate::command::DisconnectReason;
 use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
 use crate::core::{Core, Record};
+use crate::fpdu::Fpdu;
 use crate::port::{Buffer, Port};
 use crate::queue_pair::QueuePair;
 use crate::receive::{Failure, read_fault};
-use crate::work::{SendElement, SendFlags, SendOpcode, Status};
+use crate::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 const BALANCE_LIMIT: i64 = 256 << 10;
@@ -110,20 +111,21 @@ impl<P: Port> Core<P> {
         let mut budget = self.config.budgets.frames_per_connection;
         loop {
             let Phase::Running(running) = &mut connection.phase else { return Pulled::Dry };
+            if connection.tcp.send_space() == 0 {
+                return Pulled::Dry;
+            }
+            let mut whole = None;
             if running.outgoing.is_none() {
-                if connection.tcp.send_space() == 0 {
-                    return Pulled::Dry;
-                }
-                match choose(turn, running, queue_pair) {
-                    Ok(Some(outgoing)) => running.outgoing = Some(outgoing),
-                    Ok(None) => return Pulled::Dry,
+                let limit = mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
+                match choose(turn, running, queue_pair, limit) {
+                    Ok(Chosen::Nothing) => return Pulled::Dry,
+                    Ok(Chosen::Begun) => {}
+                    Ok(Chosen::Whole(element)) => whole = Some(element),
                     Err(status) => {
                         self.fail_work(connection, queue_pair, status);
                         return Pulled::Dry;
                     }
                 }
-            } else if connection.tcp.send_space() == 0 {
-                return Pulled::Dry;
             }
             if budget == 0 || !self.has_room() {
                 return Pulled::More;
@@ -132,11 +134,62 @@ impl<P: Port> Core<P> {
                 return Pulled::Starved;
             }
             let Some(buffer) = self.alloc() else { return Pulled::Starved };
-            if !self.build(turn, connection, queue_pair, buffer) {
+            let built = match whole {
+                Some(element) => self.build_whole(turn, connection, queue_pair, buffer, &element),
+                None => self.build(turn, connection, queue_pair, buffer),
+            };
+            if !built {
                 return Pulled::Dry;
             }
             budget -= 1;
         }
+    }
+
+    /// Builds the one FPDU of a Send or Write that fits into it: the short way of most messages. False: the stream failed.
+    #[inline]
+    fn build_whole(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        mut buffer: P::Buffer,
+        element: &SendElement,
+    ) -> bool {
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        let start = self.payload_start;
+        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
+        let header_len = if element.opcode == SendOpcode::Write {
+            let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
+            room[LENGTH_LEN..LENGTH_LEN + TAGGED_HEADER_LEN].copy_from_slice(&header);
+            TAGGED_HEADER_LEN
+        } else {
+            let header = running.stream.whole_send(send_kind(element));
+            room[LENGTH_LEN..LENGTH_LEN + UNTAGGED_HEADER_LEN].copy_from_slice(&header);
+            UNTAGGED_HEADER_LEN
+        };
+        let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
+        let gathered = if element.flags.contains(SendFlags::INLINE) {
+            queue_pair.send.copy_inline_of(element, fpdu.payload());
+            Ok(())
+        } else {
+            let (mut at, mut index) = (0, 0);
+            loop {
+                let Some(piece) = queue_pair.send.entry(element, index) else { break Ok(()) };
+                if let Err(error) = fpdu.gather(turn, queue_pair.association, piece, &mut at) {
+                    break Err(error);
+                }
+                index += 1;
+            }
+        };
+        if gathered.is_err() {
+            self.fail_work(connection, queue_pair, Status::LocalProtection);
+            return false;
+        }
+        let length = fpdu.end();
+        running.balance = (running.balance - i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
+        self.push_record(connection, buffer, length);
+        queue_pair.send.finish_whole(element, connection.tcp.octets_pushed());
+        true
     }
 
     /// Builds the next FPDU of the message being cut and hands it to TCP. False: the stream failed.
@@ -151,82 +204,51 @@ impl<P: Port> Core<P> {
         let Phase::Running(running) = &mut connection.phase else { return false };
         let Some(outgoing) = &mut running.outgoing else { return false };
         let limit = mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
-        let Some(segment) = outgoing.message.next_segment(limit) else {
+        let start = self.payload_start;
+        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
+        let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
             running.outgoing = None;
             return true;
         };
-        let header = segment.header();
-        let ulpdu_len = segment.ulpdu_len();
-        let start = self.payload_start;
-        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
-        room[..LENGTH_LEN].copy_from_slice(&(ulpdu_len as u16).to_be_bytes());
-        let payload_at = LENGTH_LEN + header.len();
-        room[LENGTH_LEN..payload_at].copy_from_slice(header);
-        let payload_end = payload_at + segment.payload_len as usize;
-        let mut register = u32::MAX;
-        if running.crc {
-            register = kernels::crc32c_update(register, &room[..payload_at]);
-        }
-        let out = &mut room[payload_at..payload_end];
-        let offset = segment.payload_offset;
+        let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, running.crc);
+        let association = queue_pair.association;
+        let mut at = 0;
         let copied = match outgoing.source {
             Source::Nothing | Source::ReadRequest => Ok(()),
             Source::Inline => {
-                queue_pair.send.copy_inline(offset, out);
-                if running.crc {
-                    register = kernels::crc32c_update(register, out);
-                }
+                queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload());
                 Ok(())
             }
-            Source::Entries => {
-                let association = queue_pair.association;
-                let crc = running.crc;
-                let mut at = 0;
-                queue_pair.send.gather(offset, segment.payload_len, |piece| {
-                    let part = &mut out[at..at + piece.length as usize];
-                    at += part.len();
-                    if crc {
-                        register =
-                            turn.gather_crc(association, piece.stag, piece.offset, part, register, Access::LOCAL_READ)?;
-                        Ok(())
-                    } else {
-                        turn.gather(association, piece.stag, piece.offset, part, Access::LOCAL_READ)
-                    }
-                })
+            Source::Entries => queue_pair
+                .send
+                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece, &mut at)),
+            Source::Response { stag, offset } => {
+                let offset = offset.0.wrapping_add(u64::from(cut.payload_offset));
+                let piece = Sge { stag: stag.0, length: cut.payload_len, offset };
+                fpdu.gather_with(turn, association, piece, &mut at, Access::REMOTE_READ)
             }
-            Source::Response { stag, offset: base } if !out.is_empty() => {
-                let at = base.0.wrapping_add(u64::from(offset));
-                let association = queue_pair.association;
-                if running.crc {
-                    turn.gather_crc(association, stag.0, at, out, register, Access::REMOTE_READ)
-                        .map(|next| register = next)
-                } else {
-                    turn.gather(association, stag.0, at, out, Access::REMOTE_READ)
-                }
-            }
-            Source::Response { .. } => Ok(()),
         };
         if let Err(error) = copied {
             self.fail_build(connection, queue_pair, error);
             return false;
         }
-        let crc = running.crc.then(|| {
-            let padding = Trailer::padding_octets(ulpdu_len);
-            !if padding.is_empty() { register } else { kernels::crc32c_update(register, padding) }
-        });
-        let trailer = Trailer::new(ulpdu_len, crc);
-        let trailer = trailer.as_bytes();
-        let length = payload_end + trailer.len();
-        room[payload_end..length].copy_from_slice(trailer);
-        let sum = if self.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
-        buffer.set_range(start, length);
-        let token = self.records.insert(Record { buffer, length: length as u32, sum });
-        connection.tcp.push(token, length as u32);
-        self.counters.fpdus_sent += 1;
-        if segment.last {
+        let length = fpdu.end();
+        self.push_record(connection, buffer, length);
+        if cut.last {
             self.finish_message(connection, queue_pair);
         }
         true
+    }
+
+    /// Hands TCP an FPDU of `length` octets in `buffer`.
+    #[inline]
+    fn push_record(&mut self, connection: &mut Connection, mut buffer: P::Buffer, length: usize) {
+        let start = self.payload_start;
+        buffer.set_range(start, length);
+        let sum = if self.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
+        let token = self.records.insert(Record { buffer, length: length as u32, sum });
+        connection.tcp.push(token, length as u32);
+        self.counters.fpdus_sent += 1;
     }
 
     /// The last segment of the message being cut was built.
@@ -351,70 +373,93 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// The message that comes next.
+/// What comes next.
+#[derive(Debug)]
+enum Chosen {
+    /// Nothing that may go now.
+    Nothing,
+    /// The message stands in [`Running::outgoing`].
+    Begun,
+    /// A Send or Write that is one FPDU, not begun yet.
+    Whole(SendElement),
+}
+
+/// Chooses the message that comes next; `limit` is the longest ULPDU.
 ///
 /// # Errors
 /// The next element cannot be carried out, for this reason.
 #[inline]
-fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair) -> Result<Option<Outgoing>, Status> {
-    if let Some(message) = running.stream.ready_to_receive_message() {
-        return Ok(Some(Outgoing { message, source: Source::Nothing }));
+fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Status> {
+    if running.stream.owes_ready_to_receive()
+        && let Some(message) = running.stream.ready_to_receive_message()
+    {
+        running.outgoing = Some(Outgoing { message, source: Source::Nothing });
+        return Ok(Chosen::Begun);
     }
     if running.stream.has_response() {
-        if running.balance <= 0 {
-            return Ok(next_response(running));
+        if running.balance > 0 {
+            let chosen = next_work(turn, running, queue_pair, limit)?;
+            if !matches!(chosen, Chosen::Nothing) {
+                return Ok(chosen);
+            }
         }
-        return match next_work(turn, running, queue_pair)? {
-            Some(outgoing) => Ok(Some(outgoing)),
-            None => Ok(next_response(running)),
-        };
+        return Ok(next_response(running));
     }
     // Nobody waits: what was sent alone gives no claim later.
     running.balance = 0;
-    next_work(turn, running, queue_pair)
+    next_work(turn, running, queue_pair, limit)
 }
 
-fn next_response(running: &mut Running) -> Option<Outgoing> {
-    let response = running.stream.next_response()?;
+fn next_response(running: &mut Running) -> Chosen {
+    let Some(response) = running.stream.next_response() else { return Chosen::Nothing };
     let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
-    Some(Outgoing { message: response.message, source })
+    running.outgoing = Some(Outgoing { message: response.message, source });
+    Chosen::Begun
+}
+
+fn send_kind(element: &SendElement) -> SendKind {
+    let stag = Stag(element.stag);
+    match (element.opcode, element.flags.contains(SendFlags::SOLICITED)) {
+        (SendOpcode::SendInvalidate, false) => SendKind::Invalidate(stag),
+        (SendOpcode::SendInvalidate, true) => SendKind::SolicitedInvalidate(stag),
+        (_, false) => SendKind::Plain,
+        (_, true) => SendKind::Solicited,
+    }
 }
 
 /// The next element of the send queue, if it may go now.
 #[inline]
-fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair) -> Result<Option<Outgoing>, Status> {
+fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Status> {
     match running.ending {
         Ending::No => {}
         Ending::Finishing { until } if queue_pair.send.position() < until => {}
-        Ending::Finishing { .. } | Ending::Closed => return Ok(None),
+        Ending::Finishing { .. } | Ending::Closed => return Ok(Chosen::Nothing),
     }
-    let Some(element) = queue_pair.send.peek_next() else { return Ok(None) };
+    let Some(element) = queue_pair.send.peek_next() else { return Ok(Chosen::Nothing) };
     let element = element.map_err(|_| Status::LocalOperation)?;
     if element.flags.contains(SendFlags::FENCE) && !running.stream.fence_is_clear() {
-        return Ok(None);
+        return Ok(Chosen::Nothing);
+    }
+    let header = if element.opcode == SendOpcode::Write { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
+    if element.opcode != SendOpcode::Read && element.length as usize + header <= usize::from(limit) {
+        return Ok(Chosen::Whole(element));
     }
     let source = if element.flags.contains(SendFlags::INLINE) { Source::Inline } else { Source::Entries };
-    let solicited = element.flags.contains(SendFlags::SOLICITED);
     let (message, source) = match element.opcode {
         SendOpcode::Write => {
             (running.stream.write(Stag(element.stag), TaggedOffset(element.remote_offset), element.length), source)
         }
-        SendOpcode::Send => {
-            let kind = if solicited { SendKind::Solicited } else { SendKind::Plain };
-            (running.stream.send(kind, element.length), source)
-        }
-        SendOpcode::SendInvalidate => {
-            let stag = Stag(element.stag);
-            let kind = if solicited { SendKind::SolicitedInvalidate(stag) } else { SendKind::Invalidate(stag) };
-            (running.stream.send(kind, element.length), source)
+        SendOpcode::Send | SendOpcode::SendInvalidate => {
+            (running.stream.send(send_kind(&element), element.length), source)
         }
         SendOpcode::Read => match begin_read(turn, running, queue_pair, &element)? {
             Some(message) => (message, Source::ReadRequest),
-            None => return Ok(None),
+            None => return Ok(Chosen::Nothing),
         },
     };
     queue_pair.send.begin(element);
-    Ok(Some(Outgoing { message, source }))
+    running.outgoing = Some(Outgoing { message, source });
+    Ok(Chosen::Begun)
 }
 
 /// The request of a read, if a slot is free. A read has one sink: the wire knows no scatter list (RFC 5040 §4.4).

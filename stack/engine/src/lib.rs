@@ -20,6 +20,7 @@ mod egress;
 mod ending;
 mod engine;
 mod flow;
+mod fpdu;
 mod ingress;
 mod lanes;
 mod listener;

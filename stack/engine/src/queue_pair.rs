@@ -170,17 +170,19 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Copies all inline data of the element that comes next.
+    #[inline]
+    pub(crate) fn copy_inline_of(&self, element: &SendElement, out: &mut [u8]) {
+        for index in 0..element.slots() {
+            if let Some(slot) = self.ring.peek(self.begun + index) {
+                SendElement::copy_inline(slot, index, out);
+            }
+        }
+    }
+
     /// Copies octets from `offset` on of the current element's inline data.
     pub(crate) fn copy_inline(&self, offset: u32, out: &mut [u8]) {
         let Some(current) = self.current else { return };
-        if offset == 0 {
-            for index in 0..current.element.slots() {
-                if let Some(slot) = self.ring.peek(self.begun + index) {
-                    SendElement::copy_inline(slot, index, out);
-                }
-            }
-            return;
-        }
         let mut whole = [0u8; crate::work::MAX_INLINE];
         let length = (current.element.length as usize).min(whole.len());
         for index in 0..current.element.slots() {
@@ -202,6 +204,15 @@ impl SendQueue {
             }
             self.begun += current.element.slots();
         }
+    }
+
+    /// As [`SendQueue::finish`], for the next element, which was built at once.
+    #[inline]
+    pub(crate) fn finish_whole(&mut self, element: &SendElement, position: u64) {
+        if self.waits_for_ack(element) {
+            self.ends.push_back(position);
+        }
+        self.begun += element.slots();
     }
 
     #[inline]

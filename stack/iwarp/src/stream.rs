@@ -6,8 +6,11 @@
 
 use std::collections::VecDeque;
 
-use uwarp_wire::ddp::{MessageSequenceNumber, Stag, TaggedOffset};
-use uwarp_wire::rdmap::{ReadRequest, Terminate};
+use uwarp_wire::ddp::{
+    MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
+    UntaggedHeader,
+};
+use uwarp_wire::rdmap::{Control, Opcode, ReadRequest, Terminate};
 
 use crate::fault::Fault;
 use crate::opcode::Features;
@@ -146,6 +149,12 @@ impl Stream {
         matches!(self.state, QpState::Rts | QpState::Closing)
     }
 
+    /// Whether [`Stream::ready_to_receive_message`] has something to give.
+    #[inline]
+    pub const fn owes_ready_to_receive(&self) -> bool {
+        self.ready_to_receive.is_some()
+    }
+
     /// The indication that an Initiator owes a peer-to-peer Responder as its first FPDU, before any other
     /// (RFC 6581 section 9.2); `None` if none is owed or it was made. It takes no slot of the consumer's queues.
     pub fn ready_to_receive_message(&mut self) -> Option<Message> {
@@ -173,6 +182,28 @@ impl Stream {
         let number = self.transmit_send_number;
         self.transmit_send_number = number.next();
         Message::send(kind, number, length)
+    }
+
+    /// The header of a Send that is one segment. It takes the next number of queue 0, as [`Stream::send`] does.
+    #[inline]
+    pub fn whole_send(&mut self, kind: SendKind) -> [u8; UNTAGGED_HEADER_LEN] {
+        let number = self.transmit_send_number;
+        self.transmit_send_number = number.next();
+        UntaggedHeader {
+            last: true,
+            control: Control::new(kind.opcode()),
+            invalidate_stag: kind.invalidate_stag(),
+            queue: QueueNumber::SEND,
+            message_sequence_number: number,
+            message_offset: 0,
+        }
+        .to_octets()
+    }
+
+    /// The header of an RDMA Write that is one segment.
+    #[inline]
+    pub fn whole_write(&self, stag: Stag, offset: TaggedOffset) -> [u8; TAGGED_HEADER_LEN] {
+        TaggedHeader { last: true, control: Control::new(Opcode::Write), stag, offset }.to_octets()
     }
 
     /// An RDMA Write of `length` octets.

@@ -29,7 +29,7 @@ pub enum SendKind {
 }
 
 impl SendKind {
-    const fn opcode(self) -> Opcode {
+    pub(crate) const fn opcode(self) -> Opcode {
         match self {
             SendKind::Plain => Opcode::Send,
             SendKind::Solicited => Opcode::SendSolicited,
@@ -38,7 +38,7 @@ impl SendKind {
         }
     }
 
-    const fn invalidate_stag(self) -> Stag {
+    pub(crate) const fn invalidate_stag(self) -> Stag {
         match self {
             SendKind::Plain | SendKind::Solicited => Stag(0),
             SendKind::Invalidate(stag) | SendKind::SolicitedInvalidate(stag) => stag,
@@ -81,6 +81,19 @@ enum Target {
 pub struct Segment {
     header: [u8; LONGEST_HEADER],
     header_len: u8,
+    /// First octet of payload in the message.
+    pub payload_offset: u32,
+    /// Octets of payload.
+    pub payload_len: u32,
+    /// The last segment of the message.
+    pub last: bool,
+}
+
+/// One DDP segment whose header was written by [`Message::cut_into`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Octets of the header.
+    pub header_len: usize,
     /// First octet of payload in the message.
     pub payload_offset: u32,
     /// Octets of payload.
@@ -209,6 +222,24 @@ impl Message {
     #[inline]
     pub(crate) fn cut_segment(&mut self, room: u32) -> Segment {
         let mut header = [0; LONGEST_HEADER];
+        let Cut { header_len, payload_offset, payload_len, last } = self.cut_at_most(room, &mut header);
+        Segment { header, header_len: header_len as u8, payload_offset, payload_len, last }
+    }
+
+    /// As [`Message::next_segment`], with the header written where it is to be sent from.
+    ///
+    /// # Panics
+    /// If `out` is shorter than the header; [`LONGEST_HEADER`] octets are always enough.
+    #[inline]
+    pub fn cut_into(&mut self, mulpdu: u16, out: &mut [u8]) -> Option<Cut> {
+        if self.finished {
+            return None;
+        }
+        Some(self.cut_at_most(clamp(mulpdu) - self.header_len(), out))
+    }
+
+    #[inline]
+    fn cut_at_most(&mut self, room: u32, out: &mut [u8]) -> Cut {
         let left = self.length - self.cut;
         let payload_offset = self.cut;
         let header_len = self.header_len();
@@ -223,7 +254,7 @@ impl Message {
                     // A sink offset is the peer's: where it wraps is the peer's business (RFC 5040 section 4.4).
                     offset: offset.wrapping_add(u64::from(payload_offset)),
                 }
-                .emit(&mut header);
+                .emit(out);
             }
             Target::Untagged { queue, sequence_number, invalidate_stag } => {
                 UntaggedHeader {
@@ -234,7 +265,7 @@ impl Message {
                     message_sequence_number: *sequence_number,
                     message_offset: payload_offset,
                 }
-                .emit(&mut header);
+                .emit(out);
             }
             Target::Fixed { queue, sequence_number, body, body_len } => {
                 UntaggedHeader {
@@ -245,14 +276,14 @@ impl Message {
                     message_sequence_number: *sequence_number,
                     message_offset: 0,
                 }
-                .emit(&mut header);
+                .emit(out);
                 let body_len = usize::from(*body_len);
-                header[UNTAGGED_HEADER_LEN..UNTAGGED_HEADER_LEN + body_len].copy_from_slice(&body[..body_len]);
+                out[UNTAGGED_HEADER_LEN..UNTAGGED_HEADER_LEN + body_len].copy_from_slice(&body[..body_len]);
             }
         }
         self.cut += payload_len;
         self.finished = last;
-        Segment { header, header_len: header_len as u8, payload_offset, payload_len, last }
+        Cut { header_len: header_len as usize, payload_offset, payload_len, last }
     }
 }
 
