@@ -72,6 +72,11 @@ impl Reconnector {
         plugged.then(|| self.port.load(Ordering::Relaxed))
     }
 
+    /// Whether the port's number may change.
+    pub(crate) fn moves(&self) -> bool {
+        matches!(self.cure, Cure::Replug(_))
+    }
+
     /// Something to ask of the port, if there is a device, and if it is not being connected just now.
     pub(crate) fn ask<T>(&self, question: impl FnOnce(u16) -> T) -> Option<T> {
         let state = match self.state.try_lock() {

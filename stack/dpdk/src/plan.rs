@@ -109,9 +109,14 @@ fn check_mac(text: &str) -> Result<(), Error> {
 }
 
 /// A locally administered address that no other port of this machine has: the process in three octets, the port in one.
-fn own_mac(number: u32) -> String {
+pub(crate) fn own_address(number: u32) -> [u8; 6] {
     let process = std::process::id().to_be_bytes();
-    format!("02:75:{:02x}:{:02x}:{:02x}:{:02x}", process[1], process[2], process[3], number as u8)
+    [0x02, 0x75, process[1], process[2], process[3], number as u8]
+}
+
+/// [`own_address`] as drivers read it.
+fn own_mac(number: u32) -> String {
+    own_address(number).map(|octet| format!("{octet:02x}")).join(":")
 }
 
 fn ring_exponent(size: u16) -> Result<u32, Error> {

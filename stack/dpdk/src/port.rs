@@ -215,6 +215,16 @@ impl Inner {
         }
     }
 
+    /// Whether an idle queue is asked for few packets first, see `Queue`.
+    pub(crate) fn probes(&self) -> bool {
+        self.info.driver == "net_vhost"
+    }
+
+    /// Whether the port's number may change.
+    pub(crate) fn moves(&self) -> bool {
+        self.reconnector.as_ref().is_some_and(|reconnector| reconnector.moves())
+    }
+
     pub(crate) fn link(&self) -> Link {
         self.ask(link).unwrap_or(Link { up: false, speed: 0 })
     }

@@ -27,15 +27,28 @@ pub struct PoolLevels {
     pub tx_total: u32,
 }
 
+/// What a burst has to mind.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Nothing.
+    Plain,
+    /// The gate before the interrupt thread. The port keeps the flag.
+    Gated(NonNull<BurstFlag>),
+    /// The gate, and that the port may be made anew with another number: the flag has its functions.
+    Moving(NonNull<BurstFlag>),
+    /// That an empty burst costs the more the more packets are asked for, see `rx_probing`. True if the last burst brought
+    /// packets enough to ask for all at once.
+    Probing(bool),
+}
+
 /// A queue pair. One thread at a time may hold it.
 pub struct Queue {
-    /// Of a queue without flag; with one, that has them.
+    /// Of a port that does not move.
     operations: *const rte_eth_fp_ops,
+    kind: Kind,
+    index: u16,
     rx_pool: *mut rte_mempool,
     tx_pool: *mut rte_mempool,
-    index: u16,
-    /// Bursts ask it first. Kept by `port`.
-    flag: Option<NonNull<BurstFlag>>,
     port: Arc<Inner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -47,13 +60,19 @@ unsafe impl Send for Queue {}
 impl Queue {
     pub(crate) fn new(port: Arc<Inner>, index: u16) -> Queue {
         let state = port.queue(index);
+        let kind = match state.flag.as_ref().map(Registered::pointer) {
+            Some(flag) if port.moves() => Kind::Moving(flag),
+            Some(flag) => Kind::Gated(flag),
+            None if port.probes() => Kind::Probing(false),
+            None => Kind::Plain,
+        };
         Queue {
             // SAFETY: the number is that of an open port.
             operations: unsafe { fast::operations(port.port_id()) },
+            kind,
+            index,
             rx_pool: state.rx_pool.raw(),
             tx_pool: state.tx_pool.raw(),
-            index,
-            flag: state.flag.as_ref().map(Registered::pointer),
             port,
             _not_sync: PhantomData,
         }
@@ -74,43 +93,64 @@ impl Queue {
         self.port.link().up
     }
 
-    /// The port's functions if a burst may go on; then `leave` has to follow.
+    /// Runs a burst with the port's functions, unless the gate is closed.
     #[inline(always)]
-    fn enter(&self) -> Option<*const rte_eth_fp_ops> {
-        match self.flag {
-            None => Some(self.operations),
-            Some(flag) => {
-                // SAFETY: the port keeps the flag.
-                let flag = unsafe { flag.as_ref() };
-                flag.enter().then(|| flag.operations())
-            }
+    fn burst(&self, run: impl FnOnce(*const rte_eth_fp_ops) -> usize) -> usize {
+        let (flag, moving) = match self.kind {
+            Kind::Plain | Kind::Probing(_) => return run(self.operations),
+            Kind::Gated(flag) => (flag, false),
+            Kind::Moving(flag) => (flag, true),
+        };
+        // SAFETY: the port keeps the flag.
+        let flag = unsafe { flag.as_ref() };
+        if !flag.enter() {
+            return 0;
         }
-    }
-
-    #[inline(always)]
-    fn leave(&self) {
-        if let Some(flag) = self.flag {
-            // SAFETY: as in `enter`.
-            unsafe { flag.as_ref() }.leave();
-        }
+        // The address is not fetched through the flag where it need not be: that would wait for one load more.
+        let count = run(if moving { flag.operations() } else { self.operations });
+        flag.leave();
+        count
     }
 
     /// Receives as many packets as are there and as `out` has spare capacity for, at most [`MAX_BURST`]. `out` never grows its
     /// allocation. Returns how many were added.
     #[inline]
     pub fn rx_burst(&mut self, out: &mut Vec<Mbuf>) -> usize {
-        let count = (out.capacity() - out.len()).min(MAX_BURST);
-        let Some(operations) = self.enter() else { return 0 };
+        let count = (out.capacity() - out.len()).min(MAX_BURST) as u16;
+        let (index, len) = (self.index, out.len());
         // SAFETY: `self` is the queue's only user and the port is open. There is room for `count` packets behind the vector's
         // end, and an `Mbuf` is a pointer to a packet. The device gives its references away.
-        let received = unsafe {
-            let end = out.as_mut_ptr().add(out.len()).cast::<*mut rte_mbuf>();
-            let received = usize::from(fast::rx_burst(operations, self.index, end, count as u16));
-            out.set_len(out.len() + received);
+        unsafe {
+            let end = out.as_mut_ptr().add(len).cast::<*mut rte_mbuf>();
+            let received = match self.kind {
+                Kind::Probing(busy) => self.rx_probing(busy, end, count),
+                _ => self.burst(|operations| usize::from(fast::rx_burst(operations, index, end, count))),
+            };
+            out.set_len(len + received);
             received
+        }
+    }
+
+    /// Receives from vhost, which (with packed rings) takes as many buffers from the pool as it is asked for packets, and gives
+    /// them back when there are none: an empty burst of 32 costs ten times one of 4. So an idle queue is asked for 4 first.
+    ///
+    /// # Safety
+    /// As `fast::rx_burst`.
+    #[inline(never)]
+    unsafe fn rx_probing(&mut self, busy: bool, end: *mut *mut rte_mbuf, count: u16) -> usize {
+        const PROBE: u16 = 4;
+        let first = if busy { count } else { count.min(PROBE) };
+        // SAFETY: the caller's promises; the second burst goes behind what the first brought.
+        let received = unsafe {
+            let received = fast::rx_burst(self.operations, self.index, end, first);
+            if received == first && first < count {
+                received + fast::rx_burst(self.operations, self.index, end.add(usize::from(first)), count - first)
+            } else {
+                received
+            }
         };
-        self.leave();
-        received
+        self.kind = Kind::Probing(received >= PROBE);
+        usize::from(received)
     }
 
     /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it takes no more. Those taken are
@@ -120,26 +160,18 @@ impl Queue {
         if frames.is_empty() {
             return 0;
         }
-        let Some(operations) = self.enter() else { return 0 };
+        let index = self.index;
         let (front, back) = frames.as_mut_slices();
-        let mut sent = self.tx(operations, front, MAX_BURST);
-        if sent == front.len() && sent < MAX_BURST && !back.is_empty() {
-            sent += self.tx(operations, back, MAX_BURST - sent);
-        }
-        self.leave();
+        // SAFETY: `self` is the queue's only user and the port is open; what was sent is forgotten below.
+        let sent = self.burst(|operations| unsafe {
+            let mut sent = tx(operations, index, front, MAX_BURST);
+            if sent == front.len() && sent < MAX_BURST && !back.is_empty() {
+                sent += tx(operations, index, back, MAX_BURST - sent);
+            }
+            sent
+        });
         frames.drain(..sent).for_each(mem::forget);
         sent
-    }
-
-    /// The first packets of the slice, as many as are returned, are the device's afterwards: they must be forgotten.
-    #[inline(always)]
-    fn tx(&mut self, operations: *const rte_eth_fp_ops, frames: &mut [Mbuf], most: usize) -> usize {
-        let count = frames.len().min(most);
-        // SAFETY: `self` is the queue's only user and the port is open; an `Mbuf` is a pointer to a packet of which we own a
-        // reference.
-        usize::from(unsafe {
-            fast::tx_burst(operations, self.index, frames.as_mut_ptr().cast::<*mut rte_mbuf>(), count as u16)
-        })
     }
 
     /// A fresh buffer of the transmit pool, empty, starting at [`HEADROOM`](crate::HEADROOM); `None` when the pool is empty.
@@ -168,6 +200,17 @@ impl Queue {
     pub(crate) fn raw_parts(&self) -> (u16, *mut rte_mempool) {
         (self.port.port_id(), self.tx_pool)
     }
+}
+
+/// The first packets of the slice, as many as are returned, are the device's afterwards: they must be forgotten.
+///
+/// # Safety
+/// As `fast::rx_burst`.
+#[inline(always)]
+unsafe fn tx(operations: *const rte_eth_fp_ops, index: u16, frames: &mut [Mbuf], most: usize) -> usize {
+    let count = frames.len().min(most) as u16;
+    // SAFETY: the caller's promises; an `Mbuf` is a pointer to a packet of which we own a reference.
+    usize::from(unsafe { fast::tx_burst(operations, index, frames.as_mut_ptr().cast::<*mut rte_mbuf>(), count) })
 }
 
 impl Drop for Queue {

@@ -151,6 +151,10 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     if matches!(config, DeviceConfig::Tap { .. }) {
         mac.addr_bytes[5] ^= 1;
     }
+    // A ring has no address. All zeros is nobody's, and an ARP packet from there is ignored.
+    if mac.addr_bytes == [0; 6] {
+        mac.addr_bytes = plan::own_address(u32::from(port));
+    }
     // SAFETY: the driver's name is a static string, or null.
     let driver = unsafe {
         if limits.driver_name.is_null() {
