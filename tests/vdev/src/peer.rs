@@ -27,11 +27,17 @@ pub fn tell(words: &str) {
     println!("\n{MARK}{words}");
 }
 
-/// Waits for the test's next word; none when the test has no more.
-pub fn hear() -> Option<String> {
-    let mut line = String::new();
-    let octets = std::io::stdin().lock().read_line(&mut line).expect("standard input");
-    (octets > 0).then(|| line.trim().to_owned())
+/// What the test says, while this process goes on.
+pub fn words() -> Receiver<String> {
+    let (sender, words) = channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    words
 }
 
 /// A running peer; killed when dropped.

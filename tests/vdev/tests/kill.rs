@@ -16,7 +16,7 @@ const CONNECTIONS: usize = 4;
 /// Octets each way in the exchange that shows that a new peer is served.
 const EXCHANGE: usize = 100_000;
 /// Every so many peers the next one comes only after the survivor has given the lost one up.
-const PATIENT: usize = 5;
+const PATIENT: usize = 10;
 
 #[derive(Serialize, Deserialize)]
 struct Task {
@@ -74,7 +74,13 @@ impl Host {
 
 fn be_peer(task: &Task) {
     let mut host = Host::open(&task.wire, task.side);
+    let words = peer::words();
     peer::tell("open");
+    // Meanwhile it answers to what was meant for its predecessor.
+    while words.try_recv().is_err() {
+        host.context.poll();
+        std::thread::yield_now();
+    }
     match task.load {
         Some(seed) => {
             let mut load = host.load(seed);
@@ -126,6 +132,7 @@ fn survive(name: &str, device: Device, own: Side) {
         peer.await_word("open", || {
             host.context.poll();
         });
+        peer.say("begin");
         let mut load = host.load(!(round as u64));
         let wanted = random.u64(200..5000);
         while load.completed() < wanted {
@@ -133,7 +140,7 @@ fn survive(name: &str, device: Device, own: Side) {
             peer.must_run();
         }
         peer.kill();
-        let patient = round % PATIENT == PATIENT - 1;
+        let patient = round % PATIENT == PATIENT / 2;
         if !patient {
             next = Some(start(Some(round as u64 + 1)));
         }
@@ -152,6 +159,7 @@ fn survive(name: &str, device: Device, own: Side) {
     last.await_word("open", || {
         host.context.poll();
     });
+    last.say("begin");
     host.exchange();
     assert!(
         last.end(|| {
