@@ -1,6 +1,6 @@
 //! The memory behind a region.
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;

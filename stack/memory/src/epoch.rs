@@ -9,16 +9,23 @@
 //! are rare, so the revoker pays for both where the system lets it: membarrier(2) executes a barrier on all cores that
 //! run this process, and the engine's barrier is one for the compiler only.
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence, fence};
+use std::sync::atomic::compiler_fence;
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
 
 use crossbeam::utils::CachePadded;
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -56,7 +63,7 @@ impl Engines {
     }
 
     /// Engines that pay for their barrier themselves, as where there is no membarrier(2).
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn symmetric() -> Engines {
         Engines { list: Mutex::new(Vec::new()), asymmetric: false }
     }
@@ -73,9 +80,8 @@ impl Engines {
         // An engine that registers later takes the same lock, and so sees what was done before.
         let mut pending = Vec::new();
         for engine in list.iter() {
-            let turn = engine.turns.load(Acquire);
             // A thread that is here is not copying anything, whatever turn it is in.
-            if turn % 2 == 1 && engine.thread.load(Relaxed) != current_thread() {
+            if let Some(turn) = engine.turn_of_other_thread(current_thread()) {
                 pending.push((engine.clone(), turn));
             }
         }
@@ -92,7 +98,7 @@ pub struct GracePeriod {
 impl GracePeriod {
     /// Whether all of those turns have ended. Does not wait: an engine may ask this once a turn.
     pub fn is_over(&mut self) -> bool {
-        self.pending.retain(|(engine, turn)| engine.turns.load(Acquire) == *turn);
+        self.pending.retain(|(engine, turn)| engine.is_in(*turn));
         self.pending.is_empty()
     }
 
@@ -127,7 +133,7 @@ pub struct EngineEpoch {
 
 impl EngineEpoch {
     pub(crate) fn new(table: Arc<RegionTable>) -> EngineEpoch {
-        let state = Arc::new(EngineState { turns: CachePadded::new(AtomicU64::new(0)), thread: AtomicUsize::new(0) });
+        let state = Arc::new(EngineState::new());
         table.engines().list.lock().unwrap_or_else(PoisonError::into_inner).push(state.clone());
         EngineEpoch { table, state, one_thread: PhantomData }
     }
@@ -135,15 +141,7 @@ impl EngineEpoch {
     /// Begins a turn. Revocations wait until the [`Turn`] is dropped, so a turn must not wait for anything.
     #[inline]
     pub fn enter(&mut self) -> Turn<'_> {
-        // `| 1` for the sake of a turn that was leaked instead of dropped: an odd number must follow.
-        let turn = self.state.turns.load(Relaxed).wrapping_add(1) | 1;
-        self.state.thread.store(current_thread(), Relaxed);
-        self.state.turns.store(turn, Release);
-        if self.table.engines().asymmetric {
-            compiler_fence(SeqCst);
-        } else {
-            fence(SeqCst);
-        }
+        self.state.enter(current_thread(), self.table.engines().asymmetric);
         Turn::new(&self.table, &self.state)
     }
 
@@ -154,11 +152,40 @@ impl EngineEpoch {
 }
 
 impl EngineState {
+    fn new() -> EngineState {
+        EngineState { turns: CachePadded::new(AtomicU64::new(0)), thread: AtomicUsize::new(0) }
+    }
+
+    /// Begins a turn. State words are loaded after this. To be called, as `leave`, by the engine only.
+    #[inline]
+    fn enter(&self, thread: usize, asymmetric: bool) {
+        // `| 1` for the sake of a turn that was leaked instead of dropped: an odd number must follow.
+        let turn = self.turns.load(Relaxed).wrapping_add(1) | 1;
+        self.thread.store(thread, Relaxed);
+        self.turns.store(turn, Release);
+        if asymmetric {
+            compiler_fence(SeqCst);
+        } else {
+            fence(SeqCst);
+        }
+    }
+
     /// Ends the turn.
     #[inline]
     pub(crate) fn leave(&self) {
         let turn = self.turns.load(Relaxed);
         self.turns.store(turn.wrapping_add(turn & 1), Release);
+    }
+
+    /// The turn under way, unless it is one of `thread`. To be called after a full barrier.
+    fn turn_of_other_thread(&self, thread: usize) -> Option<u64> {
+        let turn = self.turns.load(Acquire);
+        (turn % 2 == 1 && self.thread.load(Relaxed) != thread).then_some(turn)
+    }
+
+    /// Whether `turn` is still under way.
+    fn is_in(&self, turn: u64) -> bool {
+        self.turns.load(Acquire) == turn
     }
 }
 

@@ -8,6 +8,8 @@
 //! Peers may change registered memory at any time. So no reference to it ever exists: the application reads and writes
 //! it through the registration, which copies, and has it as a slice only after deregistration. Engines copy to and from
 //! it in here, by raw pointers, in the [`kernels`].
+//!
+//! The protocol between turns and revocations has a loom model: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-memory --release`.
 
 // Registered memory is shared with peers that do not know of borrows: it is reached by raw pointers, and only here.
 // The kernels are processor intrinsics.

@@ -1,6 +1,6 @@
 //! A registered region, as its owner sees it.
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;

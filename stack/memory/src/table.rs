@@ -1,6 +1,6 @@
 //! The table that an STag is looked up in.
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! What an engine does with registered memory during a turn.
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;

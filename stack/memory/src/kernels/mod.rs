@@ -9,7 +9,7 @@ pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::sync::atomic::AtomicPtr;

@@ -278,7 +278,7 @@ pub(super) mod avx2 {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
