@@ -67,7 +67,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let kernel = if options.no_kernel { None } else { Some(Namespaces::new()?) };
     let cpus = (options.cpus[0], options.cpus[1]);
     let duration = Duration::from_millis(options.milliseconds);
-    let flags = vec!["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
+    let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
 
     let mut all = BTreeMap::new();
     for device in &options.device {

@@ -20,20 +20,19 @@ pub struct Report {
     pub cacheline_ns: Option<CacheLine>,
 }
 
-/// Percentiles in nanoseconds.
+/// What is used of the distribution.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Latency {
+    /// The median in nanoseconds.
     pub p50: f64,
-    pub p99: f64,
-    pub p99_9: f64,
 }
 
 /// Nanoseconds of a round trip.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CacheLine {
+    /// Before the test.
     pub before: f64,
+    /// After it.
     pub after: f64,
 }
 
@@ -117,10 +116,5 @@ impl RawC {
 
 #[derive(Deserialize)]
 struct RawReport {
-    latency_ns: Median,
-}
-
-#[derive(Deserialize)]
-struct Median {
-    p50: f64,
+    latency_ns: Latency,
 }

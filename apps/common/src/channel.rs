@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{
     Access, Completion, CompletionOpcode, CompletionQueue, ConnectError, ConnectOptions, Context, Error, Established,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status, TerminateCode,
 };
 
 /// Set in the identifiers of this module's own requests; a tool's own must be below.
@@ -104,7 +104,7 @@ impl Channel {
             let event = self.step()?;
             self.waiting.extend(event);
             if self.closed {
-                bail!("the peer closed the connection");
+                bail!("the connection is over: {}", self.why_closed());
             }
         };
         let start = (self.shape.messages + slot) * self.shape.message;
@@ -173,9 +173,37 @@ impl Channel {
         Ok(None)
     }
 
-    /// Whether the connection is known to be over.
-    pub fn is_closed(&self) -> bool {
-        self.closed
+    /// Why the connection is over, as the end of a sentence.
+    pub fn why_closed(&mut self) -> String {
+        // The completions may be there a moment before the reason.
+        let _ = self.queue_pair.wait_disconnected(Duration::from_millis(100));
+        why_disconnected(&mut self.queue_pair)
+    }
+}
+
+/// Why a connection is over, as the end of a sentence.
+pub fn why_disconnected(queue_pair: &mut QueuePair) -> String {
+    let terminate = |code: TerminateCode| {
+        format!("layer {}, type {}, code {}", code.layer, code.error_type, code.code)
+    };
+    match queue_pair.disconnect_reason() {
+        None => "the reason is not known".to_owned(),
+        Some(DisconnectReason::Local) => "it was closed here".to_owned(),
+        Some(DisconnectReason::PeerClosed) => "the other side closed it".to_owned(),
+        Some(DisconnectReason::PeerClosedEarly) => {
+            "the other side closed it in the middle of a message".to_owned()
+        }
+        Some(DisconnectReason::PeerTerminated(code)) => {
+            format!("the other side found a fault ({})", terminate(code))
+        }
+        Some(DisconnectReason::LocalTerminated(code)) => {
+            format!("a fault of the other side was found ({})", terminate(code))
+        }
+        Some(DisconnectReason::Reset) => "the other side reset it".to_owned(),
+        Some(DisconnectReason::TimedOut) => "the other side does not answer any more".to_owned(),
+        Some(DisconnectReason::Aborted) => "it was broken off here".to_owned(),
+        Some(DisconnectReason::LocalError(status)) => format!("work failed here ({status:?})"),
+        Some(other) => format!("{other:?}"),
     }
 }
 

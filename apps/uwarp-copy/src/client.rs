@@ -185,7 +185,7 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()
                 progress.set(size - file.left());
             }
             Happening::Message(other) => return Err(unexpected(other)),
-            Happening::Closed => bail!("the server has closed the connection"),
+            Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),
         }
     }
     drop(progress);
@@ -205,7 +205,7 @@ fn next(link: &mut Link) -> anyhow::Result<Reply> {
         match link.next(true)? {
             Happening::Message(reply) => return Ok(reply),
             Happening::Done(_) => {}
-            Happening::Closed => bail!("the server has closed the connection"),
+            Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),
         }
     }
 }
@@ -270,7 +270,7 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
                 return Ok(());
             }
             Happening::Message(other) => return Err(unexpected(other)),
-            Happening::Closed => bail!("the server has closed the connection"),
+            Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),
         }
     }
 }

@@ -94,7 +94,7 @@ fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: So
             Happening::Closed => match transfer {
                 Transfer::Nothing => return Ok(()),
                 Transfer::Put(_, name) | Transfer::Get { name, .. } => {
-                    bail!("left in the middle of '{name}'")
+                    bail!("left in the middle of '{name}': {}", link.channel.why_closed())
                 }
             },
         };

@@ -63,10 +63,15 @@ pub fn prepare(kind: &DeviceKind, mtu: u16) -> anyhow::Result<()> {
             .and_then(|()| ip(["link", "set", BRIDGE, "up"]))
             .context("tap pairs are joined by a bridge, which this kernel or user cannot make");
     }
-    ip(["link", "add", SERVER_INTERFACE, "mtu", &mtu, "type", "veth", "peer", "name", CLIENT_INTERFACE, "mtu", &mtu])
-        .and_then(|()| ip(["link", "set", SERVER_INTERFACE, "up"]))
-        .and_then(|()| ip(["link", "set", CLIENT_INTERFACE, "up"]))
-        .context("af_packet pairs are joined by a veth pair, which this kernel or user cannot make")
+    // The driver names its fanout group, of which a namespace has one set, by process number XOR interface index: processes
+    // with neighbouring numbers on interfaces with neighbouring indexes would take each other's.
+    let (server, client) = ((SERVER_INTERFACE, "10"), (CLIENT_INTERFACE, "1000"));
+    ip(["link", "add", server.0, "index", server.1, "mtu", &mtu, "type", "veth", "peer", "name", client.0]
+        .into_iter()
+        .chain(["index", client.1, "mtu", &mtu]))
+    .and_then(|()| ip(["link", "set", SERVER_INTERFACE, "up"]))
+    .and_then(|()| ip(["link", "set", CLIENT_INTERFACE, "up"]))
+    .context("af_packet pairs are joined by a veth pair, which this kernel or user cannot make")
 }
 
 /// Joins what the two processes made: their tap interfaces, as soon as both are there.

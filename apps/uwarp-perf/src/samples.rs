@@ -41,12 +41,6 @@ impl Samples {
         self.chunk.clear();
     }
 
-    /// Forgets everything: the end of the warm-up.
-    pub fn clear(&mut self) {
-        self.chunk.clear();
-        self.histogram.reset();
-    }
-
     /// Number of samples in the histogram.
     pub fn len(&self) -> u64 {
         self.histogram.len()

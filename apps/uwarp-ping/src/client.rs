@@ -79,7 +79,7 @@ fn wait(channel: &mut Channel) -> anyhow::Result<()> {
         match channel.next(Duration::from_millis(100))? {
             Some(Event::Message(_)) => return Ok(()),
             Some(Event::Done(_)) => {}
-            Some(Event::Closed) => bail!("the server has closed the connection"),
+            Some(Event::Closed) => bail!("the connection is over: {}", channel.why_closed()),
             None if signals::interrupted() => bail!("interrupted"),
             None if start.elapsed() > PATIENCE => {
                 bail!("the server has said nothing for {PATIENCE:?}")

@@ -101,7 +101,7 @@ fn wait_work(channel: &mut Channel) -> anyhow::Result<()> {
         match channel.next(Duration::from_millis(100))? {
             Some(Event::Done(_)) => return Ok(()),
             Some(Event::Message(_)) => bail!("the client sent a message out of turn"),
-            Some(Event::Closed) => bail!("the client closed the connection"),
+            Some(Event::Closed) => bail!("the connection is over: {}", channel.why_closed()),
             None if signals::interrupted() => bail!("interrupted"),
             None => {}
         }

@@ -5,8 +5,6 @@ use uwarp::stats::EngineStats;
 
 /// Rates of one context's engines, in their order.
 pub struct Rates {
-    /// Seconds between the snapshots.
-    pub seconds: f64,
     /// Of each engine.
     pub engines: Vec<EngineRates>,
 }
@@ -40,7 +38,7 @@ impl Rates {
                 EngineRates::between(earlier, engine, seconds)
             })
             .collect();
-        Self { seconds, engines }
+        Self { engines }
     }
 }
 
@@ -78,7 +76,6 @@ mod tests {
         let first = snapshot(2_000_000_000, 100, 50, 1000);
         let second = snapshot(4_000_000_000, 300, 100, 5000);
         let rates = Rates::between(Some(&first), &second);
-        assert_eq!(rates.seconds, 2.0);
         assert_eq!(rates.engines[0].busy, 0.25);
         assert_eq!(rates.engines[0].frames_in, 2000.0);
         let rates = Rates::between(None, &first);

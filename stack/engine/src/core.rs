@@ -22,7 +22,7 @@ use crate::lanes::Lanes;
 use crate::listener::Listener;
 use crate::neighbours::Neighbours;
 use crate::port::{Batch, Buffer, LinkState, Port};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, Stage};
 use crate::slab::{BufferStore, Slab};
 use crate::stats::{DROP_REASONS, DropReason};
 use crate::wheel::Wheel;
@@ -83,6 +83,10 @@ pub(crate) struct Counters {
 #[derive(Debug)]
 pub(crate) struct Shutdown {
     pub(crate) until: Instant,
+    /// From here on nobody waits for the acknowledgment of a mere FIN.
+    pub(crate) patient_until: Instant,
+    /// When frames that the device does not take are dropped, once all connections are done.
+    pub(crate) drop_at: Option<Instant>,
     pub(crate) report: ShutdownReport,
     pub(crate) done: Option<crossbeam::channel::Sender<ShutdownReport>>,
 }
@@ -137,6 +141,8 @@ pub(crate) struct Core<P: Port> {
     pub(crate) link_up: bool,
     link_check_at: Instant,
     sweep_at: Option<Instant>,
+    /// Queue pairs in the error state.
+    failed: Vec<u32>,
     pub(crate) shutdown: Option<Shutdown>,
     announced: bool,
 }
@@ -215,6 +221,7 @@ impl<P: Port> Core<P> {
             link_up: true,
             link_check_at: Instant::ZERO,
             sweep_at: None,
+            failed: Vec::new(),
             shutdown: None,
             announced: false,
             now: Instant::ZERO,
@@ -312,7 +319,8 @@ impl<P: Port> Core<P> {
     /// What the caller of the turn needs to know.
     #[inline]
     pub(crate) fn turned(&mut self, worked: bool, received: usize, transmitted: usize) -> Turned {
-        let backlog = !self.transmit_queue.is_empty() || !self.loopback.is_empty();
+        // Frames that wait for a link are no reason to spin either.
+        let backlog = self.link_up && !self.transmit_queue.is_empty() || !self.loopback.is_empty();
         // Connections that could not go on for lack of buffers or room are no reason to spin on virtual time.
         let more = !self.ready.is_empty();
         let busy = received > 0 || transmitted > 0 || backlog || worked && !more || more && !self.starved;
@@ -327,7 +335,10 @@ impl<P: Port> Core<P> {
         };
         consider(self.neighbours.deadline());
         consider(self.sweep_at);
-        consider(self.shutdown.as_ref().map(|shutdown| shutdown.until));
+        if let Some(shutdown) = &self.shutdown {
+            let patient = Some(shutdown.patient_until).filter(|at| *at > self.now);
+            consider(shutdown.drop_at.or(patient).or(Some(shutdown.until)));
+        }
         consider(self.port.next_arrival());
         if more && self.starved {
             consider(Some(self.now + STARVED_INTERVAL));
@@ -437,7 +448,7 @@ impl<P: Port> Core<P> {
             let Some(queue_pair) = self.queue_pair(number) else { continue };
             match queue_pair.connection {
                 Some(index) => self.schedule_index(index),
-                None if queue_pair.stage == crate::queue_pair::Stage::Error => {
+                None if queue_pair.stage == Stage::Error => {
                     self.flush_queue_pair_number(number);
                 }
                 None => {}
@@ -472,20 +483,23 @@ impl<P: Port> Core<P> {
 
     /// Flushes what was posted to queue pairs in the error state without a doorbell.
     fn sweep(&mut self) {
-        let mut left = false;
-        for number in 0..self.queue_pairs.len() as u32 {
-            let in_error =
-                self.queue_pair(number).is_some_and(|queue_pair| queue_pair.stage == crate::queue_pair::Stage::Error);
+        let mut failed = std::mem::take(&mut self.failed);
+        failed.retain(|number| {
+            let in_error = self.queue_pair(*number).is_some_and(|queue_pair| queue_pair.stage == Stage::Error);
             if in_error {
-                self.flush_queue_pair_number(number);
-                left = true;
+                self.flush_queue_pair_number(*number);
             }
-        }
-        self.sweep_at = left.then(|| self.now + SWEEP_INTERVAL);
+            in_error
+        });
+        self.sweep_at = (!failed.is_empty()).then(|| self.now + SWEEP_INTERVAL);
+        self.failed = failed;
     }
 
-    /// Looks at queue pairs in the error state from now on, now and then.
-    pub(crate) fn sweep_soon(&mut self) {
+    /// Looks at a queue pair in the error state from now on, now and then.
+    pub(crate) fn sweep_soon(&mut self, number: u32) {
+        if !self.failed.contains(&number) {
+            self.failed.push(number);
+        }
         if self.sweep_at.is_none() {
             self.sweep_at = Some(self.now + SWEEP_INTERVAL);
         }

@@ -24,9 +24,14 @@ const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 impl<P: Port> Core<P> {
     /// Puts a connection back that was taken out for a while, with its timer; or removes it, if it is over.
     #[inline]
-    pub(crate) fn put_back(&mut self, index: u32, connection: Box<Connection>) {
+    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) {
         if connection.gone {
             return self.remove(index, connection);
+        }
+        if connection.queue_pair.is_some() && is_over(&connection) {
+            // Both sides have all there is. Whether our FIN is acknowledged is for TCP alone to find out: a peer that leaves
+            // when its own is would keep the application waiting for a user time-out.
+            self.stream_over(&mut connection);
         }
         if let Some(deadline) = connection.next_deadline() {
             self.wheel.arm(index, deadline);
@@ -101,7 +106,7 @@ impl<P: Port> Core<P> {
         if let Some(queue_pair) = self.queue_pair(number) {
             queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
         }
-        self.sweep_soon();
+        self.sweep_soon(number);
     }
 
     /// Flushes a queue pair by its number.
@@ -415,7 +420,7 @@ impl<P: Port> Core<P> {
             self.put_back(index, connection);
         }
         self.flush_queue_pair_number(number);
-        self.sweep_soon();
+        self.sweep_soon(number);
     }
 
     /// Forgets a queue pair. Octets that TCP has still go out, followed by FIN.
@@ -461,7 +466,9 @@ impl<P: Port> Core<P> {
     /// Begins to shut down.
     pub(crate) fn begin_shutdown(&mut self, linger: Duration, done: crossbeam::channel::Sender<ShutdownReport>) {
         let until = self.now + linger;
-        self.shutdown = Some(Shutdown { until, report: ShutdownReport::default(), done: Some(done) });
+        let patient_until = until.min(self.now + FIN_GRACE);
+        let report = ShutdownReport::default();
+        self.shutdown = Some(Shutdown { until, patient_until, drop_at: None, report, done: Some(done) });
         for index in self.connections.indexes() {
             let Some(mut connection) = self.connections.take(index) else { continue };
             self.disconnect_connection(&mut connection);
@@ -477,7 +484,7 @@ impl<P: Port> Core<P> {
         }
         for index in self.connections.indexes() {
             let Some(mut connection) = self.connections.take(index) else { continue };
-            if !is_done(&connection) {
+            if !is_done(&connection) && !has_everything(&connection) {
                 let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
                 if let Some(shutdown) = &mut self.shutdown {
                     shutdown.report.reset += 1;
@@ -494,11 +501,18 @@ impl<P: Port> Core<P> {
         if self.shutdown.as_ref().is_none_or(|shutdown| shutdown.done.is_none()) {
             return;
         }
-        // A device whose peer is gone takes nothing any more: what it has not taken a little after the limit is dropped.
-        if self.shutdown.as_ref().is_some_and(|shutdown| shutdown.until + TRANSMIT_GRACE <= self.now) {
+        let Some(shutdown) = &mut self.shutdown else { return };
+        let patient = self.now < shutdown.patient_until;
+        let done = |connection: &Connection| is_done(connection) || !patient && has_everything(connection);
+        if !self.connections.iter().all(|(_, connection)| done(connection)) {
+            return;
+        }
+        // A device whose peer is gone takes nothing any more: what it has not taken a little later is dropped.
+        let drop_at = *shutdown.drop_at.get_or_insert(self.now + TRANSMIT_GRACE);
+        if !self.link_up || drop_at <= self.now {
             self.transmit_queue.clear();
         }
-        if !self.connections.iter().all(|(_, connection)| is_done(connection)) || !self.transmit_queue.is_empty() {
+        if !self.transmit_queue.is_empty() {
             return;
         }
         for index in self.connections.indexes() {
@@ -536,7 +550,8 @@ impl<P: Port> Core<P> {
         self.lanes.settle();
         let linger = Duration::ZERO;
         let until = self.now + linger;
-        self.shutdown = Some(Shutdown { until, report: ShutdownReport::default(), done: None });
+        let report = ShutdownReport::default();
+        self.shutdown = Some(Shutdown { until, patient_until: until, drop_at: None, report, done: None });
         self.transmit_queue.clear();
         self.ready.clear();
     }
@@ -544,6 +559,22 @@ impl<P: Port> Core<P> {
 
 /// How long the resets of a shutdown whose time is over may wait for the device.
 const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
+
+/// How long a shutdown waits for the acknowledgment of a FIN when nothing else is missing: several retransmissions.
+const FIN_GRACE: Duration = Duration::from_millis(250);
+
+/// Whether each side has all that the other sent, and both have closed; only our FIN may not be acknowledged yet.
+#[inline]
+fn has_everything(connection: &Connection) -> bool {
+    matches!(connection.tcp.state(), State::LastAck | State::Closing)
+        && connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed()
+}
+
+/// Whether nothing can come of the stream any more, although TCP may not have finished.
+#[inline]
+fn is_over(connection: &Connection) -> bool {
+    matches!(connection.phase, Phase::Running(_)) && has_everything(connection)
+}
 
 /// Whether a connection need not be waited for at a shutdown: the peer has everything, our FIN included.
 fn is_done(connection: &Connection) -> bool {

@@ -215,6 +215,10 @@ impl Context {
     /// everything, then stops the engines and closes the device. Later calls fail with [`Error::ContextClosed`].
     pub fn close(self) -> Result<(), Error> {
         self.shared.check_here()?;
+        // First, so that nobody finds the socket of a context that is going.
+        if let Some(monitor) = &self.shared.monitor {
+            monitor.stop();
+        }
         self.shared.core.close();
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use uwarp_ring::Notifier;
@@ -29,7 +29,7 @@ const LONGEST_LINE: u64 = 4096;
 pub(crate) struct Monitor {
     path: PathBuf,
     stop: Arc<Notifier>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The directory of the monitor sockets: `uwarp` in `XDG_RUNTIME_DIR`, or `uwarp-UID` in the directory for temporary files.
@@ -105,7 +105,7 @@ impl Monitor {
             .name("uwarp-monitor".to_owned())
             .spawn(move || serve(&listener, &stopping, &served))
             .map_err(Error::system("the monitor's thread cannot be started"))?;
-        Ok(Self { path, stop, thread: Some(thread) })
+        Ok(Self { path, stop, thread: Mutex::new(Some(thread)) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -113,13 +113,21 @@ impl Monitor {
     }
 }
 
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-        self.stop.fire();
-        if let Some(thread) = self.thread.take() {
+impl Monitor {
+    /// Takes the socket away and ends the thread. Again: nothing.
+    pub(crate) fn stop(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = fs::remove_file(&self.path);
+            self.stop.fire();
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -138,9 +138,11 @@ impl Network {
         let name = self.wire.place.as_str();
         // The kernel has nothing to say on these interfaces: no address, and no IPv6 that would make one.
         run("ip", &["netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
-        ip(&[
-            "-n", name, "link", "add", "server", "mtu", "9000", "type", "veth", "peer", "name", "client", "mtu", "9000",
-        ]);
+        // Indexes far apart: the driver names its fanout groups by process number XOR interface index, and neighbours collide.
+        ip(&["-n", name, "link", "add", "server", "index", "10", "mtu", "9000", "type", "veth"]
+            .into_iter()
+            .chain(["peer", "name", "client", "index", "1000", "mtu", "9000"])
+            .collect::<Vec<_>>());
         ip(&["-n", name, "link", "set", "server", "up"]);
         ip(&["-n", name, "link", "set", "client", "up"]);
     }

@@ -1,6 +1,6 @@
 //! Connections that come, carry data and go, one after the other, leave nothing behind.
 //!
-//! Two processes: 300 connections; in the long run two times 10,000 with resident memory compared between. The pair in
+//! Two processes: two times 300 connections; in the long run two times 10,000 with resident memory compared between. The pair in
 //! one process: two times 1,000, or 10,000.
 
 use std::time::Instant;
@@ -136,12 +136,12 @@ fn two_processes(name: &str, device: Device, connections: usize) {
 
 #[test]
 fn over_memif() {
-    two_processes("over_memif", Device::Memif, count(150, 10_000));
+    two_processes("over_memif", Device::Memif, count(300, 10_000));
 }
 
 #[test]
 fn over_virtio() {
-    two_processes("over_virtio", Device::Virtio, count(150, 10_000));
+    two_processes("over_virtio", Device::Virtio, count(300, 10_000));
 }
 
 #[test]

@@ -40,11 +40,15 @@ fn deliver(mode: &str, seed: u64) {
 }
 
 #[test]
-fn by_a_process_with_an_inline_engine() {
-    deliver("inline", 11);
+fn by_processes_with_inline_engines() {
+    for seed in 1..5 {
+        deliver("inline", seed);
+    }
 }
 
 #[test]
-fn by_a_process_with_a_threaded_engine() {
-    deliver("threaded", 12);
+fn by_processes_with_threaded_engines() {
+    for seed in 11..15 {
+        deliver("threaded", seed);
+    }
 }

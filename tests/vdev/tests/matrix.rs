@@ -63,6 +63,10 @@ impl Run {
     }
 
     fn iterations(&self) -> u64 {
+        if self.test == "raw-bandwidth" {
+            // Nobody sends bare frames again: so many that some arrive and can be timed.
+            return if self.size > 100_000 { 200 } else { 50_000 };
+        }
         let each = if self.size > 100_000 { 3 } else { 40 };
         // Every queue pair gets its turn, and a deep pipeline fills.
         each * u64::from(self.qps) + if self.size > 100_000 { 0 } else { 2 * u64::from(self.depth) }
@@ -111,7 +115,12 @@ fn covering_rows() -> Vec<Row> {
     let mut left: HashSet<[usize; 4]> = all.iter().flat_map(pairs).collect();
     let mut chosen = Vec::new();
     while !left.is_empty() {
-        let gain = |row: &&Row| pairs(row).filter(|pair| left.contains(pair)).count();
+        // Among equals the device that has had the fewest, for each to have its share.
+        let gain = |row: &&Row| {
+            let gain = pairs(row).filter(|pair| left.contains(pair)).count();
+            let share = chosen.iter().filter(|other: &&Row| other[0] == row[0]).count();
+            (gain, std::cmp::Reverse(share))
+        };
         let best = *all.iter().max_by_key(gain).expect("there are rows");
         for pair in pairs(&best) {
             left.remove(&pair);
@@ -186,7 +195,14 @@ fn judge(run: &Run, report: &Value) -> Result<(), String> {
     expect("device", run.device.into())?;
     expect("size", run.size.into())?;
     expect("mtu", run.mtu.into())?;
-    expect("iterations", run.iterations().into())?;
+    if run.test == "raw-bandwidth" {
+        let arrived = report["iterations"].as_u64().unwrap_or(0);
+        if !(1..=run.iterations()).contains(&arrived) {
+            return Err("more messages arrived than were sent, or none".to_owned());
+        }
+    } else {
+        expect("iterations", run.iterations().into())?;
+    }
     if !run.test.starts_with("raw") {
         expect("crc", true.into())?;
         expect("engine", run.engine.into())?;

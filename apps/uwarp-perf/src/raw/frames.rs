@@ -42,7 +42,7 @@ pub enum Kind {
 
 impl Kind {
     fn from_octet(octet: u8) -> Option<Self> {
-        [Self::Hello, Self::Welcome, Self::Data, Self::Stop, Self::Counts, Self::Bye]
+        [Self::Hello, Self::Welcome, Self::Data, Self::Stop, Self::Counts, Self::Bye, Self::Farewell]
             .into_iter()
             .find(|&kind| kind as u8 == octet)
     }

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
 use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Listener};
 use uwarp_app::channel::Channel;
+use uwarp_app::signals;
 
 /// Memory that a client may ask this side for.
 const MEMORY_MAX: u64 = 16 << 30;
@@ -22,8 +23,14 @@ const MEMORY_MAX: u64 = 16 << 30;
 pub fn run(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
     let context = super::open(config, arguments.cpus)?;
     let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024 })?;
+    if !arguments.with_parent {
+        // Standard output is for results, of which a server has none.
+        eprintln!("waiting for clients on {}", context.socket_address(arguments.port));
+    }
     loop {
-        check_interrupted()?;
+        if signals::interrupted() {
+            return Ok(());
+        }
         let Some(request) = listener.next(Duration::from_millis(200))? else {
             continue;
         };
@@ -32,8 +39,9 @@ pub fn run(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
         if arguments.once {
             return result;
         }
-        check_interrupted()?;
-        if let Err(error) = result {
+        if let Err(error) = result
+            && !signals::interrupted()
+        {
             eprintln!("uwarp-perf: client {peer}: {error:#}");
         }
     }

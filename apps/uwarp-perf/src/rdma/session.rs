@@ -10,7 +10,7 @@ use uwarp::{
     Access, Completion, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions,
     QueuePairState, ReceiveRequest, SendRequest, Sge, Status,
 };
-use uwarp_app::channel::{Channel, Event, Shape};
+use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
 
 /// Longest silence of the other side.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -154,22 +154,30 @@ impl Session {
         if count == 0 {
             self.idle()?;
         }
-        for completion in &out[..count] {
-            if completion.status != Status::Success {
-                return Err(self.failure(completion));
-            }
+        if let Some(failed) = out[..count].iter().find(|completion| !completion.status.is_success()) {
+            return Err(self.failure(failed));
         }
         Ok(count)
     }
 
     #[cold]
-    fn failure(&self, completion: &Completion) -> anyhow::Error {
-        anyhow::anyhow!(
-            "{:?} on queue pair {} failed: {:?}",
-            completion.opcode,
-            completion.queue_pair,
-            completion.status
-        )
+    fn failure(&mut self, completion: &Completion) -> anyhow::Error {
+        let found = self
+            .queue_pairs
+            .iter_mut()
+            .enumerate()
+            .find(|(_, queue_pair)| queue_pair.number() == completion.queue_pair);
+        match (found, completion.status) {
+            (Some((index, queue_pair)), Status::Flushed | Status::ConnectionLost) => {
+                // The completions may be there a moment before the reason.
+                let _ = queue_pair.wait_disconnected(Duration::from_millis(100));
+                anyhow::anyhow!(
+                    "the connection of queue pair {index} is over: {}",
+                    why_disconnected(queue_pair)
+                )
+            }
+            (_, status) => anyhow::anyhow!("{:?} failed: {status:?}", completion.opcode),
+        }
     }
 
     /// Turns an inline engine; to be called in a loop that watches memory.
@@ -212,10 +220,8 @@ impl Session {
         for (index, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
             if queue_pair.state() == QueuePairState::Disconnected {
                 bail!(
-                    "the connection of queue pair {index} was lost: {}",
-                    queue_pair
-                        .disconnect_reason()
-                        .map_or_else(|| "no reason known".to_owned(), |reason| format!("{reason:?}"))
+                    "the connection of queue pair {index} is over: {}",
+                    why_disconnected(queue_pair)
                 );
             }
         }
@@ -269,7 +275,10 @@ impl Session {
                 .map(Some)
                 .context("the other side sent a message that is none of this version's"),
             Event::Done(_) => Ok(None),
-            Event::Closed => bail!("the other side has closed the connection"),
+            Event::Closed => {
+                let why = self.control.as_mut().context(NO_CONTROL)?.why_closed();
+                bail!("the control connection is over: {why}")
+            }
         }
     }
 
