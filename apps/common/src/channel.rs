@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{
-    Access, Completion, CompletionOpcode, CompletionQueue, ConnectError, ConnectOptions, Context, Error, Established,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status, TerminateCode,
+    Access, Completion, CompletionOpcode, CompletionQueue, ConnectError, ConnectOptions, Context, DisconnectReason,
+    Error, Established, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+    Status, TerminateCode,
 };
 
 /// Set in the identifiers of this module's own requests; a tool's own must be below.
@@ -183,16 +184,12 @@ impl Channel {
 
 /// Why a connection is over, as the end of a sentence.
 pub fn why_disconnected(queue_pair: &mut QueuePair) -> String {
-    let terminate = |code: TerminateCode| {
-        format!("layer {}, type {}, code {}", code.layer, code.error_type, code.code)
-    };
+    let terminate = |code: TerminateCode| format!("layer {}, type {}, code {}", code.layer, code.error_type, code.code);
     match queue_pair.disconnect_reason() {
         None => "the reason is not known".to_owned(),
         Some(DisconnectReason::Local) => "it was closed here".to_owned(),
         Some(DisconnectReason::PeerClosed) => "the other side closed it".to_owned(),
-        Some(DisconnectReason::PeerClosedEarly) => {
-            "the other side closed it in the middle of a message".to_owned()
-        }
+        Some(DisconnectReason::PeerClosedEarly) => "the other side closed it in the middle of a message".to_owned(),
         Some(DisconnectReason::PeerTerminated(code)) => {
             format!("the other side found a fault ({})", terminate(code))
         }

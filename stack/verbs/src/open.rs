@@ -290,7 +290,11 @@ fn engine_config(config: &Config, index: u16) -> EngineConfig {
         gateway: config.gateway,
         neighbours: config.neighbours.iter().map(|neighbour| (neighbour.address, neighbour.mac.0)).collect(),
         tcp: tcp_config(config),
-        iwarp: IwarpConfig { crc: config.mpa.crc, startup_timeout: config.mpa.startup_timeout, ..IwarpConfig::default() },
+        iwarp: IwarpConfig {
+            crc: config.mpa.crc,
+            startup_timeout: config.mpa.startup_timeout,
+            ..IwarpConfig::default()
+        },
         limits: uwarp_engine::Limits {
             queue_pairs: limits.queue_pairs as u32,
             half_open: limits.backlog as u32,

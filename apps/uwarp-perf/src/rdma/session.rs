@@ -171,10 +171,7 @@ impl Session {
             (Some((index, queue_pair)), Status::Flushed | Status::ConnectionLost) => {
                 // The completions may be there a moment before the reason.
                 let _ = queue_pair.wait_disconnected(Duration::from_millis(100));
-                anyhow::anyhow!(
-                    "the connection of queue pair {index} is over: {}",
-                    why_disconnected(queue_pair)
-                )
+                anyhow::anyhow!("the connection of queue pair {index} is over: {}", why_disconnected(queue_pair))
             }
             (_, status) => anyhow::anyhow!("{:?} failed: {status:?}", completion.opcode),
         }
@@ -219,10 +216,7 @@ impl Session {
         check_interrupted()?;
         for (index, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
             if queue_pair.state() == QueuePairState::Disconnected {
-                bail!(
-                    "the connection of queue pair {index} is over: {}",
-                    why_disconnected(queue_pair)
-                );
+                bail!("the connection of queue pair {index} is over: {}", why_disconnected(queue_pair));
             }
         }
         Ok(())
