@@ -82,7 +82,8 @@ pub struct Config {
     pub congestion: Congestion,
     /// Most buffers held out of order. Beyond it those farthest from the next expected octet are given up.
     pub out_of_order_budget: u32,
-    /// Hold back small segments while anything is unacknowledged (RFC 9293 §3.7.4). Never right for RDMA.
+    /// Hold back what does not fill a segment while anything is unacknowledged (RFC 9293 §3.7.4). Never right for RDMA. Can
+    /// be changed later by [`crate::Connection::set_nagle`].
     pub nagle: bool,
     /// Octets of records that [`crate::Connection::send_space`] asks for beyond what may leave at once. One record is
     /// always asked for, so zero does not stall.

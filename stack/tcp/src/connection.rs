@@ -4,6 +4,7 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 use crate::congestion::Controller;
 use crate::event::{BufferToken, HeldPayload, Transmit};
+use crate::input::Challenges;
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::queue::SendQueue;
@@ -13,13 +14,22 @@ use crate::rtt::RttEstimator;
 use crate::state::{CloseReason, Phase, State, StateEvent};
 use crate::timers::Timers;
 use crate::timestamps::TimestampState;
-use crate::{Config, Info};
+use crate::{Config, Info, TimeWait};
 
 /// What a peer sends segments of that gives no MSS (RFC 9293 §3.7.1).
-const DEFAULT_MSS: u16 = 536;
+pub(crate) const DEFAULT_MSS: u16 = 536;
 /// No peer makes us send smaller segments than this, options included: the smallest that leaves room for data behind all
 /// options, and enough against peers that ask for tiny ones to make us work.
 const MINIMUM_MSS: u16 = 64;
+
+/// What a new connection's sequence numbers keep away from those of its predecessor when they have to be moved: more than
+/// any window without scaling; with scaling there are timestamps to tell them apart.
+const ISN_DISTANCE: u32 = 1 << 16;
+
+/// `proposed` if it lies beyond `highest`, else the first number that safely does.
+pub(crate) fn isn_beyond(highest: Position, proposed: SeqNumber) -> SeqNumber {
+    if highest.near(proposed) > highest { proposed } else { (highest + ISN_DISTANCE).sequence() }
+}
 
 /// Plain counters of one connection.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,8 +106,7 @@ pub struct Connection {
     pub(crate) keep_alive_probes: u32,
     /// The link went down: probe even if keep-alive is off.
     pub(crate) link_doubtful: bool,
-    pub(crate) challenge_start: Instant,
-    pub(crate) challenges: u32,
+    pub(crate) challenges: Challenges,
     pub(crate) counters: Counters,
     pub(crate) config: Config,
 }
@@ -133,8 +142,7 @@ impl Connection {
             persist_backoff: 0,
             keep_alive_probes: 0,
             link_doubtful: false,
-            challenge_start: now,
-            challenges: 0,
+            challenges: Challenges::new(config, now),
             counters: Counters::default(),
             config: *config,
         };
@@ -152,6 +160,14 @@ impl Connection {
     pub fn accept(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
         let mut connection = Connection::new(config, Phase::SynReceived { passive: true }, isn, syn.sequence, now);
         connection.learn_peer(syn, now);
+        connection
+    }
+
+    /// A connection whose SYN with ACK has left some time ago, without leaving a trace but its number `isn`.
+    pub(crate) fn accept_answered(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
+        let mut connection = Connection::accept(config, syn, isn, now);
+        connection.poll_transmit(now);
+        connection.queue.forget_times();
         connection
     }
 
@@ -241,6 +257,29 @@ impl Connection {
         } else {
             self.queue.push(token, len);
         }
+    }
+
+    /// The last record if none of it has left: its token and its length. The owner may append to its buffer what
+    /// [`Connection::extend_tail`] is then told of.
+    #[inline]
+    pub fn unsent_tail(&self) -> Option<(BufferToken, u32)> {
+        if self.closing { None } else { self.queue.unsent_tail() }
+    }
+
+    /// The last record grows by `octets` that the owner has appended to its buffer. This is for byte streams: what is written
+    /// in small pieces fills segments, as far as it has to wait for a window or for Nagle's rule.
+    ///
+    /// Returns false, and changes nothing, if there is no such record: some of it was sent (a window probe of one octet
+    /// counts), or [`Connection::close`] was called. The owner then pushes a new record.
+    #[inline]
+    pub fn extend_tail(&mut self, octets: u32) -> bool {
+        !self.closing && self.queue.extend_tail(octets)
+    }
+
+    /// Switches Nagle's rule (RFC 9293 §3.7.4 asks that an application can). What it held back leaves with the next
+    /// [`Connection::poll_transmit`].
+    pub fn set_nagle(&mut self, on: bool) {
+        self.config.nagle = on;
     }
 
     /// Octets of new records that are wanted now; 0 for none. One record is always wanted when nothing is left to be sent,
@@ -389,23 +428,25 @@ impl Connection {
     /// (RFC 6191 §2; RFC 9293 §3.10.7.4, fourth check). The owner then forgets this connection and accepts the SYN with an
     /// initial sequence number beyond the old one's.
     pub fn admits_new_incarnation(&self, header: &TcpHeader) -> bool {
-        if !matches!(self.phase, Phase::TimeWait { .. })
-            || !header.flags.contains(TcpFlags::SYN)
-            || header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
-        {
-            return false;
-        }
-        match header.options.timestamps {
-            Some(timestamps) if self.timestamps.enabled => {
-                self.timestamps.is_newer(timestamps.value)
-                    || (!self.timestamps.is_older(timestamps.value) && self.begins_later(header))
-            }
-            _ => self.begins_later(header),
-        }
+        matches!(self.phase, Phase::TimeWait { .. }) && self.timestamps.admits(header, self.receiver.next())
     }
 
-    fn begins_later(&self, header: &TcpHeader) -> bool {
-        self.receiver.next().near(header.sequence) > self.receiver.next()
+    /// An initial sequence number for a new connection between the same endpoints: `proposed` if it lies beyond everything
+    /// that this one has sent, else the next one that does (RFC 9293 §3.10.7.4, fourth check; RFC 6191 §2).
+    pub fn isn_beyond(&self, proposed: SeqNumber) -> SeqNumber {
+        isn_beyond(self.queue.highest(), proposed)
+    }
+
+    /// The compact form of a connection in TIME-WAIT, which behaves the same. The owner keeps it in place of the connection.
+    ///
+    /// `None` in any other state, and while something is left to be fetched: a segment, records, received data.
+    pub fn time_wait(&mut self) -> Option<TimeWait> {
+        let Phase::TimeWait { until } = self.phase else { return None };
+        let drained = self.queue.is_drained() && self.receiver.reassembly.is_drained();
+        if !drained || self.receiver.wants_ack() || self.pending.any() {
+            return None;
+        }
+        Some(TimeWait::of(self, until))
     }
 
     /// Gives memory back that a busy time has left behind. Done by itself when a keep-alive finds the connection idle.

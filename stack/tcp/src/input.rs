@@ -2,6 +2,7 @@
 
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
+use crate::Config;
 use crate::connection::Connection;
 use crate::event::{BufferToken, DropReason, Events, Payload, Received};
 use crate::instant::{Instant, nanos};
@@ -11,6 +12,39 @@ use crate::state::{CloseReason, Phase, StateEvent};
 
 /// A second, the period of the limit on challenges.
 const SECOND: u64 = 1_000_000_000;
+
+/// How many challenges may still leave (RFC 5961 §7).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Challenges {
+    second: Instant,
+    sent: u32,
+    limit: u32,
+}
+
+impl Challenges {
+    pub(crate) fn new(config: &Config, now: Instant) -> Challenges {
+        Challenges { second: now, sent: 0, limit: config.challenge_acks }
+    }
+
+    /// Whether one more may leave now; counts it.
+    pub(crate) fn admit(&mut self, now: Instant) -> bool {
+        if now.nanos_since(self.second) >= SECOND {
+            self.second = now;
+            self.sent = 0;
+        }
+        let admitted = self.sent < self.limit;
+        self.sent += u32::from(admitted);
+        admitted
+    }
+}
+
+/// RFC 9293 §3.10.7.4, table 6, and a little more: a segment that only overlaps the window is taken as far as it lies
+/// inside, and one without text may begin right behind the window, where a peer is that has used all of it.
+#[inline]
+pub(crate) fn is_acceptable(next: Position, edge: Position, start: Position, end: Position) -> bool {
+    let edge = edge.max(next);
+    if start == end { next <= start && start <= edge } else { end > next && (start < edge || start == next) }
+}
 
 impl Received {
     #[inline]
@@ -222,6 +256,11 @@ impl Connection {
         }
         // Second: check the RST bit (RFC 5961 §3.2).
         if flags.contains(TcpFlags::RST) {
+            if matches!(self.phase, Phase::TimeWait { .. }) {
+                // RFC 1337 §3, fix 1: an old duplicate makes the peer reset what it has forgotten; that must not end the
+                // wait which protects the next connection from more of them. RFC 9293 would close here.
+                return Received::dropped(payload_len, DropReason::ResetInvalid);
+            }
             if start != next {
                 self.challenge(now);
                 return Received::dropped(payload_len, DropReason::ResetChallenged);
@@ -264,13 +303,9 @@ impl Connection {
         self.process_text(now, start, data_end, flags.contains(TcpFlags::FIN), token, events)
     }
 
-    /// RFC 9293 §3.10.7.4, table 6, and a little more: a segment that only overlaps the window is taken as far as it lies
-    /// inside, and one without text may begin right behind the window, where a peer is that has used all of it.
     #[inline]
     fn is_acceptable(&self, start: Position, end: Position) -> bool {
-        let next = self.receiver.next();
-        let edge = self.receiver.edge().max(next);
-        if start == end { next <= start && start <= edge } else { end > next && (start < edge || start == next) }
+        is_acceptable(self.receiver.next(), self.receiver.edge(), start, end)
     }
 
     fn unacceptable(
@@ -325,12 +360,7 @@ impl Connection {
 
     /// A challenge (RFC 5961 §3.2), at most so many a second (§7).
     pub(crate) fn challenge(&mut self, now: Instant) {
-        if now.nanos_since(self.challenge_start) >= SECOND {
-            self.challenge_start = now;
-            self.challenges = 0;
-        }
-        if self.challenges < self.config.challenge_acks {
-            self.challenges += 1;
+        if self.challenges.admit(now) {
             self.receiver.acknowledge_now();
         }
     }

@@ -20,13 +20,18 @@
 //! Where to look: `input` (arriving segments, RFC 9293 §3.10.7), `acknowledge` (what an acknowledgment does),
 //! `output` (what to send next), `timers`, `queue` (records and the scoreboard), `recovery` (RACK-TLP, RFC 8985;
 //! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438), `rtt` (RFC 6298), `receive` and
-//! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table).
+//! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table), `cookies` (answers to a SYN that
+//! keep nothing, RFC 4987), `time_wait` (the end of a connection in some tens of octets).
+//!
+//! There is no urgent mode: urgent data of a peer is part of the stream like any other (RFC 9293 §3.8.5 asks that an
+//! application be told of it; RFC 6093 §6 asks that none uses it), and none is ever sent.
 #![forbid(unsafe_code)]
 
 mod acknowledge;
 mod config;
 mod congestion;
 mod connection;
+mod cookies;
 mod event;
 mod info;
 mod input;
@@ -40,15 +45,19 @@ mod receive;
 mod recovery;
 mod reset;
 mod rtt;
+mod siphash;
 mod state;
+mod time_wait;
 mod timers;
 mod timestamps;
 
 pub use config::{Config, Congestion, KeepAlive};
 pub use connection::Connection;
+pub use cookies::SynCookies;
 pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received, Slice, Transmit};
 pub use info::Info;
 pub use instant::Instant;
 pub use isn::IsnGenerator;
 pub use reset::reset_for;
 pub use state::{CloseReason, State, StateEvent, TRANSITIONS};
+pub use time_wait::{Answer, TimeWait};

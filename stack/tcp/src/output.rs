@@ -198,8 +198,8 @@ impl Connection {
             if self.in_flight().saturating_add(len) > self.congestion.window() {
                 return Fresh::Wait;
             }
-            // RFC 9293 §3.7.4.
-            if self.config.nagle && len < self.segment && !self.closing {
+            // RFC 9293 §3.7.4: what is left does not fill a segment, and more may come.
+            if self.config.nagle && self.queue.unsent() < u64::from(self.segment) && !self.closing {
                 return Fresh::Wait;
             }
         }

@@ -231,6 +231,38 @@ impl SendQueue {
         self.end = self.end + len;
     }
 
+    /// The last record if none of it was sent.
+    #[inline]
+    pub(crate) fn unsent_tail(&self) -> Option<(BufferToken, u32)> {
+        self.records.back().filter(|record| record.start >= self.highest).map(|record| (record.token, record.len))
+    }
+
+    /// Appends octets to the last record if none of it was sent. Returns whether it was so.
+    #[inline]
+    pub(crate) fn extend_tail(&mut self, octets: u32) -> bool {
+        match self.records.back_mut() {
+            Some(record) if record.start >= self.highest => {
+                let Some(len) = record.len.checked_add(octets) else { return false };
+                record.len = len;
+                self.end = self.end + octets;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Nobody knows when the SYN was sent.
+    pub(crate) fn forget_times(&mut self) {
+        for segment in &mut self.segments {
+            segment.retransmitted = true;
+        }
+    }
+
+    /// Whether no record is left.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.records.is_empty()
+    }
+
     /// The oldest record if it is acknowledged as a whole.
     #[inline]
     pub(crate) fn pop_acknowledged(&mut self) -> Option<BufferToken> {

@@ -49,6 +49,11 @@ impl Reassembly {
         self.held.is_empty()
     }
 
+    /// Whether the owner has every buffer back.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.held.is_empty() && self.discarded.is_empty()
+    }
+
     /// Buffers held.
     pub(crate) fn len(&self) -> usize {
         self.held.len()

@@ -139,7 +139,6 @@ pub const TRANSITIONS: &[(State, StateEvent, State)] = {
         (Closing, ReceiveReset, Closed),
         (CloseWait, ReceiveReset, Closed),
         (LastAck, ReceiveReset, Closed),
-        (TimeWait, ReceiveReset, Closed),
         (SynSent, Abort, Closed),
         (SynReceived, Abort, Closed),
         (Established, Abort, Closed),

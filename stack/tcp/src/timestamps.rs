@@ -1,7 +1,8 @@
 //! Timestamps of one connection (RFC 7323 §3 to §5).
 
-use uwarp_wire::tcp::Timestamps;
+use uwarp_wire::tcp::{TcpFlags, TcpHeader, Timestamps};
 
+use crate::position::Position;
 use crate::{Config, Instant};
 
 /// After this long without a segment, the remembered timestamp says nothing (RFC 7323 §5.5): 24 days in ns.
@@ -12,6 +13,8 @@ const OUTDATED: u64 = 24 * 24 * 3600 * 1_000_000_000;
 pub(crate) struct TimestampState {
     /// Both ends agreed.
     pub(crate) enabled: bool,
+    /// We would take them.
+    offered: bool,
     offset: u32,
     /// TS.Recent.
     recent: u32,
@@ -24,6 +27,7 @@ impl TimestampState {
     pub(crate) fn new(config: &Config) -> TimestampState {
         TimestampState {
             enabled: config.timestamps,
+            offered: config.timestamps,
             offset: config.timestamp_offset,
             recent: 0,
             recent_at: Instant::ZERO,
@@ -57,6 +61,24 @@ impl TimestampState {
     /// Whether a segment's timestamp is earlier than the latest.
     pub(crate) fn is_older(&self, value: u32) -> bool {
         self.known && (value.wrapping_sub(self.recent) as i32) < 0
+    }
+
+    /// Whether `header`, a SYN, belongs to a new connection and not to the old one, which expects `next` (RFC 6191 §2).
+    pub(crate) fn admits(&self, header: &TcpHeader, next: Position) -> bool {
+        if !header.flags.contains(TcpFlags::SYN)
+            || header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
+        {
+            return false;
+        }
+        let begins_later = next.near(header.sequence) > next;
+        match header.options.timestamps {
+            Some(timestamps) if self.enabled => {
+                self.is_newer(timestamps.value) || (!self.is_older(timestamps.value) && begins_later)
+            }
+            // The new connection will have timestamps, the old one's segments have none: nobody can take them for its own.
+            Some(_) if self.offered => true,
+            _ => begins_later,
+        }
     }
 
     /// Remembers the timestamp of a segment that begins at or before what was last acknowledged (RFC 7323 §4.3, rule 2).

@@ -15,7 +15,8 @@
 //! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch. Behind `#` stands the
 //! section of the document that asks for what the line expects.
 //!
-//! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`,
+//! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
+//! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`,
 //! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
 //! handed out since the last such line, `none` for nothing), `drop NAME` (of the last segment, `none`), `acked N` and
 //! `discarded N` (buffers given back), `info FIELD=N …`, `reuse yes|no SEGMENT` (TIME-WAIT).
@@ -124,6 +125,7 @@ struct Pattern {
     no_timestamps: bool,
     again: Option<bool>,
     slice: Option<(u32, u32)>,
+    urgent: u16,
 }
 
 fn pattern(text: &str) -> Result<Pattern, String> {
@@ -162,6 +164,7 @@ fn pattern(text: &str) -> Result<Pattern, String> {
                 let (value, echo) = words.next().and_then(|word| word.split_once('/')).ok_or("not a timestamp")?;
                 pattern.timestamps = Some((number(Some(value))?, number(Some(echo))?));
             }
+            "urg" => pattern.urgent = number(words.next())?,
             "nots" => pattern.no_timestamps = true,
             "again" => pattern.again = Some(true),
             "first" => pattern.again = Some(false),
@@ -245,6 +248,19 @@ impl Player {
                     self.next_token += 1;
                 }
             }
+            "extend" => {
+                let (answer, octets) = arguments.split_once(' ').ok_or("yes or no?")?;
+                if connection.extend_tail(number(Some(octets))?) != (answer == "yes") {
+                    return Err("it is the other way round".into());
+                }
+            }
+            "tail" => {
+                let found = connection.unsent_tail().map_or(0, |(_, len)| len);
+                if found != number::<u32>(Some(arguments))? {
+                    return Err(format!("it is {found}"));
+                }
+            }
+            "nagle" => connection.set_nagle(arguments == "on"),
             "close" => connection.close(now),
             "abort" => self.waiting.extend(connection.abort(now)),
             "space" => connection.set_receive_space(number(Some(arguments))?),
@@ -380,6 +396,7 @@ impl Player {
         header.sequence = add(PEER_ISN, pattern.sequence);
         header.acknowledgment = add(OUR_ISN, pattern.ack.unwrap_or(0));
         header.window = pattern.window.unwrap_or(65535);
+        header.urgent = pattern.urgent;
         header.options.mss = pattern.mss;
         header.options.window_scale = pattern.scale;
         header.options.sack_permitted = pattern.sack_permitted;

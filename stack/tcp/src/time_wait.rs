@@ -1,0 +1,159 @@
+//! A connection in TIME-WAIT without what only data needs.
+
+use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader};
+
+use crate::DropReason;
+use crate::connection::{Connection, isn_beyond};
+use crate::input::{Challenges, is_acceptable};
+use crate::instant::{Instant, nanos};
+use crate::position::Position;
+use crate::timestamps::TimestampState;
+
+/// A connection in TIME-WAIT in some tens of octets: [`Connection::time_wait`] makes it. It answers late segments as the
+/// connection would (RFC 9293 §3.10.7.4, RFC 5961, RFC 1337), each at once.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeWait {
+    until: Instant,
+    /// Twice the longest life of a segment, in ns.
+    wait: u64,
+    challenges: Challenges,
+    timestamps: TimestampState,
+    /// SND.NXT.
+    next: SeqNumber,
+    /// RCV.NXT.
+    expected: SeqNumber,
+    /// Octets of window offered behind `expected`.
+    space: u32,
+    /// The largest window that the peer ever offered (RFC 5961 §5.2).
+    largest_window: u32,
+    /// The window field of answers.
+    window: u16,
+    sack: bool,
+}
+
+/// What a late segment brings about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// A header to send, without payload; its ports are zero and are filled in by the owner.
+    pub reply: Option<TcpHeader>,
+    /// Why the segment was not used; `None` for an acknowledgment that says nothing new.
+    pub drop: Option<DropReason>,
+}
+
+impl TimeWait {
+    /// Of a connection that has nothing left to send or to hand out.
+    pub(crate) fn of(connection: &mut Connection, until: Instant) -> TimeWait {
+        TimeWait {
+            until,
+            wait: nanos(connection.config.time_wait),
+            challenges: connection.challenges,
+            timestamps: connection.timestamps,
+            next: connection.queue.next().sequence(),
+            expected: connection.receiver.next().sequence(),
+            window: connection.receiver.offer(false),
+            space: connection.receiver.window(),
+            largest_window: connection.largest_window,
+            sack: connection.sack,
+        }
+    }
+
+    /// When the wait is over and the value can be dropped. A repeated FIN of the peer moves it.
+    #[inline]
+    pub fn deadline(&self) -> Instant {
+        self.until
+    }
+
+    /// Whether `header` is a SYN that may start a new connection between the same endpoints, see
+    /// [`Connection::admits_new_incarnation`]. To be asked before [`TimeWait::on_segment`].
+    pub fn admits_new_incarnation(&self, header: &TcpHeader) -> bool {
+        self.timestamps.admits(header, Position::first(self.expected))
+    }
+
+    /// An initial sequence number for that new connection, see [`Connection::isn_beyond`].
+    pub fn isn_beyond(&self, proposed: SeqNumber) -> SeqNumber {
+        isn_beyond(Position::first(self.next), proposed)
+    }
+
+    /// Processes a segment with `payload_len` octets behind its header, whose checksums have been verified.
+    pub fn on_segment(&mut self, now: Instant, header: &TcpHeader, payload_len: u32) -> Answer {
+        let flags = header.flags;
+        let next = Position::first(self.expected);
+        let start = next.near(header.sequence);
+        let data_end = start + payload_len;
+        let end = data_end + flags.sequence_len();
+        // RFC 7323 §5.3, R1.
+        if self.timestamps.enabled && !flags.contains(TcpFlags::RST) {
+            match header.options.timestamps {
+                None => return Answer { reply: None, drop: Some(DropReason::NoTimestamp) },
+                Some(timestamps) if self.timestamps.is_old(timestamps.value, now) => {
+                    return self.refuse(now, start < end, DropReason::OldTimestamp);
+                }
+                Some(_) => {}
+            }
+        }
+        // RFC 9293 §3.10.7.4, first check.
+        let acceptable = is_acceptable(next, next + self.space, start, end);
+        // Second: RFC 1337 §3, fix 1.
+        if flags.contains(TcpFlags::RST) {
+            return Answer { reply: None, drop: Some(DropReason::ResetInvalid) };
+        }
+        // Fourth: RFC 5961 §4.2.
+        if flags.contains(TcpFlags::SYN) {
+            return self.refuse(now, false, DropReason::SynInTimeWait);
+        }
+        if !acceptable {
+            if flags.contains(TcpFlags::FIN) {
+                // Eighth: the peer's FIN again restarts the wait.
+                self.until = now.after_nanos(self.wait);
+            }
+            if end > next {
+                return self.refuse(now, start < end, DropReason::OutsideWindow);
+            }
+            let mut answer = self.refuse(now, start < end, DropReason::Duplicate);
+            if let Some(reply) = &mut answer.reply
+                && self.sack
+                && start < data_end
+            {
+                // RFC 2883 §4.
+                reply.options.sack.push(SackBlock { left: start.sequence(), right: data_end.sequence() });
+            }
+            return answer;
+        }
+        // Fifth.
+        if !flags.contains(TcpFlags::ACK) {
+            return Answer { reply: None, drop: Some(DropReason::NoAck) };
+        }
+        // RFC 7323 §4.3, rule 2.
+        if let Some(timestamps) = header.options.timestamps
+            && self.timestamps.enabled
+            && start <= next
+            && !self.timestamps.is_older(timestamps.value)
+        {
+            self.timestamps.note(timestamps.value, now);
+        }
+        // RFC 5961 §5.2.
+        let sent = Position::first(self.next);
+        let acknowledgment = sent.near(header.acknowledgment);
+        if acknowledgment > sent || sent.since(acknowledgment) > u64::from(self.largest_window) {
+            return self.refuse(now, false, DropReason::AckInvalid);
+        }
+        // Seventh and eighth: the peer has said that there is no more.
+        let drop = (start < data_end).then_some(DropReason::DataAfterFin);
+        Answer { reply: (start < end).then(|| self.acknowledge(now)), drop }
+    }
+
+    /// An answer to a segment that cannot be used: see `Connection::answer_unacceptable`.
+    fn refuse(&mut self, now: Instant, takes_sequence: bool, reason: DropReason) -> Answer {
+        let answers = takes_sequence || self.challenges.admit(now);
+        Answer { reply: answers.then(|| self.acknowledge(now)), drop: Some(reason) }
+    }
+
+    fn acknowledge(&self, now: Instant) -> TcpHeader {
+        let mut header = TcpHeader::new(TcpFlags::ACK);
+        header.sequence = self.next;
+        header.acknowledgment = self.expected;
+        header.window = self.window;
+        header.options.timestamps = self.timestamps.option(now);
+        header
+    }
+}
