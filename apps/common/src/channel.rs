@@ -224,7 +224,7 @@ pub fn connect<Made>(
             Err(error) => error,
         };
         match &error {
-            Error::Connect { reason: ConnectError::Rejected { private_data }, .. } => {
+            Error::Connect { reason: ConnectError::Rejected { private_data, .. }, .. } => {
                 let reason = String::from_utf8_lossy(private_data);
                 bail!(
                     "{peer} rejects the connection: {}",

@@ -21,10 +21,11 @@ pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Res
     let domain = context.allocate_domain();
     let source = domain.register_zeroed(options.size, Access::REMOTE_READ)?;
     let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let connect_options = ConnectOptions { peer_to_peer: options.peer_to_peer, ..ConnectOptions::default() };
     let (mut channel, _) = connect(
         &context,
         server,
-        &ConnectOptions::default(),
+        &connect_options,
         PATIENCE,
         || Channel::new(&context, &domain, SHAPE),
         Channel::queue_pair,

@@ -10,6 +10,7 @@ mod text;
 use clap::Parser;
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
+use uwarp::ReadyToReceiveKinds;
 use uwarp::config::EngineMode;
 use uwarp_app::channel::Shape;
 use uwarp_app::units::parse_size;
@@ -25,6 +26,7 @@ Examples:
     uwarp-ping -s --device tap --address 10.0.0.2/24        and there: rping -c -a 10.0.0.2 -C 10 -V
     uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 -C 10    and there: rping -s
 
+  uwarp-ping -c -C 4 --peer-to-peer read    opens the stream with a Read of no octets
   uwarp-ping -c -C 4 --pcap ping.pcap       keeps the packets for tshark";
 
 /// Pings by RDMA: Send, RDMA Read and RDMA Write in each round, as rping does.
@@ -67,6 +69,11 @@ struct Arguments {
     #[arg(short = 'P', long)]
     persistent: bool,
 
+    /// Client: open the stream with a ready-to-receive indication, so that either side may send first (RFC 6581); of the
+    /// KIND write, read or send, or what both sides prefer
+    #[arg(long, value_name = "KIND", num_args = 0..=1, default_missing_value = "any", conflicts_with = "server")]
+    peer_to_peer: Option<Indication>,
+
     // Without the short form that clap would give it: rping's -V is the check.
     /// Print version
     #[arg(long, action = clap::ArgAction::Version)]
@@ -74,6 +81,31 @@ struct Arguments {
 
     #[command(flatten)]
     network: NetworkFlags,
+}
+
+/// Kinds of ready-to-receive indications.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Indication {
+    /// What both sides prefer
+    Any,
+    /// A Write of no octets
+    Write,
+    /// A Read of no octets
+    Read,
+    /// A Send of no octets
+    Send,
+}
+
+impl Indication {
+    const fn kinds(self) -> ReadyToReceiveKinds {
+        let none = ReadyToReceiveKinds::NONE;
+        match self {
+            Indication::Any => ReadyToReceiveKinds::ALL,
+            Indication::Write => ReadyToReceiveKinds { write: true, ..none },
+            Indication::Read => ReadyToReceiveKinds { read: true, ..none },
+            Indication::Send => ReadyToReceiveKinds { send: true, ..none },
+        }
+    }
 }
 
 /// What a ping is like.
@@ -90,6 +122,8 @@ pub struct Options {
     pub verbose: bool,
     /// Server: go on after a client.
     pub persistent: bool,
+    /// Client: peer-to-peer start-up with one of these indications.
+    pub peer_to_peer: Option<ReadyToReceiveKinds>,
 }
 
 /// rping keeps one receive and one Send posted; more do no harm.
@@ -113,6 +147,7 @@ fn main() -> ExitCode {
             verify: arguments.verify,
             verbose: arguments.verbose,
             persistent: arguments.persistent,
+            peer_to_peer: arguments.peer_to_peer.map(Indication::kinds),
         };
         let network = &arguments.network;
         if arguments.server {

@@ -31,13 +31,17 @@ impl Drop for Running {
 }
 
 fn ping(device: &str, size: &str) {
+    ping_with(device, size, &[]);
+}
+
+fn ping_with(device: &str, size: &str, flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let server = command(device, &socket).args(["-s", "-v", "-V"]).spawn().unwrap();
     let server = Running(Some(server));
     // Read along: a server that blocks on a full pipe turns no engine, and its client gives up.
     let server = std::thread::spawn(move || server.output());
-    let client = command(device, &socket).args(["-c", "-C", "5", "-S", size, "-V", "-v"]).output().unwrap();
+    let client = command(device, &socket).args(["-c", "-C", "5", "-S", size, "-V", "-v"]).args(flags).output().unwrap();
     let text = String::from_utf8(client.stdout).unwrap();
     assert!(client.status.success());
     assert_eq!(text.matches("ping data: rdma-ping-").count(), 5, "{text}");
@@ -61,6 +65,14 @@ fn over_memif() {
 }
 
 #[test]
+fn with_every_kind_of_ready_to_receive() {
+    for kind in [&["--peer-to-peer"][..], &["--peer-to-peer=write"], &["--peer-to-peer=read"], &["--peer-to-peer=send"]]
+    {
+        ping_with("memif", "64", kind);
+    }
+}
+
+#[test]
 fn bad_command_lines_get_one_sentence() {
     for arguments in [
         &[][..],
@@ -70,6 +82,8 @@ fn bad_command_lines_get_one_sentence() {
         &["-c", "-a", "nowhere"],
         &["-c", "-p", "99999"],
         &["-c", "--mtu", "10"],
+        &["-s", "--peer-to-peer"],
+        &["-c", "--peer-to-peer=shout"],
         &["-x"],
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_uwarp-ping")).args(arguments).output().unwrap();

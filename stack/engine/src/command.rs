@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use crossbeam::channel::Sender;
+pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 use crate::ports::decorated::FaultRates;
@@ -211,6 +212,14 @@ pub struct StartupOptions {
     pub ord: u16,
     /// MPA revision of a Request: 1 or 2. A Reply follows the Request.
     pub revision: u8,
+    /// The least reads outstanding that we can do with: if the peer's IRD is below it, there is no connection.
+    pub minimum_ord: u16,
+    /// An initiator's IRD and ORD go into its Request; if not, they are left to the applications (0x3FFF, RFC 6581 §9.1).
+    pub negotiate_reads: bool,
+    /// Initiator: either side may speak first; the stream opens with a ready-to-receive indication (RFC 6581 §9.2).
+    pub peer_to_peer: bool,
+    /// The indications that this side offers or understands in a peer-to-peer start-up. At least one.
+    pub ready_to_receive: ReadyToReceiveKinds,
     /// Ask for CRCs. They are off only if both sides do without.
     pub crc: bool,
     /// Limit on the whole start-up: TCP handshake and MPA frames.
@@ -226,6 +235,10 @@ impl Default for StartupOptions {
             ird: 16,
             ord: 16,
             revision: 2,
+            minimum_ord: 0,
+            negotiate_reads: true,
+            peer_to_peer: false,
+            ready_to_receive: ReadyToReceiveKinds::ALL,
             crc: true,
             timeout: Duration::from_secs(10),
             first_fpdu_delay: Duration::ZERO,
@@ -276,6 +289,8 @@ pub struct ConnectionRequest {
     pub ord: Option<u16>,
     /// MPA revision of the Request.
     pub revision: u8,
+    /// The peer asks for a peer-to-peer start-up: this side may speak first.
+    pub peer_to_peer: bool,
 }
 
 /// What happens to a queue pair's connection.
@@ -289,6 +304,10 @@ pub enum ConnectionEvent {
         queue_pair: u32,
         /// The peer's private data.
         private_data: Vec<u8>,
+        /// The IRD that the peer would have, if it says so (MPA revision 2).
+        peer_ird: Option<u16>,
+        /// The ORD that the peer wants, if it says so (MPA revision 2).
+        peer_ord: Option<u16>,
     },
     /// No stream came about. The queue pair is idle again.
     Failed {
@@ -321,6 +340,12 @@ pub struct EstablishedEvent {
     pub ird: u16,
     /// Reads that we may have outstanding.
     pub ord: u16,
+    /// IRD as the peer sent it (MPA revision 2); 0x3FFF leaves it to the applications.
+    pub peer_ird: Option<u16>,
+    /// ORD as the peer sent it.
+    pub peer_ord: Option<u16>,
+    /// Peer-to-peer: this side, as responder too, may speak first.
+    pub peer_to_peer: bool,
     /// Whether CRCs are generated and checked.
     pub crc: bool,
 }
@@ -344,6 +369,14 @@ pub enum ConnectFailure {
     /// The peer's MPA frame was not acceptable.
     #[error("the peer does not speak MPA as RFC 5044 and RFC 6581 have it")]
     Startup,
+    /// The read limits of both sides do not fit (RFC 6581 §9.1).
+    #[error("the peer's limits of concurrent reads (IRD, ORD) and the least that this side needs do not fit")]
+    ReadLimits,
+    /// Peer-to-peer was asked for, and both sides have no ready-to-receive indication in common (RFC 6581 §9.2).
+    #[error(
+        "the peer offers none of the ready-to-receive indications asked for: allow more kinds, or connect client-server"
+    )]
+    ReadyToReceive,
     /// No local port is free.
     #[error("no local TCP port is free for that peer")]
     NoPort,

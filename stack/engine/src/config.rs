@@ -43,7 +43,8 @@ pub struct IwarpConfig {
     pub max_ord: u16,
     /// Ask for CRCs as Responder. They are off only if both sides do without.
     pub crc: bool,
-    /// Limit on a passive start-up: from SYN to the MPA Request, and again from accept to the first FPDU.
+    /// Limit on a passive start-up: from SYN to the MPA Request, and again, if it is peer-to-peer, from accept to the
+    /// ready-to-receive indication.
     pub startup_timeout: Duration,
     /// After a Terminate of ours was sent: how long input is read before the connection is reset.
     pub terminate_drain: Duration,

@@ -363,7 +363,9 @@ impl<P: Port> Core<P> {
     pub(crate) fn close_if_finished(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
         let Phase::Running(running) = &mut connection.phase else { return };
         let Ending::Finishing { until } = running.ending else { return };
-        let idle = running.outgoing.is_none() && !running.stream.has_response();
+        // The indication is owed even if there is nothing else to say: without it the responder could not speak.
+        let idle =
+            running.outgoing.is_none() && !running.stream.has_response() && !running.stream.owes_ready_to_receive();
         let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
         if idle && !reads_left && queue_pair.send.position() >= until {
             running.ending = Ending::Closed;

@@ -372,6 +372,10 @@ impl<P: Port> Core<P> {
                 // The pause before the first FPDU is over, or the wait for the peer's close after a Terminate.
                 if running.ending == Ending::Closed {
                     self.abort(connection);
+                } else if !running.stream.may_transmit() {
+                    // The peer owes a ready-to-receive indication and is silent.
+                    connection.ends_by(DisconnectReason::TimedOut);
+                    self.abort(connection);
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use uwarp_iwarp::opcode::Features;
 use uwarp_iwarp::startup::{
-    Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
+    AcceptError, Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
 };
 use uwarp_iwarp::{Fault, Stream};
 use uwarp_wire::address::FlowKey;
@@ -33,8 +33,8 @@ impl<P: Port> Core<P> {
             ird,
             maximum_ird: self.config.iwarp.max_ird.max(ird),
             ord: options.ord.min(self.config.iwarp.max_ord),
-            minimum_ord: 0,
-            negotiate: true,
+            minimum_ord: options.minimum_ord,
+            negotiate: options.negotiate_reads,
         }
     }
 
@@ -102,8 +102,11 @@ impl<P: Port> Core<P> {
             revision: if options.revision == 1 { Revision::One } else { Revision::Two },
             crc: options.crc,
             limits: self.limits(&options),
-            ready_to_receive: ReadyToReceiveKinds::NONE,
+            ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
         };
+        if options.peer_to_peer && options.ready_to_receive.is_empty() {
+            return Err(ConnectFailure::ReadyToReceive);
+        }
         let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
         let isn = self.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config, isn, self.now);
@@ -237,6 +240,7 @@ impl<P: Port> Core<P> {
                 ird: request.ird(),
                 ord: request.ord(),
                 revision: request.revision,
+                peer_to_peer: request.enhanced.is_some_and(|data| data.peer_to_peer),
             });
         }
         connection.phase = Phase::Requested(responding);
@@ -259,15 +263,22 @@ impl<P: Port> Core<P> {
             }
             Outcome::Rejected(rejection) => {
                 if let Some(queue_pair) = self.unbind(connection) {
-                    let private_data = rejection.private_data;
-                    queue_pair.events.send(ConnectionEvent::Rejected { queue_pair: number, private_data });
+                    queue_pair.events.send(ConnectionEvent::Rejected {
+                        queue_pair: number,
+                        private_data: rejection.private_data,
+                        peer_ird: rejection.peer_ird,
+                        peer_ord: rejection.peer_ord,
+                    });
                 }
                 self.finish_tcp(connection);
             }
             Outcome::Refused(parameters, fault) => {
                 // The stream lives for its Terminate alone.
                 if let Some(queue_pair) = self.unbind(connection) {
-                    let reason = ConnectFailure::Startup;
+                    let reason = match fault {
+                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
+                        _ => ConnectFailure::ReadLimits,
+                    };
                     queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
                 }
                 self.refuse(connection, &parameters, fault);
@@ -278,6 +289,7 @@ impl<P: Port> Core<P> {
     fn refuse(&mut self, connection: &mut Connection, parameters: &Parameters, fault: Fault) {
         let mut running = Running::new(Stream::new(parameters, Features::default()), parameters.crc);
         running.terminate = running.stream.fail(fault, None);
+        running.ending = Ending::Closed;
         connection.phase = Phase::Running(Box::new(running));
         connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
     }
@@ -294,6 +306,9 @@ impl<P: Port> Core<P> {
                 local,
                 ird: parameters.ird,
                 ord: parameters.ord,
+                peer_ird: parameters.peer_ird,
+                peer_ord: parameters.peer_ord,
+                peer_to_peer: parameters.ready_to_receive.is_some() || parameters.expects_ready_to_receive,
                 crc: parameters.crc,
                 private_data: parameters.private_data,
             })));
@@ -337,9 +352,9 @@ impl<P: Port> Core<P> {
         let result = self.accept_on(&mut connection, number, &limits, &options);
         if result.is_ok() {
             self.bind(number, index);
-            Self::schedule(&mut self.ready, index, &mut connection);
         }
-        self.connections.put(index, connection);
+        Self::schedule(&mut self.ready, index, &mut connection);
+        self.put_back(index, connection);
         result
     }
 
@@ -351,11 +366,25 @@ impl<P: Port> Core<P> {
         options: &StartupOptions,
     ) -> Result<(), ConnectFailure> {
         let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
-        let (reply, parameters) =
-            responding.machine.accept(limits, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        responding.machine.set_ready_to_receive(options.ready_to_receive);
+        let (reply, parameters) = match responding.machine.accept(limits, &options.private_data) {
+            Ok(accepted) => accepted,
+            Err(AcceptError::PeerIrdTooSmall) => {
+                // The peer learns from the Reply how many would have been wanted (RFC 6581 section 9.1).
+                let reply =
+                    responding.machine.reject(limits, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+                self.leave_listener(connection);
+                connection.startup_frame = Some(reply);
+                self.finish_tcp(connection);
+                return Err(ConnectFailure::ReadLimits);
+            }
+            Err(_) => return Err(ConnectFailure::Startup),
+        };
         self.leave_listener(connection);
         connection.startup_frame = Some(reply);
         connection.queue_pair = Some(number);
+        // A client-server initiator may be silent for as long as it likes; a peer-to-peer one owes its indication.
+        connection.deadline = parameters.expects_ready_to_receive.then(|| self.now + self.config.iwarp.startup_timeout);
         self.begin_running(connection, number, parameters);
         Ok(())
     }

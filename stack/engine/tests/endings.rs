@@ -62,7 +62,15 @@ fn a_request_can_be_rejected_with_words() {
     world.hosts[1].command(Command::Reject { request: request.request, private_data: b"no".to_vec() });
     let rejected = event(&mut world, &client, SECOND);
     let number = client.number;
-    assert_eq!(rejected, Some(ConnectionEvent::Rejected { queue_pair: number, private_data: b"no".to_vec() }));
+    assert_eq!(
+        rejected,
+        Some(ConnectionEvent::Rejected {
+            queue_pair: number,
+            private_data: b"no".to_vec(),
+            peer_ird: Some(16),
+            peer_ord: Some(16),
+        })
+    );
     // The queue pair is idle again and may try once more.
     let server = world.hosts[1].pair(PairOptions::default());
     world.join((0, &client), (1, &server), &requests, PORT);

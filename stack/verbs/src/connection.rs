@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
     AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EventSink,
-    ListenerId, StartupOptions,
+    ListenerId, ReadyToReceiveKinds, StartupOptions,
 };
 use uwarp_ring::Notifier;
 
@@ -34,6 +34,15 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// MPA revision of the request: 2 (RFC 6581) with IRD and ORD, or 1 (RFC 5044).
     pub mpa_revision: u8,
+    /// The least `ord` to do with: if the peer serves fewer reads at once, there is no connection.
+    pub minimum_ord: u16,
+    /// Send `ird` and `ord` to the peer. If not, each side keeps its own, and the applications see to it that they fit
+    /// (RFC 6581 §9.1, 0x3FFF).
+    pub negotiate_reads: bool,
+    /// Peer-to-peer (RFC 6581 §9.2): the responder may send first. The engine opens the stream with one of these
+    /// ready-to-receive indications, which takes nothing of either side's queues. `None` is client-server: the responder
+    /// is silent until this side has sent something.
+    pub peer_to_peer: Option<ReadyToReceiveKinds>,
     /// Pause before the first FPDU, for peers that lose an early one.
     pub first_fpdu_delay: Duration,
     /// Local TCP port; `None` lets the engine choose.
@@ -48,6 +57,9 @@ impl Default for ConnectOptions {
             ord: 16,
             timeout: Duration::from_secs(10),
             mpa_revision: 2,
+            minimum_ord: 0,
+            negotiate_reads: true,
+            peer_to_peer: None,
             first_fpdu_delay: Duration::ZERO,
             local_port: None,
         }
@@ -73,6 +85,13 @@ impl ConnectOptions {
         self.ord = ord;
         self
     }
+
+    /// Lets the peer send first, after an indication of one of these kinds; [`ReadyToReceiveKinds::ALL`] leaves the choice
+    /// to both engines.
+    pub fn peer_to_peer(mut self, kinds: ReadyToReceiveKinds) -> Self {
+        self.peer_to_peer = Some(kinds);
+        self
+    }
 }
 
 /// Wishes for a new connection as its responder.
@@ -84,13 +103,24 @@ pub struct AcceptOptions {
     pub ird: u16,
     /// RDMA Reads outstanding at once; the peer's IRD may lower it.
     pub ord: u16,
+    /// The least `ord` to do with: if the peer serves fewer reads at once, it is rejected and told how many are wanted.
+    pub minimum_ord: u16,
+    /// The ready-to-receive indications that are understood from a peer-to-peer initiator (RFC 6581 §9.2).
+    pub ready_to_receive: ReadyToReceiveKinds,
     /// Limit on the rest of the start-up.
     pub timeout: Duration,
 }
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        Self { private_data: Vec::new(), ird: 16, ord: 16, timeout: Duration::from_secs(10) }
+        Self {
+            private_data: Vec::new(),
+            ird: 16,
+            ord: 16,
+            minimum_ord: 0,
+            ready_to_receive: ReadyToReceiveKinds::ALL,
+            timeout: Duration::from_secs(10),
+        }
     }
 }
 
@@ -121,6 +151,12 @@ pub struct Established {
     pub ird: u16,
     /// RDMA Reads outstanding at once.
     pub ord: u16,
+    /// IRD as the peer sent it, if it did (MPA revision 2); 0x3FFF leaves it to the applications.
+    pub peer_ird: Option<u16>,
+    /// ORD as the peer sent it.
+    pub peer_ord: Option<u16>,
+    /// Peer-to-peer: either side may send first.
+    pub peer_to_peer: bool,
     /// Whether FPDUs carry CRCs.
     pub crc: bool,
 }
@@ -285,13 +321,19 @@ impl ConnectRequest {
         self.request().map_or(0, |request| request.revision)
     }
 
+    /// Whether the initiator asks for peer-to-peer start-up: this side may then send first.
+    pub fn peer_to_peer(&self) -> bool {
+        self.request().is_some_and(|request| request.peer_to_peer)
+    }
+
     /// The engine that the request arrived at; the accepting queue pair is bound to it.
     pub fn engine(&self) -> usize {
         self.request().map_or(0, |request| usize::from(request.request.engine))
     }
 
     /// Accepts, and waits until the stream is in full operation. Post receives before, since the peer may send at once.
-    /// This side's own work waits until the peer has sent something (RFC 5044 §7.1.2).
+    /// This side's own work waits until the peer has sent something (RFC 5044 §7.1.2), which a peer-to-peer initiator does by
+    /// itself.
     pub fn accept(self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Established, Error> {
         self.shared.check_here()?;
         self.start_accept(queue_pair, options)?.wait(queue_pair)
@@ -317,6 +359,10 @@ impl ConnectRequest {
                 ird: options.ird,
                 ord: options.ord,
                 revision: request.revision,
+                minimum_ord: options.minimum_ord,
+                negotiate_reads: true,
+                peer_to_peer: false,
+                ready_to_receive: options.ready_to_receive,
                 crc: self.shared.config.mpa.crc,
                 timeout,
                 first_fpdu_delay: Duration::ZERO,
@@ -373,6 +419,12 @@ pub(crate) fn start_connect(
     if !(1..=2).contains(&options.mpa_revision) {
         return Err(Error::argument("the MPA revision", options.mpa_revision, "choose 1 (RFC 5044) or 2 (RFC 6581)"));
     }
+    if options.peer_to_peer.is_some_and(ReadyToReceiveKinds::is_empty) {
+        return Err(Error::argument("the set of ready-to-receive indications", "empty", "allow at least one kind"));
+    }
+    if options.peer_to_peer.is_some() && options.mpa_revision == 1 {
+        return Err(Error::argument("the MPA revision", 1, "peer-to-peer start-up needs 2 (RFC 6581)"));
+    }
     let most = if options.mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA };
     check_private_data(&options.private_data, most)?;
     if peer.port() == 0 {
@@ -393,6 +445,10 @@ pub(crate) fn start_connect(
             ird: options.ird,
             ord: options.ord,
             revision: options.mpa_revision,
+            minimum_ord: options.minimum_ord,
+            negotiate_reads: options.negotiate_reads,
+            peer_to_peer: options.peer_to_peer.is_some(),
+            ready_to_receive: options.peer_to_peer.unwrap_or(ReadyToReceiveKinds::ALL),
             crc: shared.config.mpa.crc,
             timeout,
             first_fpdu_delay: options.first_fpdu_delay,
@@ -449,16 +505,23 @@ impl Connecting {
                     private_data: event.private_data,
                     ird: event.ird,
                     ord: event.ord,
+                    peer_ird: event.peer_ird,
+                    peer_ord: event.peer_ord,
+                    peer_to_peer: event.peer_to_peer,
                     crc: event.crc,
                 })
             }
-            Outcome::Rejected(private_data) => Err(self.error(ConnectError::Rejected { private_data })),
+            Outcome::Rejected { private_data, peer_ird, peer_ord } => {
+                Err(self.error(ConnectError::Rejected { private_data, peer_ird, peer_ord }))
+            }
             Outcome::Failed(failure) => Err(self.error(match failure {
                 ConnectFailure::Refused => ConnectError::Refused,
                 ConnectFailure::TimedOut => ConnectError::TimedOut(self.timeout),
                 ConnectFailure::Unreachable => ConnectError::Unreachable,
                 ConnectFailure::Closed => ConnectError::Closed,
-                ConnectFailure::Startup => ConnectError::Startup(failure.to_string()),
+                ConnectFailure::Startup | ConnectFailure::ReadLimits | ConnectFailure::ReadyToReceive => {
+                    ConnectError::Startup(failure.to_string())
+                }
                 other => ConnectError::Engine(other.to_string()),
             })),
             Outcome::Ended => Err(self.error(ConnectError::Closed)),

@@ -118,7 +118,7 @@ impl Error {
     /// The private data of a peer that rejected the connection, if that is what happened.
     pub fn rejection(&self) -> Option<&[u8]> {
         match self {
-            Self::Connect { reason: ConnectError::Rejected { private_data }, .. } => Some(private_data),
+            Self::Connect { reason: ConnectError::Rejected { private_data, .. }, .. } => Some(private_data),
             _ => None,
         }
     }
@@ -142,6 +142,10 @@ pub enum ConnectError {
     Rejected {
         /// What it said along with the no.
         private_data: Vec<u8>,
+        /// The IRD that it would have, if it says so (MPA revision 2).
+        peer_ird: Option<u16>,
+        /// The ORD that it wants, if it says so (MPA revision 2).
+        peer_ord: Option<u16>,
     },
     /// Nobody listens on the port.
     #[error("nobody listens on that port")]

@@ -182,7 +182,7 @@ pub use region::{MemoryRegion, RegionScope};
 pub use request::{ReceiveRequest, SendRequest};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use uwarp_dpdk::MemifRole;
-pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, TerminateCode};
+pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, ReadyToReceiveKinds, TerminateCode};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{Access, PageAdvice, RegionBuffer};
 

@@ -147,7 +147,7 @@ impl QueuePairState {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Established(Box<EstablishedEvent>),
-    Rejected(Vec<u8>),
+    Rejected { private_data: Vec<u8>, peer_ird: Option<u16>, peer_ord: Option<u16> },
     Failed(ConnectFailure),
     Ended,
 }
@@ -529,9 +529,9 @@ impl QueuePair {
                 }
                 Outcome::Established(established)
             }
-            ConnectionEvent::Rejected { private_data, .. } => {
+            ConnectionEvent::Rejected { private_data, peer_ird, peer_ord, .. } => {
                 self.state = QueuePairState::Idle;
-                Outcome::Rejected(private_data)
+                Outcome::Rejected { private_data, peer_ird, peer_ord }
             }
             ConnectionEvent::Failed { reason, .. } => {
                 self.state = QueuePairState::Idle;

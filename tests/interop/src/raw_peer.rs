@@ -104,6 +104,18 @@ impl RawPeer {
         Ok(Ulpdu(frame.split_off(2)))
     }
 
+    /// Whether nothing comes for a while.
+    pub fn is_silent_for(&mut self, time: Duration) -> bool {
+        let patience = self.stream.read_timeout().ok().flatten();
+        let _ = self.stream.set_read_timeout(Some(time));
+        let nothing = matches!(
+            self.stream.peek(&mut [0]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+        );
+        let _ = self.stream.set_read_timeout(patience);
+        nothing
+    }
+
     /// Whether the peer has closed its half: nothing more comes, with or without a reset.
     pub fn at_end(&mut self) -> bool {
         let mut octet = [0];

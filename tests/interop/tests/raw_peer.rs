@@ -4,7 +4,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
-use uwarp::{CompletionOpcode, ConnectOptions, Context, DeviceConfig, ReceiveRequest, SendRequest, Status};
+use uwarp::{
+    CompletionOpcode, ConnectOptions, Context, DeviceConfig, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status,
+};
 use uwarp_interop_tests::namespace;
 use uwarp_interop_tests::raw_peer::{self, RawPeer};
 use uwarp_interop_tests::stack::{self, Endpoint, PATIENCE};
@@ -39,6 +41,8 @@ fn every_conversation(context: &Context) {
     faults_cost_their_own_connection(context);
     a_rejected_request_carries_private_data(context);
     the_kernel_leaves_in_the_middle(context);
+    the_kernel_speaks_first_to_a_peer_to_peer_initiator(context);
+    the_stack_speaks_first_to_a_peer_to_peer_kernel(context);
 }
 
 /// Connects a raw peer to a fresh endpoint of the stack.
@@ -130,6 +134,86 @@ fn the_stack_connects(context: &Context) {
     // The kernel ends in order, on a message boundary.
     peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
     assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+}
+
+/// The three ready-to-receive indications (RFC 6581 §9.2): flags of the two words, and the ULPDU.
+fn indications() -> [(u16, u16, ReadyToReceiveKinds, Vec<u8>); 3] {
+    let none = ReadyToReceiveKinds::NONE;
+    [
+        (0xc000, 0, ReadyToReceiveKinds { send: true, ..none }, raw_peer::send(1, b"")),
+        (0x8000, 0x8000, ReadyToReceiveKinds { write: true, ..none }, raw_peer::write(1, 0, b"")),
+        (0x8000, 0x4000, ReadyToReceiveKinds { read: true, ..none }, raw_peer::read_request(1, (1, 0), 0, (1, 0))),
+    ]
+}
+
+/// The stack as peer-to-peer initiator: its first FPDU is the indication, and only then the kernel speaks.
+fn the_kernel_speaks_first_to_a_peer_to_peer_initiator(context: &Context) {
+    for (index, (first, second, kinds, indication)) in indications().into_iter().enumerate() {
+        let address: SocketAddr = format!("10.77.0.2:{}", 7300 + index).parse().unwrap();
+        let listener = TcpListener::bind(address).expect("the kernel listens");
+        let server = thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("the stack connects");
+            let mut peer = RawPeer::from_stream(stream).unwrap();
+            let (_, _, data) = peer.read_startup().expect("a request");
+            let words = [u16::from_be_bytes([data[0], data[1]]), u16::from_be_bytes([data[2], data[3]])];
+            assert_eq!(words, [first | 4, second | 4], "A, this one kind, and the limits");
+            peer.send_reply(first | 4, second | 4, b"").unwrap();
+            assert_eq!(peer.read_ulpdu().expect("the indication").0, indication);
+            if second == 0x4000 {
+                peer.send_ulpdu(&raw_peer::read_response(1, 0, b"")).unwrap();
+            }
+            peer.send_ulpdu(&raw_peer::send(1, b"the kernel first")).unwrap();
+            peer
+        });
+        let mut endpoint = Endpoint::new(context);
+        let receive = [endpoint.region.sge(0..1024).unwrap()];
+        endpoint.queue_pair.post_receive(&[ReceiveRequest::new(1, &receive)]).unwrap();
+        let options = ConnectOptions::default().reads(4, 4).peer_to_peer(kinds);
+        let established = context.connect(&mut endpoint.queue_pair, address, options).expect("the start-up succeeds");
+        assert!(established.peer_to_peer);
+        let received = endpoint.completion();
+        assert_eq!((received.opcode, received.status), (CompletionOpcode::Receive, Status::Success));
+        assert_eq!(endpoint.octets(0, received.length as usize), b"the kernel first");
+        let mut peer = server.join().unwrap();
+        peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    }
+}
+
+/// The stack as peer-to-peer responder: silent until the kernel's indication, then it speaks first.
+fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
+    for (index, (first, second, _, indication)) in indications().into_iter().enumerate() {
+        let port = 7310 + index as u16;
+        let mut endpoint = Endpoint::new(context);
+        let address = context.socket_address(port);
+        let mut peer = None;
+        endpoint.accept(context, port, || {
+            peer = Some(thread::spawn(move || {
+                let mut peer = RawPeer::connect(address).expect("the stack accepts TCP");
+                peer.send_request(first | 4, second | 4, b"").expect("a request goes out");
+                let (_, _, data) = peer.read_startup().expect("a reply");
+                assert_eq!(
+                    (data[0] & 0xc0, data[2] & 0xc0),
+                    ((first >> 8) as u8, (second >> 8) as u8),
+                    "the common kind"
+                );
+                peer
+            }));
+        });
+        let mut peer = peer.expect("started").join().expect("the peer's start-up");
+        endpoint.queue_pair.post_send(&[SendRequest::send_inline(3, b"the stack first")]).unwrap();
+        assert!(peer.is_silent_for(Duration::from_millis(100)), "the responder spoke before the indication");
+        peer.send_ulpdu(&indication).unwrap();
+        if second == 0x4000 {
+            assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::read_response(1, 0, b""));
+        }
+        assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::send(1, b"the stack first"));
+        assert_eq!(endpoint.completion().status, Status::Success);
+        endpoint.queue_pair.disconnect();
+        assert!(peer.at_end());
+        drop(peer);
+        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    }
 }
 
 fn octets_arrive_one_by_one(context: &Context) {

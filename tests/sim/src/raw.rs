@@ -78,24 +78,41 @@ impl RawPeer {
         requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
         port: u16,
     ) -> RawPeer {
+        let accept = uwarp_engine::command::StartupOptions::default();
+        RawPeer::start_with(world, host, to, pair, requests, port, (&request(), accept)).0
+    }
+
+    /// As [`RawPeer::start`], with a Request and an answer of one's choice; gives the Reply frame too.
+    ///
+    /// # Panics
+    /// If the engine does not answer as it should.
+    pub fn start_with(
+        world: &mut World,
+        host: u8,
+        to: usize,
+        pair: &uwarp_engine::rig::Pair,
+        requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
+        port: u16,
+        (frame, accept): (&[u8], uwarp_engine::command::StartupOptions),
+    ) -> (RawPeer, Vec<u8>) {
         let mut peer = RawPeer::connect(world, host, to, port);
-        peer.send(&request());
+        peer.send(frame);
         let mut request = None;
         assert!(peer.run_until(world, Duration::from_secs(5), |_, _| {
             request = requests.try_recv().ok();
             request.is_some()
         }));
         if let Some(request) = request {
-            world.hosts[to].accept(pair, &request, uwarp_engine::command::StartupOptions::default());
+            world.hosts[to].accept(pair, &request, accept);
         }
         let mut length = None;
         assert!(peer.run_until(world, Duration::from_secs(5), |peer, _| {
             length = StartupFrame::parse(FrameKind::Reply, &peer.received).ok().flatten().map(|(_, length)| length);
             length.is_some()
         }));
-        peer.received.drain(..length.unwrap_or(0));
+        let reply = peer.received.drain(..length.unwrap_or(0)).collect();
         let _ = pair.events.try_recv();
-        peer
+        (peer, reply)
     }
 
     /// Queues octets.
@@ -229,14 +246,11 @@ impl RawPeer {
 
 /// An enhanced MPA Request that asks for CRCs.
 pub fn request() -> Vec<u8> {
-    let enhanced = EnhancedData {
-        peer_to_peer: false,
-        ready_by_send: false,
-        ready_by_write: false,
-        ready_by_read: false,
-        ird: 4,
-        ord: 4,
-    };
+    request_with(EnhancedData { ird: 4, ord: 4, ..EnhancedData::default() })
+}
+
+/// An MPA Request with these enhanced data that asks for CRCs.
+pub fn request_with(enhanced: EnhancedData) -> Vec<u8> {
     let frame = StartupFrame {
         kind: FrameKind::Request,
         markers: false,

@@ -125,6 +125,11 @@ impl Responder {
         Ok(self.request())
     }
 
+    /// Sets the indications that the coming answer may flag; what [`ResponderOptions`] said until now.
+    pub fn set_ready_to_receive(&mut self, kinds: ReadyToReceiveKinds) {
+        self.options.ready_to_receive = kinds;
+    }
+
     /// The Request that waits for a decision.
     pub fn request(&self) -> Option<&PeerRequest> {
         match &self.state {
