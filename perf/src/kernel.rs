@@ -3,12 +3,13 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use uwarp_netns::{self as netns, End, Namespace};
 
 /// What an end of the kernel peer does.
 #[derive(Args)]
@@ -157,7 +158,7 @@ fn spin_write(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
 
 /// Two network namespaces with a veth pair between them; gone when dropped.
 pub struct Namespaces {
-    names: [String; 2],
+    ends: [Namespace; 2],
 }
 
 const SERVER_ADDRESS: &str = "10.88.0.1";
@@ -166,25 +167,15 @@ const CLIENT_ADDRESS: &str = "10.88.0.2";
 impl Namespaces {
     /// Makes them; needs root, iproute2 and ethtool.
     pub fn new() -> anyhow::Result<Self> {
-        let names = ["a", "b"].map(|end| format!("uwarp-bench-{}-{end}", std::process::id()));
-        let namespaces = Self { names };
-        let [server, client] = &namespaces.names;
-        for name in [server, client] {
-            execute("ip", &["netns", "add", name])?;
-        }
-        execute(
-            "ip",
-            &["link", "add", "bench0", "netns", server, "type", "veth", "peer", "name", "bench0", "netns", client],
-        )?;
-        for (name, address) in [(server, SERVER_ADDRESS), (client, CLIENT_ADDRESS)] {
-            let inside = |arguments: &[&str]| execute("ip", &[&["netns", "exec", name], arguments].concat());
-            inside(&["ethtool", "-K", "bench0", "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
+        let ends = [Namespace::new("bench")?, Namespace::new("bench")?];
+        let addresses = [SERVER_ADDRESS, CLIENT_ADDRESS].map(|address| format!("{address}/24"));
+        for namespace in &ends {
             // The kernel here prefers BBR, which paces; a bulk flow without loss is what is compared.
-            inside(&["sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"])?;
-            inside(&["ip", "addr", "add", &format!("{address}/24"), "dev", "bench0"])?;
-            inside(&["ip", "link", "set", "bench0", "up"])?;
+            netns::run(namespace.command("sysctl").args(["-qw", "net.ipv4.tcp_congestion_control=reno"]))?;
         }
-        Ok(namespaces)
+        let [server, client] = [[addresses[0].as_str()], [addresses[1].as_str()]];
+        netns::veth(1500, [End::kernel("bench0", &server).of(&ends[0]), End::kernel("bench0", &client).of(&ends[1])])?;
+        Ok(Namespaces { ends })
     }
 
     /// Runs one measurement with the server on the first CPU and the client on the second.
@@ -222,8 +213,9 @@ impl Namespaces {
             Test::Latency => "latency",
             Test::Bandwidth => "bandwidth",
         };
-        Command::new("ip")
-            .args(["netns", "exec", &self.names[end], "taskset", "-c", &cpu.to_string()])
+        self.ends[end]
+            .command("taskset")
+            .args(["-c", &cpu.to_string()])
             .arg(std::env::current_exe()?)
             .args(["kernel-peer", role, test, address, &size.to_string(), &duration.as_millis().to_string()])
             .stdin(Stdio::null())
@@ -231,28 +223,4 @@ impl Namespaces {
             .spawn()
             .context("cannot start the kernel peer")
     }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Half-made namespaces are taken away too; what is not there needs nothing.
-            let _ = execute("ip", &["netns", "delete", name]);
-        }
-    }
-}
-
-fn execute(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {program}"))?;
-    ensure!(
-        output.status.success(),
-        "{program} {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(())
 }

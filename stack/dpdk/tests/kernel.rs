@@ -3,79 +3,32 @@
 mod common;
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsFd;
 use std::process::Command;
 
 use common::{PATIENCE, contents, eal, exchange, fill, open, options, receive, send, sizes, whole};
 use uwarp_dpdk::{DeviceConfig, Error, Port};
+use uwarp_netns::{self as netns, End, Namespace};
 
-/// A namespace that goes with the value.
-struct Namespace(String);
-
-impl Namespace {
-    fn new(suffix: &str) -> Option<Namespace> {
-        let name = format!("uwarp-{}{suffix}", std::process::id());
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("not root: no network namespaces, nothing is tested");
-            return None;
-        }
-        ip(&["netns", "add", &name]);
-        Some(Namespace(name))
+/// A namespace of the test's own, if this user may make one.
+fn namespace() -> Option<Namespace> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: no network namespaces, nothing is tested");
+        return None;
     }
-
-    fn ip(&self, arguments: &[&str]) {
-        ip(&[&["-n", &self.0], arguments].concat());
-    }
-
-    /// Runs `work` on a thread in the namespace.
-    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    let file = std::fs::File::open(format!("/var/run/netns/{}", self.0)).unwrap();
-                    let network = Some(rustix::thread::LinkNameSpaceType::Network);
-                    rustix::thread::move_into_link_name_space(file.as_fd(), network).unwrap();
-                    work()
-                })
-                .join()
-                .unwrap()
-        })
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
-}
-
-fn ip(arguments: &[&str]) {
-    let output = Command::new("ip").args(arguments).output().expect("ip runs");
-    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(Namespace::new("dpdk").expect("a namespace"))
 }
 
 fn af_packet(namespace: &Namespace, interface: &str) -> DeviceConfig {
-    DeviceConfig::AfPacket { interface: interface.to_owned(), netns: Some(namespace.0.clone()), frame_count: None }
+    DeviceConfig::AfPacket {
+        interface: interface.to_owned(),
+        netns: Some(namespace.name().to_owned()),
+        frame_count: None,
+    }
 }
 
 fn veth(mtu: u16) {
-    let Some(namespace) = Namespace::new("") else { return };
-    namespace.ip(&[
-        "link",
-        "add",
-        "uwa",
-        "mtu",
-        &mtu.to_string(),
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "uwb",
-        "mtu",
-        &mtu.to_string(),
-    ]);
-    namespace.ip(&["link", "set", "uwa", "up"]);
-    namespace.ip(&["link", "set", "uwb", "up"]);
+    let Some(namespace) = namespace() else { return };
+    netns::veth(mtu, ["uwa", "uwb"].map(|end| End::silent(end).of(&namespace))).expect("a veth pair");
     let eal = eal();
     let left = open(&eal, &af_packet(&namespace, "uwa"), &options(mtu));
     let right = open(&eal, &af_packet(&namespace, "uwb"), &options(mtu));
@@ -132,16 +85,17 @@ fn udp_frame(destination: [u8; 6], source: [u8; 6], port: u16, payload: &[u8]) -
 }
 
 fn tap(mtu: u16) {
-    let Some(namespace) = Namespace::new("") else { return };
+    let Some(namespace) = namespace() else { return };
     let eal = eal();
-    let device = DeviceConfig::Tap { name: "uwtap".to_owned(), mac: None, netns: Some(namespace.0.clone()) };
+    let device = DeviceConfig::Tap { name: "uwtap".to_owned(), mac: None, netns: Some(namespace.name().to_owned()) };
     let port = open(&eal, &device, &options(mtu));
-    namespace.ip(&["addr", "add", "10.77.0.1/24", "dev", "uwtap"]);
-    namespace.ip(&["link", "set", "uwtap", "up"]);
+    namespace.ip(&["addr", "add", "10.77.0.1/24", "dev", "uwtap"]).unwrap();
+    namespace.ip(&["link", "set", "uwtap", "up"]).unwrap();
     let hardware = namespace.inside(|| {
         let output = Command::new("ip").args(["-o", "link", "show", "uwtap"]).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     });
+    let hardware = hardware.unwrap();
     assert!(hardware.contains(&format!("mtu {mtu} ")), "{hardware}");
     // The kernel's end has an address of its own: the frames that go there carry it.
     let text = hardware.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap();
@@ -150,8 +104,8 @@ fn tap(mtu: u16) {
         *octet = u8::from_str_radix(part, 16).unwrap();
     }
     let own = [2, 0, 0, 0, 0, 9];
-    namespace.ip(&["neigh", "replace", "10.77.0.2", "lladdr", "02:00:00:00:00:09", "dev", "uwtap"]);
-    let socket = namespace.inside(|| UdpSocket::bind((Ipv4Addr::new(10, 77, 0, 1), 0)).unwrap());
+    namespace.ip(&["neigh", "replace", "10.77.0.2", "lladdr", "02:00:00:00:00:09", "dev", "uwtap"]).unwrap();
+    let socket = namespace.inside(|| UdpSocket::bind((Ipv4Addr::new(10, 77, 0, 1), 0)).unwrap()).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let kernel_port = socket.local_addr().unwrap().port();
     let mut queue = port.take_queue(0).unwrap();
@@ -205,18 +159,17 @@ fn tap_9000_is_refused() {
 
 #[test]
 fn tap_goes_and_comes_again() {
-    let Some(namespace) = Namespace::new("") else { return };
+    let Some(namespace) = namespace() else { return };
     let eal = eal();
     for _ in 0..3 {
         let device = DeviceConfig::Tap {
             name: "uwtap".to_owned(),
             mac: Some("02:00:00:00:00:05".to_owned()),
-            netns: Some(namespace.0.clone()),
+            netns: Some(namespace.name().to_owned()),
         };
         let port = open(&eal, &device, &options(1500));
         drop(port);
-        let gone =
-            namespace.inside(|| !Command::new("ip").args(["link", "show", "uwtap"]).output().unwrap().status.success());
+        let gone = namespace.ip(&["link", "show", "uwtap"]).is_err();
         assert!(gone, "the interface goes with the port");
     }
     for pool in eal.unused_pools() {
@@ -226,23 +179,38 @@ fn tap_goes_and_comes_again() {
 
 #[test]
 fn the_kernel_bridges_two_ports() {
-    let Some(namespace) = Namespace::new("") else { return };
+    let Some(namespace) = namespace() else { return };
     let eal = eal();
-    let device = |name: &str| DeviceConfig::Tap { name: name.to_owned(), mac: None, netns: Some(namespace.0.clone()) };
+    let device =
+        |name: &str| DeviceConfig::Tap { name: name.to_owned(), mac: None, netns: Some(namespace.name().to_owned()) };
     let (left, right) = (open(&eal, &device("uwl"), &options(1500)), open(&eal, &device("uwr"), &options(1500)));
-    let bridged =
-        Command::new("ip").args(["-n", &namespace.0, "link", "add", "uwbr", "type", "bridge"]).output().unwrap();
-    if !bridged.status.success() {
+    if namespace.ip(&["link", "add", "uwbr", "type", "bridge"]).is_err() {
         eprintln!("this kernel has no bridge");
         return;
     }
     for name in ["uwl", "uwr"] {
-        namespace.ip(&["link", "set", name, "master", "uwbr", "up"]);
+        namespace.ip(&["link", "set", name, "master", "uwbr", "up"]).unwrap();
     }
-    namespace.ip(&["link", "set", "uwbr", "up"]);
+    namespace.ip(&["link", "set", "uwbr", "up"]).unwrap();
     let (mut a, mut b) = common::connect(&left, &right);
     let mut mbuf = a.alloc().unwrap();
     fill(&mut mbuf, &contents(200, 1));
     send(&mut a, mbuf);
     assert_eq!(whole(&receive(&mut b, &mut || {})), contents(200, 1));
+}
+
+/// The driver names a fanout group by process number XOR interface index, in 16 bits.
+#[test]
+fn a_fanout_group_that_is_taken_is_named() {
+    let Some(namespace) = namespace() else { return };
+    for (interface, index, peer) in [("uwa", "10", "uwap"), ("uwb", "65546", "uwbp")] {
+        namespace.ip(&["link", "add", interface, "index", index, "type", "veth", "peer", "name", peer]).unwrap();
+        namespace.ip(&["link", "set", interface, "up"]).unwrap();
+    }
+    let eal = eal();
+    let _first = open(&eal, &af_packet(&namespace, "uwa"), &options(1500));
+    match Port::open(&eal, &af_packet(&namespace, "uwb"), &options(1500)) {
+        Err(error) => assert!(error.to_string().contains("index far from"), "{error}"),
+        Ok(_) => panic!("two interfaces share a group"),
+    }
 }

@@ -1,7 +1,6 @@
-//! What the interop tests share: network namespaces and a peer that was not written with the stack's own codecs.
+//! What the interop tests share: a peer that was not written with the stack's own codecs.
 #![forbid(unsafe_code)]
 
-pub mod namespace;
 pub mod raw_peer;
 pub mod stack;
 pub mod tools;

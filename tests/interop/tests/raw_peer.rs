@@ -7,17 +7,17 @@ use std::time::Duration;
 use uwarp::{
     CompletionOpcode, ConnectOptions, Context, DeviceConfig, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status,
 };
-use uwarp_interop_tests::namespace;
 use uwarp_interop_tests::raw_peer::{self, RawPeer};
 use uwarp_interop_tests::stack::{self, Endpoint, PATIENCE};
+use uwarp_netns::{self as netns, End};
 
 const STACK: &str = "10.77.0.1/24";
 const KERNEL: &str = "10.77.0.2/24";
 
 #[test]
 fn a_kernel_socket_speaks_with_the_stack_over_af_packet() {
-    namespace::inside("a_kernel_socket_speaks_with_the_stack_over_af_packet", || {
-        namespace::veth("stack0", "kernel0", KERNEL, 1500).expect("a veth pair");
+    netns::test_inside("a_kernel_socket_speaks_with_the_stack_over_af_packet", || {
+        netns::veth(1500, [End::silent("stack0"), End::kernel("kernel0", &[KERNEL])]).expect("a veth pair");
         let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
         every_conversation(&stack::open(device, STACK));
     });
@@ -25,10 +25,10 @@ fn a_kernel_socket_speaks_with_the_stack_over_af_packet() {
 
 #[test]
 fn a_kernel_socket_speaks_with_the_stack_over_tap() {
-    namespace::inside("a_kernel_socket_speaks_with_the_stack_over_tap", || {
+    netns::test_inside("a_kernel_socket_speaks_with_the_stack_over_tap", || {
         let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
         let context = stack::open(device, STACK);
-        namespace::tap_address("tap0", KERNEL).expect("an address on the tap");
+        End::kernel("tap0", &[KERNEL]).bring_up().expect("an address on the tap");
         every_conversation(&context);
     });
 }

@@ -1,13 +1,12 @@
 //! A network of two hosts, each a process: a pair of sockets' ends, or a veth pair in a network namespace of its own.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uwarp::config::KeepAlive;
 use uwarp::{Config, DeviceConfig, MemifRole};
+use uwarp_netns::{self as netns, End, Namespace};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,8 +111,8 @@ fn interface(side: Side) -> &'static str {
 pub struct Network {
     /// What the other process is told.
     pub wire: Wire,
-    namespace: Option<String>,
-    /// Held for its removal.
+    /// Held for their removal.
+    _namespace: Option<Namespace>,
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -121,48 +120,15 @@ impl Network {
     /// Makes a network. af_packet needs the right to make network namespaces.
     pub fn new(device: Device) -> Self {
         if device == Device::AfPacket {
-            static COUNT: AtomicU32 = AtomicU32::new(0);
-            let name = format!("uwarp-vdev-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-            ip(&["netns", "add", &name]);
-            let network = Self { wire: Wire { device, place: name.clone() }, namespace: Some(name), _folder: None };
-            network.lay_veth();
-            return network;
+            let namespace = Namespace::new("vdev").expect("a network namespace");
+            let ends = [Side::Server, Side::Client].map(|side| End::silent(interface(side)).of(&namespace));
+            netns::veth(9000, ends).expect("a veth pair");
+            let wire = Wire { device, place: namespace.name().to_owned() };
+            return Self { wire, _namespace: Some(namespace), _folder: None };
         }
         // Under /tmp, because the path of a socket is short.
         let folder = tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory");
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
-        Self { wire: Wire { device, place }, namespace: None, _folder: Some(folder) }
+        Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) }
     }
-
-    fn lay_veth(&self) {
-        let name = self.wire.place.as_str();
-        // The kernel has nothing to say on these interfaces: no address, and no IPv6 that would make one.
-        run("ip", &["netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
-        // Indexes far apart: the driver names its fanout groups by process number XOR interface index, and neighbours collide.
-        ip(&["-n", name, "link", "add", "server", "index", "10", "mtu", "9000", "type", "veth"]
-            .into_iter()
-            .chain(["peer", "name", "client", "index", "1000", "mtu", "9000"])
-            .collect::<Vec<_>>());
-        ip(&["-n", name, "link", "set", "server", "up"]);
-        ip(&["-n", name, "link", "set", "client", "up"]);
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        if let Some(name) = &self.namespace {
-            let _ = Command::new("ip").args(["netns", "delete", name]).stdin(Stdio::null()).status();
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) {
-    run("ip", arguments);
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
-    let output = output.unwrap_or_else(|error| panic!("{program} cannot be run: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
 }

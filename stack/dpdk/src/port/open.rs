@@ -90,6 +90,14 @@ fn failed(plan: &Plan, call: &'static str, result: c_int, mark: &Mark) -> Error 
             cure: "run as root or with the capabilities CAP_NET_ADMIN and CAP_NET_RAW, or use a device over a socket (virtio-user, vhost, memif)".to_owned(),
         };
     }
+    // The driver names the group by process number XOR interface index, and a namespace has one set of names.
+    let reason = if reason.contains("PACKET_FANOUT") {
+        format!(
+            "{reason} (another process of this network namespace may have the fanout group: give the interface an index far from those of other such interfaces, as in 'ip link add NAME index 16400 ...', or start again)"
+        )
+    } else {
+        reason
+    };
     Error::Device { device: plan.name.clone(), call, reason }
 }
 

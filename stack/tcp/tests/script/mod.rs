@@ -28,6 +28,10 @@ use std::time::Duration;
 use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Events, Instant, KeepAlive, Payload, Received, Transmit};
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
+pub mod parse;
+
+use parse::{Pattern, Script, number, pattern, time};
+
 const OUR_ISN: SeqNumber = SeqNumber(0xffff_ff00);
 const PEER_ISN: SeqNumber = SeqNumber(0xffff_fe00);
 /// The peer's timestamp clock is this much ahead, in its ticks.
@@ -37,37 +41,26 @@ const PEER_CLOCK: u32 = 5000;
 pub fn run_file(name: &str, text: &str) -> usize {
     let mut failures = String::new();
     let mut count = 0;
-    let mut scripts = text.split("\n== ");
-    let preamble = scripts.next().unwrap_or("");
-    let mut line = preamble.lines().count() + 1;
-    for script in scripts {
-        let title = script.lines().next().unwrap_or("").trim();
+    for script in parse::scripts(text) {
         count += 1;
-        if let Err(why) = run(script, line) {
-            writeln!(failures, "{name}: {title}\n    {why}").unwrap();
+        if let Err(why) = run(&script) {
+            writeln!(failures, "{name}: {}\n    {why}", script.title).unwrap();
         }
-        line += script.matches('\n').count() + 1;
     }
     assert!(failures.is_empty(), "\n{failures}");
     count
 }
 
-fn run(script: &str, first_line: usize) -> Result<(), String> {
+fn run(script: &Script) -> Result<(), String> {
     let mut player = Player::default();
     let mut cited = true;
-    for (index, line) in script.lines().enumerate().skip(1) {
-        let (code, citation) = match line.split_once('#') {
-            Some((code, citation)) => (code, citation.contains('§') || citation.contains("own:")),
-            None => (line, false),
-        };
-        if code.trim().is_empty() {
-            continue;
-        }
-        cited &= citation || !code.contains('>');
+    for line in &script.lines {
+        let code = line.code;
+        cited &= line.citation.is_some() || !code.contains('>');
         if !cited {
-            return Err(format!("line {}: {code}: no citation", first_line + index));
+            return Err(format!("line {}: {code}: no citation", line.number));
         }
-        player.line(code).map_err(|why| format!("line {}: {}\n    {why}", first_line + index, code.trim()))?;
+        player.line(code).map_err(|why| format!("line {}: {}\n    {why}", line.number, code.trim()))?;
     }
     player.silence().map_err(|why| format!("at the end: {why}"))
 }
@@ -88,95 +81,6 @@ struct Player {
     discarded: u32,
     waiting: Vec<Transmit>,
     last_timestamp: u32,
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let value: f64 = text[..split].parse().map_err(|_| format!("not a time: {text}"))?;
-    let unit = match &text[split..] {
-        "s" => 1e9,
-        "ms" => 1e6,
-        "us" => 1e3,
-        "ns" => 1.0,
-        "" if value == 0.0 => 1.0,
-        other => return Err(format!("not a unit of time: {other}")),
-    };
-    Ok(Duration::from_nanos((value * unit).round() as u64))
-}
-
-fn number<T: std::str::FromStr>(text: Option<&str>) -> Result<T, String> {
-    let text = text.ok_or("a number is missing")?;
-    text.parse().map_err(|_| format!("not a number: {text}"))
-}
-
-/// A segment as a line writes it; `None` for what the line does not name.
-#[derive(Default, Debug)]
-struct Pattern {
-    flags: TcpFlags,
-    sequence: i64,
-    len: u32,
-    ack: Option<i64>,
-    window: Option<u16>,
-    mss: Option<u16>,
-    scale: Option<u8>,
-    sack_permitted: bool,
-    sack: Vec<(i64, i64)>,
-    timestamps: Option<(u32, u32)>,
-    no_timestamps: bool,
-    again: Option<bool>,
-    slice: Option<(u32, u32)>,
-    urgent: u16,
-}
-
-fn pattern(text: &str) -> Result<Pattern, String> {
-    let mut words = text.split_whitespace();
-    let mut pattern = Pattern::default();
-    for letter in words.next().ok_or("no flags")?.chars() {
-        pattern.flags |= match letter {
-            'S' => TcpFlags::SYN,
-            'A' => TcpFlags::ACK,
-            'F' => TcpFlags::FIN,
-            'R' => TcpFlags::RST,
-            'P' => TcpFlags::PSH,
-            'U' => TcpFlags::URG,
-            '.' => TcpFlags::NONE,
-            other => return Err(format!("not a flag: {other}")),
-        };
-    }
-    let place = words.next().ok_or("no sequence number")?;
-    let (sequence, len) = place.split_once('+').unwrap_or((place, "0"));
-    pattern.sequence = number(Some(sequence))?;
-    pattern.len = number(Some(len))?;
-    while let Some(word) = words.next() {
-        match word {
-            "ack" => pattern.ack = Some(number(words.next())?),
-            "win" => pattern.window = Some(number(words.next())?),
-            "mss" => pattern.mss = Some(number(words.next())?),
-            "ws" => pattern.scale = Some(number(words.next())?),
-            "sackOK" => pattern.sack_permitted = true,
-            "sack" => {
-                for block in words.next().ok_or("no blocks")?.split(',') {
-                    let (left, right) = block.split_once('-').ok_or("not a block")?;
-                    pattern.sack.push((number(Some(left))?, number(Some(right))?));
-                }
-            }
-            "ts" => {
-                let (value, echo) = words.next().and_then(|word| word.split_once('/')).ok_or("not a timestamp")?;
-                pattern.timestamps = Some((number(Some(value))?, number(Some(echo))?));
-            }
-            "urg" => pattern.urgent = number(words.next())?,
-            "nots" => pattern.no_timestamps = true,
-            "again" => pattern.again = Some(true),
-            "first" => pattern.again = Some(false),
-            // Record and offset in it.
-            "of" => {
-                let (token, offset) = words.next().and_then(|word| word.split_once('@')).ok_or("not TOKEN@OFFSET")?;
-                pattern.slice = Some((number(Some(token))?, number(Some(offset))?));
-            }
-            other => return Err(format!("what is {other}?")),
-        }
-    }
-    Ok(pattern)
 }
 
 fn add(base: SeqNumber, offset: i64) -> SeqNumber {

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use uwarp::{Config, DeviceConfig, MemifRole};
+use uwarp_netns::{self as netns, End, Namespace};
 
 /// Far longer than anything takes: only a defect makes a test wait for it.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -36,7 +37,7 @@ pub enum Device {
 pub struct Wire {
     device: Device,
     directory: tempfile::TempDir,
-    namespaces: Vec<String>,
+    namespaces: Vec<Namespace>,
 }
 
 impl Wire {
@@ -54,21 +55,17 @@ impl Wire {
             eprintln!("skipped: network namespaces need root");
             return Ok(false);
         }
-        let unique = std::process::id();
-        let (a, b) = (format!("uwarp-{unique}-a"), format!("uwarp-{unique}-b"));
-        for namespace in [&a, &b] {
-            // Of an earlier process with our id.
-            let _ = ip(&["netns", "delete", namespace]);
-            if let Err(error) = ip(&["netns", "add", namespace]) {
-                eprintln!("skipped: {error:#}");
-                return Ok(false);
+        for _ in 0..2 {
+            match Namespace::new("verbs") {
+                Ok(namespace) => self.namespaces.push(namespace),
+                Err(error) => {
+                    eprintln!("skipped: {error}");
+                    return Ok(false);
+                }
             }
-            self.namespaces.push(namespace.clone());
         }
-        ip(&["-n", &a, "link", "add", "veth0", "mtu", "9000", "type", "veth", "peer", "name", "veth0", "netns", &b])?;
-        for namespace in [&a, &b] {
-            ip(&["-n", namespace, "link", "set", "veth0", "up"])?;
-        }
+        let [a, b] = self.namespaces.as_slice() else { bail!("no namespaces") };
+        netns::veth(9000, [a, b].map(|namespace| End::silent("veth0").of(namespace)))?;
         Ok(true)
     }
 
@@ -103,9 +100,9 @@ impl Wire {
                 (memif(MemifRole::Server), memif(MemifRole::Client))
             }
             Device::AfPacket => {
-                let packet = |namespace: &String| DeviceConfig::AfPacket {
+                let packet = |namespace: &Namespace| DeviceConfig::AfPacket {
                     interface: "veth0".to_owned(),
-                    netns: Some(namespace.clone()),
+                    netns: Some(namespace.name().to_owned()),
                     frame_count: None,
                 };
                 let [a, b] = self.namespaces.as_slice() else { bail!("no namespaces") };
@@ -120,24 +117,6 @@ impl Wire {
         };
         Ok((finish(server, "10.99.0.1/24")?, finish(client, "10.99.0.2/24")?))
     }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        for namespace in &self.namespaces {
-            if let Err(error) = ip(&["netns", "delete", namespace]) {
-                eprintln!("{error:#}");
-            }
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(arguments).output().context("ip cannot be run")?;
-    if !output.status.success() {
-        bail!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
 }
 
 /// A running child. Killed when dropped.

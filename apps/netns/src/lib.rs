@@ -1,0 +1,244 @@
+//! Network namespaces and what joins them, for tools and tests that need the kernel's network without touching the
+//! machine's own. All of it needs the right to make network namespaces, and iproute2.
+
+#![forbid(unsafe_code)]
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Interface indexes of the two ends of every veth pair made here.
+///
+/// DPDK's af_packet driver names its fanout group, of which a namespace has one set, by process number XOR interface index.
+/// On neighbouring indexes two processes with neighbouring numbers would take each other's group; on these only two whose
+/// numbers differ by 16384.
+const INDEXES: [u32; 2] = [16, 16 + (1 << 14)];
+
+/// Names the one that runs again inside a namespace, in its environment.
+const INSIDE: &str = "UWARP_NAMESPACE";
+
+/// A named network namespace; its name goes with the value, and it goes with its last process.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Makes one. Its name has `purpose` in it, this process's number, and a count.
+    ///
+    /// # Errors
+    /// The system refuses (it wants root), or there is no `ip`.
+    pub fn new(purpose: &str) -> io::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("uwarp-{purpose}-{}-{count}", std::process::id());
+        ip(["netns", "add", &name])?;
+        Ok(Self { name })
+    }
+
+    /// The name that `ip netns` and DPDK's devices know it by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A command that runs inside.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(program);
+        command
+    }
+
+    /// Runs `ip` inside.
+    ///
+    /// # Errors
+    /// See [`run`].
+    pub fn ip(&self, arguments: &[&str]) -> io::Result<()> {
+        ip(["-n", &self.name].iter().chain(arguments))
+    }
+
+    /// Runs `work` on a thread inside and gives what it gives. Sockets made there stay there.
+    ///
+    /// # Errors
+    /// The thread may not enter.
+    ///
+    /// # Panics
+    /// If `work` does.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let file = std::fs::File::open(format!("/var/run/netns/{}", self.name))?;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let network = Some(rustix::thread::LinkNameSpaceType::Network);
+                rustix::thread::move_into_link_name_space(file.as_fd(), network)?;
+                Ok(work())
+            });
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = ip(["netns", "delete", &self.name]) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// One end of a veth pair.
+#[derive(Debug, Clone, Copy)]
+pub struct End<'a> {
+    /// The interface's name, at most 15 characters.
+    pub interface: &'a str,
+    /// Where it lies; `None` is where this process is.
+    pub namespace: Option<&'a Namespace>,
+    /// The kernel's addresses on it, with their prefix lengths. Without any the kernel says nothing at all there, and the
+    /// end is free for a packet socket.
+    pub addresses: &'a [&'a str],
+}
+
+impl<'a> End<'a> {
+    /// An end on which the kernel is silent.
+    pub fn silent(interface: &'a str) -> Self {
+        Self { interface, namespace: None, addresses: &[] }
+    }
+
+    /// An end on which the kernel speaks.
+    pub fn kernel(interface: &'a str, addresses: &'a [&'a str]) -> Self {
+        Self { interface, namespace: None, addresses }
+    }
+
+    /// The same end in a namespace.
+    pub fn of(self, namespace: &'a Namespace) -> Self {
+        Self { namespace: Some(namespace), ..self }
+    }
+
+    fn ip(&self, arguments: &[&str]) -> io::Result<()> {
+        match self.namespace {
+            Some(namespace) => namespace.ip(arguments),
+            None => ip(arguments),
+        }
+    }
+
+    /// Gives the interface, which exists, its addresses or its silence, and brings it up.
+    ///
+    /// Where the kernel speaks it has to finish its own checksums and cut its own segments: nobody behind the wire would.
+    ///
+    /// # Errors
+    /// See [`run`].
+    pub fn bring_up(&self) -> io::Result<()> {
+        if self.addresses.is_empty() {
+            let path = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.interface);
+            // A kernel without IPv6 says nothing of it.
+            let silence = || if std::fs::exists(&path)? { std::fs::write(&path, "1") } else { Ok(()) };
+            match self.namespace {
+                Some(namespace) => namespace.inside(silence)??,
+                None => silence()?,
+            }
+        } else {
+            self.ip(&["link", "set", "lo", "up"])?;
+        }
+        for address in self.addresses {
+            let more: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
+            self.ip(&[&["addr", "add", address, "dev", self.interface], more].concat())?;
+        }
+        self.ip(&["link", "set", self.interface, "up"])
+    }
+
+    /// Switches off what a veth end leaves to a device that it does not have.
+    fn without_offloads(&self) -> io::Result<()> {
+        let mut command = match self.namespace {
+            Some(namespace) => namespace.command("ethtool"),
+            None => Command::new("ethtool"),
+        };
+        run(command.args(["-K", self.interface, "tx", "off", "tso", "off", "gso", "off", "gro", "off"]))
+    }
+}
+
+/// Makes a veth pair and brings both ends up.
+///
+/// # Errors
+/// The kernel or the user cannot, or a name is taken.
+pub fn veth(mtu: u16, ends: [End<'_>; 2]) -> io::Result<()> {
+    let mtu = mtu.to_string();
+    let [first, second] = INDEXES.map(|index| index.to_string());
+    let half = |end: &End<'_>, index: &str| {
+        let mut words = vec![end.interface.to_owned(), "index".into(), index.into(), "mtu".into(), mtu.clone()];
+        words.extend(end.namespace.into_iter().flat_map(|namespace| ["netns".to_owned(), namespace.name.clone()]));
+        words
+    };
+    let mut words: Vec<String> = ["link", "add", "name"].map(str::to_owned).into();
+    words.extend(half(&ends[0], &first));
+    words.extend(["type", "veth", "peer", "name"].map(str::to_owned));
+    words.extend(half(&ends[1], &second));
+    ip(words)?;
+    for end in &ends {
+        if !end.addresses.is_empty() {
+            end.without_offloads()?;
+        }
+        end.bring_up()?;
+    }
+    Ok(())
+}
+
+/// Whether this process is the one that `who` runs inside a namespace.
+pub fn is_inside(who: &str) -> bool {
+    std::env::var_os(INSIDE).is_some_and(|inside| inside == who)
+}
+
+/// Runs this program again with `arguments` in a network namespace of its own, which goes with the last process in it,
+/// whatever ended that. [`is_inside`] of `who` is true there. An ordinary user becomes the owner of his namespaces.
+///
+/// # Errors
+/// The system refuses, or there is no `unshare` (util-linux).
+pub fn again_inside<A: AsRef<OsStr>>(who: &str, arguments: impl IntoIterator<Item = A>) -> io::Result<ExitStatus> {
+    let mut command = Command::new("unshare");
+    command.arg("--net");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.arg("--").arg(std::env::current_exe()?).args(arguments).env(INSIDE, who).status().map_err(|error| {
+        io::Error::new(error.kind(), format!("'unshare' (util-linux) gives network namespaces, and: {error}"))
+    })
+}
+
+/// Runs the body of test `name` in a process of its own inside a fresh network namespace and passes its outcome on.
+///
+/// A namespace is a property of a thread; a process of its own keeps the test runner's threads where they are.
+///
+/// # Panics
+/// If the body does, or there can be no namespace.
+pub fn test_inside(name: &str, body: impl FnOnce()) {
+    if is_inside(name) {
+        return body();
+    }
+    let status = again_inside(name, [name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
+    assert!(status.as_ref().is_ok_and(ExitStatus::success), "{name} failed inside its namespace: {status:?}");
+}
+
+/// Runs `ip` with these arguments.
+///
+/// # Errors
+/// See [`run`].
+pub fn ip<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> io::Result<()> {
+    run(Command::new("ip").args(arguments))
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// It cannot be run, or it fails; the text has the command and what it said.
+pub fn run(command: &mut Command) -> io::Result<()> {
+    let named = |command: &Command| {
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+    };
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", named(command))))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{}: {}", named(command), said.trim())))
+}
