@@ -16,6 +16,7 @@ use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 use crate::ports::decorated::FaultRates;
 use crate::stats::{EngineStats, TcpInfo};
+use crate::stream::{IncomingStream, StreamOptions, StreamSetup};
 use crate::work::{Completion, Status};
 
 /// Where events of one kind go: a channel, and a notifier fired after each event.
@@ -124,6 +125,39 @@ pub enum Command {
         requests: EventSink<ConnectionRequest>,
         /// Told whether the port was free on this engine.
         reply: Sender<Result<(), ControlError>>,
+    },
+    /// Listens on a TCP port for plain streams.
+    ListenStreams {
+        /// Number of the new listener.
+        listener: ListenerId,
+        /// TCP port, not 0.
+        port: u16,
+        /// Most connections that wait to be taken, those in their handshake included; further SYNs are ignored.
+        backlog: u32,
+        /// How many wait to be taken, over all engines of the listener: those in `incoming` count themselves here.
+        waiting: Arc<AtomicU32>,
+        /// Wishes about the streams.
+        options: StreamOptions,
+        /// Where streams go.
+        incoming: EventSink<IncomingStream>,
+        /// Told whether the port was free on this engine.
+        reply: Sender<Result<(), ControlError>>,
+    },
+    /// Starts an active open of a plain stream. The outcome shows in what is shared with the application.
+    ConnectStream(Box<ConnectStreamParameters>),
+    /// Turns Nagle's rule of a plain stream on or off.
+    SetNagle {
+        /// The stream's handle.
+        handle: u64,
+        /// Whether small segments are held back.
+        nagle: bool,
+    },
+    /// Asks for the state of a plain stream's connection.
+    StreamInfo {
+        /// The stream's handle.
+        handle: u64,
+        /// Where it goes; `None` when the connection is over.
+        reply: Sender<Option<TcpInfo>>,
     },
     /// Stops listening; requests that were not answered are reset.
     StopListening {
@@ -257,6 +291,21 @@ pub struct ConnectParameters {
     pub local_port: Option<u16>,
     /// Wishes about the start-up.
     pub options: StartupOptions,
+}
+
+/// An active open of a plain stream.
+#[derive(Debug)]
+pub struct ConnectStreamParameters {
+    /// Where to.
+    pub remote: SocketAddr,
+    /// Local TCP port, or one that the engine picks.
+    pub local_port: Option<u16>,
+    /// Wishes about the stream.
+    pub options: StreamOptions,
+    /// Limit on the handshake.
+    pub timeout: Duration,
+    /// The engine's part of the stream.
+    pub setup: StreamSetup,
 }
 
 /// An answer to a connection request.

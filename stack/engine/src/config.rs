@@ -80,6 +80,13 @@ pub struct Limits {
     pub neighbours: u32,
 }
 
+impl Limits {
+    /// Doorbells that an engine needs: one for each queue pair, and behind them one for each connection.
+    pub fn doorbells(&self) -> usize {
+        self.queue_pairs as usize + self.connections as usize
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Limits { connections: 32_768, half_open: 1_024, queue_pairs: 16_384, listeners: 256, neighbours: 1_024 }

@@ -10,6 +10,7 @@ use uwarp_wire::ddp::{Stag, TaggedOffset};
 
 use crate::command::{DisconnectReason, ListenerId};
 use crate::queue_pair::QueuePair;
+use crate::streaming::Streaming;
 use crate::template::Template;
 
 /// A connection.
@@ -42,6 +43,8 @@ pub(crate) struct Connection {
     pub(crate) queue_pair: Option<u32>,
     pub(crate) tcp: uwarp_tcp::Connection,
     pub(crate) phase: Phase,
+    /// The plain stream that it is, or was before MPA took over.
+    pub(crate) stream: Option<Streaming>,
     /// An MPA start-up frame that is still to be handed to TCP.
     pub(crate) startup_frame: Option<Vec<u8>>,
     /// TCP is closed once everything up to here was handed to it.
@@ -65,6 +68,10 @@ pub(crate) enum Phase {
     Requested(Box<Responding>),
     /// Full operation, and its end by Terminate.
     Running(Box<Running>),
+    /// The peer opened it, as a plain stream: the end of the TCP handshake is awaited.
+    Incoming(ListenerId),
+    /// A plain stream, from our SYN or the peer's last ACK of the handshake on.
+    Stream,
     /// Only TCP is left: what is received means nothing.
     Closing,
 }
@@ -76,6 +83,8 @@ impl Phase {
             Phase::Responding(_) => "responding",
             Phase::Requested(_) => "requested",
             Phase::Running(_) => "running",
+            Phase::Incoming(_) => "incoming",
+            Phase::Stream => "stream",
             Phase::Closing => "closing",
         }
     }

@@ -1,8 +1,8 @@
 //! The mailbox.
 
-use crate::command::{Command, ControlError};
+use crate::command::{Command, ControlError, ListenerId};
 use crate::core::Core;
-use crate::listener::Listener;
+use crate::listener::{Listener, Requests};
 use crate::port::Port;
 use crate::queue_pair::QueuePair;
 
@@ -48,12 +48,16 @@ impl<P: Port> Core<P> {
             Command::Disconnect { queue_pair } => self.disconnect(queue_pair),
             Command::Abort { queue_pair } => self.abort_queue_pair(queue_pair),
             Command::Listen { listener, port, backlog, requests, reply } => {
-                let result = self.check_listen(port);
-                if result.is_ok() {
-                    self.listeners
-                        .insert(port, Listener { id: listener, backlog: backlog.max(1), pending: 0, requests });
-                }
-                let _ = reply.send(result);
+                let _ = reply.send(self.listen(listener, port, backlog, Requests::Rdma(requests)));
+            }
+            Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
+                let requests = Requests::Streams { incoming, options, waiting };
+                let _ = reply.send(self.listen(listener, port, backlog, requests));
+            }
+            Command::ConnectStream(parameters) => self.connect_stream(*parameters),
+            Command::SetNagle { handle, nagle } => self.set_stream_nagle(handle, nagle),
+            Command::StreamInfo { handle, reply } => {
+                let _ = reply.send(self.stream_info(handle));
             }
             Command::StopListening { listener } => self.stop_listening(listener),
             Command::Stats { reply } => {
@@ -73,6 +77,12 @@ impl<P: Port> Core<P> {
                 }
             }
         }
+    }
+
+    fn listen(&mut self, id: ListenerId, port: u16, backlog: u32, requests: Requests) -> Result<(), ControlError> {
+        self.check_listen(port)?;
+        self.listeners.insert(port, Listener { id, backlog: backlog.max(1), pending: 0, requests });
+        Ok(())
     }
 
     fn check_listen(&self, port: u16) -> Result<(), ControlError> {

@@ -131,6 +131,8 @@ pub(crate) struct Core<P: Port> {
     pub(crate) transmit_queue: VecDeque<P::Buffer>,
     pub(crate) loopback: VecDeque<P::Buffer>,
     pub(crate) rung: Vec<u32>,
+    /// Plain streams whose applications are to be woken at the end of the turn.
+    pub(crate) news: Vec<u32>,
     /// Where chained frames are made contiguous.
     pub(crate) scratch: Vec<u8>,
     pub(crate) spare_gathers: Vec<Vec<u8>>,
@@ -162,8 +164,8 @@ impl<P: Port> Core<P> {
         if capabilities.mtu < 576 {
             return Err(EngineError::Config("the device's MTU is below 576"));
         }
-        if channels.doorbells.count() < config.limits.queue_pairs as usize {
-            return Err(EngineError::Config("there are fewer doorbells than queue pairs"));
+        if channels.doorbells.count() < config.limits.doorbells() {
+            return Err(EngineError::Config("there are fewer doorbells than queue pairs and connections"));
         }
         // Ethernet with a tag, IPv4, and the longest TCP header.
         let payload_start = capabilities.headroom.max(18 + 20 + 60);
@@ -212,6 +214,7 @@ impl<P: Port> Core<P> {
             transmit_queue: VecDeque::with_capacity(2 * backlog + 64),
             loopback: VecDeque::new(),
             rung: Vec::with_capacity(64),
+            news: Vec::with_capacity(64),
             scratch: Vec::with_capacity(70_000),
             spare_gathers: Vec::with_capacity(SPARE_GATHERS),
             gathering: 0,
@@ -296,6 +299,7 @@ impl<P: Port> Core<P> {
         if self.lanes.unsettled() {
             self.lanes.settle();
         }
+        self.tell_news();
     }
 
     /// The end of the turn: gives frames to the device.
@@ -445,6 +449,10 @@ impl<P: Port> Core<P> {
 
     fn run_doorbells(&mut self) {
         while let Some(number) = self.rung.pop() {
+            if let Some(index) = number.checked_sub(self.config.limits.queue_pairs) {
+                self.schedule_index(index);
+                continue;
+            }
             let Some(queue_pair) = self.queue_pair(number) else { continue };
             match queue_pair.connection {
                 Some(index) => self.schedule_index(index),

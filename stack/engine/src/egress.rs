@@ -46,7 +46,7 @@ impl<P: Port> Core<P> {
         let mut more = false;
         if !connection.gone {
             let mut queue_pair = self.take_queue_pair(&connection);
-            more = self.feed(turn, &mut connection, queue_pair.as_deref_mut());
+            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut());
             self.give_queue_pair(queue_pair);
             more |= self.transmit(index, &mut connection);
         }
@@ -58,8 +58,17 @@ impl<P: Port> Core<P> {
 
     /// Hands TCP what there is to send. True: there is more.
     #[inline]
-    fn feed(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) -> bool {
+    fn feed(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+    ) -> bool {
         connection.quiet = false;
+        if let Phase::Stream = connection.phase {
+            return self.feed_stream(index, connection);
+        }
         if connection.startup_frame.is_some() && !self.push_startup_frame(connection) {
             return true;
         }

@@ -72,6 +72,7 @@ impl<P: Port> Core<P> {
     /// Nothing more can come of the stream: everything left is flushed, the application is told.
     fn stream_over(&mut self, connection: &mut Connection) {
         let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        Self::plain_stream_over(connection);
         let Some(number) = connection.queue_pair.take() else { return };
         let Some(queue_pair) = self.queue_pairs.get_mut(number as usize).and_then(Option::as_mut) else { return };
         queue_pair.connection = None;
@@ -244,7 +245,7 @@ impl<P: Port> Core<P> {
 
     /// What TCP says about the end of the connection.
     #[cold]
-    pub(crate) fn on_tcp_end(&mut self, connection: &mut Connection, events: Events) {
+    pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
         if events.contains(Events::FIN_ACKED) {
             connection.finished = true;
         }
@@ -258,7 +259,7 @@ impl<P: Port> Core<P> {
             self.mark_lost(connection);
         }
         if events.contains(Events::PEER_FIN) {
-            self.on_peer_fin(connection);
+            self.on_peer_fin(index, connection);
         }
         if events.contains(Events::TIME_WAIT) {
             connection.finished = true;
@@ -278,10 +279,11 @@ impl<P: Port> Core<P> {
     }
 
     /// The peer has no more to say.
-    fn on_peer_fin(&mut self, connection: &mut Connection) {
+    fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
         match &mut connection.phase {
             Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
-            Phase::Responding(_) | Phase::Requested(_) => self.abort(connection),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
+            Phase::Stream => self.on_stream_fin(index, connection),
             Phase::Closing => self.close_tcp(connection),
             Phase::Running(running) => {
                 let unframed = connection.gather.len();
@@ -351,7 +353,7 @@ impl<P: Port> Core<P> {
             let events = connection.tcp.on_deadline(self.now);
             if !events.is_empty() {
                 self.on_acknowledged(&mut connection);
-                self.on_tcp_end(&mut connection, events);
+                self.on_tcp_end(index, &mut connection, events);
             }
             Self::schedule(&mut self.ready, index, &mut connection);
         }
@@ -366,7 +368,8 @@ impl<P: Port> Core<P> {
     fn on_phase_deadline(&mut self, connection: &mut Connection) {
         match &mut connection.phase {
             Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
-            Phase::Responding(_) | Phase::Closing => self.abort(connection),
+            Phase::Stream => self.startup_failed(connection, ConnectFailure::TimedOut),
+            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing => self.abort(connection),
             Phase::Requested(_) => {}
             Phase::Running(running) => {
                 // The pause before the first FPDU is over, or the wait for the peer's close after a Terminate.
@@ -404,7 +407,8 @@ impl<P: Port> Core<P> {
                 }
                 self.give_queue_pair(queue_pair);
             }
-            Phase::Responding(_) | Phase::Requested(_) => self.abort(connection),
+            Phase::Stream => self.disconnect_stream(connection),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
             Phase::Closing => {}
         }
     }
@@ -444,7 +448,11 @@ impl<P: Port> Core<P> {
                     self.give_gather(discarded);
                     self.finish_tcp(&mut connection);
                 }
-                Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => self.abort(&mut connection),
+                Phase::Initiating(_)
+                | Phase::Responding(_)
+                | Phase::Requested(_)
+                | Phase::Incoming(_)
+                | Phase::Stream => self.abort(&mut connection),
             }
             Self::schedule(&mut self.ready, index, &mut connection);
             self.put_back(index, connection);
@@ -457,6 +465,7 @@ impl<P: Port> Core<P> {
             let Some(mut connection) = self.connections.take(index) else { continue };
             let theirs = match &connection.phase {
                 Phase::Responding(responding) | Phase::Requested(responding) => responding.listener == listener,
+                Phase::Incoming(theirs) => *theirs == listener,
                 _ => false,
             };
             if theirs {
@@ -552,6 +561,11 @@ impl<P: Port> Core<P> {
             self.queue_pairs[place] = Some(queue_pair);
         }
         self.lanes.settle();
+        for index in self.connections.indexes() {
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.stream = None;
+            }
+        }
         let linger = Duration::ZERO;
         let until = self.now + linger;
         let report = ShutdownReport::default();

@@ -17,7 +17,7 @@ use crate::port::{Buffer, ChecksumStatus, Port};
 use crate::stats::DropReason;
 
 /// Window offered while buffers are short, in segments of our MSS: enough to go on, too little to fill a pool.
-const SQUEEZED_SEGMENTS: u32 = 4;
+pub(crate) const SQUEEZED_SEGMENTS: u32 = 4;
 
 impl<P: Port> Core<P> {
     /// Takes one frame.
@@ -125,9 +125,9 @@ impl<P: Port> Core<P> {
     ) -> bool {
         let pressed = self.held.len() * 2 > self.held_budget;
         if pressed != connection.squeezed {
-            let space = if pressed { SQUEEZED_SEGMENTS * u32::from(self.tcp_config.mss) } else { u32::MAX };
-            connection.tcp.set_receive_space(space);
             connection.squeezed = pressed;
+            let space = connection.owner_space();
+            connection.set_receive_space(space, self.tcp_config.mss);
         }
         let token = self.held.next_token();
         let mut header = frame.header;
@@ -143,7 +143,7 @@ impl<P: Port> Core<P> {
             self.count_drop(drop_reason(reason));
         }
         if received.events.contains(Events::ESTABLISHED) {
-            self.on_established(connection);
+            self.on_established(index, connection);
         }
         if received.events.intersects(Events::RECORDS_ACKED | Events::FIN_ACKED) {
             self.on_acknowledged(connection);
@@ -182,7 +182,7 @@ impl<P: Port> Core<P> {
                 | Events::FIN_ACKED
                 | Events::TIMED_OUT,
         ) {
-            self.on_tcp_end(connection, received.events);
+            self.on_tcp_end(index, connection, received.events);
             return false;
         }
         !received.events.contains(Events::ESTABLISHED)
@@ -221,7 +221,8 @@ impl<P: Port> Core<P> {
         while !rest.is_empty() {
             match &connection.phase {
                 Phase::Running(_) => return self.on_stream(turn, connection, rest),
-                Phase::Closing => {
+                Phase::Stream => return self.on_plain_octets(index, connection, rest),
+                Phase::Closing | Phase::Incoming(_) => {
                     self.count_drop(DropReason::StreamEnded);
                     if connection.finished && connection.queue_pair.is_none() {
                         // Our side is done and nobody reads: the peer must learn that its data go nowhere.
@@ -295,7 +296,7 @@ impl<P: Port> Core<P> {
         let Some(index) = self.find(&quoted.flow) else { return };
         let Some(mut connection) = self.connections.take(index) else { return };
         let opening = connection.tcp.state() == uwarp_tcp::State::SynSent;
-        if opening && matches!(connection.phase, Phase::Initiating(_)) {
+        if opening && connection.is_opening() {
             self.startup_failed(&mut connection, ConnectFailure::Unreachable);
         }
         self.put_back(index, connection);

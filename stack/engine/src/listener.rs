@@ -1,5 +1,9 @@
 //! Listeners, and what becomes of a SYN.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::TcpFlags;
@@ -9,6 +13,7 @@ use crate::connection::{Connection, Phase, Responding};
 use crate::core::Core;
 use crate::port::Port;
 use crate::stats::DropReason;
+use crate::stream::{IncomingStream, StreamOptions};
 
 /// A TCP port that is listened on.
 #[derive(Debug)]
@@ -17,7 +22,32 @@ pub(crate) struct Listener {
     pub(crate) backlog: u32,
     /// Connections that were not accepted or rejected yet.
     pub(crate) pending: u32,
-    pub(crate) requests: EventSink<ConnectionRequest>,
+    pub(crate) requests: Requests,
+}
+
+/// What a listener is for, and where its connections go.
+#[derive(Debug)]
+pub(crate) enum Requests {
+    /// RDMA streams, once their MPA Request has come.
+    Rdma(EventSink<ConnectionRequest>),
+    /// Plain streams, once TCP is open.
+    Streams {
+        incoming: EventSink<IncomingStream>,
+        options: StreamOptions,
+        /// Those that wait to be taken, over all engines.
+        waiting: Arc<AtomicU32>,
+    },
+}
+
+impl Listener {
+    /// Whether no more connections may wait.
+    fn is_full(&self) -> bool {
+        let waiting = match &self.requests {
+            Requests::Rdma(_) => 0,
+            Requests::Streams { waiting, .. } => waiting.load(Relaxed),
+        };
+        self.pending.saturating_add(waiting) >= self.backlog
+    }
 }
 
 impl<P: Port> Core<P> {
@@ -36,7 +66,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         // A full house is not refused but ignored: the peer's SYN comes again, and there may be room then.
-        if listener.pending >= listener.backlog {
+        if listener.is_full() {
             self.count_drop(DropReason::BacklogFull);
             return true;
         }
@@ -50,11 +80,20 @@ impl<P: Port> Core<P> {
         }
         listener.pending += 1;
         self.half_open += 1;
-        let listener = listener.id;
+        let id = listener.id;
+        let mut config = self.tcp_config;
+        let phase = match &listener.requests {
+            Requests::Rdma(_) => {
+                let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
+                Phase::Responding(Box::new(Responding { machine: Responder::new(options), listener: id }))
+            }
+            Requests::Streams { options, .. } => {
+                options.configure(&mut config);
+                Phase::Incoming(id)
+            }
+        };
         let isn = self.isn.generate(&frame.flow, self.now);
-        let tcp = uwarp_tcp::Connection::accept(&self.tcp_config, header, isn, self.now);
-        let machine = Responder::new(ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() });
-        let phase = Phase::Responding(Box::new(Responding { machine, listener }));
+        let tcp = uwarp_tcp::Connection::accept(&config, header, isn, self.now);
         let deadline = self.now + self.config.iwarp.startup_timeout;
         let index = self.add_connection(frame.flow, tcp, phase);
         if let Some(connection) = self.connections.get_mut(index) {
@@ -73,6 +112,10 @@ impl<P: Port> Core<P> {
             Phase::Responding(responding) => {
                 self.half_open = self.half_open.saturating_sub(1);
                 responding.listener
+            }
+            Phase::Incoming(listener) => {
+                self.half_open = self.half_open.saturating_sub(1);
+                *listener
             }
             Phase::Requested(responding) => responding.listener,
             _ => return,

@@ -95,7 +95,7 @@ impl<P: Port> Core<P> {
             }
             Resolution::Full => {
                 connection.ends_by(DisconnectReason::TimedOut);
-                if let Phase::Initiating(_) = connection.phase {
+                if connection.is_opening() {
                     self.startup_failed(connection, ConnectFailure::Limit);
                 }
                 false
@@ -118,7 +118,7 @@ impl<P: Port> Core<P> {
             let remote = Ipv4Addr::from_bits(connection.flow.remote.ipv4_bits());
             if self.next_hop(remote) == address {
                 connection.unresolved = false;
-                if let Phase::Initiating(_) = connection.phase {
+                if connection.is_opening() {
                     self.startup_failed(&mut connection, ConnectFailure::Unreachable);
                 } else {
                     Self::schedule(&mut self.ready, index, &mut connection);

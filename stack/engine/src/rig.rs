@@ -14,12 +14,13 @@ use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot, ring};
 use uwarp_tcp::Instant;
 
 use crate::command::{
-    AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectionEvent, ConnectionRequest,
-    EventSink, ListenerId, QueuePairSetup, StartupOptions,
+    AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
+    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, QueuePairSetup, StartupOptions,
 };
 use crate::port::Port;
 use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
 use crate::ports::{Decorated, LoopOptions, LoopPort};
+use crate::stream::{IncomingStream, StreamEnds, StreamOptions, stream};
 use crate::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
 use crate::{Engine, EngineChannels, EngineConfig};
 
@@ -108,7 +109,7 @@ impl<P: Port> Host<P> {
         let (commands, command_receiver) = unbounded();
         let (events, event_receiver) = unbounded();
         let regions = RegionTable::new(4096, u64::MAX, u128::from(seed) << 8 | number as u128);
-        let doorbells = Arc::new(Doorbells::new(queue_pairs as usize));
+        let doorbells = Arc::new(Doorbells::new(config.limits.doorbells()));
         let channels = EngineChannels {
             regions: Arc::clone(&regions),
             doorbells: Arc::clone(&doorbells),
@@ -203,6 +204,27 @@ impl<P: Port> Host<P> {
         let requests = EventSink::new(requests, None);
         self.command(Command::Listen { listener, port, backlog: 2048, requests, reply });
         receiver
+    }
+
+    /// Listens on a port for plain streams; gives the channel of them.
+    pub fn listen_streams(&self, port: u16, backlog: u32, options: StreamOptions) -> Receiver<IncomingStream> {
+        let (incoming, receiver) = unbounded();
+        let (reply, _) = unbounded();
+        let listener = ListenerId(u32::from(port));
+        let incoming = EventSink::new(incoming, None);
+        let waiting = Arc::new(AtomicU32::new(0));
+        self.command(Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply });
+        receiver
+    }
+
+    /// Starts an active open of a plain stream.
+    pub fn connect_stream(&self, remote: (Ipv4Addr, u16), options: StreamOptions) -> StreamEnds {
+        let (ends, setup) = stream(&options, Arc::clone(&self.doorbells));
+        let timeout = Duration::from_secs(10);
+        let remote = SocketAddr::from(remote);
+        let parameters = ConnectStreamParameters { remote, local_port: None, options, timeout, setup };
+        self.command(Command::ConnectStream(Box::new(parameters)));
+        ends
     }
 
     /// Starts an active open.

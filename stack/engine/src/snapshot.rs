@@ -14,7 +14,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn tcp_info(connection: &Connection) -> TcpInfo {
+pub(crate) fn tcp_info(connection: &Connection) -> TcpInfo {
     let info = connection.tcp.info();
     TcpInfo {
         state: info.state.name().to_owned(),

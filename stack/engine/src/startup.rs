@@ -15,6 +15,7 @@ use crate::command::{
 };
 use crate::connection::{Connection, Ending, Initiating, Phase, Running};
 use crate::core::Core;
+use crate::listener::Requests;
 use crate::port::Port;
 use crate::queue_pair::Stage;
 use crate::slab::Handle;
@@ -59,6 +60,7 @@ impl<P: Port> Core<P> {
             queue_pair: None,
             tcp,
             phase,
+            stream: None,
             startup_frame: None,
             close_when_sent: false,
             gather: Vec::new(),
@@ -86,17 +88,8 @@ impl<P: Port> Core<P> {
 
     fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
         let ConnectParameters { queue_pair: number, remote, local_port, options } = parameters;
-        if self.shutdown.is_some() {
-            return Err(ConnectFailure::ShuttingDown);
-        }
         self.check_idle(number)?;
-        let IpAddr::V4(address) = remote.ip() else { return Err(ConnectFailure::Address) };
-        if remote.port() == 0 || address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
-            return Err(ConnectFailure::Address);
-        }
-        if self.connections.len() >= self.config.limits.connections as usize {
-            return Err(ConnectFailure::Limit);
-        }
+        let address = self.check_connect(remote)?;
         let flow = self.choose_flow(address, remote.port(), local_port)?;
         let initiator = InitiatorOptions {
             revision: if options.revision == 1 { Revision::One } else { Revision::Two },
@@ -122,6 +115,21 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
+    /// Whether a connection to that peer may be opened now.
+    pub(crate) fn check_connect(&self, remote: SocketAddr) -> Result<Ipv4Addr, ConnectFailure> {
+        if self.shutdown.is_some() {
+            return Err(ConnectFailure::ShuttingDown);
+        }
+        let IpAddr::V4(address) = remote.ip() else { return Err(ConnectFailure::Address) };
+        if remote.port() == 0 || address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
+            return Err(ConnectFailure::Address);
+        }
+        if self.connections.len() >= self.config.limits.connections as usize {
+            return Err(ConnectFailure::Limit);
+        }
+        Ok(address)
+    }
+
     fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
         let Some(queue_pair) = self.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
         let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
@@ -140,7 +148,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn choose_flow(
+    pub(crate) fn choose_flow(
         &mut self,
         remote: Ipv4Addr,
         remote_port: u16,
@@ -182,9 +190,17 @@ impl<P: Port> Core<P> {
     }
 
     /// TCP is open.
-    pub(crate) fn on_established(&mut self, connection: &mut Connection) {
-        if let Phase::Initiating(initiating) = &connection.phase {
-            connection.startup_frame = Some(initiating.machine.request().to_vec());
+    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
+        match &connection.phase {
+            Phase::Initiating(initiating) => {
+                connection.startup_frame = Some(initiating.machine.request().to_vec());
+            }
+            Phase::Stream => self.on_stream_open(index, connection),
+            Phase::Incoming(listener) => {
+                let listener = *listener;
+                self.on_stream_accepted(index, connection, listener);
+            }
+            _ => {}
         }
     }
 
@@ -213,7 +229,7 @@ impl<P: Port> Core<P> {
                 }
                 octets.len()
             }
-            Phase::Running(_) | Phase::Closing => 0,
+            Phase::Running(_) | Phase::Closing | Phase::Incoming(_) | Phase::Stream => 0,
         }
     }
 
@@ -230,8 +246,9 @@ impl<P: Port> Core<P> {
         let (local, peer) = endpoints(&connection.flow);
         if let Some(request) = responding.machine.request()
             && let Some(listener) = self.listeners.values().find(|candidate| candidate.id == responding.listener)
+            && let Requests::Rdma(requests) = &listener.requests
         {
-            listener.requests.send(ConnectionRequest {
+            requests.send(ConnectionRequest {
                 request: RequestId { engine, handle: handle.to_bits() },
                 listener: responding.listener,
                 peer,
@@ -330,6 +347,9 @@ impl<P: Port> Core<P> {
             && let Some(queue_pair) = self.unbind(connection)
         {
             queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+        }
+        if let Some(stream) = &connection.stream {
+            stream.fail(reason.into());
         }
         connection.ends_by(DisconnectReason::Aborted);
         self.abort(connection);

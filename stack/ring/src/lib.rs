@@ -3,6 +3,8 @@
 //! - [`ring`]: a single-producer single-consumer ring of plain values. Send and receive queues and completion lanes
 //!   are such rings. The consumer may look at any element and releases elements apart from reading them, because the
 //!   elements of a send queue stay in the ring until their work completes.
+//! - [`byte_ring`]: a single-producer single-consumer ring of octets, read and written in runs: the two directions of a
+//!   plain stream.
 //! - [`Doorbells`]: a bitmap in which any thread tells one engine which queues have new elements.
 //! - [`Notifier`]: an eventfd that is written only when someone has armed it, so that polling costs no system call.
 //!
@@ -14,6 +16,7 @@
 // Elements are read and written through cells that two threads share; the cursors decide which of them may.
 #![allow(unsafe_code)]
 
+mod bytes;
 mod doorbell;
 mod notifier;
 mod slot;
@@ -23,6 +26,7 @@ mod sync;
 #[cfg(test)]
 mod models;
 
+pub use bytes::{ByteConsumer, ByteProducer, byte_ring};
 pub use doorbell::Doorbells;
 pub use notifier::Notifier;
 pub use slot::Slot;

@@ -13,7 +13,7 @@ mod loom_models {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    use crate::{Doorbells, Notifier, ring};
+    use crate::{Doorbells, Notifier, byte_ring, ring};
 
     /// More than three preemptions make the larger models run for hours and have found nothing more.
     fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -121,6 +121,61 @@ mod loom_models {
                 assert_eq!(element, 0);
                 assert!(sent >= 1);
             }
+        });
+    }
+
+    #[test]
+    fn byte_ring_hands_over_runs_that_wrap_and_shows_all_before_the_end() {
+        check(|| {
+            let (mut producer, mut consumer) = byte_ring(2);
+            let sender = thread::spawn(move || {
+                let mut sent = 0;
+                while sent < 3 {
+                    let octets = [1, 2, 3];
+                    sent += producer.write(&octets[sent..]);
+                    thread::yield_now();
+                }
+            });
+            let mut received = Vec::new();
+            loop {
+                let closed = consumer.is_closed();
+                let mut out = [0; 2];
+                let taken = consumer.read(&mut out);
+                received.extend_from_slice(&out[..taken]);
+                if closed && taken == 0 {
+                    break;
+                }
+                thread::yield_now();
+            }
+            assert_eq!(received, [1, 2, 3]);
+            sender.join().unwrap();
+        });
+    }
+
+    /// A sleeper that waits for one of two things is woken for that one, whoever publishes the other.
+    #[test]
+    fn arming_for_one_of_two_things_loses_no_wake_up() {
+        check(|| {
+            let notifier = Arc::new(Notifier::new().unwrap());
+            let published: Arc<[AtomicUsize; 2]> = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+            let waker = {
+                let (notifier, published) = (notifier.clone(), published.clone());
+                thread::spawn(move || {
+                    for thing in [1, 0] {
+                        published[thing].store(1, Relaxed);
+                        notifier.fire_if_armed_for(1 << thing);
+                    }
+                })
+            };
+            while published[0].load(Relaxed) == 0 {
+                notifier.arm_for(1);
+                if published[0].load(Relaxed) == 1 {
+                    notifier.disarm();
+                    break;
+                }
+                notifier.wait(None).unwrap();
+            }
+            waker.join().unwrap();
         });
     }
 

@@ -10,18 +10,20 @@ use std::time::Duration;
 
 use crossbeam::utils::CachePadded;
 
-use crate::sync::{AtomicBool, fence};
+use crate::sync::{AtomicU8, fence};
 
-/// An eventfd with a flag that says whether anybody wants it written.
+/// An eventfd with flags that say whether anybody wants it written, and for what.
 ///
 /// The sleeper: [`arm`](Self::arm), look once more for what it waits for, and only if there is nothing
 /// [`wait`](Self::wait). The waker: publish, then [`fire_if_armed`](Self::fire_if_armed). Then either the sleeper's last
 /// look sees what was published, or the waker sees the notifier armed; no wake-up is lost. One firing serves one arming.
 /// Wake-ups without a cause can occur (a firing that crosses a time-out leaves its mark for the next wait).
 ///
-/// One thread waits at a time; any thread fires.
+/// One thread waits at a time; any thread fires. Where a sleeper waits for one of several things, it says which by
+/// [`arm_for`](Self::arm_for), and is not woken for the others.
 pub struct Notifier {
-    armed: CachePadded<AtomicBool>,
+    /// A bit for each thing that is waited for.
+    armed: CachePadded<AtomicU8>,
     event: Event,
 }
 
@@ -31,14 +33,20 @@ impl Notifier {
     /// # Errors
     /// What eventfd(2) says: no descriptors or no memory left.
     pub fn new() -> io::Result<Notifier> {
-        Ok(Notifier { armed: CachePadded::new(AtomicBool::new(false)), event: Event::new()? })
+        Ok(Notifier { armed: CachePadded::new(AtomicU8::new(0)), event: Event::new()? })
     }
 
     /// Asks for the next firing. The caller must look for what it waits for after this and before it sleeps. Arming
     /// twice is arming once.
     #[inline]
     pub fn arm(&self) {
-        self.armed.store(true, Relaxed);
+        self.arm_for(u8::MAX);
+    }
+
+    /// As [`arm`](Self::arm), for the things of which `bits` has a bit; they take the place of those armed for before.
+    #[inline]
+    pub fn arm_for(&self, bits: u8) {
+        self.armed.store(bits, Relaxed);
         // The partner of the fence in `fire_if_armed`: of the sleeper's look and the waker's look at least one sees
         // what the other side stored before its fence.
         fence(SeqCst);
@@ -47,21 +55,27 @@ impl Notifier {
     /// Takes back the arming. Gives whether it still stood; if not, the notifier has fired or is about to.
     #[inline]
     pub fn disarm(&self) -> bool {
-        self.armed.load(Relaxed) && self.armed.swap(false, AcqRel)
+        self.armed.load(Relaxed) != 0 && self.armed.swap(0, AcqRel) != 0
     }
 
     /// Whether the notifier is armed, as a hint.
     #[inline]
     pub fn is_armed(&self) -> bool {
-        self.armed.load(Relaxed)
+        self.armed.load(Relaxed) != 0
     }
 
     /// Wakes the sleeper if it has armed the notifier: to be called after what it waits for has been published. A fence
     /// and a load when it is not armed. Gives whether it fired.
     #[inline]
     pub fn fire_if_armed(&self) -> bool {
+        self.fire_if_armed_for(u8::MAX)
+    }
+
+    /// As [`fire_if_armed`](Self::fire_if_armed), if the sleeper waits for one of the things of which `bits` has a bit.
+    #[inline]
+    pub fn fire_if_armed_for(&self, bits: u8) -> bool {
         fence(SeqCst);
-        if !self.armed.load(Relaxed) {
+        if self.armed.load(Relaxed) & bits == 0 {
             return false;
         }
         self.fire_once()
@@ -70,7 +84,7 @@ impl Notifier {
     #[cold]
     fn fire_once(&self) -> bool {
         // Of several wakers one spends the system call.
-        let armed = self.armed.swap(false, AcqRel);
+        let armed = self.armed.swap(0, AcqRel) != 0;
         if armed {
             self.event.signal();
         }
@@ -79,7 +93,7 @@ impl Notifier {
 
     /// Wakes the sleeper whether the notifier is armed or not: for shutting down.
     pub fn fire(&self) {
-        self.armed.swap(false, AcqRel);
+        self.armed.swap(0, AcqRel);
         self.event.signal();
     }
 

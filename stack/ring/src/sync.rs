@@ -6,7 +6,7 @@ pub(crate) use standard::*;
 #[cfg(not(loom))]
 mod standard {
     pub(crate) use std::sync::Arc;
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence};
 
     /// `std::cell::UnsafeCell` with the interface of loom's, which checks at each access that it races with none.
     #[derive(Debug)]
@@ -28,6 +28,48 @@ mod standard {
             write(self.0.get())
         }
     }
+
+    /// Octets that two threads share, each of them the part that is its own at the time.
+    #[derive(Debug)]
+    pub(crate) struct Octets(Box<[std::cell::UnsafeCell<u8>]>);
+
+    impl Octets {
+        /// So many octets of zero, not touched yet.
+        pub(crate) fn zeroed(count: usize) -> Self {
+            let octets = Box::into_raw(vec![0_u8; count].into_boxed_slice());
+            // SAFETY: a cell has the layout of what is in it, and the box is given back as it was taken, for the same size.
+            Self(unsafe { Box::from_raw(octets as *mut [std::cell::UnsafeCell<u8>]) })
+        }
+
+        #[inline(always)]
+        pub(crate) fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        /// Copies to the octets from `at` on.
+        ///
+        /// # Safety
+        /// No other thread may access them meanwhile.
+        #[inline(always)]
+        pub(crate) unsafe fn write(&self, at: usize, from: &[u8]) {
+            debug_assert!(at + from.len() <= self.len());
+            // SAFETY: within the bounds, in cells, and by the caller's promise nobody else's now.
+            unsafe {
+                self.0.as_ptr().cast::<u8>().cast_mut().add(at).copy_from_nonoverlapping(from.as_ptr(), from.len())
+            }
+        }
+
+        /// Copies from the octets from `at` on.
+        ///
+        /// # Safety
+        /// No other thread may write them meanwhile.
+        #[inline(always)]
+        pub(crate) unsafe fn read(&self, at: usize, to: &mut [u8]) {
+            debug_assert!(at + to.len() <= self.len());
+            // SAFETY: within the bounds, and by the caller's promise not written now.
+            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(self.0.as_ptr().cast::<u8>().add(at), to.len()) }
+        }
+    }
 }
 
 #[cfg(loom)]
@@ -35,6 +77,35 @@ pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence},
     },
 };
+
+/// Octets as loom sees them: each of them watched.
+#[cfg(loom)]
+pub(crate) struct Octets(Box<[UnsafeCell<u8>]>);
+
+#[cfg(loom)]
+impl Octets {
+    pub(crate) fn zeroed(count: usize) -> Self {
+        Self((0..count).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) unsafe fn write(&self, at: usize, from: &[u8]) {
+        for (cell, octet) in self.0[at..].iter().zip(from) {
+            // SAFETY: by the caller's promise; loom checks it.
+            cell.with_mut(|cell| unsafe { *cell = *octet });
+        }
+    }
+
+    pub(crate) unsafe fn read(&self, at: usize, to: &mut [u8]) {
+        for (cell, octet) in self.0[at..].iter().zip(to) {
+            // SAFETY: by the caller's promise; loom checks it.
+            *octet = cell.with(|cell| unsafe { *cell });
+        }
+    }
+}

@@ -73,6 +73,10 @@ pub struct Context {
 }
 
 impl Context {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Opens the configured device and starts the engines.
     ///
     /// # Errors

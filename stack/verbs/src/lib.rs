@@ -168,6 +168,7 @@ mod queue_pair;
 mod region;
 mod request;
 pub mod stats;
+mod tcp;
 
 pub use completion::CompletionQueue;
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
@@ -181,8 +182,10 @@ pub use queue_pair::{MAX_SGE, QueuePair, QueuePairOptions, QueuePairState};
 pub use region::{MemoryRegion, RegionScope};
 pub use request::{ReceiveRequest, SendRequest};
 pub use stats::{StatsSnapshot, TcpInfo};
+pub use tcp::{TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
 pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, ReadyToReceiveKinds, TerminateCode};
+pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{Access, PageAdvice, RegionBuffer};
 
@@ -200,6 +203,8 @@ mod thread_rules {
         crosses::<QueuePair>();
         crosses::<CompletionQueue>();
         crosses::<Listener>();
+        crosses::<TcpListener>();
+        crosses::<TcpStream>();
         crosses::<ConnectRequest>();
         crosses::<ProtectionDomain>();
         crosses::<AsyncEvents>();

@@ -140,11 +140,12 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
     let mut engines: Vec<EngineHandle> = Vec::with_capacity(ports.len());
     for (index, port_seed) in ports.into_iter().enumerate() {
         let (commands, mailbox) = unbounded();
-        let doorbells = Arc::new(Doorbells::new(config.limits.queue_pairs));
+        let engine_config = engine_config(&config, index as u16);
+        let doorbells = Arc::new(Doorbells::new(engine_config.limits.doorbells()));
         let wake = notifier()?;
         let health = Arc::new(Health::new(Arc::clone(&waiters)));
         let seed = EngineSeed {
-            config: engine_config(&config, index as u16),
+            config: engine_config,
             port: port_seed,
             channels: EngineChannels {
                 regions: Arc::clone(&regions),
@@ -344,11 +345,16 @@ fn tcp_config(config: &Config) -> uwarp_tcp::Config {
         time_wait: tcp.time_wait,
         // A peer that closed its application but not its socket must not hold our connection for ever.
         fin_wait_2: Some(tcp.user_timeout.unwrap_or(Duration::from_secs(60)).max(config.linger)),
-        congestion: match tcp.congestion {
-            Congestion::Cubic => uwarp_tcp::Congestion::Cubic,
-            Congestion::Reno => uwarp_tcp::Congestion::Reno,
-        },
+        congestion: tcp_congestion(tcp.congestion),
         ..uwarp_tcp::Config::default()
+    }
+}
+
+/// The congestion control by TCP's own name.
+pub(crate) fn tcp_congestion(congestion: Congestion) -> uwarp_tcp::Congestion {
+    match congestion {
+        Congestion::Cubic => uwarp_tcp::Congestion::Cubic,
+        Congestion::Reno => uwarp_tcp::Congestion::Reno,
     }
 }
 

@@ -1,0 +1,421 @@
+//! A plain stream inside the engine: from segments to the application's ring and back.
+//!
+//! Octets are copied once each way. What the application wrote stays in its ring until TCP wants it: so small writes run
+//! together by themselves while the network is busy, and leave at once while it is not.
+
+use std::sync::Arc;
+
+use uwarp_memory::kernels;
+use uwarp_ring::{ByteConsumer, ByteProducer};
+use uwarp_tcp::State;
+
+use crate::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
+use crate::connection::{Connection, Phase};
+use crate::core::{Core, Record};
+use crate::listener::Requests;
+use crate::port::{Buffer, Port};
+use crate::slab::Handle;
+use crate::startup::endpoints;
+use crate::stats::{DropReason, TcpInfo};
+use crate::stream::{IncomingStream, Interest, StreamFailure, StreamSetup, StreamShared, stream};
+
+/// A plain stream.
+#[derive(Debug)]
+pub(crate) struct Streaming {
+    /// Received octets go here.
+    receive: ByteProducer,
+    /// Octets to be sent come from here.
+    send: ByteConsumer,
+    shared: Arc<StreamShared>,
+    /// What the application is to be woken for at the end of the turn.
+    news: Interest,
+    /// The connection was opened.
+    pub(crate) opened: bool,
+    /// Nothing more is taken from the application: what lies in its ring is the last.
+    pub(crate) finishing: bool,
+    /// TCP was closed on our side.
+    closed: bool,
+    /// The peer has closed its side.
+    peer_closed: bool,
+}
+
+impl Streaming {
+    pub(crate) fn new(setup: StreamSetup) -> Streaming {
+        Streaming {
+            receive: setup.receive,
+            send: setup.send,
+            shared: setup.shared,
+            news: Interest::NONE,
+            opened: false,
+            finishing: false,
+            closed: false,
+            peer_closed: false,
+        }
+    }
+
+    pub(crate) fn fail(&self, failure: StreamFailure) {
+        self.shared.fail(failure);
+    }
+
+    /// What the ring can take. Looks at the application's cursor only when that may matter.
+    #[inline]
+    fn space(&mut self) -> u32 {
+        if self.receive.is_closed() {
+            // Nobody reads: what comes is thrown away.
+            return u32::MAX;
+        }
+        let known = self.receive.known_free();
+        let free = if known * 2 < self.receive.capacity() { self.receive.free() } else { known };
+        free as u32
+    }
+
+    /// Whether a segment that owes no answer leaves nothing to do: nothing waits in the application's ring.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.send.known() == 0 && !self.finishing
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        if !self.peer_closed {
+            // Whoever had a better reason has said so.
+            self.shared.fail(StreamFailure::Fatal);
+        }
+        self.receive.close();
+        self.shared.fire(Interest::BOTH);
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// An active open of a plain stream.
+    pub(crate) fn connect_stream(&mut self, parameters: ConnectStreamParameters) {
+        let ConnectStreamParameters { remote, local_port, options, timeout, setup } = parameters;
+        let streaming = Streaming::new(setup);
+        let flow = match self.check_connect(remote).and_then(|address| {
+            if streaming.shared.is_aborted() {
+                return Err(ConnectFailure::Closed);
+            }
+            self.choose_flow(address, remote.port(), local_port)
+        }) {
+            Ok(flow) => flow,
+            Err(reason) => return streaming.fail(reason.into()),
+        };
+        let mut config = self.tcp_config;
+        options.configure(&mut config);
+        let isn = self.isn.generate(&flow, self.now);
+        let tcp = uwarp_tcp::Connection::connect(&config, isn, self.now);
+        let deadline = self.now + timeout;
+        let index = self.add_connection(flow, tcp, Phase::Stream);
+        self.attach(index, streaming);
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.deadline = Some(deadline);
+        }
+        self.schedule_index(index);
+    }
+
+    /// Joins a connection and the stream that an application has.
+    fn attach(&mut self, index: u32, streaming: Streaming) {
+        let bell = self.config.limits.queue_pairs + index;
+        let Some(handle) = self.connections.reserved_handle(index) else { return };
+        if let Some(connection) = self.connections.get_mut(index) {
+            streaming.shared.attach(bell, handle.to_bits(), endpoints(&connection.flow));
+            connection.stream = Some(streaming);
+        }
+    }
+
+    /// The handshake of a plain stream that we opened is done.
+    pub(crate) fn on_stream_open(&mut self, index: u32, connection: &mut Connection) {
+        connection.deadline = None;
+        let Some(stream) = &mut connection.stream else { return };
+        stream.opened = true;
+        stream.shared.open();
+        self.news(index, connection, Interest::BOTH);
+    }
+
+    /// The handshake of a plain stream that a peer opened is done: the listener gets it.
+    pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
+        self.leave_listener(connection);
+        connection.deadline = None;
+        let Some(handle) = self.connections.reserved_handle(index) else { return };
+        let bell = self.config.limits.queue_pairs + index;
+        let listener = self.listeners.get(&connection.flow.local_port).filter(|found| found.id == listener);
+        let Some(Requests::Streams { incoming, options, waiting }) = listener.map(|listener| &listener.requests) else {
+            return self.abort(connection);
+        };
+        let (ends, setup) = stream(options, Arc::clone(&self.doorbells));
+        let mut streaming = Streaming::new(setup);
+        let endpoints = endpoints(&connection.flow);
+        streaming.shared.attach(bell, handle.to_bits(), endpoints);
+        streaming.shared.open();
+        streaming.opened = true;
+        connection.phase = Phase::Stream;
+        connection.stream = Some(streaming);
+        connection.quiet = false;
+        incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
+    }
+
+    /// Notes what the application is to be woken for at the end of the turn.
+    #[inline]
+    fn news(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
+        let Some(stream) = &mut connection.stream else { return };
+        if stream.news == Interest::NONE {
+            self.news.push(index);
+        }
+        stream.news = stream.news.and(interest);
+    }
+
+    /// Wakes applications: once a turn.
+    #[inline]
+    pub(crate) fn tell_news(&mut self) {
+        while let Some(index) = self.news.pop() {
+            let stream = self.connections.get_mut(index).and_then(|connection| connection.stream.as_mut());
+            if let Some(stream) = stream {
+                let news = std::mem::replace(&mut stream.news, Interest::NONE);
+                stream.shared.fire(news);
+            }
+        }
+    }
+
+    /// Received octets in order.
+    #[inline]
+    pub(crate) fn on_plain_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
+        let Some(stream) = &mut connection.stream else { return };
+        if stream.receive.is_closed() {
+            self.count_drop(DropReason::StreamEnded);
+            return self.on_unread(connection);
+        }
+        let taken = stream.receive.write(octets);
+        let space = stream.space();
+        connection.set_receive_space(space, self.tcp_config.mss);
+        self.news(index, connection, Interest::READABLE);
+        if taken < octets.len() {
+            // TCP takes nothing beyond the window, and the window is the ring.
+            debug_assert!(false, "octets beyond the window");
+            connection.ends_by(DisconnectReason::Aborted);
+            self.abort(connection);
+        }
+    }
+
+    /// Octets came that nobody will read.
+    #[cold]
+    fn on_unread(&mut self, connection: &mut Connection) {
+        if connection.finished {
+            // Our side is done: the peer must learn that its data go nowhere.
+            connection.ends_by(DisconnectReason::Aborted);
+            self.abort(connection);
+        }
+    }
+
+    /// The peer has no more to say.
+    pub(crate) fn on_stream_fin(&mut self, index: u32, connection: &mut Connection) {
+        let Some(stream) = &mut connection.stream else { return };
+        stream.peer_closed = true;
+        stream.receive.close();
+        self.news(index, connection, Interest::READABLE);
+        connection.quiet = false;
+    }
+
+    /// Looks at what the application did: what it read opens the window, what it wrote is handed to TCP. True: there is more.
+    #[inline]
+    pub(crate) fn feed_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
+        let Some(stream) = &mut connection.stream else { return false };
+        if stream.shared.is_aborted() {
+            self.abort_stream(connection);
+            return false;
+        }
+        if !stream.opened {
+            return false;
+        }
+        stream.receive.free();
+        let space = stream.space();
+        connection.set_receive_space(space, self.tcp_config.mss);
+        let more = self.pull_stream(index, connection);
+        if let Some(stream) = &connection.stream {
+            connection.quiet = !more && stream.is_quiet();
+        }
+        more
+    }
+
+    /// Hands TCP what the application wrote. True: there is more, and it could go.
+    #[inline]
+    fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
+        let mut budget = self.config.budgets.frames_per_connection;
+        let mut pulled = false;
+        let more = loop {
+            let Some(stream) = &mut connection.stream else { break false };
+            if stream.closed {
+                self.leave_if_abandoned(connection);
+                break false;
+            }
+            let most = connection.tcp.effective_mss() as usize;
+            // In this order, so that nothing is overlooked that was written before the end.
+            let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
+            let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
+            if waiting == 0 {
+                if ends {
+                    self.finish_stream(connection);
+                }
+                break false;
+            }
+            if let Some((token, length)) = connection.tcp.unsent_tail()
+                && (length as usize) < most
+                && let Some(record) = self.records.get_mut(token)
+            {
+                // The last record waits in TCP: what is written meanwhile leaves in the same segment.
+                let added = grow(record, self.payload_start, most, &mut stream.send, self.offload_tcp);
+                connection.tcp.extend_tail(added);
+                pulled |= added > 0;
+                if added > 0 {
+                    continue;
+                }
+            }
+            if connection.tcp.send_space() == 0 {
+                break false;
+            }
+            if budget == 0 || !self.has_room() {
+                break true;
+            }
+            if !self.has_free(self.reserve + 1) {
+                self.starved = true;
+                break true;
+            }
+            let Some(mut buffer) = self.alloc() else {
+                self.starved = true;
+                break true;
+            };
+            let start = self.payload_start;
+            let count = waiting.min(most);
+            let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + count)) else {
+                break false;
+            };
+            let count = stream.send.read(room);
+            buffer.set_range(start, count);
+            let sum = if self.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
+            let token = self.records.insert(Record { buffer, length: count as u32, sum });
+            connection.tcp.push(token, count as u32);
+            pulled = true;
+            budget -= 1;
+        };
+        if pulled
+            && let Some(stream) = &connection.stream
+            // A writer is woken when it is worth its while, not for each segment.
+            && stream.send.known() * 4 <= stream.send.capacity() * 3
+        {
+            self.news(index, connection, Interest::WRITABLE);
+        }
+        more
+    }
+
+    #[cold]
+    fn finish_stream(&mut self, connection: &mut Connection) {
+        if let Some(stream) = &mut connection.stream {
+            stream.closed = true;
+        }
+        self.close_tcp(connection);
+        self.leave_if_abandoned(connection);
+    }
+
+    /// Nobody has the stream any more, and all that was written is with TCP: only TCP is left.
+    fn leave_if_abandoned(&mut self, connection: &mut Connection) {
+        if connection.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
+            connection.stream = None;
+            self.finish_tcp(connection);
+        }
+    }
+
+    #[cold]
+    fn abort_stream(&mut self, connection: &mut Connection) {
+        connection.ends_by(DisconnectReason::Aborted);
+        self.abort(connection);
+    }
+
+    /// The context closes: what was written so far is the last.
+    pub(crate) fn disconnect_stream(&mut self, connection: &mut Connection) {
+        let Some(stream) = &mut connection.stream else { return };
+        if stream.opened {
+            stream.finishing = true;
+            connection.quiet = false;
+        } else {
+            self.startup_failed(connection, ConnectFailure::ShuttingDown);
+        }
+    }
+
+    /// The connection of a stream is over: what the application is told.
+    pub(crate) fn plain_stream_over(connection: &mut Connection) {
+        let Some(stream) = connection.stream.take() else { return };
+        match connection.end {
+            Some(DisconnectReason::Reset) if !stream.opened => stream.fail(StreamFailure::Refused),
+            Some(DisconnectReason::Reset) => stream.fail(StreamFailure::Reset),
+            Some(DisconnectReason::TimedOut) => stream.fail(StreamFailure::TimedOut),
+            Some(DisconnectReason::Aborted) => stream.fail(StreamFailure::Aborted),
+            Some(DisconnectReason::LocalError(_)) => stream.fail(StreamFailure::Fatal),
+            _ if stream.peer_closed => {}
+            _ => stream.fail(StreamFailure::ShuttingDown),
+        }
+    }
+
+    /// The connection behind a stream's handle.
+    fn stream_connection(&mut self, handle: u64) -> Option<&mut Connection> {
+        let index = self.connections.resolve(Handle::from_bits(handle))?;
+        self.connections.get_mut(index)
+    }
+
+    pub(crate) fn stream_info(&mut self, handle: u64) -> Option<TcpInfo> {
+        self.stream_connection(handle).map(|connection| crate::snapshot::tcp_info(connection))
+    }
+
+    pub(crate) fn set_stream_nagle(&mut self, handle: u64, nagle: bool) {
+        let Some(index) = self.connections.resolve(Handle::from_bits(handle)) else { return };
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.tcp.set_nagle(nagle);
+        }
+        self.schedule_index(index);
+    }
+}
+
+/// Adds octets to a record of which nothing was sent, up to `most` in all; gives their number.
+#[cold]
+fn grow<B: Buffer>(
+    record: &mut Record<B>,
+    start: usize,
+    most: usize,
+    send: &mut ByteConsumer,
+    offload_tcp: bool,
+) -> u32 {
+    let from = start + record.length as usize;
+    let Some(storage) = record.buffer.storage_mut() else { return 0 };
+    let end = storage.len().min(start + most);
+    let Some(room) = storage.get_mut(from..end) else { return 0 };
+    let added = send.read(room) as u32;
+    record.length += added;
+    record.buffer.set_range(start, record.length as usize);
+    if !offload_tcp {
+        record.sum = kernels::checksum_sum(record.buffer.data());
+    }
+    added
+}
+
+impl Connection {
+    /// Offers what the owner can take: little while buffers are short.
+    #[inline]
+    pub(crate) fn set_receive_space(&mut self, space: u32, mss: u16) {
+        let space = if self.squeezed { space.min(crate::ingress::SQUEEZED_SEGMENTS * u32::from(mss)) } else { space };
+        self.tcp.set_receive_space(space);
+    }
+
+    /// Whether this is our open and its handshake is not done.
+    pub(crate) fn is_opening(&self) -> bool {
+        match &self.phase {
+            Phase::Initiating(_) => true,
+            Phase::Stream => self.tcp.state() == State::SynSent,
+            _ => false,
+        }
+    }
+
+    /// What its owner can take, as far as is known: for a connection without a stream there is no bound but TCP's own.
+    #[inline]
+    pub(crate) fn owner_space(&mut self) -> u32 {
+        self.stream.as_mut().map_or(u32::MAX, Streaming::space)
+    }
+}

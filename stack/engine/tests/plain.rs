@@ -1,0 +1,116 @@
+//! Plain streams over a simulated network: engines, rings and virtual time.
+
+mod common;
+
+use common::{PORT, SECOND, pattern};
+use uwarp_engine::rig::{HostOptions, World};
+use uwarp_engine::stream::{StreamEnds, StreamFailure, StreamOptions};
+
+/// Two hosts with one stream between them.
+fn joined(world: &mut World, options: &StreamOptions) -> (StreamEnds, StreamEnds) {
+    let incoming = world.hosts[1].listen_streams(PORT, 128, options.clone());
+    let client = world.hosts[0].connect_stream((world.hosts[1].address, PORT), options.clone());
+    let mut server = None;
+    assert!(world.run_until(SECOND * 60, |_| {
+        server = incoming.try_recv().ok();
+        server.is_some()
+    }));
+    (client, server.and_then(|incoming| incoming.take()).expect("it came"))
+}
+
+/// Sends all of `sent[n]` by stream n and ends its half; gives what each received until the end.
+fn exchange(world: &mut World, streams: [&mut StreamEnds; 2], sent: [&[u8]; 2]) -> [Vec<u8>; 2] {
+    let mut at = [0; 2];
+    let mut received = [Vec::new(), Vec::new()];
+    let mut ended = [false; 2];
+    let mut room = vec![0; 70_000];
+    let [a, b] = streams;
+    let over = world.run_until(SECOND * 600, |_| {
+        for (index, stream) in [&mut *a, &mut *b].into_iter().enumerate() {
+            at[index] += stream.write(&sent[index][at[index]..]);
+            if at[index] == sent[index].len() {
+                stream.finish();
+            }
+            let (count, _) = stream.read(&mut room);
+            received[index].extend_from_slice(&room[..count]);
+            ended[index] = stream.is_at_end();
+        }
+        ended[0] && ended[1]
+    });
+    assert!(over, "sent {at:?}, received {} and {}", received[0].len(), received[1].len());
+    assert_eq!((a.failure(), b.failure()), (None, None));
+    received
+}
+
+#[test]
+fn two_directions_and_two_ends() {
+    let mut world = World::two();
+    let (mut client, mut server) = joined(&mut world, &StreamOptions::default());
+    let (up, down) = (pattern(3 << 20, 1), pattern(1 << 20, 2));
+    let [at_client, at_server] = exchange(&mut world, [&mut client, &mut server], [&up, &down]);
+    assert!(at_server == up && at_client == down);
+    drop((client, server));
+    world.run(SECOND * 5);
+    common::nothing_left(&mut world);
+}
+
+#[test]
+fn small_buffers_and_a_window_that_shuts_again_and_again() {
+    let mut world = World::two();
+    let options = StreamOptions { send_buffer: 4096, receive_buffer: 4096, ..StreamOptions::default() };
+    let (mut client, mut server) = joined(&mut world, &options);
+    let (up, down) = (pattern(100_000, 3), pattern(50_000, 4));
+    let [at_client, at_server] = exchange(&mut world, [&mut client, &mut server], [&up, &down]);
+    assert!(at_server == up && at_client == down);
+}
+
+#[test]
+fn small_writes_run_together_while_the_network_is_busy() {
+    let mut world = World::two();
+    let (mut client, mut server) = joined(&mut world, &StreamOptions { nagle: true, ..StreamOptions::default() });
+    let sent = pattern(20_000, 5);
+    let mut received = Vec::new();
+    let mut at = 0;
+    let mut room = vec![0; 30_000];
+    assert!(world.run_until(SECOND, |_| {
+        // Ten octets a microsecond: far more writes than round trips.
+        at += client.write(&sent[at..sent.len().min(at + 10)]);
+        let (count, _) = server.read(&mut room);
+        received.extend_from_slice(&room[..count]);
+        received.len() == sent.len()
+    }));
+    assert!(received == sent);
+    let stats = world.hosts[0].engine.as_ref().expect("it lives").stats();
+    let segments = stats.connections[0].tcp.segments_sent;
+    assert!(segments < 200, "{segments} segments for 2,000 writes");
+}
+
+#[test]
+fn an_engine_that_fails_tells_its_streams() {
+    let mut world = World::two();
+    let (mut client, mut server) = joined(&mut world, &StreamOptions::default());
+    server.write(b"before");
+    world.run(SECOND);
+    world.hosts[0].engine.as_mut().expect("it lives").fail("a test");
+    let mut room = [0; 10];
+    assert_eq!(client.read(&mut room), (6, false));
+    assert!(client.is_at_end());
+    assert_eq!(client.failure(), Some(StreamFailure::Fatal));
+    world.hosts[0].engine = None;
+    world.run(SECOND * 30);
+    assert_eq!(server.failure(), Some(StreamFailure::TimedOut));
+}
+
+#[test]
+fn an_open_that_nobody_answers_fails() {
+    let mut world = World::two();
+    world.add(HostOptions::default(), |_| {});
+    let client = world.hosts[0].connect_stream((world.hosts[2].address, PORT), StreamOptions::default());
+    world.run(SECOND);
+    assert_eq!(client.failure(), Some(StreamFailure::Refused));
+    world.hosts[2].engine = None;
+    let client = world.hosts[0].connect_stream((world.hosts[2].address, PORT), StreamOptions::default());
+    world.run(SECOND * 20);
+    assert_eq!(client.failure(), Some(StreamFailure::TimedOut));
+    assert!(!client.is_open());
+}

@@ -1,0 +1,427 @@
+//! Plain TCP streams: octets, as a socket has them, over the same engines as RDMA.
+
+mod listener;
+mod options;
+
+pub use listener::{TcpAcceptOptions, TcpListener};
+pub use options::TcpStreamOptions;
+
+use crate::context::{Context, Shared};
+use crate::driver::{self, Backoff};
+use crossbeam::channel::bounded;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{Command, ConnectStreamParameters};
+use uwarp_engine::stats::TcpInfo;
+use uwarp_engine::stream::{Interest, StreamEnds, StreamFailure, stream};
+use uwarp_ring::Notifier;
+
+/// Longest single sleep, after which a waiting call looks whether the engine lives.
+const SLICE: Duration = Duration::from_secs(1);
+/// What a blocking open waits beyond the time limit that the engine itself keeps.
+const GRACE: Duration = Duration::from_secs(2);
+/// Fruitless calls in non-blocking mode after which the core is offered to others.
+const CALLS_BEFORE_YIELD: u32 = 256;
+
+/// A TCP connection as a stream of octets.
+///
+/// It reads and writes like [`std::net::TcpStream`], blocking unless [`set_nonblocking`](Self::set_nonblocking) says
+/// otherwise. One thread owns it at a time (`Send`, not `Sync`). On an inline context every read and write of the thread that
+/// opened the context turns the engine once, and waiting turns it all the time; between such calls nothing happens.
+///
+/// What was written before the stream is dropped is still sent: the context lingers for it, as for queue pairs. Octets that
+/// were not read are lost then, and a peer that goes on sending is reset.
+///
+/// Small writes leave at once (Nagle's rule is off unless [`set_nodelay`](Self::set_nodelay) turns it on), and run together
+/// only while the network is busy.
+#[derive(Debug)]
+pub struct TcpStream {
+    ends: StreamEnds,
+    notifier: Arc<Notifier>,
+    engine: usize,
+    /// Whether an engine thread may sleep.
+    threaded: bool,
+    nonblocking: bool,
+    read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+    fruitless: u32,
+    peer: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl TcpStream {
+    /// Opens a connection with the usual options, and waits for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ConnectionRefused`] if nobody listens there, [`ErrorKind::TimedOut`] if nobody answers,
+    /// [`ErrorKind::HostUnreachable`] if the next hop does not, [`ErrorKind::AddrNotAvailable`] if no local port is free.
+    pub fn connect(context: &Context, peer: SocketAddr) -> io::Result<TcpStream> {
+        Self::connect_with(context, peer, &TcpStreamOptions::default())
+    }
+
+    /// Opens a connection, and waits for it: as [`connect`](Self::connect).
+    pub fn connect_with(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
+        let mut stream = Self::start_connect(context, peer, options)?;
+        let deadline = Instant::now().checked_add(options.connect_timeout.saturating_add(GRACE));
+        if stream.wait_for(Interest::WRITABLE, deadline, |stream| stream.check_connected())?.is_none() {
+            stream.abort();
+            return Err(failed(StreamFailure::TimedOut));
+        }
+        Ok(stream)
+    }
+
+    /// Begins to open a connection, without waiting. Until it is open, reading and writing give
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode, in which the stream is then, and wait otherwise. See
+    /// [`check_connected`](Self::check_connected).
+    pub fn start_connect(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
+        let shared = context.shared();
+        shared.check_open().map_err(other)?;
+        options.check()?;
+        let engine = shared.pick_engine();
+        let handle = &shared.engines[engine];
+        let notifier = Arc::new(Notifier::new()?);
+        let (ends, setup) = stream(&options.engine_options(), Arc::clone(handle.doorbells()));
+        let stream = Self::new(shared, ends, notifier, engine, peer);
+        handle.command(Command::ConnectStream(Box::new(ConnectStreamParameters {
+            remote: peer,
+            local_port: options.local_port,
+            options: options.engine_options(),
+            timeout: options.connect_timeout,
+            setup,
+        })));
+        Ok(stream)
+    }
+
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        ends: StreamEnds,
+        notifier: Arc<Notifier>,
+        engine: usize,
+        peer: SocketAddr,
+    ) -> TcpStream {
+        ends.set_notifier(Arc::clone(&notifier));
+        TcpStream {
+            ends,
+            notifier,
+            engine,
+            threaded: !shared.is_inline(),
+            nonblocking: false,
+            read_timeout: None,
+            write_timeout: None,
+            fruitless: 0,
+            peer,
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// Whether the connection is open, `None` while that is not decided yet. An inline context's engine is turned first.
+    ///
+    /// # Errors
+    /// Why it could not be opened: as [`connect`](Self::connect).
+    pub fn check_connected(&mut self) -> io::Result<Option<()>> {
+        self.turn();
+        match self.ends.failure() {
+            Some(failure) if !self.ends.is_open() => Err(failed(failure)),
+            _ => Ok(self.ends.is_open().then_some(())),
+        }
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This side's address.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotConnected`] as long as the engine has not begun to open the connection.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.ends.endpoints().map(|(local, _)| local).ok_or_else(|| ErrorKind::NotConnected.into())
+    }
+
+    /// The engine that has the connection.
+    pub fn engine(&self) -> usize {
+        self.engine
+    }
+
+    /// Whether calls return [`ErrorKind::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, nonblocking: bool) {
+        self.nonblocking = nonblocking;
+    }
+
+    /// Longest wait of a read, which then gives [`ErrorKind::TimedOut`]; `None` waits for ever. Zero only looks.
+    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
+        self.read_timeout = timeout;
+    }
+
+    /// Longest wait of a write for room, which then gives [`ErrorKind::TimedOut`]; `None` waits for ever. Zero only looks.
+    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
+        self.write_timeout = timeout;
+    }
+
+    /// Whether small segments leave although others are not acknowledged yet, which is so by default; `false` is Nagle's rule
+    /// (RFC 9293 §3.7.4).
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        if let Some(handle) = self.ends.handle() {
+            self.shared.engines[self.engine].command(Command::SetNagle { handle, nagle: !nodelay });
+        }
+    }
+
+    /// Octets that can be read without waiting. An inline context's engine is turned first.
+    pub fn readable(&mut self) -> usize {
+        self.turn();
+        self.ends.readable()
+    }
+
+    /// Octets that can be written without waiting.
+    pub fn writable(&mut self) -> usize {
+        if self.ends.is_open() { self.ends.writable() } else { 0 }
+    }
+
+    /// Ends this side's half: FIN follows what was written (RFC 9293 §3.6). Reading goes on.
+    pub fn shutdown_write(&mut self) {
+        if !self.ends.is_finished() {
+            self.ends.finish();
+            self.wake();
+        }
+    }
+
+    /// Gives the connection up at once: what was not sent is lost, and the peer sees a reset.
+    pub fn abort(mut self) {
+        self.ends.abort();
+        self.wake();
+    }
+
+    /// The connection as the kernel's TCP_INFO would show it; `None` when it is over or not begun.
+    ///
+    /// # Errors
+    /// The context is closed, or inline and of another thread.
+    pub fn tcp_info(&self) -> io::Result<Option<TcpInfo>> {
+        let Some(handle) = self.ends.handle() else { return Ok(None) };
+        let (reply, answer) = bounded(1);
+        self.shared.engines[self.engine].command(Command::StreamInfo { handle, reply });
+        self.shared.reply(&answer).map_err(other)
+    }
+
+    /// Makes the next change of the kind asked for raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after
+    /// arming and before waiting for the descriptor: what happened before is not announced.
+    pub fn arm(&mut self, interest: Interest) {
+        self.notifier.drain();
+        self.notifier.arm_for(interest.bits());
+    }
+
+    /// One attempt to read: `None` if there is nothing yet.
+    #[inline]
+    fn try_read(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
+        let (count, tell) = self.ends.read(out);
+        if count > 0 || out.is_empty() {
+            if tell {
+                self.wake();
+            }
+            return Ok(Some(count));
+        }
+        self.read_nothing(out)
+    }
+
+    #[cold]
+    fn read_nothing(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
+        // In this order: what was there before the end is read before it is told.
+        let failure = self.ends.failure();
+        let closed = self.ends.is_at_end();
+        let (count, tell) = self.ends.read(out);
+        if tell {
+            self.wake();
+        }
+        match (count, closed, failure) {
+            (0, true, Some(failure)) => Err(failed(failure)),
+            (0, true, None) => Ok(Some(0)),
+            (0, false, Some(failure)) if !self.ends.is_open() => Err(failed(failure)),
+            (0, false, _) => Ok(None),
+            (count, ..) => Ok(Some(count)),
+        }
+    }
+
+    /// One attempt to write: `None` if there is no room.
+    #[inline]
+    fn try_write(&mut self, octets: &[u8]) -> io::Result<Option<usize>> {
+        if let Some(failure) = self.ends.failure() {
+            return Err(failed(failure));
+        }
+        if !self.ends.is_open() {
+            self.turn();
+            return Ok(None);
+        }
+        if self.ends.is_finished() {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        let count = self.ends.write(octets);
+        self.wake();
+        Ok((count > 0 || octets.is_empty()).then_some(count))
+    }
+
+    /// Makes the engine look at what was done: wakes its thread, or turns it here.
+    #[inline]
+    fn wake(&self) {
+        if self.threaded {
+            self.shared.engines[self.engine].wake().fire_if_armed();
+        } else {
+            driver::turn_inline(self.shared.id);
+        }
+    }
+
+    /// Turns an inline context's engine, if this is its thread.
+    #[inline]
+    fn turn(&self) {
+        if !self.threaded {
+            driver::turn_inline(self.shared.id);
+        }
+    }
+
+    /// Fruitless in non-blocking mode: with more pollers than cores, the engine may be waiting for this one.
+    fn fruitless(&mut self) -> io::Error {
+        if self.threaded {
+            self.fruitless += 1;
+            if self.fruitless >= CALLS_BEFORE_YIELD {
+                self.fruitless = 0;
+                std::thread::yield_now();
+            }
+        }
+        ErrorKind::WouldBlock.into()
+    }
+
+    /// Tries until it succeeds; `None` when the time is over.
+    fn wait_for<T>(
+        &mut self,
+        interest: Interest,
+        deadline: Option<Instant>,
+        mut attempt: impl FnMut(&mut Self) -> io::Result<Option<T>>,
+    ) -> io::Result<Option<T>> {
+        if !self.threaded {
+            return self.wait_inline(deadline, attempt);
+        }
+        loop {
+            self.notifier.arm_for(interest.bits());
+            if let Some(done) = attempt(self)? {
+                self.notifier.disarm();
+                return Ok(Some(done));
+            }
+            self.shared.check_alive().map_err(other)?;
+            let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(None);
+            }
+            // A limit on each sleep, so that even a defect could not make it endless.
+            self.notifier.wait(Some(left.min(SLICE)))?;
+        }
+    }
+
+    fn wait_inline<T>(
+        &mut self,
+        deadline: Option<Instant>,
+        mut attempt: impl FnMut(&mut Self) -> io::Result<Option<T>>,
+    ) -> io::Result<Option<T>> {
+        self.shared.check_here().map_err(other)?;
+        let mut backoff = Backoff::new(&self.shared.config.engine);
+        loop {
+            let busy = driver::turn_all_inline();
+            if let Some(done) = attempt(self)? {
+                return Ok(Some(done));
+            }
+            self.shared.check_alive().map_err(other)?;
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
+            }
+            self.shared.give_way(&mut backoff, busy);
+        }
+    }
+}
+
+/// When a wait that begins now ends.
+fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+impl Read for TcpStream {
+    /// Takes what has arrived: at least one octet, or 0 when the peer has ended its half and all was read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode, [`ErrorKind::TimedOut`] after the time limit, and why the connection
+    /// is over, [`ErrorKind::ConnectionReset`] for instance, once all that came before was read.
+    #[inline]
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.turn();
+        if let Some(count) = self.try_read(out)? {
+            return Ok(count);
+        }
+        if self.nonblocking {
+            return Err(self.fruitless());
+        }
+        let deadline = deadline(self.read_timeout);
+        self.wait_for(Interest::READABLE, deadline, |stream| stream.try_read(out))?
+            .ok_or_else(|| ErrorKind::TimedOut.into())
+    }
+}
+
+impl Write for TcpStream {
+    /// Hands over octets to be sent: as many as there is room for, at least one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode, [`ErrorKind::TimedOut`] after the time limit,
+    /// [`ErrorKind::BrokenPipe`] after [`TcpStream::shutdown_write`], and why the connection is over.
+    #[inline]
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        if let Some(count) = self.try_write(octets)? {
+            return Ok(count);
+        }
+        if self.nonblocking {
+            return Err(self.fruitless());
+        }
+        let deadline = deadline(self.write_timeout);
+        self.wait_for(Interest::WRITABLE, deadline, |stream| stream.try_write(octets))?
+            .ok_or_else(|| ErrorKind::TimedOut.into())
+    }
+
+    /// Nothing is held back on this side of the engine: does nothing.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for TcpStream {
+    /// Readable when something happened after [`arm`](TcpStream::arm), in either direction. Not to be read directly.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.notifier.as_fd()
+    }
+}
+
+impl Drop for TcpStream {
+    fn drop(&mut self) {
+        // Here and not by the ends alone, since the engine may sleep.
+        self.ends.finish();
+        self.ends.leave();
+        self.wake();
+    }
+}
+
+/// As an error of the standard library's.
+fn failed(failure: StreamFailure) -> io::Error {
+    let kind = match failure {
+        StreamFailure::Refused => ErrorKind::ConnectionRefused,
+        StreamFailure::TimedOut => ErrorKind::TimedOut,
+        StreamFailure::Unreachable => ErrorKind::HostUnreachable,
+        StreamFailure::NoPort => ErrorKind::AddrNotAvailable,
+        StreamFailure::AddressInUse => ErrorKind::AddrInUse,
+        StreamFailure::Address => ErrorKind::InvalidInput,
+        StreamFailure::Reset => ErrorKind::ConnectionReset,
+        StreamFailure::Aborted | StreamFailure::ShuttingDown => ErrorKind::ConnectionAborted,
+        _ => ErrorKind::Other,
+    };
+    io::Error::new(kind, failure)
+}
+
+fn other(error: crate::error::Error) -> io::Error {
+    io::Error::other(error)
+}

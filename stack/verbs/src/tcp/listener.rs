@@ -1,0 +1,189 @@
+//! Listening for plain streams.
+
+use super::{TcpStream, TcpStreamOptions, other};
+use crate::context::{Context, Shared};
+use crate::core::NoReply;
+use crate::error::Error;
+use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{Command, ControlError, EventSink, ListenerId};
+use uwarp_engine::stream::IncomingStream;
+use uwarp_ring::Notifier;
+
+/// How a [`TcpListener`] is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpAcceptOptions {
+    /// Connections that may wait to be accepted, on each engine those in their handshake included; SYNs beyond it are
+    /// ignored, and come again.
+    pub backlog: usize,
+    /// Wishes about the streams.
+    pub stream: TcpStreamOptions,
+}
+
+impl Default for TcpAcceptOptions {
+    fn default() -> Self {
+        Self { backlog: 128, stream: TcpStreamOptions::default() }
+    }
+}
+
+/// Takes plain streams on a TCP port of the context's address.
+///
+/// Connections are complete, and may have octets to read, before they are accepted. Dropping the listener resets those that
+/// were not.
+#[derive(Debug)]
+pub struct TcpListener {
+    id: ListenerId,
+    port: u16,
+    incoming: Receiver<IncomingStream>,
+    notifier: Arc<Notifier>,
+    nonblocking: bool,
+    shared: Arc<Shared>,
+}
+
+impl TcpListener {
+    /// Listens on a port, on all engines of the context, with the usual options.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AddrInUse`] if the context has a listener there, [`ErrorKind::InvalidInput`] for port 0.
+    pub fn bind(context: &Context, port: u16) -> io::Result<TcpListener> {
+        Self::bind_with(context, port, &TcpAcceptOptions::default())
+    }
+
+    /// Listens on a port: as [`bind`](Self::bind).
+    pub fn bind_with(context: &Context, port: u16, options: &TcpAcceptOptions) -> io::Result<TcpListener> {
+        let shared = context.shared();
+        shared.check_open().map_err(other)?;
+        shared.check_here().map_err(other)?;
+        options.stream.check()?;
+        let most = shared.config.limits.backlog;
+        if !(1..=most).contains(&options.backlog) {
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                format!("the backlog is {}: choose 1 to {most} (limits.backlog)", options.backlog),
+            ));
+        }
+        let notifier = Arc::new(Notifier::new()?);
+        shared.waiters.add(&notifier);
+        let id = ListenerId(shared.next_object());
+        let (sender, incoming) = unbounded();
+        // Made first, so that a failure half-way stops what was begun.
+        let listener = TcpListener {
+            id,
+            port,
+            incoming,
+            notifier: Arc::clone(&notifier),
+            nonblocking: false,
+            shared: Arc::clone(shared),
+        };
+        let sink = EventSink::new(sender, Some(notifier));
+        let waiting = Arc::new(AtomicU32::new(0));
+        for engine in &shared.engines {
+            let (reply, answer) = bounded(1);
+            engine.command(Command::ListenStreams {
+                listener: id,
+                port,
+                backlog: options.backlog as u32,
+                waiting: Arc::clone(&waiting),
+                options: options.stream.engine_options(),
+                incoming: sink.clone(),
+                reply,
+            });
+            shared.reply(&answer).map_err(other)?.map_err(refused)?;
+        }
+        Ok(listener)
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        SocketAddr::from((self.shared.config.address.address, self.port))
+    }
+
+    /// Whether [`accept`](Self::accept) returns [`ErrorKind::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, nonblocking: bool) {
+        self.nonblocking = nonblocking;
+    }
+
+    /// The next connection, with the peer's address; waits for one, unless non-blocking.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode; the system's error if there is no file descriptor left, with the
+    /// connection reset; and that the context is closed.
+    pub fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        if self.nonblocking {
+            return self.try_accept()?.ok_or_else(|| ErrorKind::WouldBlock.into());
+        }
+        self.receive(None)?.ok_or_else(|| ErrorKind::TimedOut.into())
+    }
+
+    /// The next connection; `None` when the time is over.
+    pub fn accept_timeout(&mut self, timeout: Duration) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        self.receive(Instant::now().checked_add(timeout))
+    }
+
+    fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        match self.shared.receive(&self.incoming, deadline) {
+            Ok(incoming) => self.wrap(incoming).map(Some),
+            Err(NoReply::TimedOut) => Ok(None),
+            Err(NoReply::WrongThread) => Err(other(Error::WrongThread)),
+            Err(NoReply::Gone) => Err(self.gone()),
+        }
+    }
+
+    fn try_accept(&mut self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        self.shared.turn();
+        match self.incoming.try_recv() {
+            Ok(incoming) => self.wrap(incoming).map(Some),
+            Err(TryRecvError::Empty) => self.shared.check_open().map(|()| None).map_err(other),
+            Err(TryRecvError::Disconnected) => Err(self.gone()),
+        }
+    }
+
+    fn gone(&self) -> io::Error {
+        match self.shared.check_open() {
+            Err(error) => other(error),
+            Ok(()) => other(Error::ContextClosed),
+        }
+    }
+
+    fn wrap(&self, incoming: IncomingStream) -> io::Result<(TcpStream, SocketAddr)> {
+        let (engine, peer) = (usize::from(incoming.engine), incoming.peer);
+        let notifier = Arc::new(Notifier::new()?);
+        let ends = incoming.take().ok_or(ErrorKind::ConnectionAborted)?;
+        Ok((TcpStream::new(&self.shared, ends, notifier, engine, peer), peer))
+    }
+
+    /// Makes the next connection raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after arming.
+    pub fn arm(&mut self) {
+        self.notifier.drain();
+        self.notifier.arm();
+    }
+}
+
+fn refused(error: ControlError) -> io::Error {
+    let kind = match error {
+        ControlError::PortInUse(_) => ErrorKind::AddrInUse,
+        ControlError::BadPort => ErrorKind::InvalidInput,
+        _ => ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+impl AsFd for TcpListener {
+    /// Readable when a connection came after [`arm`](TcpListener::arm). Not to be read directly.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.notifier.as_fd()
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        for engine in &self.shared.engines {
+            engine.command(Command::StopListening { listener: self.id });
+        }
+    }
+}
