@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod in_process;
 mod kernel;
 mod programs;
 
@@ -19,12 +20,18 @@ struct Arguments {
 const EXAMPLES: &str = "Examples:
   cargo build --release -p uwarp-perf -p uwarp-bench
   target/release/uwarp-bench compare
-  target/release/uwarp-bench compare --device memif --rounds 9 --json perf/baselines/memif.json";
+  target/release/uwarp-bench compare --device memif --rounds 9 --json perf/baselines/memif.json
+  target/release/uwarp-bench in-process write-ping-pong
+  target/release/uwarp-bench instructions";
 
 #[derive(Subcommand)]
 enum Command {
     /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, and kernel TCP, in turn A B A B
     Compare(compare::Options),
+    /// Both ends in one thread, joined in memory: what the stack itself costs
+    InProcess(in_process::Options),
+    /// Instructions of an operation in process, counted by valgrind's callgrind
+    Instructions(in_process::CountOptions),
     /// One end of the kernel TCP peer (started by `compare`)
     #[command(hide = true)]
     KernelPeer(kernel::Options),
@@ -33,6 +40,8 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Compare(options) => compare::run(&options),
+        Command::InProcess(options) => in_process::run(&options),
+        Command::Instructions(options) => in_process::count(&options),
         Command::KernelPeer(options) => kernel::run(&options),
     }
 }

@@ -82,6 +82,15 @@ impl Peer {
         self.lines.recv_timeout(PATIENCE).expect("the peer tells something and does not end before")
     }
 
+    /// The next thing that the peer has told, if it has.
+    pub fn try_told(&mut self) -> Option<String> {
+        let told = self.lines.try_recv().ok();
+        if told.is_none() {
+            self.must_run();
+        }
+        told
+    }
+
     /// Waits for a certain word, doing something useful meanwhile.
     pub fn await_word(&mut self, word: &str, mut meanwhile: impl FnMut()) {
         let start = Instant::now();

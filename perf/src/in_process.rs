@@ -1,0 +1,288 @@
+//! Both ends in one thread, joined in memory: what the stack itself costs, with no device and no second core.
+//!
+//! Times of such a run depend on the machine; instructions, counted by callgrind, do not, so they are what shows from one change to the next
+//! whether the path of a packet grew.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Args, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets};
+use uwarp::config::EngineMode;
+use uwarp::{
+    AcceptOptions, Access, Completion, CompletionQueue, Config, ConnectOptions, Context, ListenOptions, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+};
+
+const PORT: u16 = 7471;
+/// Longest wait for a connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is done over and over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// A Write there, seen in memory, and one back: one operation is the round trip
+    WritePingPong,
+    /// A Send there and one back, completions reaped: one operation is the round trip
+    SendPingPong,
+    /// A Read, from post to completion
+    Read,
+    /// Writes in bursts of 32, one completion each burst: one operation is one Write with its share of acknowledgments
+    WriteStream,
+}
+
+impl Work {
+    const ALL: [Work; 4] = [Work::WritePingPong, Work::SendPingPong, Work::Read, Work::WriteStream];
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+}
+
+/// What to do, and how often.
+#[derive(Args)]
+pub struct Options {
+    /// What one operation is
+    work: Work,
+    /// Payload octets of a message
+    #[arg(long, default_value_t = 64)]
+    size: u32,
+    /// Operations
+    #[arg(long, default_value_t = 1_000_000)]
+    iterations: u64,
+    /// Queue pairs, used in turn
+    #[arg(long, default_value_t = 1)]
+    qps: usize,
+    /// MTU of the link
+    #[arg(long, default_value_t = 1500)]
+    mtu: u16,
+}
+
+/// Writes of a burst.
+const BURST: u64 = 32;
+
+struct End {
+    memory: MemoryRegion,
+    completions: CompletionQueue,
+    queue_pairs: Vec<QueuePair>,
+    _domain: ProtectionDomain,
+    context: Context,
+}
+
+impl End {
+    fn new(context: Context, options: &Options) -> anyhow::Result<Self> {
+        let completions = context.create_completion_queue(options.qps * 256)?;
+        let domain = context.allocate_domain();
+        // What is sent in front, what is received behind: a late message must not change the next one.
+        let len = 2 * options.size as usize;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let memory = domain.register_zeroed(len, rights)?;
+        let queue_pairs = (0..options.qps)
+            .map(|_| domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(128, 16)))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { memory, completions, queue_pairs, _domain: domain, context })
+    }
+
+    fn post(&mut self, which: usize, request: SendRequest<'_>) -> anyhow::Result<()> {
+        self.queue_pairs[which].post_send(&[request])?;
+        Ok(())
+    }
+
+    fn post_receive(&mut self, which: usize, size: u32) -> anyhow::Result<()> {
+        let entry = self.memory.sge(size as usize..)?;
+        self.queue_pairs[which].post_receive(&[ReceiveRequest::new(0, &[entry])])?;
+        Ok(())
+    }
+
+    /// Takes completions that are there; counts those of `kind`.
+    fn reap(&mut self, out: &mut [Completion], is_wanted: impl Fn(&Completion) -> bool) -> anyhow::Result<usize> {
+        let count = self.completions.poll(out);
+        for completion in &out[..count] {
+            ensure!(completion.status.is_success(), "work ended with {:?}", completion.status);
+        }
+        Ok(out[..count].iter().filter(|completion| is_wanted(completion)).count())
+    }
+}
+
+fn config(address: &str, options: &Options) -> anyhow::Result<Config> {
+    let mut config = Config::without_device(address)?;
+    config.engine.mode = EngineMode::Inline;
+    config.limits.queue_pairs = config.limits.queue_pairs.max(options.qps);
+    config.mtu = options.mtu;
+    Ok(config)
+}
+
+/// Two connected ends on this thread.
+fn connected(options: &Options) -> anyhow::Result<(End, End)> {
+    let (here, there) = Context::pair_in_process(config("10.0.0.1/16", options)?, config("10.0.0.2/16", options)?)?;
+    let (mut here, mut there) = (End::new(here, options)?, End::new(there, options)?);
+    let mut listener = there.context.listen(PORT, ListenOptions::default())?;
+    let address = there.context.socket_address(PORT);
+    for number in 0..options.qps {
+        let mut connecting =
+            here.context.start_connect(&mut here.queue_pairs[number], address, ConnectOptions::default())?;
+        let request = listener.next(PATIENCE)?.context("no connection request came")?;
+        let mut accepting = request.start_accept(&mut there.queue_pairs[number], AcceptOptions::default())?;
+        let (mut open, mut accepted) = (false, false);
+        while !(open && accepted) {
+            here.context.poll();
+            there.context.poll();
+            open = open || connecting.poll(&mut here.queue_pairs[number])?.is_some();
+            accepted = accepted || accepting.poll(&mut there.queue_pairs[number])?.is_some();
+        }
+    }
+    Ok((here, there))
+}
+
+/// Writes message `number` and waits until the other end sees its last octets.
+fn write_and_wait(from: &mut End, to: &mut End, which: usize, number: u64, size: u32) -> anyhow::Result<()> {
+    let size = size as usize;
+    from.memory.store_release_u64(size - 8, number)?;
+    let entry = from.memory.sge(..size)?;
+    let target = to.memory.remote_offset() + size as u64;
+    from.post(which, SendRequest::write(number, &[entry], to.memory.stag(), target))?;
+    from.context.poll();
+    while to.memory.load_acquire_u64(2 * size - 8)? != number {
+        to.context.poll();
+    }
+    Ok(())
+}
+
+/// Runs `options.work`; returns how long it took.
+fn measure(options: &Options) -> anyhow::Result<Duration> {
+    ensure!(
+        options.size >= 8 && options.size.is_multiple_of(8),
+        "--size must be a multiple of 8: a message ends with its number"
+    );
+    ensure!(options.qps >= 1, "--qps must be at least 1");
+    let (mut here, mut there) = connected(options)?;
+    let mut out = [Completion::default(); 64];
+    let size = options.size;
+    let started = Instant::now();
+    match options.work {
+        Work::WritePingPong => {
+            for number in 1..=options.iterations {
+                let which = number as usize % options.qps;
+                write_and_wait(&mut here, &mut there, which, number, size)?;
+                write_and_wait(&mut there, &mut here, which, number, size)?;
+            }
+        }
+        Work::SendPingPong => {
+            for which in 0..options.qps {
+                here.post_receive(which, size)?;
+                there.post_receive(which, size)?;
+            }
+            for number in 1..=options.iterations {
+                let which = number as usize % options.qps;
+                for forth in [true, false] {
+                    let (sender, receiver) = if forth { (&mut here, &mut there) } else { (&mut there, &mut here) };
+                    let entry = sender.memory.sge(..size as usize)?;
+                    sender.post(which, SendRequest::send(number, &[entry]))?;
+                    sender.context.poll();
+                    while receiver.reap(&mut out, |_| true)? == 0 {}
+                    receiver.post_receive(which, size)?;
+                }
+            }
+        }
+        Work::Read => {
+            let (stag, offset) = (there.memory.stag(), there.memory.remote_offset());
+            for number in 1..=options.iterations {
+                let which = number as usize % options.qps;
+                let entry = here.memory.sge(..size as usize)?;
+                here.post(which, SendRequest::read(number, &[entry], stag, offset).signalled())?;
+                while here.reap(&mut out, |_| true)? == 0 {
+                    there.context.poll();
+                }
+            }
+        }
+        Work::WriteStream => {
+            let (stag, offset) = (there.memory.stag(), there.memory.remote_offset());
+            let mut number = 0;
+            while number < options.iterations {
+                let which = (number / BURST) as usize % options.qps;
+                let entry = [here.memory.sge(..size as usize)?];
+                for place in 0..BURST {
+                    let write = SendRequest::write(number, &entry, stag, offset);
+                    here.post(which, if place + 1 == BURST { write.signalled() } else { write })?;
+                    number += 1;
+                }
+                while here.reap(&mut out, |_| true)? == 0 {
+                    there.context.poll();
+                }
+                there.context.poll();
+            }
+        }
+    }
+    let took = started.elapsed();
+    Ok(took)
+}
+
+/// Runs one kind of work and prints its time.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let took = measure(options)?;
+    let each = took.as_nanos() as f64 / options.iterations as f64;
+    println!(
+        "{} of {} octets, {} queue pairs: {each:.0} ns each, {:.2} Gbit/s of payload one way",
+        options.work.name(),
+        options.size,
+        options.qps,
+        f64::from(options.size) * 8.0 / each
+    );
+    Ok(())
+}
+
+/// What to count.
+#[derive(Args)]
+pub struct CountOptions {
+    /// Payload octets of a message
+    #[arg(long, default_value_t = 64)]
+    size: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Counts instructions an operation: two runs of different length under callgrind, so that start and end cancel out.
+pub fn count(options: &CountOptions) -> anyhow::Result<()> {
+    let mut counts = Vec::new();
+    for work in Work::ALL {
+        let (few, many) = (2_016, 10_016);
+        let instructions = |iterations: u64| -> anyhow::Result<u64> {
+            let output = Command::new("valgrind")
+                .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+                .arg(std::env::current_exe()?)
+                .args(["in-process", &work.name(), "--size", &options.size.to_string()])
+                .args(["--iterations", &iterations.to_string()])
+                .stdin(Stdio::null())
+                .output()
+                .context("cannot run valgrind: apt-get install valgrind")?;
+            let text = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "under valgrind: {text}");
+            let collected = text.lines().find_map(|line| line.split_once("Collected : "));
+            match collected {
+                Some((_, number)) => Ok(number.trim().parse()?),
+                None => bail!("valgrind printed no count: {text}"),
+            }
+        };
+        let each = (instructions(many)? - instructions(few)?) as f64 / (many - few) as f64;
+        counts.push((work.name(), each.round()));
+    }
+    if options.json {
+        let map: serde_json::Map<String, serde_json::Value> =
+            counts.into_iter().map(|(name, each)| (name, serde_json::json!(each))).collect();
+        println!("{}", serde_json::to_string_pretty(&map)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["operation", "instructions, both ends"]);
+    table.column_mut(1).context("the header has it")?.set_cell_alignment(CellAlignment::Right);
+    for (name, each) in counts {
+        table.add_row([name, format!("{each:.0}")]);
+    }
+    println!(
+        "messages of {} octets; callgrind knows no AVX-512, so the CRC kernel is the one below it\n{table}",
+        options.size
+    );
+    Ok(())
+}
