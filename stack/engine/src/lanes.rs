@@ -21,7 +21,7 @@ struct Lane {
     dirty: bool,
 }
 
-/// All lanes, by number of the completion queue.
+/// All lanes, by number of the completion queue: the list grows to the highest number ever, so numbers are to be used again.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: Vec<Option<Lane>>,

@@ -6,7 +6,6 @@ use crate::driver::{self, Backoff};
 use crate::error::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::work::Completion;
@@ -32,7 +31,8 @@ impl Drop for CompletionQueueCore {
         for engine in &self.core.engines {
             engine.command(Command::RemoveCompletionQueue { queue: self.id });
         }
-        self.core.completion_queues.fetch_sub(1, Ordering::Relaxed);
+        // The engines hear of a next queue of this number after they have forgotten this one.
+        self.core.completion_queues.put(self.id.0);
     }
 }
 
@@ -71,20 +71,19 @@ impl CompletionQueue {
             ));
         }
         let limit = shared.config.limits.completion_queues;
-        let taken = shared
-            .completion_queues
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1));
-        if taken.is_err() {
-            return Err(Error::Limit { what: "completion queue", field: "completion-queues", limit });
-        }
+        let number = shared.completion_queues.take().ok_or(Error::Limit {
+            what: "completion queue",
+            field: "completion-queues",
+            limit,
+        })?;
         let notifier = match Notifier::new() {
             Ok(notifier) => Arc::new(notifier),
             Err(error) => {
-                shared.completion_queues.fetch_sub(1, Ordering::Relaxed);
+                shared.completion_queues.put(number);
                 return Err(Error::system("no event file descriptor for a completion queue")(error));
             }
         };
-        let id = CompletionQueueId(shared.next_object());
+        let id = CompletionQueueId(number);
         let core =
             Arc::new(CompletionQueueCore { id, core: Arc::clone(shared.core()), notifier: Arc::clone(&notifier) });
         let lanes = shared
@@ -232,5 +231,23 @@ impl AsFd for CompletionQueue {
     /// Readable when a completion came after [`arm`](CompletionQueue::arm).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.core.notifier.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Config, Context};
+
+    #[test]
+    fn numbers_of_dropped_queues_are_used_again() {
+        let config = |address| Config::without_device(address).unwrap().without_monitor();
+        let mut first = config("10.0.0.1/24");
+        first.limits.completion_queues = 8;
+        let (context, _peer) = Context::pair_in_process(first, config("10.0.0.2/24")).unwrap();
+        // Each engine's list of lanes is as long as the highest number.
+        for _ in 0..100 {
+            let queue = context.create_completion_queue(4).unwrap();
+            assert!(queue.core().id.0 < 8);
+        }
     }
 }

@@ -101,7 +101,8 @@ pub(crate) struct Core {
     pub(crate) engines: Vec<EngineHandle>,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) queue_pairs: Numbers,
-    pub(crate) completion_queues: AtomicUsize,
+    /// Small numbers, used again: every engine keeps a list of its lanes by them.
+    pub(crate) completion_queues: Numbers,
     pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
     pub(crate) opened: Instant,
     pub(crate) waiters: Arc<Waiters>,
@@ -132,13 +133,14 @@ impl Core {
         waiters: Arc<Waiters>,
     ) -> Self {
         let queue_pairs = Numbers::new(config.limits.queue_pairs);
+        let completion_queues = Numbers::new(config.limits.completion_queues);
         Self {
             id,
             config,
             engines,
             regions,
             queue_pairs,
-            completion_queues: AtomicUsize::new(0),
+            completion_queues,
             port: Mutex::new(port),
             opened: Instant::now(),
             waiters,
@@ -312,7 +314,7 @@ impl Core {
             objects: ObjectCounts {
                 queue_pairs: self.queue_pairs.in_use(),
                 queue_pairs_limit: limits.queue_pairs,
-                completion_queues: self.completion_queues.load(Ordering::Relaxed),
+                completion_queues: self.completion_queues.in_use(),
                 completion_queues_limit: limits.completion_queues,
                 regions: self.regions.regions() as usize,
                 regions_limit: limits.regions,

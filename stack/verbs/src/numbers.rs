@@ -1,4 +1,4 @@
-//! Numbers for queue pairs: small (they index bitmaps), and used again as late as possible.
+//! Numbers for queue pairs and completion queues: small (they index bitmaps and lists), and used again as late as possible.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

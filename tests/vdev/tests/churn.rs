@@ -15,7 +15,7 @@ use uwarp_vdev_tests::{PATIENCE, count, resident_kib};
 /// Octets each way of a connection: several segments.
 const LENGTH: usize = 10_000;
 /// Resident memory may grow by so many KiB between the two halves: what an allocator does not give back at once.
-const NOISE_KIB: u64 = 2048;
+const NOISE_KIB: u64 = 1024;
 
 #[derive(Serialize, Deserialize)]
 struct Task {
