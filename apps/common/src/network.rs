@@ -1,13 +1,13 @@
 //! The flags that say which device to use and which addresses: the same for every tool, merged with a configuration file.
 //!
 //! A flag beats the file, the file beats the defaults. The defaults make two processes of one machine find each other: the
-//! server is 10.77.0.1 and the client 10.77.0.2, joined by the socket that both name.
+//! server is 10.77.0.1 and the client 10.77.0.2, or fd77::1 and fd77::2 with `--ipv6`, joined by the socket that both name.
 
 use crate::outcome::usage;
 use crate::units::{parse_duration, parse_permille};
 use clap::{Args, ValueEnum};
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -22,6 +22,12 @@ pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 /// Prefix of both.
 const PREFIX: u8 = 24;
+/// IPv6 address of a server, unless the user chooses another.
+pub const SERVER_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
+/// IPv6 address of a client, unless the user chooses another.
+pub const CLIENT_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2);
+/// Prefix of both.
+const PREFIX6: u8 = 64;
 
 /// Which side a process is. It decides which end of a socket device it takes, and its default address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -117,15 +123,27 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "NAME", global = true)]
     pub interface: Option<String>,
 
-    /// Own IPv4 address and prefix [default: 10.77.0.1/24 as server, 10.77.0.2/24 as client]
+    /// Own address and prefix [default: 10.77.0.1/24 as server, 10.77.0.2/24 as client]
     #[arg(long, value_name = "ADDRESS/PREFIX", global = true)]
     pub address: Option<InterfaceAddress>,
 
-    /// Router for hosts outside of the subnet
-    #[arg(long, value_name = "ADDRESS", global = true)]
-    pub gateway: Option<Ipv4Addr>,
+    /// Further own address and prefix; may be repeated
+    #[arg(long, value_name = "ADDRESS/PREFIX", global = true)]
+    pub another_address: Vec<InterfaceAddress>,
 
-    /// Neighbour with a fixed Ethernet address, instead of ARP; may be repeated
+    /// IPv6 addresses where none are chosen: fd77::1/64 as server, fd77::2/64 as client
+    #[arg(long, global = true)]
+    pub ipv6: bool,
+
+    /// Router for hosts outside of the subnet; may be repeated, once for each version of IP
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    pub gateway: Vec<IpAddr>,
+
+    /// VLAN that all frames belong to, 1 to 4094 [default: none, frames have no tag]
+    #[arg(long, value_name = "NUMBER", global = true)]
+    pub vlan: Option<u16>,
+
+    /// Neighbour with a fixed Ethernet address, instead of ARP or Neighbor Discovery; may be repeated
     #[arg(long, value_name = "ADDRESS=MAC", value_parser = parse_neighbour, global = true)]
     pub neighbour: Vec<Neighbour>,
 
@@ -210,12 +228,7 @@ impl NetworkFlags {
     ///
     /// # Errors
     /// One sentence for the first mistake ([`crate::Usage`]).
-    pub fn resolve_at(
-        &self,
-        role: Role,
-        engine: EngineMode,
-        address: Option<Ipv4Addr>,
-    ) -> anyhow::Result<uwarp::Config> {
+    pub fn resolve_at(&self, role: Role, engine: EngineMode, address: Option<IpAddr>) -> anyhow::Result<uwarp::Config> {
         let mut config = match &self.config {
             Some(file) => {
                 let mut config = uwarp::Config::from_toml_file(file).map_err(|error| usage(error.to_string()))?;
@@ -225,11 +238,9 @@ impl NetworkFlags {
                 config
             }
             None => {
-                let own = address.unwrap_or(match role {
-                    Role::Server => SERVER_ADDRESS,
-                    Role::Client => CLIENT_ADDRESS,
-                });
-                let mut config = uwarp::Config::new(self.device_config(role)?, &format!("{own}/{PREFIX}"))
+                let own = address.unwrap_or_else(|| self.default_address(role));
+                let prefix = if own.is_ipv4() { PREFIX } else { PREFIX6 };
+                let mut config = uwarp::Config::new(self.device_config(role)?, &format!("{own}/{prefix}"))
                     .map_err(|error| usage(error.to_string()))?;
                 config.engine.mode = engine;
                 config
@@ -238,7 +249,17 @@ impl NetworkFlags {
         if let Some(address) = self.address {
             config.address = address;
         }
-        config.gateway = self.gateway.or(config.gateway);
+        config.more_addresses.extend(&self.another_address);
+        for gateway in &self.gateway {
+            config = config.gateway(*gateway);
+        }
+        if let Some(number) = self.vlan {
+            config = config.vlan(number);
+        }
+        if self.ipv6 && self.config.is_none() && self.address.is_none() {
+            // Both ends of a pair are known: nobody else is on the link of these addresses.
+            config.duplicate_address_detection = 0;
+        }
         config.neighbours.extend(&self.neighbour);
         config.mtu = self.mtu.unwrap_or(config.mtu);
         config.wait_for_peer = self.wait.unwrap_or(config.wait_for_peer);
@@ -259,6 +280,16 @@ impl NetworkFlags {
         self.merge_faults(&mut config);
         config.validate().map_err(|error| usage(error.to_string()))?;
         Ok(config)
+    }
+
+    /// The address of one side where nobody chooses another.
+    pub fn default_address(&self, role: Role) -> IpAddr {
+        match (role, self.ipv6) {
+            (Role::Server, false) => SERVER_ADDRESS.into(),
+            (Role::Client, false) => CLIENT_ADDRESS.into(),
+            (Role::Server, true) => SERVER_ADDRESS6.into(),
+            (Role::Client, true) => CLIENT_ADDRESS6.into(),
+        }
     }
 
     fn names_a_device(&self) -> bool {
@@ -365,7 +396,13 @@ impl NetworkFlags {
             }
         };
         value("--device", Some(self.kind().to_string()));
-        value("--gateway", self.gateway.map(|it| it.to_string()));
+        for gateway in &self.gateway {
+            value("--gateway", Some(gateway.to_string()));
+        }
+        for address in &self.another_address {
+            value("--another-address", Some(address.to_string()));
+        }
+        value("--vlan", self.vlan.map(|it| it.to_string()));
         for neighbour in &self.neighbour {
             value("--neighbour", Some(format!("{}={}", neighbour.address, neighbour.mac)));
         }
@@ -379,6 +416,7 @@ impl NetworkFlags {
         value("--fault-seed", self.fault_seed.map(|it| it.to_string()));
         for (given, flag) in [
             (self.no_crc, "--no-crc"),
+            (self.ipv6, "--ipv6"),
             (self.hugepages, "--hugepages"),
             (self.zero_copy, "--zero-copy"),
             (self.split, "--split"),
@@ -437,6 +475,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_over_ipv6_fits_and_keeps_other_addresses() {
+        let flags = flags(&["--ipv6", "--another-address", "10.0.0.1/24", "--gateway", "fe80::1", "--vlan", "9"]);
+        let server = flags.resolve(Role::Server, EngineMode::Inline).unwrap();
+        let client = flags.resolve(Role::Client, EngineMode::Inline).unwrap();
+        assert_eq!(server.address.address, SERVER_ADDRESS6);
+        assert!(server.address.contains(client.address.address));
+        assert_eq!(server.addresses().count(), 2);
+        assert_eq!((server.gateway, server.gateway6), (None, Some("fe80::1".parse().unwrap())));
+        assert_eq!(server.vlan.unwrap().number, 9);
+    }
+
+    #[test]
     fn flags_win_over_the_file() {
         let folder = std::env::temp_dir().join(format!("uwarp-app-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -466,6 +516,9 @@ mod tests {
             &["--device", "tap", "--socket", "/tmp/x"],
             &["--device", "memif", "--split"],
             &["--gateway", "192.168.0.1"],
+            &["--gateway", "fd01::1", "--ipv6"],
+            &["--vlan", "4095"],
+            &["--ipv6", "--mtu", "1200"],
             &["--config", "/nonexistent.toml"],
         ] {
             let error = flags(arguments).resolve(Role::Client, EngineMode::Inline).unwrap_err();
@@ -485,6 +538,17 @@ mod tests {
             "5",
             "--neighbour",
             "10.0.0.2=02:00:00:00:00:01",
+            "--neighbour",
+            "fd00::2=02:00:00:00:00:01",
+            "--ipv6",
+            "--vlan",
+            "7",
+            "--gateway",
+            "fe80::1",
+            "--gateway",
+            "10.0.0.254",
+            "--another-address",
+            "10.0.0.1/24",
         ];
         let again = flags(&line).to_arguments();
         let again: Vec<&str> = again.iter().map(String::as_str).collect();

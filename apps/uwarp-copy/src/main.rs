@@ -9,7 +9,7 @@ mod server;
 mod store;
 
 use clap::{Args, Parser, Subcommand};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
@@ -85,8 +85,8 @@ enum Command {
 #[derive(Args)]
 struct Server {
     /// Address of the server
-    #[arg(long, value_name = "ADDRESS", default_value_t = SERVER_ADDRESS)]
-    server: Ipv4Addr,
+    #[arg(long, value_name = "ADDRESS", default_value_t = SERVER_ADDRESS.into())]
+    server: IpAddr,
     /// Its port
     #[arg(long, short, default_value_t = protocol::PORT)]
     port: u16,

@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use uwarp_app::NetworkFlags;
@@ -277,7 +277,7 @@ pub struct ClientArguments {
     /// The test
     pub test: Test,
     /// Address of the server (a raw test needs none)
-    pub server: Option<Ipv4Addr>,
+    pub server: Option<IpAddr>,
     /// What to run.
     #[command(flatten)]
     pub options: TestOptions,

@@ -10,7 +10,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use uwarp_app::network::{SERVER_ADDRESS, fits_a_socket};
+use uwarp_app::network::fits_a_socket;
 use uwarp_app::{DeviceKind, signals, usage};
 
 /// How long the server may take to notice that the client has left.
@@ -138,8 +138,9 @@ fn run_both(
         if let Some(file) = &network.config {
             command.arg("--config").arg(file);
             // A file is one side's: the pair's own addresses win over the file's.
-            let host = if side == "server" { 1 } else { 2 };
-            command.args(["--address", &format!("10.77.0.{host}/24")]);
+            let role = if side == "server" { uwarp_app::Role::Server } else { uwarp_app::Role::Client };
+            let address = network.default_address(role);
+            command.args(["--address", &format!("{address}/{}", if address.is_ipv4() { 24 } else { 64 })]);
         }
         if namespace::is_wanted(kind) {
             command.args(["--interface", interface]);
@@ -156,7 +157,7 @@ fn run_both(
     }
     let mut client = command("client", cpus[1], CLIENT_INTERFACE);
     client.stdout(Stdio::piped());
-    client.args([plan.test.name(), &SERVER_ADDRESS.to_string()]);
+    client.args([plan.test.name(), &network.default_address(uwarp_app::Role::Server).to_string()]);
     client.args(["--json", "-"]);
     client.args(["--size", &plan.size.to_string()]);
     client.args(["--depth", &plan.depth.to_string()]);

@@ -8,7 +8,7 @@ mod server;
 mod text;
 
 use clap::Parser;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::process::ExitCode;
 use uwarp::ReadyToReceiveKinds;
 use uwarp::config::EngineMode;
@@ -41,9 +41,9 @@ struct Arguments {
     #[arg(short = 'c', long)]
     client: bool,
 
-    /// Client: the server's address [default: 10.77.0.1]; server: its own, in a subnet of 24 bits
+    /// Client: the server's address [default: 10.77.0.1]; server: its own, in a subnet of 24 bits (IPv6: 64)
     #[arg(short = 'a', long = "addr", value_name = "ADDRESS")]
-    addr: Option<Ipv4Addr>,
+    addr: Option<IpAddr>,
 
     /// The server's port
     #[arg(short = 'p', long, default_value_t = text::PORT)]
@@ -155,7 +155,7 @@ fn main() -> ExitCode {
             server::run(config, &options)
         } else {
             let config = network.resolve(Role::Client, EngineMode::Inline)?;
-            let address = arguments.addr.unwrap_or(uwarp_app::network::SERVER_ADDRESS);
+            let address = arguments.addr.unwrap_or_else(|| network.default_address(Role::Server));
             client::run(config, (address, arguments.port).into(), &options)
         }
     })

@@ -35,9 +35,14 @@ fn ping(device: &str, size: &str) {
 }
 
 fn ping_with(device: &str, size: &str, flags: &[&str]) {
+    ping_between(device, size, &[], flags);
+}
+
+/// With flags of the server and of the client.
+fn ping_between(device: &str, size: &str, of_server: &[&str], flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let server = command(device, &socket).args(["-s", "-v", "-V"]).spawn().unwrap();
+    let server = command(device, &socket).args(["-s", "-v", "-V"]).args(of_server).spawn().unwrap();
     let server = Running(Some(server));
     // Read along: a server that blocks on a full pipe turns no engine, and its client gives up.
     let server = std::thread::spawn(move || server.output());
@@ -62,6 +67,12 @@ fn over_virtio() {
 fn over_memif() {
     ping("memif", "28");
     ping("memif", "4000");
+}
+
+#[test]
+fn over_ipv6() {
+    ping_between("virtio", "4000", &["--ipv6"], &["--ipv6"]);
+    ping_between("memif", "65535", &["--ipv6"], &["--ipv6"]);
 }
 
 #[test]

@@ -410,7 +410,7 @@ pub enum ConnectFailure {
     #[error("no answer within the time limit")]
     TimedOut,
     /// The next hop's hardware address could not be resolved.
-    #[error("no host answers at that address (no ARP reply): check address, prefix length and gateway")]
+    #[error("no host answers at that address (to ARP or Neighbor Discovery): check address, prefix length and gateway")]
     Unreachable,
     /// The connection was reset or closed during the start-up.
     #[error("the peer closed the connection during start-up")]
@@ -442,7 +442,9 @@ pub enum ConnectFailure {
     #[error("the connection request is gone")]
     RequestGone,
     /// The address family or value is not supported.
-    #[error("the address cannot be reached from this context: IPv4 unicast only")]
+    #[error(
+        "the address cannot be reached from this context: not unicast, or of an IP version that it has no address of"
+    )]
     Address,
     /// The engine is shutting down.
     #[error("the context is closing")]
@@ -520,6 +522,11 @@ pub enum AsyncEvent {
     DeviceFatal {
         /// Why.
         cause: String,
+    },
+    /// Another host has an address of ours. An IPv6 address that was being checked is not used then; any other is kept.
+    AddressConflict {
+        /// The address.
+        address: std::net::IpAddr,
     },
     /// The device's link changed.
     Link {

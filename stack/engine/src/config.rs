@@ -1,6 +1,6 @@
 //! Settings of one engine. Plain values: files and flags are the concern of the crate above.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// Everything an engine is told when it is made.
@@ -8,14 +8,20 @@ use std::time::Duration;
 pub struct EngineConfig {
     /// Index of the engine in its context.
     pub index: u16,
-    /// Own IPv4 address.
-    pub address: Ipv4Addr,
-    /// Length of the network prefix in bits, 0 to 32.
-    pub prefix_length: u8,
-    /// Next hop for addresses outside the prefix.
+    /// Own addresses, at least one, of either version. A link-local address is added to IPv6 ones.
+    pub addresses: Vec<InterfaceAddress>,
+    /// Next hop for IPv4 addresses outside of all prefixes.
     pub gateway: Option<Ipv4Addr>,
+    /// Next hop for IPv6 addresses outside of all prefixes.
+    pub gateway6: Option<Ipv6Addr>,
     /// Neighbours whose hardware address is known beforehand; never asked for, never forgotten.
-    pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
+    pub neighbours: Vec<(IpAddr, [u8; 6])>,
+    /// Solicitations that ask whether another host has an IPv6 address, a second each, before it is used
+    /// (DupAddrDetectTransmits of RFC 4862 §5.1). 0 uses it at once.
+    pub duplicate_address_detection: u8,
+    /// Tag control information (number and priority) of the VLAN that all frames belong to; others are dropped. Without, frames
+    /// have no tag.
+    pub vlan: Option<u16>,
     /// Settings of every TCP connection. `mss` is lowered to what the port's MTU can carry.
     pub tcp: uwarp_tcp::Config,
     /// Settings of the MPA layer and above.
@@ -32,6 +38,15 @@ pub struct EngineConfig {
     pub secret: [u64; 2],
     /// Leave out what makes the stack right, for tests that show that it is needed.
     pub sabotage: Sabotage,
+}
+
+/// An own address and the prefix of its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of the network prefix in bits, 0 to 32 or to 128.
+    pub prefix_length: u8,
 }
 
 /// Settings of the iWARP layers.
@@ -78,6 +93,8 @@ pub struct Limits {
     pub listeners: u32,
     /// Entries of the neighbour table.
     pub neighbours: u32,
+    /// ICMP errors sent in a second (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)); a tenth of it at once.
+    pub icmp_errors: u32,
 }
 
 impl Limits {
@@ -89,7 +106,14 @@ impl Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 32_768, half_open: 1_024, queue_pairs: 16_384, listeners: 256, neighbours: 1_024 }
+        Limits {
+            connections: 32_768,
+            half_open: 1_024,
+            queue_pairs: 16_384,
+            listeners: 256,
+            neighbours: 1_024,
+            icmp_errors: 100,
+        }
     }
 }
 
@@ -132,13 +156,15 @@ pub struct Sabotage {
 
 impl EngineConfig {
     /// Settings with defaults for everything but the address.
-    pub fn new(index: u16, address: Ipv4Addr, prefix_length: u8) -> EngineConfig {
+    pub fn new(index: u16, address: impl Into<IpAddr>, prefix_length: u8) -> EngineConfig {
         EngineConfig {
             index,
-            address,
-            prefix_length,
+            addresses: vec![InterfaceAddress { address: address.into(), prefix_length }],
             gateway: None,
+            gateway6: None,
             neighbours: Vec::new(),
+            duplicate_address_detection: 1,
+            vlan: None,
             // The port's MTU decides.
             tcp: uwarp_tcp::Config { mss: u16::MAX, ..uwarp_tcp::Config::default() },
             iwarp: IwarpConfig::default(),

@@ -1,7 +1,6 @@
 //! The engine's state and the order of its turn. What each step does is in the modules beside this one.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,13 +10,16 @@ use uwarp_memory::Turn;
 use uwarp_ring::Doorbells;
 use uwarp_tcp::{Instant, IsnGenerator};
 use uwarp_wire::address::IpAddress;
-use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
+use uwarp_wire::ipv6;
 
+use crate::addresses::Addresses;
 use crate::command::{AsyncEvent, Command, EventSink, ShutdownReport};
 use crate::config::EngineConfig;
 use crate::connection::Connection;
 use crate::engine::{EngineChannels, EngineError, Turned};
 use crate::flow::FlowTable;
+use crate::icmp::ErrorLimit;
 use crate::lanes::Lanes;
 use crate::listener::Listener;
 use crate::neighbours::Neighbours;
@@ -29,6 +31,10 @@ use crate::wheel::Wheel;
 
 /// How often the link is looked at.
 const LINK_INTERVAL: Duration = Duration::from_millis(10);
+/// Between two announcements (ANNOUNCE_INTERVAL of RFC 5227 §1.1).
+pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+/// Octets of the headers of IPv6 and TCP without options.
+pub(crate) const IPV6_AND_TCP: u16 = 60;
 /// How often queue pairs in the error state are looked at for receives posted late.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 /// How soon a connection that lacks buffers is tried again when nothing else happens.
@@ -71,6 +77,10 @@ pub(crate) struct Counters {
     pub(crate) timeouts: u64,
     pub(crate) pure_acknowledgments: u64,
     pub(crate) resets_sent: u64,
+    pub(crate) icmp_errors_sent: u64,
+    pub(crate) icmp_errors_suppressed: u64,
+    pub(crate) echoes: u64,
+    pub(crate) address_conflicts: u64,
     pub(crate) terminates_sent: u64,
     pub(crate) terminates_received: u64,
     pub(crate) connections_opened: u64,
@@ -98,7 +108,17 @@ pub(crate) struct Core<P: Port> {
     pub(crate) port: P,
     pub(crate) now: Instant,
     pub(crate) own_mac: EthernetAddress,
-    pub(crate) own_address: IpAddress,
+    pub(crate) addresses: Addresses,
+    /// The tag of all our frames.
+    pub(crate) vlan: Option<VlanTag>,
+    /// ICMP errors that may still be sent.
+    pub(crate) icmp_errors: ErrorLimit,
+    /// When an address of ours was last defended, or never.
+    pub(crate) defended_at: Option<Instant>,
+    /// When our addresses are announced again.
+    pub(crate) announce_at: Option<Instant>,
+    /// When something rare is to be done: addresses, announcements.
+    pub(crate) chores_at: Option<Instant>,
     /// Where payload stands in a transmit buffer: room for all headers in front.
     pub(crate) payload_start: usize,
     pub(crate) offload_tcp: bool,
@@ -152,11 +172,10 @@ pub(crate) struct Core<P: Port> {
 impl<P: Port> Core<P> {
     pub(crate) fn new(mut config: EngineConfig, port: P, channels: EngineChannels) -> Result<Core<P>, EngineError> {
         let capabilities = port.capabilities().clone();
-        if config.address.is_unspecified() || config.address.is_multicast() || config.address.is_broadcast() {
-            return Err(EngineError::Config("the own address must be a unicast IPv4 address"));
-        }
-        if config.prefix_length > 32 {
-            return Err(EngineError::Config("the prefix length must be 0 to 32"));
+        let mut random = fastrand::Rng::with_seed(config.seed);
+        let addresses = Addresses::new(&config, capabilities.mac, &mut random).map_err(EngineError::Config)?;
+        if addresses.has_ipv6() && capabilities.mtu < ipv6::MINIMUM_MTU {
+            return Err(EngineError::Config("the device's MTU is below 1280, which IPv6 needs"));
         }
         if config.ephemeral_ports.0 == 0 || config.ephemeral_ports.0 > config.ephemeral_ports.1 {
             return Err(EngineError::Config("the range of ports for active opens is empty"));
@@ -167,8 +186,8 @@ impl<P: Port> Core<P> {
         if channels.doorbells.count() < config.limits.doorbells() {
             return Err(EngineError::Config("there are fewer doorbells than queue pairs and connections"));
         }
-        // Ethernet with a tag, IPv4, and the longest TCP header.
-        let payload_start = capabilities.headroom.max(18 + 20 + 60);
+        // Ethernet with a tag, IPv6, and the longest TCP header.
+        let payload_start = capabilities.headroom.max(18 + 40 + 60);
         let mss = capabilities.mtu - 40;
         if payload_start + usize::from(mss) > capabilities.data_room {
             return Err(EngineError::Config("transmit buffers are too small for the device's MTU"));
@@ -179,14 +198,20 @@ impl<P: Port> Core<P> {
         let held_budget = config.budgets.out_of_order.unwrap_or(levels.receive_total / 2).max(4) as usize;
         let reserve = config.budgets.transmit_reserve.unwrap_or((levels.transmit_total / 8).clamp(8, 256)) as usize;
         let secret = config.secret;
-        let neighbours = Neighbours::new(config.limits.neighbours as usize, &config.neighbours, secret[1]);
+        let fixed = config.neighbours.iter().map(|(address, mac)| ((*address).into(), *mac));
+        let neighbours = Neighbours::new(config.limits.neighbours as usize, fixed, secret[1]);
         let transmit_buffers = levels.transmit_total as usize;
         let backlog = config.budgets.transmit_backlog as usize;
         let queue_pairs = (0..config.limits.queue_pairs).map(|_| None).collect();
         config.budgets.transmit_backlog = config.budgets.transmit_backlog.max(8);
         Ok(Core {
             own_mac: EthernetAddress(capabilities.mac),
-            own_address: config.address.into(),
+            addresses,
+            vlan: config.vlan.map(VlanTag),
+            icmp_errors: ErrorLimit::new(config.limits.icmp_errors),
+            defended_at: None,
+            announce_at: None,
+            chores_at: None,
             payload_start,
             offload_tcp: capabilities.transmit_tcp_checksum,
             tcp_config,
@@ -220,7 +245,7 @@ impl<P: Port> Core<P> {
             gathering: 0,
             counters: Counters::default(),
             isn: IsnGenerator::new(secret),
-            random: fastrand::Rng::with_seed(config.seed),
+            random,
             link_up: true,
             link_check_at: Instant::ZERO,
             sweep_at: None,
@@ -241,7 +266,8 @@ impl<P: Port> Core<P> {
         self.port.set_now(now);
         if !self.announced {
             self.announced = true;
-            self.announce();
+            self.announce_twice();
+            self.chores_at = Some(now);
         }
         let mut busy = self.run_commands();
         busy |= self.port.rx_burst(batch) > 0;
@@ -257,6 +283,7 @@ impl<P: Port> Core<P> {
             || !self.ready.is_empty()
             || !self.loopback.is_empty()
             || self.neighbours.deadline().is_some_and(|at| at <= now)
+            || self.chores_at.is_some_and(|at| at <= now)
             || self.sweep_at.is_some_and(|at| at <= now)
             || self.known_epoch != self.neighbours.epoch()
             || self.shutdown.is_some()
@@ -280,6 +307,9 @@ impl<P: Port> Core<P> {
             self.run_timers(turn);
         }
         self.run_doorbells();
+        if self.chores_at.is_some_and(|at| at <= self.now) {
+            self.run_chores();
+        }
         if self.neighbours.unsettled(self.now) || self.known_epoch != self.neighbours.epoch() {
             self.run_neighbours();
         }
@@ -338,6 +368,7 @@ impl<P: Port> Core<P> {
             }
         };
         consider(self.neighbours.deadline());
+        consider(self.chores_at);
         consider(self.sweep_at);
         if let Some(shutdown) = &self.shutdown {
             let patient = Some(shutdown.patient_until).filter(|at| *at > self.now);
@@ -415,14 +446,13 @@ impl<P: Port> Core<P> {
         self.queue_pairs.get_mut(number as usize)?.as_deref_mut()
     }
 
-    /// The next hop towards an address.
-    pub(crate) fn next_hop(&self, address: Ipv4Addr) -> Ipv4Addr {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.config.prefix_length)).unwrap_or(0);
-        if (address.to_bits() ^ self.config.address.to_bits()) & mask == 0 {
-            return address;
+    /// TCP's settings for a connection to an address: the header of IPv6 is longer (RFC 9293 §3.7.1).
+    pub(crate) fn tcp_config_for(&self, remote: IpAddress) -> uwarp_tcp::Config {
+        let mut config = self.tcp_config;
+        if !remote.is_ipv4() {
+            config.mss = config.mss.min(self.port.capabilities().mtu - IPV6_AND_TCP);
         }
-        // Without a gateway everything is taken to be on the link.
-        self.config.gateway.unwrap_or(address)
+        config
     }
 
     fn check_link(&mut self) {
@@ -434,7 +464,7 @@ impl<P: Port> Core<P> {
         self.link_up = up;
         self.events.send(AsyncEvent::Link { up });
         if up {
-            self.announce();
+            self.announce_twice();
             return;
         }
         // A survivor learns of a dead peer by probing at once, not at the next keep-alive.
@@ -472,9 +502,7 @@ impl<P: Port> Core<P> {
 
     fn run_neighbours(&mut self) {
         self.neighbours.on_deadline(self.now);
-        while let Some(request) = self.neighbours.poll_request() {
-            self.send_arp_request(request);
-        }
+        self.flush_requests();
         while let Some(address) = self.neighbours.poll_unreachable() {
             self.on_unreachable(address);
         }

@@ -4,13 +4,11 @@ use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::{Events, Payload, reset_for};
 use uwarp_wire::WireError;
-use uwarp_wire::arp::ArpOperation;
-use uwarp_wire::ethernet::EthernetAddress;
-use uwarp_wire::frame::{ArpFrame, Frame, IcmpFrame, Other, TcpFrame, classify};
-use uwarp_wire::icmp::IcmpMessage;
+use uwarp_wire::ethernet::VlanTag;
+use uwarp_wire::frame::{Frame, TcpFrame, classify};
 use uwarp_wire::tcp::TcpFlags;
 
-use crate::command::{ConnectFailure, DisconnectReason};
+use crate::command::DisconnectReason;
 use crate::connection::{Connection, Phase};
 use crate::core::{Core, HeldFrame, contiguous};
 use crate::port::{Buffer, ChecksumStatus, Port};
@@ -28,7 +26,7 @@ impl<P: Port> Core<P> {
         if buffer.segment_count() == 1 {
             match classify(buffer.data(), buffer.total_len()) {
                 Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
-                other => self.receive_other(other),
+                other => self.receive_other(other, buffer.data()),
             }
         } else {
             self.receive_chain(turn, buffer);
@@ -44,28 +42,53 @@ impl<P: Port> Core<P> {
                 let octets = contiguous(&buffer, &mut scratch);
                 match classify(octets, octets.len()) {
                     Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
-                    other => self.receive_other(other),
+                    other => self.receive_other(other, octets),
                 }
                 self.scratch = scratch;
             }
-            other => self.receive_other(other),
+            // Whatever it is, it is rare: it is dealt with in one piece.
+            _ => {
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let octets = contiguous(&buffer, &mut scratch);
+                self.receive_other(classify(octets, octets.len()), octets);
+                self.scratch = scratch;
+            }
         }
     }
 
     #[cold]
-    fn receive_other(&mut self, frame: Result<Frame<'_>, WireError>) {
+    fn receive_other(&mut self, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
+        let vlan = match &frame {
+            Ok(Frame::Arp(frame)) => frame.vlan,
+            Ok(Frame::Icmp(frame)) => frame.route.vlan,
+            Ok(Frame::Icmp6(frame)) => frame.route.vlan,
+            Ok(Frame::Fragment(frame)) => frame.route.vlan,
+            Ok(Frame::Refused(frame)) => frame.route.vlan,
+            Ok(Frame::Tcp(_) | Frame::Other(_)) | Err(_) => self.vlan,
+        };
+        if !self.is_our_vlan(vlan) {
+            return self.count_drop(DropReason::WrongVlan);
+        }
         match frame {
             Ok(Frame::Arp(frame)) => self.receive_arp(&frame),
             Ok(Frame::Icmp(frame)) => self.receive_icmp(&frame),
-            Ok(Frame::Fragment) => self.count_drop(DropReason::Fragment),
-            Ok(Frame::Other(Other::EtherType(_) | Other::Protocol(_))) => {
-                self.count_drop(DropReason::UnknownProtocol);
-            }
+            Ok(Frame::Icmp6(frame)) => self.receive_icmp6(&frame),
+            Ok(Frame::Fragment(_)) => self.count_drop(DropReason::Fragment),
+            Ok(Frame::Refused(frame)) => self.refuse_packet(&frame, octets),
+            Ok(Frame::Other(_)) => self.count_drop(DropReason::UnknownProtocol),
             Ok(Frame::Tcp(_)) => {}
             Err(WireError::HeaderChecksum) => self.count_drop(DropReason::IpChecksum),
             Err(WireError::IcmpChecksum) => self.count_drop(DropReason::L4Checksum),
+            Err(WireError::Neighbour) => self.count_drop(DropReason::BadDiscovery),
             Err(_) => self.count_drop(DropReason::Malformed),
         }
+    }
+
+    /// Whether a frame with this tag is of the port's VLAN. A tag of number 0 carries a priority and no VLAN (IEEE 802.1Q §9.6).
+    #[inline]
+    fn is_our_vlan(&self, tag: Option<VlanTag>) -> bool {
+        let number = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::identifier);
+        (tag.is_none() && self.vlan.is_none()) || number(tag) == number(self.vlan)
     }
 
     #[inline]
@@ -73,8 +96,8 @@ impl<P: Port> Core<P> {
         if frame.destination_mac != self.own_mac {
             return self.count_drop(DropReason::NotForUs);
         }
-        if frame.flow.local != self.own_address {
-            return self.count_drop(DropReason::WrongAddress);
+        if !self.is_our_vlan(frame.vlan) {
+            return self.count_drop(DropReason::WrongVlan);
         }
         let good = match buffer.received_checksums().tcp {
             ChecksumStatus::Good => true,
@@ -92,6 +115,10 @@ impl<P: Port> Core<P> {
         }
         let index = self.find(&frame.flow);
         let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.take(index)?))) else {
+            // A connection has one of our addresses; here one looks.
+            if !self.addresses.is_own(frame.flow.local) {
+                return self.count_drop(DropReason::WrongAddress);
+            }
             if !self.on_stranger(&frame) {
                 self.send_reset(&frame);
             }
@@ -243,63 +270,18 @@ impl<P: Port> Core<P> {
     #[cold]
     fn send_reset(&mut self, frame: &TcpFrame) {
         let Some(header) = reset_for(&frame.header, frame.payload_len as u32) else { return };
+        if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
+            return;
+        }
         if !self.has_room() {
             return;
         }
-        let to_self = frame.flow.remote == self.own_address;
+        let to_self = self.addresses.is_own(frame.flow.remote);
         if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
             self.counters.resets_sent += 1;
         } else {
             self.count_drop(DropReason::NoTransmitBuffer);
         }
-    }
-
-    fn receive_arp(&mut self, frame: &ArpFrame) {
-        let packet = &frame.packet;
-        let for_us = packet.target_address == self.config.address;
-        if frame.destination_mac != self.own_mac && frame.destination_mac != EthernetAddress::BROADCAST {
-            return self.count_drop(DropReason::NotForUs);
-        }
-        // Our own announcement may come back, and a station with our address is not a neighbour.
-        if packet.sender_mac == self.own_mac || packet.sender_address == self.config.address {
-            return;
-        }
-        if !packet.is_probe() && packet.sender_mac.is_unicast() {
-            self.neighbours.learn(self.now, packet.sender_address, packet.sender_mac.0, for_us);
-        }
-        if for_us && packet.operation == ArpOperation::Request {
-            let reply = packet.reply(self.own_mac);
-            self.send_arp(&reply, packet.sender_mac);
-        }
-    }
-
-    fn receive_icmp(&mut self, frame: &IcmpFrame<'_>) {
-        if frame.destination_mac != self.own_mac {
-            return self.count_drop(DropReason::NotForUs);
-        }
-        if frame.destination != self.own_address {
-            return self.count_drop(DropReason::WrongAddress);
-        }
-        match frame.message {
-            IcmpMessage::EchoRequest { identifier, sequence, data } => {
-                let reply = IcmpMessage::EchoReply { identifier, sequence, data };
-                self.send_icmp(frame.source_mac, frame.source, &reply);
-            }
-            IcmpMessage::DestinationUnreachable { .. } => self.on_icmp_unreachable(&frame.message),
-            _ => self.count_drop(DropReason::UnknownProtocol),
-        }
-    }
-
-    /// A soft error (RFC 5927 §4): it ends an attempt to connect, and nothing else.
-    fn on_icmp_unreachable(&mut self, message: &IcmpMessage<'_>) {
-        let Some(quoted) = message.quoted_tcp() else { return };
-        let Some(index) = self.find(&quoted.flow) else { return };
-        let Some(mut connection) = self.connections.take(index) else { return };
-        let opening = connection.tcp.state() == uwarp_tcp::State::SynSent;
-        if opening && connection.is_opening() {
-            self.startup_failed(&mut connection, ConnectFailure::Unreachable);
-        }
-        self.put_back(index, connection);
     }
 }
 

@@ -11,16 +11,19 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 pub mod command;
 pub mod config;
 mod connection;
 mod control;
 mod core;
+mod discovery;
 mod egress;
 mod ending;
 mod engine;
 mod flow;
 mod fpdu;
+mod icmp;
 mod ingress;
 mod lanes;
 mod listener;
@@ -41,7 +44,7 @@ mod template;
 mod wheel;
 pub mod work;
 
-pub use config::{Budgets, EngineConfig, IwarpConfig, Limits, Sabotage};
+pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits, Sabotage};
 pub use engine::{Engine, EngineChannels, EngineError, Turned};
 pub use port::{Buffer, Capabilities, LinkState, PoolLevels, Port};
 pub use stream::{Interest, StreamEnds, StreamFailure, StreamOptions};

@@ -57,6 +57,7 @@ impl<P: Port> Core<P> {
         let header = &frame.header;
         let is_open = header.flags.contains(TcpFlags::SYN)
             && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN);
+        let config = self.tcp_config_for(frame.flow.remote);
         let Some(listener) = self.listeners.get_mut(&frame.flow.local_port) else {
             self.count_drop(DropReason::NoConnection);
             return false;
@@ -81,7 +82,7 @@ impl<P: Port> Core<P> {
         listener.pending += 1;
         self.half_open += 1;
         let id = listener.id;
-        let mut config = self.tcp_config;
+        let mut config = config;
         let phase = match &listener.requests {
             Requests::Rdma(_) => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };

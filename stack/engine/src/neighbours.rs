@@ -1,33 +1,49 @@
-//! Neighbours: hardware addresses of next hops, learned by ARP (RFC 826).
+//! Neighbours: hardware addresses of next hops, learned by ARP (RFC 826) and by Neighbor Discovery (RFC 4861 §7).
 //!
-//! The table makes no frames: it says which requests to send. Segments for an address that is being resolved wait inside
-//! their connection, which is not asked for them before the address is known, so nothing is queued here. A learned
-//! address is confirmed again before it grows old; while the answer is outstanding it stays in use.
+//! One state machine serves both versions of IP: RFC 4861's, whose Probe state is the unicast poll that RFC 1122 §2.3.2.1 asks of
+//! ARP. The table makes no frames: it says which solicitations to send. Segments for an address that is being resolved wait inside
+//! their connection, which is not asked for them before the address is known, so nothing is queued here.
+//!
+//! Connections keep a copy of their next hop's address, valid while the table's epoch is the same. An address that stops being
+//! known to be reachable changes the epoch, so that the next segment sent comes by here and starts the confirmation.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use uwarp_tcp::Instant;
+use uwarp_wire::address::IpAddress;
 
-/// Age at which an address is confirmed again.
-const REFRESH_AFTER: Duration = Duration::from_secs(30);
-/// Pause between two requests while confirming.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// First pause between two requests while resolving; doubles each time.
-const RESOLVE_INTERVAL: Duration = Duration::from_millis(100);
-/// Requests before an address counts as unreachable (waiting 100, 200, 400, 800, 1600 ms).
-const TRIES: u8 = 5;
+/// BASE_REACHABLE_TIME of RFC 4861 §10; each time is drawn from half of it to one and a half.
+const REACHABLE: Duration = Duration::from_secs(30);
+/// DELAY_FIRST_PROBE_TIME.
+const DELAY: Duration = Duration::from_secs(5);
+/// RETRANS_TIMER.
+const RETRANSMIT: Duration = Duration::from_secs(1);
+/// MAX_UNICAST_SOLICIT and MAX_MULTICAST_SOLICIT.
+const SOLICITATIONS: u8 = 3;
+/// First pause between two ARP requests while resolving; doubles each time.
+const ARP_INTERVAL: Duration = Duration::from_millis(100);
+/// ARP requests before an address counts as unreachable (waiting 100, 200, 400, 800, 1600 ms).
+const ARP_TRIES: u8 = 5;
+/// An address that nobody used for so long is forgotten (RFC 1122 §2.3.2.1 has caches flushed; the time is ours).
+const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-#[derive(Debug)]
+/// RFC 4861 §7.3.2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Given by the configuration.
     Static,
-    /// Learned.
-    Known { confirm_at: Instant, tries: u8 },
     /// Asked for.
-    Pending { next_try: Instant, tries: u8 },
+    Incomplete { next: Instant, tries: u8 },
+    /// Answered of late.
+    Reachable { until: Instant },
+    /// Answered once, or was heard of: in use, not in doubt as long as nothing is sent.
+    Stale { until: Instant },
+    /// Something was sent: a moment for the answer before it is asked for.
+    Delay { until: Instant },
+    /// Asked to show itself.
+    Probe { next: Instant, tries: u8 },
 }
 
 #[derive(Debug)]
@@ -36,10 +52,10 @@ struct Neighbour {
     state: State,
 }
 
-/// An ARP request that the table wants sent: to everybody, or to one hardware address.
+/// A solicitation that the table wants sent: to everybody who may have the address, or to one hardware address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
-    pub(crate) target: Ipv4Addr,
+    pub(crate) target: IpAddress,
     pub(crate) mac: Option<[u8; 6]>,
 }
 
@@ -53,95 +69,157 @@ pub(crate) enum Resolution {
     Full,
 }
 
+/// What a neighbour, or somebody in its name, says of its hardware address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Advertisement {
+    /// The hardware address, where it is told.
+    pub(crate) mac: Option<[u8; 6]>,
+    /// It answers a question of ours.
+    pub(crate) solicited: bool,
+    /// It replaces what is known.
+    pub(crate) overrides: bool,
+}
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    table: HashMap<Ipv4Addr, Neighbour, foldhash::fast::FixedState>,
+    table: HashMap<IpAddress, Neighbour, foldhash::fast::FixedState>,
     capacity: usize,
     /// Counts changes of known addresses, so that connections can keep a copy.
     epoch: u32,
     requests: VecDeque<Request>,
     /// Addresses that did not answer.
-    unreachable: Vec<Ipv4Addr>,
+    unreachable: Vec<IpAddress>,
     deadline: Option<Instant>,
+    random: fastrand::Rng,
 }
 
 impl Neighbours {
-    pub(crate) fn new(capacity: usize, fixed: &[(Ipv4Addr, [u8; 6])], secret: u64) -> Self {
+    pub(crate) fn new(capacity: usize, fixed: impl Iterator<Item = (IpAddress, [u8; 6])>, secret: u64) -> Self {
         let mut table = HashMap::with_hasher(foldhash::fast::FixedState::with_seed(secret));
         for (address, mac) in fixed {
-            table.insert(*address, Neighbour { mac: *mac, state: State::Static });
+            table.insert(address, Neighbour { mac, state: State::Static });
         }
+        let capacity = capacity.max(table.len() + 1);
         Neighbours {
             table,
-            capacity: capacity.max(fixed.len() + 1),
+            capacity,
             epoch: 1,
             requests: VecDeque::new(),
             unreachable: Vec::new(),
             deadline: None,
+            random: fastrand::Rng::with_seed(secret),
         }
     }
 
+    #[inline]
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// Makes connections look again: an address of ours has come or gone.
+    pub(crate) fn touch(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
     }
 
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// The hardware address of a next hop; begins to ask for it if it is not known.
-    pub(crate) fn resolve(&mut self, now: Instant, address: Ipv4Addr) -> Resolution {
-        if let Some(neighbour) = self.table.get(&address) {
-            return match neighbour.state {
-                State::Pending { .. } => Resolution::Pending,
-                _ => Resolution::Known(neighbour.mac),
-            };
+    fn reachable(&mut self, now: Instant) -> State {
+        let time = REACHABLE.mul_f64(0.5 + self.random.f64());
+        State::Reachable { until: now + time }
+    }
+
+    fn set(&mut self, address: IpAddress, mac: [u8; 6], state: State) {
+        if let State::Reachable { until } | State::Stale { until } = state {
+            self.wake_at(until);
         }
-        if self.table.len() >= self.capacity {
-            self.evict();
-            if self.table.len() >= self.capacity {
-                return Resolution::Full;
+        let before = self.table.insert(address, Neighbour { mac, state });
+        let changed = before.is_none_or(|old| old.mac != mac || matches!(old.state, State::Incomplete { .. }));
+        if changed {
+            self.touch();
+        }
+    }
+
+    /// The hardware address of a next hop to which something is to be sent now; begins to ask for it if it is not known, and
+    /// to have it confirmed if it is not fresh.
+    pub(crate) fn resolve(&mut self, now: Instant, address: IpAddress) -> Resolution {
+        if let Some(neighbour) = self.table.get_mut(&address) {
+            let mac = neighbour.mac;
+            match neighbour.state {
+                State::Incomplete { .. } => return Resolution::Pending,
+                State::Stale { .. } => {
+                    neighbour.state = State::Delay { until: now + DELAY };
+                    self.wake_at(now + DELAY);
+                }
+                _ => {}
             }
+            return Resolution::Known(mac);
         }
-        let next_try = now + RESOLVE_INTERVAL;
-        let state = State::Pending { next_try, tries: 1 };
-        self.table.insert(address, Neighbour { mac: [0; 6], state });
+        if !self.make_room() {
+            return Resolution::Full;
+        }
+        let next = now + if address.is_ipv4() { ARP_INTERVAL } else { RETRANSMIT };
+        self.table.insert(address, Neighbour { mac: [0; 6], state: State::Incomplete { next, tries: 1 } });
         self.requests.push_back(Request { target: address, mac: None });
-        self.wake_at(next_try);
+        self.wake_at(next);
         Resolution::Pending
     }
 
-    /// Takes in a binding seen in an ARP packet. New entries are made only if `create` (the packet was for us).
-    pub(crate) fn learn(&mut self, now: Instant, address: Ipv4Addr, mac: [u8; 6], create: bool) {
-        let confirm_at = now + REFRESH_AFTER;
-        let known = State::Known { confirm_at, tries: 0 };
-        match self.table.get_mut(&address) {
-            Some(Neighbour { state: State::Static, .. }) => return,
-            Some(neighbour) => {
-                if neighbour.mac != mac || matches!(neighbour.state, State::Pending { .. }) {
-                    self.epoch = self.epoch.wrapping_add(1);
-                }
-                *neighbour = Neighbour { mac, state: known };
-            }
-            None => {
-                if !create || self.table.len() >= self.capacity {
-                    return;
-                }
-                self.table.insert(address, Neighbour { mac, state: known });
-                self.epoch = self.epoch.wrapping_add(1);
-            }
+    /// A packet of the neighbour itself told its hardware address without having been asked (an ARP request, the source option of
+    /// a solicitation): it is believed, but not known to hear us (RFC 4861 §7.2.3). New entries are made only if `create`.
+    pub(crate) fn observe(&mut self, now: Instant, address: IpAddress, mac: [u8; 6], create: bool) {
+        let wanted = match self.table.get(&address) {
+            Some(Neighbour { state: State::Static, .. }) => false,
+            Some(known) => known.mac != mac || matches!(known.state, State::Incomplete { .. }),
+            None => create && self.make_room(),
+        };
+        if wanted {
+            self.set(address, mac, State::Stale { until: now + FORGET_AFTER });
         }
-        self.wake_at(confirm_at);
     }
 
-    /// The next request to send.
+    /// An advertisement, or an ARP reply (RFC 4861 §7.2.5). Nobody makes an entry by it.
+    pub(crate) fn advertised(&mut self, now: Instant, address: IpAddress, said: Advertisement) {
+        let Some(known) = self.table.get(&address) else { return };
+        let (old, state) = (known.mac, known.state);
+        let stale = State::Stale { until: now + FORGET_AFTER };
+        match state {
+            State::Static => {}
+            State::Incomplete { .. } => {
+                if let Some(mac) = said.mac {
+                    let state = if said.solicited { self.reachable(now) } else { stale };
+                    self.set(address, mac, state);
+                }
+            }
+            _ => {
+                let differs = said.mac.is_some_and(|mac| mac != old);
+                if differs && !said.overrides {
+                    if matches!(state, State::Reachable { .. }) {
+                        self.set(address, old, stale);
+                        self.touch();
+                    }
+                    return;
+                }
+                let mac = said.mac.unwrap_or(old);
+                if said.solicited {
+                    let state = self.reachable(now);
+                    self.set(address, mac, state);
+                } else if differs {
+                    self.set(address, mac, stale);
+                }
+            }
+        }
+    }
+
+    /// The next solicitation to send.
     pub(crate) fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
     /// An address that was given up since the last call.
-    pub(crate) fn poll_unreachable(&mut self) -> Option<Ipv4Addr> {
+    pub(crate) fn poll_unreachable(&mut self) -> Option<IpAddress> {
         self.unreachable.pop()
     }
 
@@ -152,11 +230,12 @@ impl Neighbours {
     }
 
     /// When [`Neighbours::on_deadline`] has something to do.
+    #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Asks again where no answer came, confirms what grows old.
+    /// Asks again where no answer came, confirms what is in use, forgets what is not.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         if self.deadline.is_none_or(|at| at > now) {
             return;
@@ -165,40 +244,26 @@ impl Neighbours {
         let mut changed = false;
         let (requests, unreachable) = (&mut self.requests, &mut self.unreachable);
         self.table.retain(|address, neighbour| {
-            let at = match &mut neighbour.state {
+            let Some(state) = after(now, *address, neighbour, requests) else {
+                match neighbour.state {
+                    State::Incomplete { .. } => unreachable.push(*address),
+                    // Whoever uses it asks everybody from now on (RFC 4861 §7.3.3).
+                    _ => changed = true,
+                }
+                return false;
+            };
+            changed |= matches!((neighbour.state, state), (State::Reachable { .. }, State::Stale { .. }));
+            neighbour.state = state;
+            let at = match state {
                 State::Static => return true,
-                State::Known { confirm_at, tries } => {
-                    if *confirm_at <= now {
-                        if *tries >= TRIES {
-                            changed = true;
-                            return false;
-                        }
-                        // The first requests go to the known address alone, later ones to everybody.
-                        let mac = (*tries < 3).then_some(neighbour.mac);
-                        requests.push_back(Request { target: *address, mac });
-                        *tries += 1;
-                        *confirm_at = now + REFRESH_INTERVAL;
-                    }
-                    *confirm_at
-                }
-                State::Pending { next_try, tries } => {
-                    if *next_try <= now {
-                        if *tries >= TRIES {
-                            unreachable.push(*address);
-                            return false;
-                        }
-                        requests.push_back(Request { target: *address, mac: None });
-                        *next_try = now + RESOLVE_INTERVAL * (1 << *tries);
-                        *tries += 1;
-                    }
-                    *next_try
-                }
+                State::Incomplete { next: at, .. } | State::Probe { next: at, .. } => at,
+                State::Reachable { until } | State::Stale { until } | State::Delay { until } => until,
             };
             next = Some(next.map_or(at, |known| known.min(at)));
             true
         });
         if changed {
-            self.epoch = self.epoch.wrapping_add(1);
+            self.touch();
         }
         self.deadline = next;
     }
@@ -207,91 +272,55 @@ impl Neighbours {
         self.deadline = Some(self.deadline.map_or(at, |known| known.min(at)));
     }
 
-    /// Makes room: forgets the learned entry that is next to be confirmed.
-    fn evict(&mut self) {
+    /// Makes room for one more where it can: forgets the learned entry that has been quiet longest.
+    fn make_room(&mut self) -> bool {
+        if self.table.len() < self.capacity {
+            return true;
+        }
         let oldest = self
             .table
             .iter()
             .filter_map(|(address, neighbour)| match neighbour.state {
-                State::Known { confirm_at, .. } => Some((confirm_at, *address)),
+                State::Stale { until } => Some((0, until, *address)),
+                State::Reachable { until } => Some((1, until, *address)),
                 _ => None,
             })
             .min();
-        if let Some((_, address)) = oldest {
-            self.table.remove(&address);
-            self.epoch = self.epoch.wrapping_add(1);
+        let Some((_, _, address)) = oldest else { return false };
+        self.table.remove(&address);
+        self.touch();
+        true
+    }
+}
+
+/// The state of a neighbour now that time has gone by; `None`: it is given up.
+fn after(now: Instant, address: IpAddress, neighbour: &Neighbour, requests: &mut VecDeque<Request>) -> Option<State> {
+    let probe = |requests: &mut VecDeque<Request>, tries| {
+        requests.push_back(Request { target: address, mac: Some(neighbour.mac) });
+        Some(State::Probe { next: now + RETRANSMIT, tries })
+    };
+    match neighbour.state {
+        State::Incomplete { next, tries } if next <= now => {
+            let most = if address.is_ipv4() { ARP_TRIES } else { SOLICITATIONS };
+            if tries >= most {
+                return None;
+            }
+            requests.push_back(Request { target: address, mac: None });
+            let pause = if address.is_ipv4() { ARP_INTERVAL * (1 << tries) } else { RETRANSMIT };
+            Some(State::Incomplete { next: now + pause, tries: tries + 1 })
         }
+        State::Reachable { until } if until <= now => Some(State::Stale { until: now + FORGET_AFTER }),
+        State::Stale { until } if until <= now => None,
+        State::Delay { until } if until <= now => probe(requests, 1),
+        State::Probe { next, tries } if next <= now => {
+            if tries >= SOLICITATIONS {
+                return None;
+            }
+            probe(requests, tries + 1)
+        }
+        state => Some(state),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
-
-    fn at(milliseconds: u64) -> Instant {
-        Instant::from_nanos(milliseconds * 1_000_000)
-    }
-
-    fn table() -> Neighbours {
-        Neighbours::new(8, &[(Ipv4Addr::new(10, 0, 0, 9), MAC)], 1)
-    }
-
-    #[test]
-    fn an_answer_makes_the_address_known() {
-        let mut table = table();
-        let epoch = table.epoch();
-        assert_eq!(table.resolve(at(0), HOST), Resolution::Pending);
-        assert_eq!(table.poll_request(), Some(Request { target: HOST, mac: None }));
-        table.learn(at(1), HOST, MAC, false);
-        assert_ne!(table.epoch(), epoch);
-        assert_eq!(table.resolve(at(2), HOST), Resolution::Known(MAC));
-    }
-
-    #[test]
-    fn silence_is_unreachable_after_five_requests() {
-        let mut table = table();
-        table.resolve(at(0), HOST);
-        let mut asked = 0;
-        let mut now = at(0);
-        while let Some(deadline) = table.deadline() {
-            now = deadline;
-            table.on_deadline(now);
-            while table.poll_request().is_some() {
-                asked += 1;
-            }
-        }
-        assert_eq!(asked, 5);
-        assert_eq!(table.poll_unreachable(), Some(HOST));
-        assert_eq!(now, at(3100));
-    }
-
-    #[test]
-    fn a_known_address_is_confirmed_before_it_is_forgotten() {
-        let mut table = table();
-        table.learn(at(0), HOST, MAC, true);
-        table.on_deadline(at(30_000));
-        assert_eq!(table.poll_request(), Some(Request { target: HOST, mac: Some(MAC) }));
-        assert_eq!(table.resolve(at(30_001), HOST), Resolution::Known(MAC));
-        let epoch = table.epoch();
-        table.learn(at(30_002), HOST, MAC, false);
-        assert_eq!(table.epoch(), epoch);
-        assert_eq!(table.deadline(), Some(at(31_000)));
-        for second in 31..70 {
-            table.on_deadline(at(second * 1_000));
-        }
-        assert_ne!(table.epoch(), epoch);
-        assert_eq!(table.resolve(at(70_000), HOST), Resolution::Pending);
-    }
-
-    #[test]
-    fn strangers_make_no_entry_and_cannot_move_a_static_one() {
-        let mut table = table();
-        table.learn(at(0), HOST, MAC, false);
-        table.learn(at(0), Ipv4Addr::new(10, 0, 0, 9), [6; 6], true);
-        assert_eq!(table.len(), 1);
-        assert_eq!(table.resolve(at(0), Ipv4Addr::new(10, 0, 0, 9)), Resolution::Known(MAC));
-    }
-}
+mod tests;

@@ -4,28 +4,21 @@
 //! reference of its own. While the device still has one, the headers must not be touched: a retransmission is copied
 //! into a fresh buffer then, as is a part of a record.
 
-use std::net::Ipv4Addr;
-
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::{BufferToken, Transmit};
 use uwarp_wire::address::{FlowKey, IpAddress};
-use uwarp_wire::arp::ArpPacket;
-use uwarp_wire::ethernet::EthernetAddress;
-use uwarp_wire::frame::{Path, TcpChecksum, emit_icmp, prepend_tcp};
-use uwarp_wire::icmp::IcmpMessage;
+use uwarp_wire::ethernet::{EthernetAddress, HEADER_LEN, VLAN_TAG_LEN, VlanTag};
+use uwarp_wire::frame::{Path, TcpChecksum, prepend_tcp};
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+use uwarp_wire::{ipv4, ipv6};
 
 use crate::command::{ConnectFailure, DisconnectReason};
 use crate::connection::{Connection, Phase};
 use crate::core::{Core, Record};
-use crate::neighbours::{Request, Resolution};
+use crate::neighbours::Resolution;
 use crate::port::{Buffer, Port, TransmitChecksums};
 use crate::stats::DropReason;
 use crate::template::Template;
-
-/// Length of the Ethernet and IPv4 headers that are written.
-const LINK_LENGTH: u8 = 14;
-const IP_LENGTH: u16 = 20;
 
 impl<P: Port> Core<P> {
     /// Sends what TCP has to send. True: there is more.
@@ -39,7 +32,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         if connection.template.is_none() {
-            let path = self.path(EthernetAddress(connection.mac), connection.flow.remote);
+            let path = self.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
             connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
         let mut budget = self.config.budgets.frames_per_connection;
@@ -72,11 +65,17 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn resolve_anew(&mut self, index: u32, connection: &mut Connection) -> bool {
-        let remote = Ipv4Addr::from_bits(connection.flow.remote.ipv4_bits());
-        match self.neighbours.resolve(self.now, self.next_hop(remote)) {
+        if self.addresses.is_tentative(connection.flow.local) {
+            // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
+            self.wait_for_address(index, connection);
+            return false;
+        }
+        match self.neighbours.resolve(self.now, self.addresses.next_hop(connection.flow.remote)) {
             Resolution::Known(mac) => {
-                connection.mac = mac;
-                connection.template = None;
+                if connection.mac != mac {
+                    connection.mac = mac;
+                    connection.template = None;
+                }
                 connection.epoch = self.neighbours.epoch();
                 true
             }
@@ -86,10 +85,7 @@ impl<P: Port> Core<P> {
                 true
             }
             Resolution::Pending => {
-                if !connection.unresolved {
-                    connection.unresolved = true;
-                    self.unresolved.push(index);
-                }
+                self.wait_for_address(index, connection);
                 self.flush_requests();
                 false
             }
@@ -103,20 +99,28 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn flush_requests(&mut self) {
-        while let Some(request) = self.neighbours.poll_request() {
-            self.send_arp_request(request);
+    /// The connection is served again when an address has become known.
+    fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
+        if !connection.unresolved {
+            connection.unresolved = true;
+            self.unresolved.push(index);
         }
     }
 
-    /// A next hop did not answer: attempts to connect through it fail; open connections go on asking until TCP gives up.
+    pub(crate) fn flush_requests(&mut self) {
+        while let Some(request) = self.neighbours.poll_request() {
+            self.send_solicitation(request);
+        }
+    }
+
+    /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open connections go on
+    /// asking until TCP gives up.
     #[cold]
-    pub(crate) fn on_unreachable(&mut self, address: Ipv4Addr) {
+    pub(crate) fn on_unreachable(&mut self, address: IpAddress) {
         let waiting = std::mem::take(&mut self.unresolved);
         for index in waiting {
             let Some(mut connection) = self.connections.take(index) else { continue };
-            let remote = Ipv4Addr::from_bits(connection.flow.remote.ipv4_bits());
-            if self.next_hop(remote) == address {
+            if connection.flow.local == address || self.addresses.next_hop(connection.flow.remote) == address {
                 connection.unresolved = false;
                 if connection.is_opening() {
                     self.startup_failed(&mut connection, ConnectFailure::Unreachable);
@@ -130,8 +134,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn path(&self, mac: EthernetAddress, remote: IpAddress) -> Path {
-        Path::new(self.own_mac, mac, self.own_address, remote)
+    pub(crate) fn path(&self, mac: EthernetAddress, local: IpAddress, remote: IpAddress) -> Path {
+        Path { vlan: self.vlan, ..Path::new(self.own_mac, mac, local, remote) }
     }
 
     /// Makes a frame of one segment.
@@ -160,11 +164,12 @@ impl<P: Port> Core<P> {
         };
         let length = slice.len as usize;
         let Some(storage) = record.buffer.storage_mut() else { return };
-        let headers = write_headers(&mut storage[..start], connection, self.own_mac, transmit, length, sum);
+        let station = (self.own_mac, self.vlan);
+        let headers = write_headers(&mut storage[..start], connection, station, transmit, length, sum);
         let Some(headers) = headers else { return };
         record.buffer.set_range(start - headers, headers + length);
         if offload {
-            record.buffer.set_transmit_checksums(offloads(headers));
+            record.buffer.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
         }
         let frame = record.buffer.share();
         self.enqueue(frame, connection.to_self);
@@ -210,11 +215,12 @@ impl<P: Port> Core<P> {
         room.copy_from_slice(source);
         let sum = (!offload_tcp).then(|| checksum_sum(room));
         let length = length as usize;
-        let headers = write_headers(&mut storage[..start], connection, self.own_mac, transmit, length, sum);
+        let station = (self.own_mac, self.vlan);
+        let headers = write_headers(&mut storage[..start], connection, station, transmit, length, sum);
         let Some(headers) = headers else { return };
         copy.set_range(start - headers, headers + length);
         if offload_tcp {
-            copy.set_transmit_checksums(offloads(headers));
+            copy.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
         }
         self.enqueue(copy, connection.to_self);
     }
@@ -223,7 +229,7 @@ impl<P: Port> Core<P> {
     #[inline]
     pub(crate) fn send_bare(&mut self, flow: &FlowKey, mac: EthernetAddress, to_self: bool, header: TcpHeader) -> bool {
         let Some(mut buffer) = self.alloc() else { return false };
-        let path = self.path(mac, flow.remote);
+        let path = self.path(mac, flow.local, flow.remote);
         let start = self.payload_start;
         let offload_tcp = self.offload_tcp && !to_self;
         let Some(storage) = buffer.storage_mut() else { return false };
@@ -231,7 +237,7 @@ impl<P: Port> Core<P> {
         let Ok(headers) = prepend_tcp(&mut storage[..start], &path, &header, 0, 0, checksum) else { return false };
         buffer.set_range(start - headers, headers);
         if offload_tcp {
-            buffer.set_transmit_checksums(offloads(headers));
+            buffer.set_transmit_checksums(offloads(headers, self.vlan, flow.local));
         }
         self.enqueue(buffer, to_self);
         true
@@ -248,42 +254,22 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Says to everybody on the link who we are.
-    pub(crate) fn announce(&mut self) {
-        let packet = ArpPacket::announcement(self.own_mac, self.config.address);
-        self.send_arp(&packet, EthernetAddress::BROADCAST);
-    }
-
-    pub(crate) fn send_arp_request(&mut self, request: Request) {
-        let packet = ArpPacket::request(self.own_mac, self.config.address, request.target);
-        let destination = request.mac.map_or(EthernetAddress::BROADCAST, EthernetAddress);
-        self.send_arp(&packet, destination);
-    }
-
-    pub(crate) fn send_arp(&mut self, packet: &ArpPacket, destination: EthernetAddress) {
+    /// Sends a frame that `write` writes, apart from TCP; gives whether it was sent. Nobody waits for such a frame: without room or
+    /// a buffer it is dropped.
+    pub(crate) fn send_aside(&mut self, to_self: bool, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         if !self.has_room() {
-            return;
+            return false;
         }
-        let Some(mut buffer) = self.alloc() else { return self.count_drop(DropReason::NoTransmitBuffer) };
+        let Some(mut buffer) = self.alloc() else {
+            self.count_drop(DropReason::NoTransmitBuffer);
+            return false;
+        };
         let start = self.payload_start;
-        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return };
-        let Ok(length) = packet.emit_frame(room) else { return };
-        room[..6].copy_from_slice(&destination.0);
+        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
+        let Some(length) = write(room) else { return false };
         buffer.set_range(start, length);
-        self.enqueue(buffer, false);
-    }
-
-    pub(crate) fn send_icmp(&mut self, mac: EthernetAddress, remote: IpAddress, message: &IcmpMessage<'_>) {
-        if !self.has_room() {
-            return;
-        }
-        let Some(mut buffer) = self.alloc() else { return self.count_drop(DropReason::NoTransmitBuffer) };
-        let path = self.path(mac, remote);
-        let start = self.payload_start;
-        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return };
-        let Ok(length) = emit_icmp(room, &path, message) else { return };
-        buffer.set_range(start, length);
-        self.enqueue(buffer, false);
+        self.enqueue(buffer, to_self);
+        true
     }
 
     /// The peer has acknowledged more: buffers come back, inbound reads give up their slots.
@@ -303,7 +289,7 @@ impl<P: Port> Core<P> {
 fn write_headers(
     headroom: &mut [u8],
     connection: &Connection,
-    own_mac: EthernetAddress,
+    station: (EthernetAddress, Option<VlanTag>),
     transmit: &Transmit,
     length: usize,
     sum: Option<u32>,
@@ -313,14 +299,14 @@ fn write_headers(
     {
         return Some(headers);
     }
-    write_unusual_headers(headroom, connection, own_mac, transmit, length, sum)
+    write_unusual_headers(headroom, connection, station, transmit, length, sum)
 }
 
 #[cold]
 fn write_unusual_headers(
     headroom: &mut [u8],
     connection: &Connection,
-    own_mac: EthernetAddress,
+    station: (EthernetAddress, Option<VlanTag>),
     transmit: &Transmit,
     length: usize,
     sum: Option<u32>,
@@ -329,7 +315,8 @@ fn write_unusual_headers(
     header.source_port = connection.flow.local_port;
     header.destination_port = connection.flow.remote_port;
     let flow = &connection.flow;
-    let path = Path::new(own_mac, EthernetAddress(connection.mac), flow.local, flow.remote);
+    let (own_mac, vlan) = station;
+    let path = Path { vlan, ..Path::new(own_mac, EthernetAddress(connection.mac), flow.local, flow.remote) };
     let checksum = checksum(sum.is_none(), sum.unwrap_or(0));
     prepend_tcp(headroom, &path, &header, transmit.ecn, length, checksum).ok()
 }
@@ -341,13 +328,15 @@ fn checksum(offload: bool, payload_sum: u32) -> TcpChecksum {
 
 /// The IPv4 header's own checksum costs less than asking for it.
 #[inline]
-fn offloads(headers: usize) -> TransmitChecksums {
+fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) -> TransmitChecksums {
+    let link = HEADER_LEN + if vlan.is_some() { VLAN_TAG_LEN } else { 0 };
+    let ip = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
     TransmitChecksums {
         ip: false,
         tcp: true,
-        link_length: LINK_LENGTH,
-        ip_length: IP_LENGTH,
-        tcp_length: (headers - usize::from(LINK_LENGTH) - usize::from(IP_LENGTH)) as u8,
+        link_length: link as u8,
+        ip_length: ip as u16,
+        tcp_length: (headers - link - ip) as u8,
     }
 }
 

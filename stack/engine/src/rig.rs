@@ -3,7 +3,7 @@
 //! For tests and instruction counts, here and in crates above. A [`World`] holds the network, the hosts and the virtual
 //! time; everything happens inside [`World::step`], so a run is decided by its seed alone.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
 use crate::ports::{Decorated, LoopOptions, LoopPort};
 use crate::stream::{IncomingStream, StreamEnds, StreamOptions, stream};
 use crate::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
-use crate::{Engine, EngineChannels, EngineConfig};
+use crate::{Engine, EngineChannels, EngineConfig, InterfaceAddress};
 
 /// Size of a host.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +61,18 @@ pub struct Host<P: Port = SimPort> {
     notifier: Arc<Notifier>,
     domain_queue_pairs: Arc<AtomicU32>,
     next_queue_pair: u32,
+}
+
+/// The IPv6 address of host `number`, where a test gives it one: fd00::`number + 1`.
+pub fn address6(number: usize) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number as u16 + 1)
+}
+
+/// Gives host `number` its IPv6 address beside the other.
+pub fn with_ipv6(number: usize) -> impl FnOnce(&mut EngineConfig) {
+    move |config| {
+        config.addresses.push(InterfaceAddress { address: address6(number).into(), prefix_length: 64 });
+    }
 }
 
 /// One queue pair as an application has it, with a completion queue of its own.
@@ -218,18 +230,18 @@ impl<P: Port> Host<P> {
     }
 
     /// Starts an active open of a plain stream.
-    pub fn connect_stream(&self, remote: (Ipv4Addr, u16), options: StreamOptions) -> StreamEnds {
+    pub fn connect_stream(&self, remote: impl Into<SocketAddr>, options: StreamOptions) -> StreamEnds {
         let (ends, setup) = stream(&options, Arc::clone(&self.doorbells));
         let timeout = Duration::from_secs(10);
-        let remote = SocketAddr::from(remote);
+        let remote = remote.into();
         let parameters = ConnectStreamParameters { remote, local_port: None, options, timeout, setup };
         self.command(Command::ConnectStream(Box::new(parameters)));
         ends
     }
 
     /// Starts an active open.
-    pub fn connect(&self, pair: &Pair, remote: (Ipv4Addr, u16), options: StartupOptions) {
-        let remote = SocketAddr::from(remote);
+    pub fn connect(&self, pair: &Pair, remote: impl Into<SocketAddr>, options: StartupOptions) {
+        let remote = remote.into();
         let parameters = ConnectParameters { queue_pair: pair.number, remote, local_port: None, options };
         self.command(Command::Connect(Box::new(parameters)));
     }
@@ -413,7 +425,21 @@ impl<P: Port> World<P> {
         port: u16,
     ) {
         let address = self.hosts[to.0].address;
-        self.hosts[from.0].connect(from.1, (address, port), StartupOptions::default());
+        self.join_at(from, to, requests, (address, port).into());
+    }
+
+    /// Like [`World::join`], to an address of one's choice.
+    ///
+    /// # Panics
+    /// If that takes more than a minute.
+    pub fn join_at(
+        &mut self,
+        from: (usize, &Pair),
+        to: (usize, &Pair),
+        requests: &Receiver<ConnectionRequest>,
+        remote: SocketAddr,
+    ) {
+        self.hosts[from.0].connect(from.1, remote, StartupOptions::default());
         let minute = Duration::from_secs(60);
         let mut request = None;
         let came = self.run_until(minute, |_| {

@@ -1,13 +1,13 @@
 //! From a TCP connection to a stream in full operation: active and passive opens, MPA Request and Reply.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use uwarp_iwarp::opcode::Features;
 use uwarp_iwarp::startup::{
     AcceptError, Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
 };
 use uwarp_iwarp::{Fault, Stream};
-use uwarp_wire::address::FlowKey;
+use uwarp_wire::address::{FlowKey, IpAddress};
 
 use crate::command::{
     AcceptParameters, ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason,
@@ -42,7 +42,7 @@ impl<P: Port> Core<P> {
     /// Adds a connection to the store and the flow table.
     pub(crate) fn add_connection(&mut self, flow: FlowKey, tcp: uwarp_tcp::Connection, phase: Phase) -> u32 {
         let tag = self.flows.tag(&flow);
-        let to_self = flow.remote == self.own_address;
+        let to_self = self.addresses.is_own(flow.remote);
         self.counters.connections_opened += 1;
         let handle = self.connections.insert(Connection {
             flow,
@@ -102,7 +102,7 @@ impl<P: Port> Core<P> {
         }
         let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
         let isn = self.isn.generate(&flow, self.now);
-        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config, isn, self.now);
+        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
         let initiating = Initiating { machine, first_fpdu_delay: options.first_fpdu_delay };
         let deadline = self.now + options.timeout;
         let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
@@ -116,12 +116,12 @@ impl<P: Port> Core<P> {
     }
 
     /// Whether a connection to that peer may be opened now.
-    pub(crate) fn check_connect(&self, remote: SocketAddr) -> Result<Ipv4Addr, ConnectFailure> {
+    pub(crate) fn check_connect(&self, remote: SocketAddr) -> Result<IpAddress, ConnectFailure> {
         if self.shutdown.is_some() {
             return Err(ConnectFailure::ShuttingDown);
         }
-        let IpAddr::V4(address) = remote.ip() else { return Err(ConnectFailure::Address) };
-        if remote.port() == 0 || address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
+        let address = IpAddress::from(remote.ip());
+        if remote.port() == 0 || address.is_unspecified() || address.is_multicast() {
             return Err(ConnectFailure::Address);
         }
         if self.connections.len() >= self.config.limits.connections as usize {
@@ -150,11 +150,12 @@ impl<P: Port> Core<P> {
 
     pub(crate) fn choose_flow(
         &mut self,
-        remote: Ipv4Addr,
+        remote: IpAddress,
         remote_port: u16,
         wish: Option<u16>,
     ) -> Result<FlowKey, ConnectFailure> {
-        let mut flow = FlowKey { remote: remote.into(), local: self.own_address, remote_port, local_port: 0 };
+        let local = self.addresses.source_for(remote).ok_or(ConnectFailure::Address)?;
+        let mut flow = FlowKey { remote, local, remote_port, local_port: 0 };
         if let Some(port) = wish {
             flow.local_port = port;
             return if port != 0 && self.is_free(&flow) { Ok(flow) } else { Err(ConnectFailure::AddressInUse) };
@@ -177,7 +178,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         // A connection to ourselves has two ends in the same table.
-        flow.remote != self.own_address || self.find(&flow.reversed()).is_none()
+        !self.addresses.is_own(flow.remote) || self.find(&flow.reversed()).is_none()
     }
 
     /// The connection of a flow.

@@ -35,14 +35,20 @@ drop_reasons! {
     Malformed = "malformed",
     /// The IPv4 header checksum is wrong.
     IpChecksum = "ip-checksum",
-    /// The TCP or ICMP checksum is wrong.
+    /// The TCP, ICMP or ICMPv6 checksum is wrong.
     L4Checksum = "l4-checksum",
     /// Not for our hardware address.
     NotForUs = "not-for-us",
     /// Not for our IP address.
     WrongAddress = "wrong-address",
-    /// An IP fragment: fragments are not reassembled.
+    /// An IP fragment that cannot be used: it overlaps another, came too late, or is beyond the budget.
     Fragment = "fragment",
+    /// Of another VLAN, or without the tag that the port's VLAN has.
+    WrongVlan = "wrong-vlan",
+    /// An ICMP error that speaks of no connection of ours, or of nothing that is in flight.
+    IcmpForged = "icmp-forged",
+    /// A Neighbor Discovery message that came from beyond the link, or that is not for us.
+    BadDiscovery = "bad-discovery",
     /// A protocol that the engine does not speak.
     UnknownProtocol = "unknown-protocol",
     /// A TCP segment without a connection (answered with a reset where one is due).
@@ -206,6 +212,14 @@ pub struct EngineStats {
     pub pure_acknowledgments: u64,
     /// Resets sent for segments without a connection.
     pub resets_sent: u64,
+    /// ICMP errors sent.
+    pub icmp_errors_sent: u64,
+    /// ICMP errors that were not sent, to keep within the limit.
+    pub icmp_errors_suppressed: u64,
+    /// Echoes answered.
+    pub echoes: u64,
+    /// Packets in which another host spoke for an address of ours.
+    pub address_conflicts: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
     /// Terminates received.

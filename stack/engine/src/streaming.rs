@@ -101,7 +101,7 @@ impl<P: Port> Core<P> {
             Ok(flow) => flow,
             Err(reason) => return streaming.fail(reason.into()),
         };
-        let mut config = self.tcp_config;
+        let mut config = self.tcp_config_for(flow.remote);
         options.configure(&mut config);
         let isn = self.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&config, isn, self.now);

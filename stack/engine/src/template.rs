@@ -1,24 +1,37 @@
 //! Headers of a connection's segments, written from a template: what never changes is copied, with its checksum known.
 //!
 //! [`uwarp_wire::frame::prepend_tcp`] writes any header and is what this is tested against; the template knows the two
-//! shapes of a segment in an open connection: with the timestamp option alone, and without options.
+//! shapes of a segment in an open connection: with the timestamp option alone, and without options. It knows them for both versions
+//! of IP, with and without a VLAN tag: four layouts, each with its offsets known when it is compiled.
 
 use uwarp_wire::checksum::{fold, pseudo_header};
 use uwarp_wire::frame::Path;
-use uwarp_wire::ipv4;
 use uwarp_wire::tcp::{self, TcpHeader};
+use uwarp_wire::{ethernet, ipv4, ipv6};
 
-/// Octets that are the same in every segment: Ethernet, IPv4, and the two ports.
-const FIXED: usize = 14 + 20 + 4;
-/// Where the TCP header begins.
-const TCP: usize = 14 + 20;
+/// Most octets that are the same in every segment: Ethernet with a tag, IPv6, and the two ports.
+const FIXED_MAX: usize = 18 + 40 + 4;
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
+
+/// Octets of the Ethernet header, without and with a tag.
+const PLAIN: usize = ethernet::HEADER_LEN;
+const TAGGED: usize = ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN;
+
+/// What stands in front of TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Ipv4,
+    Ipv4Tagged,
+    Ipv6,
+    Ipv6Tagged,
+}
 
 /// The constant part of a connection's headers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Template {
-    octets: [u8; FIXED],
+    octets: [u8; FIXED_MAX],
+    layout: Layout,
     /// Sum of the IPv4 header without its length and the ECN bits.
     ip_sum: u32,
     /// Sum of the pseudo-header without its length, and of the ports.
@@ -26,25 +39,34 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// The template for a path and our and the peer's port. `None` unless it is IPv4 without a VLAN tag.
+    /// The template for a path and our and the peer's port. `None` if the addresses are of two versions.
     pub(crate) fn new(path: &Path, local_port: u16, remote_port: u16) -> Option<Template> {
         let mut header = TcpHeader::new(tcp::TcpFlags::NONE);
         (header.source_port, header.destination_port) = (local_port, remote_port);
-        let mut octets = [0; FIXED + 16];
-        if path.vlan.is_some() {
-            return None;
-        }
+        let layout = match (path.source.is_ipv4(), path.vlan.is_some()) {
+            (true, false) => Layout::Ipv4,
+            (true, true) => Layout::Ipv4Tagged,
+            (false, false) => Layout::Ipv6,
+            (false, true) => Layout::Ipv6Tagged,
+        };
+        let mut whole = [0; FIXED_MAX + 16];
+        let tcp_at = path.headers_len();
         let checksum = uwarp_wire::frame::TcpChecksum::PseudoHeaderOnly;
-        uwarp_wire::frame::prepend_tcp(&mut octets, path, &header, 0, 0, checksum).ok()?;
-        let mut fixed = [0; FIXED];
-        fixed.copy_from_slice(&octets[..FIXED]);
+        let room = &mut whole[..tcp_at + tcp::HEADER_LEN];
+        uwarp_wire::frame::prepend_tcp(room, path, &header, 0, 0, checksum).ok()?;
+        let mut octets = [0; FIXED_MAX];
+        octets[..tcp_at + 4].copy_from_slice(&whole[..tcp_at + 4]);
         // The length and the checksum are written for each segment.
-        fixed[16..18].fill(0);
-        fixed[24..26].fill(0);
-        let ip_sum = uwarp_wire::checksum::sum(&fixed[14..TCP]);
+        let ip_at = if path.vlan.is_some() { TAGGED } else { PLAIN };
+        let mut ip_sum = 0;
+        if path.source.is_ipv4() {
+            octets[ip_at + 2..ip_at + 4].fill(0);
+            octets[ip_at + 10..ip_at + 12].fill(0);
+            ip_sum = uwarp_wire::checksum::sum(&octets[ip_at..tcp_at]);
+        }
         let ports = u64::from(local_port) + u64::from(remote_port);
         let addresses = pseudo_header(path.source, path.destination, tcp::PROTOCOL, 0);
-        Some(Template { octets: fixed, ip_sum, tcp_sum: narrow(u64::from(addresses) + ports) })
+        Some(Template { octets, layout, ip_sum, tcp_sum: narrow(u64::from(addresses) + ports) })
     }
 
     /// Writes the headers of a segment directly in front of a payload that follows `headroom`; gives their length.
@@ -68,20 +90,61 @@ impl Template {
         if unusual {
             return None;
         }
-        let tcp_len = tcp::HEADER_LEN + if options.timestamps.is_some() { TIMESTAMPS } else { 0 };
-        let length = TCP + tcp_len;
+        if self.layout == Layout::Ipv4 {
+            return self.write::<PLAIN, { ipv4::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum);
+        }
+        self.prepend_other(headroom, header, ecn, payload_len, payload_sum)
+    }
+
+    #[inline(never)]
+    fn prepend_other(
+        &self,
+        headroom: &mut [u8],
+        header: &TcpHeader,
+        ecn: u8,
+        payload_len: usize,
+        payload_sum: Option<u32>,
+    ) -> Option<usize> {
+        match self.layout {
+            Layout::Ipv6 => self.write::<PLAIN, { ipv6::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum),
+            Layout::Ipv6Tagged => {
+                self.write::<TAGGED, { ipv6::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum)
+            }
+            _ => self.write::<TAGGED, { ipv4::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum),
+        }
+    }
+
+    #[inline(always)]
+    fn write<const LINK: usize, const IP: usize>(
+        &self,
+        headroom: &mut [u8],
+        header: &TcpHeader,
+        ecn: u8,
+        payload_len: usize,
+        payload_sum: Option<u32>,
+    ) -> Option<usize> {
+        let fixed = LINK + IP + 4;
+        let timestamps = header.options.timestamps;
+        let tcp_len = tcp::HEADER_LEN + if timestamps.is_some() { TIMESTAMPS } else { 0 };
+        let length = LINK + IP + tcp_len;
         let start = headroom.len().checked_sub(length)?;
         let out = &mut headroom[start..];
-        out[..FIXED].copy_from_slice(&self.octets);
-        let total = (ipv4::HEADER_LEN + tcp_len + payload_len) as u16;
-        out[15] |= ecn;
-        out[16..18].copy_from_slice(&total.to_be_bytes());
-        let ip = !fold(narrow(u64::from(self.ip_sum) + u64::from(total) + u64::from(ecn)));
-        out[24..26].copy_from_slice(&ip.to_be_bytes());
+        out[..fixed].copy_from_slice(&self.octets[..fixed]);
+        if IP == ipv4::HEADER_LEN {
+            let total = (IP + tcp_len + payload_len) as u16;
+            out[LINK + 1] |= ecn;
+            out[LINK + 2..LINK + 4].copy_from_slice(&total.to_be_bytes());
+            let ip = !fold(narrow(u64::from(self.ip_sum) + u64::from(total) + u64::from(ecn)));
+            out[LINK + 10..LINK + 12].copy_from_slice(&ip.to_be_bytes());
+        } else {
+            // The traffic class lies across the first two octets (RFC 8200 §3).
+            out[LINK + 1] |= ecn << 4;
+            out[LINK + 4..LINK + 6].copy_from_slice(&((tcp_len + payload_len) as u16).to_be_bytes());
+        }
 
         let control = (tcp_len as u16) << 10 | header.flags.bits();
         let l4_len = (tcp_len + payload_len) as u64;
-        let rest = out[FIXED..].first_chunk_mut::<16>()?;
+        let rest = out[fixed..].first_chunk_mut::<16>()?;
         rest[..4].copy_from_slice(&header.sequence.0.to_be_bytes());
         rest[4..8].copy_from_slice(&header.acknowledgment.0.to_be_bytes());
         rest[8..10].copy_from_slice(&control.to_be_bytes());
@@ -92,9 +155,9 @@ impl Template {
             + u64::from(header.acknowledgment.0)
             + u64::from(control)
             + u64::from(header.window);
-        if let Some(timestamps) = options.timestamps {
+        if let Some(timestamps) = timestamps {
             const ALIGNED: u32 = 0x0101_080a;
-            let place = out[TCP + tcp::HEADER_LEN..].first_chunk_mut::<TIMESTAMPS>()?;
+            let place = out[LINK + IP + tcp::HEADER_LEN..].first_chunk_mut::<TIMESTAMPS>()?;
             place[..4].copy_from_slice(&ALIGNED.to_be_bytes());
             place[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
             place[8..].copy_from_slice(&timestamps.echo.to_be_bytes());
@@ -104,12 +167,14 @@ impl Template {
             Some(payload) => !fold(narrow(sum + u64::from(payload))),
             // The sum of the pseudo-header alone, as devices expect it: the ports are not part of it.
             None => {
-                let ports = [u16::from_be_bytes([out[34], out[35]]), u16::from_be_bytes([out[36], out[37]])];
+                let at = LINK + IP;
+                let ports =
+                    [u16::from_be_bytes([out[at], out[at + 1]]), u16::from_be_bytes([out[at + 2], out[at + 3]])];
                 let ports = narrow(u64::from(ports[0]) + u64::from(ports[1]));
                 fold(narrow(u64::from(self.tcp_sum) + l4_len + u64::from(!fold(ports))))
             }
         };
-        let place = out[TCP + tcp::CHECKSUM_OFFSET..].first_chunk_mut::<4>()?;
+        let place = out[LINK + IP + tcp::CHECKSUM_OFFSET..].first_chunk_mut::<4>()?;
         place[..2].copy_from_slice(&checksum.to_be_bytes());
         place[2..].fill(0);
         Some(length)
@@ -127,21 +192,26 @@ fn narrow(total: u64) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::net::Ipv4Addr;
-    use uwarp_wire::ethernet::EthernetAddress;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
     use uwarp_wire::frame::{TcpChecksum, prepend_tcp};
     use uwarp_wire::tcp::{SeqNumber, TcpFlags, Timestamps};
 
     proptest! {
         #[test]
         fn writes_what_the_general_function_writes(
-            addresses in any::<[u32; 2]>(), ports in any::<[u16; 2]>(), macs in any::<[[u8; 6]; 2]>(),
+            addresses in any::<[u128; 2]>(), v6 in any::<bool>(), vlan in any::<Option<u16>>(), ports in any::<[u16; 2]>(), macs in any::<[[u8; 6]; 2]>(),
             numbers in any::<[u32; 4]>(), flags in 0u16..512, window in any::<u16>(), stamped in any::<bool>(),
             ecn in 0u8..4, payload_len in 0usize..9000, payload_sum in any::<u32>(), offload in any::<bool>(),
         ) {
-            let [source, destination] = addresses.map(|address| Ipv4Addr::from(address).into());
-            let path = Path::new(EthernetAddress(macs[0]), EthernetAddress(macs[1]), source, destination);
-            let template = Template::new(&path, ports[0], ports[1]).expect("IPv4");
+            // The high octets keep IPv6 addresses out of the IPv4-mapped ones.
+            let [source, destination] = addresses.map(|address| match v6 {
+                true => Ipv6Addr::from_bits(address >> 8 | 0x20 << 120).into(),
+                false => Ipv4Addr::from(address as u32).into(),
+            });
+            let mut path = Path::new(EthernetAddress(macs[0]), EthernetAddress(macs[1]), source, destination);
+            path.vlan = vlan.map(VlanTag);
+            let template = Template::new(&path, ports[0], ports[1]).expect("one version");
             let mut header = TcpHeader::new(TcpFlags::from_bits(flags));
             (header.source_port, header.destination_port) = (ports[0], ports[1]);
             (header.sequence, header.acknowledgment) = (SeqNumber(numbers[0]), SeqNumber(numbers[1]));
@@ -154,7 +224,7 @@ mod tests {
             let fast = template.prepend(&mut written, &header, ecn, payload_len, sum);
             prop_assert_eq!(fast, Some(general));
             // 0 and 0xFFFF are the same number in one's complement.
-            let at = 128 - general + TCP + tcp::CHECKSUM_OFFSET;
+            let at = 128 - general + path.headers_len() + tcp::CHECKSUM_OFFSET;
             let same = |octets: &[u8]| matches!(octets, [0, 0] | [0xff, 0xff]);
             if !(same(&wanted[at..at + 2]) && same(&written[at..at + 2])) {
                 prop_assert_eq!(&wanted[at..at + 2], &written[at..at + 2]);

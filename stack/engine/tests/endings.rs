@@ -82,7 +82,7 @@ fn attempts_that_cannot_succeed_say_why() {
     let client = world.hosts[0].pair(PairOptions::default());
     let failed = |reason| Some(ConnectionEvent::Failed { queue_pair: client.number, reason });
     let attempt = |world: &mut World, host: [u8; 4], port| {
-        world.hosts[0].connect(&client, (host.into(), port), StartupOptions::default());
+        world.hosts[0].connect(&client, (std::net::Ipv4Addr::from(host), port), StartupOptions::default());
         event(world, &client, 20 * SECOND)
     };
     assert_eq!(attempt(&mut world, [10, 0, 0, 2], 1), failed(ConnectFailure::Refused));

@@ -410,6 +410,14 @@ impl Connection {
         }
     }
 
+    /// Whether octets (or a SYN or FIN) from `sequence` on were sent and are not acknowledged: what an ICMP error must quote to be
+    /// believed (RFC 5927 §4.1).
+    pub fn is_in_flight(&self, sequence: SeqNumber) -> bool {
+        let (first, next) = (self.queue.unacknowledged(), self.queue.next());
+        let sequence = first.near(sequence);
+        first <= sequence && sequence < next
+    }
+
     /// The state.
     #[inline]
     pub fn state(&self) -> State {

@@ -127,7 +127,7 @@ impl Context {
         &self.shared.config
     }
 
-    /// The context's IPv4 address with a port, for peers to connect to.
+    /// The context's first address with a port, for peers to connect to.
     pub fn socket_address(&self, port: u16) -> SocketAddr {
         SocketAddr::from((self.shared.config.address.address, port))
     }

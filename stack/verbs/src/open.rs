@@ -286,9 +286,14 @@ fn engine_config(config: &Config, index: u16) -> EngineConfig {
     let engine_limits = uwarp_engine::Limits::default();
     EngineConfig {
         index,
-        address: config.address.address,
-        prefix_length: config.address.prefix,
+        addresses: config
+            .addresses()
+            .map(|own| uwarp_engine::InterfaceAddress { address: own.address, prefix_length: own.prefix })
+            .collect(),
         gateway: config.gateway,
+        gateway6: config.gateway6,
+        duplicate_address_detection: config.duplicate_address_detection,
+        vlan: config.vlan.map(|vlan| u16::from(vlan.priority) << 13 | vlan.number),
         neighbours: config.neighbours.iter().map(|neighbour| (neighbour.address, neighbour.mac.0)).collect(),
         tcp: tcp_config(config),
         iwarp: IwarpConfig {

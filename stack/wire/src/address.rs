@@ -62,6 +62,35 @@ impl IpAddress {
         }
     }
 
+    /// The IPv6 address, if it is one.
+    #[inline]
+    pub const fn to_ipv6(self) -> Option<Ipv6Addr> {
+        if self.is_ipv4() { None } else { Some(Ipv6Addr::from_bits(self.0)) }
+    }
+
+    /// Whether the first `prefix` bits of this address (of its own version: 0 to 32 or to 128) are those of `other`, which is of
+    /// the same version.
+    pub const fn shares_prefix(self, other: IpAddress, prefix: u8) -> bool {
+        if self.is_ipv4() != other.is_ipv4() {
+            return false;
+        }
+        let bits = if self.is_ipv4() { 96 + prefix as u32 } else { prefix as u32 };
+        bits == 0 || (self.0 ^ other.0) >> 128u32.saturating_sub(bits) == 0
+    }
+
+    /// Whether this is a link-local IPv6 address (RFC 4291 §2.5.6): it means nothing beyond its link.
+    pub const fn is_link_local(self) -> bool {
+        self.0 >> 118 == 0xfe80 >> 6
+    }
+
+    /// Whether this is a multicast address of either version, or the IPv4 limited broadcast.
+    pub const fn is_multicast(self) -> bool {
+        match self.to_ipv4() {
+            Some(address) => address.is_multicast() || address.is_broadcast(),
+            None => self.0 >> 120 == 0xff,
+        }
+    }
+
     /// Whether this is `0.0.0.0` or `::`.
     pub const fn is_unspecified(self) -> bool {
         self.0 == 0 || self.0 == MAPPED

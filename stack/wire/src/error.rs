@@ -27,6 +27,8 @@ pub enum WireError {
     IcmpChecksum,
     /// A TCP option has a length of 0 or 1, or passes the end of the header.
     OptionLength,
+    /// A Neighbor Discovery message with a code, target or option that it cannot have (RFC 4861 §7.1).
+    Neighbour,
     /// An ARP packet that is not for Ethernet and IPv4, or has an unknown operation.
     Arp,
     /// The destination has no room for what is to be written.
@@ -67,6 +69,7 @@ impl fmt::Display for WireError {
             WireError::HeaderChecksum => "bad IPv4 header checksum",
             WireError::IcmpChecksum => "bad ICMP checksum",
             WireError::OptionLength => "bad TCP option length",
+            WireError::Neighbour => "bad Neighbor Discovery message",
             WireError::Arp => "not an ARP packet for IPv4 over Ethernet",
             WireError::NoRoom => "no room for the octets to be written",
             WireError::AddressFamily => "addresses of different or unexpected IP versions",

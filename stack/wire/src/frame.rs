@@ -4,7 +4,7 @@ mod build;
 #[cfg(test)]
 mod tests;
 
-pub use build::{Path, TcpChecksum, emit_icmp, prepend_tcp, tcp_headers_len};
+pub use build::{Path, TcpChecksum, emit_fragment, emit_icmp, emit_icmp6, emit_packet, prepend_tcp, tcp_headers_len};
 
 use crate::WireError;
 use crate::address::{FlowKey, IpAddress};
@@ -12,7 +12,9 @@ use crate::arp::ArpPacket;
 use crate::checksum::{self, PartialSum};
 use crate::ethernet::{EtherType, EthernetAddress, EthernetHeader, VlanTag};
 use crate::icmp::{self, IcmpMessage};
+use crate::icmp6::{self, Icmp6Message};
 use crate::ipv4::Ipv4Header;
+use crate::ipv6::{self, Ipv6Header, Walked};
 use crate::tcp::{self, TcpHeader, TcpOptions};
 
 /// What a received frame is.
@@ -22,21 +24,90 @@ pub enum Frame<'a> {
     Tcp(TcpFrame),
     /// An ICMP message over IPv4, its checksum verified.
     Icmp(IcmpFrame<'a>),
+    /// An ICMPv6 message, its checksum verified.
+    Icmp6(Icmp6Frame<'a>),
     /// An ARP request or reply.
     Arp(ArpFrame),
-    /// A part of a fragmented IP packet. This stack sends with DF and does not reassemble.
-    Fragment,
-    /// Nothing that is handled here.
-    Other(Other),
+    /// A part of a fragmented IP packet.
+    Fragment(FragmentFrame),
+    /// An IP packet with something in it that is not handled here.
+    Refused(RefusedFrame),
+    /// Another EtherType.
+    Other(EtherType),
 }
 
-/// What kind of frame is not handled.
+/// Where an IP packet came from and where it is to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Other {
-    /// Another EtherType, IPv6 among them.
-    EtherType(EtherType),
-    /// Another protocol over IPv4.
-    Protocol(u8),
+pub struct Route {
+    /// Sender.
+    pub source: IpAddress,
+    /// Receiver.
+    pub destination: IpAddress,
+    /// Sender on the link.
+    pub source_mac: EthernetAddress,
+    /// Receiver on the link.
+    pub destination_mac: EthernetAddress,
+    /// VLAN tag.
+    pub vlan: Option<VlanTag>,
+    /// Where the IP header begins in the frame.
+    pub ip_offset: usize,
+    /// Octets of the IP packet, headers included.
+    pub ip_len: usize,
+}
+
+/// A part of a fragmented packet, of either version of IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentFrame {
+    /// Whence and whither.
+    pub route: Route,
+    /// What the fragments of one packet share (16 bits in IPv4).
+    pub identification: u32,
+    /// What the whole packet carries: its protocol, or the header that its fragmentable part begins with.
+    pub protocol: u8,
+    /// Differentiated services code point and ECN bits.
+    pub traffic_class: u8,
+    /// Hops left.
+    pub hop_limit: u8,
+    /// Place in the whole packet, in octets.
+    pub offset: usize,
+    /// Further fragments follow.
+    pub more: bool,
+    /// Where the fragment's octets begin in the frame.
+    pub payload_offset: usize,
+    /// How many they are.
+    pub payload_len: usize,
+}
+
+/// An IP packet that is not handled here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedFrame {
+    /// Whence and whither.
+    pub route: Route,
+    /// Why.
+    pub refusal: Refusal,
+}
+
+/// Why an IP packet is not handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It carries this protocol.
+    Protocol {
+        /// The protocol's number.
+        protocol: u8,
+        /// Where it is named, in octets from the start of an IPv6 header; of no meaning for IPv4.
+        named_at: usize,
+    },
+    /// An IPv6 extension header demands an ICMPv6 Parameter Problem.
+    Header {
+        /// The answer's code.
+        code: u8,
+        /// The octet at fault, from the start of the IPv6 header.
+        pointer: usize,
+        /// Answer even if the packet was multicast.
+        even_multicast: bool,
+    },
+    /// There is nothing in it, or an extension header wants it dropped in silence.
+    Silent,
 }
 
 /// A received TCP segment. Offsets count from the start of the frame.
@@ -110,18 +181,21 @@ impl TcpFrame {
 /// A received ICMP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpFrame<'a> {
-    /// Sender.
-    pub source: IpAddress,
-    /// Receiver.
-    pub destination: IpAddress,
-    /// Sender on the link.
-    pub source_mac: EthernetAddress,
-    /// Receiver on the link.
-    pub destination_mac: EthernetAddress,
-    /// VLAN tag.
-    pub vlan: Option<VlanTag>,
+    /// Whence and whither.
+    pub route: Route,
     /// The message.
     pub message: IcmpMessage<'a>,
+}
+
+/// A received ICMPv6 message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Icmp6Frame<'a> {
+    /// Whence and whither.
+    pub route: Route,
+    /// Hops left: 255 tells that no router has touched it.
+    pub hop_limit: u8,
+    /// The message.
+    pub message: Icmp6Message<'a>,
 }
 
 /// A received ARP packet.
@@ -150,14 +224,14 @@ pub fn classify(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
     let ethernet = EthernetHeader::parse(frame)?;
     let ip_offset = ethernet.len();
     if ethernet.ether_type != EtherType::IPV4 {
-        return classify_other(ethernet, &frame[ip_offset..]);
+        return classify_other(ethernet, frame, total_len);
     }
     let ip = Ipv4Header::parse(&frame[ip_offset..], total_len - ip_offset)?;
-    if ip.is_fragment() {
-        return Ok(Frame::Fragment);
-    }
     if !is_host(ip.source.to_bits()) {
         return Err(WireError::SourceAddress);
+    }
+    if ip.is_fragment() {
+        return Ok(Frame::Fragment(ipv4_fragment(&ethernet, &ip)));
     }
     let l4_offset = ip_offset + ip.header_len;
     let l4 = &frame[l4_offset..frame.len().min(ip_offset + ip.total_len)];
@@ -223,34 +297,161 @@ const fn is_host(address: u32) -> bool {
     address < 0xe000_0000
 }
 
-#[cold]
-fn classify_other(ethernet: EthernetHeader, rest: &[u8]) -> Result<Frame<'_>, WireError> {
+/// What is not IPv4: IPv6, which deserves no detour through cold code, and the rest, which does.
+#[inline(never)]
+fn classify_other(ethernet: EthernetHeader, frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> {
     match ethernet.ether_type {
+        EtherType::IPV6 => classify_ipv6(ethernet, frame, total_len),
         EtherType::ARP => Ok(Frame::Arp(ArpFrame {
             destination_mac: ethernet.destination,
             vlan: ethernet.vlan,
-            packet: ArpPacket::parse(rest)?,
+            packet: ArpPacket::parse(&frame[ethernet.len()..])?,
         })),
-        other => Ok(Frame::Other(Other::EtherType(other))),
+        other => Ok(Frame::Other(other)),
     }
 }
 
-#[cold]
-fn classify_icmp<'a>(ethernet: EthernetHeader, ip: Ipv4Header, l4: &'a [u8]) -> Result<Frame<'a>, WireError> {
-    if ip.protocol != icmp::PROTOCOL {
-        return Ok(Frame::Other(Other::Protocol(ip.protocol)));
+#[inline]
+fn classify_ipv6(ethernet: EthernetHeader, frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> {
+    let ip_offset = ethernet.len();
+    let packet = &frame[ip_offset..];
+    let ip = Ipv6Header::parse(packet, total_len - ip_offset)?;
+    let (protocol, l4_in_packet, named_at) = if ip.next_header == tcp::PROTOCOL {
+        (tcp::PROTOCOL, ipv6::HEADER_LEN, 6)
+    } else {
+        match ipv6::walk(&ip, packet)? {
+            Walked::Upper { protocol, offset, named_at } => (protocol, offset, named_at),
+            other => return Ok(unusual_ipv6(&ethernet, &ip, other)),
+        }
+    };
+    let end = ipv6::HEADER_LEN + ip.payload_len;
+    let (Some(l4), Some(l4_len)) = (packet.get(l4_in_packet..packet.len().min(end)), end.checked_sub(l4_in_packet))
+    else {
+        return Err(WireError::TotalLength);
+    };
+    if protocol != tcp::PROTOCOL {
+        return classify_upper6(&ethernet, &ip, l4, l4_len, (protocol, named_at));
     }
-    if l4.len() < ip.payload_len() {
-        return Err(WireError::NotContiguous);
+    // RFC 4291 §2.5.2, §2.5.3: nobody opens a connection from `::`, and `::1` stays in its host.
+    if ip.source.to_bits() <= 1 {
+        return Err(WireError::SourceAddress);
     }
-    Ok(Frame::Icmp(IcmpFrame {
+    let (header, header_len) = TcpHeader::parse(l4).map_err(|error| split_header(error, l4, l4_len))?;
+    let l4_offset = ip_offset + l4_in_packet;
+    Ok(Frame::Tcp(TcpFrame {
+        flow: FlowKey {
+            remote: ip.source.into(),
+            local: ip.destination.into(),
+            remote_port: header.source_port,
+            local_port: header.destination_port,
+        },
+        header,
+        ip_offset,
+        l4_offset,
+        payload_offset: l4_offset + header_len,
+        payload_len: l4_len - header_len,
+        ecn: ip.ecn(),
+        source_mac: ethernet.source,
+        destination_mac: ethernet.destination,
+        vlan: ethernet.vlan,
+    }))
+}
+
+fn route6(ethernet: &EthernetHeader, ip: &Ipv6Header) -> Route {
+    Route {
         source: ip.source.into(),
         destination: ip.destination.into(),
         source_mac: ethernet.source,
         destination_mac: ethernet.destination,
         vlan: ethernet.vlan,
-        message: IcmpMessage::parse(l4)?,
-    }))
+        ip_offset: ethernet.len(),
+        ip_len: ipv6::HEADER_LEN + ip.payload_len,
+    }
+}
+
+fn route4(ethernet: &EthernetHeader, ip: &Ipv4Header) -> Route {
+    Route {
+        source: ip.source.into(),
+        destination: ip.destination.into(),
+        source_mac: ethernet.source,
+        destination_mac: ethernet.destination,
+        vlan: ethernet.vlan,
+        ip_offset: ethernet.len(),
+        ip_len: ip.total_len,
+    }
+}
+
+/// Fragments, and packets that their extension headers end.
+#[cold]
+fn unusual_ipv6<'a>(ethernet: &EthernetHeader, ip: &Ipv6Header, walked: Walked) -> Frame<'a> {
+    let route = route6(ethernet, ip);
+    let refusal = match walked {
+        Walked::Fragment { header, offset } => {
+            return Frame::Fragment(FragmentFrame {
+                route,
+                identification: header.identification,
+                protocol: header.next_header,
+                traffic_class: ip.traffic_class,
+                hop_limit: ip.hop_limit,
+                offset: header.offset,
+                more: header.more,
+                payload_offset: route.ip_offset + offset,
+                payload_len: route.ip_len - offset,
+            });
+        }
+        Walked::Problem { code, pointer, even_multicast } => Refusal::Header { code, pointer, even_multicast },
+        Walked::Upper { .. } | Walked::Nothing | Walked::Discard => Refusal::Silent,
+    };
+    Frame::Refused(RefusedFrame { route, refusal })
+}
+
+/// ICMPv6 and what is not handled.
+#[cold]
+fn classify_upper6<'a>(
+    ethernet: &EthernetHeader,
+    ip: &Ipv6Header,
+    l4: &'a [u8],
+    l4_len: usize,
+    (protocol, named_at): (u8, usize),
+) -> Result<Frame<'a>, WireError> {
+    let route = route6(ethernet, ip);
+    if protocol != icmp6::PROTOCOL {
+        return Ok(Frame::Refused(RefusedFrame { route, refusal: Refusal::Protocol { protocol, named_at } }));
+    }
+    if l4.len() < l4_len {
+        return Err(WireError::NotContiguous);
+    }
+    let message = Icmp6Message::parse(l4, route.source, route.destination)?;
+    Ok(Frame::Icmp6(Icmp6Frame { route, hop_limit: ip.hop_limit, message }))
+}
+
+#[cold]
+fn ipv4_fragment(ethernet: &EthernetHeader, ip: &Ipv4Header) -> FragmentFrame {
+    let route = route4(ethernet, ip);
+    FragmentFrame {
+        route,
+        identification: u32::from(ip.identification),
+        protocol: ip.protocol,
+        traffic_class: ip.traffic_class,
+        hop_limit: ip.hop_limit,
+        offset: usize::from(ip.fragment_offset) * 8,
+        more: ip.more_fragments,
+        payload_offset: route.ip_offset + ip.header_len,
+        payload_len: ip.payload_len(),
+    }
+}
+
+#[cold]
+fn classify_icmp<'a>(ethernet: EthernetHeader, ip: Ipv4Header, l4: &'a [u8]) -> Result<Frame<'a>, WireError> {
+    let route = route4(&ethernet, &ip);
+    if ip.protocol != icmp::PROTOCOL {
+        let refusal = Refusal::Protocol { protocol: ip.protocol, named_at: 9 };
+        return Ok(Frame::Refused(RefusedFrame { route, refusal }));
+    }
+    if l4.len() < ip.payload_len() {
+        return Err(WireError::NotContiguous);
+    }
+    Ok(Frame::Icmp(IcmpFrame { route, message: IcmpMessage::parse(l4)? }))
 }
 
 /// Tells a TCP header that is cut by the end of a buffer segment from one that is wrong.

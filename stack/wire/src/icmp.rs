@@ -9,6 +9,7 @@ use crate::WireError;
 use crate::address::FlowKey;
 use crate::checksum;
 use crate::ipv4;
+use crate::ipv6::{self, Ipv6Header};
 use crate::octets::{put_u16, u16_at, u32_at};
 use crate::tcp::{self, SeqNumber};
 
@@ -43,12 +44,30 @@ pub struct QuotedTcp {
     pub flow: FlowKey,
     /// The segment's sequence number, by which forged messages are told (RFC 5927 §4.1).
     pub sequence: SeqNumber,
+    /// Length of the packet in octets as the quotation has it: what routers that tell no MTU leave to go by (RFC 1191 §5).
+    pub packet_len: usize,
 }
 
 impl QuotedTcp {
     /// Reads the IP packet that an ICMP error quotes. Its checksum and length may have been changed on the
-    /// way and are not looked at. `None` if it is not a first fragment with 8 octets of TCP.
+    /// way and are not looked at. `None` if it is not a first fragment with 8 octets of TCP. Extension headers of IPv6 are not
+    /// looked through, as this stack sends none.
     pub fn parse(quoted: &[u8]) -> Option<QuotedTcp> {
+        if quoted.first()? >> 4 == 6 {
+            let length = quoted.len().max(ipv6::HEADER_LEN + usize::from(u16_at(quoted.get(..6)?, 4)));
+            let ip = Ipv6Header::parse(quoted, length).ok()?;
+            let ports = quoted.get(ipv6::HEADER_LEN..)?.first_chunk::<8>()?;
+            return (ip.next_header == tcp::PROTOCOL).then(|| QuotedTcp {
+                flow: FlowKey {
+                    remote: ip.destination.into(),
+                    local: ip.source.into(),
+                    remote_port: u16_at(ports, 2),
+                    local_port: u16_at(ports, 0),
+                },
+                sequence: SeqNumber(u32_at(ports, 4)),
+                packet_len: ipv6::HEADER_LEN + ip.payload_len,
+            });
+        }
         let fixed = quoted.first_chunk::<{ ipv4::HEADER_LEN }>()?;
         let header_len = usize::from(fixed[0] & 0x0f) * 4;
         let first_fragment = u16_at(fixed, 6) & 0x1fff == 0;
@@ -64,6 +83,7 @@ impl QuotedTcp {
                 local_port: u16_at(ports, 0),
             },
             sequence: SeqNumber(u32_at(ports, 4)),
+            packet_len: usize::from(u16_at(fixed, 2)),
         })
     }
 }
@@ -147,6 +167,16 @@ impl<'a> IcmpMessage<'a> {
                 QuotedTcp::parse(quoted)
             }
             _ => None,
+        }
+    }
+
+    /// Whether this is an error message, which is never answered by one (RFC 1122 §3.2.2).
+    pub const fn is_error(&self) -> bool {
+        match self {
+            IcmpMessage::DestinationUnreachable { .. } | IcmpMessage::TimeExceeded { .. } => true,
+            // Source Quench, Redirect, Parameter Problem.
+            IcmpMessage::Other { kind, .. } => matches!(*kind, 4 | 5 | 12),
+            _ => false,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Octet formats of the stack: Ethernet, ARP, IPv4, ICMP and TCP below; MPA, DDP and RDMAP above.
+//! Octet formats of the stack: Ethernet, ARP, IPv4, IPv6, ICMP, ICMPv6 and TCP below; MPA, DDP and RDMAP above.
 //!
 //! No state, no input or output, no allocation. Every parser accepts any octets and answers with a
 //! value or a [`WireError`]; none panics. The parse of the usual received packet (Ethernet, IPv4
@@ -17,7 +17,9 @@ mod error;
 pub mod ethernet;
 pub mod frame;
 pub mod icmp;
+pub mod icmp6;
 pub mod ipv4;
+pub mod ipv6;
 pub mod mpa;
 mod octets;
 pub mod rdmap;

@@ -6,8 +6,12 @@ use uwarp_wire::WireError;
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
 use uwarp_wire::checksum;
 use uwarp_wire::ethernet::EthernetHeader;
-use uwarp_wire::frame::{Frame, Path, TcpChecksum, TcpFrame, classify, emit_icmp, prepend_tcp, tcp_headers_len};
+use uwarp_wire::frame::{
+    Frame, Path, Route, TcpChecksum, TcpFrame, classify, emit_icmp, emit_icmp6, prepend_tcp, tcp_headers_len,
+};
 use uwarp_wire::icmp::IcmpMessage;
+use uwarp_wire::icmp6::{self, Icmp6Message};
+use uwarp_wire::ipv6::{self, Ipv6Header, Walked};
 use uwarp_wire::tcp::SackBlocks;
 
 use crate::stream;
@@ -46,10 +50,23 @@ fn repair_ipv4(octets: &mut [u8]) {
 
 fn repair_icmp(octets: &mut [u8]) {
     let at = ip_offset(octets);
+    if octets[at] >> 4 == 6 {
+        return repair_icmp6(octets, at);
+    }
     let start = at + usize::from(octets[at] & 0x0f) * 4;
     let end = at + usize::from(u16::from_be_bytes([octets[at + 2], octets[at + 3]]));
     put(octets, start + 2, 0);
     let value = checksum::finish(checksum::sum(&octets[start..end]));
+    put(octets, start + 2, value);
+}
+
+fn repair_icmp6(octets: &mut [u8], at: usize) {
+    let Ok(ip) = Ipv6Header::parse(&octets[at..], octets.len() - at) else { return };
+    let Ok(Walked::Upper { offset, .. }) = ipv6::walk(&ip, &octets[at..]) else { return };
+    let (start, end) = (at + offset, at + ipv6::HEADER_LEN + ip.payload_len);
+    put(octets, start + 2, 0);
+    let pseudo = checksum::pseudo_header(ip.source.into(), ip.destination.into(), icmp6::PROTOCOL, end - start);
+    let value = checksum::finish(checksum::combine(pseudo, checksum::sum(&octets[start..end])));
     put(octets, start + 2, value);
 }
 
@@ -58,8 +75,7 @@ fn handle(frame: &Frame<'_>, octets: &[u8]) {
         Frame::Tcp(tcp) => handle_tcp(tcp, octets),
         Frame::Icmp(icmp) => {
             let _ = icmp.message.quoted_tcp();
-            let mut path = Path::new(icmp.source_mac, icmp.destination_mac, icmp.source, icmp.destination);
-            path.vlan = icmp.vlan;
+            let path = path(&icmp.route);
             let mut out = vec![0; path.headers_len() + icmp.message.emit_len()];
             let length = emit_icmp(&mut out, &path, &icmp.message).expect("it came in a frame");
             let Ok(Frame::Icmp(again)) = classify(&out[..length], length) else {
@@ -77,8 +93,33 @@ fn handle(frame: &Frame<'_>, octets: &[u8]) {
             assert_eq!(reply.operation, ArpOperation::Reply);
             let _ = (reply.destination(), reply.is_gratuitous(), reply.is_probe());
         }
-        Frame::Fragment | Frame::Other(_) => {}
+        Frame::Icmp6(icmp) => {
+            let _ = (icmp.message.quoted_tcp(), icmp.message.is_error());
+            let path = path(&icmp.route);
+            let mut out = vec![0; path.headers_len() + icmp.message.emit_len()];
+            let length = emit_icmp6(&mut out, &path, &icmp.message).expect("it came in a frame");
+            let Ok(Frame::Icmp6(again)) = classify(&out[..length], length) else {
+                panic!("our own ICMPv6 message is not one: {:?}", icmp.message);
+            };
+            if !matches!(icmp.message, Icmp6Message::Other { .. } | Icmp6Message::Redirect) {
+                assert_eq!(again.message, icmp.message);
+            }
+        }
+        Frame::Fragment(fragment) => {
+            let end = fragment.payload_offset + fragment.payload_len;
+            assert!(end <= octets.len() && fragment.route.ip_offset + fragment.route.ip_len <= octets.len());
+        }
+        Frame::Refused(refused) => {
+            assert!(refused.route.ip_offset + refused.route.ip_len <= octets.len());
+        }
+        Frame::Other(_) => {}
     }
+}
+
+fn path(route: &Route) -> Path {
+    let mut path = Path::new(route.source_mac, route.destination_mac, route.source, route.destination);
+    path.vlan = route.vlan;
+    path
 }
 
 fn handle_tcp(tcp: &TcpFrame, octets: &[u8]) {

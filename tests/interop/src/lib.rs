@@ -1,6 +1,7 @@
 //! What the interop tests share: a peer that was not written with the stack's own codecs.
 #![forbid(unsafe_code)]
 
+pub mod echo;
 pub mod raw_peer;
 pub mod stack;
 pub mod tools;

@@ -13,6 +13,8 @@ use uwarp_netns::{self as netns, End};
 
 const STACK: &str = "10.77.0.1/24";
 const KERNEL: &str = "10.77.0.2/24";
+const STACK6: &str = "fd77::1/64";
+const KERNEL6: &str = "fd77::2/64";
 
 #[test]
 fn a_kernel_socket_speaks_with_the_stack_over_af_packet() {
@@ -20,6 +22,25 @@ fn a_kernel_socket_speaks_with_the_stack_over_af_packet() {
         netns::veth(1500, [End::silent("stack0"), End::kernel("kernel0", &[KERNEL])]).expect("a veth pair");
         let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
         every_conversation(&stack::open(device, STACK));
+    });
+}
+
+#[test]
+fn a_kernel_socket_speaks_ipv6_with_the_stack_over_af_packet() {
+    netns::test_inside("a_kernel_socket_speaks_ipv6_with_the_stack_over_af_packet", || {
+        netns::veth(1500, [End::silent("stack0"), End::kernel("kernel0", &[KERNEL6])]).expect("a veth pair");
+        let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
+        every_conversation(&stack::open(device, STACK6));
+    });
+}
+
+#[test]
+fn a_kernel_socket_speaks_ipv6_with_the_stack_over_tap() {
+    netns::test_inside("a_kernel_socket_speaks_ipv6_with_the_stack_over_tap", || {
+        let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
+        let context = stack::open(device, STACK6);
+        End::kernel("tap0", &[KERNEL6]).bring_up().expect("an address on the tap");
+        every_conversation(&context);
     });
 }
 
@@ -112,8 +133,16 @@ fn the_stack_speaks(endpoint: &mut Endpoint, peer: &mut RawPeer) {
     assert_eq!(endpoint.octets(9000, 5), b"reply");
 }
 
+/// A port of the kernel's, at its address of the version of IP that the context has.
+fn of_kernel(context: &Context, port: u16) -> SocketAddr {
+    let kernel = if context.socket_address(port).is_ipv6() { KERNEL6 } else { KERNEL };
+    let (address, _) = kernel.split_once('/').expect("with a prefix");
+    SocketAddr::new(address.parse().expect("an address"), port)
+}
+
 fn the_stack_connects(context: &Context) {
-    let listener = TcpListener::bind("10.77.0.2:7002").expect("the kernel listens");
+    let to = of_kernel(context, 7002);
+    let listener = TcpListener::bind(to).expect("the kernel listens");
     let server = thread::spawn(move || {
         let (stream, _) = listener.accept().expect("the stack connects");
         let mut peer = RawPeer::from_stream(stream).unwrap();
@@ -124,7 +153,6 @@ fn the_stack_connects(context: &Context) {
         peer
     });
     let mut endpoint = Endpoint::new(context);
-    let to: SocketAddr = "10.77.0.2:7002".parse().unwrap();
     let options = ConnectOptions::default().private_data(&b"hi"[..]).reads(3, 2);
     let established = context.connect(&mut endpoint.queue_pair, to, options).expect("the start-up succeeds");
     assert_eq!((established.ird, established.ord), (3, 2));
@@ -149,7 +177,7 @@ fn indications() -> [(u16, u16, ReadyToReceiveKinds, Vec<u8>); 3] {
 /// The stack as peer-to-peer initiator: its first FPDU is the indication, and only then the kernel speaks.
 fn the_kernel_speaks_first_to_a_peer_to_peer_initiator(context: &Context) {
     for (index, (first, second, kinds, indication)) in indications().into_iter().enumerate() {
-        let address: SocketAddr = format!("10.77.0.2:{}", 7300 + index).parse().unwrap();
+        let address = of_kernel(context, 7300 + index as u16);
         let listener = TcpListener::bind(address).expect("the kernel listens");
         let server = thread::spawn(move || {
             let (stream, _) = listener.accept().expect("the stack connects");

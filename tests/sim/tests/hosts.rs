@@ -117,7 +117,7 @@ fn a_host_echoes() {
     let answers = bench.receive(Duration::from_millis(1));
     let Ok(Frame::Icmp(answer)) = classify(&answers[0], answers[0].len()) else { panic!("an ICMP message") };
     assert_eq!(answer.message, IcmpMessage::EchoReply { identifier: 7, sequence: 9, data: &data });
-    assert_eq!((answer.source, answer.destination), (HOST.into(), OUR.into()));
+    assert_eq!((answer.route.source, answer.route.destination), (HOST.into(), OUR.into()));
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn far_addresses_are_reached_through_the_gateway_and_static_neighbours_are_not_a
     let gateway = Ipv4Addr::new(10, 0, 0, 254);
     let mut bench = bench(|config| {
         config.gateway = Some(gateway);
-        config.neighbours = vec![(Ipv4Addr::new(10, 0, 0, 50), [2, 0, 0, 0, 0, 2])];
+        config.neighbours = vec![(Ipv4Addr::new(10, 0, 0, 50).into(), [2, 0, 0, 0, 0, 2])];
     });
     bench.receive(Duration::from_millis(1));
     let pairs = [0, 1].map(|_| bench.world.hosts[0].pair(PairOptions::default()));

@@ -56,7 +56,7 @@ fn pair(test: &str, server: &str, client: &str) {
     }
     let folder = tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory");
     let socket = folder.path().join("s").to_str().expect("a plain path").to_owned();
-    let address = SocketAddr::new(IpAddr::from(example(server).address.address), PORT);
+    let address = SocketAddr::new(example(server).address.address, PORT);
     let peer = Peer::start(test, &Task { file: server.to_owned(), socket: socket.clone() });
     let context = Context::open(moved(client, &socket)).expect("the client starts");
     assert_eq!(peer.told(), "open");
@@ -108,7 +108,7 @@ fn tap() {
     let Some(DeviceConfig::Tap { name, netns, .. }) = &mut config.device else { panic!("a tap") };
     *netns = Some(namespace.name().to_owned());
     let interface = name.clone();
-    let address = IpAddr::from(config.address.address);
+    let address = config.address.address;
     let context = Context::open(config).expect("the example starts");
     End::kernel(&interface, &["10.99.1.2/24"]).of(&namespace).bring_up().expect("the kernel's end");
     is_refused_by_us(&namespace, &context, address);
@@ -121,7 +121,7 @@ fn af_packet() {
     let Some(DeviceConfig::AfPacket { interface, netns, .. }) = &mut config.device else { panic!("a packet socket") };
     *netns = Some(namespace.name().to_owned());
     let ours = interface.clone();
-    let address = IpAddr::from(config.address.address);
+    let address = config.address.address;
     let other = Namespace::new("afp-peer").expect("a network namespace");
     let ends = [End::silent(&ours).of(&namespace), End::kernel("peer", &["10.99.2.2/24"]).of(&other)];
     netns::veth(1500, ends).expect("a veth pair");

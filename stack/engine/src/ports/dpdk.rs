@@ -72,7 +72,8 @@ impl Buffer for Mbuf {
                 l2_len: checksums.link_length,
                 l3_len: checksums.ip_length,
                 l4_len: checksums.tcp_length,
-                ipv6: false,
+                // Only IPv6 has a header of 40 octets here: IPv4 options are not sent.
+                ipv6: checksums.ip_length == 40,
                 ip: checksums.ip,
                 tcp: checksums.tcp,
                 segment_size: 0,

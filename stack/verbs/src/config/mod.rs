@@ -8,12 +8,12 @@ pub mod units;
 
 pub use options::{
     Buffers, Congestion, EalOptions, EngineMode, EngineOptions, FaultOptions, Idle, InterfaceAddress, KeepAlive,
-    Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour, TcpOptions,
+    Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour, TcpOptions, Vlan,
 };
 pub use uwarp_dpdk::device::DeviceConfig;
 
 use serde::{Deserialize, Serialize};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uwarp_memory::RegionTable;
@@ -50,11 +50,24 @@ impl ConfigError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
-    /// The context's IPv4 address and prefix.
+    /// The context's address and prefix, of either version of IP.
     pub address: InterfaceAddress,
-    /// Router for hosts outside the subnet.
+    /// Further addresses of the context. IPv6 ones are joined by a link-local address by themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_addresses: Vec<InterfaceAddress>,
+    /// Router for IPv4 hosts outside the subnets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Ipv4Addr>,
+    /// Router for IPv6 hosts outside the subnets, by its link-local address or one in a subnet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway6: Option<Ipv6Addr>,
+    /// Solicitations, a second each, that ask whether another host has an IPv6 address before it is used (RFC 4862 §5.4); 0 uses
+    /// it at once.
+    #[serde(default = "default_duplicate_address_detection")]
+    pub duplicate_address_detection: u8,
+    /// The VLAN that all frames belong to (IEEE 802.1Q). Left out: frames have no tag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<Vlan>,
     /// Largest IP packet, 576 to 9000 octets; both ends of a virtual device need the same.
     #[serde(default = "default_mtu")]
     pub mtu: u16,
@@ -104,6 +117,10 @@ fn default_mtu() -> u16 {
     1500
 }
 
+fn default_duplicate_address_detection() -> u8 {
+    1
+}
+
 fn default_wait() -> Duration {
     Duration::from_secs(30)
 }
@@ -126,7 +143,11 @@ impl Config {
         let address = address.parse().map_err(|sentence: String| ConfigError(format!("address: {sentence}")))?;
         Ok(Self {
             address,
+            more_addresses: Vec::new(),
             gateway: None,
+            gateway6: None,
+            duplicate_address_detection: default_duplicate_address_detection(),
+            vlan: None,
             mtu: default_mtu(),
             linger: default_linger(),
             wait_for_peer: default_wait(),
@@ -201,24 +222,38 @@ impl Config {
         if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
             return Err(ConfigError(format!("mtu is {}: choose {MTU_MIN} to {MTU_MAX}", self.mtu)));
         }
-        if let Some(gateway) = self.gateway {
-            if !self.address.contains(gateway) {
+        let gateways = [self.gateway.map(IpAddr::V4), self.gateway6.map(IpAddr::V6)];
+        for gateway in gateways.into_iter().flatten() {
+            if !self.is_on_link(gateway) {
                 return Err(ConfigError(format!(
                     "gateway {gateway} is outside of the subnet {}: choose a router in it or a shorter prefix",
-                    self.address
+                    self.subnets()
                 )));
             }
-            if gateway == self.address.address {
+            if self.addresses().any(|own| own.address == gateway) {
                 return Err(ConfigError(format!(
                     "gateway {gateway} is this host's own address: leave the gateway out or name the router"
                 )));
             }
         }
+        if self.addresses().any(|own| own.address.is_ipv6()) && self.mtu < 1280 {
+            return Err(ConfigError(format!("mtu is {}: IPv6 needs 1280 (RFC 8200 §5)", self.mtu)));
+        }
+        if self.duplicate_address_detection > 10 {
+            return Err(ConfigError(format!(
+                "duplicate-address-detection is {}: choose 0 to 10 solicitations, each takes a second",
+                self.duplicate_address_detection
+            )));
+        }
+        if let Some(vlan) = self.vlan {
+            vlan.validate()?;
+        }
         for neighbour in &self.neighbours {
-            if !self.address.contains(neighbour.address) {
+            if !self.is_on_link(neighbour.address) {
                 return Err(ConfigError(format!(
                     "neighbour {} is outside of the subnet {}: only hosts of the subnet can be neighbours",
-                    neighbour.address, self.address
+                    neighbour.address,
+                    self.subnets()
                 )));
             }
             let first = neighbour.mac.0[0];
@@ -230,6 +265,21 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// All addresses of the context, the first one first.
+    pub fn addresses(&self) -> impl Iterator<Item = InterfaceAddress> {
+        std::iter::once(self.address).chain(self.more_addresses.iter().copied())
+    }
+
+    /// Whether a host is reached without a router.
+    fn is_on_link(&self, host: IpAddr) -> bool {
+        uwarp_wire::address::IpAddress::from(host).is_link_local() || self.addresses().any(|own| own.contains(host))
+    }
+
+    fn subnets(&self) -> String {
+        let subnets: Vec<String> = self.addresses().map(|own| own.to_string()).collect();
+        subnets.join(", ")
     }
 
     fn validate_engine(&self) -> Result<(), ConfigError> {
@@ -330,6 +380,18 @@ impl Config {
     }
 }
 
+impl Vlan {
+    fn validate(self) -> Result<(), ConfigError> {
+        if !(1..=4094).contains(&self.number) {
+            return Err(ConfigError(format!("vlan.number is {}: choose 1 to 4094", self.number)));
+        }
+        if self.priority > 7 {
+            return Err(ConfigError(format!("vlan.priority is {}: choose 0 to 7", self.priority)));
+        }
+        Ok(())
+    }
+}
+
 impl FaultOptions {
     /// Checks that every share is a percentage.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -397,15 +459,30 @@ impl Config {
         self
     }
 
-    /// Sets the gateway.
-    pub fn gateway(mut self, address: Ipv4Addr) -> Self {
-        self.gateway = Some(address);
+    /// Adds an address.
+    pub fn another_address(mut self, address: InterfaceAddress) -> Self {
+        self.more_addresses.push(address);
+        self
+    }
+
+    /// Sets the gateway of its version of IP.
+    pub fn gateway(mut self, address: impl Into<IpAddr>) -> Self {
+        match address.into() {
+            IpAddr::V4(address) => self.gateway = Some(address),
+            IpAddr::V6(address) => self.gateway6 = Some(address),
+        }
+        self
+    }
+
+    /// Puts all frames into a VLAN.
+    pub fn vlan(mut self, number: u16) -> Self {
+        self.vlan = Some(Vlan { number, priority: 0 });
         self
     }
 
     /// Adds a neighbour with a fixed Ethernet address.
-    pub fn neighbour(mut self, address: Ipv4Addr, mac: [u8; 6]) -> Self {
-        self.neighbours.push(Neighbour { address, mac: MacAddress(mac) });
+    pub fn neighbour(mut self, address: impl Into<IpAddr>, mac: [u8; 6]) -> Self {
+        self.neighbours.push(Neighbour { address: address.into(), mac: MacAddress(mac) });
         self
     }
 

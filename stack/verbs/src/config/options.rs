@@ -2,9 +2,10 @@
 
 use super::units;
 use serde::{Deserialize, Serialize};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use uwarp_wire::address::IpAddress;
 
 /// DPDK's environment abstraction layer: one per process, so the first context that opens a device decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -271,12 +272,23 @@ impl Default for MonitorOptions {
     }
 }
 
-/// A neighbour whose hardware address is fixed instead of resolved by ARP.
+/// A VLAN (IEEE 802.1Q).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Vlan {
+    /// Its number, 1 to 4094.
+    pub number: u16,
+    /// Priority of our frames in it, 0 to 7.
+    #[serde(default)]
+    pub priority: u8,
+}
+
+/// A neighbour whose hardware address is fixed instead of resolved by ARP or Neighbor Discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Neighbour {
-    /// Its IPv4 address.
-    pub address: Ipv4Addr,
+    /// Its address.
+    pub address: IpAddr,
     /// Its Ethernet address.
     pub mac: MacAddress,
 }
@@ -328,21 +340,20 @@ impl std::fmt::Display for MacAddress {
     }
 }
 
-/// The context's own IPv4 address with the length of its subnet's prefix, written `"10.0.0.1/24"`.
+/// An address of the context with the length of its subnet's prefix, written `"10.0.0.1/24"` or `"fd00::1/64"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct InterfaceAddress {
     /// The address.
-    pub address: Ipv4Addr,
-    /// Length of the prefix that all hosts of the subnet share, in bits, 1 to 32.
+    pub address: IpAddr,
+    /// Length of the prefix that all hosts of the subnet share, in bits, 1 to 32 or to 128.
     pub prefix: u8,
 }
 
 impl InterfaceAddress {
     /// Whether another host is in the same subnet, so that it is reached without the gateway.
-    pub fn contains(&self, other: Ipv4Addr) -> bool {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
-        self.address.to_bits() & mask == other.to_bits() & mask
+    pub fn contains(&self, other: IpAddr) -> bool {
+        IpAddress::from(self.address).shares_prefix(other.into(), self.prefix)
     }
 }
 
@@ -350,14 +361,17 @@ impl std::str::FromStr for InterfaceAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let explain = || format!("{text:?} is not an address with its prefix: write it like \"10.0.0.1/24\" (IPv4)");
+        let explain =
+            || format!("{text:?} is not an address with its prefix: write it like \"10.0.0.1/24\" or \"fd00::1/64\"");
         let (address, prefix) = text.split_once('/').ok_or_else(explain)?;
-        let address: Ipv4Addr = address.parse().map_err(|_| explain())?;
+        let address: IpAddr = address.parse().map_err(|_| explain())?;
         let prefix: u8 = prefix.parse().map_err(|_| explain())?;
-        if !(1..=32).contains(&prefix) {
-            return Err(format!("the prefix of {text:?} is out of range: it is 1 to 32 bits"));
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        if !(1..=most).contains(&prefix) {
+            return Err(format!("the prefix of {text:?} is out of range: it is 1 to {most} bits"));
         }
-        if address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
+        let own = IpAddress::from(address);
+        if own.is_unspecified() || own.is_multicast() || address.is_loopback() || address.is_ipv6() && own.is_ipv4() {
             return Err(format!("{text:?} cannot be the address of a host: choose a unicast address"));
         }
         Ok(Self { address, prefix })

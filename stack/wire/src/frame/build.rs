@@ -5,7 +5,9 @@ use crate::address::IpAddress;
 use crate::checksum;
 use crate::ethernet::{self, EtherType, EthernetAddress, EthernetHeader, VlanTag};
 use crate::icmp::{self, IcmpMessage};
+use crate::icmp6::{self, Icmp6Message};
 use crate::ipv4::{self, Ipv4Header};
+use crate::ipv6::{self, FRAGMENT_HEADER_LEN, FragmentHeader, Ipv6Header};
 use crate::octets::put_u16;
 use crate::tcp::{self, TcpHeader};
 
@@ -43,22 +45,25 @@ impl Path {
     #[inline]
     pub const fn headers_len(&self) -> usize {
         let vlan = if self.vlan.is_some() { ethernet::VLAN_TAG_LEN } else { 0 };
-        ethernet::HEADER_LEN + vlan + ipv4::HEADER_LEN
+        let ip = if self.source.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        ethernet::HEADER_LEN + vlan + ip
     }
 
-    /// Writes the Ethernet and IPv4 headers of a packet that must not be fragmented.
+    /// Writes the Ethernet header.
+    #[inline]
+    fn emit_ethernet(&self, out: &mut [u8], ether_type: EtherType) -> usize {
+        let ethernet =
+            EthernetHeader { destination: self.destination_mac, source: self.source_mac, vlan: self.vlan, ether_type };
+        ethernet.emit(out)
+    }
+
+    /// Writes the Ethernet and IP headers of a packet that must not be fragmented.
     #[inline]
     fn emit(&self, out: &mut [u8], ecn: u8, protocol: u8, l4_len: usize) -> Result<(), WireError> {
         let (Some(source), Some(destination)) = (self.source.to_ipv4(), self.destination.to_ipv4()) else {
-            return Err(WireError::AddressFamily);
+            return self.emit6(out, ecn, protocol, l4_len);
         };
-        let ethernet = EthernetHeader {
-            destination: self.destination_mac,
-            source: self.source_mac,
-            vlan: self.vlan,
-            ether_type: EtherType::IPV4,
-        };
-        let at = ethernet.emit(out);
+        let at = self.emit_ethernet(out, EtherType::IPV4);
         let ip = Ipv4Header {
             header_len: ipv4::HEADER_LEN,
             total_len: ipv4::HEADER_LEN + l4_len,
@@ -70,6 +75,25 @@ impl Path {
             fragment_offset: 0,
             hop_limit: self.hop_limit,
             protocol,
+            source,
+            destination,
+        };
+        ip.emit(&mut out[at..])?;
+        Ok(())
+    }
+
+    fn emit6(&self, out: &mut [u8], ecn: u8, protocol: u8, l4_len: usize) -> Result<(), WireError> {
+        let (Some(source), Some(destination)) = (self.source.to_ipv6(), self.destination.to_ipv6()) else {
+            return Err(WireError::AddressFamily);
+        };
+        let at = self.emit_ethernet(out, EtherType::IPV6);
+        let ip = Ipv6Header {
+            traffic_class: (self.dscp << 2) | (ecn & 3),
+            // RFC 6437 §3 lets a source that makes no labels send 0.
+            flow_label: 0,
+            payload_len: l4_len,
+            next_header: protocol,
+            hop_limit: self.hop_limit,
             source,
             destination,
         };
@@ -96,12 +120,12 @@ pub fn tcp_headers_len(path: &Path, header: &TcpHeader) -> usize {
     path.headers_len() + header.emit_len()
 }
 
-/// Writes the Ethernet, IPv4 and TCP headers of a segment into the end of `headroom`, so that they stand
-/// directly in front of a payload that follows it, and returns their length. The packet is sent with DF.
+/// Writes the Ethernet, IP and TCP headers of a segment into the end of `headroom`, so that they stand
+/// directly in front of a payload that follows it, and returns their length. An IPv4 packet is sent with DF.
 ///
 /// # Errors
 /// [`WireError::NoRoom`] if `headroom` is shorter than [`tcp_headers_len`], [`WireError::AddressFamily`] if
-/// the addresses are not IPv4, [`WireError::TotalLength`] if the packet exceeds 65535 octets.
+/// the addresses are of two versions, [`WireError::TotalLength`] if the packet exceeds 65535 octets.
 #[inline]
 pub fn prepend_tcp(
     headroom: &mut [u8],
@@ -143,4 +167,74 @@ pub fn emit_icmp(out: &mut [u8], path: &Path, message: &IcmpMessage<'_>) -> Resu
     path.emit(out, ipv4::ecn::NOT_CAPABLE, icmp::PROTOCOL, l4_len)?;
     message.emit(&mut out[l4_offset..])?;
     Ok(l4_offset + l4_len)
+}
+
+/// Writes a whole frame with an ICMPv6 message to the start of `out` and returns its length.
+///
+/// # Errors
+/// [`WireError::NoRoom`], [`WireError::AddressFamily`], [`WireError::TotalLength`].
+pub fn emit_icmp6(out: &mut [u8], path: &Path, message: &Icmp6Message<'_>) -> Result<usize, WireError> {
+    let l4_offset = path.headers_len();
+    let l4_len = message.emit_len();
+    let out = out.get_mut(..l4_offset + l4_len).ok_or(WireError::NoRoom)?;
+    path.emit6(out, ipv4::ecn::NOT_CAPABLE, icmp6::PROTOCOL, l4_len)?;
+    message.emit(&mut out[l4_offset..], path.source, path.destination)?;
+    Ok(l4_offset + l4_len)
+}
+
+/// Writes a whole frame with an upper-layer packet of any protocol to the start of `out`, its checksum left as it is, and returns
+/// the frame's length: what was fragmented, put together again.
+///
+/// # Errors
+/// [`WireError::NoRoom`], [`WireError::AddressFamily`], [`WireError::TotalLength`].
+pub fn emit_packet(out: &mut [u8], path: &Path, ecn: u8, protocol: u8, payload: &[u8]) -> Result<usize, WireError> {
+    let at = path.headers_len();
+    let out = out.get_mut(..at + payload.len()).ok_or(WireError::NoRoom)?;
+    path.emit(out, ecn, protocol, payload.len())?;
+    out[at..].copy_from_slice(payload);
+    Ok(at + payload.len())
+}
+
+/// Writes a whole frame with one fragment of an upper-layer packet (RFC 791 §3.2, RFC 8200 §4.5) and returns its length. `offset` is
+/// a multiple of 8, as the length of every fragment but the last has to be.
+///
+/// # Errors
+/// [`WireError::NoRoom`], [`WireError::AddressFamily`], [`WireError::TotalLength`].
+pub fn emit_fragment(
+    out: &mut [u8],
+    path: &Path,
+    protocol: u8,
+    identification: u32,
+    (offset, more): (usize, bool),
+    payload: &[u8],
+) -> Result<usize, WireError> {
+    let at = path.headers_len();
+    let Some((source, destination)) = path.source.to_ipv4().zip(path.destination.to_ipv4()) else {
+        let header = FragmentHeader { next_header: protocol, offset, more, identification };
+        let start = at + FRAGMENT_HEADER_LEN;
+        let out = out.get_mut(..start + payload.len()).ok_or(WireError::NoRoom)?;
+        path.emit6(out, ipv4::ecn::NOT_CAPABLE, ipv6::FRAGMENT_PROTOCOL, FRAGMENT_HEADER_LEN + payload.len())?;
+        let place = out[at..].first_chunk_mut().ok_or(WireError::NoRoom)?;
+        header.emit(place);
+        out[start..].copy_from_slice(payload);
+        return Ok(start + payload.len());
+    };
+    let out = out.get_mut(..at + payload.len()).ok_or(WireError::NoRoom)?;
+    let link = path.emit_ethernet(out, EtherType::IPV4);
+    let ip = Ipv4Header {
+        header_len: ipv4::HEADER_LEN,
+        total_len: ipv4::HEADER_LEN + payload.len(),
+        traffic_class: path.dscp << 2,
+        identification: identification as u16,
+        dont_fragment: false,
+        more_fragments: more,
+        fragment_offset: (offset / 8) as u16,
+        hop_limit: path.hop_limit,
+        protocol,
+        source,
+        destination,
+    };
+    ip.emit(&mut out[link..])?;
+    out[at..].copy_from_slice(payload);
+    Ok(at + payload.len())
 }

@@ -18,15 +18,20 @@ fn path(vlan: Option<VlanTag>) -> Path {
     path
 }
 
+fn path6() -> Path {
+    let address = |last| core::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).into();
+    Path::new(MAC, PEER_MAC, address(1), address(2))
+}
+
 /// A frame as we send it.
 fn build(path: &Path, header: &TcpHeader, ecn: u8, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; 100];
+    let mut frame = vec![0; 128];
     frame.extend_from_slice(payload);
     let checksum = TcpChecksum::Full { payload_sum: checksum::sum(payload) };
-    let length = prepend_tcp(&mut frame[..100], path, header, ecn, payload.len(), checksum).unwrap();
+    let length = prepend_tcp(&mut frame[..128], path, header, ecn, payload.len(), checksum).unwrap();
     assert_eq!(length, tcp_headers_len(path, header));
-    assert!(frame[..100 - length].iter().all(|octet| *octet == 0));
-    frame.split_off(100 - length)
+    assert!(frame[..128 - length].iter().all(|octet| *octet == 0));
+    frame.split_off(128 - length)
 }
 
 fn data_segment(payload: &[u8]) -> Vec<u8> {
@@ -66,13 +71,15 @@ proptest! {
         changes in prop::collection::vec((0usize..120, any::<u8>()), 0..4),
         cut in 0usize..200,
         repair in any::<bool>(),
+        v6 in any::<bool>(),
     ) {
-        let mut frame = build(&path(None), &header, 0, &payload);
+        let path = if v6 { path6() } else { path(None) };
+        let mut frame = build(&path, &header, 0, &payload);
         let length = frame.len();
         for (at, value) in changes {
             frame[at % length] = value;
         }
-        if repair && 14 + usize::from(frame[14] & 0x0f) * 4 <= frame.len() {
+        if repair && !v6 && 14 + usize::from(frame[14] & 0x0f) * 4 <= frame.len() {
             repair_ip(&mut frame);
         }
         let piece = &frame[..cut.min(length)];
@@ -93,8 +100,10 @@ proptest! {
         vlan in prop::option::of(any::<u16>()),
         ecn in 0u8..4,
         padding in 0usize..20,
+        v6 in any::<bool>(),
     ) {
-        let path = path(vlan.map(VlanTag));
+        let mut path = if v6 { path6() } else { path(None) };
+        path.vlan = vlan.map(VlanTag);
         let mut frame = build(&path, &header, ecn, &payload);
         frame.extend(vec![0x55; padding]);
         let tcp = tcp_of(&frame);
@@ -223,12 +232,15 @@ fn fragments_and_strangers_are_reported() {
         let mut fragment = frame.clone();
         fragment[at] = value;
         repair_ip(&mut fragment);
-        assert_eq!(classify(&fragment, fragment.len()), Ok(Frame::Fragment));
+        let Ok(Frame::Fragment(found)) = classify(&fragment, fragment.len()) else { panic!("a fragment") };
+        assert_eq!((found.offset, found.more, found.protocol), (usize::from(fragment[21]) * 8, at == 20, 6));
+        assert_eq!(fragment[found.payload_offset..].len(), found.payload_len);
     }
     let mut udp = frame.clone();
     udp[23] = 17;
     repair_ip(&mut udp);
-    assert_eq!(classify(&udp, udp.len()), Ok(Frame::Other(Other::Protocol(17))));
+    let Ok(Frame::Refused(refused)) = classify(&udp, udp.len()) else { panic!("refused") };
+    assert_eq!(refused.refusal, Refusal::Protocol { protocol: 17, named_at: 9 });
     let mut multicast = frame.clone();
     multicast[26] = 224;
     repair_ip(&mut multicast);
@@ -239,17 +251,17 @@ fn fragments_and_strangers_are_reported() {
     let mut damaged = frame.clone();
     damaged[22] ^= 1;
     assert_eq!(classify(&damaged, damaged.len()), Err(WireError::HeaderChecksum));
-    for ether_type in [EtherType::IPV6, EtherType(0x88cc), EtherType(60)] {
+    for ether_type in [EtherType(0x88cc), EtherType(60)] {
         let mut other = frame.clone();
         other[12..14].copy_from_slice(&ether_type.0.to_be_bytes());
-        assert_eq!(classify(&other, other.len()), Ok(Frame::Other(Other::EtherType(ether_type))));
+        assert_eq!(classify(&other, other.len()), Ok(Frame::Other(ether_type)));
     }
     // A second VLAN tag.
     let mut tagged = build(&path(Some(VlanTag(0xe001))), &TcpHeader::new(TcpFlags::ACK), 0, b"");
     let tag = tcp_of(&tagged).vlan.unwrap();
     assert_eq!((tag.identifier(), tag.priority()), (1, 7));
     tagged[16..18].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
-    let expected = Frame::Other(Other::EtherType(EtherType::VLAN));
+    let expected = Frame::Other(EtherType::VLAN);
     assert_eq!(classify(&tagged, tagged.len()), Ok(expected));
 }
 
@@ -269,8 +281,8 @@ fn arp_and_echo_arrive_and_are_answered() {
     out[length..60].fill(0x77);
     let Ok(Frame::Icmp(echo)) = classify(&out[..60], 60) else { panic!() };
     assert_eq!(echo.message, message);
-    assert_eq!((echo.source, echo.destination), (there.source, there.destination));
-    assert_eq!((echo.source_mac, echo.destination_mac), (MAC, PEER_MAC));
+    assert_eq!((echo.route.source, echo.route.destination), (there.source, there.destination));
+    assert_eq!((echo.route.source_mac, echo.route.destination_mac), (MAC, PEER_MAC));
     assert_eq!(classify(&out[..50], 60), Err(WireError::NotContiguous));
     assert_eq!(emit_icmp(&mut [0; 40], &there, &message), Err(WireError::NoRoom));
 }
@@ -288,7 +300,7 @@ fn headers_that_cannot_be_built_are_errors() {
     assert!(prepend_tcp(&mut out, &path(None), &header, 0, too_long - 1, checksum).is_ok());
     let mut v6 = path(None);
     v6.source = IpAddress::UNSPECIFIED;
-    let result = prepend_tcp(&mut out, &v6, &header, 0, 0, checksum);
+    let result = prepend_tcp(&mut [0; 74], &v6, &header, 0, 0, checksum);
     assert_eq!(result, Err(WireError::AddressFamily));
 }
 
@@ -306,4 +318,73 @@ fn addresses_keep_their_version() {
     assert_eq!(IpAddress::from(v6).to_ip_addr(), v6);
     assert!(IpAddress::UNSPECIFIED.is_unspecified() && !address.is_unspecified());
     assert!(IpAddress::from(Ipv4Addr::UNSPECIFIED).is_unspecified());
+}
+
+#[test]
+fn smoltcp_reads_our_segments_over_ipv6() {
+    let mut header = TcpHeader::new(TcpFlags::ACK | TcpFlags::PSH);
+    (header.source_port, header.destination_port) = (1000, 2000);
+    header.sequence = SeqNumber(77);
+    let frame = build(&path6(), &header, 2, b"payload");
+    let ethernet = EthernetFrame::new_checked(&frame[..]).unwrap();
+    let ip = smoltcp::wire::Ipv6Packet::new_checked(ethernet.payload()).unwrap();
+    assert_eq!((ip.traffic_class(), ip.hop_limit()), (2, 64));
+    let addresses = [SmoltcpAddress::Ipv6(ip.src_addr()), SmoltcpAddress::Ipv6(ip.dst_addr())];
+    let tcp = TcpPacket::new_checked(ip.payload()).unwrap();
+    assert!(tcp.verify_checksum(&addresses[0], &addresses[1]));
+    assert_eq!((tcp.src_port(), tcp.dst_port(), tcp.payload()), (1000, 2000, &b"payload"[..]));
+}
+
+#[test]
+fn ipv6_packets_are_told_apart() {
+    let good = build(&path6(), &TcpHeader::new(TcpFlags::ACK), 0, b"payload");
+    assert_eq!(tcp_of(&good).payload_len, 7);
+    let total = good.len();
+    for cut in 14..74 {
+        assert_eq!(classify(&good[..cut], total), Err(WireError::NotContiguous), "first piece of {cut} octets");
+    }
+    // TCP behind destination options.
+    let mut longer = good[..54].to_vec();
+    longer.extend([6, 0, 1, 4, 0, 0, 0, 0]);
+    longer.extend(&good[54..]);
+    (longer[20], longer[19]) = (60, longer[19] + 8);
+    let tcp = tcp_of(&longer);
+    assert_eq!((tcp.l4_offset, tcp.payload_offset), (62, 82));
+    assert!(tcp.checksum_is_good(&longer, checksum::sum));
+    // UDP, a source that no host has, and a fragment of something.
+    let mut udp = good.clone();
+    udp[20] = 17;
+    let Ok(Frame::Refused(refused)) = classify(&udp, total) else { panic!("refused") };
+    assert_eq!(refused.refusal, Refusal::Protocol { protocol: 17, named_at: 6 });
+    assert_eq!((refused.route.ip_offset, refused.route.ip_len), (14, total - 14));
+    for source in ["::", "::1", "ff02::1", "::ffff:10.0.0.1"] {
+        let mut other = good.clone();
+        other[22..38].copy_from_slice(&source.parse::<core::net::Ipv6Addr>().unwrap().octets());
+        assert_eq!(classify(&other, total), Err(WireError::SourceAddress), "{source}");
+    }
+}
+
+#[test]
+fn fragments_are_what_they_were_cut_from() {
+    for path in [path(None), path6()] {
+        let mut out = [0; 200];
+        let payload: Vec<u8> = (0..64).collect();
+        let length = emit_fragment(&mut out, &path, 17, 0xabcd, (1480, true), &payload).unwrap();
+        let Ok(Frame::Fragment(found)) = classify(&out[..length], length) else { panic!("a fragment") };
+        assert_eq!((found.identification, found.protocol, found.offset, found.more), (0xabcd, 17, 1480, true));
+        assert_eq!((found.route.source, found.route.destination), (path.source, path.destination));
+        assert_eq!(&out[found.payload_offset..][..found.payload_len], &payload);
+    }
+}
+
+#[test]
+fn an_icmpv6_echo_arrives() {
+    let message = Icmp6Message::EchoRequest { identifier: 7, sequence: 8, data: b"0123456789abc" };
+    let mut out = [0; 128];
+    let length = emit_icmp6(&mut out, &path6(), &message).unwrap();
+    let Ok(Frame::Icmp6(echo)) = classify(&out[..length], length) else { panic!("an echo") };
+    assert_eq!((echo.message, echo.hop_limit), (message, 64));
+    assert_eq!(emit_icmp6(&mut out, &path(None), &message), Err(WireError::AddressFamily));
+    out[60] ^= 1;
+    assert_eq!(classify(&out[..length], length), Err(WireError::IcmpChecksum));
 }

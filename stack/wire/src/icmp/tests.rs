@@ -72,6 +72,7 @@ fn fragmentation_needed_names_our_segment_and_the_mtu() {
     let expected = QuotedTcp {
         flow: FlowKey { remote: address(2), local: address(1), remote_port: 20049, local_port: 4000 },
         sequence: SeqNumber(0xfeed_beef),
+        packet_len: 0xff28,
     };
 
     // A router has to quote no more than 8 octets behind the IP header, and may have changed that one.

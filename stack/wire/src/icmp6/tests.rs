@@ -1,0 +1,125 @@
+use proptest::prelude::*;
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{Icmpv6Packet, Icmpv6Repr, NdiscNeighborFlags, NdiscRepr, RawHardwareAddress};
+
+use super::*;
+
+const SOURCE: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
+const DESTINATION: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+
+fn emit(message: &Icmp6Message<'_>) -> Vec<u8> {
+    let mut octets = vec![0; message.emit_len()];
+    message.emit(&mut octets, SOURCE.into(), DESTINATION.into()).unwrap();
+    octets
+}
+
+fn parse(octets: &[u8]) -> Result<Icmp6Message<'_>, WireError> {
+    Icmp6Message::parse(octets, SOURCE.into(), DESTINATION.into())
+}
+
+/// Puts the checksum right after a change.
+fn repair(octets: &mut [u8]) {
+    octets[2..4].fill(0);
+    let pseudo = checksum::pseudo_header(SOURCE.into(), DESTINATION.into(), PROTOCOL, octets.len());
+    let value = checksum::finish(checksum::combine(pseudo, checksum::sum(octets)));
+    octets[2..4].copy_from_slice(&value.to_be_bytes());
+}
+
+proptest! {
+    #[test]
+    fn any_octets_parse_without_panic(kind in any::<u8>(), octets in prop::collection::vec(any::<u8>(), 0..100)) {
+        let mut octets = octets;
+        let _ = parse(&octets);
+        if octets.len() >= HEADER_LEN {
+            octets[0] = kind;
+            repair(&mut octets);
+            if let Ok(message) = parse(&octets) {
+                let _ = (message.quoted_tcp(), message.is_error());
+            }
+        }
+    }
+
+    #[test]
+    fn messages_survive_emit_and_parse(
+        numbers in any::<(u16, u16, u8, u32)>(), data in prop::collection::vec(any::<u8>(), 0..100),
+        macs in any::<[Option<[u8; 6]>; 2]>(), target in any::<u128>(), flags in any::<[bool; 3]>(),
+    ) {
+        let (identifier, sequence, code, word) = numbers;
+        let target = Ipv6Addr::from_bits(target >> 1);
+        let [router, solicited, overrides] = flags;
+        for message in [
+            Icmp6Message::EchoRequest { identifier, sequence, data: &data },
+            Icmp6Message::EchoReply { identifier, sequence, data: &data },
+            Icmp6Message::DestinationUnreachable { code, quoted: &data },
+            Icmp6Message::PacketTooBig { mtu: word, quoted: &data },
+            Icmp6Message::TimeExceeded { code, quoted: &data },
+            Icmp6Message::ParameterProblem { code, pointer: word, quoted: &data },
+            Icmp6Message::NeighbourSolicitation { target, source_mac: macs[0].map(EthernetAddress), nonce: macs[1] },
+            Icmp6Message::NeighbourAdvertisement {
+                router, solicited, overrides, target, target_mac: macs[0].map(EthernetAddress),
+            },
+            Icmp6Message::Other { kind: 143, code },
+        ] {
+            let octets = emit(&message);
+            prop_assert_eq!(parse(&octets), Ok(message));
+        }
+    }
+
+    #[test]
+    fn smoltcp_agrees_on_neighbours_and_echoes(
+        target in any::<u128>(), mac in any::<[u8; 6]>(), flags in any::<[bool; 3]>(), ident in any::<u16>(),
+        data in prop::collection::vec(any::<u8>(), 0..50),
+    ) {
+        let target_addr = Ipv6Addr::from_bits(target >> 1);
+        let [router, solicited, overrides] = flags;
+        let capabilities = ChecksumCapabilities::default();
+        let read = |octets: &[u8]| {
+            let packet = Icmpv6Packet::new_checked(octets).unwrap();
+            format!("{:?}", Icmpv6Repr::parse(&SOURCE, &DESTINATION, &packet, &capabilities).unwrap())
+        };
+        let octets = emit(&Icmp6Message::NeighbourAdvertisement {
+            router, solicited, overrides, target: target_addr, target_mac: Some(EthernetAddress(mac)),
+        });
+        let mut bits = NdiscNeighborFlags::empty();
+        bits.set(NdiscNeighborFlags::ROUTER, router);
+        bits.set(NdiscNeighborFlags::SOLICITED, solicited);
+        bits.set(NdiscNeighborFlags::OVERRIDE, overrides);
+        let lladdr = Some(RawHardwareAddress::from_bytes(&mac));
+        let theirs = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags: bits, target_addr, lladdr });
+        prop_assert_eq!(read(&octets), format!("{:?}", theirs));
+        let octets = emit(&Icmp6Message::NeighbourSolicitation {
+            target: target_addr, source_mac: Some(EthernetAddress(mac)), nonce: None,
+        });
+        let theirs = Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit { target_addr, lladdr });
+        prop_assert_eq!(read(&octets), format!("{:?}", theirs));
+        let octets = emit(&Icmp6Message::EchoReply { identifier: ident, sequence: 3, data: &data });
+        let theirs = Icmpv6Repr::EchoReply { ident, seq_no: 3, data: &data };
+        prop_assert_eq!(read(&octets), format!("{:?}", theirs));
+    }
+}
+
+#[test]
+fn neighbour_messages_that_cannot_be_are_refused() {
+    let target = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9);
+    let good =
+        emit(&Icmp6Message::NeighbourSolicitation { target, source_mac: Some(EthernetAddress([2; 6])), nonce: None });
+    assert!(parse(&good).is_ok());
+    // RFC 4861 §7.1.1: an option of length 0, a code, a multicast target, fewer than 24 octets.
+    for (at, value) in [(25, 0), (25, 2), (1, 1), (8, 0xff)] {
+        let mut bad = good.clone();
+        bad[at] = value;
+        repair(&mut bad);
+        assert_eq!(parse(&bad), Err(WireError::Neighbour), "octet {at}");
+    }
+    let mut short = good[..20].to_vec();
+    repair(&mut short);
+    assert_eq!(parse(&short), Err(WireError::Truncated));
+    // An unknown option, and one of another length, are skipped.
+    let mut other = good.clone();
+    other[24] = 77;
+    repair(&mut other);
+    assert_eq!(parse(&other), Ok(Icmp6Message::NeighbourSolicitation { target, source_mac: None, nonce: None }));
+    let mut damaged = good;
+    damaged[10] ^= 1;
+    assert_eq!(parse(&damaged), Err(WireError::IcmpChecksum));
+}

@@ -1,0 +1,291 @@
+//! IPv6 headers and the chain of extension headers behind them (RFC 8200), and the addresses that a link needs.
+
+#[cfg(test)]
+mod tests;
+
+use core::net::Ipv6Addr;
+
+use crate::WireError;
+use crate::ethernet::EthernetAddress;
+use crate::octets::{put_u16, put_u32, u16_at, u32_at};
+
+/// Octets of a header without extension headers.
+pub const HEADER_LEN: usize = 40;
+/// Octets of a Fragment header (RFC 8200 §4.5).
+pub const FRAGMENT_HEADER_LEN: usize = 8;
+/// Every link carries packets of this many octets (RFC 8200 §5).
+pub const MINIMUM_MTU: u16 = 1280;
+
+/// Extension headers that are walked through before a packet counts as hostile (RFC 8504 §5.3 allows a limit).
+const MOST_EXTENSIONS: usize = 8;
+
+/// The number that names a Fragment header.
+pub const FRAGMENT_PROTOCOL: u8 = 44;
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = FRAGMENT_PROTOCOL;
+const NO_NEXT_HEADER: u8 = 59;
+const DESTINATION_OPTIONS: u8 = 60;
+
+/// `ff02::1`, all nodes of the link (RFC 4291 §2.7.1).
+pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
+/// The solicited-node multicast address of an address (RFC 4291 §2.7.1).
+pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let low = address.to_bits() & 0x00ff_ffff;
+    Ipv6Addr::from_bits(0xff02_0000_0000_0000_0000_0001_ff00_0000 | low)
+}
+
+/// The Ethernet address of an IPv6 multicast address (RFC 2464 §7).
+pub const fn multicast_mac(address: Ipv6Addr) -> EthernetAddress {
+    let [a, b, c, d] = (address.to_bits() as u32).to_be_bytes();
+    EthernetAddress([0x33, 0x33, a, b, c, d])
+}
+
+/// The link-local address of an interface (RFC 4291 §2.5.6, with the interface identifier of RFC 2464 §4).
+pub const fn link_local(mac: [u8; 6]) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    Ipv6Addr::from_bits(u128::from_be_bytes([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
+}
+
+/// An IPv6 header as values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv6Header {
+    /// Differentiated services code point and ECN bits in one octet.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Octets behind this header.
+    pub payload_len: usize,
+    /// What follows this header.
+    pub next_header: u8,
+    /// Hops left.
+    pub hop_limit: u8,
+    /// Sender.
+    pub source: Ipv6Addr,
+    /// Receiver.
+    pub destination: Ipv6Addr,
+}
+
+impl Ipv6Header {
+    /// Reads the header at the start of `packet`. `available` is the number of octets that the frame has from there on, which is
+    /// more than `packet.len()` in a chained buffer.
+    ///
+    /// # Errors
+    /// [`WireError::Truncated`], [`WireError::NotContiguous`], [`WireError::IpVersion`], [`WireError::TotalLength`], and
+    /// [`WireError::SourceAddress`] if an address is an IPv4-mapped one: those never stand in a packet (RFC 4291 §2.5.5.2 has them
+    /// represent IPv4 nodes), and here they would pass for IPv4.
+    #[inline]
+    pub fn parse(packet: &[u8], available: usize) -> Result<Ipv6Header, WireError> {
+        let Some(fixed) = packet.first_chunk::<HEADER_LEN>() else {
+            return Err(if available >= HEADER_LEN { WireError::NotContiguous } else { WireError::Truncated });
+        };
+        let first = u32_at(fixed, 0);
+        if first >> 28 != 6 {
+            return Err(WireError::IpVersion);
+        }
+        let payload_len = usize::from(u16_at(fixed, 4));
+        if HEADER_LEN + payload_len > available {
+            return Err(WireError::TotalLength);
+        }
+        let address = |at: usize| {
+            let mut octets = [0; 16];
+            octets.copy_from_slice(&fixed[at..at + 16]);
+            Ipv6Addr::from(octets)
+        };
+        let header = Ipv6Header {
+            traffic_class: (first >> 20) as u8,
+            flow_label: first & 0xf_ffff,
+            payload_len,
+            next_header: fixed[6],
+            hop_limit: fixed[7],
+            source: address(8),
+            destination: address(24),
+        };
+        let mapped = |address: Ipv6Addr| address.to_bits() >> 32 == 0xffff;
+        if header.source.is_multicast() || mapped(header.source) || mapped(header.destination) {
+            return Err(WireError::SourceAddress);
+        }
+        Ok(header)
+    }
+
+    /// The ECN bits.
+    #[inline]
+    pub const fn ecn(&self) -> u8 {
+        self.traffic_class & 3
+    }
+
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// [`WireError::NoRoom`]; [`WireError::TotalLength`] if the payload exceeds 65535 octets (jumbograms are not sent).
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
+        let out = out.first_chunk_mut::<HEADER_LEN>().ok_or(WireError::NoRoom)?;
+        let payload_len = u16::try_from(self.payload_len).map_err(|_| WireError::TotalLength)?;
+        put_u32(out, 0, 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0xf_ffff);
+        put_u16(out, 4, payload_len);
+        out[6] = self.next_header;
+        out[7] = self.hop_limit;
+        out[8..24].copy_from_slice(&self.source.octets());
+        out[24..40].copy_from_slice(&self.destination.octets());
+        Ok(HEADER_LEN)
+    }
+}
+
+/// A Fragment header (RFC 8200 §4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentHeader {
+    /// What the fragmentable part begins with.
+    pub next_header: u8,
+    /// Place of the fragment in octets, a multiple of 8.
+    pub offset: usize,
+    /// Further fragments follow.
+    pub more: bool,
+    /// What the fragments of one packet share.
+    pub identification: u32,
+}
+
+impl FragmentHeader {
+    fn parse(octets: &[u8]) -> Option<FragmentHeader> {
+        let fixed = octets.first_chunk::<FRAGMENT_HEADER_LEN>()?;
+        let place = u16_at(fixed, 2);
+        Some(FragmentHeader {
+            next_header: fixed[0],
+            offset: usize::from(place & 0xfff8),
+            more: place & 1 != 0,
+            identification: u32_at(fixed, 4),
+        })
+    }
+
+    /// Writes the header.
+    pub fn emit(&self, out: &mut [u8; FRAGMENT_HEADER_LEN]) {
+        out[0] = self.next_header;
+        out[1] = 0;
+        put_u16(out, 2, (self.offset as u16 & 0xfff8) | u16::from(self.more));
+        put_u32(out, 4, self.identification);
+    }
+}
+
+/// What stands behind the extension headers of a packet. Offsets count from the start of the IPv6 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walked {
+    /// An upper-layer header.
+    Upper {
+        /// Its protocol.
+        protocol: u8,
+        /// Where it begins.
+        offset: usize,
+        /// Where the octet stands that names the protocol.
+        named_at: usize,
+    },
+    /// A part of a packet. A Fragment header around a whole packet (RFC 6946) is not one.
+    Fragment {
+        /// The header.
+        header: FragmentHeader,
+        /// Where the fragment's octets begin.
+        offset: usize,
+    },
+    /// Nothing follows (RFC 8200 §4.7).
+    Nothing,
+    /// An extension header that demands the packet's end, without an answer.
+    Discard,
+    /// An extension header that demands the packet's end and an ICMPv6 Parameter Problem.
+    Problem {
+        /// The answer's code (RFC 4443 §3.4).
+        code: u8,
+        /// The octet that is at fault.
+        pointer: usize,
+        /// Answer even if the packet was multicast (RFC 8200 §4.2, option types that begin with 10).
+        even_multicast: bool,
+    },
+}
+
+/// Walks through the extension headers of a packet whose header is `header`. `packet` begins with that header.
+///
+/// # Errors
+/// [`WireError::NotContiguous`] if they leave the first piece of a chain, [`WireError::HeaderLength`] if they pass the packet's end
+/// or are too many.
+pub fn walk(header: &Ipv6Header, packet: &[u8]) -> Result<Walked, WireError> {
+    let end = HEADER_LEN + header.payload_len;
+    let missing = |at: usize| if at <= end { WireError::NotContiguous } else { WireError::HeaderLength };
+    let (mut next, mut named_at, mut offset) = (header.next_header, 6, HEADER_LEN);
+    for _ in 0..MOST_EXTENSIONS {
+        match next {
+            HOP_BY_HOP if offset != HEADER_LEN => {
+                // RFC 8200 §4.3: only directly behind the IPv6 header.
+                return Ok(Walked::Problem { code: UNRECOGNISED_HEADER, pointer: named_at, even_multicast: false });
+            }
+            HOP_BY_HOP | DESTINATION_OPTIONS | ROUTING => {
+                let fixed = packet.get(offset..offset + 8).ok_or_else(|| missing(offset + 8))?;
+                let length = (usize::from(fixed[1]) + 1) * 8;
+                let whole = packet.get(offset..offset + length).ok_or_else(|| missing(offset + length))?;
+                if offset + length > end {
+                    return Err(WireError::HeaderLength);
+                }
+                if next == ROUTING {
+                    // RFC 8200 §4.4: a type that is not known, as all are here, is skipped once its way is done.
+                    if fixed[3] != 0 {
+                        return Ok(Walked::Problem { code: 0, pointer: offset + 2, even_multicast: false });
+                    }
+                } else if let Some(end) = judge_options(whole, offset) {
+                    return Ok(end);
+                }
+                next = fixed[0];
+                named_at = offset;
+                offset += length;
+            }
+            FRAGMENT => {
+                let octets = packet.get(offset..).unwrap_or(&[]);
+                let fragment = FragmentHeader::parse(octets).ok_or_else(|| missing(offset + FRAGMENT_HEADER_LEN))?;
+                if offset + FRAGMENT_HEADER_LEN > end {
+                    return Err(WireError::HeaderLength);
+                }
+                named_at = offset;
+                offset += FRAGMENT_HEADER_LEN;
+                if fragment.more || fragment.offset != 0 {
+                    return Ok(Walked::Fragment { header: fragment, offset });
+                }
+                next = fragment.next_header;
+            }
+            NO_NEXT_HEADER => return Ok(Walked::Nothing),
+            protocol => return Ok(Walked::Upper { protocol, offset, named_at }),
+        }
+    }
+    Err(WireError::HeaderLength)
+}
+
+/// Parameter Problem: unrecognised next header.
+pub const UNRECOGNISED_HEADER: u8 = 1;
+/// Parameter Problem: unrecognised option.
+const UNRECOGNISED_OPTION: u8 = 2;
+
+/// Looks at the options of a Hop-by-Hop or Destination Options header (RFC 8200 §4.2). `None`: go on.
+fn judge_options(header: &[u8], offset: usize) -> Option<Walked> {
+    const PAD1: u8 = 0;
+    const PADN: u8 = 1;
+    const ROUTER_ALERT: u8 = 5;
+    let mut at = 2;
+    while at < header.len() {
+        let kind = header[at];
+        if kind == PAD1 {
+            at += 1;
+            continue;
+        }
+        let Some(length) = header.get(at + 1) else { return Some(Walked::Discard) };
+        if kind != PADN && kind != ROUTER_ALERT {
+            let problem =
+                |even_multicast| Walked::Problem { code: UNRECOGNISED_OPTION, pointer: offset + at, even_multicast };
+            match kind >> 6 {
+                0 => {}
+                1 => return Some(Walked::Discard),
+                2 => return Some(problem(true)),
+                _ => return Some(problem(false)),
+            }
+        }
+        at += 2 + usize::from(*length);
+    }
+    // An option that passes the end of its header.
+    (at > header.len()).then_some(Walked::Discard)
+}
