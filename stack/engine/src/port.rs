@@ -73,6 +73,11 @@ pub trait Buffer: Sized {
     fn share(&self) -> Self;
     /// Whether there is another reference, for instance the device's.
     fn is_shared(&self) -> bool;
+    /// Makes `tail` the last parts of this frame. Nobody else may hold this one.
+    ///
+    /// # Errors
+    /// Gives `tail` back if the frame is shared or cannot have so many parts.
+    fn chain(&mut self, tail: Self) -> Result<(), Self>;
     /// What the device found out about the checksums.
     fn received_checksums(&self) -> ReceivedChecksums;
     /// What the device shall compute.

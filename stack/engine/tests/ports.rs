@@ -8,6 +8,7 @@ use common::{SECOND, contents, pattern, sge};
 use crossbeam::channel::unbounded;
 use uwarp_engine::command::Command;
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
+use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{LoopOptions, LoopPort};
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Status};
@@ -67,7 +68,7 @@ fn a_steady_turn_allocates_nothing() {
             let rates = Rates { loss: 0.01, ..Rates::default() };
             for host in &world.hosts {
                 host.command(Command::SetFaults {
-                    faults: Some(FaultRates { seed: 1, transmit: rates, receive: rates }),
+                    faults: Some(FaultRates { seed: 1, transmit: rates, receive: rates, ..FaultRates::default() }),
                 });
             }
         }
@@ -97,13 +98,14 @@ fn frames_as_large_as_the_port_allows_are_used() {
 fn faults_can_be_switched_on_and_off_while_traffic_flows() {
     let (mut world, mut pairs) = back_to_back(LoopOptions::default(), 2);
     let regions = regions(&world);
-    let rates = Rates { loss: 0.02, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
-    let faults = Some(FaultRates { seed: 7, transmit: rates, receive: rates });
+    let rates = Rates { loss: 0.02, duplication: 0.02, reordering: 0.05, corruption: 0.02, marking: 0.0 };
+    let recutting = Recutting { cutting: 0.2, joining: 0.5 };
+    let faults = Some(FaultRates { seed: 7, transmit: rates, receive: rates, recutting });
     world.hosts[0].command(Command::SetFaults { faults });
     traffic(&mut world, &mut pairs, &regions, 300);
     let counts = world.hosts[0].engine.as_ref().expect("alive").stats().faults;
-    assert_eq!(counts.len(), 8);
-    assert!(counts.values().all(|count| *count > 0), "{counts:?}");
+    assert_eq!(counts.len(), 12);
+    assert!(counts.iter().all(|(kind, count)| *count > 0 || kind.ends_with("marked")), "{counts:?}");
     world.hosts[0].command(Command::SetFaults { faults: None });
     world.run(Duration::from_millis(10));
     let before = world.hosts[0].engine.as_ref().expect("alive").stats();

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use uwarp_engine::command::{AsyncEvent, Command, EventSink};
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
+use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{LoopOptions, LoopPort};
 use uwarp_engine::{Budgets, EngineChannels, EngineConfig, IwarpConfig, Sabotage};
 use uwarp_memory::RegionTable;
@@ -196,17 +197,20 @@ pub(crate) fn set_faults(core: &Core, faults: Option<FaultOptions>) -> Result<()
         faults.validate()?;
     }
     for (index, engine) in core.engines.iter().enumerate() {
+        let rates = |faults: &FaultOptions| Rates {
+            loss: faults.loss / 100.0,
+            duplication: faults.duplicate / 100.0,
+            reordering: faults.reorder / 100.0,
+            corruption: faults.corrupt / 100.0,
+            marking: faults.mark / 100.0,
+        };
         engine.command(Command::SetFaults {
             faults: faults.map(|faults| FaultRates {
                 // Each engine throws its own dice.
                 seed: faults.seed.wrapping_add(index as u64),
-                transmit: Rates {
-                    loss: faults.loss / 100.0,
-                    duplication: faults.duplicate / 100.0,
-                    reordering: faults.reorder / 100.0,
-                    corruption: faults.corrupt / 100.0,
-                },
-                receive: Rates::default(),
+                transmit: rates(&faults),
+                receive: if faults.incoming { rates(&faults) } else { Rates::default() },
+                recutting: Recutting { cutting: faults.recut / 100.0, joining: faults.recut / 100.0 },
             }),
         });
     }

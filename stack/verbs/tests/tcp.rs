@@ -354,7 +354,15 @@ fn loss_reordering_duplication_and_corruption_change_nothing() {
     in_both_modes(|mode| {
         let (a, b) = pair(mode);
         let (_listener, mut client, mut server) = joined(&a, &b);
-        let faults = FaultOptions { loss: 2.0, duplicate: 2.0, reorder: 2.0, corrupt: 1.0, seed: 11 };
+        let faults = FaultOptions {
+            loss: 2.0,
+            duplicate: 2.0,
+            reorder: 2.0,
+            corrupt: 1.0,
+            seed: 11,
+            recut: 20.0,
+            ..FaultOptions::default()
+        };
         a.set_faults(Some(faults)).unwrap();
         b.set_faults(Some(faults)).unwrap();
         let (up, down) = (pattern(700_000, 8), pattern(500_000, 9));

@@ -6,6 +6,8 @@ use std::time::Duration;
 use crossbeam::channel::Receiver;
 use uwarp_engine::Sabotage;
 use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, StartupOptions};
+use uwarp_engine::ports::decorated::FaultRates;
+use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
@@ -32,6 +34,8 @@ pub struct Plan {
     pub limit: Duration,
     /// What both engines leave out.
     pub sabotage: Sabotage,
+    /// What a middlebox in front of both hosts does to segments.
+    pub recutting: Option<Recutting>,
 }
 
 impl Default for Plan {
@@ -54,6 +58,7 @@ impl Default for Plan {
             source: 320 << 10,
             limit: Duration::from_secs(300),
             sabotage: Sabotage::default(),
+            recutting: None,
         }
     }
 }
@@ -328,6 +333,12 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     for _ in 0..2 {
         world.add(plan.host, |config| config.sabotage = plan.sabotage);
     }
+    if let Some(recutting) = plan.recutting {
+        for host in &world.hosts {
+            let faults = Some(FaultRates { seed, recutting, ..FaultRates::default() });
+            host.command(Command::SetFaults { faults });
+        }
+    }
     let requests = world.hosts[1].listen(PORT);
     let mut streams: Vec<Stream> = (0..plan.streams).map(|_| Stream::new(&mut world, &mut random, plan)).collect();
     let begin = world.now();
@@ -424,6 +435,11 @@ fn count(world: &World, tally: &mut Tally, plan: &Plan) {
         let stats = engine.stats();
         let dropped = |reason: &str| stats.drops.get(reason).copied().unwrap_or(0);
         tally.add("recovered: retransmission", stats.retransmissions);
+        if plan.recutting.is_some() {
+            for (kind, name) in [("receive-cut", "middlebox: cut"), ("receive-joined", "middlebox: joined")] {
+                tally.add(name, stats.faults.get(kind).copied().unwrap_or(0));
+            }
+        }
         if plan.host.device_holds > 0 {
             tally.add("recovered: retransmission of what the device held", stats.retransmission_copies);
         }

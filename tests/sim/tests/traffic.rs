@@ -1,6 +1,7 @@
 //! A thousand seeds of mixed traffic over a bad network, in parts that run side by side.
 
 use uwarp_engine::Sabotage;
+use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_sim_tests::traffic::{Plan, Tally, run};
 
 /// Seeds of one part.
@@ -15,6 +16,10 @@ fn plan(seed: u64) -> Plan {
     // Some devices hold on to what they have sent.
     if seed % 10 == 7 {
         plan.host.device_holds = 64;
+    }
+    // A middlebox cuts and joins segments on the way to both.
+    if seed % 10 == 1 {
+        plan.recutting = Some(Recutting { cutting: 0.2, joining: 0.5 });
     }
     plan
 }

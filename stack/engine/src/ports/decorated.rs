@@ -10,7 +10,9 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, Endianness, TsResolution};
 use serde::{Deserialize, Serialize};
 use uwarp_tcp::Instant;
+use uwarp_wire::checksum;
 
+use super::middlebox::{Middlebox, Recutting};
 use crate::command::ControlError;
 use crate::port::{BURST, Batch, Buffer, Capabilities, LinkState, PoolLevels, Port};
 
@@ -27,6 +29,8 @@ pub struct Rates {
     /// One bit of the IP packet flips. Where the device vouches for checksums, only the CRC finds it, and that ends the
     /// stream; elsewhere the checksum finds it and the segment is sent again.
     pub corruption: f64,
+    /// A packet that allows it is marked as having met congestion (RFC 3168 §5: ECT becomes CE).
+    pub marking: f64,
 }
 
 /// Faults in both directions.
@@ -39,10 +43,14 @@ pub struct FaultRates {
     pub transmit: Rates,
     /// What befalls frames that we receive.
     pub receive: Rates,
+    /// What a middlebox does to the segments that we receive.
+    pub recutting: Recutting,
 }
 
 /// A frame held back is let go after this time at the latest.
 const LONGEST_HOLD: Duration = Duration::from_millis(1);
+/// Buffers that the middlebox leaves to those who send.
+const SPARE: usize = 256;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Counters {
@@ -50,6 +58,7 @@ struct Counters {
     duplicated: u64,
     reordered: u64,
     corrupted: u64,
+    marked: u64,
 }
 
 /// One direction's dice and what they hold back.
@@ -81,15 +90,22 @@ impl<B: Buffer> Direction<B> {
             self.counters.duplicated += 1;
             self.passed.push_back(frame.share());
         }
-        if damaged && frame.data().get(12..14) == Some(&[8, 0]) {
-            self.counters.corrupted += 1;
+        let marked = dice(rates.marking) && allows_marking(frame.data());
+        if marked || damaged && is_ip(frame.data()) {
             if frame.is_shared()
                 && let Some(mut copy) = spare()
             {
                 copy_frame(&frame, &mut copy);
                 frame = copy;
             }
-            flip(&mut frame, random);
+            if marked {
+                self.counters.marked += 1;
+                mark(&mut frame);
+            }
+            if damaged {
+                self.counters.corrupted += 1;
+                flip(&mut frame, random);
+            }
         }
         if later {
             self.counters.reordered += 1;
@@ -128,6 +144,36 @@ fn copy_frame<B: Buffer>(from: &B, to: &mut B) {
     to.set_range(start, at - start);
 }
 
+fn is_ip(frame: &[u8]) -> bool {
+    matches!(frame.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd]))
+}
+
+/// Whether an IP packet's ECN bits say ECT(0) or ECT(1) (RFC 3168 §5).
+fn allows_marking(frame: &[u8]) -> bool {
+    let bits = match (frame.get(12..14), frame.get(14..16)) {
+        (Some([0x08, 0x00]), Some(&[_, class])) => class & 3,
+        (Some([0x86, 0xdd]), Some(&[_, low])) => low >> 4 & 3,
+        _ => 0,
+    };
+    matches!(bits, 1 | 2)
+}
+
+/// Sets both ECN bits and, with IPv4, mends the header's checksum (RFC 1624 §3).
+fn mark<B: Buffer>(frame: &mut B) {
+    let start = frame.start();
+    let Some(ip) = frame.storage_mut().and_then(|storage| storage.get_mut(start + 14..)) else { return };
+    if ip[0] >> 4 == 6 {
+        ip[1] |= 0x30;
+        return;
+    }
+    let before = u16::from_be_bytes([ip[0], ip[1]]);
+    ip[1] |= 3;
+    let after = u16::from_be_bytes([ip[0], ip[1]]);
+    let sum = u16::from_be_bytes([ip[10], ip[11]]);
+    let mended = checksum::fold(u32::from(!sum) + u32::from(!before) + u32::from(after));
+    ip[10..12].copy_from_slice(&(!mended).to_be_bytes());
+}
+
 fn flip<B: Buffer>(frame: &mut B, random: &mut fastrand::Rng) {
     let (start, length) = (frame.start(), frame.data().len());
     if length > 14
@@ -143,6 +189,7 @@ struct Faults<B> {
     random: fastrand::Rng,
     transmit: Direction<B>,
     receive: Direction<B>,
+    middlebox: Option<Middlebox<B>>,
 }
 
 struct Capture {
@@ -237,8 +284,20 @@ impl<P: Port> Decorated<P> {
                 faults.receive.pass(frame, self.now, &mut faults.random, || port.alloc());
             }
             faults.receive.release(self.now);
+            let ready = match &mut faults.middlebox {
+                Some(middlebox) => {
+                    for frame in faults.receive.passed.drain(..) {
+                        let port = &mut self.port;
+                        // What is sent goes before what is cut.
+                        middlebox.take(frame, || if port.transmit_free() > SPARE { port.alloc() } else { None });
+                    }
+                    middlebox.flush();
+                    &mut middlebox.passed
+                }
+                None => &mut faults.receive.passed,
+            };
             while !batch.is_full() {
-                let Some(frame) = faults.receive.passed.pop_front() else { break };
+                let Some(frame) = ready.pop_front() else { break };
                 batch.push(frame);
             }
             faults.transmit.release(self.now);
@@ -346,6 +405,8 @@ impl<P: Port> Port for Decorated<P> {
             random: fastrand::Rng::with_seed(rates.seed ^ now.as_nanos()),
             transmit: Direction::new(rates.transmit),
             receive: Direction::new(rates.receive),
+            middlebox: (rates.recutting != Recutting::default())
+                .then(|| Middlebox::new(rates.recutting, rates.seed.rotate_left(32) ^ now.as_nanos())),
         });
         self.drop_empty_extras();
     }
@@ -372,9 +433,15 @@ impl<P: Port> Port for Decorated<P> {
                     ("duplicated", counters.duplicated),
                     ("reordered", counters.reordered),
                     ("corrupted", counters.corrupted),
+                    ("marked", counters.marked),
                 ];
                 for (kind, count) in kinds {
                     counts.insert(format!("{name}-{kind}"), count);
+                }
+            }
+            if let Some(middlebox) = &faults.middlebox {
+                for (name, count) in ["receive-cut", "receive-joined"].into_iter().zip(middlebox.counts) {
+                    counts.insert(name.to_owned(), count);
                 }
             }
         }

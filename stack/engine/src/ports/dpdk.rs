@@ -59,6 +59,10 @@ impl Buffer for Mbuf {
         Mbuf::is_shared(self)
     }
 
+    fn chain(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
+        self.chain_append(tail)
+    }
+
     #[inline]
     fn received_checksums(&self) -> ReceivedChecksums {
         let RxChecksum { ip, l4 } = self.rx_checksum();

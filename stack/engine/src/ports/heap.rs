@@ -57,6 +57,7 @@ impl HeapPool {
             length: 0,
             received: ReceivedChecksums::default(),
             transmit: TransmitChecksums::default(),
+            tail: Vec::new(),
         })
     }
 
@@ -81,6 +82,8 @@ pub struct HeapBuffer {
     length: u32,
     received: ReceivedChecksums,
     transmit: TransmitChecksums,
+    /// Further parts of a received frame.
+    tail: Vec<HeapBuffer>,
 }
 
 impl HeapBuffer {
@@ -129,17 +132,17 @@ impl Buffer for HeapBuffer {
 
     #[inline]
     fn total_len(&self) -> usize {
-        self.length as usize
+        self.length as usize + self.tail.iter().map(Buffer::total_len).sum::<usize>()
     }
 
     #[inline]
     fn segment_count(&self) -> usize {
-        1
+        1 + self.tail.len()
     }
 
     #[inline]
     fn segment(&self, index: usize) -> Option<&[u8]> {
-        (index == 0).then(|| self.data())
+        if index == 0 { Some(self.data()) } else { self.tail.get(index - 1).map(Buffer::data) }
     }
 
     #[inline]
@@ -164,12 +167,23 @@ impl Buffer for HeapBuffer {
         if let Some(storage) = &self.storage {
             storage.references.fetch_add(1, Ordering::Relaxed);
         }
-        HeapBuffer { storage: self.storage.clone(), pool: Arc::clone(&self.pool), ..*self }
+        let tail = self.tail.iter().map(Buffer::share).collect();
+        HeapBuffer { storage: self.storage.clone(), pool: Arc::clone(&self.pool), tail, ..*self }
     }
 
     #[inline]
     fn is_shared(&self) -> bool {
         self.storage.as_ref().is_some_and(|storage| storage.references.load(Ordering::Acquire) > 1)
+    }
+
+    fn chain(&mut self, mut tail: HeapBuffer) -> Result<(), HeapBuffer> {
+        if self.is_shared() {
+            return Err(tail);
+        }
+        let further = std::mem::take(&mut tail.tail);
+        self.tail.push(tail);
+        self.tail.extend(further);
+        Ok(())
     }
 
     #[inline]

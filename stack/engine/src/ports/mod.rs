@@ -4,6 +4,7 @@ pub mod decorated;
 pub mod dpdk;
 pub mod heap;
 pub mod loopback;
+pub mod middlebox;
 pub mod sim;
 
 pub use decorated::Decorated;

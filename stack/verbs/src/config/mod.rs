@@ -395,9 +395,14 @@ impl Vlan {
 impl FaultOptions {
     /// Checks that every share is a percentage.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for (name, value) in
-            [("loss", self.loss), ("duplicate", self.duplicate), ("reorder", self.reorder), ("corrupt", self.corrupt)]
-        {
+        for (name, value) in [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("reorder", self.reorder),
+            ("corrupt", self.corrupt),
+            ("mark", self.mark),
+            ("recut", self.recut),
+        ] {
             if !(0.0..=100.0).contains(&value) {
                 return Err(ConfigError(format!("faults.{name} is {value}: choose a percentage from 0 to 100")));
             }

@@ -252,6 +252,12 @@ pub struct FaultOptions {
     pub reorder: f64,
     /// Sent frames in which a bit is flipped, in per cent.
     pub corrupt: f64,
+    /// Sent packets that are marked as having met congestion, of those that allow it (RFC 3168 §5), in per cent.
+    pub mark: f64,
+    /// The same befalls as many of the frames that are received.
+    pub incoming: bool,
+    /// Received TCP segments that are cut, and that are joined with those behind them, as a middlebox may do, in per cent.
+    pub recut: f64,
     /// Seed of the choice, so that a run can be repeated.
     pub seed: u64,
 }

@@ -5,6 +5,7 @@ mod transfer;
 
 use anyhow::Result;
 use harness::{Device, Role, Wire};
+use uwarp::FaultOptions;
 
 #[test]
 #[ignore = "started by the other tests"]
@@ -18,11 +19,15 @@ enum Mode {
     Threaded,
 }
 
-fn run(device: Device, mode: Mode, mtu: u16, queue_pairs: u64, depth: u64, largest: u64) -> Result<()> {
+/// `recut` is the share of segments, in per cent, that a middlebox in front of both sides cuts and joins.
+fn run(device: Device, mode: Mode, mtu: u16, (queue_pairs, depth): (u64, u64), largest: u64, recut: f64) -> Result<()> {
     let Some(wire) = Wire::new(device)? else { return Ok(()) };
     let (server, client) = wire.configs()?;
     let prepare = |config: uwarp::Config| {
-        let config = config.mtu(mtu);
+        let mut config = config.mtu(mtu);
+        if recut > 0.0 {
+            config = config.faults(FaultOptions { recut, ..FaultOptions::default() });
+        }
         if mode == Mode::Inline { config.inline() } else { config }
     };
     let arguments = [("queue-pairs", queue_pairs), ("depth", depth), ("largest", largest)];
@@ -34,11 +39,11 @@ fn run(device: Device, mode: Mode, mtu: u16, queue_pairs: u64, depth: u64, large
 }
 
 macro_rules! transfers {
-    ($($name:ident: $device:expr, $mode:ident, $mtu:literal, $queue_pairs:literal x $depth:literal, $largest:expr;)*) => {
+    ($($name:ident: $device:expr, $mode:ident, $mtu:literal, $queue_pairs:literal x $depth:literal, $largest:expr $(, $recut:literal)?;)*) => {
         $(
             #[test]
             fn $name() -> Result<()> {
-                run($device, Mode::$mode, $mtu, $queue_pairs, $depth, $largest)
+                run($device, Mode::$mode, $mtu, ($queue_pairs, $depth), $largest, [$($recut,)? 0.0][0])
             }
         )*
     };
@@ -58,5 +63,6 @@ transfers! {
     memif_zero_copy: Device::Memif { zero_copy: true }, Inline, 1500, 4 x 8, 65_536;
     memif_many_queue_pairs: Device::Memif { zero_copy: false }, Threaded, 1500, 16 x 64, 4_096;
     af_packet_inline: Device::AfPacket, Inline, 1500, 4 x 8, 65_536;
+    memif_through_a_middlebox: Device::Memif { zero_copy: false }, Inline, 1500, 4 x 8, 65_536, 20.0;
     af_packet_threaded: Device::AfPacket, Threaded, 1500, 2 x 4, MIB;
 }

@@ -1,0 +1,314 @@
+//! A middlebox on the way in: it cuts TCP segments at other places and joins those that follow each other, as devices with
+//! large receive offload, proxies and segmenting guests do.
+//!
+//! Nothing of TCP is changed: the same octets have the same sequence numbers, a FIN stays behind the octets that it was
+//! behind, a PSH goes to the end of what its segment is joined with (RFC 9293 §3.9.1), options are kept, segments are joined
+//! only if all their fields agree, checksums are right. What is no intact TCP segment passes as it is.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use uwarp_wire::checksum;
+use uwarp_wire::tcp::TcpFlags;
+
+use crate::port::{Buffer, ChecksumStatus};
+
+/// How often segments suffer, as probabilities from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Recutting {
+    /// The segment is cut into up to seven pieces, or into single octets where it has no more than eight.
+    pub cutting: f64,
+    /// The segment, or piece, is joined with those behind it that come in the same burst, up to an IP packet of 65,535
+    /// octets: a chain of buffers.
+    pub joining: f64,
+}
+
+const ETHERNET: usize = 14;
+/// The longest IP packet.
+const LONGEST: usize = 65_535;
+/// Segments of so many octets may become single octets.
+const TINY: usize = 8;
+/// Flags of segments that may be cut and joined.
+const PLAIN: TcpFlags = TcpFlags::ACK.with(TcpFlags::PSH).with(TcpFlags::FIN);
+
+/// Where things are in the first buffer of a frame.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    ipv6: bool,
+    tcp: usize,
+    payload: usize,
+}
+
+impl Place {
+    /// Reads a frame in one piece; its end too, behind which the medium may have padded it.
+    fn read(frame: &[u8]) -> Option<(Place, usize)> {
+        let ip = frame.get(ETHERNET..)?;
+        let (ipv6, tcp, end) = match frame.get(12..14)? {
+            [0x08, 0x00] if ip.len() >= 20 && ip[9] == 6 && u16_at(ip, 6) & 0x3fff == 0 => {
+                (false, usize::from(ip[0] & 15) * 4, usize::from(u16_at(ip, 2)))
+            }
+            [0x86, 0xdd] if ip.len() >= 40 && ip[6] == 6 => (true, 40, 40 + usize::from(u16_at(ip, 4))),
+            _ => return None,
+        };
+        let offset = usize::from(*ip.get(tcp + 12)? >> 4) * 4;
+        let inside = offset >= 20 && tcp + offset <= end && end <= ip.len();
+        inside.then_some((Place { ipv6, tcp: ETHERNET + tcp, payload: ETHERNET + tcp + offset }, ETHERNET + end))
+    }
+
+    /// The partial sum of the pseudo-header in front of `length` octets.
+    fn pseudo_header(self, frame: &[u8], length: usize) -> u32 {
+        let addresses = if self.ipv6 { ETHERNET + 8..ETHERNET + 40 } else { ETHERNET + 12..ETHERNET + 20 };
+        let rest = [0, 6, (length >> 8) as u8, length as u8];
+        checksum::combine(checksum::sum(&frame[addresses]), checksum::sum(&rest))
+    }
+
+    /// Writes lengths and checksums for `payload`, whose partial sum and number of octets these are.
+    fn finish(self, headers: &mut [u8], payload: (u32, usize)) {
+        let (sum, octets) = payload;
+        let segment = self.payload - self.tcp + octets;
+        let pseudo = self.pseudo_header(headers, segment);
+        headers[self.tcp + 16..self.tcp + 18].fill(0);
+        let header = checksum::sum(&headers[self.tcp..self.payload]);
+        let sum = checksum::finish(checksum::combine(pseudo, checksum::combine(header, sum)));
+        headers[self.tcp + 16..self.tcp + 18].copy_from_slice(&sum.to_be_bytes());
+        if self.ipv6 {
+            headers[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&(segment as u16).to_be_bytes());
+        } else {
+            let total = (self.tcp - ETHERNET + segment) as u16;
+            headers[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&total.to_be_bytes());
+            headers[ETHERNET + 10..ETHERNET + 12].fill(0);
+            let sum = checksum::finish(checksum::sum(&headers[ETHERNET..self.tcp]));
+            headers[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum.to_be_bytes());
+        }
+    }
+
+    fn sequence(self, frame: &[u8]) -> u32 {
+        u32::from(u16_at(frame, self.tcp + 4)) << 16 | u32::from(u16_at(frame, self.tcp + 6))
+    }
+
+    fn flags(self, frame: &[u8]) -> TcpFlags {
+        TcpFlags::from_bits(u16_at(frame, self.tcp + 12))
+    }
+}
+
+fn u16_at(octets: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([octets[at], octets[at + 1]])
+}
+
+fn set_flags(headers: &mut [u8], place: Place, flags: TcpFlags) {
+    let word = u16_at(headers, place.tcp + 12) & 0xf000 | flags.bits();
+    headers[place.tcp + 12..place.tcp + 14].copy_from_slice(&word.to_be_bytes());
+}
+
+/// A segment that grows.
+#[derive(Debug)]
+struct Joined<B> {
+    head: B,
+    place: Place,
+    flags: TcpFlags,
+    /// The sequence number behind it.
+    next: u32,
+    /// Payload so far: its partial sum and its octets.
+    payload: (u32, usize),
+}
+
+/// One way's middlebox.
+#[derive(Debug)]
+pub(super) struct Middlebox<B> {
+    options: Recutting,
+    random: fastrand::Rng,
+    joined: Option<Joined<B>>,
+    /// What comes out.
+    pub(super) passed: VecDeque<B>,
+    /// Segments that were cut, and segments that were put behind another one.
+    pub(super) counts: [u64; 2],
+}
+
+impl<B: Buffer> Middlebox<B> {
+    pub(super) fn new(options: Recutting, seed: u64) -> Middlebox<B> {
+        let random = fastrand::Rng::with_seed(seed);
+        Middlebox { options, random, joined: None, passed: VecDeque::new(), counts: [0; 2] }
+    }
+
+    /// Takes a frame; `alloc` gives buffers for pieces, and none when there are few.
+    pub(super) fn take(&mut self, frame: B, mut alloc: impl FnMut() -> Option<B>) {
+        let Some((place, end)) = intact(&frame) else { return self.put(frame) };
+        let flags = place.flags(frame.data());
+        let octets = end - place.payload;
+        if octets == 0 || !PLAIN.contains(flags) {
+            return self.put(frame);
+        }
+        if octets > 1 && self.random.f64() < self.options.cutting {
+            let cuts = self.cuts(octets);
+            let pieces: Option<Vec<B>> = (0..=cuts.len()).map(|_| alloc()).collect();
+            if let Some(pieces) = pieces {
+                self.counts[0] += 1;
+                let ends = cuts.iter().copied().chain([octets]);
+                let mut from = 0;
+                for (mut piece, to) in pieces.into_iter().zip(ends) {
+                    copy_piece(&frame, place, &mut piece, from..to, to == octets);
+                    self.join(piece, place, &mut alloc);
+                    from = to;
+                }
+                return;
+            }
+        }
+        let mut frame = frame;
+        if frame.is_shared() {
+            let Some(mut copy) = alloc() else { return self.put(frame) };
+            copy_piece(&frame, place, &mut copy, 0..octets, true);
+            frame = copy;
+        } else {
+            frame.set_range(frame.start(), end);
+        }
+        self.join(frame, place, &mut alloc);
+    }
+
+    /// The burst is over: what was joined goes on.
+    pub(super) fn flush(&mut self) {
+        if let Some(Joined { mut head, place, flags, payload, .. }) = self.joined.take() {
+            let (start, length) = (head.start(), head.data().len());
+            if let Some(storage) = head.storage_mut() {
+                let headers = &mut storage[start..start + length];
+                set_flags(headers, place, flags);
+                place.finish(&mut headers[..place.payload], payload);
+            }
+            self.passed.push_back(head);
+        }
+    }
+
+    fn put(&mut self, frame: B) {
+        self.flush();
+        self.passed.push_back(frame);
+    }
+
+    /// Where to cut: ascending, each above 0 and below `octets`.
+    fn cuts(&mut self, octets: usize) -> Vec<usize> {
+        if octets <= TINY && self.random.bool() {
+            return (1..octets).collect();
+        }
+        let mut cuts: Vec<usize> = (0..self.random.usize(1..=4)).map(|_| self.random.usize(1..octets)).collect();
+        // The first and the last octet alone, more often than chance has it.
+        if self.random.u32(0..3) == 0 {
+            cuts.push(1);
+        }
+        if self.random.u32(0..3) == 0 {
+            cuts.push(octets - 1);
+        }
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts
+    }
+
+    /// Puts a segment that nobody else holds behind what is joined, or begins with it, or lets it pass.
+    fn join(&mut self, mut frame: B, place: Place, alloc: &mut impl FnMut() -> Option<B>) {
+        let octets = frame.data().len() - place.payload;
+        let flags = place.flags(frame.data());
+        let payload = (checksum::sum(&frame.data()[place.payload..]), octets);
+        if let Some(joined) = &mut self.joined
+            && joined.goes_on_with(&frame, place)
+        {
+            let start = frame.start();
+            frame.set_range(start + place.payload, octets);
+            match joined.head.chain(frame) {
+                Ok(()) => {
+                    let (sum, before) = joined.payload;
+                    joined.payload = (checksum::append(sum, before, payload.0), before + octets);
+                    joined.next = joined.next.wrapping_add(octets as u32);
+                    joined.flags |= flags;
+                    self.counts[1] += 1;
+                    if flags.contains(TcpFlags::FIN) {
+                        self.flush();
+                    }
+                    return;
+                }
+                Err(mut back) => {
+                    back.set_range(start, place.payload + octets);
+                    frame = back;
+                }
+            }
+        }
+        self.flush();
+        let begins = !flags.contains(TcpFlags::FIN) && self.random.f64() < self.options.joining;
+        if begins && frame.is_shared() {
+            // Of a chain's head the headers are written anew.
+            if let Some(mut copy) = alloc() {
+                copy_piece(&frame, place, &mut copy, 0..octets, true);
+                frame = copy;
+            }
+        }
+        if begins && !frame.is_shared() {
+            let next = place.sequence(frame.data()).wrapping_add(octets as u32);
+            self.joined = Some(Joined { head: frame, place, flags, next, payload });
+        } else {
+            self.passed.push_back(frame);
+        }
+    }
+}
+
+impl<B: Buffer> Joined<B> {
+    /// Whether a segment follows and says the same in every field but those that may differ.
+    fn goes_on_with(&self, frame: &B, place: Place) -> bool {
+        let (ours, theirs) = (self.head.data(), frame.data());
+        let (tcp, end) = (place.tcp, place.payload);
+        if self.place.ipv6 != place.ipv6 || self.place.tcp != tcp || self.place.payload != end {
+            return false;
+        }
+        // Addresses and protocols; class and ECN bits; ports; acknowledgment; window; options.
+        let ip = if place.ipv6 { ETHERNET + 6..tcp } else { ETHERNET + 8..ETHERNET + 10 };
+        let addresses = if place.ipv6 { ip.clone() } else { ETHERNET + 12..tcp };
+        let class = ETHERNET..ETHERNET + 2;
+        let same =
+            [0..ETHERNET, class, ip, addresses, tcp..tcp + 4, tcp + 8..tcp + 12, tcp + 14..tcp + 16, tcp + 20..end]
+                .into_iter()
+                .all(|range| ours[range.clone()] == theirs[range]);
+        let length = self.payload.1 + theirs.len() - ETHERNET;
+        same && place.sequence(theirs) == self.next && length <= LONGEST
+    }
+}
+
+/// The place of a TCP segment in one buffer whose checksums are right.
+fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
+    if frame.segment_count() != 1 {
+        return None;
+    }
+    let octets = frame.data();
+    let (place, end) = Place::read(octets)?;
+    let verdict = frame.received_checksums();
+    let ip = place.ipv6
+        || verdict.ip == ChecksumStatus::Good
+        || checksum::fold(checksum::sum(&octets[ETHERNET..place.tcp])) == 0xffff;
+    let tcp = match verdict.tcp {
+        ChecksumStatus::Good => true,
+        ChecksumStatus::Bad => false,
+        ChecksumStatus::Unknown => {
+            let pseudo = place.pseudo_header(octets, end - place.tcp);
+            checksum::fold(checksum::combine(pseudo, checksum::sum(&octets[place.tcp..end]))) == 0xffff
+        }
+    };
+    (ip && tcp).then_some((place, end))
+}
+
+/// Makes `piece` a segment of its own with the octets `range` of the payload.
+fn copy_piece<B: Buffer>(frame: &B, place: Place, piece: &mut B, range: std::ops::Range<usize>, is_last: bool) {
+    let octets = frame.data();
+    let start = piece.start();
+    let length = place.payload + range.len();
+    let payload = &octets[place.payload + range.start..place.payload + range.end];
+    if let Some(storage) = piece.storage_mut() {
+        let (headers, rest) = storage[start..start + length].split_at_mut(place.payload);
+        headers.copy_from_slice(&octets[..place.payload]);
+        rest.copy_from_slice(payload);
+        let sequence = place.sequence(octets).wrapping_add(range.start as u32);
+        headers[place.tcp + 4..place.tcp + 8].copy_from_slice(&sequence.to_be_bytes());
+        if !is_last {
+            set_flags(headers, place, place.flags(octets).without(TcpFlags::PSH | TcpFlags::FIN));
+        }
+        place.finish(headers, (checksum::sum(payload), payload.len()));
+    }
+    piece.set_range(start, length);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+use super::*;
+use crate::ports::heap::{HeapBuffer, HeapPool};
+use uwarp_wire::frame::{Frame, TcpFrame, classify};
+
+/// A frame of a connection with `octets` of payload from `sequence` on, its checksums right.
+fn segment(pool: &HeapPool, sequence: u32, octets: &[u8], flags: TcpFlags, ipv6: bool) -> HeapBuffer {
+    let place = if ipv6 { Place { ipv6, tcp: 54, payload: 86 } } else { Place { ipv6, tcp: 34, payload: 66 } };
+    let mut frame = vec![0; place.payload];
+    let (ip, ethertype): (&[u8], [u8; 2]) = match ipv6 {
+        false => (&[0x45, 2, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2], [8, 0]),
+        true => (&[0x60, 0x20, 0, 0, 0, 0, 6, 64], [0x86, 0xdd]),
+    };
+    frame[12..14].copy_from_slice(&ethertype);
+    frame[14..14 + ip.len()].copy_from_slice(ip);
+    if ipv6 {
+        (frame[14 + 23], frame[14 + 39]) = (1, 2);
+    }
+    frame[place.tcp..place.tcp + 4].copy_from_slice(&[0, 7, 0, 9]);
+    frame[place.tcp + 4..place.tcp + 8].copy_from_slice(&sequence.to_be_bytes());
+    frame[place.tcp + 12] = 8 << 4;
+    set_flags(&mut frame, place, flags);
+    // Two no-operations and a timestamp.
+    frame[place.tcp + 20..place.tcp + 24].copy_from_slice(&[1, 1, 8, 10]);
+    place.finish(&mut frame, (checksum::sum(octets), octets.len()));
+    let mut buffer = pool.alloc().expect("enough buffers");
+    buffer.fill(&[&frame[..], octets].concat());
+    buffer
+}
+
+fn whole(frame: &HeapBuffer) -> Vec<u8> {
+    (0..frame.segment_count()).flat_map(|index| frame.segment(index).unwrap().to_vec()).collect()
+}
+
+/// The segment in a frame, its checksums found right by the crate that reads frames.
+fn read(octets: &[u8]) -> (TcpFrame, &[u8]) {
+    match classify(octets, octets.len()) {
+        Ok(Frame::Tcp(frame)) => {
+            assert!(frame.checksum_is_good(octets, checksum::sum));
+            (frame, &octets[frame.payload_offset..frame.payload_offset + frame.payload_len])
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_stream_is_the_same_behind_the_middlebox() {
+    let pool = HeapPool::new(4000, 9200, 128);
+    let mut random = fastrand::Rng::with_seed(3);
+    let stream: Vec<u8> = (0..600_000).map(|_| random.u8(..)).collect();
+    let mut middlebox = Middlebox::new(Recutting { cutting: 0.5, joining: 0.5 }, 3);
+    let (mut sent, mut segments) = (0, 0);
+    while sent < stream.len() {
+        let longest = [4, 700, 8000][random.usize(..3)];
+        let end = stream.len().min(sent + random.usize(1..=longest));
+        let fin = if end == stream.len() { TcpFlags::FIN } else { TcpFlags::NONE };
+        // Just before the numbers wrap.
+        let sequence = 0xffff_0000u32.wrapping_add(sent as u32);
+        let frame = segment(&pool, sequence, &stream[sent..end], TcpFlags::ACK | TcpFlags::PSH | fin, false);
+        middlebox.take(frame, || pool.alloc());
+        if random.u32(0..9) == 0 {
+            middlebox.flush();
+        }
+        (sent, segments) = (end, segments + 1);
+    }
+    middlebox.flush();
+    let mut found = Vec::new();
+    let (mut longest, mut single, mut chains) = (0, 0, 0);
+    for frame in &middlebox.passed {
+        let octets = whole(frame);
+        let (segment, payload) = read(&octets);
+        assert_eq!(segment.header.sequence.0, 0xffff_0000u32.wrapping_add(found.len() as u32));
+        assert!(segment.header.options.timestamps.is_some());
+        found.extend_from_slice(payload);
+        let is_last = found.len() == stream.len();
+        assert_eq!(segment.header.flags.contains(TcpFlags::FIN), is_last, "the FIN is behind the last octet");
+        longest = longest.max(octets.len());
+        single += usize::from(payload.len() == 1);
+        chains += usize::from(frame.segment_count() > 1);
+    }
+    assert!(found == stream);
+    assert!(single > 1 && chains > 10 && middlebox.passed.len() > 100, "{single} {chains}");
+    assert!(longest > 30_000, "{longest}");
+    assert!(middlebox.counts[0] as usize > segments / 4 && middlebox.counts[1] > 10);
+    middlebox.passed.clear();
+    assert_eq!(pool.free(), pool.total());
+}
+
+#[test]
+fn a_super_segment_ends_below_64_kib() {
+    let pool = HeapPool::new(64, 9200, 128);
+    let mut middlebox = Middlebox::new(Recutting { cutting: 0.0, joining: 1.0 }, 1);
+    for index in 0..10 {
+        let frame = segment(&pool, index * 8191, &[index as u8; 8191], TcpFlags::ACK, false);
+        middlebox.take(frame, || None);
+    }
+    middlebox.flush();
+    let lengths: Vec<usize> = middlebox.passed.iter().map(|frame| read(&whole(frame)).1.len()).collect();
+    assert_eq!(lengths, [7 * 8191, 3 * 8191]);
+}
+
+#[test]
+fn segments_that_differ_are_not_joined() {
+    let pool = HeapPool::new(64, 2048, 128);
+    let two = |change: &dyn Fn(&mut [u8])| {
+        let mut middlebox = Middlebox::new(Recutting { cutting: 0.0, joining: 1.0 }, 1);
+        middlebox.take(segment(&pool, 0, &[1; 100], TcpFlags::ACK, false), || None);
+        let mut second = segment(&pool, 100, &[2; 100], TcpFlags::ACK, false);
+        let place = Place { ipv6: false, tcp: 34, payload: 66 };
+        let (start, length) = (second.start(), second.data().len());
+        let frame = &mut second.storage_mut().unwrap()[start..start + length];
+        change(frame);
+        let sum = checksum::sum(&frame[place.payload..]);
+        place.finish(&mut frame[..place.payload], (sum, 100));
+        middlebox.take(second, || None);
+        middlebox.flush();
+        middlebox.passed.len()
+    };
+    assert_eq!(two(&|_| {}), 1);
+    for (what, at) in
+        [("class", 15), ("address", 29), ("port", 35), ("sequence", 41), ("ack", 45), ("window", 49), ("option", 60)]
+    {
+        assert_eq!(two(&|frame: &mut [u8]| frame[at] ^= 1), 2, "{what}");
+    }
+    let (syn, urgent, reset) = (2, 0x20, 4);
+    for flag in [syn, urgent, reset] {
+        assert_eq!(two(&|frame: &mut [u8]| frame[47] |= flag), 2, "flag {flag}");
+    }
+}
+
+#[test]
+fn what_is_damaged_shared_or_no_tcp_keeps_its_octets() {
+    let pool = HeapPool::new(64, 2048, 128);
+    let mut middlebox = Middlebox::new(Recutting { cutting: 1.0, joining: 1.0 }, 1);
+    let mut damaged = segment(&pool, 0, &[1; 100], TcpFlags::ACK, false);
+    let start = damaged.start();
+    damaged.storage_mut().unwrap()[start + 80] ^= 1;
+    let mut other = pool.alloc().unwrap();
+    other.fill(&[0; 60]);
+    let kept = [whole(&damaged), whole(&other)];
+    for frame in [damaged, other] {
+        middlebox.take(frame, || None);
+    }
+    assert_eq!(middlebox.passed.iter().map(whole).collect::<Vec<_>>(), kept);
+    middlebox.passed.clear();
+    // A frame that somebody else holds, of whichever version of IP, is not written to.
+    for ipv6 in [false, true] {
+        let frame = segment(&pool, 0, &[1; 100], TcpFlags::ACK, ipv6);
+        let (before, held) = (whole(&frame), frame.share());
+        middlebox.take(frame, || pool.alloc());
+        let next = segment(&pool, 100, &[2; 100], TcpFlags::ACK, ipv6);
+        middlebox.take(next, || pool.alloc());
+        middlebox.flush();
+        assert_eq!(whole(&held), before);
+        assert!(middlebox.counts[0] > 0);
+    }
+}
