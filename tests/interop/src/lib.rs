@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 pub mod echo;
+pub mod flows;
 pub mod raw_peer;
+pub mod scripts;
 pub mod stack;
 pub mod tools;
 pub mod witness;

@@ -1,0 +1,199 @@
+//! Plain streams between the kernel's sockets and the stack, octet by octet the same for both ways.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use sha2::{Digest, Sha256};
+
+/// The kernel's congestion control. It is said for every socket: the system's own choice paces by a model of the path and
+/// hardly minds losses.
+pub const CONGESTION: &str = "cubic";
+/// Longest wait of the kernel's sockets for anything: only a defect makes a test wait for it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Octets of one write.
+const CHUNK: usize = 64 << 10;
+
+/// What both ends of a flow have seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digested {
+    /// SHA-256 of the octets.
+    pub hash: [u8; 32],
+    /// How many there were.
+    pub octets: u64,
+}
+
+/// A stream to be written: pseudo-random octets, and what they add up to.
+pub struct Source {
+    random: fastrand::Rng,
+    hash: Sha256,
+    chunk: Vec<u8>,
+    at: usize,
+    left: u64,
+    octets: u64,
+}
+
+impl Source {
+    /// The stream that `seed` stands for.
+    pub fn new(seed: u64, octets: u64) -> Self {
+        let random = fastrand::Rng::with_seed(seed);
+        Self { random, hash: Sha256::new(), chunk: Vec::new(), at: 0, left: octets, octets }
+    }
+
+    /// Writes once; 0 when nothing is left.
+    ///
+    /// # Errors
+    /// As the writer.
+    pub fn write(&mut self, to: &mut impl Write) -> io::Result<usize> {
+        if self.at == self.chunk.len() {
+            self.chunk.resize((CHUNK as u64).min(self.left) as usize, 0);
+            self.random.fill(&mut self.chunk);
+            self.hash.update(&self.chunk);
+            self.left -= self.chunk.len() as u64;
+            self.at = 0;
+        }
+        let count = if self.chunk.is_empty() { 0 } else { again(|| to.write(&self.chunk[self.at..]))? };
+        self.at += count;
+        Ok(count)
+    }
+
+    /// Of all octets.
+    pub fn digest(self) -> Digested {
+        Digested { hash: self.hash.finalize().into(), octets: self.octets }
+    }
+}
+
+/// What was read of a stream.
+#[derive(Default)]
+pub struct Sink {
+    hash: Sha256,
+    octets: u64,
+    over: bool,
+    chunk: Vec<u8>,
+}
+
+impl Sink {
+    /// Reads once; 0 at the end.
+    ///
+    /// # Errors
+    /// As the reader.
+    pub fn read(&mut self, from: &mut impl Read) -> io::Result<usize> {
+        if self.over {
+            return Ok(0);
+        }
+        self.chunk.resize(CHUNK, 0);
+        let count = again(|| from.read(&mut self.chunk))?;
+        self.hash.update(&self.chunk[..count]);
+        self.octets += count as u64;
+        self.over = count == 0;
+        Ok(count)
+    }
+
+    /// Whether the end has come.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Of what has come.
+    pub fn digest(self) -> Digested {
+        Digested { hash: self.hash.finalize().into(), octets: self.octets }
+    }
+}
+
+/// The tap driver uses signals, which interrupt whoever waits.
+fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Writes `octets` of the stream that `seed` stands for.
+///
+/// # Errors
+/// As the writer.
+pub fn send(to: &mut impl Write, seed: u64, octets: u64) -> io::Result<Digested> {
+    let mut source = Source::new(seed, octets);
+    while source.write(to)? > 0 {}
+    Ok(source.digest())
+}
+
+/// Reads until the end.
+///
+/// # Errors
+/// As the reader.
+pub fn receive(from: &mut impl Read) -> io::Result<Digested> {
+    let mut sink = Sink::default();
+    while sink.read(from)? > 0 {}
+    Ok(sink.digest())
+}
+
+/// Waits for a thread and gives its error the name of its end.
+///
+/// # Errors
+/// As the thread.
+///
+/// # Panics
+/// If the thread did.
+pub fn join<T>(name: &str, thread: std::thread::ScopedJoinHandle<'_, io::Result<T>>) -> io::Result<T> {
+    let outcome = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    outcome.map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))
+}
+
+/// A listening kernel socket on a port that the kernel chooses.
+///
+/// # Errors
+/// As the system.
+pub fn kernel_listens(address: IpAddr) -> io::Result<std::net::TcpListener> {
+    // Accepted sockets have the listening one's.
+    let listener = std::net::TcpListener::bind(SocketAddr::new(address, 0))?;
+    sockopt::set_tcp_congestion(&listener, CONGESTION)?;
+    Ok(listener)
+}
+
+/// A connected kernel socket.
+///
+/// # Errors
+/// As the system.
+pub fn kernel_connects(to: SocketAddr) -> io::Result<std::net::TcpStream> {
+    // The standard library's own call goes on where a signal interrupts it.
+    let stream = std::net::TcpStream::connect(to)?;
+    sockopt::set_tcp_congestion(&stream, CONGESTION)?;
+    patient(stream)
+}
+
+/// Limits the waits of a kernel socket.
+///
+/// # Errors
+/// As the system.
+pub fn patient(stream: std::net::TcpStream) -> io::Result<std::net::TcpStream> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// A table of goodput, a line a cell.
+#[derive(Debug, Default)]
+pub struct Table(Vec<(String, u64, Duration)>);
+
+impl Table {
+    /// Notes that `octets` took from `since` until now.
+    pub fn note(&mut self, cell: String, octets: u64, since: Instant) {
+        let taken = since.elapsed();
+        println!("{}", Self::line(&cell, octets, taken));
+        self.0.push((cell, octets, taken));
+    }
+
+    fn line(cell: &str, octets: u64, taken: Duration) -> String {
+        let mbit = octets as f64 * 8e-6 / taken.as_secs_f64();
+        format!("{cell:<54} {:>8.1} MiB {:>8.2} s {mbit:>9.1} Mbit/s", octets as f64 / 1048576.0, taken.as_secs_f64())
+    }
+
+    /// All lines.
+    pub fn text(&self) -> String {
+        self.0.iter().map(|(cell, octets, taken)| Self::line(cell, *octets, *taken) + "\n").collect()
+    }
+}

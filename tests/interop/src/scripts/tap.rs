@@ -1,0 +1,131 @@
+//! A tap device whose kernel side is the host 10.9.0.1, and what goes over it: the frames of the host 10.9.0.2.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use smoltcp::phy::{Device, Medium, RxToken, TunTapInterface, TxToken, wait};
+use uwarp_netns::{self as netns, End};
+use uwarp_wire::tcp::TcpHeader;
+
+/// The kernel's address.
+pub const KERNEL: [u8; 4] = [10, 9, 0, 1];
+/// The address of whoever plays a script.
+pub const PEER: [u8; 4] = [10, 9, 0, 2];
+
+const KERNEL_MAC: [u8; 6] = [2, 0, 0, 0, 9, 1];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 9, 2];
+const ETHERNET: usize = 14;
+const IP: usize = 20;
+
+/// A TCP segment that the kernel sent.
+#[derive(Debug, Clone)]
+pub struct Segment {
+    /// Its header.
+    pub header: TcpHeader,
+    /// What it carries.
+    pub payload: Vec<u8>,
+    /// When it was read.
+    pub at: Instant,
+}
+
+/// The device.
+pub struct Tap {
+    device: TunTapInterface,
+    arrived: VecDeque<Segment>,
+}
+
+impl Tap {
+    /// Makes the device in this thread's namespace. `initial_window` is the kernel's, in segments.
+    pub fn new(initial_window: Option<u32>) -> io::Result<Self> {
+        let device = TunTapInterface::new("tap0", Medium::Ethernet)?;
+        netns::ip(["link", "set", "tap0", "address", &text(KERNEL_MAC)])?;
+        End::kernel("tap0", &["10.9.0.1/24"]).bring_up()?;
+        netns::ip(["neigh", "add", "10.9.0.2", "lladdr", &text(PEER_MAC), "dev", "tap0"])?;
+        if let Some(segments) = initial_window {
+            netns::ip(["route", "add", "10.9.0.2/32", "dev", "tap0", "initcwnd", &segments.to_string()])?;
+        }
+        Ok(Self { device, arrived: VecDeque::new() })
+    }
+
+    /// Sends a segment of the peer with the kernel's and its own checksums right.
+    pub fn send(&mut self, header: &TcpHeader, payload: &[u8]) -> io::Result<()> {
+        let mut tcp = [0; 60];
+        let length = header.emit(&mut tcp);
+        let mut segment = [&tcp[..length], payload].concat();
+        let total = IP + segment.len();
+        let pseudo =
+            [&PEER[..], &KERNEL, &[0, 6], &u16::try_from(segment.len()).map_err(io::Error::other)?.to_be_bytes()];
+        let sum = checksum(&[&pseudo.concat()[..], &segment].concat());
+        segment[16..18].copy_from_slice(&sum.to_be_bytes());
+        let mut ip = [0; IP];
+        (ip[0], ip[6], ip[8], ip[9]) = (0x45, 0x40, 64, 6);
+        ip[2..4].copy_from_slice(&u16::try_from(total).map_err(io::Error::other)?.to_be_bytes());
+        ip[12..16].copy_from_slice(&PEER);
+        ip[16..20].copy_from_slice(&KERNEL);
+        let sum = checksum(&ip);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        let frame = [&KERNEL_MAC[..], &PEER_MAC, &[8, 0], &ip, &segment].concat();
+        let token = self.device.transmit(smoltcp::time::Instant::ZERO).ok_or(io::ErrorKind::WouldBlock)?;
+        token.consume(frame.len(), |octets| octets.copy_from_slice(&frame));
+        Ok(())
+    }
+
+    /// The next segment from the kernel, if one comes until `deadline`.
+    pub fn receive(&mut self, deadline: Instant) -> io::Result<Option<Segment>> {
+        loop {
+            self.drain();
+            if let Some(segment) = self.arrived.pop_front() {
+                return Ok(Some(segment));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            // The wait counts in milliseconds.
+            let left =
+                smoltcp::time::Duration::from_millis(left.min(Duration::from_millis(100)).as_millis() as u64 + 1);
+            wait(self.device.as_raw_fd(), Some(left))?;
+        }
+    }
+
+    /// Puts a segment back that is for later.
+    pub fn put_back(&mut self, segment: Segment) {
+        self.arrived.push_front(segment);
+    }
+
+    fn drain(&mut self) {
+        while let Some((token, _)) = self.device.receive(smoltcp::time::Instant::ZERO) {
+            let segment = token.consume(parse);
+            self.arrived.extend(segment);
+        }
+    }
+}
+
+/// The TCP segment of a frame to the peer. The kernel also says other things on a device.
+fn parse(frame: &[u8]) -> Option<Segment> {
+    let ip = frame.get(ETHERNET..).filter(|ip| ip.len() >= IP && frame[12..14] == [8, 0] && ip[9] == 6)?;
+    assert_eq!(checksum(&ip[..IP]), 0, "the kernel's IP checksum");
+    let segment = &ip[IP..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];
+    let pseudo = [&ip[12..20], &[0, 6], &(segment.len() as u16).to_be_bytes()].concat();
+    assert_eq!(checksum(&[&pseudo[..], segment].concat()), 0, "the kernel's TCP checksum");
+    let (header, length) = TcpHeader::parse(segment).expect("the kernel sends good headers");
+    Some(Segment { header, payload: segment[length..].to_vec(), at: Instant::now() })
+}
+
+/// The Internet checksum (RFC 1071) of `octets`; 0 if they contain their own.
+fn checksum(octets: &[u8]) -> u16 {
+    let mut sum: u32 = 0;
+    for pair in octets.chunks(2) {
+        sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn text(mac: [u8; 6]) -> String {
+    mac.map(|octet| format!("{octet:02x}")).join(":")
+}

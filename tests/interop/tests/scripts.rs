@@ -1,0 +1,75 @@
+//! The TCP crate's packet scripts with the kernel's socket as the connection: what we expect of ourselves is what it does,
+//! or the difference is argued in `scripts/kernel.txt`.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+
+use uwarp_interop_tests::scripts::edits::{self, Verdict};
+use uwarp_interop_tests::scripts::{parse, player};
+use uwarp_netns::Namespace;
+
+const FILES: [(&str, &str); 7] = [
+    ("open", include_str!("../../../stack/tcp/tests/scripts/open.txt")),
+    ("close", include_str!("../../../stack/tcp/tests/scripts/close.txt")),
+    ("data", include_str!("../../../stack/tcp/tests/scripts/data.txt")),
+    ("window", include_str!("../../../stack/tcp/tests/scripts/window.txt")),
+    ("timers", include_str!("../../../stack/tcp/tests/scripts/timers.txt")),
+    ("recovery", include_str!("../../../stack/tcp/tests/scripts/recovery.txt")),
+    ("robustness", include_str!("../../../stack/tcp/tests/scripts/robustness.txt")),
+];
+
+/// Scripts that wait for most of their time can be played side by side, each in a namespace of its own.
+const AT_A_TIME: usize = 12;
+/// A busy machine stretches real time under a script; what the kernel does otherwise it does every time.
+const ATTEMPTS: usize = 3;
+
+#[test]
+fn the_kernel_plays_our_scripts() {
+    let verdicts = edits::read(include_str!("../scripts/kernel.txt")).expect("a good file");
+    let scripts: Vec<_> = FILES.iter().flat_map(|(_, text)| parse::scripts(text)).collect();
+    let by_title: HashMap<&str, &parse::Script> = scripts.iter().map(|script| (script.title, script)).collect();
+    let mut failures = String::new();
+    let mut work = Vec::new();
+    let mut skipped = 0;
+    for (title, verdict) in &verdicts {
+        match (by_title.get(title), verdict) {
+            (None, _) => writeln!(failures, "{title}: there is no such script").unwrap(),
+            (Some(_), Verdict::Skip(_)) => skipped += 1,
+            (Some(script), Verdict::Play(edits)) => match edits::apply(script, edits) {
+                Ok(lines) => work.push((*title, lines)),
+                Err(why) => writeln!(failures, "{title}: {why}").unwrap(),
+            },
+        }
+    }
+    let played = work.len();
+    let unchanged = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Play(Vec::new())).count();
+    let (work, failures) = (Mutex::new(work), Mutex::new(failures));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some((title, lines)) = { work.lock().unwrap().pop() } {
+                    let mut outcome = Ok(());
+                    for _ in 0..ATTEMPTS {
+                        let namespace = Namespace::new("script").expect("a network namespace");
+                        outcome = namespace.inside(|| player::play(&lines)).expect("a thread inside");
+                        if outcome.is_ok() {
+                            break;
+                        }
+                    }
+                    if let Err(why) = outcome {
+                        writeln!(failures.lock().unwrap(), "{title}\n    {why}").unwrap();
+                    }
+                }
+            });
+        }
+    });
+    println!(
+        "{} scripts: {played} played with the kernel, {unchanged} of them unchanged, {skipped} cannot be, {} are not listed",
+        scripts.len(),
+        scripts.len() - verdicts.len()
+    );
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "\n{failures}");
+    assert!(unchanged >= 40, "{unchanged} scripts are the same for the kernel and for us");
+}
