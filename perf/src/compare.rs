@@ -121,6 +121,8 @@ const PARTS: &[(&str, &str, usize, &[&str])] = &[
     ("Read latency", "read-latency", 64, &[]),
     ("raw bandwidth MTU 1500", "raw-bandwidth", 1460, &[]),
     ("Write bandwidth MTU 1500", "write-bandwidth", 65_536, &["--depth", "64"]),
+    ("stream latency", "stream-latency", 64, &[]),
+    ("stream bandwidth MTU 1500", "stream-bandwidth", 65_536, &[]),
     ("Write bandwidth MTU 9000", "write-bandwidth", 65_536, &["--depth", "64", "--mtu", "9000"]),
     ("Write rate", "write-rate", 64, &["--depth", "64"]),
 ];
@@ -162,5 +164,7 @@ fn print(device: &str, figures: &Figures) {
         }
     }
     ratio("kernel TCP spinning, p50 ns", "Write latency, p50 ns");
+    ratio("kernel TCP spinning, p50 ns", "stream latency, p50 ns");
     ratio("Write bandwidth MTU 1500, Gbit/s", "kernel TCP no offloads, Gbit/s");
+    ratio("stream bandwidth MTU 1500, Gbit/s", "kernel TCP no offloads, Gbit/s");
 }

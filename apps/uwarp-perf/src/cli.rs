@@ -33,7 +33,7 @@ Examples:
   uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
   uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 --address 10.1.0.2/24
 
-Latencies of write, send and raw tests are full round trips; a read's is from the post to its completion. The raw tests
+Latencies of write, send, stream and raw tests are full round trips; a read's is from the post to its completion. The raw tests
 move frames of the same number and sizes as an RDMA Write of --size octets needs, with no stack on them. Bandwidth and
 rates end when the other side has confirmed the last message. Warm-up is not counted.";
 
@@ -79,6 +79,10 @@ pub enum Test {
     RawLatency,
     /// Bare frames over the same device, as many as fit.
     RawBandwidth,
+    /// Ping-pong over one plain TCP stream.
+    StreamLatency,
+    /// One plain TCP stream, as much as fits.
+    StreamBandwidth,
 }
 
 impl Test {
@@ -94,6 +98,8 @@ impl Test {
             Self::WriteRate => "write-rate",
             Self::RawLatency => "raw-latency",
             Self::RawBandwidth => "raw-bandwidth",
+            Self::StreamLatency => "stream-latency",
+            Self::StreamBandwidth => "stream-bandwidth",
         }
     }
 
@@ -102,9 +108,17 @@ impl Test {
         matches!(self, Self::RawLatency | Self::RawBandwidth)
     }
 
+    /// Whether the test runs over plain TCP.
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::StreamLatency | Self::StreamBandwidth)
+    }
+
     /// Whether each message is timed.
     pub fn is_latency(self) -> bool {
-        matches!(self, Self::WriteLatency | Self::ReadLatency | Self::SendLatency | Self::RawLatency)
+        matches!(
+            self,
+            Self::WriteLatency | Self::ReadLatency | Self::SendLatency | Self::RawLatency | Self::StreamLatency
+        )
     }
 
     /// Size of a message if the command line names none.
@@ -188,7 +202,7 @@ impl TestOptions {
             return Err(usage(format!("--size is {size}: choose 1 octet to 1 GiB")));
         }
         let depth = self.depth.unwrap_or(match test {
-            _ if test.is_latency() => 1,
+            _ if test.is_latency() || test.is_stream() => 1,
             Test::WriteRate => 256,
             _ => 64,
         });
@@ -200,11 +214,16 @@ impl TestOptions {
                 "--depth has no meaning in a latency test, which has one message under way: choose a bandwidth test",
             ));
         }
+        if test.is_stream() && depth != 1 {
+            return Err(usage(
+                "--depth has no meaning in a stream test, which has no messages under way: leave it out",
+            ));
+        }
         if !(1..=QPS_MAX).contains(&self.qps) {
             return Err(usage(format!("--qps is {}: choose 1 to {QPS_MAX}", self.qps)));
         }
-        if test.is_raw() && self.qps != 1 {
-            return Err(usage("--qps has no meaning in a raw test, which has no queue pairs: leave it out"));
+        if (test.is_raw() || test.is_stream()) && self.qps != 1 {
+            return Err(usage("--qps has no meaning in a raw or stream test, which has no queue pairs: leave it out"));
         }
         match self.frame {
             Some(_) if !test.is_raw() => {
@@ -263,6 +282,9 @@ pub struct ServerArguments {
     /// Serve the raw tests instead (no stack, no address)
     #[arg(long)]
     pub raw: bool,
+    /// Serve the tests over plain TCP streams instead
+    #[arg(long, conflicts_with = "raw")]
+    pub streams: bool,
     /// End after the first client
     #[arg(long)]
     pub once: bool,
@@ -315,6 +337,8 @@ mod tests {
             ("write-bandwidth", vec!["--frame", "100"]),
             ("raw-latency", vec!["--frame", "20"]),
             ("raw-bandwidth", vec!["--qps", "2"]),
+            ("stream-bandwidth", vec!["--qps", "2"]),
+            ("stream-bandwidth", vec!["--depth", "2"]),
         ] {
             let mut line = vec!["uwarp-perf", "pair", test];
             line.extend(arguments);

@@ -11,6 +11,7 @@ mod raw;
 mod rdma;
 mod report;
 mod samples;
+mod streams;
 
 use cli::{Cli, ClientArguments, Command, ServerArguments};
 use std::process::{ExitCode, ExitStatus};
@@ -35,6 +36,9 @@ fn server(arguments: &ServerArguments) -> anyhow::Result<()> {
     if arguments.raw {
         return raw::server(&config, arguments.cpus, arguments.once);
     }
+    if arguments.streams {
+        return streams::server(config, arguments);
+    }
     rdma::server(config, arguments)
 }
 
@@ -50,7 +54,11 @@ fn client(arguments: &ClientArguments) -> anyhow::Result<()> {
             return Err(usage("the server's address is missing: give it after the name of the test"));
         };
         let server = std::net::SocketAddr::from((server, arguments.port));
-        rdma::client(config, arguments.cpus, &plan, server, &device)?
+        if plan.test.is_stream() {
+            streams::client(config, arguments.cpus, &plan, server, &device)?
+        } else {
+            rdma::client(config, arguments.cpus, &plan, server, &device)?
+        }
     };
     report.publish(arguments.options.json.as_deref())
 }

@@ -155,6 +155,9 @@ fn run_both(
     if plan.test.is_raw() {
         server.arg("--raw");
     }
+    if plan.test.is_stream() {
+        server.arg("--streams");
+    }
     let mut client = command("client", cpus[1], CLIENT_INTERFACE);
     client.stdout(Stdio::piped());
     client.args([plan.test.name(), &network.default_address(uwarp_app::Role::Server).to_string()]);

@@ -69,6 +69,15 @@ fn bandwidth_over_memif() {
 }
 
 #[test]
+fn plain_streams_over_virtio_and_memif() {
+    for device in ["virtio", "memif"] {
+        check_latency("stream-latency", device);
+        check_bandwidth("stream-bandwidth", device, &[]);
+    }
+    check_bandwidth("stream-bandwidth", "virtio", &["--loss", "2", "--size", "4K", "--engine", "threaded"]);
+}
+
+#[test]
 fn several_queue_pairs_with_jumbo_frames_and_threaded_engines() {
     for test in ["write-bandwidth", "read-bandwidth", "send-bandwidth"] {
         check_bandwidth(test, "virtio", &["--qps", "16", "--depth", "4", "--mtu", "9000", "--engine", "threaded"]);

@@ -16,7 +16,7 @@ use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 use crate::ports::decorated::FaultRates;
 use crate::stats::{EngineStats, TcpInfo};
-use crate::stream::{IncomingStream, StreamOptions, StreamSetup};
+use crate::stream::{IncomingStream, StreamEnds, StreamOptions, StreamSetup};
 use crate::work::{Completion, Status};
 
 /// Where events of one kind go: a channel, and a notifier fired after each event.
@@ -145,6 +145,8 @@ pub enum Command {
     },
     /// Starts an active open of a plain stream. The outcome shows in what is shared with the application.
     ConnectStream(Box<ConnectStreamParameters>),
+    /// Turns a plain stream into an RDMA stream.
+    ConvertStream(Box<ConversionParameters>),
     /// Turns Nagle's rule of a plain stream on or off.
     SetNagle {
         /// The stream's handle.
@@ -308,6 +310,38 @@ pub struct ConnectStreamParameters {
     pub setup: StreamSetup,
 }
 
+/// A plain stream that is to become an RDMA stream.
+#[derive(Debug)]
+pub struct ConversionParameters {
+    /// The stream's handle.
+    pub handle: u64,
+    /// The application's part of it: what was written goes out first, what was not read belongs to MPA.
+    pub ends: StreamEnds,
+    /// Where it goes back to if nothing was begun, or after a rejection; dropped if not.
+    pub returned: Sender<StreamEnds>,
+    /// This side's role.
+    pub role: ConversionRole,
+}
+
+/// A side's role in the MPA start-up of what was a plain stream.
+#[derive(Debug)]
+pub enum ConversionRole {
+    /// Sends the Request. The outcome is a [`ConnectionEvent`] of the queue pair.
+    Initiator {
+        /// The idle queue pair.
+        queue_pair: u32,
+        /// Wishes about the start-up.
+        options: StartupOptions,
+    },
+    /// Awaits the Request.
+    Responder {
+        /// Where it goes; it is accepted or rejected like any other.
+        requests: EventSink<ConnectionRequest>,
+        /// Longest wait for it.
+        timeout: Duration,
+    },
+}
+
 /// An answer to a connection request.
 #[derive(Debug)]
 pub struct AcceptParameters {
@@ -324,8 +358,8 @@ pub struct AcceptParameters {
 pub struct ConnectionRequest {
     /// Handle for accept and reject.
     pub request: RequestId,
-    /// The listener.
-    pub listener: ListenerId,
+    /// The listener; `None` for what was a plain stream.
+    pub listener: Option<ListenerId>,
     /// The peer's address.
     pub peer: SocketAddr,
     /// Our address.

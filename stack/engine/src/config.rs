@@ -83,10 +83,13 @@ impl Default for IwarpConfig {
 /// Caps on objects. Reaching one refuses the newcomer.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections, TIME-WAIT included.
+    /// Connections, those in TIME-WAIT not included.
     pub connections: u32,
-    /// Passive connections that have not yet sent their MPA Request.
+    /// Passive connections whose handshake is not done. Beyond it SYNs are answered with cookies (RFC 4987 §3.6), and cost no
+    /// memory.
     pub half_open: u32,
+    /// Connections in TIME-WAIT; beyond it those that have waited longest are forgotten.
+    pub time_wait: u32,
     /// Queue pairs; also the bound of their numbers.
     pub queue_pairs: u32,
     /// Listeners.
@@ -109,6 +112,7 @@ impl Default for Limits {
         Limits {
             connections: 32_768,
             half_open: 1_024,
+            time_wait: 16_384,
             queue_pairs: 16_384,
             listeners: 256,
             neighbours: 1_024,

@@ -8,7 +8,7 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 
-use crate::command::{DisconnectReason, ListenerId};
+use crate::command::{ConnectionRequest, DisconnectReason, EventSink, ListenerId};
 use crate::queue_pair::QueuePair;
 use crate::streaming::Streaming;
 use crate::template::Template;
@@ -23,6 +23,8 @@ pub(crate) struct Connection {
     pub(crate) scheduled: bool,
     /// Waits for its next hop's hardware address.
     pub(crate) unresolved: bool,
+    /// A passive connection whose handshake is not done, counted as such.
+    pub(crate) half_open: bool,
     /// The peer is this engine: frames take the internal loop.
     pub(crate) to_self: bool,
     /// The window offered was lowered because buffers are short.
@@ -101,7 +103,26 @@ pub(crate) struct Initiating {
 #[derive(Debug)]
 pub(crate) struct Responding {
     pub(crate) machine: Responder,
-    pub(crate) listener: ListenerId,
+    pub(crate) origin: Origin,
+}
+
+/// Where a passive open came from, and its request goes.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// To a listener.
+    Listener(ListenerId),
+    /// From a plain stream of ours.
+    Stream(EventSink<ConnectionRequest>),
+}
+
+impl Responding {
+    /// The listener that counts it.
+    pub(crate) fn listener(&self) -> Option<ListenerId> {
+        match &self.origin {
+            Origin::Listener(listener) => Some(*listener),
+            Origin::Stream(_) => None,
+        }
+    }
 }
 
 /// A stream in full operation.

@@ -55,6 +55,7 @@ impl<P: Port> Core<P> {
                 let _ = reply.send(self.listen(listener, port, backlog, requests));
             }
             Command::ConnectStream(parameters) => self.connect_stream(*parameters),
+            Command::ConvertStream(parameters) => self.convert_stream(*parameters),
             Command::SetNagle { handle, nagle } => self.set_stream_nagle(handle, nagle),
             Command::StreamInfo { handle, reply } => {
                 let _ = reply.send(self.stream_info(handle));
@@ -81,7 +82,7 @@ impl<P: Port> Core<P> {
 
     fn listen(&mut self, id: ListenerId, port: u16, backlog: u32, requests: Requests) -> Result<(), ControlError> {
         self.check_listen(port)?;
-        self.listeners.insert(port, Listener { id, backlog: backlog.max(1), pending: 0, requests });
+        self.listeners.insert(port, Listener { id, backlog: backlog.max(1), pending: 0, half_open: 0, requests });
         Ok(())
     }
 

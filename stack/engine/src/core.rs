@@ -8,7 +8,7 @@ use crossbeam::channel::Receiver;
 use hashbrown::HashMap;
 use uwarp_memory::Turn;
 use uwarp_ring::Doorbells;
-use uwarp_tcp::{Instant, IsnGenerator};
+use uwarp_tcp::{Instant, IsnGenerator, SynCookies};
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
 use uwarp_wire::ipv6;
@@ -27,6 +27,7 @@ use crate::port::{Batch, Buffer, LinkState, Port};
 use crate::queue_pair::{QueuePair, Stage};
 use crate::slab::{BufferStore, Slab};
 use crate::stats::{DROP_REASONS, DropReason};
+use crate::waits::Waits;
 use crate::wheel::Wheel;
 
 /// How often the link is looked at.
@@ -81,6 +82,8 @@ pub(crate) struct Counters {
     pub(crate) icmp_errors_suppressed: u64,
     pub(crate) echoes: u64,
     pub(crate) address_conflicts: u64,
+    pub(crate) cookies_sent: u64,
+    pub(crate) cookies_accepted: u64,
     pub(crate) terminates_sent: u64,
     pub(crate) terminates_received: u64,
     pub(crate) connections_opened: u64,
@@ -133,7 +136,12 @@ pub(crate) struct Core<P: Port> {
     pub(crate) queue_pairs: Vec<Option<Box<QueuePair>>>,
     pub(crate) lanes: Lanes,
     pub(crate) listeners: HashMap<u16, Listener>,
+    /// Passive connections whose handshake is not done.
     pub(crate) half_open: u32,
+    pub(crate) waits: Waits,
+    pub(crate) cookies: SynCookies,
+    /// Until when a cookie of ours may come back.
+    pub(crate) cookies_until: Instant,
     pub(crate) neighbours: Neighbours,
     /// Connections that wait for a hardware address.
     pub(crate) unresolved: Vec<u32>,
@@ -202,6 +210,7 @@ impl<P: Port> Core<P> {
         let neighbours = Neighbours::new(config.limits.neighbours as usize, fixed, secret[1]);
         let transmit_buffers = levels.transmit_total as usize;
         let backlog = config.budgets.transmit_backlog as usize;
+        let time_wait = config.limits.time_wait as usize;
         let queue_pairs = (0..config.limits.queue_pairs).map(|_| None).collect();
         config.budgets.transmit_backlog = config.budgets.transmit_backlog.max(8);
         Ok(Core {
@@ -226,6 +235,9 @@ impl<P: Port> Core<P> {
             lanes: Lanes::default(),
             listeners: HashMap::new(),
             half_open: 0,
+            waits: Waits::new(secret[0] ^ secret[1], time_wait),
+            cookies: SynCookies::new([secret[0].rotate_left(32), !secret[1]]),
+            cookies_until: Instant::ZERO,
             known_epoch: neighbours.epoch(),
             neighbours,
             unresolved: Vec::new(),
@@ -284,6 +296,7 @@ impl<P: Port> Core<P> {
             || !self.loopback.is_empty()
             || self.neighbours.deadline().is_some_and(|at| at <= now)
             || self.chores_at.is_some_and(|at| at <= now)
+            || self.waits.deadline().is_some_and(|at| at <= now)
             || self.sweep_at.is_some_and(|at| at <= now)
             || self.known_epoch != self.neighbours.epoch()
             || self.shutdown.is_some()
@@ -306,6 +319,7 @@ impl<P: Port> Core<P> {
         if !self.fired.is_empty() {
             self.run_timers(turn);
         }
+        self.waits.expire(self.now);
         self.run_doorbells();
         if self.chores_at.is_some_and(|at| at <= self.now) {
             self.run_chores();
@@ -369,6 +383,7 @@ impl<P: Port> Core<P> {
         };
         consider(self.neighbours.deadline());
         consider(self.chores_at);
+        consider(self.waits.deadline());
         consider(self.sweep_at);
         if let Some(shutdown) = &self.shutdown {
             let patient = Some(shutdown.patient_until).filter(|at| *at > self.now);

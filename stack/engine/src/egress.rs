@@ -14,6 +14,7 @@ use uwarp_wire::rdmap::ReadRequest;
 
 use crate::command::DisconnectReason;
 use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
+use crate::conversion::TextPushed;
 use crate::core::{Core, Record};
 use crate::fpdu::Fpdu;
 use crate::port::{Buffer, Port};
@@ -69,8 +70,23 @@ impl<P: Port> Core<P> {
         if let Phase::Stream = connection.phase {
             return self.feed_stream(index, connection);
         }
-        if connection.startup_frame.is_some() && !self.push_startup_frame(connection) {
-            return true;
+        if connection.stream.is_some() {
+            // What was written before MPA took over comes before anything of MPA's.
+            match self.push_text(index, connection) {
+                TextPushed::All => {}
+                TextPushed::Waits => return false,
+                TextPushed::More => return true,
+            }
+        }
+        if connection.startup_frame.is_some() {
+            if !self.push_startup_frame(connection) {
+                return true;
+            }
+            if let Phase::Running(_) = connection.phase
+                && connection.startup_frame.is_none()
+            {
+                self.leave_stream(connection);
+            }
         }
         if connection.close_when_sent {
             self.close_tcp(connection);
@@ -310,7 +326,7 @@ impl<P: Port> Core<P> {
 
     /// Hands the start-up frame to TCP. False: no buffer, or TCP does not take it yet.
     #[cold]
-    fn push_startup_frame(&mut self, connection: &mut Connection) -> bool {
+    pub(crate) fn push_startup_frame(&mut self, connection: &mut Connection) -> bool {
         if !matches!(connection.tcp.state(), State::Established | State::CloseWait) {
             return true;
         }

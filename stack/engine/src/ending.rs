@@ -19,7 +19,7 @@ use crate::receive::Failure;
 use crate::work::Status;
 
 /// How long TCP may go on finishing on its own when nobody is interested in the connection any more.
-const CLOSING_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 impl<P: Port> Core<P> {
     /// Puts a connection back that was taken out for a while, with its timer; or removes it, if it is over.
@@ -33,6 +33,16 @@ impl<P: Port> Core<P> {
             // when its own is would keep the application waiting for a user time-out.
             self.stream_over(&mut connection);
         }
+        if connection.finished
+            && connection.tcp.state() == State::TimeWait
+            && !connection.scheduled
+            && let Some(wait) = connection.tcp.time_wait()
+        {
+            // All that is left is to answer what comes late: that takes some tens of octets.
+            let flow = connection.flow;
+            self.remove(index, connection);
+            return self.waits.insert(flow, wait);
+        }
         if let Some(deadline) = connection.next_deadline() {
             self.wheel.arm(index, deadline);
         }
@@ -41,7 +51,7 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn remove(&mut self, index: u32, mut connection: Box<Connection>) {
-        self.leave_listener(&connection);
+        self.leave_listener(&mut connection);
         self.stream_over(&mut connection);
         self.flows.remove(connection.tag, index);
         self.wheel.disarm(index);
@@ -464,7 +474,7 @@ impl<P: Port> Core<P> {
         for index in self.connections.indexes() {
             let Some(mut connection) = self.connections.take(index) else { continue };
             let theirs = match &connection.phase {
-                Phase::Responding(responding) | Phase::Requested(responding) => responding.listener == listener,
+                Phase::Responding(responding) | Phase::Requested(responding) => responding.listener() == Some(listener),
                 Phase::Incoming(theirs) => *theirs == listener,
                 _ => false,
             };

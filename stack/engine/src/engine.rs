@@ -102,7 +102,7 @@ impl<P: Port> Engine<P> {
 
     /// Connections, those in TIME-WAIT included.
     pub fn flow_count(&self) -> usize {
-        self.core.flows.len()
+        self.core.flows.len() + self.core.waits.len()
     }
 
     /// Buffers that connections hold: received out of order, and sent but not acknowledged.

@@ -113,21 +113,26 @@ impl<P: Port> Core<P> {
         if !good {
             return self.count_drop(DropReason::L4Checksum);
         }
-        let index = self.find(&frame.flow);
-        let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.take(index)?))) else {
+        let mut index = self.find(&frame.flow);
+        if index.is_none() {
             // A connection has one of our addresses; here one looks.
             if !self.addresses.is_own(frame.flow.local) {
                 return self.count_drop(DropReason::WrongAddress);
             }
-            if !self.on_stranger(&frame) {
-                self.send_reset(&frame);
-            }
+            index = self.on_stranger(&frame);
+        }
+        let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.take(index)?))) else {
             return;
         };
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer used the ports of a finished connection again (RFC 6191): the new one takes its place.
+            let old = connection.tcp.time_wait();
+            let flow = connection.flow;
             connection.gone = true;
             self.put_back(index, connection);
+            if let Some(old) = old {
+                self.waits.insert(flow, old);
+            }
             self.on_stranger(&frame);
             return;
         }
@@ -268,7 +273,7 @@ impl<P: Port> Core<P> {
 
     /// Answers a segment that belongs to no connection.
     #[cold]
-    fn send_reset(&mut self, frame: &TcpFrame) {
+    pub(crate) fn send_reset(&mut self, frame: &TcpFrame) {
         let Some(header) = reset_for(&frame.header, frame.payload_len as u32) else { return };
         if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
             return;
@@ -286,7 +291,7 @@ impl<P: Port> Core<P> {
 }
 
 /// The engine's counter for TCP's reason.
-fn drop_reason(reason: uwarp_tcp::DropReason) -> DropReason {
+pub(crate) fn drop_reason(reason: uwarp_tcp::DropReason) -> DropReason {
     use uwarp_tcp::DropReason as Tcp;
     match reason {
         Tcp::Duplicate => DropReason::Duplicate,

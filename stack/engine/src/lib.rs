@@ -16,6 +16,7 @@ pub mod command;
 pub mod config;
 mod connection;
 mod control;
+mod conversion;
 mod core;
 mod discovery;
 mod egress;
@@ -41,6 +42,7 @@ pub mod stats;
 pub mod stream;
 mod streaming;
 mod template;
+mod waits;
 mod wheel;
 pub mod work;
 

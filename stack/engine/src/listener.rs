@@ -3,25 +3,34 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
+use uwarp_tcp::{Answer, TimeWait};
+use uwarp_wire::address::FlowKey;
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::TcpFlags;
 
 use crate::command::{ConnectionRequest, EventSink, ListenerId};
-use crate::connection::{Connection, Phase, Responding};
+use crate::connection::{Connection, Origin, Phase, Responding};
 use crate::core::Core;
+use crate::ingress::drop_reason;
 use crate::port::Port;
 use crate::stats::DropReason;
 use crate::stream::{IncomingStream, StreamOptions};
+
+/// How long a cookie may take to come back: two ticks of its clock (`SynCookies::recover`).
+const COOKIE_LIFE: Duration = Duration::from_secs(140);
 
 /// A TCP port that is listened on.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,
     pub(crate) backlog: u32,
-    /// Connections that were not accepted or rejected yet.
+    /// Connections that were not accepted or rejected yet; of plain streams, those whose handshake is not done.
     pub(crate) pending: u32,
+    /// Those of them whose handshake is not done.
+    pub(crate) half_open: u32,
     pub(crate) requests: Requests,
 }
 
@@ -40,89 +49,210 @@ pub(crate) enum Requests {
 }
 
 impl Listener {
-    /// Whether no more connections may wait.
-    fn is_full(&self) -> bool {
-        let waiting = match &self.requests {
+    /// How many connections wait for the application.
+    fn waiting(&self) -> u32 {
+        let streams = match &self.requests {
             Requests::Rdma(_) => 0,
             Requests::Streams { waiting, .. } => waiting.load(Relaxed),
         };
-        self.pending.saturating_add(waiting) >= self.backlog
+        self.pending.saturating_sub(self.half_open).saturating_add(streams)
     }
 }
 
 impl<P: Port> Core<P> {
-    /// Takes a segment that belongs to no connection. True: it made one, or is to be ignored; false: a reset is due.
+    /// Takes a segment that belongs to no connection that lives: answers it, or ignores it. Gives a connection that it opened
+    /// and that is to be shown it.
     #[cold]
-    pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> bool {
+    pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> Option<u32> {
         let header = &frame.header;
-        let is_open = header.flags.contains(TcpFlags::SYN)
-            && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN);
-        let config = self.tcp_config_for(frame.flow.remote);
-        let Some(listener) = self.listeners.get_mut(&frame.flow.local_port) else {
-            self.count_drop(DropReason::NoConnection);
-            return false;
-        };
-        if !is_open || self.shutdown.is_some() {
-            self.count_drop(DropReason::NoConnection);
-            return false;
+        let mut previous = None;
+        if let Some(wait) = self.waits.get_mut(&frame.flow) {
+            if !wait.admits_new_incarnation(header) {
+                let answer = wait.on_segment(self.now, header, frame.payload_len as u32);
+                self.answer_late(frame, answer);
+                return None;
+            }
+            previous = Some(*wait);
         }
+        if !self.listeners.contains_key(&frame.flow.local_port) || self.shutdown.is_some() {
+            self.count_drop(DropReason::NoConnection);
+            self.send_reset(frame);
+            return None;
+        }
+        if header.flags.contains(TcpFlags::SYN)
+            && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
+        {
+            self.on_syn(frame, previous);
+            return None;
+        }
+        let opened = if self.now < self.cookies_until { self.on_cookie(frame) } else { Cookie::None };
+        match opened {
+            Cookie::Opens(index) => Some(index),
+            Cookie::Ignored => None,
+            Cookie::None => {
+                self.count_drop(DropReason::NoConnection);
+                self.send_reset(frame);
+                None
+            }
+        }
+    }
+
+    /// A late segment of a connection in TIME-WAIT.
+    fn answer_late(&mut self, frame: &TcpFrame, answer: Answer) {
+        if let Some(reason) = answer.drop {
+            self.count_drop(drop_reason(reason));
+        }
+        let Some(mut reply) = answer.reply else { return };
+        if !self.has_room() {
+            return;
+        }
+        reply.source_port = frame.flow.local_port;
+        reply.destination_port = frame.flow.remote_port;
+        let to_self = self.addresses.is_own(frame.flow.remote);
+        if self.send_bare(&frame.flow, frame.source_mac, to_self, reply) {
+            self.counters.pure_acknowledgments += 1;
+        } else {
+            self.count_drop(DropReason::NoTransmitBuffer);
+        }
+    }
+
+    /// TCP's settings for a listener's connections.
+    fn listener_config(&self, flow: &FlowKey) -> uwarp_tcp::Config {
+        let mut config = self.tcp_config_for(flow.remote);
+        let listener = self.listeners.get(&flow.local_port);
+        if let Some(Requests::Streams { options, .. }) = listener.map(|listener| &listener.requests) {
+            options.configure(&mut config);
+        }
+        config
+    }
+
+    /// A SYN for a listener; `previous` is the finished connection whose ports it uses again (RFC 6191).
+    fn on_syn(&mut self, frame: &TcpFrame, previous: Option<TimeWait>) {
+        let port = frame.flow.local_port;
+        let Some(listener) = self.listeners.get(&port) else { return };
         // A full house is not refused but ignored: the peer's SYN comes again, and there may be room then.
-        if listener.is_full() {
-            self.count_drop(DropReason::BacklogFull);
-            return true;
+        let waiting = listener.waiting();
+        if waiting >= listener.backlog {
+            return self.count_drop(DropReason::BacklogFull);
         }
-        if self.half_open >= self.config.limits.half_open {
-            self.count_drop(DropReason::HalfOpenLimit);
-            return true;
+        if self.connections.len() >= self.config.limits.connections as usize {
+            return self.count_drop(DropReason::ConnectionLimit);
+        }
+        let crowded = waiting.saturating_add(listener.half_open) >= listener.backlog;
+        if crowded || self.half_open >= self.config.limits.half_open {
+            return self.send_cookie(frame);
+        }
+        let config = self.listener_config(&frame.flow);
+        let mut isn = self.isn.generate(&frame.flow, self.now);
+        if let Some(previous) = previous {
+            isn = previous.isn_beyond(isn);
+            self.waits.remove(&frame.flow);
+        }
+        let tcp = uwarp_tcp::Connection::accept(&config, &frame.header, isn, self.now);
+        if let Some(index) = self.add_passive(frame, tcp) {
+            self.schedule_index(index);
+        }
+    }
+
+    /// Answers a SYN and keeps nothing of it.
+    fn send_cookie(&mut self, frame: &TcpFrame) {
+        if !self.has_room() || !self.has_free(self.reserve + 1) {
+            return self.count_drop(DropReason::NoTransmitBuffer);
+        }
+        let config = self.listener_config(&frame.flow);
+        let mut header = self.cookies.answer(&config, &frame.flow, &frame.header, self.now);
+        header.source_port = frame.flow.local_port;
+        header.destination_port = frame.flow.remote_port;
+        let to_self = self.addresses.is_own(frame.flow.remote);
+        if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
+            self.counters.cookies_sent += 1;
+            self.cookies_until = self.now + COOKIE_LIFE;
+        } else {
+            self.count_drop(DropReason::NoTransmitBuffer);
+        }
+    }
+
+    /// An acknowledgment without a connection may be the answer to a cookie.
+    fn on_cookie(&mut self, frame: &TcpFrame) -> Cookie {
+        let port = frame.flow.local_port;
+        let config = self.listener_config(&frame.flow);
+        let Some(tcp) = self.cookies.accept(&config, &frame.flow, &frame.header, self.now) else { return Cookie::None };
+        // The peer takes the connection for open; its next segment asks again.
+        let full = self.listeners.get(&port).is_none_or(|listener| listener.waiting() >= listener.backlog);
+        if full {
+            self.count_drop(DropReason::BacklogFull);
+            return Cookie::Ignored;
         }
         if self.connections.len() >= self.config.limits.connections as usize {
             self.count_drop(DropReason::ConnectionLimit);
-            return true;
+            return Cookie::Ignored;
         }
+        self.waits.remove(&frame.flow);
+        self.counters.cookies_accepted += 1;
+        self.add_passive(frame, tcp).map_or(Cookie::Ignored, Cookie::Opens)
+    }
+
+    /// A connection in its handshake, for the listener on its port.
+    fn add_passive(&mut self, frame: &TcpFrame, tcp: uwarp_tcp::Connection) -> Option<u32> {
+        let listener = self.listeners.get_mut(&frame.flow.local_port)?;
         listener.pending += 1;
+        listener.half_open += 1;
         self.half_open += 1;
         let id = listener.id;
-        let mut config = config;
         let phase = match &listener.requests {
             Requests::Rdma(_) => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
-                Phase::Responding(Box::new(Responding { machine: Responder::new(options), listener: id }))
+                Phase::Responding(Box::new(Responding {
+                    machine: Responder::new(options),
+                    origin: Origin::Listener(id),
+                }))
             }
-            Requests::Streams { options, .. } => {
-                options.configure(&mut config);
-                Phase::Incoming(id)
-            }
+            Requests::Streams { .. } => Phase::Incoming(id),
         };
-        let isn = self.isn.generate(&frame.flow, self.now);
-        let tcp = uwarp_tcp::Connection::accept(&config, header, isn, self.now);
         let deadline = self.now + self.config.iwarp.startup_timeout;
         let index = self.add_connection(frame.flow, tcp, phase);
         if let Some(connection) = self.connections.get_mut(index) {
             connection.deadline = Some(deadline);
+            connection.half_open = true;
             // The SYN's sender is on the link, or its router is: no need to ask for an address that answers already.
             connection.mac = frame.source_mac.0;
             connection.epoch = self.neighbours.epoch();
         }
-        self.schedule_index(index);
-        true
+        Some(index)
+    }
+
+    /// The handshake of a passive connection is done.
+    pub(crate) fn handshake_done(&mut self, connection: &mut Connection, listener: ListenerId) {
+        if !std::mem::take(&mut connection.half_open) {
+            return;
+        }
+        self.half_open = self.half_open.saturating_sub(1);
+        if let Some(listener) = self.listeners.values_mut().find(|candidate| candidate.id == listener) {
+            listener.half_open = listener.half_open.saturating_sub(1);
+        }
     }
 
     /// A passive connection is no longer waiting: it was answered, or it ended.
-    pub(crate) fn leave_listener(&mut self, connection: &Connection) {
+    pub(crate) fn leave_listener(&mut self, connection: &mut Connection) {
         let listener = match &connection.phase {
-            Phase::Responding(responding) => {
-                self.half_open = self.half_open.saturating_sub(1);
-                responding.listener
-            }
-            Phase::Incoming(listener) => {
-                self.half_open = self.half_open.saturating_sub(1);
-                *listener
-            }
-            Phase::Requested(responding) => responding.listener,
-            _ => return,
+            Phase::Responding(responding) | Phase::Requested(responding) => responding.listener(),
+            Phase::Incoming(listener) => Some(*listener),
+            _ => None,
         };
+        let Some(listener) = listener else { return };
+        self.handshake_done(connection, listener);
         if let Some(listener) = self.listeners.values_mut().find(|candidate| candidate.id == listener) {
             listener.pending = listener.pending.saturating_sub(1);
         }
     }
+}
+
+/// What an acknowledgment without a connection is.
+enum Cookie {
+    /// No cookie of ours.
+    None,
+    /// One, for which there is no room.
+    Ignored,
+    /// One that opened this connection.
+    Opens(u32),
 }

@@ -13,9 +13,9 @@ use crate::command::{
     AcceptParameters, ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason,
     EstablishedEvent, RequestId, StartupOptions,
 };
-use crate::connection::{Connection, Ending, Initiating, Phase, Running};
+use crate::connection::{Connection, Ending, Initiating, Origin, Phase, Running};
 use crate::core::Core;
-use crate::listener::Requests;
+use crate::listener::{Listener, Requests};
 use crate::port::Port;
 use crate::queue_pair::Stage;
 use crate::slab::Handle;
@@ -61,6 +61,7 @@ impl<P: Port> Core<P> {
             tcp,
             phase,
             stream: None,
+            half_open: false,
             startup_frame: None,
             close_when_sent: false,
             gather: Vec::new(),
@@ -91,19 +92,9 @@ impl<P: Port> Core<P> {
         self.check_idle(number)?;
         let address = self.check_connect(remote)?;
         let flow = self.choose_flow(address, remote.port(), local_port)?;
-        let initiator = InitiatorOptions {
-            revision: if options.revision == 1 { Revision::One } else { Revision::Two },
-            crc: options.crc,
-            limits: self.limits(&options),
-            ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
-        };
-        if options.peer_to_peer && options.ready_to_receive.is_empty() {
-            return Err(ConnectFailure::ReadyToReceive);
-        }
-        let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        let initiating = self.initiating(&options)?;
         let isn = self.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
-        let initiating = Initiating { machine, first_fpdu_delay: options.first_fpdu_delay };
         let deadline = self.now + options.timeout;
         let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
         if let Some(connection) = self.connections.get_mut(index) {
@@ -113,6 +104,21 @@ impl<P: Port> Core<P> {
         self.bind(number, index);
         self.schedule_index(index);
         Ok(())
+    }
+
+    /// The machine of an initiator.
+    pub(crate) fn initiating(&self, options: &StartupOptions) -> Result<Initiating, ConnectFailure> {
+        let initiator = InitiatorOptions {
+            revision: if options.revision == 1 { Revision::One } else { Revision::Two },
+            crc: options.crc,
+            limits: self.limits(options),
+            ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
+        };
+        if options.peer_to_peer && options.ready_to_receive.is_empty() {
+            return Err(ConnectFailure::ReadyToReceive);
+        }
+        let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        Ok(Initiating { machine, first_fpdu_delay: options.first_fpdu_delay })
     }
 
     /// Whether a connection to that peer may be opened now.
@@ -130,7 +136,7 @@ impl<P: Port> Core<P> {
         Ok(address)
     }
 
-    fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
+    pub(crate) fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
         let Some(queue_pair) = self.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
         let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
         let idle = queue_pair.stage == Stage::Idle && queue_pair.connection.is_none();
@@ -141,7 +147,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn bind(&mut self, number: u32, index: u32) {
+    pub(crate) fn bind(&mut self, number: u32, index: u32) {
         if let Some(queue_pair) = self.queue_pair(number) {
             queue_pair.stage = Stage::Connected;
             queue_pair.connection = Some(index);
@@ -174,11 +180,12 @@ impl<P: Port> Core<P> {
     }
 
     fn is_free(&self, flow: &FlowKey) -> bool {
-        if self.find(flow).is_some() || self.listeners.contains_key(&flow.local_port) {
+        if self.find(flow).is_some() || self.waits.contains(flow) || self.listeners.contains_key(&flow.local_port) {
             return false;
         }
         // A connection to ourselves has two ends in the same table.
-        !self.addresses.is_own(flow.remote) || self.find(&flow.reversed()).is_none()
+        !self.addresses.is_own(flow.remote)
+            || self.find(&flow.reversed()).is_none() && !self.waits.contains(&flow.reversed())
     }
 
     /// The connection of a flow.
@@ -195,6 +202,11 @@ impl<P: Port> Core<P> {
         match &connection.phase {
             Phase::Initiating(initiating) => {
                 connection.startup_frame = Some(initiating.machine.request().to_vec());
+            }
+            Phase::Responding(responding) => {
+                if let Some(listener) = responding.listener() {
+                    self.handshake_done(connection, listener);
+                }
             }
             Phase::Stream => self.on_stream_open(index, connection),
             Phase::Incoming(listener) => {
@@ -238,20 +250,25 @@ impl<P: Port> Core<P> {
     fn on_request(&mut self, index: u32, connection: &mut Connection) {
         let engine = self.config.index;
         let Some(handle) = self.connections.reserved_handle(index) else { return };
-        self.half_open = self.half_open.saturating_sub(1);
         let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
         let Phase::Responding(responding) = phase else {
             connection.phase = phase;
             return;
         };
         let (local, peer) = endpoints(&connection.flow);
-        if let Some(request) = responding.machine.request()
-            && let Some(listener) = self.listeners.values().find(|candidate| candidate.id == responding.listener)
-            && let Requests::Rdma(requests) = &listener.requests
-        {
+        let requests = match &responding.origin {
+            Origin::Listener(listener) => {
+                match self.listeners.get(&connection.flow.local_port).filter(|found| found.id == *listener) {
+                    Some(Listener { requests: Requests::Rdma(requests), .. }) => Some(requests),
+                    _ => None,
+                }
+            }
+            Origin::Stream(requests) => Some(requests),
+        };
+        if let (Some(request), Some(requests)) = (responding.machine.request(), requests) {
             requests.send(ConnectionRequest {
                 request: RequestId { engine, handle: handle.to_bits() },
-                listener: responding.listener,
+                listener: responding.listener(),
                 peer,
                 local,
                 private_data: request.private_data.clone(),
@@ -273,6 +290,7 @@ impl<P: Port> Core<P> {
             Outcome::Established(parameters) => {
                 connection.deadline = None;
                 let first_fpdu_at = (!delay.is_zero()).then(|| self.now + delay);
+                self.leave_stream(connection);
                 self.begin_running(connection, number, parameters);
                 if let (Phase::Running(running), Some(at)) = (&mut connection.phase, first_fpdu_at) {
                     running.first_fpdu_at = Some(at);
@@ -288,7 +306,9 @@ impl<P: Port> Core<P> {
                         peer_ord: rejection.peer_ord,
                     });
                 }
-                self.finish_tcp(connection);
+                if !self.resume_stream(connection) {
+                    self.finish_tcp(connection);
+                }
             }
             Outcome::Refused(parameters, fault) => {
                 // The stream lives for its Terminate alone.
@@ -396,7 +416,9 @@ impl<P: Port> Core<P> {
                     responding.machine.reject(limits, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
                 self.leave_listener(connection);
                 connection.startup_frame = Some(reply);
-                self.finish_tcp(connection);
+                if !self.resume_stream(connection) {
+                    self.finish_tcp(connection);
+                }
                 return Err(ConnectFailure::ReadLimits);
             }
             Err(_) => return Err(ConnectFailure::Startup),
@@ -414,13 +436,16 @@ impl<P: Port> Core<P> {
     pub(crate) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         let Some(index) = self.connections.resolve(Handle::from_bits(request.handle)) else { return };
         let Some(mut connection) = self.connections.take(index) else { return };
-        self.leave_listener(&connection);
+        self.leave_listener(&mut connection);
         let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
         if let Phase::Requested(mut responding) = phase {
             match responding.machine.reject(&ReadLimits::default(), private_data) {
                 Ok(reply) => {
                     connection.startup_frame = Some(reply);
-                    self.finish_tcp(&mut connection);
+                    if !self.resume_stream(&mut connection) {
+                        self.finish_tcp(&mut connection);
+                    }
+                    Self::schedule(&mut self.ready, index, &mut connection);
                 }
                 Err(_) => self.abort(&mut connection),
             }

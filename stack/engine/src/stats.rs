@@ -55,8 +55,6 @@ drop_reasons! {
     NoConnection = "no-connection",
     /// A SYN to a listener whose backlog is full.
     BacklogFull = "backlog-full",
-    /// A SYN when the limit of half-open connections is reached.
-    HalfOpenLimit = "half-open-limit",
     /// A SYN when the limit of connections is reached.
     ConnectionLimit = "connection-limit",
     /// TCP: outside the receive window.
@@ -210,6 +208,14 @@ pub struct EngineStats {
     pub timeouts: u64,
     /// Frames of pure acknowledgments.
     pub pure_acknowledgments: u64,
+    /// SYNs answered with a cookie, since the limit of half-open connections was reached.
+    pub cookies_sent: u64,
+    /// Connections that a cookie opened.
+    pub cookies_accepted: u64,
+    /// Connections in TIME-WAIT now.
+    pub time_wait: u64,
+    /// Waits that were cut short because too many connections were in TIME-WAIT.
+    pub time_wait_cut_short: u64,
     /// Resets sent for segments without a connection.
     pub resets_sent: u64,
     /// ICMP errors sent.
@@ -238,7 +244,7 @@ pub struct EngineStats {
     pub pools: PoolLevels,
     /// Buffers held: out-of-order payload and unacknowledged records.
     pub buffers_held: u64,
-    /// Entries of the flow table.
+    /// Connections, those in TIME-WAIT included.
     pub flows: u64,
     /// Neighbours known.
     pub neighbours: u64,

@@ -222,14 +222,15 @@ impl StreamShared {
 
 /// A stream as its application has it: the ends of two rings.
 ///
-/// Reading and writing go to the rings and ring the engine's doorbell when the engine has something to do about it; waking an
-/// engine that sleeps is for the caller. Dropping it ends the stream: what was written is still sent.
+/// Reading and writing go to the rings and ring the engine's doorbell when the engine has something to do about it. Dropping it ends the stream: what was written is still sent.
 #[derive(Debug)]
 pub struct StreamEnds {
     receive: ByteConsumer,
     send: ByteProducer,
     shared: Arc<StreamShared>,
     doorbells: Arc<Doorbells>,
+    /// Wakes the engine's thread.
+    waker: Option<Arc<Notifier>>,
     /// Octets read that the engine was not told of.
     unreported: usize,
     /// Nothing more is to be written.
@@ -249,7 +250,15 @@ pub fn stream(options: &StreamOptions, doorbells: Arc<Doorbells>) -> (StreamEnds
     let ((receive_in, receive_out), (send_in, send_out)) = options.rings();
     let shared = Arc::new(StreamShared::new());
     let setup = StreamSetup { receive: receive_in, send: send_out, shared: Arc::clone(&shared) };
-    let ends = StreamEnds { receive: receive_out, send: send_in, shared, doorbells, unreported: 0, finished: false };
+    let ends = StreamEnds {
+        receive: receive_out,
+        send: send_in,
+        shared,
+        doorbells,
+        waker: None,
+        unreported: 0,
+        finished: false,
+    };
     (ends, setup)
 }
 
@@ -257,6 +266,11 @@ impl StreamEnds {
     /// Hands over what is fired when something happens that it is armed for. Only the first one counts.
     pub fn set_notifier(&self, notifier: Arc<Notifier>) {
         let _ = self.shared.notifier.set(notifier);
+    }
+
+    /// From now on the engine's thread is woken when it has something to do.
+    pub fn set_waker(&mut self, waker: Arc<Notifier>) {
+        self.waker = Some(waker);
     }
 
     /// Whether the connection has been opened, be it over by now.
@@ -297,20 +311,19 @@ impl StreamEnds {
         if self.finished { 0 } else { self.send.free() }
     }
 
-    /// Takes received octets, as many as there are and `out` holds. True: the engine has something to do about it.
+    /// Takes received octets, as many as there are and `out` holds.
     #[inline]
-    pub fn read(&mut self, out: &mut [u8]) -> (usize, bool) {
+    pub fn read(&mut self, out: &mut [u8]) -> usize {
         let count = self.receive.read(out);
         self.unreported += count;
         // The engine sees by itself what became free when it receives; it has to be told only when the peer might be
         // waiting for the window. With a quarter of the ring at a time, a ring that was emptied is known to be three
         // quarters empty at least.
-        let tell = self.unreported >= self.receive.capacity() / 4;
-        if tell {
+        if self.unreported >= self.receive.capacity() / 4 {
             self.unreported = 0;
             self.ring();
         }
-        (count, tell)
+        count
     }
 
     /// Whether everything that the peer sent has been read and it sends no more.
@@ -318,7 +331,7 @@ impl StreamEnds {
         self.receive.is_closed() && self.receive.available() == 0
     }
 
-    /// Hands over octets to be sent and gives how many there was room for. The engine has something to do if that is not 0.
+    /// Hands over octets to be sent and gives how many there was room for.
     #[inline]
     pub fn write(&mut self, octets: &[u8]) -> usize {
         if self.finished {
@@ -364,6 +377,9 @@ impl StreamEnds {
         let bell = self.shared.bell.load(Acquire);
         if bell != NO_BELL {
             self.doorbells.ring(bell as usize);
+            if let Some(waker) = &self.waker {
+                waker.fire_if_armed();
+            }
         }
     }
 }

@@ -11,7 +11,9 @@ use uwarp_tcp::State;
 
 use crate::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
 use crate::connection::{Connection, Phase};
+use crate::conversion::Lent;
 use crate::core::{Core, Record};
+use crate::ending::CLOSING_LIMIT;
 use crate::listener::Requests;
 use crate::port::{Buffer, Port};
 use crate::slab::Handle;
@@ -27,6 +29,8 @@ pub(crate) struct Streaming {
     /// Octets to be sent come from here.
     send: ByteConsumer,
     shared: Arc<StreamShared>,
+    /// The application's part, while MPA starts up.
+    lent: Option<Box<Lent>>,
     /// What the application is to be woken for at the end of the turn.
     news: Interest,
     /// The connection was opened.
@@ -45,6 +49,7 @@ impl Streaming {
             receive: setup.receive,
             send: setup.send,
             shared: setup.shared,
+            lent: None,
             news: Interest::NONE,
             opened: false,
             finishing: false,
@@ -55,6 +60,28 @@ impl Streaming {
 
     pub(crate) fn fail(&self, failure: StreamFailure) {
         self.shared.fail(failure);
+    }
+
+    /// Whether it is open in both directions, and in its application's hands.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.opened && !self.closed && !self.finishing && !self.peer_closed && self.lent.is_none()
+    }
+
+    pub(crate) fn lend(&mut self, lent: Lent) {
+        self.lent = Some(Box::new(lent));
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.is_some()
+    }
+
+    pub(crate) fn take_lent(&mut self) -> Option<Lent> {
+        self.lent.take().map(|lent| *lent)
+    }
+
+    /// Whether something that was written is not with TCP yet.
+    pub(crate) fn has_text(&mut self) -> bool {
+        self.send.available() > 0
     }
 
     /// What the ring can take. Looks at the application's cursor only when that may matter.
@@ -219,13 +246,23 @@ impl<P: Port> Core<P> {
     /// Looks at what the application did: what it read opens the window, what it wrote is handed to TCP. True: there is more.
     #[inline]
     pub(crate) fn feed_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
+        if connection.stream.as_ref().is_some_and(Streaming::is_lent) && self.give_back(index, connection) {
+            return true;
+        }
         let Some(stream) = &mut connection.stream else { return false };
+        if stream.is_lent() {
+            return false;
+        }
         if stream.shared.is_aborted() {
             self.abort_stream(connection);
             return false;
         }
         if !stream.opened {
             return false;
+        }
+        if stream.receive.is_closed() && connection.deadline.is_none() {
+            // Nobody has the stream any more: a peer that does not take the rest must not keep it for ever.
+            connection.deadline = Some(self.now + CLOSING_LIMIT);
         }
         stream.receive.free();
         let space = stream.space();
@@ -239,7 +276,7 @@ impl<P: Port> Core<P> {
 
     /// Hands TCP what the application wrote. True: there is more, and it could go.
     #[inline]
-    fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
+    pub(crate) fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
         let mut budget = self.config.budgets.frames_per_connection;
         let mut pulled = false;
         let more = loop {

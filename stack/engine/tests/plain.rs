@@ -31,7 +31,7 @@ fn exchange(world: &mut World, streams: [&mut StreamEnds; 2], sent: [&[u8]; 2]) 
             if at[index] == sent[index].len() {
                 stream.finish();
             }
-            let (count, _) = stream.read(&mut room);
+            let count = stream.read(&mut room);
             received[index].extend_from_slice(&room[..count]);
             ended[index] = stream.is_at_end();
         }
@@ -75,7 +75,7 @@ fn small_writes_run_together_while_the_network_is_busy() {
     assert!(world.run_until(SECOND, |_| {
         // Ten octets a microsecond: far more writes than round trips.
         at += client.write(&sent[at..sent.len().min(at + 10)]);
-        let (count, _) = server.read(&mut room);
+        let count = server.read(&mut room);
         received.extend_from_slice(&room[..count]);
         received.len() == sent.len()
     }));
@@ -93,7 +93,7 @@ fn an_engine_that_fails_tells_its_streams() {
     world.run(SECOND);
     world.hosts[0].engine.as_mut().expect("it lives").fail("a test");
     let mut room = [0; 10];
-    assert_eq!(client.read(&mut room), (6, false));
+    assert_eq!(client.read(&mut room), 6);
     assert!(client.is_at_end());
     assert_eq!(client.failure(), Some(StreamFailure::Fatal));
     world.hosts[0].engine = None;
@@ -113,4 +113,23 @@ fn an_open_that_nobody_answers_fails() {
     world.run(SECOND * 20);
     assert_eq!(client.failure(), Some(StreamFailure::TimedOut));
     assert!(!client.is_open());
+}
+
+#[test]
+fn a_dropped_stream_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
+    let mut world = World::two();
+    let options = StreamOptions { send_buffer: 4096, receive_buffer: 4096, ..StreamOptions::default() };
+    let (mut client, server) = joined(&mut world, &options);
+    world.run(SECOND);
+    for _ in 0..4 {
+        client.write(&[1; 4096]);
+        world.run(SECOND);
+    }
+    drop(client);
+    world.run(SECOND * 10);
+    let open = |world: &World| world.hosts[0].engine.as_ref().expect("alive").stats().connections.len();
+    assert_eq!(open(&world), 1, "it still tries");
+    world.run(SECOND * 30);
+    assert_eq!(open(&world), 0);
+    assert_eq!(server.failure(), Some(StreamFailure::Reset));
 }

@@ -4,6 +4,7 @@ use crate::context::Shared;
 use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
 use crate::queue_pair::{Outcome, QueuePair};
+use crate::tcp::{Lent, TcpStream};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -259,7 +260,7 @@ impl Listener {
     }
 
     fn wrap(&self, request: ConnectionRequest) -> ConnectRequest {
-        ConnectRequest { request: Some(request), shared: Arc::clone(&self.shared) }
+        ConnectRequest { request: Some(request), lent: None, shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -283,10 +284,17 @@ impl Drop for Listener {
 pub struct ConnectRequest {
     /// Taken by the answer.
     request: Option<ConnectionRequest>,
+    /// What was a plain stream.
+    lent: Option<Lent>,
     shared: Arc<Shared>,
 }
 
 impl ConnectRequest {
+    /// The request that came on what was a plain stream.
+    pub(crate) fn of_stream(shared: &Arc<Shared>, request: ConnectionRequest, lent: Lent) -> Self {
+        Self { request: Some(request), lent: Some(lent), shared: Arc::clone(shared) }
+    }
+
     fn request(&self) -> Option<&ConnectionRequest> {
         self.request.as_ref()
     }
@@ -368,12 +376,7 @@ impl ConnectRequest {
                 first_fpdu_delay: Duration::ZERO,
             },
         })));
-        Ok(Connecting {
-            peer: request.peer,
-            passive: true,
-            timeout,
-            deadline: Instant::now().checked_add(timeout.saturating_add(GRACE)),
-        })
+        Ok(Connecting::new(request.peer, true, timeout))
     }
 
     /// Rejects with up to [`MAX_PRIVATE_DATA`] octets of explanation.
@@ -381,6 +384,22 @@ impl ConnectRequest {
         check_private_data(private_data, MAX_PRIVATE_DATA)?;
         self.refuse(private_data.to_vec());
         Ok(())
+    }
+
+    /// Rejects a request that came on what was a plain stream, as [`reject`](Self::reject), and gives the stream back: it goes
+    /// on behind the MPA Reply.
+    ///
+    /// # Errors
+    /// The request came to a listener, or the connection is over.
+    pub fn reject_to_stream(mut self, private_data: &[u8]) -> Result<TcpStream, Error> {
+        check_private_data(private_data, MAX_PRIVATE_DATA)?;
+        self.shared.check_here()?;
+        let peer = self.peer();
+        let Some(lent) = self.lent.take() else {
+            return Err(Error::State { state: "made by a listener", expected: "reject it without a stream" });
+        };
+        self.refuse(private_data.to_vec());
+        lent.back().ok_or(Error::Accept { peer, reason: ConnectError::Closed })
     }
 
     fn refuse(&mut self, private_data: Vec<u8>) {
@@ -409,13 +428,16 @@ fn check_private_data(octets: &[u8], most: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Begins an active open.
-pub(crate) fn start_connect(
-    shared: &Arc<Shared>,
-    queue_pair: &mut QueuePair,
-    peer: SocketAddr,
-    options: ConnectOptions,
-) -> Result<Connecting, Error> {
+/// That a queue pair belongs to a context.
+pub(crate) fn check_context(shared: &Arc<Shared>, queue_pair: &QueuePair) -> Result<(), Error> {
+    if queue_pair.shared().id != shared.id {
+        return Err(Error::argument("the queue pair", "of another context", "use one of the same context"));
+    }
+    Ok(())
+}
+
+/// An initiator's wishes as the engine has them.
+pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -> Result<StartupOptions, Error> {
     if !(1..=2).contains(&options.mpa_revision) {
         return Err(Error::argument("the MPA revision", options.mpa_revision, "choose 1 (RFC 5044) or 2 (RFC 6581)"));
     }
@@ -427,39 +449,43 @@ pub(crate) fn start_connect(
     }
     let most = if options.mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA };
     check_private_data(&options.private_data, most)?;
+    Ok(StartupOptions {
+        private_data: options.private_data,
+        ird: options.ird,
+        ord: options.ord,
+        revision: options.mpa_revision,
+        minimum_ord: options.minimum_ord,
+        negotiate_reads: options.negotiate_reads,
+        peer_to_peer: options.peer_to_peer.is_some(),
+        ready_to_receive: options.peer_to_peer.unwrap_or(ReadyToReceiveKinds::ALL),
+        crc: shared.config.mpa.crc,
+        timeout: options.timeout,
+        first_fpdu_delay: options.first_fpdu_delay,
+    })
+}
+
+/// Begins an active open.
+pub(crate) fn start_connect(
+    shared: &Arc<Shared>,
+    queue_pair: &mut QueuePair,
+    peer: SocketAddr,
+    options: ConnectOptions,
+) -> Result<Connecting, Error> {
+    let (local_port, timeout) = (options.local_port, options.timeout);
+    let options = initiator_options(shared, options)?;
     if peer.port() == 0 {
         return Err(Error::argument("the port to connect to", 0, "choose 1 to 65535"));
     }
-    if queue_pair.shared().id != shared.id {
-        return Err(Error::argument("the queue pair", "of another context", "use one of the same context"));
-    }
+    check_context(shared, queue_pair)?;
     queue_pair.bind(None)?;
     queue_pair.set_connecting();
-    let timeout = options.timeout;
     shared.engines[queue_pair.engine()].command(Command::Connect(Box::new(ConnectParameters {
         queue_pair: queue_pair.number(),
         remote: peer,
-        local_port: options.local_port,
-        options: StartupOptions {
-            private_data: options.private_data,
-            ird: options.ird,
-            ord: options.ord,
-            revision: options.mpa_revision,
-            minimum_ord: options.minimum_ord,
-            negotiate_reads: options.negotiate_reads,
-            peer_to_peer: options.peer_to_peer.is_some(),
-            ready_to_receive: options.peer_to_peer.unwrap_or(ReadyToReceiveKinds::ALL),
-            crc: shared.config.mpa.crc,
-            timeout,
-            first_fpdu_delay: options.first_fpdu_delay,
-        },
+        local_port,
+        options,
     })));
-    Ok(Connecting {
-        peer,
-        passive: false,
-        timeout,
-        deadline: Instant::now().checked_add(timeout.saturating_add(GRACE)),
-    })
+    Ok(Connecting::new(peer, false, timeout))
 }
 
 /// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it does
@@ -474,6 +500,11 @@ pub struct Connecting {
 }
 
 impl Connecting {
+    pub(crate) fn new(peer: SocketAddr, passive: bool, timeout: Duration) -> Self {
+        let deadline = Instant::now().checked_add(timeout.saturating_add(GRACE));
+        Self { peer, passive, timeout, deadline }
+    }
+
     /// Looks for the outcome: `None` if it is not known yet. An inline context's engine is turned first.
     pub fn poll(&mut self, queue_pair: &mut QueuePair) -> Result<Option<Established>, Error> {
         queue_pair.shared().turn();

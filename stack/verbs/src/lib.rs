@@ -149,7 +149,58 @@
 //! # Ok::<(), uwarp::Error>(())
 //! ```
 //!
-//! The same three over real devices are in this crate's `examples` folder.
+//! # Plain streams, and from text to RDMA
+//! A [`TcpStream`] is a stream of octets as a socket has them. When both ends have agreed on it, it becomes an RDMA stream: MPA
+//! starts behind the last octet that was written.
+//! ```
+//! use std::io::{Read, Write};
+//! use std::time::Duration;
+//! use uwarp::{
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, QueuePairOptions, ReceiveRequest, SendRequest, TcpListener,
+//!     TcpStream,
+//! };
+//!
+//! const LIMIT: Duration = Duration::from_secs(10);
+//!
+//! let (here, there) =
+//!     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
+//! let mut listener = TcpListener::bind(&there, 7)?;
+//! let address = listener.local_addr();
+//!
+//! let server = std::thread::spawn(move || -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+//!     let (mut stream, _peer) = listener.accept()?;
+//!     let mut text = [0; 5];
+//!     stream.read_exact(&mut text)?;
+//!     // An echo. Its end is where MPA begins.
+//!     stream.write_all(&text)?;
+//!     let request = stream.into_responder(LIMIT)?;
+//!     let mut completions = there.create_completion_queue(16)?;
+//!     let domain = there.allocate_domain();
+//!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//!     let memory = domain.register(vec![0; 64], Access::LOCAL_WRITE)?;
+//!     queue_pair.post_receive(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
+//!     request.accept(&mut queue_pair, AcceptOptions::default())?;
+//!     let received = completions.next(LIMIT)?.expect("a message comes");
+//!     Ok(memory.to_vec(0, received.length as usize)?)
+//! });
+//!
+//! let mut stream = TcpStream::connect(&here, address)?;
+//! stream.write_all(b"RDMA?")?;
+//! let mut text = [0; 5];
+//! stream.read_exact(&mut text)?;
+//! assert_eq!(&text, b"RDMA?");
+//! let mut completions = here.create_completion_queue(16)?;
+//! let domain = here.allocate_domain();
+//! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
+//! stream.into_initiator(&mut queue_pair, ConnectOptions::default())?;
+//! let memory = domain.register(b"a message".to_vec(), Access::LOCAL_READ)?;
+//! queue_pair.post_send(&[SendRequest::send(2, &[memory.sge(..)?]).signalled()])?;
+//! assert!(completions.next(LIMIT)?.expect("the completion").status.is_success());
+//! assert_eq!(server.join().unwrap().unwrap(), b"a message");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The RDMA examples over real devices are in this crate's `examples` folder.
 #![forbid(unsafe_code)]
 
 mod clock;
@@ -182,7 +233,7 @@ pub use queue_pair::{MAX_SGE, QueuePair, QueuePairOptions, QueuePairState};
 pub use region::{MemoryRegion, RegionScope};
 pub use request::{ReceiveRequest, SendRequest};
 pub use stats::{StatsSnapshot, TcpInfo};
-pub use tcp::{TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
+pub use tcp::{ConversionError, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
 pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, ReadyToReceiveKinds, TerminateCode};
 pub use uwarp_engine::stream::{Interest, StreamFailure};

@@ -1,8 +1,11 @@
 //! Plain TCP streams: octets, as a socket has them, over the same engines as RDMA.
 
+mod convert;
 mod listener;
 mod options;
 
+pub use convert::ConversionError;
+pub(crate) use convert::Lent;
 pub use listener::{TcpAcceptOptions, TcpListener};
 pub use options::TcpStreamOptions;
 
@@ -40,6 +43,12 @@ const CALLS_BEFORE_YIELD: u32 = 256;
 #[derive(Debug)]
 pub struct TcpStream {
     ends: StreamEnds,
+    rest: Rest,
+}
+
+/// A stream without its rings.
+#[derive(Debug)]
+pub(crate) struct Rest {
     notifier: Arc<Notifier>,
     engine: usize,
     /// Whether an engine thread may sleep.
@@ -73,9 +82,8 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// Begins to open a connection, without waiting. Until it is open, reading and writing give
-    /// [`ErrorKind::WouldBlock`] in non-blocking mode, in which the stream is then, and wait otherwise. See
-    /// [`check_connected`](Self::check_connected).
+    /// Begins to open a connection, without waiting: see [`check_connected`](Self::check_connected). Until it is open, reading
+    /// and writing wait, or give [`ErrorKind::WouldBlock`] in non-blocking mode.
     pub fn start_connect(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
         let shared = context.shared();
         shared.check_open().map_err(other)?;
@@ -97,14 +105,16 @@ impl TcpStream {
 
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        ends: StreamEnds,
+        mut ends: StreamEnds,
         notifier: Arc<Notifier>,
         engine: usize,
         peer: SocketAddr,
     ) -> TcpStream {
         ends.set_notifier(Arc::clone(&notifier));
-        TcpStream {
-            ends,
+        if !shared.is_inline() {
+            ends.set_waker(Arc::clone(shared.engines[engine].wake()));
+        }
+        let rest = Rest {
             notifier,
             engine,
             threaded: !shared.is_inline(),
@@ -114,7 +124,8 @@ impl TcpStream {
             fruitless: 0,
             peer,
             shared: Arc::clone(shared),
-        }
+        };
+        TcpStream { ends, rest }
     }
 
     /// Whether the connection is open, `None` while that is not decided yet. An inline context's engine is turned first.
@@ -131,7 +142,7 @@ impl TcpStream {
 
     /// The peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.peer
+        self.rest.peer
     }
 
     /// This side's address.
@@ -144,29 +155,29 @@ impl TcpStream {
 
     /// The engine that has the connection.
     pub fn engine(&self) -> usize {
-        self.engine
+        self.rest.engine
     }
 
     /// Whether calls return [`ErrorKind::WouldBlock`] instead of waiting.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.nonblocking = nonblocking;
+        self.rest.nonblocking = nonblocking;
     }
 
     /// Longest wait of a read, which then gives [`ErrorKind::TimedOut`]; `None` waits for ever. Zero only looks.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
-        self.read_timeout = timeout;
+        self.rest.read_timeout = timeout;
     }
 
     /// Longest wait of a write for room, which then gives [`ErrorKind::TimedOut`]; `None` waits for ever. Zero only looks.
     pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
-        self.write_timeout = timeout;
+        self.rest.write_timeout = timeout;
     }
 
     /// Whether small segments leave although others are not acknowledged yet, which is so by default; `false` is Nagle's rule
     /// (RFC 9293 §3.7.4).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         if let Some(handle) = self.ends.handle() {
-            self.shared.engines[self.engine].command(Command::SetNagle { handle, nagle: !nodelay });
+            self.rest.shared.engines[self.rest.engine].command(Command::SetNagle { handle, nagle: !nodelay });
         }
     }
 
@@ -185,14 +196,14 @@ impl TcpStream {
     pub fn shutdown_write(&mut self) {
         if !self.ends.is_finished() {
             self.ends.finish();
-            self.wake();
+            self.turn();
         }
     }
 
     /// Gives the connection up at once: what was not sent is lost, and the peer sees a reset.
     pub fn abort(mut self) {
         self.ends.abort();
-        self.wake();
+        self.turn();
     }
 
     /// The connection as the kernel's TCP_INFO would show it; `None` when it is over or not begun.
@@ -202,25 +213,22 @@ impl TcpStream {
     pub fn tcp_info(&self) -> io::Result<Option<TcpInfo>> {
         let Some(handle) = self.ends.handle() else { return Ok(None) };
         let (reply, answer) = bounded(1);
-        self.shared.engines[self.engine].command(Command::StreamInfo { handle, reply });
-        self.shared.reply(&answer).map_err(other)
+        self.rest.shared.engines[self.rest.engine].command(Command::StreamInfo { handle, reply });
+        self.rest.shared.reply(&answer).map_err(other)
     }
 
     /// Makes the next change of the kind asked for raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after
     /// arming and before waiting for the descriptor: what happened before is not announced.
     pub fn arm(&mut self, interest: Interest) {
-        self.notifier.drain();
-        self.notifier.arm_for(interest.bits());
+        self.rest.notifier.drain();
+        self.rest.notifier.arm_for(interest.bits());
     }
 
     /// One attempt to read: `None` if there is nothing yet.
     #[inline]
     fn try_read(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
-        let (count, tell) = self.ends.read(out);
+        let count = self.ends.read(out);
         if count > 0 || out.is_empty() {
-            if tell {
-                self.wake();
-            }
             return Ok(Some(count));
         }
         self.read_nothing(out)
@@ -231,10 +239,7 @@ impl TcpStream {
         // In this order: what was there before the end is read before it is told.
         let failure = self.ends.failure();
         let closed = self.ends.is_at_end();
-        let (count, tell) = self.ends.read(out);
-        if tell {
-            self.wake();
-        }
+        let count = self.ends.read(out);
         match (count, closed, failure) {
             (0, true, Some(failure)) => Err(failed(failure)),
             (0, true, None) => Ok(Some(0)),
@@ -258,34 +263,24 @@ impl TcpStream {
             return Err(ErrorKind::BrokenPipe.into());
         }
         let count = self.ends.write(octets);
-        self.wake();
+        self.turn();
         Ok((count > 0 || octets.is_empty()).then_some(count))
-    }
-
-    /// Makes the engine look at what was done: wakes its thread, or turns it here.
-    #[inline]
-    fn wake(&self) {
-        if self.threaded {
-            self.shared.engines[self.engine].wake().fire_if_armed();
-        } else {
-            driver::turn_inline(self.shared.id);
-        }
     }
 
     /// Turns an inline context's engine, if this is its thread.
     #[inline]
     fn turn(&self) {
-        if !self.threaded {
-            driver::turn_inline(self.shared.id);
+        if !self.rest.threaded {
+            driver::turn_inline(self.rest.shared.id);
         }
     }
 
     /// Fruitless in non-blocking mode: with more pollers than cores, the engine may be waiting for this one.
     fn fruitless(&mut self) -> io::Error {
-        if self.threaded {
-            self.fruitless += 1;
-            if self.fruitless >= CALLS_BEFORE_YIELD {
-                self.fruitless = 0;
+        if self.rest.threaded {
+            self.rest.fruitless += 1;
+            if self.rest.fruitless >= CALLS_BEFORE_YIELD {
+                self.rest.fruitless = 0;
                 std::thread::yield_now();
             }
         }
@@ -299,22 +294,22 @@ impl TcpStream {
         deadline: Option<Instant>,
         mut attempt: impl FnMut(&mut Self) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
-        if !self.threaded {
+        if !self.rest.threaded {
             return self.wait_inline(deadline, attempt);
         }
         loop {
-            self.notifier.arm_for(interest.bits());
+            self.rest.notifier.arm_for(interest.bits());
             if let Some(done) = attempt(self)? {
-                self.notifier.disarm();
+                self.rest.notifier.disarm();
                 return Ok(Some(done));
             }
-            self.shared.check_alive().map_err(other)?;
+            self.rest.shared.check_alive().map_err(other)?;
             let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);
             }
             // A limit on each sleep, so that even a defect could not make it endless.
-            self.notifier.wait(Some(left.min(SLICE)))?;
+            self.rest.notifier.wait(Some(left.min(SLICE)))?;
         }
     }
 
@@ -323,18 +318,18 @@ impl TcpStream {
         deadline: Option<Instant>,
         mut attempt: impl FnMut(&mut Self) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
-        self.shared.check_here().map_err(other)?;
-        let mut backoff = Backoff::new(&self.shared.config.engine);
+        self.rest.shared.check_here().map_err(other)?;
+        let mut backoff = Backoff::new(&self.rest.shared.config.engine);
         loop {
             let busy = driver::turn_all_inline();
             if let Some(done) = attempt(self)? {
                 return Ok(Some(done));
             }
-            self.shared.check_alive().map_err(other)?;
+            self.rest.shared.check_alive().map_err(other)?;
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(None);
             }
-            self.shared.give_way(&mut backoff, busy);
+            self.rest.shared.give_way(&mut backoff, busy);
         }
     }
 }
@@ -356,10 +351,10 @@ impl Read for TcpStream {
         if let Some(count) = self.try_read(out)? {
             return Ok(count);
         }
-        if self.nonblocking {
+        if self.rest.nonblocking {
             return Err(self.fruitless());
         }
-        let deadline = deadline(self.read_timeout);
+        let deadline = deadline(self.rest.read_timeout);
         self.wait_for(Interest::READABLE, deadline, |stream| stream.try_read(out))?
             .ok_or_else(|| ErrorKind::TimedOut.into())
     }
@@ -376,10 +371,10 @@ impl Write for TcpStream {
         if let Some(count) = self.try_write(octets)? {
             return Ok(count);
         }
-        if self.nonblocking {
+        if self.rest.nonblocking {
             return Err(self.fruitless());
         }
-        let deadline = deadline(self.write_timeout);
+        let deadline = deadline(self.rest.write_timeout);
         self.wait_for(Interest::WRITABLE, deadline, |stream| stream.try_write(octets))?
             .ok_or_else(|| ErrorKind::TimedOut.into())
     }
@@ -393,16 +388,7 @@ impl Write for TcpStream {
 impl AsFd for TcpStream {
     /// Readable when something happened after [`arm`](TcpStream::arm), in either direction. Not to be read directly.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.notifier.as_fd()
-    }
-}
-
-impl Drop for TcpStream {
-    fn drop(&mut self) {
-        // Here and not by the ends alone, since the engine may sleep.
-        self.ends.finish();
-        self.ends.leave();
-        self.wake();
+        self.rest.notifier.as_fd()
     }
 }
 

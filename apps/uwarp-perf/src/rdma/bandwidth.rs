@@ -33,9 +33,13 @@ impl Operation {
         match test {
             Test::ReadLatency | Test::ReadBandwidth => Self::Read,
             Test::SendLatency | Test::SendBandwidth => Self::Send,
-            Test::WriteLatency | Test::WriteBandwidth | Test::WriteRate | Test::RawLatency | Test::RawBandwidth => {
-                Self::Write
-            }
+            Test::WriteLatency
+            | Test::WriteBandwidth
+            | Test::WriteRate
+            | Test::RawLatency
+            | Test::RawBandwidth
+            | Test::StreamLatency
+            | Test::StreamBandwidth => Self::Write,
         }
     }
 }

@@ -19,7 +19,7 @@ use uwarp_app::usage;
 
 /// Opens the context. An inline engine runs on this thread, which is pinned; a threaded one is pinned by itself, and this
 /// thread goes where the scheduler likes.
-fn open(config: Config, cpu: Option<usize>) -> anyhow::Result<Context> {
+pub fn open(config: Config, cpu: Option<usize>) -> anyhow::Result<Context> {
     let inline = config.engine.mode == EngineMode::Inline;
     let context = Context::open(config)?;
     if inline

@@ -88,7 +88,7 @@ fn test_number(test: Test) -> u8 {
         Test::ReadBandwidth => 5,
         Test::SendBandwidth => 6,
         Test::WriteRate => 7,
-        Test::RawLatency | Test::RawBandwidth => 0,
+        Test::RawLatency | Test::RawBandwidth | Test::StreamLatency | Test::StreamBandwidth => 0,
     }
 }
 

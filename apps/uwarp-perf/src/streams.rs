@@ -1,0 +1,312 @@
+//! Plain TCP streams: ping-pong and one-way transfer over one connection, without MPA and above.
+//!
+//! A connection begins with a greeting of the client's, and serves one run. An echo is checked where it comes back; a
+//! one-way transfer is counted, and checked if the greeting says so, by the receiver, who answers at the end.
+
+use crate::cli::{Plan, ServerArguments, Test};
+use crate::meter::{Bar, Goal, check_interrupted, round_trips};
+use crate::rdma;
+use crate::report::Report;
+use anyhow::{Context as _, bail};
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use uwarp::{Config, Context, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
+use uwarp_app::{signals, usage};
+
+/// Octets of a checked run, about.
+const VERIFIED_OCTETS: u64 = 8 << 20;
+/// Messages of a checked run, at most.
+const VERIFIED_MESSAGES: u64 = 2000;
+/// Longest wait for anything of the peer's.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Octets of each buffer of a stream.
+const BUFFER: usize = 1 << 20;
+/// Longest message: both sides hold one.
+const SIZE_MAX: u64 = 64 << 20;
+const MAGIC: [u8; 8] = *b"uwarpstr";
+const GREETING: usize = 8 + 3 * 8;
+/// A verdict of a receiver that has found nothing wrong.
+const RIGHT: u64 = u64::MAX;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Everything comes back.
+    Echo,
+    /// Everything is counted.
+    Count,
+    /// Everything is counted and checked.
+    Check,
+}
+
+impl Mode {
+    const ALL: [Self; 3] = [Self::Echo, Self::Count, Self::Check];
+}
+
+fn options() -> TcpStreamOptions {
+    TcpStreamOptions::default().buffers(BUFFER, BUFFER)
+}
+
+/// Serves one client after the other.
+///
+/// # Errors
+/// The device cannot be opened; with `--once`, also what ends the one client's test.
+pub fn server(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
+    let context = rdma::open(config, arguments.cpus)?;
+    let accept = TcpAcceptOptions { stream: options(), ..TcpAcceptOptions::default() };
+    let mut listener = TcpListener::bind_with(&context, arguments.port, &accept)?;
+    if !arguments.with_parent {
+        // Standard output is for results, of which a server has none.
+        eprintln!("waiting for clients on {}", listener.local_addr());
+    }
+    // The client says by an empty connection that it has finished.
+    loop {
+        if signals::interrupted() {
+            return Ok(());
+        }
+        let Some((stream, peer)) = listener.accept_timeout(Duration::from_millis(200))? else { continue };
+        match serve(stream) {
+            Ok(true) if arguments.once => return Ok(()),
+            Ok(_) => {}
+            Err(error) if arguments.once => return Err(error),
+            Err(error) => eprintln!("uwarp-perf: client {peer}: {error:#}"),
+        }
+    }
+}
+
+/// Serves one connection. True: it was the client's last.
+fn serve(mut stream: TcpStream) -> anyhow::Result<bool> {
+    stream.set_read_timeout(Some(PATIENCE));
+    stream.set_write_timeout(Some(PATIENCE));
+    let mut greeting = [0; GREETING];
+    if stream.read(&mut greeting[..1])? == 0 {
+        return Ok(true);
+    }
+    stream.read_exact(&mut greeting[1..]).context("the client left during its greeting")?;
+    let number = |at: usize| greeting[at..].first_chunk().map_or(0, |octets| u64::from_le_bytes(*octets));
+    let (size, seed) = (number(16), number(24));
+    let mode = usize::try_from(number(8)).ok().and_then(|index| Mode::ALL.get(index));
+    if greeting[..8] != MAGIC || !(1..=SIZE_MAX).contains(&size) {
+        bail!("asks for something else than a test of this version");
+    }
+    match mode {
+        Some(Mode::Echo) => echo(&mut stream)?,
+        Some(mode) => count(&mut stream, size as usize, (*mode == Mode::Check).then_some(seed))?,
+        None => bail!("asks for something else than a test of this version"),
+    }
+    Ok(false)
+}
+
+fn echo(stream: &mut TcpStream) -> anyhow::Result<()> {
+    let mut room = vec![0; 256 << 10];
+    loop {
+        match stream.read(&mut room)? {
+            0 => return Ok(()),
+            count => stream.write_all(&room[..count])?,
+        }
+    }
+}
+
+fn count(stream: &mut TcpStream, size: usize, seed: Option<u64>) -> anyhow::Result<()> {
+    let mut room = vec![0; if seed.is_some() { size } else { 256 << 10 }];
+    let mut expected = vec![0; if seed.is_some() { size } else { 0 }];
+    let (mut octets, mut wrong) = (0_u64, RIGHT);
+    let mut filled = 0;
+    loop {
+        let count = stream.read(&mut room[filled..])?;
+        if count == 0 {
+            break;
+        }
+        if let Some(seed) = seed {
+            filled += count;
+            if filled == size {
+                filled = 0;
+                fill(&mut expected, seed, octets / size as u64);
+                if wrong == RIGHT && room != expected {
+                    wrong = octets / size as u64;
+                }
+                octets += size as u64;
+            }
+        } else {
+            octets += count as u64;
+        }
+    }
+    octets += filled as u64;
+    stream.write_all(&[octets.to_le_bytes(), wrong.to_le_bytes()].concat())?;
+    Ok(())
+}
+
+/// The pattern of a message.
+fn fill(octets: &mut [u8], seed: u64, message: u64) {
+    fastrand::Rng::with_seed(seed ^ message.wrapping_mul(0x9e37_79b9_7f4a_7c15)).fill(octets);
+}
+
+/// Runs one test.
+///
+/// # Errors
+/// The server cannot be reached, the connection is lost, or data is wrong.
+pub fn client(
+    config: Config,
+    cpu: Option<usize>,
+    plan: &Plan,
+    server: SocketAddr,
+    device: &str,
+) -> anyhow::Result<Report> {
+    if plan.size > SIZE_MAX {
+        return Err(usage(format!("--size is {}: a stream test takes at most 64 MiB", plan.size)));
+    }
+    let mtu = config.mtu;
+    let engine = format!("{:?}", config.engine.mode).to_lowercase();
+    let context = rdma::open(config, cpu)?;
+    let mut report = Report {
+        test: plan.test,
+        device: device.to_owned(),
+        size: plan.size,
+        mtu,
+        crc: None,
+        engine: Some(engine),
+        qps: 1,
+        depth: 1,
+        iterations: 0,
+        seconds: 0.0,
+        verified: 0,
+        latency_ns: None,
+        gbit_per_s: None,
+        mops: None,
+        mframes: None,
+        frames: None,
+        cacheline_ns: None,
+    };
+    let seed = fastrand::u64(..);
+    if plan.verify {
+        let count = (VERIFIED_OCTETS / plan.size).clamp(2, VERIFIED_MESSAGES);
+        if plan.test == Test::StreamLatency {
+            verify_echo(&context, server, plan.size, seed, count)?;
+        } else {
+            verify_count(&context, server, plan.size, seed, count)?;
+        }
+        report.verified = count;
+    }
+    if plan.test == Test::StreamLatency {
+        latency(&context, server, plan, &mut report)?;
+    } else {
+        bandwidth(&context, server, plan, &mut report)?;
+    }
+    // The last one, which says nothing.
+    TcpStream::connect_with(&context, server, &options())?.shutdown_write();
+    Ok(report)
+}
+
+fn connect(context: &Context, server: SocketAddr, mode: Mode, size: u64, seed: u64) -> anyhow::Result<TcpStream> {
+    let start = Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect_with(context, server, &options()) {
+            Ok(stream) => break stream,
+            // The other side of a pair may have to start first.
+            Err(_) if start.elapsed() < PATIENCE => {
+                check_interrupted()?;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error).context(format!("cannot connect to {server}")),
+        }
+    };
+    stream.set_read_timeout(Some(PATIENCE));
+    stream.set_write_timeout(Some(PATIENCE));
+    let mut greeting = MAGIC.to_vec();
+    for number in [mode as u64, size, seed] {
+        greeting.extend(number.to_le_bytes());
+    }
+    stream.write_all(&greeting)?;
+    Ok(stream)
+}
+
+fn verify_echo(context: &Context, server: SocketAddr, size: u64, seed: u64, count: u64) -> anyhow::Result<()> {
+    let mut stream = connect(context, server, Mode::Echo, size, seed)?;
+    let mut sent = vec![0; size as usize];
+    let mut back = vec![0; size as usize];
+    for message in 0..count {
+        fill(&mut sent, seed, message);
+        ping(&mut stream, &sent, &mut back)?;
+        if sent != back {
+            bail!("message {message} came back wrong");
+        }
+        check_interrupted()?;
+    }
+    Ok(())
+}
+
+fn verify_count(context: &Context, server: SocketAddr, size: u64, seed: u64, count: u64) -> anyhow::Result<()> {
+    let mut stream = connect(context, server, Mode::Check, size, seed)?;
+    let mut octets = vec![0; size as usize];
+    for message in 0..count {
+        fill(&mut octets, seed, message);
+        stream.write_all(&octets)?;
+        check_interrupted()?;
+    }
+    match verdict(&mut stream, count * size)? {
+        RIGHT => Ok(()),
+        message => bail!("message {message} arrived wrong"),
+    }
+}
+
+/// Ends this side's half, and hears what the receiver has counted and found wrong.
+fn verdict(stream: &mut TcpStream, sent: u64) -> anyhow::Result<u64> {
+    stream.shutdown_write();
+    let mut answer = [[0; 8]; 2];
+    stream.read_exact(answer.as_flattened_mut()).context("the server left before its answer")?;
+    let [counted, wrong] = answer.map(u64::from_le_bytes);
+    if counted != sent {
+        bail!("{counted} of {sent} octets arrived");
+    }
+    Ok(wrong)
+}
+
+/// A message there and back. One longer than what both sides hold would stop both if it was written whole first.
+#[inline]
+fn ping(stream: &mut TcpStream, sent: &[u8], back: &mut [u8]) -> anyhow::Result<()> {
+    for (sent, back) in sent.chunks(BUFFER / 2).zip(back.chunks_mut(BUFFER / 2)) {
+        stream.write_all(sent)?;
+        stream.read_exact(back)?;
+    }
+    Ok(())
+}
+
+fn latency(context: &Context, server: SocketAddr, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let mut stream = connect(context, server, Mode::Echo, plan.size, 0)?;
+    let sent = vec![7; plan.size as usize];
+    let mut back = vec![0; plan.size as usize];
+    let (mut samples, time) = round_trips(plan, |_| ping(&mut stream, &sent, &mut back).map(|()| true))?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    Ok(())
+}
+
+fn bandwidth(context: &Context, server: SocketAddr, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let octets = vec![7; plan.size as usize];
+    // The warm-up is a run of its own, so that the timed one ends with the receiver's word for all of it.
+    for (goal, timed) in [(Goal::warm_up(plan.amount), false), (Goal::of(plan.amount), true)] {
+        let mut stream = connect(context, server, Mode::Count, plan.size, 0)?;
+        let mut bar = timed.then(|| Bar::new(plan));
+        let begin = Instant::now();
+        let mut messages = 0;
+        while messages == 0 || !goal.reached(messages, begin) {
+            stream.write_all(&octets)?;
+            messages += 1;
+            if messages % 64 == 0 {
+                check_interrupted()?;
+                if let Some(bar) = &mut bar {
+                    bar.show(messages, begin);
+                }
+            }
+        }
+        verdict(&mut stream, messages * plan.size)?;
+        if timed {
+            report.seconds = begin.elapsed().as_secs_f64();
+            report.iterations = messages;
+            report.set_rates();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Connections in TIME-WAIT, kept apart from those that live: some tens of octets each, in a table with a bound.
+//!
+//! All of them wait for the same time, so the order in which they came is the order in which they go; one whose wait was
+//! begun anew by a repeated FIN is put back to the end. When the table is full, the one that has waited longest goes early.
+
+use std::collections::VecDeque;
+
+use uwarp_tcp::{Instant, TimeWait};
+use uwarp_wire::address::FlowKey;
+
+use crate::flow::FlowTable;
+
+#[derive(Debug)]
+struct Entry {
+    flow: FlowKey,
+    tag: u32,
+    state: TimeWait,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    flows: FlowTable,
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// Index and time at which to look at it, by time. A place that was taken again has another time.
+    order: VecDeque<(Instant, u32)>,
+    limit: usize,
+    /// Waits cut short because the table was full.
+    pub(crate) cut_short: u64,
+}
+
+impl Waits {
+    /// An empty table of at most `limit` entries.
+    pub(crate) fn new(secret: u64, limit: usize) -> Waits {
+        Waits {
+            flows: FlowTable::new(secret),
+            entries: Vec::new(),
+            free: Vec::new(),
+            order: VecDeque::new(),
+            limit,
+            cut_short: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Adds a connection that is in no table any more.
+    pub(crate) fn insert(&mut self, flow: FlowKey, state: TimeWait) {
+        if self.limit == 0 {
+            return;
+        }
+        while self.len() >= self.limit {
+            let Some((_, index)) = self.order.pop_front() else { break };
+            if self.remove_index(index) {
+                self.cut_short += 1;
+            }
+        }
+        let tag = self.flows.tag(&flow);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        self.order.push_back((state.deadline(), index));
+        self.entries[index as usize] = Some(Entry { flow, tag, state });
+        self.flows.insert(tag, index);
+    }
+
+    /// The waiting connection of a flow.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, flow: &FlowKey) -> Option<&mut TimeWait> {
+        if self.len() == 0 {
+            return None;
+        }
+        let entries = &self.entries;
+        let index = self.flows.find(self.flows.tag(flow), |index| {
+            entries.get(index as usize).and_then(Option::as_ref).is_some_and(|entry| entry.flow == *flow)
+        })?;
+        self.entries.get_mut(index as usize)?.as_mut().map(|entry| &mut entry.state)
+    }
+
+    /// Whether a flow waits.
+    pub(crate) fn contains(&self, flow: &FlowKey) -> bool {
+        self.find(flow).is_some()
+    }
+
+    fn find(&self, flow: &FlowKey) -> Option<u32> {
+        let entries = &self.entries;
+        self.flows.find(self.flows.tag(flow), |index| {
+            entries.get(index as usize).and_then(Option::as_ref).is_some_and(|entry| entry.flow == *flow)
+        })
+    }
+
+    /// Forgets a flow before its time: its ports are used anew.
+    pub(crate) fn remove(&mut self, flow: &FlowKey) {
+        if let Some(index) = self.find(flow) {
+            self.remove_index(index);
+            // Places are not used again while something in `order` speaks of them.
+            self.order.retain(|(_, other)| *other != index);
+        }
+    }
+
+    fn remove_index(&mut self, index: u32) -> bool {
+        let Some(entry) = self.entries.get_mut(index as usize).and_then(Option::take) else { return false };
+        self.flows.remove(entry.tag, index);
+        self.free.push(index);
+        true
+    }
+
+    /// When [`Waits::expire`] has something to do.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.order.front().map(|(at, _)| *at)
+    }
+
+    /// Forgets those whose time is over.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        while let Some((at, index)) = self.order.front().copied() {
+            if at > now {
+                break;
+            }
+            self.order.pop_front();
+            let until = self.entries.get(index as usize).and_then(Option::as_ref).map(|entry| entry.state.deadline());
+            match until {
+                Some(until) if until > now => self.order.push_back((until, index)),
+                Some(_) => {
+                    self.remove_index(index);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use std::time::Duration;
+    use uwarp_tcp::{Config, Connection};
+    use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A connection that entered TIME-WAIT at `now`: opened, closed by us, then by the peer.
+    fn waiting(now: Instant) -> TimeWait {
+        let mut tcp = Connection::connect(&Config::default(), SeqNumber(1), now);
+        let peer = |flags: TcpFlags, sequence: u32, acknowledgment: u32| {
+            let mut header = TcpHeader::new(flags);
+            (header.sequence, header.acknowledgment, header.window) =
+                (SeqNumber(sequence), SeqNumber(acknowledgment), 1000);
+            header
+        };
+        let token = uwarp_tcp::BufferToken(0);
+        while tcp.poll_transmit(now).is_some() {}
+        tcp.on_segment(now, &peer(TcpFlags::SYN | TcpFlags::ACK, 7, 2), 0, 0, token);
+        tcp.close(now);
+        while tcp.poll_transmit(now).is_some() {}
+        tcp.on_segment(now, &peer(TcpFlags::FIN | TcpFlags::ACK, 8, 3), 0, 0, token);
+        while tcp.poll_transmit(now).is_some() {}
+        tcp.time_wait().expect("in TIME-WAIT with nothing left")
+    }
+
+    fn flow(port: u16) -> FlowKey {
+        FlowKey {
+            remote: Ipv4Addr::new(10, 0, 0, 2).into(),
+            local: Ipv4Addr::new(10, 0, 0, 1).into(),
+            remote_port: port,
+            local_port: 80,
+        }
+    }
+
+    #[test]
+    fn those_that_came_first_go_first_and_a_full_table_lets_the_oldest_go() {
+        let start = Instant::from_nanos(1_000_000_000);
+        let mut waits = Waits::new(1, 3);
+        for port in 1..=4 {
+            waits.insert(flow(port), waiting(start + SECOND / 10 * u32::from(port)));
+        }
+        assert_eq!((waits.len(), waits.cut_short), (3, 1));
+        assert!(!waits.contains(&flow(1)) && waits.get_mut(&flow(2)).is_some());
+        waits.remove(&flow(3));
+        assert_eq!(waits.deadline(), Some(start + SECOND / 10 * 2 + SECOND));
+        waits.expire(start + SECOND / 10 * 2 + SECOND);
+        assert!(!waits.contains(&flow(2)) && waits.contains(&flow(4)));
+        // A place that became free is used again, and its new time counts.
+        waits.insert(flow(5), waiting(start + SECOND));
+        waits.expire(start + SECOND / 10 * 4 + SECOND);
+        assert_eq!((waits.len(), waits.deadline()), (1, Some(start + SECOND * 2)));
+        waits.expire(start + SECOND * 2);
+        assert_eq!((waits.len(), waits.deadline()), (0, None));
+    }
+
+    #[test]
+    fn an_entry_takes_some_tens_of_octets() {
+        assert!(size_of::<Option<Entry>>() <= 160, "{}", size_of::<Option<Entry>>());
+    }
+}

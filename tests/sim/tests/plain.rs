@@ -1,0 +1,152 @@
+//! Plain streams over a network that loses, reorders, duplicates and corrupts, by seed: every octet, both ways, until both
+//! halves are closed.
+
+use std::time::Duration;
+
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::{HostOptions, World};
+use uwarp_engine::stream::{StreamEnds, StreamOptions};
+use uwarp_tcp::Instant;
+
+const PORT: u16 = 7;
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// One direction of a stream: what was written, as far as it was, and how far it was read.
+struct Half {
+    random: fastrand::Rng,
+    expected: fastrand::Rng,
+    length: u64,
+    written: u64,
+    read: u64,
+    /// Nothing is read until then, now and again.
+    pause: Instant,
+}
+
+impl Half {
+    fn new(seed: u64, length: u64) -> Half {
+        let random = fastrand::Rng::with_seed(seed);
+        Half { expected: random.clone(), random, length, written: 0, read: 0, pause: Instant::ZERO }
+    }
+
+    fn write(&mut self, stream: &mut StreamEnds, choice: &mut fastrand::Rng) {
+        let left = (self.length - self.written) as usize;
+        if left == 0 {
+            return stream.finish();
+        }
+        let most = match choice.u32(0..4) {
+            0 => 1,
+            1 => 100,
+            2 => 5_000,
+            _ => 100_000,
+        };
+        // What there is no room for is not drawn.
+        let count = left.min(choice.usize(1..=most)).min(stream.writable());
+        let octets: Vec<u8> = (0..count).map(|_| self.random.u8(..)).collect();
+        assert_eq!(stream.write(&octets), count);
+        self.written += count as u64;
+    }
+
+    fn read(&mut self, now: Instant, stream: &mut StreamEnds, choice: &mut fastrand::Rng) -> Result<(), String> {
+        if now < self.pause {
+            return Ok(());
+        }
+        if choice.u32(0..200) == 0 {
+            self.pause = now + Duration::from_micros(choice.u64(0..50_000));
+        }
+        let mut room = [0; 9_000];
+        let size = choice.usize(1..=room.len());
+        let count = stream.read(&mut room[..size]);
+        for octet in &room[..count] {
+            if *octet != self.expected.u8(..) {
+                return Err(format!("octet {} is wrong", self.read));
+            }
+            self.read += 1;
+        }
+        Ok(())
+    }
+
+    fn is_over(&self, stream: &mut StreamEnds) -> bool {
+        self.read == self.length && stream.is_at_end()
+    }
+}
+
+fn run(seed: u64) -> Result<(), String> {
+    let mut choice = fastrand::Rng::with_seed(seed);
+    let mut rate = |most: f64| if choice.bool() { choice.f64() * most } else { 0.0 };
+    let network = SimOptions {
+        loss: rate(0.05),
+        duplication: rate(0.05),
+        reordering: rate(0.1),
+        corruption: rate(0.02),
+        delay: Duration::from_micros(5),
+        ..SimOptions::default()
+    };
+    let mut world = World::new(seed, SimOptions { delay: Duration::from_micros(choice.u64(1..200)), ..network });
+    for _ in 0..2 {
+        world.add(HostOptions { mtu: [576, 1500, 9000][choice.usize(0..3)], ..HostOptions::default() }, |config| {
+            config.tcp.timestamps = choice.bool();
+            config.tcp.sack = choice.bool();
+        });
+    }
+    let mut options = || StreamOptions {
+        send_buffer: 4096 << choice.u32(0..6),
+        receive_buffer: 4096 << choice.u32(0..8),
+        nagle: choice.bool(),
+        ..StreamOptions::default()
+    };
+    let incoming = world.hosts[1].listen_streams(PORT, 8, options());
+    let mut client = world.hosts[0].connect_stream((world.hosts[1].address, PORT), options());
+    let mut server = None;
+    if !world.run_until(HOUR, |_| {
+        server = incoming.try_recv().ok().and_then(|incoming| incoming.take());
+        server.is_some() || client.failure().is_some()
+    }) {
+        return Err("nobody came".into());
+    }
+    let Some(mut server) = server else { return Err(format!("no connection: {:?}", client.failure())) };
+    let mut length = || if choice.u32(0..5) == 0 { 0 } else { choice.u64(1..400_000) };
+    let (mut up, mut down) = (Half::new(seed ^ 1, length()), Half::new(seed ^ 2, length()));
+    let mut wrong = Ok(());
+    let over = world.run_until(HOUR, |world| {
+        if client.is_open() {
+            up.write(&mut client, &mut choice);
+        }
+        down.write(&mut server, &mut choice);
+        wrong = up
+            .read(world.now(), &mut server, &mut choice)
+            .and_then(|()| down.read(world.now(), &mut client, &mut choice));
+        wrong.is_err() || up.is_over(&mut server) && down.is_over(&mut client)
+    });
+    wrong?;
+    let failures = (client.failure(), server.failure());
+    if !over || failures != (None, None) {
+        return Err(format!(
+            "over: {over}, {failures:?}; up {} of {}, down {} of {}",
+            up.read, up.length, down.read, down.length
+        ));
+    }
+    drop((client, server));
+    world.network.set_options(SimOptions::default());
+    let gone = world.run_until(HOUR, |world| {
+        world.hosts.iter().all(|host| host.engine.as_ref().is_some_and(|engine| engine.flow_count() == 0))
+    });
+    let held: usize = world.hosts.iter().flat_map(|host| &host.engine).map(|engine| engine.buffers_held()).sum();
+    if !gone || held > 0 {
+        return Err(format!("gone: {gone}, {held} buffers held"));
+    }
+    Ok(())
+}
+
+#[test]
+fn every_octet_comes_through_whatever_the_network_does() {
+    let long = std::env::var_os("UWARP_LONG").is_some();
+    let seeds = if long { 2_000 } else { 60 };
+    if !long {
+        eprintln!("{seeds} seeds; UWARP_LONG=1 runs 2,000");
+    }
+    for seed in 0..seeds {
+        if let Err(error) = run(seed) {
+            panic!("seed {seed}: {error}");
+        }
+    }
+}
