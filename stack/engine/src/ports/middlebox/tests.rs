@@ -78,7 +78,7 @@ fn the_stream_is_the_same_behind_the_middlebox() {
         chains += usize::from(frame.segment_count() > 1);
     }
     assert!(found == stream);
-    assert!(single > 1 && chains > 10 && middlebox.passed.len() > 100, "{single} {chains}");
+    assert!(single > 1 && chains > 10, "{single} {chains}");
     assert!(longest > 30_000, "{longest}");
     assert!(middlebox.counts[0] as usize > segments / 4 && middlebox.counts[1] > 10);
     middlebox.passed.clear();
