@@ -31,7 +31,9 @@ impl Connection {
             self.rtt.forget_backoff();
         }
         self.recovery.update(now, delivered, &self.rtt, |_| false);
-        self.recovery.advanced(self.queue.unacknowledged());
+        let unacknowledged = self.queue.unacknowledged();
+        self.recovery.advanced(unacknowledged);
+        self.congestion.count_marks(delivered.advanced, false, unacknowledged, self.queue.next());
         self.congestion.acknowledged(now, delivered.octets, self.rtt.smoothed().unwrap_or(0));
         self.waiting_since = now;
         self.schedule_retransmission(now);
@@ -119,7 +121,12 @@ impl Connection {
         if found {
             self.begin_recovery(outstanding);
         }
-        self.adjust_window(now, &delivered, acknowledgment > before, found);
+        let echo = self.ecn.is_echo(header.flags);
+        self.congestion.count_marks(delivered.advanced, echo, acknowledgment, self.queue.next());
+        if echo {
+            self.respond_to_mark(acknowledgment, outstanding);
+        }
+        self.adjust_window(now, &delivered, acknowledgment > before, found, echo);
         if acknowledgment > before {
             self.schedule_retransmission(now);
         }
@@ -258,6 +265,7 @@ impl Connection {
         let flight = outstanding.min(self.congestion.window());
         self.recovery.arm_undo(true);
         self.congestion.reduce(flight);
+        self.ecn.reduced(self.queue.next());
         self.recovery.mode = Mode::Fast { until: self.queue.next(), rate: RateReduction::new(flight) };
         self.recovery.force = true;
         self.recovery.forget_probe();
@@ -265,22 +273,34 @@ impl Connection {
         self.counters.fast_recoveries += 1;
     }
 
+    /// The peer has seen a mark: one reaction a window, for marks and losses together (RFC 3168 §6.1.2).
+    fn respond_to_mark(&mut self, acknowledgment: Position, outstanding: u32) {
+        if !self.recovery.is_open() || !self.ecn.is_news(acknowledgment) {
+            return;
+        }
+        self.congestion.marked(outstanding.min(self.congestion.window()));
+        self.ecn.reduced(self.queue.next());
+        self.counters.ecn_reactions += 1;
+    }
+
     /// RFC 8985 §7.4.2: a probe has repaired the loss of the last segment; the network was congested all the same.
     fn respond_to_repaired_tail(&mut self, outstanding: u32) {
         if self.recovery.is_open() {
             self.congestion.reduce(outstanding.min(self.congestion.window()));
             self.congestion.recovered();
+            self.ecn.reduced(self.queue.next());
             self.counters.fast_recoveries += 1;
         }
     }
 
     /// The congestion window after an acknowledgment, and the end of a recovery.
-    fn adjust_window(&mut self, now: Instant, delivered: &Delivered, advanced: bool, found: bool) {
+    /// An acknowledgment with an echo lets nothing grow (RFC 3168 §6.1.2).
+    fn adjust_window(&mut self, now: Instant, delivered: &Delivered, advanced: bool, found: bool, echo: bool) {
         let unacknowledged = self.queue.unacknowledged();
         let in_flight = self.in_flight();
         match &mut self.recovery.mode {
             Mode::Open => {
-                if advanced {
+                if advanced && !echo {
                     let rtt = self.rtt.smoothed().unwrap_or(0);
                     self.congestion.acknowledged(now, delivered.octets, rtt);
                 }

@@ -10,6 +10,21 @@ pub enum Congestion {
     Cubic,
     /// Reno: additive increase, multiplicative decrease (RFC 5681).
     Reno,
+    /// DCTCP (RFC 8257): reacts in proportion to the marks of the network. For networks that mark early, and whose ends all
+    /// use it; asks for ECN unless that is [`Ecn::Off`], and without marks is Reno.
+    Dctcp,
+}
+
+/// Explicit congestion notification (RFC 3168).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ecn {
+    /// Neither asked for nor granted.
+    Off,
+    /// Granted to a peer that asks.
+    #[default]
+    Accept,
+    /// Asked for when opening, and granted.
+    Offer,
 }
 
 /// When to probe a silent peer (RFC 9293 §3.8.4).
@@ -80,6 +95,8 @@ pub struct Config {
     pub restart_after_idle: bool,
     /// Congestion control.
     pub congestion: Congestion,
+    /// Explicit congestion notification.
+    pub ecn: Ecn,
     /// Most buffers held out of order. Beyond it those farthest from the next expected octet are given up.
     pub out_of_order_budget: u32,
     /// Hold back what does not fill a segment while anything is unacknowledged (RFC 9293 §3.7.4). Never right for RDMA. Can
@@ -115,6 +132,7 @@ impl Default for Config {
             initial_window_segments: 10,
             restart_after_idle: true,
             congestion: Congestion::default(),
+            ecn: Ecn::default(),
             out_of_order_budget: 512,
             nagle: false,
             send_ahead: 0,

@@ -4,11 +4,14 @@
 //! and how far it is cut is the algorithm's. Lengths in octets.
 
 mod cubic;
+mod dctcp;
 #[cfg(test)]
 mod tests;
 
+use crate::position::Position;
 use crate::{Config, Congestion, Instant};
 use cubic::Cubic;
+use dctcp::Dctcp;
 
 #[derive(Clone, Copy, Debug)]
 enum Algorithm {
@@ -17,6 +20,7 @@ enum Algorithm {
         acknowledged: u32,
     },
     Cubic(Cubic),
+    Dctcp(Dctcp),
 }
 
 /// What is put back if a reaction was needless.
@@ -45,7 +49,7 @@ const LARGEST: u32 = 1 << 30;
 
 impl Controller {
     /// A window of `initial_window_segments` segments of `segment` octets (RFC 6928 §2).
-    pub(crate) fn new(config: &Config, segment: u32) -> Controller {
+    pub(crate) fn new(config: &Config, segment: u32, start: Position) -> Controller {
         let initial = initial_window(config, segment);
         Controller {
             window: initial,
@@ -56,6 +60,7 @@ impl Controller {
             algorithm: match config.congestion {
                 Congestion::Reno => Algorithm::Reno { acknowledged: 0 },
                 Congestion::Cubic => Algorithm::Cubic(Cubic::default()),
+                Congestion::Dctcp => Algorithm::Dctcp(Dctcp::new(start)),
             },
             saved: None,
         }
@@ -117,7 +122,7 @@ impl Controller {
 
     fn avoid(&mut self, now: Instant, octets: u32, rtt: u64) {
         match &mut self.algorithm {
-            Algorithm::Reno { acknowledged } => {
+            Algorithm::Reno { acknowledged } | Algorithm::Dctcp(Dctcp { owed: acknowledged, .. }) => {
                 // RFC 5681 §3.1, equation 3 in octets: one segment a window.
                 *acknowledged += octets;
                 if *acknowledged >= self.window {
@@ -137,6 +142,27 @@ impl Controller {
     pub(crate) fn reduce(&mut self, flight: u32) {
         self.save();
         self.cut(flight);
+    }
+
+    /// For DCTCP: `octets` up to `acknowledgment` were acknowledged, with an echo of marks or without; `next` is SND.NXT.
+    #[inline]
+    pub(crate) fn count_marks(&mut self, octets: u32, echo: bool, acknowledgment: Position, next: Position) {
+        if let Algorithm::Dctcp(dctcp) = &mut self.algorithm {
+            dctcp.count(octets, echo, acknowledgment, next);
+        }
+    }
+
+    /// The network has marked what was in flight, `flight` octets: the window comes down at once (RFC 3168 §6.1.2, RFC 9438
+    /// §4.6, RFC 8257 §3.3). It stays at two segments at least, as after a loss. A mark is no guess, so there is nothing to
+    /// take back.
+    pub(crate) fn marked(&mut self, flight: u32) {
+        self.saved = None;
+        if let Algorithm::Dctcp(dctcp) = &mut self.algorithm {
+            self.threshold = dctcp.cut(self.window).max(2 * self.segment);
+        } else {
+            self.cut(flight);
+        }
+        self.window = self.window.min(self.threshold);
     }
 
     /// The retransmission timer expired (RFC 5681 §3.1, RFC 9438 §4.8). `first`: not a repetition for the same data, which
@@ -159,7 +185,8 @@ impl Controller {
     fn cut(&mut self, flight: u32) {
         let lowest = 2 * self.segment;
         self.threshold = match &mut self.algorithm {
-            Algorithm::Reno { acknowledged } => {
+            // RFC 8257 §3.5: DCTCP takes a loss as any other does.
+            Algorithm::Reno { acknowledged } | Algorithm::Dctcp(Dctcp { owed: acknowledged, .. }) => {
                 *acknowledged = 0;
                 (flight / 2).max(lowest)
             }

@@ -3,6 +3,7 @@
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 use crate::congestion::Controller;
+use crate::ecn::EcnState;
 use crate::event::{BufferToken, HeldPayload, Transmit};
 use crate::input::Challenges;
 use crate::instant::Instant;
@@ -44,6 +45,8 @@ pub(crate) struct Counters {
     pub(crate) fast_recoveries: u32,
     pub(crate) undone: u32,
     pub(crate) duplicates_reported: u32,
+    pub(crate) ecn_reactions: u32,
+    pub(crate) ecn_marks: u32,
 }
 
 /// Segments that are to be sent once, whatever the queue says.
@@ -96,6 +99,7 @@ pub struct Connection {
     pub(crate) timestamps: TimestampState,
     pub(crate) rtt: RttEstimator,
     pub(crate) congestion: Controller,
+    pub(crate) ecn: EcnState,
     pub(crate) recovery: Recovery,
     pub(crate) timers: Timers,
     pub(crate) last_received: Instant,
@@ -133,7 +137,8 @@ impl Connection {
             receiver: Receiver::new(config, peer_isn),
             timestamps: TimestampState::new(config),
             rtt: RttEstimator::new(config),
-            congestion: Controller::new(config, u32::from(DEFAULT_MSS)),
+            congestion: Controller::new(config, u32::from(DEFAULT_MSS), initial),
+            ecn: EcnState::new(config, initial),
             recovery: Recovery::new(initial),
             timers: Timers::default(),
             last_received: now,
@@ -181,6 +186,7 @@ impl Connection {
         {
             self.timestamps.note(timestamps.value, now);
         }
+        self.ecn.learn(syn.flags, self.phase == Phase::SynReceived { passive: true });
         self.scaling &= options.window_scale.is_some();
         // RFC 7323 §2.3: a shift above 14 is taken for 14.
         self.peer_shift = if self.scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
@@ -451,7 +457,7 @@ impl Connection {
     pub fn time_wait(&mut self) -> Option<TimeWait> {
         let Phase::TimeWait { until } = self.phase else { return None };
         let drained = self.queue.is_drained() && self.receiver.reassembly.is_drained();
-        if !drained || self.receiver.wants_ack() || self.pending.any() {
+        if !drained || self.receiver.wants_ack() || self.ecn.owes() || self.pending.any() {
             return None;
         }
         Some(TimeWait::of(self, until))
@@ -502,8 +508,11 @@ impl Connection {
             tail_loss_probes: self.counters.tail_loss_probes,
             fast_recoveries: self.counters.fast_recoveries,
             undone: self.counters.undone,
+            ecn_reactions: self.counters.ecn_reactions,
+            ecn_marks: self.counters.ecn_marks,
             duplicates_reported: self.counters.duplicates_reported,
             window_scale: self.scaling,
+            ecn: self.ecn.enabled(),
             timestamps: self.timestamps.enabled,
             sack: self.sack,
         };

@@ -1,13 +1,14 @@
 //! SYN cookies: answers to a SYN that keep nothing (RFC 4987 §3.6).
 //!
-//! What has to be kept of a SYN travels in the answer and comes back with its acknowledgment. The initial sequence number
-//! holds, from the top: 3 bits for the peer's MSS (an index into a table), 1 bit of a clock that ticks every 69 s, and 28 bits
-//! of a keyed hash over all that and the endpoints. Where the peer offers timestamps, the low 6 bits of ours hold the rest:
-//! window shift and whether SACK is permitted; the hash covers them, too. Without timestamps those are not
-//! agreed on.
+//! What has to be kept of a SYN travels in the initial sequence number of the answer and comes back with its acknowledgment.
+//! The number holds, from the top: 3 bits for the peer's MSS and 3 for its window shift (each an index into a table), whether
+//! SACK is permitted, whether ECN is asked for, 1 bit of a clock that ticks every 69 s, and 23 bits of a keyed hash over all
+//! that and the endpoints. Timestamps need not be kept: a peer that sends them does so in every segment. The rest could be
+//! kept in the timestamp, which would leave more bits to the hash; but a forger claims to have none.
 //!
-//! One number in 2^28 passes for a cookie, so whoever does not see the answers needs 2^27 attempts on average, each at
-//! the same endpoints and within two ticks of the clock, to open one connection.
+//! One number in 2^23 passes for a cookie, so whoever does not see the answers needs millions of attempts, within two ticks
+//! of the clock, to open one connection. An owner that shows acknowledgments to a cookie only for two ticks after the last
+//! answer gives them no other chance.
 
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
@@ -15,19 +16,25 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
 use crate::connection::{Connection, DEFAULT_MSS};
 use crate::siphash::{flow_words, siphash};
 use crate::timestamps::TimestampState;
-use crate::{Config, Instant};
+use crate::{Config, Ecn, Instant};
 
 /// What a peer's MSS is rounded down to. 1220 is what is left of IPv6's smallest MTU, 1440 and 1460 of Ethernet's for IPv6
 /// and IPv4, 4036 and 8940 of larger ones.
 const MSS: [u16; 8] = [64, 536, 1220, 1380, 1440, 1460, 4036, 8940];
+/// What a peer's window shift is rounded down to: its window then looks smaller than it is, which is safe. 6 and 7 are what
+/// a window of some MiB needs.
+const SCALE: [Option<u8>; 8] = [None, Some(0), Some(2), Some(4), Some(6), Some(7), Some(8), Some(11)];
+/// Where the bits of the number are.
+const MSS_AT: u32 = 29;
+const SCALE_AT: u32 = 26;
+const SACK: u32 = 1 << 25;
+const ECN: u32 = 1 << 24;
+const TICK_AT: u32 = 23;
+const HASH: u32 = (1 << TICK_AT) - 1;
 /// A tick of the clock is 2^36 ns.
 const TICK: u32 = 36;
-const HASH: u32 = (1 << 28) - 1;
-/// Bits of a timestamp that hold options.
-const OPTIONS: u32 = 0x3f;
-/// In place of a shift count: windows are not scaled.
-const NO_SCALE: u32 = 0xf;
-const SACK: u32 = 0x10;
+/// How old a cookie may be, in ticks: this one or the one before.
+const TICKS: u64 = 2;
 
 /// Makes and recognises SYN cookies.
 ///
@@ -54,34 +61,30 @@ impl SynCookies {
     }
 
     /// The SYN with ACK for a SYN of `flow`, as [`Connection::accept`] would send it with the same `config`, but for the
-    /// sequence number, the low bits of the timestamp, and options that cannot be kept. It is sent once: a peer that misses
-    /// it sends its SYN again. Its ports are zero and are filled in by the owner.
+    /// sequence number. It is sent once: a peer that misses it sends its SYN again. Its ports are zero and are filled in by the
+    /// owner.
     pub fn answer(&self, config: &Config, flow: &FlowKey, syn: &TcpHeader, now: Instant) -> TcpHeader {
         let mut header = TcpHeader::new(TcpFlags::SYN | TcpFlags::ACK);
         let offered = &syn.options;
-        let mut kept = NO_SCALE;
+        let mss = offered.mss.unwrap_or(DEFAULT_MSS);
+        let mut kept = (MSS.iter().rposition(|&entry| entry <= mss).unwrap_or(0) as u32) << MSS_AT;
+        if config.window_scale && offered.window_scale.is_some() {
+            kept |= (SCALE.iter().rposition(|&entry| entry <= offered.window_scale).unwrap_or(0) as u32) << SCALE_AT;
+            header.options.window_scale = Some(config.window_shift());
+        }
+        if config.sack && offered.sack_permitted {
+            kept |= SACK;
+            header.options.sack_permitted = true;
+        }
+        if config.ecn != Ecn::Off && syn.flags.contains(TcpFlags::ECE | TcpFlags::CWR) {
+            kept |= ECN;
+            header.flags |= TcpFlags::ECE;
+        }
         if let Some(timestamps) = offered.timestamps.filter(|_| config.timestamps) {
-            if config.window_scale
-                && let Some(shift) = offered.window_scale
-            {
-                kept = u32::from(shift.min(14));
-                header.options.window_scale = Some(config.window_shift());
-            }
-            if config.sack && offered.sack_permitted {
-                kept |= SACK;
-                header.options.sack_permitted = true;
-            }
-            // Never ahead of the clock, or the connection's own timestamps would be behind it.
-            let clock = TimestampState::new(config).value(now);
-            let mut value = clock & !OPTIONS | kept;
-            if value > clock {
-                value = value.wrapping_sub(OPTIONS + 1);
-            }
+            let value = TimestampState::new(config).value(now);
             header.options.timestamps = Some(Timestamps { value, echo: timestamps.value });
         }
-        let mss = offered.mss.unwrap_or(DEFAULT_MSS);
-        let index = MSS.iter().rposition(|&entry| entry <= mss).unwrap_or(0) as u32;
-        header.sequence = self.cookie(flow, syn.sequence, now.as_nanos() >> TICK, index, kept);
+        header.sequence = self.cookie(flow, syn.sequence, now.as_nanos() >> TICK, kept);
         header.acknowledgment = syn.sequence + 1;
         header.window = config.receive_window.clamp(1, 0xffff) as u16;
         header.options.mss = Some(config.mss);
@@ -96,17 +99,17 @@ impl SynCookies {
         }
         let isn = SeqNumber(ack.acknowledgment.0.wrapping_sub(1));
         let peer_isn = SeqNumber(ack.sequence.0.wrapping_sub(1));
-        let index = isn.0 >> 29;
-        let kept = ack.options.timestamps.map_or(NO_SCALE, |timestamps| timestamps.echo & OPTIONS);
-        let tick = now.as_nanos() >> TICK;
-        let made = if tick & 1 == u64::from(isn.0 >> 28 & 1) { tick } else { tick.checked_sub(1)? };
-        if self.cookie(flow, peer_isn, made, index, kept) != isn {
+        let age = (now.as_nanos() >> TICK).wrapping_sub(u64::from(isn.0 >> TICK_AT)) % TICKS;
+        let made = (now.as_nanos() >> TICK).checked_sub(age)?;
+        let kept = isn.0 & !(1 << TICK_AT) & !HASH;
+        if self.cookie(flow, peer_isn, made, kept) != isn {
             return None;
         }
-        let mut syn = TcpHeader::new(TcpFlags::SYN);
+        let ecn = if kept & ECN != 0 { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags::NONE };
+        let mut syn = TcpHeader::new(TcpFlags::SYN | ecn);
         syn.sequence = peer_isn;
-        syn.options.mss = Some(MSS[index as usize]);
-        syn.options.window_scale = (kept & NO_SCALE != NO_SCALE).then_some((kept & NO_SCALE) as u8);
+        syn.options.mss = Some(MSS[(kept >> MSS_AT) as usize]);
+        syn.options.window_scale = SCALE[(kept >> SCALE_AT & 7) as usize];
         syn.options.sack_permitted = kept & SACK != 0;
         syn.options.timestamps = ack.options.timestamps;
         Some(syn)
@@ -121,10 +124,9 @@ impl SynCookies {
         Some(Connection::accept_answered(config, &syn, isn, now))
     }
 
-    fn cookie(&self, flow: &FlowKey, peer_isn: SeqNumber, tick: u64, index: u32, kept: u32) -> SeqNumber {
+    fn cookie(&self, flow: &FlowKey, peer_isn: SeqNumber, tick: u64, kept: u32) -> SeqNumber {
         let [a, b, c, d, ports] = flow_words(flow);
-        let numbers = ports << 32 | u64::from(peer_isn.0);
-        let hash = siphash(self.key, &[a, b, c, d, numbers, tick << 16 | u64::from(index << 8 | kept)]);
-        SeqNumber(index << 29 | ((tick & 1) as u32) << 28 | hash as u32 & HASH)
+        let hash = siphash(self.key, &[a, b, c, d, ports << 32 | u64::from(peer_isn.0), tick, u64::from(kept)]);
+        SeqNumber(kept | ((tick % TICKS) as u32) << TICK_AT | hash as u32 & HASH)
     }
 }

@@ -65,10 +65,16 @@ pub struct Info {
     pub fast_recoveries: u32,
     /// Congestion responses that were taken back because nothing had been lost.
     pub undone: u32,
+    /// Reactions to marks of the network (RFC 3168 §6.1.2).
+    pub ecn_reactions: u32,
+    /// Segments with data that arrived with a mark.
+    pub ecn_marks: u32,
     /// Duplicate segments that the peer reported (RFC 2883).
     pub duplicates_reported: u32,
     /// Window scaling is in use.
     pub window_scale: bool,
+    /// ECN is in use.
+    pub ecn: bool,
     /// Timestamps are in use.
     pub timestamps: bool,
     /// Selective acknowledgments are in use.

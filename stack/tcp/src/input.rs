@@ -77,7 +77,9 @@ impl Connection {
         token: BufferToken,
     ) -> Received {
         self.counters.segments_received += 1;
-        if let Some(received) = self.predicted(now, header, payload_len) {
+        if self.ecn.is_plain(ecn)
+            && let Some(received) = self.predicted(now, header, payload_len)
+        {
             return received;
         }
         self.on_other_segment(now, header, payload_len, ecn, token)
@@ -150,13 +152,13 @@ impl Connection {
         now: Instant,
         header: &TcpHeader,
         payload_len: u32,
-        _ecn: u8,
+        ecn: u8,
         token: BufferToken,
     ) -> Received {
         match self.phase {
             Phase::Closed { .. } => Received::dropped(payload_len, DropReason::Closed),
             Phase::SynSent => self.in_syn_sent(now, header, payload_len),
-            _ => self.in_synchronised(now, header, payload_len, token),
+            _ => self.in_synchronised(now, header, payload_len, ecn, token),
         }
     }
 
@@ -223,7 +225,14 @@ impl Connection {
     }
 
     /// RFC 9293 §3.10.7.4.
-    fn in_synchronised(&mut self, now: Instant, header: &TcpHeader, payload_len: u32, token: BufferToken) -> Received {
+    fn in_synchronised(
+        &mut self,
+        now: Instant,
+        header: &TcpHeader,
+        payload_len: u32,
+        ecn: u8,
+        token: BufferToken,
+    ) -> Received {
         let flags = header.flags;
         let next = self.receiver.next();
         let start = next.near(header.sequence);
@@ -242,6 +251,9 @@ impl Connection {
         let crossing = matches!(self.phase, Phase::SynReceived { .. })
             && flags.contains(TcpFlags::SYN)
             && start == self.receiver.initial();
+        if crossing {
+            self.ecn.learn_again(flags);
+        }
         let (start, flags) = if crossing { (start + 1, flags.without(TcpFlags::SYN)) } else { (start, flags) };
         if crossing && !flags.contains(TcpFlags::ACK) && !flags.contains(TcpFlags::RST) {
             // The peer has not seen our answer.
@@ -298,6 +310,9 @@ impl Connection {
         }
         if matches!(self.phase, Phase::Closed { .. }) {
             return Received::event(payload_len, events);
+        }
+        if payload_len > 0 && self.phase.receives() {
+            self.take_mark(flags, ecn);
         }
         // Seventh and eighth: the segment text and the FIN.
         self.process_text(now, start, data_end, flags.contains(TcpFlags::FIN), token, events)
@@ -389,6 +404,16 @@ impl Connection {
         Ok(Events::ESTABLISHED | Events::SEND_SPACE)
     }
 
+    /// Data of the window: was it marked, does it announce that the peer has reacted (RFC 3168 §6.1.3, RFC 8257 §3.2)?
+    fn take_mark(&mut self, flags: TcpFlags, field: u8) {
+        let pending = self.receiver.is_ack_pending();
+        let (changed, marked) = self.ecn.received(flags, field, self.receiver.next(), pending);
+        self.counters.ecn_marks += u32::from(marked);
+        if changed {
+            self.receiver.acknowledge_now();
+        }
+    }
+
     fn process_text(
         &mut self,
         now: Instant,
@@ -433,6 +458,7 @@ impl Connection {
     pub(crate) fn wait_for_late_segments(&mut self, event: StateEvent, now: Instant) {
         let until = now.after_nanos(nanos(self.config.time_wait));
         self.enter(event, Phase::TimeWait { until });
+        self.ecn.stop();
         self.timers.stop();
         self.queue.shrink();
         self.receiver.reassembly.shrink();

@@ -19,7 +19,7 @@
 //!
 //! Where to look: `input` (arriving segments, RFC 9293 §3.10.7), `acknowledge` (what an acknowledgment does),
 //! `output` (what to send next), `timers`, `queue` (records and the scoreboard), `recovery` (RACK-TLP, RFC 8985;
-//! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438), `rtt` (RFC 6298), `receive` and
+//! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438, 8257), `ecn` (RFC 3168), `rtt` (RFC 6298), `receive` and
 //! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table), `cookies` (answers to a SYN that
 //! keep nothing, RFC 4987), `time_wait` (the end of a connection in some tens of octets).
 //!
@@ -32,6 +32,7 @@ mod config;
 mod congestion;
 mod connection;
 mod cookies;
+mod ecn;
 mod event;
 mod info;
 mod input;
@@ -51,7 +52,7 @@ mod time_wait;
 mod timers;
 mod timestamps;
 
-pub use config::{Config, Congestion, KeepAlive};
+pub use config::{Config, Congestion, Ecn, KeepAlive};
 pub use connection::Connection;
 pub use cookies::SynCookies;
 pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received, Slice, Transmit};

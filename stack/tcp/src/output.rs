@@ -29,7 +29,7 @@ impl Connection {
     /// Whether [`Connection::poll_transmit`] has something to give. Cheap.
     #[inline]
     pub fn wants_transmit(&self, _now: Instant) -> bool {
-        if self.receiver.wants_ack() || self.pending.any() {
+        if self.receiver.wants_ack() || self.pending.any() || self.ecn.owes() {
             return true;
         }
         match self.phase {
@@ -52,6 +52,11 @@ impl Connection {
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
         if let Some((sequence, acknowledge)) = self.pending.reset.take() {
             return Some(self.reset_segment(now, sequence, acknowledge));
+        }
+        if self.ecn.owes()
+            && let Some(owed) = self.acknowledge_older(now)
+        {
+            return Some(owed);
         }
         match self.phase {
             Phase::Closed { .. } => return None,
@@ -86,6 +91,9 @@ impl Connection {
         header.sequence = sequence.sequence();
         if flags.contains(TcpFlags::ACK) {
             header.acknowledgment = self.receiver.next().sequence();
+            if !flags.contains(TcpFlags::SYN) {
+                header.flags |= self.ecn.ack_flags();
+            }
         }
         header.window = self.receiver.offer(flags.contains(TcpFlags::SYN));
         header.options.timestamps = self.timestamps.option(now);
@@ -104,6 +112,22 @@ impl Connection {
         Transmit { header, payload: None, retransmission: false, ecn: 0 }
     }
 
+    /// RFC 8257 §3.2: an acknowledgment of what came before the marks began, or ended.
+    fn acknowledge_older(&mut self, now: Instant) -> Option<Transmit> {
+        let (number, echo) = self.ecn.take_owed()?;
+        if matches!(self.phase, Phase::Closed { .. }) {
+            return None;
+        }
+        let older = self.receiver.next().near(number);
+        let mut header = TcpHeader::new(if echo { TcpFlags::ACK | TcpFlags::ECE } else { TcpFlags::ACK });
+        header.sequence = self.queue.next().sequence();
+        header.acknowledgment = number;
+        header.window = self.receiver.window_from(older);
+        header.options.timestamps = self.timestamps.option(now);
+        self.counters.segments_sent += 1;
+        Some(Transmit { header, payload: None, retransmission: false, ecn: 0 })
+    }
+
     /// The SYN, with or without ACK, for the first time or again.
     fn poll_syn(&mut self, now: Instant, flags: TcpFlags) -> Option<Transmit> {
         let sequence = self.queue.unacknowledged();
@@ -117,7 +141,8 @@ impl Connection {
             true
         };
         self.timers.retransmit = now.after_nanos(self.rtt.timeout());
-        let mut header = self.header(now, flags, sequence);
+        let marks = self.ecn.syn_flags(flags.contains(TcpFlags::ACK), retransmission);
+        let mut header = self.header(now, flags | marks, sequence);
         header.options.mss = Some(self.config.mss);
         header.options.window_scale = self.scaling.then(|| self.config.window_shift());
         header.options.sack_permitted = self.sack;
@@ -275,7 +300,8 @@ impl Connection {
         len: u32,
         retransmission: bool,
     ) -> Transmit {
-        let header = self.header(now, flags, sequence);
+        let (marks, ecn) = if len > 0 { self.ecn.data_marks(!retransmission) } else { (TcpFlags::NONE, 0) };
+        let header = self.header(now, flags | marks, sequence);
         self.counters.octets_sent += u64::from(len);
         self.last_sent = now;
         self.congestion.sent(self.in_flight());
@@ -291,7 +317,7 @@ impl Connection {
             rate.sent(len);
         }
         self.receiver.ack_sent(self.sack, false);
-        Transmit { header, payload, retransmission, ecn: 0 }
+        Transmit { header, payload, retransmission, ecn }
     }
 
     /// RFC 8985 §7.3: new data if the peer has room for it, else the last segment again.

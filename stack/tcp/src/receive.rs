@@ -142,6 +142,16 @@ impl Receiver {
         field
     }
 
+    /// The window field of an acknowledgment of something older than RCV.NXT. The edge stays where it is.
+    pub(crate) fn window_from(&self, acknowledgment: Position) -> u16 {
+        (self.edge.since(acknowledgment) >> self.shift).min(0xffff) as u16
+    }
+
+    /// Whether something was received in order since the last acknowledgment.
+    pub(crate) fn is_ack_pending(&self) -> bool {
+        self.next > self.last_ack_sent
+    }
+
     /// The window that is offered now, in octets.
     pub(crate) fn window(&self) -> u32 {
         self.edge.octets_since(self.next)

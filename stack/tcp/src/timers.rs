@@ -187,6 +187,7 @@ impl Connection {
             self.recovery.arm_undo(false);
         }
         self.congestion.timeout(flight, !matches!(self.recovery.mode, Mode::Loss { .. }));
+        self.ecn.reduced(self.queue.next());
         self.rtt.expired();
         self.recovery.mark_on_timeout(now, &mut self.queue, &self.rtt, self.sack);
         self.recovery.mode = Mode::Loss { until: self.queue.next() };

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use uwarp_tcp::{BufferToken, Config, Connection, Events, Instant, Payload, State, SynCookies};
+use uwarp_tcp::{BufferToken, Config, Connection, Ecn, Events, Instant, Payload, State, SynCookies};
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
@@ -50,7 +50,7 @@ fn ack(answer: &TcpHeader) -> TcpHeader {
 /// Every combination of options, on both sides.
 fn combinations() -> impl Iterator<Item = (Config, TcpHeader)> {
     let masses = [None, Some(1), Some(536), Some(1400), Some(1460), Some(8960), Some(65495)];
-    (0..64u32).flat_map(move |bits| {
+    (0..256u32).flat_map(move |bits| {
         masses.into_iter().map(move |mss| {
             let bit = |number: u32| bits >> number & 1 != 0;
             let config = Config {
@@ -58,9 +58,14 @@ fn combinations() -> impl Iterator<Item = (Config, TcpHeader)> {
                 sack: bit(1),
                 timestamps: bit(2),
                 timestamp_offset: 0xffff_fff0,
+                ecn: if bit(6) { Ecn::Accept } else { Ecn::Off },
                 ..Config::default()
             };
-            (config, syn(mss, bit(3).then_some(bits as u8 % 16), bit(4), bit(5)))
+            let mut syn = syn(mss, bit(3).then_some(bits as u8 % 16), bit(4), bit(5));
+            if bit(7) {
+                syn.flags |= TcpFlags::ECE | TcpFlags::CWR;
+            }
+            (config, syn)
         })
     })
 }
@@ -73,21 +78,18 @@ fn connection_from_a_cookie_is_like_one_from_the_syn() {
     for (config, syn) in combinations() {
         let (then, now) = (at(100), at(101));
         let answer = cookies().answer(&config, &flow(1000), &syn, then);
+        let ack = ack(&answer);
         let mut plain_syn = syn;
-        if !(config.timestamps && syn.options.timestamps.is_some()) {
-            // Nothing but the MSS can be kept.
-            (plain_syn.options.window_scale, plain_syn.options.sack_permitted) = (None, false);
+        if config.window_scale {
+            // A shift that the table lacks is rounded down.
+            plain_syn.options.window_scale =
+                cookies().recover(&flow(1000), &ack, then).expect("our own cookie").options.window_scale;
+            assert_eq!(plain_syn.options.window_scale.is_some(), syn.options.window_scale.is_some());
+            assert!(plain_syn.options.window_scale <= syn.options.window_scale);
         }
         let mut plain = Connection::accept(&config, &plain_syn, answer.sequence, then);
-        let mut expected = plain.poll_transmit(then).unwrap().header;
-        if let (Some(expected), Some(found)) = (&mut expected.options.timestamps, answer.options.timestamps) {
-            // RFC 7323 §4.3: never ahead of the clock, and close behind it.
-            assert!(expected.value.wrapping_sub(found.value) < 64);
-            expected.value = found.value;
-        }
-        assert_eq!(answer, expected);
+        assert_eq!(answer, plain.poll_transmit(then).unwrap().header);
 
-        let ack = ack(&answer);
         let mut connection = cookies().accept(&config, &flow(1000), &ack, now).expect("our own cookie");
         assert_eq!(connection.state(), State::SynReceived);
         for connection in [&mut plain, &mut connection] {
@@ -118,17 +120,25 @@ fn connection_from_a_cookie_is_like_one_from_the_syn() {
         );
         seen += 1;
     }
-    assert_eq!(seen, 448);
+    assert_eq!(seen, 256 * 7);
 }
 
 #[test]
-fn mss_is_rounded_down_and_never_up() {
+fn mss_and_shift_are_rounded_down_and_never_up() {
     for (offered, kept) in [(None, 536), (Some(100), 64), (Some(1459), 1440), (Some(1460), 1460), (Some(9000), 8940)] {
         let config = Config::default();
         let answer = cookies().answer(&config, &flow(1), &syn(offered, None, false, false), at(1));
         let recovered = cookies().recover(&flow(1), &ack(&answer), at(1)).unwrap();
         assert_eq!(recovered.options.mss, Some(kept)); // RFC 4987 §3.6
         assert_eq!(recovered.sequence, PEER_ISN);
+    }
+    for (offered, kept) in
+        [(None, None), (Some(0), Some(0)), (Some(3), Some(2)), (Some(7), Some(7)), (Some(14), Some(11))]
+    {
+        let config = Config::default();
+        let answer = cookies().answer(&config, &flow(1), &syn(None, offered, false, false), at(1));
+        let recovered = cookies().recover(&flow(1), &ack(&answer), at(1)).unwrap();
+        assert_eq!(recovered.options.window_scale, kept); // RFC 7323 §2.3: what is taken for less is never too much
     }
 }
 
@@ -168,28 +178,20 @@ fn cookie_is_good_for_one_flow_one_number_and_one_secret() {
     refused(&|ack| ack.flags = TcpFlags::RST | TcpFlags::ACK);
     refused(&|ack| ack.flags = TcpFlags::SYN | TcpFlags::ACK);
     refused(&|ack| ack.flags = TcpFlags::PSH);
-    refused(&|ack| ack.options.timestamps = None);
     for bit in 0..32 {
         refused(&|ack| ack.acknowledgment = SeqNumber(((ack.acknowledgment.0 - 1) ^ (1 << bit)).wrapping_add(1)));
     }
-    // Options that the peer would like better than those it had agreed to.
-    for bit in 0..6 {
-        refused(&|ack| ack.options.timestamps.as_mut().unwrap().echo ^= 1 << bit);
-    }
-    // The rest of the echo is the clock, which may be that of a later answer to the same SYN.
-    let mut later = good;
-    later.options.timestamps.as_mut().unwrap().echo += 64;
-    assert!(cookies().recover(&flow(1000), &later, now).is_some());
 }
 
-/// One number in 2^28 is a cookie: of a million guesses none.
+/// One number in 2^23 is a cookie: half a one of four million guesses.
 #[test]
 fn guesses_fail() {
     let mut random = fastrand::Rng::with_seed(4);
     let mut guess = TcpHeader::new(TcpFlags::ACK);
     guess.sequence = PEER_ISN + 1;
-    for _ in 0..1_000_000 {
+    let hits = (0..1 << 22).filter(|_| {
         guess.acknowledgment = SeqNumber(random.u32(..));
-        assert!(cookies().recover(&flow(9), &guess, at(700)).is_none());
-    }
+        cookies().recover(&flow(9), &guess, at(700)).is_some()
+    });
+    assert!(hits.count() <= 4);
 }

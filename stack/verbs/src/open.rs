@@ -1,6 +1,6 @@
 //! From a configuration to running engines.
 
-use crate::config::{Config, Congestion, EngineMode, FaultOptions};
+use crate::config::{Config, Congestion, Ecn, EngineMode, FaultOptions};
 use crate::core::{Core, EngineHandle, Waiters};
 use crate::driver::{self, EngineSeed, Health, PortSeed, Seat};
 use crate::error::Error;
@@ -355,6 +355,11 @@ fn tcp_config(config: &Config) -> uwarp_tcp::Config {
         // A peer that closed its application but not its socket must not hold our connection for ever.
         fin_wait_2: Some(tcp.user_timeout.unwrap_or(Duration::from_secs(60)).max(config.linger)),
         congestion: tcp_congestion(tcp.congestion),
+        ecn: match tcp.ecn {
+            Ecn::Off => uwarp_tcp::Ecn::Off,
+            Ecn::Accept => uwarp_tcp::Ecn::Accept,
+            Ecn::Offer => uwarp_tcp::Ecn::Offer,
+        },
         ..uwarp_tcp::Config::default()
     }
 }
@@ -364,6 +369,7 @@ pub(crate) fn tcp_congestion(congestion: Congestion) -> uwarp_tcp::Congestion {
     match congestion {
         Congestion::Cubic => uwarp_tcp::Congestion::Cubic,
         Congestion::Reno => uwarp_tcp::Congestion::Reno,
+        Congestion::Dctcp => uwarp_tcp::Congestion::Dctcp,
     }
 }
 

@@ -1,10 +1,16 @@
+use uwarp_wire::tcp::SeqNumber;
+
 use super::*;
 
 const SEGMENT: u32 = 1000;
 const RTT: u64 = 10_000_000;
 
 fn controller(congestion: Congestion) -> Controller {
-    Controller::new(&Config { congestion, ..Config::default() }, SEGMENT)
+    Controller::new(&Config { congestion, ..Config::default() }, SEGMENT, start())
+}
+
+fn start() -> Position {
+    Position::first(SeqNumber(0))
 }
 
 fn at(millis: u64) -> Instant {
@@ -32,7 +38,7 @@ fn rounds_of(controller: &mut Controller, start: u64, count: u64, millis: u64) -
 #[test]
 fn initial_window_is_ten_segments_bounded_in_octets() {
     assert_eq!(controller(Congestion::Reno).window(), 10_000); // RFC 6928 §2
-    let jumbo = Controller::new(&Config::default(), 8948);
+    let jumbo = Controller::new(&Config::default(), 8948, start());
     assert_eq!(jumbo.window(), 2 * 8948); // RFC 6928 §2: max(2 MSS, 14600)
 }
 
@@ -126,4 +132,41 @@ fn idle_restarts_with_the_initial_window() {
     reno.set_window(80_000);
     reno.restart(0);
     assert_eq!(reno.window(), 10_000); // RFC 5681 §4.1
+}
+
+#[test]
+fn mark_cuts_as_a_loss_does_and_is_not_taken_back() {
+    for (kind, expected) in [(Congestion::Reno, 40_000), (Congestion::Cubic, 56_000), (Congestion::Dctcp, 40_000)] {
+        let mut controller = controller(kind);
+        controller.set_window(80_000);
+        controller.marked(80_000);
+        // RFC 3168 §6.1.2, RFC 9438 §4.6, RFC 8257 §3.3 (alpha begins with 1).
+        assert_eq!((controller.window(), controller.threshold()), (expected, expected));
+        assert!(!controller.undo());
+    }
+}
+
+#[test]
+fn dctcp_grows_and_takes_losses_as_reno_does() {
+    let mut dctcp = controller(Congestion::Dctcp);
+    dctcp.set_window(100_000);
+    dctcp.reduce(100_000);
+    dctcp.recovered();
+    assert_eq!((dctcp.window(), dctcp.threshold()), (50_000, 50_000)); // RFC 8257 §3.5
+    assert_eq!(rounds(&mut dctcp, 0, 3), [51_000, 52_000, 53_000]); // RFC 8257 §3.4: growth is untouched
+}
+
+#[test]
+fn dctcp_cuts_by_what_was_marked() {
+    let mut dctcp = controller(Congestion::Dctcp);
+    dctcp.set_window(100_000);
+    let mut at = start();
+    for _ in 0..200 {
+        dctcp.count_marks(10_000, true, at, at);
+        dctcp.count_marks(90_000, false, at + 1, at + 100_000);
+        at = at + 100_000;
+    }
+    dctcp.marked(100_000);
+    // RFC 8257 §3.3: a tenth was marked, so a twentieth goes.
+    assert!((94_900..95_100).contains(&dctcp.window()), "{}", dctcp.window());
 }

@@ -15,6 +15,9 @@
 //! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch. Behind `#` stands the
 //! section of the document that asks for what the line expects.
 //!
+//! Flags are S A F R P U E (ECE) W (CWR) or `.` for none; `ect0`, `noect` and, on received segments, `ce` are the ECN field of
+//! the IP header.
+//!
 //! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
 //! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`,
 //! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
@@ -25,7 +28,9 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Events, Instant, KeepAlive, Payload, Received, Transmit};
+use uwarp_tcp::{
+    BufferToken, Config, Congestion, Connection, Ecn, Events, Instant, KeepAlive, Payload, Received, Transmit,
+};
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
 pub mod parse;
@@ -90,9 +95,15 @@ fn add(base: SeqNumber, offset: i64) -> SeqNumber {
 fn show(transmit: &Transmit) -> String {
     let header = &transmit.header;
     let mut text = String::new();
-    for (flag, letter) in
-        [(TcpFlags::SYN, 'S'), (TcpFlags::FIN, 'F'), (TcpFlags::RST, 'R'), (TcpFlags::PSH, 'P'), (TcpFlags::ACK, 'A')]
-    {
+    for (flag, letter) in [
+        (TcpFlags::SYN, 'S'),
+        (TcpFlags::FIN, 'F'),
+        (TcpFlags::RST, 'R'),
+        (TcpFlags::PSH, 'P'),
+        (TcpFlags::ACK, 'A'),
+        (TcpFlags::ECE, 'E'),
+        (TcpFlags::CWR, 'W'),
+    ] {
         if header.flags.contains(flag) {
             text.push(letter);
         }
@@ -107,6 +118,9 @@ fn show(transmit: &Transmit) -> String {
     }
     if let Some(timestamps) = header.options.timestamps {
         write!(text, " ts {}/{}", timestamps.value, timestamps.echo).unwrap();
+    }
+    if transmit.ecn != 0 {
+        write!(text, " ecn {}", transmit.ecn).unwrap();
     }
     if transmit.retransmission {
         text.push_str(" again");
@@ -285,7 +299,20 @@ impl Player {
                     });
                 }
                 "cc" => {
-                    config.congestion = if value == "reno" { Congestion::Reno } else { Congestion::Cubic };
+                    config.congestion = match value {
+                        "reno" => Congestion::Reno,
+                        "cubic" => Congestion::Cubic,
+                        "dctcp" => Congestion::Dctcp,
+                        other => return Err(format!("what is {other}?")),
+                    };
+                }
+                "ecn" => {
+                    config.ecn = match value {
+                        "off" => Ecn::Off,
+                        "accept" => Ecn::Accept,
+                        "offer" => Ecn::Offer,
+                        other => return Err(format!("what is {other}?")),
+                    };
                 }
                 other => return Err(format!("what is {other}?")),
             }
@@ -318,11 +345,12 @@ impl Player {
 
     fn receive(&mut self, text: &str) -> Result<(), String> {
         let (header, len) = self.header(text)?;
+        let ecn = pattern(text)?.ecn.unwrap_or(0);
         let start = header.sequence.0.wrapping_sub(PEER_ISN.0).wrapping_sub(1);
         let connection = self.connection.as_mut().ok_or("no connection")?;
         let token = BufferToken(self.next_token);
         self.next_token += 1;
-        let received = connection.on_segment(self.now, &header, len, 0, token);
+        let received = connection.on_segment(self.now, &header, len, ecn, token);
         self.last = Some(received);
         self.events |= received.events;
         match received.payload {
@@ -432,6 +460,7 @@ impl Player {
         if let Some((value, echo)) = pattern.timestamps {
             check(header.options.timestamps == Some(Timestamps { value, echo }), "timestamps");
         }
+        check(pattern.ecn.is_none_or(|ecn| found.ecn == ecn), "ECN field");
         check(!pattern.no_timestamps || header.options.timestamps.is_none(), "timestamps");
         check(pattern.again.is_none_or(|again| found.retransmission == again), "retransmission");
         if let Some((token, offset)) = pattern.slice {
@@ -463,6 +492,9 @@ impl Player {
                 "undone" => u64::from(info.undone),
                 "held" => u64::from(info.out_of_order_buffers),
                 "retransmitted" => info.segments_retransmitted,
+                "reactions" => u64::from(info.ecn_reactions),
+                "marks" => u64::from(info.ecn_marks),
+                "ecn" => u64::from(info.ecn),
                 "duplicates" => u64::from(info.duplicates_reported),
                 "srtt_us" => info.smoothed_rtt.as_micros() as u64,
                 "rto_ms" => info.retransmission_timeout.as_millis() as u64,

@@ -95,6 +95,8 @@ pub struct Pattern {
     pub slice: Option<(u32, u32)>,
     /// The urgent pointer.
     pub urgent: u16,
+    /// The ECN field of the IP header.
+    pub ecn: Option<u8>,
 }
 
 /// A segment, without the `<` or `>` in front of it.
@@ -109,6 +111,8 @@ pub fn pattern(text: &str) -> Result<Pattern, String> {
             'R' => TcpFlags::RST,
             'P' => TcpFlags::PSH,
             'U' => TcpFlags::URG,
+            'E' => TcpFlags::ECE,
+            'W' => TcpFlags::CWR,
             '.' => TcpFlags::NONE,
             other => return Err(format!("not a flag: {other}")),
         };
@@ -134,6 +138,9 @@ pub fn pattern(text: &str) -> Result<Pattern, String> {
                 let (value, echo) = words.next().and_then(|word| word.split_once('/')).ok_or("not a timestamp")?;
                 pattern.timestamps = Some((number(Some(value))?, number(Some(echo))?));
             }
+            "noect" => pattern.ecn = Some(0),
+            "ect0" => pattern.ecn = Some(2),
+            "ce" => pattern.ecn = Some(3),
             "urg" => pattern.urgent = number(words.next())?,
             "nots" => pattern.no_timestamps = true,
             "again" => pattern.again = Some(true),

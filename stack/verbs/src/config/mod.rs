@@ -7,7 +7,7 @@ mod options;
 pub mod units;
 
 pub use options::{
-    Buffers, Congestion, EalOptions, EngineMode, EngineOptions, FaultOptions, Idle, InterfaceAddress, KeepAlive,
+    Buffers, Congestion, EalOptions, Ecn, EngineMode, EngineOptions, FaultOptions, Idle, InterfaceAddress, KeepAlive,
     Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour, TcpOptions, Vlan,
 };
 pub use uwarp_dpdk::device::DeviceConfig;

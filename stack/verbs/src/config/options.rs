@@ -86,6 +86,21 @@ pub enum Congestion {
     Cubic,
     /// RFC 5681.
     Reno,
+    /// RFC 8257: for a network that marks early, with both ends set to it. Asks for ECN.
+    Dctcp,
+}
+
+/// Explicit congestion notification (RFC 3168) of new connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ecn {
+    /// Neither asked for nor granted.
+    Off,
+    /// Granted to a peer that asks.
+    #[default]
+    Accept,
+    /// Asked for, and granted.
+    Offer,
 }
 
 /// Keep-alive probes (RFC 9293 §3.8.4). RDMA streams have them on by default, because a peer that only receives would
@@ -142,6 +157,8 @@ pub struct TcpOptions {
     pub time_wait: Duration,
     /// Congestion control.
     pub congestion: Congestion,
+    /// Explicit congestion notification.
+    pub ecn: Ecn,
     /// Window scaling and timestamps are always offered; selective acknowledgments can be switched off for measurements.
     pub sack: bool,
     /// Timestamps on every segment (RFC 7323): 12 octets each, protection against wrapped sequence numbers.
@@ -163,6 +180,7 @@ impl Default for TcpOptions {
             user_timeout: Some(Duration::from_secs(15)),
             time_wait: Duration::from_secs(1),
             congestion: Congestion::Cubic,
+            ecn: Ecn::Accept,
             sack: true,
             timestamps: false,
             keep_alive: KeepAlive::default(),
