@@ -7,7 +7,7 @@ use crate::event::{DropReason, Events};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::queue::{Delivered, Fate};
-use crate::recovery::{DUPLICATE_THRESHOLD, Mode, ProbeResult, RateReduction};
+use crate::recovery::{DUPLICATE_THRESHOLD, Doubt, Mode, ProbeResult, RateReduction};
 use crate::state::{CloseReason, Phase, StateEvent};
 use crate::timestamps::TimestampState;
 
@@ -103,6 +103,9 @@ impl Connection {
             events |= Events::SEND_SPACE;
         }
         self.detect_needless(header, acknowledgment > before, duplicate.is_some());
+        if self.recovery.doubt != Doubt::No {
+            self.examine_timeout(&delivered, acknowledgment > before, bare);
+        }
         match self.recovery.probe_answered(
             acknowledgment,
             duplicate,
@@ -209,11 +212,50 @@ impl Connection {
             needless |= TimestampState::precedes(timestamps.echo, stamp);
         }
         if needless {
-            if self.congestion.undo() {
-                self.counters.undone += 1;
+            self.take_back();
+        }
+    }
+
+    /// Nothing had been lost (RFC 4015 §3).
+    fn take_back(&mut self) {
+        if self.congestion.undo() {
+            self.counters.undone += 1;
+        }
+        self.queue.forget_losses();
+        self.recovery.undone();
+    }
+
+    /// F-RTO (RFC 5682 §2.1, and §3.1 with SACK): after a time-out the first acknowledgment is answered with new data instead
+    /// of more retransmissions. If the next one reports something that was sent once, and before the time-out, then the
+    /// segments were late and not lost. `bare`: the acknowledgment neither advances nor carries anything.
+    fn examine_timeout(&mut self, delivered: &Delivered, advanced: bool, bare: bool) {
+        let Mode::Loss { until } = self.recovery.mode else {
+            self.recovery.doubt = Doubt::No;
+            return;
+        };
+        let unacknowledged = self.queue.unacknowledged();
+        match self.recovery.doubt {
+            Doubt::No => {}
+            Doubt::Resent { end } if advanced => {
+                // Step 2: everything is there, or not even all that was sent again: it had been lost.
+                self.recovery.doubt = Doubt::No;
+                if end <= unacknowledged && unacknowledged < until {
+                    self.recovery.doubt = Doubt::Testing { left: 2 };
+                    if !self.may_send_fresh() {
+                        self.recovery.doubt = Doubt::No;
+                    }
+                }
             }
-            self.queue.forget_losses();
-            self.recovery.undone();
+            // §2.1, step 2a; with SACK (§3.1) the scoreboard takes a duplicate, and the wait goes on.
+            Doubt::Resent { .. } if bare && !self.sack => self.recovery.doubt = Doubt::No,
+            Doubt::Resent { .. } => {}
+            Doubt::Testing { .. } if delivered.original.is_some_and(|end| end <= until) => self.take_back(),
+            Doubt::Testing { .. } if advanced || bare || delivered.octets > 0 => {
+                // Step 3a: the losses are real.
+                self.recovery.doubt = Doubt::No;
+                self.congestion.set_window(self.congestion.window().min(3 * self.segment));
+            }
+            Doubt::Testing { .. } => {}
         }
     }
 

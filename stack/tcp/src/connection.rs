@@ -10,7 +10,7 @@ use crate::instant::Instant;
 use crate::position::Position;
 use crate::queue::SendQueue;
 use crate::receive::Receiver;
-use crate::recovery::Recovery;
+use crate::recovery::{Doubt, Recovery};
 use crate::rtt::RttEstimator;
 use crate::state::{CloseReason, Phase, State, StateEvent};
 use crate::timers::Timers;
@@ -413,6 +413,7 @@ impl Connection {
         self.measure(matches!(self.phase, Phase::SynSent | Phase::SynReceived { .. }));
         if self.queue.lose_larger_than(self.segment) {
             self.recovery.force = true;
+            self.recovery.doubt = Doubt::No;
         }
     }
 

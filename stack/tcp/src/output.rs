@@ -7,7 +7,7 @@ use crate::event::{Slice, Transmit};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::queue::Content;
-use crate::recovery::Mode;
+use crate::recovery::{Doubt, Mode};
 use crate::state::Phase;
 
 /// Blocks that fit beside a timestamp, and without one (RFC 2018 §3).
@@ -190,6 +190,9 @@ impl Connection {
 
     #[inline]
     fn may_send_again(&self) -> bool {
+        if matches!(self.recovery.doubt, Doubt::Testing { .. }) {
+            return false;
+        }
         self.recovery.force || self.in_flight().saturating_add(self.segment) <= self.congestion.window()
     }
 
@@ -220,7 +223,11 @@ impl Connection {
             return Fresh::Send(usable);
         }
         if !idle {
-            if self.in_flight().saturating_add(len) > self.congestion.window() {
+            let admitted = match self.recovery.doubt {
+                Doubt::Testing { left } => left > 0,
+                _ => self.in_flight().saturating_add(len) <= self.congestion.window(),
+            };
+            if !admitted {
                 return Fresh::Wait;
             }
             // RFC 9293 §3.7.4: what is left does not fill a segment, and more may come.
@@ -229,6 +236,11 @@ impl Connection {
             }
         }
         Fresh::Send(len)
+    }
+
+    /// Whether new data can leave now.
+    pub(crate) fn may_send_fresh(&self) -> bool {
+        self.phase.sends() && matches!(self.fresh(), Fresh::Send(_))
     }
 
     /// RFC 5681 §4.1: after an idle retransmission time-out the window falls back to the initial one.
@@ -247,6 +259,9 @@ impl Connection {
     fn send_fresh(&mut self, now: Instant, len: u32) -> Option<Transmit> {
         let sequence = self.queue.next();
         let slice = self.queue.send_fresh(now, len)?;
+        if let Doubt::Testing { left } = &mut self.recovery.doubt {
+            *left = left.saturating_sub(1);
+        }
         let flags = if self.queue.unsent() == 0 { TcpFlags::ACK | TcpFlags::PSH } else { TcpFlags::ACK };
         self.timers.persist = Instant::NEVER;
         Some(self.data(

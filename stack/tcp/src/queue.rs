@@ -74,6 +74,8 @@ pub(crate) struct Delivered {
     pub(crate) oldest_sent: Option<Instant>,
     /// Some were sent more than once.
     pub(crate) ambiguous: bool,
+    /// The lowest end of those that were sent once.
+    pub(crate) original: Option<Position>,
     /// The one sent last: when, its end, whether it was sent more than once (RFC 8985 §6.2, step 1 and 2).
     pub(crate) newest: Option<(Instant, Position, bool)>,
     /// A segment sent once arrived behind one with a higher sequence number (RFC 8985 §6.2, step 3).
@@ -82,7 +84,15 @@ pub(crate) struct Delivered {
 
 impl Delivered {
     pub(crate) fn new() -> Delivered {
-        Delivered { octets: 0, advanced: 0, oldest_sent: None, ambiguous: false, newest: None, reordered: false }
+        Delivered {
+            octets: 0,
+            advanced: 0,
+            oldest_sent: None,
+            ambiguous: false,
+            original: None,
+            newest: None,
+            reordered: false,
+        }
     }
 
     #[inline]
@@ -94,6 +104,9 @@ impl Delivered {
         } else {
             if self.oldest_sent.is_none_or(|oldest| segment.sent_at < oldest) {
                 self.oldest_sent = Some(segment.sent_at);
+            }
+            if self.original.is_none_or(|lowest| end < lowest) {
+                self.original = Some(end);
             }
             self.reordered |= end < *forward;
         }

@@ -1,5 +1,5 @@
 //! What was lost, and how fast to repair it: RACK and tail loss probes (RFC 8985), proportional rate reduction (RFC 6937),
-//! and taking back what was needless (RFC 3522, 3708, 4015).
+//! and taking back what was needless (RFC 3522, 3708, 4015, 5682).
 //!
 //! RACK stands in for the rules of RFC 6675 §4 (IsLost): its reordering window is zero once three segments behind a gap are
 //! reported (DupThresh), so it finds the same losses, and lost retransmissions and tails besides. Peers without SACK get
@@ -79,6 +79,22 @@ struct Probe {
     retransmission: bool,
 }
 
+/// Whether a time-out may have been spurious (F-RTO, RFC 5682): the numbers are the steps of its algorithm. Only without
+/// timestamps; with them the first acknowledgment says it (RFC 3522).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    No,
+    /// Step 2: the oldest segment, which ends at `end`, was sent again; its acknowledgment is waited for.
+    Resent {
+        end: Position,
+    },
+    /// Step 3: so many segments of new data may leave, whatever the congestion window says, and nothing is sent again before
+    /// the next acknowledgment.
+    Testing {
+        left: u8,
+    },
+}
+
 /// What an acknowledgment says about an open probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
@@ -124,6 +140,7 @@ pub(crate) struct Recovery {
     pub(crate) duplicates: u32,
     /// The next retransmission leaves whatever the congestion window says.
     pub(crate) force: bool,
+    pub(crate) doubt: Doubt,
     undo: Option<Undo>,
 }
 
@@ -141,6 +158,7 @@ impl Recovery {
             probe: None,
             duplicates: 0,
             force: false,
+            doubt: Doubt::No,
             undo: None,
         }
     }
@@ -288,12 +306,14 @@ impl Recovery {
     pub(crate) fn undone(&mut self) {
         self.reordering_seen |= self.undo.take().is_some_and(|undo| undo.fast);
         self.mode = Mode::Open;
+        self.doubt = Doubt::No;
         self.force = false;
     }
 
     /// Recovery is complete.
     pub(crate) fn complete(&mut self) {
         self.mode = Mode::Open;
+        self.doubt = Doubt::No;
         self.force = false;
         self.persistence = self.persistence.saturating_sub(1);
         if self.persistence == 0 {

@@ -6,7 +6,7 @@ use crate::connection::Connection;
 use crate::event::Events;
 use crate::instant::{Instant, nanos};
 use crate::queue::Fate;
-use crate::recovery::Mode;
+use crate::recovery::{Doubt, Mode};
 use crate::state::{CloseReason, Phase, StateEvent};
 
 /// When each timer expires, `Instant::NEVER` if it does not run. The delayed acknowledgment's is the receiver's.
@@ -177,12 +177,17 @@ impl Connection {
             return false;
         }
         self.counters.timeouts += 1;
+        let first_end = first.end();
         if first.fate == Fate::Sacked {
             // RFC 2018 §8: the peer holds the next octet and does not acknowledge it, so it has dropped what it reported.
             self.queue.forget_sacks();
         }
         let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
         let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
+        // RFC 5682 §2.1, step 1: a time-out for what was sent again already tells nothing.
+        let again = matches!(self.recovery.mode, Mode::Loss { .. });
+        self.recovery.doubt =
+            if again || self.timestamps.enabled { Doubt::No } else { Doubt::Resent { end: first_end } };
         if !repeated {
             self.recovery.arm_undo(false);
         }
@@ -255,6 +260,7 @@ impl Connection {
                     self.queue.set_fate(0, Fate::Lost);
                 }
                 self.recovery.force = true;
+                self.recovery.doubt = Doubt::No;
             }
             _ if self.timers.persist != Instant::NEVER => self.pending.window_probe = true,
             _ => {
