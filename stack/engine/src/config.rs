@@ -96,6 +96,8 @@ pub struct Limits {
     pub listeners: u32,
     /// Entries of the neighbour table.
     pub neighbours: u32,
+    /// Octets of fragments that wait for others, each packet's administration included; 0 drops every fragment.
+    pub reassembly_octets: u32,
     /// ICMP errors sent in a second (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)); a tenth of it at once.
     pub icmp_errors: u32,
 }
@@ -116,6 +118,7 @@ impl Default for Limits {
             queue_pairs: 16_384,
             listeners: 256,
             neighbours: 1_024,
+            reassembly_octets: 1 << 20,
             icmp_errors: 100,
         }
     }

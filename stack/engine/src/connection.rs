@@ -41,6 +41,8 @@ pub(crate) struct Connection {
     /// Nothing waits for an acknowledgment, a response or a buffer: a received segment that owes no answer leaves nothing
     /// to do.
     pub(crate) quiet: bool,
+    /// Largest segment that has arrived since the path was last found to take less, in octets of payload.
+    pub(crate) confirmed: u32,
     /// Number of the queue pair, once bound.
     pub(crate) queue_pair: Option<u32>,
     pub(crate) tcp: uwarp_tcp::Connection,

@@ -23,8 +23,10 @@ use crate::icmp::ErrorLimit;
 use crate::lanes::Lanes;
 use crate::listener::Listener;
 use crate::neighbours::Neighbours;
+use crate::path::Paths;
 use crate::port::{Batch, Buffer, LinkState, Port};
 use crate::queue_pair::{QueuePair, Stage};
+use crate::reassembly::Reassembly;
 use crate::slab::{BufferStore, Slab};
 use crate::stats::{DROP_REASONS, DropReason};
 use crate::waits::Waits;
@@ -80,6 +82,9 @@ pub(crate) struct Counters {
     pub(crate) resets_sent: u64,
     pub(crate) icmp_errors_sent: u64,
     pub(crate) icmp_errors_suppressed: u64,
+    pub(crate) path_mtu_changes: u64,
+    pub(crate) path_mtu_doubts: u64,
+    pub(crate) reassembled: u64,
     pub(crate) echoes: u64,
     pub(crate) address_conflicts: u64,
     pub(crate) cookies_sent: u64,
@@ -114,6 +119,8 @@ pub(crate) struct Core<P: Port> {
     pub(crate) addresses: Addresses,
     /// The tag of all our frames.
     pub(crate) vlan: Option<VlanTag>,
+    pub(crate) paths: Paths,
+    pub(crate) reassembly: Reassembly,
     /// ICMP errors that may still be sent.
     pub(crate) icmp_errors: ErrorLimit,
     /// When an address of ours was last defended, or never.
@@ -217,6 +224,8 @@ impl<P: Port> Core<P> {
             own_mac: EthernetAddress(capabilities.mac),
             addresses,
             vlan: config.vlan.map(VlanTag),
+            paths: Paths::default(),
+            reassembly: Reassembly::new(config.limits.reassembly_octets as usize),
             icmp_errors: ErrorLimit::new(config.limits.icmp_errors),
             defended_at: None,
             announce_at: None,

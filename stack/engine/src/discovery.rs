@@ -22,7 +22,7 @@ use crate::stats::DropReason;
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
 impl<P: Port> Core<P> {
-    /// What is to be done now and then: the check of our addresses, a second announcement.
+    /// What is to be done now and then: the check of our addresses, a second announcement, paths and fragments that grow old.
     #[cold]
     pub(crate) fn run_chores(&mut self) {
         while let Some(check) = self.addresses.poll_check(self.now) {
@@ -39,7 +39,15 @@ impl<P: Port> Core<P> {
             self.announce_at = None;
             self.announce();
         }
-        self.chores_at = [self.addresses.deadline(), self.announce_at].into_iter().flatten().min();
+        self.age_paths();
+        self.expire_fragments();
+        let next = [
+            self.addresses.deadline(),
+            self.announce_at,
+            self.paths.deadline(),
+            self.reassembly.deadline(),
+        ];
+        self.chores_at = next.into_iter().flatten().min();
     }
 
     /// Says to everybody on the link who we are.

@@ -55,6 +55,7 @@ impl<P: Port> Core<P> {
         self.stream_over(&mut connection);
         self.flows.remove(connection.tag, index);
         self.wheel.disarm(index);
+        self.paths.forget(index);
         // A connection in TIME-WAIT that is forgotten early: nobody is told.
         let _ = connection.tcp.abort(self.now);
         while let Some(token) = connection.tcp.pop_any() {
@@ -361,6 +362,9 @@ impl<P: Port> Core<P> {
         let Some(mut connection) = self.connections.take(index) else { return };
         if is_due(connection.tcp.deadline(), self.now) {
             let events = connection.tcp.on_deadline(self.now);
+            if self.paths.is_doubting() {
+                self.review_doubt(index, &mut connection);
+            }
             if !events.is_empty() {
                 self.on_acknowledged(&mut connection);
                 self.on_tcp_end(index, &mut connection, events);

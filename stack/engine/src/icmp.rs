@@ -73,8 +73,17 @@ impl<P: Port> Core<P> {
                 let reply = IcmpMessage::EchoReply { identifier, sequence, data };
                 let path = self.path(route.source_mac, route.destination, route.source);
                 self.counters.echoes += 1;
-                self.send_aside(false, |room| emit_icmp(room, &path, &reply).ok());
+                if self.fits(&path, reply.emit_len()) {
+                    self.send_aside(false, |room| emit_icmp(room, &path, &reply).ok());
+                } else {
+                    let mut message = vec![0; reply.emit_len()];
+                    let _ = reply.emit(&mut message);
+                    self.send_in_fragments(&path, icmp::PROTOCOL, &message);
+                }
             }
+            IcmpMessage::DestinationUnreachable {
+                code: icmp::unreachable::FRAGMENTATION_NEEDED, next_hop_mtu, ..
+            } => self.on_too_big(frame.message.quoted_tcp(), next_hop_mtu.into()),
             IcmpMessage::DestinationUnreachable { .. } => self.on_soft_error(frame.message.quoted_tcp()),
             IcmpMessage::TimeExceeded { .. } => self.on_soft_error(frame.message.quoted_tcp()),
             _ => self.count_drop(DropReason::UnknownProtocol),
@@ -101,8 +110,15 @@ impl<P: Port> Core<P> {
                 let reply = Icmp6Message::EchoReply { identifier, sequence, data };
                 let path = self.path(route.source_mac, own, route.source);
                 self.counters.echoes += 1;
-                self.send_aside(false, |room| emit_icmp6(room, &path, &reply).ok());
+                if self.fits(&path, reply.emit_len()) {
+                    self.send_aside(false, |room| emit_icmp6(room, &path, &reply).ok());
+                } else {
+                    let mut message = vec![0; reply.emit_len()];
+                    let _ = reply.emit(&mut message, own, route.source);
+                    self.send_in_fragments(&path, icmp6::PROTOCOL, &message);
+                }
             }
+            Icmp6Message::PacketTooBig { mtu, .. } => self.on_too_big(frame.message.quoted_tcp(), mtu),
             Icmp6Message::NeighbourSolicitation { target, source_mac, nonce } => {
                 self.receive_solicitation(frame, target, source_mac, nonce);
             }

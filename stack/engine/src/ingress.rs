@@ -26,7 +26,7 @@ impl<P: Port> Core<P> {
         if buffer.segment_count() == 1 {
             match classify(buffer.data(), buffer.total_len()) {
                 Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
-                other => self.receive_other(other, buffer.data()),
+                other => self.receive_other(turn, other, buffer.data()),
             }
         } else {
             self.receive_chain(turn, buffer);
@@ -42,7 +42,7 @@ impl<P: Port> Core<P> {
                 let octets = contiguous(&buffer, &mut scratch);
                 match classify(octets, octets.len()) {
                     Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
-                    other => self.receive_other(other, octets),
+                    other => self.receive_other(turn, other, octets),
                 }
                 self.scratch = scratch;
             }
@@ -50,14 +50,14 @@ impl<P: Port> Core<P> {
             _ => {
                 let mut scratch = std::mem::take(&mut self.scratch);
                 let octets = contiguous(&buffer, &mut scratch);
-                self.receive_other(classify(octets, octets.len()), octets);
+                self.receive_other(turn, classify(octets, octets.len()), octets);
                 self.scratch = scratch;
             }
         }
     }
 
     #[cold]
-    fn receive_other(&mut self, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
+    pub(crate) fn receive_other(&mut self, turn: &Turn<'_>, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
         let vlan = match &frame {
             Ok(Frame::Arp(frame)) => frame.vlan,
             Ok(Frame::Icmp(frame)) => frame.route.vlan,
@@ -73,7 +73,7 @@ impl<P: Port> Core<P> {
             Ok(Frame::Arp(frame)) => self.receive_arp(&frame),
             Ok(Frame::Icmp(frame)) => self.receive_icmp(&frame),
             Ok(Frame::Icmp6(frame)) => self.receive_icmp6(&frame),
-            Ok(Frame::Fragment(_)) => self.count_drop(DropReason::Fragment),
+            Ok(Frame::Fragment(frame)) => self.receive_fragment(turn, &frame, octets),
             Ok(Frame::Refused(frame)) => self.refuse_packet(&frame, octets),
             Ok(Frame::Other(_)) => self.count_drop(DropReason::UnknownProtocol),
             Ok(Frame::Tcp(_)) => {}
@@ -92,7 +92,7 @@ impl<P: Port> Core<P> {
     }
 
     #[inline]
-    fn receive_tcp(&mut self, turn: &Turn<'_>, frame: TcpFrame, buffer: P::Buffer) {
+    pub(crate) fn receive_tcp(&mut self, turn: &Turn<'_>, frame: TcpFrame, buffer: P::Buffer) {
         if frame.destination_mac != self.own_mac {
             return self.count_drop(DropReason::NotForUs);
         }

@@ -275,8 +275,11 @@ impl<P: Port> Core<P> {
     /// The peer has acknowledged more: buffers come back, inbound reads give up their slots.
     #[inline]
     pub(crate) fn on_acknowledged(&mut self, connection: &mut Connection) {
+        let most = connection.tcp.effective_mss();
         while let Some(token) = connection.tcp.pop_acknowledged() {
-            self.records.remove(token);
+            if let Some(record) = self.records.remove(token) {
+                connection.confirmed = connection.confirmed.max(record.length.min(most));
+            }
         }
         if let Phase::Running(running) = &mut connection.phase {
             running.stream.acknowledged(connection.tcp.octets_acknowledged());

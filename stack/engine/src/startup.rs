@@ -57,6 +57,7 @@ impl<P: Port> Core<P> {
             epoch: 0,
             template: None,
             quiet: false,
+            confirmed: 0,
             queue_pair: None,
             tcp,
             phase,
@@ -69,6 +70,12 @@ impl<P: Port> Core<P> {
             end: None,
         });
         self.flows.insert(tag, handle.index);
+        if self.paths.mtu(flow.remote).is_some()
+            && let Some(mut connection) = self.connections.take(handle.index)
+        {
+            self.fit(&mut connection);
+            self.connections.put(handle.index, connection);
+        }
         handle.index
     }
 

@@ -47,6 +47,8 @@ drop_reasons! {
     WrongVlan = "wrong-vlan",
     /// An ICMP error that speaks of no connection of ours, or of nothing that is in flight.
     IcmpForged = "icmp-forged",
+    /// A message that a packet was too big which tells nothing new, or asks for less than IPv6 allows.
+    IcmpStale = "icmp-stale",
     /// A Neighbor Discovery message that came from beyond the link, or that is not for us.
     BadDiscovery = "bad-discovery",
     /// A protocol that the engine does not speak.
@@ -222,6 +224,16 @@ pub struct EngineStats {
     pub icmp_errors_sent: u64,
     /// ICMP errors that were not sent, to keep within the limit.
     pub icmp_errors_suppressed: u64,
+    /// Times that a path's MTU was lowered.
+    pub path_mtu_changes: u64,
+    /// Messages about a path's MTU that were doubted at first.
+    pub path_mtu_doubts: u64,
+    /// MTU of the paths that take less than the port, by destination.
+    pub path_mtus: BTreeMap<String, u16>,
+    /// Fragmented packets put together.
+    pub reassembled: u64,
+    /// Octets of fragments that wait for others.
+    pub fragment_octets: u64,
     /// Echoes answered.
     pub echoes: u64,
     /// Packets in which another host spoke for an address of ours.

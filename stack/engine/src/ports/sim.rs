@@ -10,10 +10,17 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use uwarp_tcp::Instant;
+use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::frame::{Frame, Path, classify, emit_icmp, emit_icmp6};
+use uwarp_wire::icmp::{IcmpMessage, unreachable};
+use uwarp_wire::icmp6::Icmp6Message;
 
 use super::heap::{HeapBuffer, HeapPool};
 use super::loopback::capabilities;
 use crate::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+
+/// Hardware address of the router that `path_mtu` stands for.
+const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0xff, 0xff];
 
 /// What the network does to frames. Probabilities are from 0 to 1 and per frame.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,6 +38,10 @@ pub struct SimOptions {
     /// A bit behind the TCP header flips and the receiving device claims that the checksum was right: only the CRC
     /// finds it.
     pub hidden_corruption: f64,
+    /// Largest IP packet that the network passes on; the sender of a larger one is told (RFC 1191 §4, RFC 4443 §3.2).
+    pub path_mtu: u16,
+    /// It is not told: a black hole.
+    pub silent: bool,
     /// Frames that wait at a receiver that does not take them; more are dropped.
     pub receive_ring: usize,
 }
@@ -44,6 +55,8 @@ impl Default for SimOptions {
             reordering: 0.0,
             corruption: 0.0,
             hidden_corruption: 0.0,
+            path_mtu: u16::MAX,
+            silent: false,
             receive_ring: 512,
         }
     }
@@ -66,6 +79,8 @@ pub struct SimCounters {
     pub corrupted: u64,
     /// Frames damaged where only the CRC finds it.
     pub hidden_corrupted: u64,
+    /// Frames with a packet larger than the path's MTU.
+    pub too_big: u64,
     /// Frames dropped since the receiver's ring was full.
     pub overflowed: u64,
     /// Frames for a hardware address that no port has, or whose port is gone.
@@ -96,6 +111,8 @@ impl PartialOrd for Arrival {
 struct Node {
     mac: [u8; 6],
     arrivals: BinaryHeap<Reverse<Arrival>>,
+    /// The last frame that it sent.
+    last_sent: Vec<u8>,
     alive: bool,
 }
 
@@ -134,7 +151,7 @@ impl SimNetwork {
         let mut network = self.inner.borrow_mut();
         let node = network.nodes.len();
         let mac = [2, 0, 0, 0, (node >> 8) as u8, node as u8 + 1];
-        network.nodes.push(Node { mac, arrivals: BinaryHeap::new(), alive: true });
+        network.nodes.push(Node { mac, arrivals: BinaryHeap::new(), last_sent: Vec::new(), alive: true });
         let capabilities = capabilities(mac, mtu, false);
         SimPort {
             network: Rc::clone(&self.inner),
@@ -163,6 +180,11 @@ impl SimNetwork {
         self.inner.borrow_mut().send(now, usize::MAX, frame);
     }
 
+    /// The last frame that a port sent, for tests that forge what the network might say of it. Ports count up from 0.
+    pub fn last_sent(&self, port: usize) -> Vec<u8> {
+        self.inner.borrow().nodes.get(port).map(|node| node.last_sent.clone()).unwrap_or_default()
+    }
+
     /// When the next frame arrives anywhere.
     pub fn next_arrival(&self) -> Option<Instant> {
         let network = self.inner.borrow();
@@ -174,6 +196,13 @@ impl Network {
     fn send(&mut self, now: Instant, from: usize, frame: &[u8]) {
         self.counters.sent += 1;
         let Some(destination) = frame.first_chunk::<6>() else { return };
+        if let Some(node) = self.nodes.get_mut(from) {
+            node.last_sent.clear();
+            node.last_sent.extend_from_slice(frame);
+        }
+        if self.options.path_mtu < u16::MAX && from < self.nodes.len() && self.is_too_big(now, from, frame) {
+            return;
+        }
         if destination[0] & 1 == 1 {
             for node in 0..self.nodes.len() {
                 if node != from {
@@ -185,6 +214,36 @@ impl Network {
         } else {
             self.counters.unreachable += 1;
         }
+    }
+
+    /// The router's part: drops a TCP segment in too large a packet, and tells its sender.
+    fn is_too_big(&mut self, now: Instant, from: usize, frame: &[u8]) -> bool {
+        let Ok(Frame::Tcp(segment)) = classify(frame, frame.len()) else { return false };
+        let packet = &frame[segment.ip_offset..];
+        let mtu = self.options.path_mtu;
+        if packet.len() <= usize::from(mtu) {
+            return false;
+        }
+        self.counters.too_big += 1;
+        if self.options.silent {
+            return true;
+        }
+        let mac = EthernetAddress(ROUTER_MAC);
+        let path = Path::new(mac, segment.source_mac, segment.flow.local, segment.flow.remote);
+        let mut out = [0; 1400];
+        let length = if segment.flow.local.is_ipv4() {
+            let code = unreachable::FRAGMENTATION_NEEDED;
+            // No more than RFC 792 asks of a router.
+            let message = IcmpMessage::DestinationUnreachable { code, next_hop_mtu: mtu, quoted: &packet[..28] };
+            emit_icmp(&mut out, &path, &message)
+        } else {
+            let message = Icmp6Message::PacketTooBig { mtu: mtu.into(), quoted: &packet[..packet.len().min(1232)] };
+            emit_icmp6(&mut out, &path, &message)
+        };
+        if let Ok(length) = length {
+            self.deliver(now, from, &out[..length]);
+        }
+        true
     }
 
     fn chance(&mut self, probability: f64) -> bool {
@@ -216,14 +275,14 @@ impl Network {
                 delay += options.delay.mul_f64(8.0 * self.random.f64());
             }
             // An Ethernet frame check sequence would find damage in ARP: only IP packets are hurt.
-            let is_ip = octets.get(12..14) == Some(&[8, 0]);
+            let is_ip = matches!(octets.get(12..14), Some([8, 0] | [0x86, 0xdd]));
             let mut claim_good = false;
             if is_ip && self.chance(options.corruption) {
                 self.counters.corrupted += 1;
                 self.flip(&mut octets, 14);
-            } else if is_ip && octets.len() > 14 + 20 + 60 && self.chance(options.hidden_corruption) {
+            } else if is_ip && octets.len() > 14 + 40 + 60 && self.chance(options.hidden_corruption) {
                 self.counters.hidden_corrupted += 1;
-                self.flip(&mut octets, 14 + 20 + 60);
+                self.flip(&mut octets, 14 + 40 + 60);
                 claim_good = true;
             }
             self.order += 1;

@@ -1,0 +1,255 @@
+//! Fragments: put together within a budget and a time limit (RFC 791 §3.2, RFC 1122 §3.3.2, RFC 8200 §4.5).
+//!
+//! Fragments that overlap end their packet, in IPv6 as RFC 5722 has it, and in IPv4 too: no sender makes them, and the ambiguity is
+//! of use to nobody else. When the budget is used up the packet that has waited longest makes room, so that a flood of first
+//! fragments cannot keep others out for the whole time limit.
+
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use uwarp_tcp::Instant;
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::frame::{FragmentFrame, Route};
+
+/// How long fragments wait for the others (RFC 8200 §4.5; within what RFC 1122 §3.3.2 recommends).
+const LIMIT: Duration = Duration::from_secs(60);
+/// Fragments of one packet: 65535 octets in pieces of what the smallest MTU carries.
+const MOST_PIECES: usize = 128;
+/// What is kept of a first fragment for an ICMP error.
+const QUOTED: usize = 1232;
+/// What a packet costs beside its octets.
+const OVERHEAD: usize = 256;
+/// Octets of a packet behind its IP header, at most.
+const MOST_OCTETS: usize = 65_535;
+
+/// RFC 791 §2.3, RFC 8200 §4.5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    source: IpAddress,
+    destination: IpAddress,
+    identification: u32,
+    /// Of IPv4 only: fragments of one IPv6 packet may differ in it.
+    protocol: u8,
+}
+
+#[derive(Debug)]
+struct Packet {
+    until: Instant,
+    route: Route,
+    protocol: u8,
+    hop_limit: u8,
+    traffic_class: u8,
+    congestion: bool,
+    /// Sorted by offset, without overlaps.
+    pieces: Vec<(usize, Vec<u8>)>,
+    octets: usize,
+    /// Length, once the last fragment has come.
+    total: Option<usize>,
+    /// The first fragment's packet, from its IP header on.
+    quoted: Vec<u8>,
+    /// A fragment overlapped: what comes is dropped until the time is over (RFC 5722 §4).
+    refused: bool,
+}
+
+/// A packet that is complete.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) route: Route,
+    pub(crate) protocol: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// What became of a fragment.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// It waits for the others.
+    Waiting,
+    /// It was the last one missing.
+    Whole(Box<Whole>),
+    /// It cannot be used.
+    Refused,
+    /// It is wrong in a way of which IPv6 tells the sender (RFC 8200 §4.5): the octet at fault, from the packet's start.
+    Problem { pointer: u32 },
+}
+
+/// All packets that are not complete.
+#[derive(Debug)]
+pub(crate) struct Reassembly {
+    packets: HashMap<Key, Packet>,
+    budget: usize,
+    used: usize,
+}
+
+impl Reassembly {
+    /// With room for so many octets; 0 takes no fragments at all.
+    pub(crate) fn new(budget: usize) -> Reassembly {
+        Reassembly { packets: HashMap::new(), budget, used: 0 }
+    }
+
+    /// Octets in use.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Takes a fragment; `octets` is the frame.
+    pub(crate) fn take(&mut self, now: Instant, frame: &FragmentFrame, octets: &[u8]) -> Taken {
+        let Some(piece) = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len) else {
+            return Taken::Refused;
+        };
+        let end = frame.offset + piece.len();
+        let v4 = frame.route.source.is_ipv4();
+        if frame.more && !piece.len().is_multiple_of(8) {
+            // The payload length field is at fault.
+            return if v4 { Taken::Refused } else { Taken::Problem { pointer: 4 } };
+        }
+        if end > MOST_OCTETS {
+            let pointer = (frame.payload_offset - frame.route.ip_offset - 6) as u32;
+            return if v4 { Taken::Refused } else { Taken::Problem { pointer } };
+        }
+        if piece.is_empty() || piece.len() + OVERHEAD > self.budget {
+            return Taken::Refused;
+        }
+        let key = Key {
+            source: frame.route.source,
+            destination: frame.route.destination,
+            identification: frame.identification,
+            protocol: if v4 { frame.protocol } else { 0 },
+        };
+        self.make_room(piece.len() + OVERHEAD, &key);
+        let used = &mut self.used;
+        let packet = self.packets.entry(key).or_insert_with(|| {
+            *used += OVERHEAD;
+            Packet::new(now + LIMIT, frame)
+        });
+        let before = packet.memory();
+        let fits = packet.add(frame, octets, piece);
+        self.used = self.used + packet.memory() - before;
+        if !fits {
+            return Taken::Refused;
+        }
+        if packet.total != Some(packet.octets) {
+            return Taken::Waiting;
+        }
+        let Some(packet) = self.remove(&key) else { return Taken::Refused };
+        Taken::Whole(Box::new(packet.into_whole()))
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Packet> {
+        let packet = self.packets.remove(key)?;
+        self.used -= packet.memory() + OVERHEAD;
+        Some(packet)
+    }
+
+    fn make_room(&mut self, wanted: usize, spared: &Key) {
+        while self.used + wanted > self.budget {
+            let others = self.packets.iter().filter(|(key, _)| *key != spared);
+            let oldest = others.min_by_key(|(_, packet)| packet.until).map(|(key, _)| *key);
+            // Alone and still too large.
+            let key = oldest.unwrap_or(*spared);
+            if self.remove(&key).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// When the next packet is given up.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.packets.values().map(|packet| packet.until).min()
+    }
+
+    /// A packet whose time is over: its route, and the beginning of its first fragment if that came.
+    pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(Route, Vec<u8>)> {
+        let key = self.packets.iter().find(|(_, packet)| packet.until <= now).map(|(key, _)| *key)?;
+        let packet = self.remove(&key)?;
+        Some((packet.route, packet.quoted))
+    }
+}
+
+impl Packet {
+    fn new(until: Instant, frame: &FragmentFrame) -> Packet {
+        Packet {
+            until,
+            route: frame.route,
+            protocol: frame.protocol,
+            hop_limit: frame.hop_limit,
+            traffic_class: frame.traffic_class,
+            congestion: false,
+            pieces: Vec::new(),
+            octets: 0,
+            total: None,
+            quoted: Vec::new(),
+            refused: false,
+        }
+    }
+
+    fn memory(&self) -> usize {
+        self.octets + self.quoted.len()
+    }
+
+    /// Adds a fragment; false if it cannot be used.
+    fn add(&mut self, frame: &FragmentFrame, octets: &[u8], piece: &[u8]) -> bool {
+        if self.refused {
+            return false;
+        }
+        let end = frame.offset + piece.len();
+        let place = self.pieces.partition_point(|(at, _)| *at < frame.offset);
+        if let Some((at, same)) = self.pieces.get(place)
+            && *at == frame.offset
+            && same.as_slice() == piece
+        {
+            // The network sent it twice (RFC 8200 §4.5 lets exact duplicates pass for what they are).
+            return true;
+        }
+        let before = place.checked_sub(1).and_then(|place| self.pieces.get(place));
+        let overlaps = before.is_some_and(|(at, piece)| at + piece.len() > frame.offset)
+            || self.pieces.get(place).is_some_and(|(at, _)| *at < end);
+        let last = self.pieces.last().map_or(0, |(at, piece)| at + piece.len());
+        let lengths_differ = match self.total {
+            Some(total) => end > total || !frame.more && end != total,
+            None => !frame.more && last > end,
+        };
+        if overlaps || lengths_differ || self.pieces.len() >= MOST_PIECES {
+            self.refuse();
+            return false;
+        }
+        if frame.offset == 0 {
+            // RFC 8200 §4.5: what the first fragment says holds for the whole.
+            (self.protocol, self.hop_limit) = (frame.protocol, frame.hop_limit);
+            (self.route, self.traffic_class) = (frame.route, frame.traffic_class);
+            let packet = octets.get(frame.route.ip_offset..).unwrap_or(&[]);
+            self.quoted = packet[..packet.len().min(frame.route.ip_len).min(QUOTED)].to_vec();
+        }
+        if !frame.more {
+            self.total = Some(end);
+        }
+        // RFC 3168 §5.3: one mark is a mark of the whole.
+        self.congestion |= frame.traffic_class & 3 == 3;
+        self.octets += piece.len();
+        self.pieces.insert(place, (frame.offset, piece.to_vec()));
+        true
+    }
+
+    fn refuse(&mut self) {
+        self.refused = true;
+        self.pieces = Vec::new();
+        self.quoted = Vec::new();
+        (self.octets, self.total) = (0, None);
+    }
+
+    fn into_whole(self) -> Whole {
+        let payload: Vec<u8> = self.pieces.into_iter().flat_map(|(_, piece)| piece).collect();
+        let traffic_class = if self.congestion { self.traffic_class | 3 } else { self.traffic_class };
+        Whole {
+            route: self.route,
+            protocol: self.protocol,
+            hop_limit: self.hop_limit,
+            traffic_class,
+            payload,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

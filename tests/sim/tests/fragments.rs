@@ -1,0 +1,194 @@
+//! Fragments in whole hosts: segments and echoes in pieces, and what is said of those that never become whole.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use uwarp_engine::Port;
+use uwarp_engine::port::{Batch, Buffer};
+use uwarp_engine::ports::sim::{SimOptions, SimPort};
+use uwarp_engine::rig::{HostOptions, World, address6, with_ipv6};
+use uwarp_engine::stats::EngineStats;
+use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_fragment, prepend_tcp};
+use uwarp_wire::icmp::{self, IcmpMessage};
+use uwarp_wire::icmp6::{self, Icmp6Message};
+use uwarp_wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader};
+
+const HOST_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+struct Bench {
+    world: World,
+    port: SimPort,
+    path: Path,
+}
+
+fn bench(v6: bool) -> Bench {
+    let mut world = World::new(5, SimOptions::default());
+    world.add(HostOptions::default(), with_ipv6(0));
+    let port = world.network.port(1500, 512, 512);
+    let mac = EthernetAddress(port.capabilities().mac);
+    let path = if v6 {
+        Path::new(mac, HOST_MAC, address6(8).into(), address6(0).into())
+    } else {
+        Path::new(mac, HOST_MAC, Ipv4Addr::new(10, 0, 0, 9).into(), Ipv4Addr::new(10, 0, 0, 1).into())
+    };
+    let mut bench = Bench { world, port, path };
+    bench.receive(Duration::from_secs(5));
+    bench
+}
+
+impl Bench {
+    fn send(&mut self, frame: &[u8]) {
+        let mut buffer = self.port.alloc().expect("free");
+        buffer.fill(frame);
+        self.port.set_now(self.world.now());
+        self.port.tx_burst(&mut VecDeque::from([buffer]));
+    }
+
+    fn receive(&mut self, time: Duration) -> Vec<Vec<u8>> {
+        self.world.run(time);
+        self.port.set_now(self.world.now());
+        let mut frames = Vec::new();
+        let mut batch = Batch::new();
+        while self.port.rx_burst(&mut batch) > 0 {
+            frames.extend(batch.drain(..).map(|frame| frame.data().to_vec()));
+        }
+        frames
+    }
+
+    /// Sends an upper-layer packet in pieces of `most` octets, last ones first.
+    fn send_pieces(&mut self, protocol: u8, id: u32, packet: &[u8], most: usize, all: bool) {
+        let pieces: Vec<(usize, &[u8])> = packet.chunks(most).enumerate().map(|(at, piece)| (at * most, piece)).collect();
+        for (offset, piece) in pieces.into_iter().rev() {
+            let more = offset + piece.len() < packet.len();
+            if !more && !all {
+                continue;
+            }
+            let mut frame = vec![0; 1600];
+            let length =
+                emit_fragment(&mut frame, &self.path, protocol, id, (offset, more), piece).expect("it fits");
+            self.send(&frame[..length]);
+        }
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.world.hosts[0].engine.as_ref().expect("alive").stats()
+    }
+
+    /// An echo request with these data.
+    fn echo(&self, data: &[u8]) -> (u8, Vec<u8>) {
+        let mut packet = vec![0; 8 + data.len()];
+        if self.path.source.is_ipv4() {
+            let message = IcmpMessage::EchoRequest { identifier: 1, sequence: 2, data };
+            message.emit(&mut packet).expect("it fits");
+            (icmp::PROTOCOL, packet)
+        } else {
+            let message = Icmp6Message::EchoRequest { identifier: 1, sequence: 2, data };
+            message.emit(&mut packet, self.path.source, self.path.destination).expect("it fits");
+            (icmp6::PROTOCOL, packet)
+        }
+    }
+}
+
+#[test]
+fn an_echo_longer_than_the_mtu_goes_both_ways_in_pieces() {
+    for v6 in [false, true] {
+        let mut bench = bench(v6);
+        let data: Vec<u8> = (0..8000).map(|at| (at * 3) as u8).collect();
+        let (protocol, packet) = bench.echo(&data);
+        bench.send_pieces(protocol, 77, &packet, 1448, true);
+        let answers = bench.receive(MILLISECOND);
+        let mut whole = vec![0; packet.len()];
+        let mut covered = 0;
+        for frame in &answers {
+            let Ok(Frame::Fragment(fragment)) = classify(frame, frame.len()) else { continue };
+            assert!(fragment.route.ip_len <= 1500);
+            let piece = &frame[fragment.payload_offset..][..fragment.payload_len];
+            whole[fragment.offset..fragment.offset + piece.len()].copy_from_slice(piece);
+            covered += piece.len();
+        }
+        assert_eq!(covered, packet.len());
+        assert!(whole[8..] == data);
+        let stats = bench.stats();
+        assert_eq!((stats.reassembled, stats.fragment_octets, stats.echoes), (1, 0, 1));
+    }
+}
+
+#[test]
+fn a_segment_in_pieces_is_a_segment() {
+    for v6 in [false, true] {
+        let mut bench = bench(v6);
+        let mut header = TcpHeader::new(TcpFlags::SYN);
+        (header.source_port, header.destination_port) = (1234, 80);
+        header.sequence = SeqNumber(1000);
+        let payload = [7; 5000];
+        let mut frame = vec![0; 128];
+        let checksum = TcpChecksum::Full { payload_sum: uwarp_wire::checksum::sum(&payload) };
+        let length =
+            prepend_tcp(&mut frame, &bench.path, &header, 0, payload.len(), checksum).expect("it fits");
+        let headers = bench.path.headers_len();
+        let mut packet = frame[128 - length + headers..].to_vec();
+        packet.extend(payload);
+        // Nobody listens: the answer to each part acknowledges what it carried (RFC 9293 §3.10.7.1).
+        bench.send_pieces(tcp::PROTOCOL, 5, &packet, 1000, true);
+        let answers = bench.receive(MILLISECOND);
+        let acknowledged: Vec<u32> = answers
+            .iter()
+            .filter_map(|frame| match classify(frame, frame.len()) {
+                Ok(Frame::Tcp(tcp)) => Some(tcp.header.acknowledgment.0),
+                _ => None,
+            })
+            .collect();
+        if acknowledged.is_empty() {
+            // IPv6 has not resolved who asks: it answers all the same, to where the frames came from.
+            panic!("no answer: {:?}", bench.stats().drops);
+        }
+        assert_eq!(acknowledged.last(), Some(&(1000 + 1 + 5000)), "{acknowledged:?}");
+        // One octet wrong and nothing of it counts.
+        packet[3000] ^= 1;
+        bench.send_pieces(tcp::PROTOCOL, 6, &packet, 1000, true);
+        assert!(bench.receive(MILLISECOND).is_empty());
+        assert_eq!(bench.stats().drops["l4-checksum"], 1);
+    }
+}
+
+#[test]
+fn whoever_sent_a_part_is_told_when_time_is_over() {
+    for v6 in [false, true] {
+        let mut bench = bench(v6);
+        let (protocol, packet) = bench.echo(&[1; 3000]);
+        bench.send_pieces(protocol, 1, &packet, 1000, false);
+        assert!(bench.receive(Duration::from_secs(59)).iter().all(|frame| classify(frame, frame.len()).is_ok()));
+        assert!(bench.stats().fragment_octets > 2000);
+        let answers = bench.receive(Duration::from_secs(2));
+        let told = answers.iter().any(|frame| match classify(frame, frame.len()) {
+            Ok(Frame::Icmp(frame)) => matches!(frame.message, IcmpMessage::TimeExceeded { code: 1, .. }),
+            Ok(Frame::Icmp6(frame)) => matches!(frame.message, Icmp6Message::TimeExceeded { code: 1, .. }),
+            _ => false,
+        });
+        assert!(told, "{answers:?}");
+        let stats = bench.stats();
+        assert_eq!((stats.fragment_octets, stats.drops["fragment"]), (0, 1));
+    }
+}
+
+#[test]
+fn a_flood_of_first_fragments_keeps_to_its_budget() {
+    let mut bench = bench(false);
+    for id in 0..4000 {
+        let mut frame = vec![0; 1600];
+        let length = emit_fragment(&mut frame, &bench.path, 17, id, (0, true), &[0; 1400]).expect("it fits");
+        bench.send(&frame[..length]);
+        if id % 100 == 0 {
+            bench.receive(Duration::from_micros(10));
+        }
+    }
+    bench.receive(MILLISECOND);
+    assert!(bench.stats().fragment_octets <= 1 << 20);
+    let (protocol, packet) = bench.echo(&[1; 3000]);
+    bench.send_pieces(protocol, 9999, &packet, 1000, true);
+    bench.receive(MILLISECOND);
+    assert_eq!(bench.stats().echoes, 1);
+}
