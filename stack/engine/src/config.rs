@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use crate::steering::Steering;
+
 /// Everything an engine is told when it is made.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -30,6 +32,8 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Budgets in buffers.
     pub budgets: Budgets,
+    /// How the device spreads packets over its queues, where it tells: active opens choose a port whose packets come to our queue.
+    pub steering: Option<Steering>,
     /// First and last TCP port for active opens.
     pub ephemeral_ports: (u16, u16),
     /// Seed of every random choice except sequence numbers.
@@ -177,6 +181,7 @@ impl EngineConfig {
             iwarp: IwarpConfig::default(),
             limits: Limits::default(),
             budgets: Budgets::default(),
+            steering: None,
             ephemeral_ports: (49_152, 65_535),
             seed: 0,
             secret: [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d],

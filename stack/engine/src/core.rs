@@ -19,6 +19,7 @@ use crate::config::EngineConfig;
 use crate::connection::Connection;
 use crate::engine::{EngineChannels, EngineError, Turned};
 use crate::flow::FlowTable;
+use crate::handoff::Handoff;
 use crate::icmp::ErrorLimit;
 use crate::lanes::Lanes;
 use crate::listener::Listener;
@@ -82,6 +83,8 @@ pub(crate) struct Counters {
     pub(crate) resets_sent: u64,
     pub(crate) icmp_errors_sent: u64,
     pub(crate) icmp_errors_suppressed: u64,
+    pub(crate) handed_off: u64,
+    pub(crate) taken_over: u64,
     pub(crate) path_mtu_changes: u64,
     pub(crate) path_mtu_doubts: u64,
     pub(crate) reassembled: u64,
@@ -120,6 +123,11 @@ pub(crate) struct Core<P: Port> {
     /// The tag of all our frames.
     pub(crate) vlan: Option<VlanTag>,
     pub(crate) paths: Paths,
+    pub(crate) handoff: Option<Handoff>,
+    /// The frame under way came from another engine: it is not handed on again, and who asked in it was answered there.
+    pub(crate) second_hand: bool,
+    /// Where such a frame lies.
+    pub(crate) handed_over: Vec<u8>,
     pub(crate) reassembly: Reassembly,
     /// ICMP errors that may still be sent.
     pub(crate) icmp_errors: ErrorLimit,
@@ -225,6 +233,9 @@ impl<P: Port> Core<P> {
             addresses,
             vlan: config.vlan.map(VlanTag),
             paths: Paths::default(),
+            handoff: channels.handoff,
+            second_hand: false,
+            handed_over: Vec::new(),
             reassembly: Reassembly::new(config.limits.reassembly_octets as usize),
             icmp_errors: ErrorLimit::new(config.limits.icmp_errors),
             defended_at: None,
@@ -307,6 +318,7 @@ impl<P: Port> Core<P> {
             || self.chores_at.is_some_and(|at| at <= now)
             || self.waits.deadline().is_some_and(|at| at <= now)
             || self.sweep_at.is_some_and(|at| at <= now)
+            || self.handoff.as_mut().is_some_and(Handoff::has_frames)
             || self.known_epoch != self.neighbours.epoch()
             || self.shutdown.is_some()
             || self.lanes.unsettled()
@@ -324,6 +336,9 @@ impl<P: Port> Core<P> {
             if let Some(frame) = self.loopback.pop_front() {
                 self.receive_frame(turn, frame);
             }
+        }
+        if self.handoff.is_some() {
+            self.run_handoff(turn);
         }
         if !self.fired.is_empty() {
             self.run_timers(turn);

@@ -41,12 +41,7 @@ impl<P: Port> Core<P> {
         }
         self.age_paths();
         self.expire_fragments();
-        let next = [
-            self.addresses.deadline(),
-            self.announce_at,
-            self.paths.deadline(),
-            self.reassembly.deadline(),
-        ];
+        let next = [self.addresses.deadline(), self.announce_at, self.paths.deadline(), self.reassembly.deadline()];
         self.chores_at = next.into_iter().flatten().min();
     }
 
@@ -162,7 +157,7 @@ impl<P: Port> Core<P> {
                 self.neighbours.observe(self.now, sender, packet.sender_mac.0, asks_us);
             }
         }
-        if for_us && packet.operation == ArpOperation::Request {
+        if for_us && packet.operation == ArpOperation::Request && !self.second_hand {
             let reply = packet.reply(self.own_mac);
             self.send_arp(&reply, packet.sender_mac);
         }
@@ -176,6 +171,9 @@ impl<P: Port> Core<P> {
             return;
         }
         self.defended_at = Some(self.now);
+        if self.second_hand {
+            return;
+        }
         self.events.send(AsyncEvent::AddressConflict { address: address.to_ip_addr() });
         self.announce();
     }
@@ -208,11 +206,17 @@ impl<P: Port> Core<P> {
             return;
         }
         if checks {
-            return self.advertise(target);
+            if !self.second_hand {
+                self.advertise(target);
+            }
+            return;
         }
         let Some(source6) = source.to_ipv6() else { return };
         if let Some(mac) = source_mac.filter(EthernetAddress::is_unicast) {
             self.neighbours.observe(self.now, source, mac.0, true);
+        }
+        if self.second_hand {
+            return;
         }
         // Without the option, whoever asked is where the frame came from.
         let mac = source_mac.unwrap_or(frame.route.source_mac);

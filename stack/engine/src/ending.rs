@@ -56,6 +56,9 @@ impl<P: Port> Core<P> {
         self.flows.remove(connection.tag, index);
         self.wheel.disarm(index);
         self.paths.forget(index);
+        if let Some(handoff) = &self.handoff {
+            handoff.release(&connection.flow);
+        }
         // A connection in TIME-WAIT that is forgotten early: nobody is told.
         let _ = connection.tcp.abort(self.now);
         while let Some(token) = connection.tcp.pop_any() {

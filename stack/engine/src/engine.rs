@@ -11,6 +11,7 @@ use uwarp_tcp::Instant;
 use crate::command::{AsyncEvent, Command, EventSink};
 use crate::config::EngineConfig;
 use crate::core::Core;
+use crate::handoff::Handoff;
 use crate::port::{Batch, Port};
 use crate::stats::EngineStats;
 
@@ -25,6 +26,8 @@ pub struct EngineChannels {
     pub commands: Receiver<Command>,
     /// Where asynchronous events go.
     pub events: EventSink<AsyncEvent>,
+    /// Where packets of other engines' flows go, and come from; none if the context has one engine.
+    pub handoff: Option<Handoff>,
 }
 
 /// Why an engine cannot be made.

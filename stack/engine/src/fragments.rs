@@ -3,7 +3,7 @@
 use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_wire::frame::{
-    Frame, FragmentFrame, Path, Route, TcpChecksum, TcpFrame, classify, emit_fragment, emit_packet, prepend_tcp,
+    FragmentFrame, Frame, Path, Route, TcpChecksum, TcpFrame, classify, emit_fragment, emit_packet, prepend_tcp,
 };
 use uwarp_wire::icmp::IcmpMessage;
 use uwarp_wire::icmp6::{self, Icmp6Message};
@@ -141,8 +141,7 @@ impl<P: Port> Core<P> {
 
     /// Whether an upper-layer packet leaves in one piece.
     pub(crate) fn fits(&self, path: &Path, l4_len: usize) -> bool {
-        let link = path.headers_len() - self.ip_header_len(path);
-        path.headers_len() - link + l4_len <= usize::from(self.port.capabilities().mtu)
+        self.ip_header_len(path) + l4_len <= usize::from(self.port.capabilities().mtu)
     }
 
     fn ip_header_len(&self, path: &Path) -> usize {

@@ -70,9 +70,25 @@ impl<P: Port> Core<P> {
             return self.count_drop(DropReason::WrongVlan);
         }
         match frame {
-            Ok(Frame::Arp(frame)) => self.receive_arp(&frame),
-            Ok(Frame::Icmp(frame)) => self.receive_icmp(&frame),
-            Ok(Frame::Icmp6(frame)) => self.receive_icmp6(&frame),
+            Ok(Frame::Arp(frame)) => {
+                self.share(octets);
+                self.receive_arp(&frame);
+            }
+            Ok(Frame::Icmp(frame)) => {
+                let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
+                if !flow.is_some_and(|flow| self.hand_off_octets(&flow, octets)) {
+                    self.receive_icmp(&frame);
+                }
+            }
+            Ok(Frame::Icmp6(frame)) => {
+                let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
+                if frame.message.is_discovery() {
+                    self.share(octets);
+                }
+                if !flow.is_some_and(|flow| self.hand_off_octets(&flow, octets)) {
+                    self.receive_icmp6(&frame);
+                }
+            }
             Ok(Frame::Fragment(frame)) => self.receive_fragment(turn, &frame, octets),
             Ok(Frame::Refused(frame)) => self.refuse_packet(&frame, octets),
             Ok(Frame::Other(_)) => self.count_drop(DropReason::UnknownProtocol),
@@ -115,6 +131,9 @@ impl<P: Port> Core<P> {
         }
         let mut index = self.find(&frame.flow);
         if index.is_none() {
+            if self.handoff.is_some() && !self.waits.contains(&frame.flow) && self.hand_off(&frame.flow, &buffer) {
+                return;
+            }
             // A connection has one of our addresses; here one looks.
             if !self.addresses.is_own(frame.flow.local) {
                 return self.count_drop(DropReason::WrongAddress);

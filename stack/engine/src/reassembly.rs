@@ -241,13 +241,7 @@ impl Packet {
     fn into_whole(self) -> Whole {
         let payload: Vec<u8> = self.pieces.into_iter().flat_map(|(_, piece)| piece).collect();
         let traffic_class = if self.congestion { self.traffic_class | 3 } else { self.traffic_class };
-        Whole {
-            route: self.route,
-            protocol: self.protocol,
-            hop_limit: self.hop_limit,
-            traffic_class,
-            payload,
-        }
+        Whole { route: self.route, protocol: self.protocol, hop_limit: self.hop_limit, traffic_class, payload }
     }
 }
 

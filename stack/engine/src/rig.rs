@@ -17,6 +17,7 @@ use crate::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
     ConnectionEvent, ConnectionRequest, EventSink, ListenerId, QueuePairSetup, StartupOptions,
 };
+use crate::handoff::Handoff;
 use crate::port::Port;
 use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
 use crate::ports::{Decorated, LoopOptions, LoopPort};
@@ -113,6 +114,21 @@ impl<P: Port> Host<P> {
     /// # Panics
     /// If the settings are refused.
     pub fn new(port: P, number: usize, queue_pairs: u32, seed: u64, adjust: impl FnOnce(&mut EngineConfig)) -> Host<P> {
+        Host::with_handoff(port, number, queue_pairs, seed, None, adjust)
+    }
+
+    /// A host that is one engine of several, with its part of their hand-off.
+    ///
+    /// # Panics
+    /// If the settings are refused.
+    pub fn with_handoff(
+        port: P,
+        number: usize,
+        queue_pairs: u32,
+        seed: u64,
+        handoff: Option<Handoff>,
+        adjust: impl FnOnce(&mut EngineConfig),
+    ) -> Host<P> {
         let address = Ipv4Addr::new(10, 0, 0, number as u8 + 1);
         let mut config = EngineConfig::new(0, address, 24);
         config.seed = seed ^ (number as u64) << 32;
@@ -127,6 +143,7 @@ impl<P: Port> Host<P> {
             doorbells: Arc::clone(&doorbells),
             commands: command_receiver,
             events: EventSink::new(events, None),
+            handoff,
         };
         let engine = Engine::new(config, Decorated::new(port), channels).expect("the settings are right");
         Host {

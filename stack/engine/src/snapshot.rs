@@ -114,6 +114,8 @@ impl<P: Port> Core<P> {
             resets_sent: counters.resets_sent,
             icmp_errors_sent: counters.icmp_errors_sent,
             icmp_errors_suppressed: counters.icmp_errors_suppressed,
+            handed_off: counters.handed_off,
+            taken_over: counters.taken_over,
             path_mtu_changes: counters.path_mtu_changes,
             path_mtu_doubts: counters.path_mtu_doubts,
             path_mtus: self.paths.iter().map(|(address, mtu)| (address.to_string(), mtu)).collect(),

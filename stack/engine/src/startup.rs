@@ -70,6 +70,9 @@ impl<P: Port> Core<P> {
             end: None,
         });
         self.flows.insert(tag, handle.index);
+        if let Some(handoff) = &self.handoff {
+            handoff.claim(&flow);
+        }
         if self.paths.mtu(flow.remote).is_some()
             && let Some(mut connection) = self.connections.take(handle.index)
         {
@@ -98,8 +101,9 @@ impl<P: Port> Core<P> {
         let ConnectParameters { queue_pair: number, remote, local_port, options } = parameters;
         self.check_idle(number)?;
         let address = self.check_connect(remote)?;
-        let flow = self.choose_flow(address, remote.port(), local_port)?;
+        // The flow last: whoever has claimed one goes on to make its connection.
         let initiating = self.initiating(&options)?;
+        let flow = self.choose_flow(address, remote.port(), local_port)?;
         let isn = self.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
         let deadline = self.now + options.timeout;
@@ -179,7 +183,8 @@ impl<P: Port> Core<P> {
         let start = self.random.u32(0..count);
         for step in 0..count {
             flow.local_port = first + ((start + step) % count) as u16;
-            if self.is_free(&flow) {
+            let arrives_here = self.config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
+            if arrives_here && self.is_free(&flow) {
                 return Ok(flow);
             }
         }
@@ -191,8 +196,13 @@ impl<P: Port> Core<P> {
             return false;
         }
         // A connection to ourselves has two ends in the same table.
-        !self.addresses.is_own(flow.remote)
-            || self.find(&flow.reversed()).is_none() && !self.waits.contains(&flow.reversed())
+        if self.addresses.is_own(flow.remote)
+            && (self.find(&flow.reversed()).is_some() || self.waits.contains(&flow.reversed()))
+        {
+            return false;
+        }
+        // No other engine has it, or can take it from now on.
+        self.handoff.as_ref().is_none_or(|handoff| handoff.claim(flow))
     }
 
     /// The connection of a flow.

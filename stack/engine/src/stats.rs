@@ -75,6 +75,8 @@ drop_reasons! {
     BadState = "bad-state",
     /// Payload for a stream that takes no more input.
     StreamEnded = "stream-ended",
+    /// For another engine, whose ring is full.
+    HandoffFull = "handoff-full",
     /// No buffer for an answer.
     NoTransmitBuffer = "no-transmit-buffer",
 }
@@ -224,6 +226,10 @@ pub struct EngineStats {
     pub icmp_errors_sent: u64,
     /// ICMP errors that were not sent, to keep within the limit.
     pub icmp_errors_suppressed: u64,
+    /// Frames that were handed to another engine of the context.
+    pub handed_off: u64,
+    /// Frames that other engines handed to this one.
+    pub taken_over: u64,
     /// Times that a path's MTU was lowered.
     pub path_mtu_changes: u64,
     /// Messages about a path's MTU that were doubted at first.

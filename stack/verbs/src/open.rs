@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use uwarp_engine::command::{AsyncEvent, Command, EventSink};
+use uwarp_engine::handoff::Handoff;
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_engine::steering::Steering;
 use uwarp_engine::{Budgets, EngineChannels, EngineConfig, IwarpConfig, Sabotage};
 use uwarp_memory::RegionTable;
 use uwarp_ring::{Doorbells, Notifier};
@@ -139,9 +141,11 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
     let event_notifier = notifier()?;
     waiters.add(&event_notifier);
     let mut engines: Vec<EngineHandle> = Vec::with_capacity(ports.len());
+    let mut handoff = handoff(&config, ports.len()).into_iter();
+    let steering = port.as_ref().filter(|_| ports.len() > 1).and_then(uwarp_dpdk::Port::rss);
     for (index, port_seed) in ports.into_iter().enumerate() {
         let (commands, mailbox) = unbounded();
-        let engine_config = engine_config(&config, index as u16);
+        let engine_config = engine_config(&config, index as u16, steering.as_ref());
         let doorbells = Arc::new(Doorbells::new(engine_config.limits.doorbells()));
         let wake = notifier()?;
         let health = Arc::new(Health::new(Arc::clone(&waiters)));
@@ -153,6 +157,7 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
                 doorbells: Arc::clone(&doorbells),
                 commands: mailbox,
                 events: EventSink::new(event_sender.clone(), Some(Arc::clone(&event_notifier))),
+                handoff: handoff.next(),
             },
             health: Arc::clone(&health),
         };
@@ -178,6 +183,16 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
         return Err(error);
     }
     Ok(Opened { core, events, event_notifier })
+}
+
+/// The engines' parts of their hand-off: none for one engine.
+fn handoff(config: &Config, engines: usize) -> Vec<Handoff> {
+    if engines < 2 {
+        return Vec::new();
+    }
+    // Rings of a few MiB in all.
+    let frames = (1024 / engines).max(16);
+    Handoff::between(engines, frames, connections(config) as usize * engines, random())
 }
 
 /// Faults and capture that the configuration asks for from the start.
@@ -285,7 +300,7 @@ fn spawn(
     }
 }
 
-fn engine_config(config: &Config, index: u16) -> EngineConfig {
+fn engine_config(config: &Config, index: u16, rss: Option<&uwarp_dpdk::Rss>) -> EngineConfig {
     let limits = &config.limits;
     let engine_limits = uwarp_engine::Limits::default();
     EngineConfig {
@@ -308,25 +323,25 @@ fn engine_config(config: &Config, index: u16) -> EngineConfig {
         limits: uwarp_engine::Limits {
             queue_pairs: limits.queue_pairs as u32,
             half_open: limits.backlog as u32,
-            // Connections in TIME-WAIT have no queue pair any more.
-            connections: (4 * limits.queue_pairs as u32).max(engine_limits.connections),
+            connections: connections(config),
             ..engine_limits
         },
         budgets: Budgets::default(),
-        // Engines of one context share an address, so they take active opens from ranges of their own.
-        ephemeral_ports: ephemeral_range(index, config.engine.count),
+        steering: rss.map(|rss| Steering { key: rss.key.clone(), table: rss.table.clone(), queue: index }),
+        // The whole usable range (RFC 6056 §3.2): engines of one context know which flows the others have.
+        ephemeral_ports: EPHEMERAL_PORTS,
         seed: random(),
         secret: [random(), random()],
         sabotage: Sabotage::default(),
     }
 }
 
-/// The part of the dynamic ports (RFC 6335 §6) that one engine draws from.
-fn ephemeral_range(index: u16, count: usize) -> (u16, u16) {
-    let (first, all) = (49_152_u32, 16_384_u32);
-    let share = all / count as u32;
-    let start = first + share * u32::from(index);
-    (start as u16, (start + share - 1) as u16)
+/// Ports that active opens draw from, with a random start.
+const EPHEMERAL_PORTS: (u16, u16) = (1024, 65_535);
+
+/// Connections of one engine: those in TIME-WAIT have no queue pair any more.
+fn connections(config: &Config) -> u32 {
+    (4 * config.limits.queue_pairs as u32).max(uwarp_engine::Limits::default().connections)
 }
 
 fn tcp_config(config: &Config) -> uwarp_tcp::Config {
@@ -381,15 +396,6 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn engines_draw_from_ports_of_their_own() {
-        assert_eq!(ephemeral_range(0, 1), (49_152, 65_535));
-        assert_eq!(ephemeral_range(0, 2), (49_152, 57_343));
-        assert_eq!(ephemeral_range(1, 2), (57_344, 65_535));
-        let (_, end) = ephemeral_range(63, 64);
-        assert_eq!(end, 65_535);
-    }
 
     #[test]
     fn secrets_differ() {

@@ -175,6 +175,11 @@ impl<'a> Icmp6Message<'a> {
         }
     }
 
+    /// Whether this tells of neighbours.
+    pub const fn is_discovery(&self) -> bool {
+        matches!(self, Icmp6Message::NeighbourSolicitation { .. } | Icmp6Message::NeighbourAdvertisement { .. })
+    }
+
     /// The segment of ours that an error message speaks of.
     pub fn quoted_tcp(&self) -> Option<QuotedTcp> {
         match self {

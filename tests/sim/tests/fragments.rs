@@ -60,15 +60,15 @@ impl Bench {
 
     /// Sends an upper-layer packet in pieces of `most` octets, last ones first.
     fn send_pieces(&mut self, protocol: u8, id: u32, packet: &[u8], most: usize, all: bool) {
-        let pieces: Vec<(usize, &[u8])> = packet.chunks(most).enumerate().map(|(at, piece)| (at * most, piece)).collect();
+        let pieces: Vec<(usize, &[u8])> =
+            packet.chunks(most).enumerate().map(|(at, piece)| (at * most, piece)).collect();
         for (offset, piece) in pieces.into_iter().rev() {
             let more = offset + piece.len() < packet.len();
             if !more && !all {
                 continue;
             }
             let mut frame = vec![0; 1600];
-            let length =
-                emit_fragment(&mut frame, &self.path, protocol, id, (offset, more), piece).expect("it fits");
+            let length = emit_fragment(&mut frame, &self.path, protocol, id, (offset, more), piece).expect("it fits");
             self.send(&frame[..length]);
         }
     }
@@ -126,8 +126,7 @@ fn a_segment_in_pieces_is_a_segment() {
         let payload = [7; 5000];
         let mut frame = vec![0; 128];
         let checksum = TcpChecksum::Full { payload_sum: uwarp_wire::checksum::sum(&payload) };
-        let length =
-            prepend_tcp(&mut frame, &bench.path, &header, 0, payload.len(), checksum).expect("it fits");
+        let length = prepend_tcp(&mut frame, &bench.path, &header, 0, payload.len(), checksum).expect("it fits");
         let headers = bench.path.headers_len();
         let mut packet = frame[128 - length + headers..].to_vec();
         packet.extend(payload);

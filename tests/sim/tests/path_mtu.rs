@@ -37,8 +37,7 @@ fn bench(v6: bool, options: SimOptions) -> Bench {
     let requests = world.hosts[1].listen(PORT);
     let client = world.hosts[0].pair(PairOptions::default());
     let server = world.hosts[1].pair(PairOptions::default());
-    let remote: SocketAddr =
-        if v6 { (address6(1), PORT).into() } else { (world.hosts[1].address, PORT).into() };
+    let remote: SocketAddr = if v6 { (address6(1), PORT).into() } else { (world.hosts[1].address, PORT).into() };
     world.join_at((0, &client), (1, &server), &requests, remote);
     let source = world.hosts[0].register((0..LENGTH).map(|at| (at / 3) as u8).collect(), Access::LOCAL_WRITE);
     let sink = world.hosts[1].register(vec![0; LENGTH as usize], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -144,7 +143,11 @@ fn segments_fit_a_router_on_the_way() {
         let too_big = bench.world.network.counters().too_big;
         bench.write(LENGTH, Duration::from_secs(10));
         assert_eq!(bench.world.network.counters().too_big, too_big);
-        assert_eq!(bench.stats(1).connections[0].tcp.effective_mss, bench.payload_at(1500), "the other way is another path");
+        assert_eq!(
+            bench.stats(1).connections[0].tcp.effective_mss,
+            bench.payload_at(1500),
+            "the other way is another path"
+        );
         let _ = &bench.server;
     }
 }

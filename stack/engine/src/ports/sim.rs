@@ -18,9 +18,26 @@ use uwarp_wire::icmp6::Icmp6Message;
 use super::heap::{HeapBuffer, HeapPool};
 use super::loopback::capabilities;
 use crate::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+use crate::steering::Steering;
 
 /// Hardware address of the router that `path_mtu` stands for.
 const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0xff, 0xff];
+
+/// How frames are spread over the queues of a port that has several. What is no TCP segment comes to the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spread {
+    /// By chance, as if the device chose by something of its own.
+    Any,
+    /// By the Toeplitz hash under [`RSS_KEY`] and a table that names the queues in turn.
+    Rss,
+}
+
+/// The key of [`Spread::Rss`]: that of Microsoft's verification suite.
+pub const RSS_KEY: [u8; 40] = [
+    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca, 0x2b,
+    0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac,
+    0x01, 0xfa,
+];
 
 /// What the network does to frames. Probabilities are from 0 to 1 and per frame.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,6 +59,8 @@ pub struct SimOptions {
     pub path_mtu: u16,
     /// It is not told: a black hole.
     pub silent: bool,
+    /// Queue of a port with several that a frame for it goes to.
+    pub spread: Spread,
     /// Frames that wait at a receiver that does not take them; more are dropped.
     pub receive_ring: usize,
 }
@@ -57,6 +76,7 @@ impl Default for SimOptions {
             hidden_corruption: 0.0,
             path_mtu: u16::MAX,
             silent: false,
+            spread: Spread::Any,
             receive_ring: 512,
         }
     }
@@ -126,6 +146,12 @@ struct Network {
     spare: Vec<Vec<u8>>,
 }
 
+/// What [`Spread::Rss`] does, as a device with so many queues tells it.
+pub fn rss(queues: usize) -> Steering {
+    let table = (0..128).map(|entry| (entry % queues.max(1)) as u16).collect();
+    Steering { key: RSS_KEY.to_vec(), table, queue: 0 }
+}
+
 /// The network.
 #[derive(Debug, Clone)]
 pub struct SimNetwork {
@@ -148,9 +174,20 @@ impl SimNetwork {
 
     /// A new port, with pools of the given numbers of buffers. Hardware addresses count up from 02:00:00:00:00:01.
     pub fn port(&self, mtu: u16, receive_buffers: usize, transmit_buffers: usize) -> SimPort {
+        let node = self.inner.borrow().nodes.len();
+        self.queue_of_port(mtu, receive_buffers, transmit_buffers, node)
+    }
+
+    /// A new port with several queues, one after the other.
+    pub fn queues(&self, mtu: u16, receive_buffers: usize, transmit_buffers: usize, count: usize) -> Vec<SimPort> {
+        let first = self.inner.borrow().nodes.len();
+        (0..count).map(|_| self.queue_of_port(mtu, receive_buffers, transmit_buffers, first)).collect()
+    }
+
+    fn queue_of_port(&self, mtu: u16, receive_buffers: usize, transmit_buffers: usize, first: usize) -> SimPort {
         let mut network = self.inner.borrow_mut();
         let node = network.nodes.len();
-        let mac = [2, 0, 0, 0, (node >> 8) as u8, node as u8 + 1];
+        let mac = [2, 0, 0, 0, (first >> 8) as u8, first as u8 + 1];
         network.nodes.push(Node { mac, arrivals: BinaryHeap::new(), last_sent: Vec::new(), alive: true });
         let capabilities = capabilities(mac, mtu, false);
         SimPort {
@@ -205,11 +242,14 @@ impl Network {
         }
         if destination[0] & 1 == 1 {
             for node in 0..self.nodes.len() {
-                if node != from {
+                // A port does not hear itself, and its first queue is the one that hears the others.
+                let first = node == 0 || self.nodes[node - 1].mac != self.nodes[node].mac;
+                if first && self.nodes.get(from).is_none_or(|from| from.mac != self.nodes[node].mac) {
                     self.deliver(now, node, frame);
                 }
             }
         } else if let Some(node) = self.nodes.iter().position(|node| node.mac == *destination && node.alive) {
+            let node = self.queue(node, frame);
             self.deliver(now, node, frame);
         } else {
             self.counters.unreachable += 1;
@@ -244,6 +284,21 @@ impl Network {
             self.deliver(now, from, &out[..length]);
         }
         true
+    }
+
+    /// The queue of a port that a frame goes to; `first` is the port's first one.
+    fn queue(&mut self, first: usize, frame: &[u8]) -> usize {
+        let mac = self.nodes[first].mac;
+        let count = self.nodes[first..].iter().take_while(|node| node.mac == mac).count();
+        if count == 1 {
+            return first;
+        }
+        let Ok(Frame::Tcp(segment)) = classify(frame, frame.len()) else { return first };
+        first
+            + match self.options.spread {
+                Spread::Any => self.random.usize(0..count),
+                Spread::Rss => usize::from(rss(count).queue_of(&segment.flow)),
+            }
     }
 
     fn chance(&mut self, probability: f64) -> bool {

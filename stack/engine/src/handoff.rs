@@ -1,0 +1,265 @@
+//! Packets that reach the wrong engine, and how they come to the right one.
+//!
+//! The engines of a context share an address, and each has queues of its own. Where the device does not put every packet of a flow
+//! into its engine's queue, the engine that finds one of a flow that it does not know asks [`FlowOwners`] who does, and copies the
+//! frame into that engine's ring. What tells of neighbours goes to every engine. All of it is counted; none of it is on the way of a
+//! packet that arrives where it should.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uwarp_memory::Turn;
+use uwarp_ring::{Consumer, Producer, ring};
+use uwarp_wire::address::FlowKey;
+
+use crate::core::Core;
+use crate::port::{BURST, Buffer, Port};
+
+/// Places in which an entry may lie.
+const WINDOW: usize = 16;
+/// Octets of one slot of a ring.
+const SLOT: usize = 256;
+/// Octets in front of a frame: its length.
+const LENGTH: usize = 4;
+
+/// Which engine of a context has a flow. A shared table of atomic words: engines enter and take out their own flows, everybody
+/// looks. Two flows with the same 48 bits of a keyed hash would be taken for one; the one that comes second is not entered.
+#[derive(Debug)]
+pub struct FlowOwners {
+    /// 48 bits of the flow's hash and the engine's number plus one; 0 is an empty place.
+    slots: Box<[AtomicU64]>,
+    hasher: foldhash::quality::FixedState,
+}
+
+impl FlowOwners {
+    /// Room for about so many flows; `secret` keys the hash.
+    pub fn new(flows: usize, secret: u64) -> FlowOwners {
+        let slots = (0..(2 * flows).next_power_of_two().max(WINDOW)).map(|_| AtomicU64::new(0)).collect();
+        FlowOwners { slots, hasher: foldhash::quality::FixedState::with_seed(secret) }
+    }
+
+    fn window(&self, flow: &FlowKey) -> (u64, impl Iterator<Item = &AtomicU64>) {
+        let hash = self.hasher.hash_one(flow);
+        let mask = self.slots.len() - 1;
+        let places = (0..WINDOW).map(move |step| &self.slots[(hash as usize).wrapping_add(step) & mask]);
+        (hash & !0xffff, places)
+    }
+
+    /// The engine that has the flow.
+    pub fn find(&self, flow: &FlowKey) -> Option<u16> {
+        let (tag, places) = self.window(flow);
+        let mut words = places.map(|place| place.load(Ordering::Acquire));
+        words.find(|word| word & !0xffff == tag && word & 0xffff != 0).map(|word| (word & 0xffff) as u16 - 1)
+    }
+
+    /// Enters a flow for an engine. False: another engine has it. Where there is no room it is not entered, and its packets are not
+    /// handed on.
+    pub fn claim(&self, flow: &FlowKey, engine: u16) -> bool {
+        if let Some(owner) = self.find(flow) {
+            return owner == engine;
+        }
+        let (tag, places) = self.window(flow);
+        let wanted = tag | (u64::from(engine) + 1);
+        for place in places {
+            if place.compare_exchange(0, wanted, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                // Another engine may have entered the same flow meanwhile, in another place. Each enters first and looks then, in one
+                // order for all: of two, one at least sees the other and gives way.
+                let (_, mut places) = self.window(flow);
+                let rival = places.any(|place| {
+                    let word = place.load(Ordering::SeqCst);
+                    word != wanted && word & !0xffff == tag && word & 0xffff != 0
+                });
+                if rival {
+                    place.store(0, Ordering::SeqCst);
+                }
+                return !rival;
+            }
+        }
+        true
+    }
+
+    /// Takes out a flow of an engine.
+    pub fn release(&self, flow: &FlowKey, engine: u16) {
+        let (tag, places) = self.window(flow);
+        let wanted = tag | (u64::from(engine) + 1);
+        for place in places {
+            if place.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Flows that are entered: counts them.
+    pub fn len(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.load(Ordering::Relaxed) != 0).count()
+    }
+
+    /// Whether no flow is entered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What lies in a ring: a piece of a frame, the first piece behind its length.
+type Slot = [u8; SLOT];
+
+/// One engine's part of a context's hand-off.
+#[derive(Debug)]
+pub struct Handoff {
+    owners: Arc<FlowOwners>,
+    engine: u16,
+    /// To each other engine.
+    out: Vec<Option<Producer<Slot>>>,
+    /// From each other engine.
+    from: Vec<Option<Consumer<Slot>>>,
+}
+
+impl Handoff {
+    /// The parts of `engines` engines, with rings for about `frames` frames of the usual size between any two, and a table for
+    /// `flows` flows of all.
+    pub fn between(engines: usize, frames: usize, flows: usize, secret: u64) -> Vec<Handoff> {
+        let owners = Arc::new(FlowOwners::new(flows, secret));
+        let empty = |index: usize| Handoff {
+            owners: Arc::clone(&owners),
+            engine: index as u16,
+            out: (0..engines).map(|_| None).collect(),
+            from: (0..engines).map(|_| None).collect(),
+        };
+        let mut parts: Vec<Handoff> = (0..engines).map(empty).collect();
+        for sender in 0..engines {
+            for receiver in (0..engines).filter(|receiver| *receiver != sender) {
+                let (producer, consumer) = ring((frames * 1536usize.div_ceil(SLOT)).next_power_of_two());
+                parts[sender].out[receiver] = Some(producer);
+                parts[receiver].from[sender] = Some(consumer);
+            }
+        }
+        parts
+    }
+
+    /// The table that all engines share.
+    pub fn owners(&self) -> &Arc<FlowOwners> {
+        &self.owners
+    }
+
+    /// Another engine that has the flow.
+    fn owner(&self, flow: &FlowKey) -> Option<u16> {
+        self.owners.find(flow).filter(|owner| *owner != self.engine)
+    }
+
+    pub(crate) fn claim(&self, flow: &FlowKey) -> bool {
+        self.owners.claim(flow, self.engine)
+    }
+
+    pub(crate) fn release(&self, flow: &FlowKey) {
+        self.owners.release(flow, self.engine);
+    }
+
+    /// Copies a frame of these pieces into an engine's ring. False: it is full, or the engine is gone.
+    fn send<'a>(&mut self, engine: u16, length: usize, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+        let Some(Some(producer)) = self.out.get_mut(usize::from(engine)) else { return false };
+        let Some(mut reservation) = producer.reserve((LENGTH + length).div_ceil(SLOT)) else { return false };
+        let mut slot = [0; SLOT];
+        slot[..LENGTH].copy_from_slice(&(length as u32).to_be_bytes());
+        let mut filled = LENGTH;
+        for mut piece in pieces {
+            while !piece.is_empty() {
+                let taken = piece.len().min(SLOT - filled);
+                slot[filled..filled + taken].copy_from_slice(&piece[..taken]);
+                filled += taken;
+                piece = &piece[taken..];
+                if filled == SLOT {
+                    let _ = reservation.write(slot);
+                    filled = 0;
+                }
+            }
+        }
+        if filled > 0 {
+            let _ = reservation.write(slot);
+        }
+        reservation.commit();
+        true
+    }
+
+    /// Whether frames wait.
+    #[inline]
+    pub(crate) fn has_frames(&mut self) -> bool {
+        self.from.iter_mut().flatten().any(|consumer| consumer.available() > 0)
+    }
+
+    /// The next frame from another engine, into `out`. False: there is none.
+    fn receive(&mut self, out: &mut Vec<u8>) -> bool {
+        for consumer in self.from.iter_mut().flatten() {
+            let Some(first) = consumer.pop() else { continue };
+            let length = u32::from_be_bytes([first[0], first[1], first[2], first[3]]) as usize;
+            out.clear();
+            out.extend_from_slice(&first[LENGTH..SLOT.min(LENGTH + length)]);
+            while out.len() < length {
+                // All slots of a frame are published at once.
+                let Some(slot) = consumer.pop() else { return false };
+                out.extend_from_slice(&slot[..SLOT.min(length - out.len())]);
+            }
+            return true;
+        }
+        false
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Hands a frame to the engine that has its flow. False: that is none, and it has to be dealt with here.
+    #[cold]
+    pub(crate) fn hand_off(&mut self, flow: &FlowKey, buffer: &P::Buffer) -> bool {
+        let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return false };
+        let Some(owner) = handoff.owner(flow) else { return false };
+        let pieces = (0..buffer.segment_count()).filter_map(|index| buffer.segment(index));
+        let sent = handoff.send(owner, buffer.total_len(), pieces);
+        self.count_handed_off(sent);
+        true
+    }
+
+    /// The same for a frame in memory, about a flow: an ICMP error.
+    pub(crate) fn hand_off_octets(&mut self, flow: &FlowKey, octets: &[u8]) -> bool {
+        let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return false };
+        let Some(owner) = handoff.owner(flow) else { return false };
+        let sent = handoff.send(owner, octets.len(), std::iter::once(octets));
+        self.count_handed_off(sent);
+        true
+    }
+
+    /// Lets all other engines know, too: what tells of neighbours comes to one queue only.
+    pub(crate) fn share(&mut self, octets: &[u8]) {
+        let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return };
+        let mut sent = 0;
+        for engine in 0..handoff.out.len() as u16 {
+            sent += u64::from(handoff.send(engine, octets.len(), std::iter::once(octets)));
+        }
+        self.counters.handed_off += sent;
+    }
+
+    fn count_handed_off(&mut self, sent: bool) {
+        if sent {
+            self.counters.handed_off += 1;
+        } else {
+            self.count_drop(crate::stats::DropReason::HandoffFull);
+        }
+    }
+
+    /// Takes what other engines have handed on.
+    #[cold]
+    pub(crate) fn run_handoff(&mut self, turn: &Turn<'_>) {
+        let mut octets = std::mem::take(&mut self.handed_over);
+        self.second_hand = true;
+        for _ in 0..BURST {
+            if !self.handoff.as_mut().is_some_and(|handoff| handoff.receive(&mut octets)) {
+                break;
+            }
+            self.counters.taken_over += 1;
+            self.receive_octets(turn, &octets);
+        }
+        self.second_hand = false;
+        self.handed_over = octets;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! Two engines with a queue each behind one address: packets reach the right one, by the device's hash or by hand-off.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use uwarp_engine::handoff::Handoff;
+use uwarp_engine::ports::sim::{SimOptions, Spread, rss};
+use uwarp_engine::rig::{Host, HostOptions, Pair, PairOptions, World, with_ipv6};
+use uwarp_engine::stats::EngineStats;
+use uwarp_engine::steering::Steering;
+use uwarp_engine::work::{SendOpcode, Sge};
+use uwarp_memory::Access;
+
+const PORT: u16 = 7471;
+const LENGTH: u32 = 50_000;
+
+/// Hosts 0 and 1 are the engines of 10.0.0.1; host 2 is 10.0.0.3.
+fn world(options: SimOptions, steered: bool) -> World {
+    let mut world = World::new(11, options);
+    let parts = Handoff::between(2, 256, 1000, 5);
+    let ports = world.network.queues(1500, 2048, 2048, 2);
+    for ((index, port), part) in ports.into_iter().enumerate().zip(parts) {
+        let host = Host::with_handoff(port, 0, 64, 7, Some(part), |config| {
+            with_ipv6(0)(config);
+            config.index = index as u16;
+            config.seed = index as u64;
+            config.steering = steered.then(|| Steering { queue: index as u16, ..rss(2) });
+        });
+        world.hosts.push(host);
+    }
+    world.add(HostOptions::default(), with_ipv6(2));
+    world
+}
+
+fn stats(world: &World, host: usize) -> EngineStats {
+    world.hosts[host].engine.as_ref().expect("alive").stats()
+}
+
+/// Streams from both engines to host 2, or the other way, each with a Write that has to arrive.
+fn run(world: &mut World, outwards: bool) {
+    let mut requests = Vec::new();
+    if outwards {
+        requests.push(world.hosts[2].listen(PORT));
+    } else {
+        requests.extend([0, 1].map(|engine| world.hosts[engine].listen(PORT)));
+    }
+    let mut streams: Vec<(Pair, Pair, _, _)> = Vec::new();
+    for number in 0..12 {
+        let (from, to) = if outwards { (number % 2, 2) } else { (2, 0) };
+        let mut client = world.hosts[from].pair(PairOptions::default());
+        let address = if outwards { Ipv4Addr::new(10, 0, 0, 3) } else { Ipv4Addr::new(10, 0, 0, 1) };
+        world.hosts[from].connect(&client, (address, PORT), Default::default());
+        // Whichever engine the SYN came to has it.
+        let mut asked = None;
+        assert!(world.run_until(Duration::from_secs(30), |_| {
+            asked = requests.iter().enumerate().find_map(|(at, requests)| Some((at, requests.try_recv().ok()?)));
+            asked.is_some()
+        }));
+        let (at, request) = asked.expect("a request");
+        let to = if outwards { to } else { at };
+        let server = world.hosts[to].pair(PairOptions::default());
+        world.hosts[to].accept(&server, &request, Default::default());
+        for pair in [&client, &server] {
+            assert!(world.run_until(Duration::from_secs(30), |_| pair.events.try_recv().is_ok()));
+        }
+        let source = world.hosts[from].register((0..LENGTH).map(|at| at as u8).collect(), Access::LOCAL_WRITE);
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let sink = world.hosts[to].register(vec![0; LENGTH as usize], rights);
+        let local = Sge { stag: source.stag(), length: LENGTH, offset: source.base_offset() };
+        assert!(client.post_simple(1, SendOpcode::Write, Some(local), (sink.stag(), sink.base_offset())));
+        streams.push((client, server, source, sink));
+    }
+    let arrived = world.run_until(Duration::from_secs(60), |_| {
+        streams.iter().all(|(_, _, source, sink)| {
+            let (mut sent, mut received) = (vec![0; LENGTH as usize], vec![0; LENGTH as usize]);
+            source.read(0, &mut sent).expect("in range");
+            sink.read(0, &mut received).expect("in range");
+            sent == received
+        })
+    });
+    assert!(arrived, "{:#?}", [0, 1].map(|host| stats(world, host)));
+}
+
+#[test]
+fn packets_find_their_engine_wherever_they_arrive() {
+    for outwards in [true, false] {
+        let options = SimOptions { loss: 0.005, spread: Spread::Any, ..SimOptions::default() };
+        let mut world = world(options, false);
+        run(&mut world, outwards);
+        world.run(Duration::from_secs(1));
+        for (here, there) in [(0, 1), (1, 0)] {
+            let (here, there) = (stats(&world, here), stats(&world, there));
+            assert!(here.handed_off > 50, "{}", here.handed_off);
+            assert_eq!(here.handed_off, there.taken_over);
+            // Nobody was turned away: a reset, or a segment of nobody, would be a packet in the wrong place.
+            assert_eq!((here.resets_sent, here.drops.get("no-connection")), (0, None));
+        }
+    }
+}
+
+#[test]
+fn active_opens_choose_ports_that_the_device_steers_home() {
+    let options = SimOptions { spread: Spread::Rss, ..SimOptions::default() };
+    for (steered, stray) in [(true, false), (false, true)] {
+        let mut world = world(options, steered);
+        run(&mut world, true);
+        // What tells of neighbours is shared; segments are not in need of it.
+        for engine in [0, 1] {
+            let stats = stats(&world, engine);
+            assert_eq!(stats.connections.len(), 6);
+        }
+        let handed: u64 = [0, 1].map(|engine| stats(&world, engine).handed_off).iter().sum();
+        assert_eq!(handed > 20, stray, "{handed}");
+    }
+}
+
+#[test]
+fn ports_are_taken_once_by_all_engines_together() {
+    let mut world = world(SimOptions::default(), false);
+    let _requests = world.hosts[2].listen(PORT);
+    for engine in [0, 1] {
+        let pair = world.hosts[engine].pair(PairOptions::default());
+        let remote = (Ipv4Addr::new(10, 0, 0, 3), PORT).into();
+        let parameters = uwarp_engine::command::ConnectParameters {
+            queue_pair: pair.number,
+            remote,
+            local_port: Some(5000),
+            options: Default::default(),
+        };
+        world.hosts[engine].command(uwarp_engine::command::Command::Connect(Box::new(parameters)));
+        world.run(Duration::from_millis(10));
+        let event = pair.events.try_recv();
+        use uwarp_engine::command::{ConnectFailure, ConnectionEvent};
+        let refused = matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::AddressInUse, .. }));
+        assert_eq!(refused, engine == 1, "{event:?}");
+    }
+}
