@@ -90,7 +90,8 @@ fn packets_find_their_engine_wherever_they_arrive() {
         world.run(Duration::from_secs(1));
         for (here, there) in [(0, 1), (1, 0)] {
             let (here, there) = (stats(&world, here), stats(&world, there));
-            assert!(here.handed_off > 50, "{}", here.handed_off);
+            // Acknowledgments alone in one direction, all segments in the other.
+            assert!(here.handed_off > 10, "{}", here.handed_off);
             assert_eq!(here.handed_off, there.taken_over);
             // Nobody was turned away: a reset, or a segment of nobody, would be a packet in the wrong place.
             assert_eq!((here.resets_sent, here.drops.get("no-connection")), (0, None));

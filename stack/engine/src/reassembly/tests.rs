@@ -87,7 +87,7 @@ fn lengths_that_disagree_end_the_packet() {
     give(&mut table, at(0), false, 1, 32, false, &[1; 16]);
     assert!(matches!(give(&mut table, at(0), false, 1, 48, true, &[1; 16]), Taken::Refused), "behind the last");
     give(&mut table, at(0), false, 2, 32, true, &[1; 16]);
-    assert!(matches!(give(&mut table, at(0), false, 2, 0, false, &[1; 16]), Taken::Refused), "last in front");
+    assert!(matches!(give(&mut table, at(0), false, 2, 8, false, &[1; 16]), Taken::Refused), "last in front");
 }
 
 #[test]
