@@ -48,6 +48,16 @@ pub fn examine(capture: &Path) -> Testimony {
     testimony
 }
 
+/// Frames of `capture` for which tshark finds `filter` true.
+pub fn count(capture: &Path, filter: &str) -> usize {
+    count_with(capture, &[], filter)
+}
+
+/// The same with more arguments, for what tshark does not look at by itself.
+pub fn count_with(capture: &Path, more: &[&str], filter: &str) -> usize {
+    tshark(capture, &[more, &["-Y", filter]].concat()).lines().filter(|line| !line.trim().is_empty()).count()
+}
+
 fn tshark(capture: &Path, more: &[&str]) -> String {
     let output = Command::new("tshark")
         // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA.

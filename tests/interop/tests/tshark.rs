@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use uwarp_interop_tests::tools::{Guarded, run, tool, wait_for};
-use uwarp_interop_tests::witness::examine;
+use uwarp_interop_tests::witness::{count, count_with, examine};
 
 const WRITE: usize = 0;
 const READ_REQUEST: usize = 1;
@@ -30,6 +30,33 @@ fn tshark_finds_nothing_wrong_with_a_ping() {
     assert_eq!(testimony.opcodes[READ_REQUEST], 10, "one Read a round");
     assert_eq!((testimony.opcodes[READ_RESPONSE], testimony.opcodes[WRITE]), (30, 30), "three segments each");
     assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+}
+
+#[test]
+fn tshark_finds_nothing_wrong_with_a_ping_over_ipv6_in_a_vlan() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, capture) = (folder.path().join("socket"), folder.path().join("ping.pcap"));
+    let ping = || {
+        let mut command = Command::new(tool("uwarp-ping"));
+        command.arg("--socket").arg(&socket).args(["-C", "10", "--ipv6", "--vlan", "7"]);
+        command
+    };
+    let server = Guarded::start(ping().arg("-s"));
+    wait_for(&socket);
+    run(ping().args(["-c", "-S", "4096", "-V", "--pcap"]).arg(&capture));
+    server.finish();
+    let testimony = examine(&capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert_eq!(testimony.opcodes[SEND], 40, "four Sends a round");
+    assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+    // Every frame has the tag; every checksum of TCP and ICMPv6 is right; and neighbours found each other.
+    let all = count(&capture, "frame");
+    assert!(all > 100, "{all} frames");
+    assert_eq!(count(&capture, "vlan.id == 7 && ipv6"), all);
+    let checked = ["-o", "tcp.check_checksum:TRUE"];
+    assert_eq!(count_with(&capture, &checked, "tcp.checksum.status == Good"), count(&capture, "tcp"));
+    assert_eq!(count(&capture, "icmpv6.checksum.status == Good"), count(&capture, "icmpv6"));
+    assert!(count(&capture, "icmpv6.type == 135") > 0 && count(&capture, "icmpv6.type == 136") > 0);
 }
 
 #[test]
