@@ -94,7 +94,7 @@ impl<P: Port> Core<P> {
             if at > 0 {
                 // A SYN stands in front of the first octet.
                 let syn = u32::from(header.flags.contains(TcpFlags::SYN));
-                header.sequence = header.sequence + (at as u32 + syn);
+                header.sequence += at as u32 + syn;
                 header.flags = header.flags.without(TcpFlags::SYN);
             }
             if !last {
