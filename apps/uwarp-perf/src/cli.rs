@@ -33,7 +33,8 @@ Examples:
   uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
   uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 --address 10.1.0.2/24
 
-Latencies of write, send, stream and raw tests are full round trips; a read's is from the post to its completion. The raw tests
+Latencies of write, send, stream and raw tests are full round trips; those of reads and atomics are from the
+post to the completion. The raw tests
 move frames of the same number and sizes as an RDMA Write of --size octets needs, with no stack on them. Bandwidth and
 rates end when the other side has confirmed the last message. Warm-up is not counted.";
 
@@ -67,6 +68,8 @@ pub enum Test {
     ReadLatency,
     /// Send ping-pong.
     SendLatency,
+    /// FetchAdd of RFC 7306 on eight octets: from the post to the completion. Each must find what the one before left.
+    AtomicLatency,
     /// RDMA Writes, as many as fit.
     WriteBandwidth,
     /// RDMA Reads, as many as fit.
@@ -92,6 +95,7 @@ impl Test {
             Self::WriteLatency => "write-latency",
             Self::ReadLatency => "read-latency",
             Self::SendLatency => "send-latency",
+            Self::AtomicLatency => "atomic-latency",
             Self::WriteBandwidth => "write-bandwidth",
             Self::ReadBandwidth => "read-bandwidth",
             Self::SendBandwidth => "send-bandwidth",
@@ -117,13 +121,22 @@ impl Test {
     pub fn is_latency(self) -> bool {
         matches!(
             self,
-            Self::WriteLatency | Self::ReadLatency | Self::SendLatency | Self::RawLatency | Self::StreamLatency
+            Self::WriteLatency
+                | Self::ReadLatency
+                | Self::SendLatency
+                | Self::AtomicLatency
+                | Self::RawLatency
+                | Self::StreamLatency
         )
     }
 
     /// Size of a message if the command line names none.
     fn default_size(self) -> u64 {
-        if self.is_latency() || self == Self::WriteRate { 64 } else { 65_536 }
+        match self {
+            Self::AtomicLatency => 8,
+            _ if self.is_latency() || self == Self::WriteRate => 64,
+            _ => 65_536,
+        }
     }
 }
 
@@ -200,6 +213,9 @@ impl TestOptions {
         let size = self.size.unwrap_or(test.default_size());
         if !(1..=SIZE_MAX).contains(&size) {
             return Err(usage(format!("--size is {size}: choose 1 octet to 1 GiB")));
+        }
+        if test == Test::AtomicLatency && size != 8 {
+            return Err(usage(format!("--size is {size}: an atomic operation has 8 octets, leave it out")));
         }
         let depth = self.depth.unwrap_or(match test {
             _ if test.is_latency() || test.is_stream() => 1,
@@ -332,6 +348,7 @@ mod tests {
         for (test, arguments) in [
             ("write-latency", vec!["--size", "0"]),
             ("write-latency", vec!["--depth", "2"]),
+            ("atomic-latency", vec!["--size", "16"]),
             ("write-bandwidth", vec!["--qps", "0"]),
             ("write-bandwidth", vec!["--iterations", "0"]),
             ("write-bandwidth", vec!["--frame", "100"]),

@@ -20,7 +20,7 @@ fn check_latency(test: &str, device: &str) {
     let result = pair(&[test, "--device", device, "--iterations", "200"]);
     assert_eq!(result["test"], test);
     assert_eq!(result["device"], device);
-    assert_eq!(result["size"], 64);
+    assert_eq!(result["size"], if test == "atomic-latency" { 8 } else { 64 });
     assert_eq!(result["mtu"], 1500);
     assert_eq!(result["iterations"], 200);
     assert!(result["verified"].as_u64().unwrap() > 0);
@@ -42,14 +42,14 @@ fn check_bandwidth(test: &str, device: &str, more: &[&str]) {
 
 #[test]
 fn latency_over_virtio() {
-    for test in ["write-latency", "read-latency", "send-latency", "raw-latency"] {
+    for test in ["write-latency", "read-latency", "send-latency", "atomic-latency", "raw-latency"] {
         check_latency(test, "virtio");
     }
 }
 
 #[test]
 fn latency_over_memif() {
-    for test in ["write-latency", "read-latency", "send-latency", "raw-latency"] {
+    for test in ["write-latency", "read-latency", "send-latency", "atomic-latency", "raw-latency"] {
         check_latency(test, "memif");
     }
 }

@@ -27,6 +27,7 @@ Examples:
     uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 -C 10    and there: rping -s
 
   uwarp-ping -c -C 4 --peer-to-peer read    opens the stream with a Read of no octets
+  uwarp-ping -c -C 4 --markers              has markers in what the server sends
   uwarp-ping -c -C 4 --pcap ping.pcap       keeps the packets for tshark";
 
 /// Pings by RDMA: Send, RDMA Read and RDMA Write in each round, as rping does.
@@ -73,6 +74,10 @@ struct Arguments {
     /// KIND write, read or send, or what both sides prefer
     #[arg(long, value_name = "KIND", num_args = 0..=1, default_missing_value = "any", conflicts_with = "server")]
     peer_to_peer: Option<Indication>,
+
+    /// Ask the other side for MPA markers in what it sends
+    #[arg(long)]
+    markers: bool,
 
     // Without the short form that clap would give it: rping's -V is the check.
     /// Print version
@@ -124,6 +129,8 @@ pub struct Options {
     pub persistent: bool,
     /// Client: peer-to-peer start-up with one of these indications.
     pub peer_to_peer: Option<ReadyToReceiveKinds>,
+    /// Ask for markers.
+    pub markers: bool,
 }
 
 /// rping keeps one receive and one Send posted; more do no harm.
@@ -148,6 +155,7 @@ fn main() -> ExitCode {
             verbose: arguments.verbose,
             persistent: arguments.persistent,
             peer_to_peer: arguments.peer_to_peer.map(Indication::kinds),
+            markers: arguments.markers,
         };
         let network = &arguments.network;
         if arguments.server {

@@ -40,7 +40,8 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
     let domain = context.allocate_domain();
     let buffer = domain.register_zeroed(text::SIZE_MAX + 1, Access::LOCAL_WRITE)?;
     let mut channel = Channel::new(context, &domain, SHAPE)?;
-    request.accept(channel.queue_pair(), AcceptOptions::default())?;
+    let accept_options = AcceptOptions { markers: options.markers, ..AcceptOptions::default() };
+    request.accept(channel.queue_pair(), accept_options)?;
     let mut rounds = 0;
     while (options.count == 0 || rounds < options.count) && !signals::interrupted() {
         let Some(source) = advert(&mut channel)? else {

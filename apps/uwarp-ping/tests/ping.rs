@@ -84,6 +84,13 @@ fn with_every_kind_of_ready_to_receive() {
 }
 
 #[test]
+fn with_markers_in_either_direction() {
+    for (client, server) in [(&["--markers"][..], &[][..]), (&[], &["--markers"]), (&["--markers"], &["--markers"])] {
+        ping_between("memif", "65535", server, client);
+    }
+}
+
+#[test]
 fn bad_command_lines_get_one_sentence() {
     for arguments in [
         &[][..],

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use crossbeam::channel::Sender;
+pub use uwarp_iwarp::opcode::Features;
 pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
@@ -256,6 +257,10 @@ pub struct StartupOptions {
     pub peer_to_peer: bool,
     /// The indications that this side offers or understands in a peer-to-peer start-up. At least one.
     pub ready_to_receive: ReadyToReceiveKinds,
+    /// The optional operations that the applications of both sides have agreed to use.
+    pub features: Features,
+    /// Ask the peer for markers in what it sends (RFC 5044 §4.3). What it asks for is done in any case.
+    pub markers: bool,
     /// Ask for CRCs. They are off only if both sides do without.
     pub crc: bool,
     /// Limit on the whole start-up: TCP handshake and MPA frames.
@@ -275,6 +280,8 @@ impl Default for StartupOptions {
             negotiate_reads: true,
             peer_to_peer: false,
             ready_to_receive: ReadyToReceiveKinds::ALL,
+            features: Features::default(),
+            markers: false,
             crc: true,
             timeout: Duration::from_secs(10),
             first_fpdu_delay: Duration::ZERO,
@@ -429,6 +436,10 @@ pub struct EstablishedEvent {
     pub peer_ord: Option<u16>,
     /// Peer-to-peer: this side, as responder too, may speak first.
     pub peer_to_peer: bool,
+    /// Whether what this side sends has markers, because the peer asked for them.
+    pub transmit_markers: bool,
+    /// Whether what this side receives has markers.
+    pub receive_markers: bool,
     /// Whether CRCs are generated and checked.
     pub crc: bool,
 }

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use uwarp_iwarp::framing::mulpdu;
+use uwarp_iwarp::opcode::Features;
 use uwarp_iwarp::startup::{Initiator, Responder};
 use uwarp_iwarp::{Message, Stream};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::ddp::{Stag, TaggedOffset};
+use uwarp_wire::mpa::MARKER_INTERVAL;
 
 use crate::command::{ConnectionRequest, DisconnectReason, EventSink, ListenerId};
 use crate::queue_pair::QueuePair;
@@ -99,6 +102,7 @@ impl Phase {
 pub(crate) struct Initiating {
     pub(crate) machine: Initiator,
     pub(crate) first_fpdu_delay: Duration,
+    pub(crate) features: Features,
 }
 
 /// A passive open.
@@ -133,6 +137,14 @@ pub(crate) struct Running {
     pub(crate) stream: Stream,
     /// CRCs are generated and checked.
     pub(crate) crc: bool,
+    /// All ones if what is sent has markers, else zero.
+    pub(crate) marker_mask: u32,
+    /// Octets of TCP's stream before the first one of full operation: places of markers are counted from there.
+    pub(crate) transmit_start: u64,
+    /// What is received has markers.
+    pub(crate) receive_markers: bool,
+    /// Octets of full operation before the FPDU that comes next; counted only if they have markers.
+    pub(crate) receive_position: u64,
     /// The message being cut.
     pub(crate) outgoing: Option<Outgoing>,
     /// Octets of read responses less octets of our own messages, of late: who is behind comes next.
@@ -152,6 +164,15 @@ pub(crate) struct Running {
 pub(crate) struct Outgoing {
     pub(crate) message: Message,
     pub(crate) source: Source,
+    /// Immediate Data that belongs to the same work and goes behind this message.
+    pub(crate) tail: Option<Tail>,
+}
+
+/// Immediate Data behind a Write.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tail {
+    pub(crate) data: u64,
+    pub(crate) solicited: bool,
 }
 
 /// Where the payload of a message comes from.
@@ -163,8 +184,8 @@ pub(crate) enum Source {
     Entries,
     /// The inline data of the send queue's current element.
     Inline,
-    /// The send queue's current element is a read: its request has no payload.
-    ReadRequest,
+    /// The send queue's current element has no payload: a request of the peer's memory, or Immediate Data.
+    NoPayload,
     /// Memory that the peer reads.
     Response {
         /// Region.
@@ -172,6 +193,8 @@ pub(crate) enum Source {
         /// Offset of the message's first octet.
         offset: TaggedOffset,
     },
+    /// What an atomic of the peer found: it stands in the message.
+    AtomicResponse,
 }
 
 /// How the orderly end of a stream goes.
@@ -186,6 +209,26 @@ pub(crate) enum Ending {
     },
     /// TCP was closed on our side.
     Closed,
+}
+
+impl Running {
+    /// The longest ULPDU that fits a segment of `segment` octets, with markers if there are any.
+    #[inline]
+    pub(crate) fn mulpdu(&self, segment: u32) -> u16 {
+        mulpdu(segment.saturating_sub((4 * segment.div_ceil(MARKER_INTERVAL as u32)) & self.marker_mask))
+    }
+
+    /// The longest ULPDU that may be built in one go with its message: none if markers have to go into it.
+    #[inline]
+    pub(crate) fn whole_limit(&self, limit: u16) -> u16 {
+        limit & !(self.marker_mask as u16)
+    }
+
+    /// Whether what is sent has markers.
+    #[inline]
+    pub(crate) fn transmits_markers(&self) -> bool {
+        self.marker_mask != 0
+    }
 }
 
 impl Connection {

@@ -4,22 +4,24 @@
 //! peer that reads much nor an application that writes much starves the other. A message is finished before the next
 //! one begins: segments of two messages are never mixed (RFC 5040 §5.5).
 
-use uwarp_iwarp::SendKind;
-use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, mulpdu};
+use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
 use uwarp_iwarp::qp::Event;
-use uwarp_memory::{Access, AccessError, Turn, kernels};
+use uwarp_iwarp::stream::InboundAtomic;
+use uwarp_iwarp::{Fault, SendKind};
+use uwarp_memory::{Access, AccessError, AtomicError, CompareSwap, Turn, kernels};
 use uwarp_tcp::{Instant, State};
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
-use uwarp_wire::rdmap::ReadRequest;
+use uwarp_wire::mpa::MARKER_LEN;
+use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, IMMEDIATE_LEN, ImmediateData, ReadRequest};
 
 use crate::command::DisconnectReason;
-use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
+use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source, Tail};
 use crate::conversion::TextPushed;
 use crate::core::{Core, Record};
 use crate::fpdu::Fpdu;
 use crate::port::{Buffer, Port};
 use crate::queue_pair::QueuePair;
-use crate::receive::{Failure, read_fault};
+use crate::receive::{Failure, atomic_fault, read_fault};
 use crate::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
@@ -141,13 +143,18 @@ impl<P: Port> Core<P> {
             }
             let mut whole = None;
             if running.outgoing.is_none() {
-                let limit = mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
+                let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
                 match choose(turn, running, queue_pair, limit) {
                     Ok(Chosen::Nothing) => return Pulled::Dry,
                     Ok(Chosen::Begun) => {}
                     Ok(Chosen::Whole(element)) => whole = Some(element),
-                    Err(status) => {
+                    Err(Refused::Work(status)) => {
                         self.fail_work(connection, queue_pair, status);
+                        return Pulled::Dry;
+                    }
+                    Err(Refused::Atomic(fault)) => {
+                        let message = running.stream.fail_atomic(fault);
+                        self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
                         return Pulled::Dry;
                     }
                 }
@@ -227,8 +234,8 @@ impl<P: Port> Core<P> {
         mut buffer: P::Buffer,
     ) -> bool {
         let Phase::Running(running) = &mut connection.phase else { return false };
+        let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
         let Some(outgoing) = &mut running.outgoing else { return false };
-        let limit = mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
         let start = self.payload_start;
         let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
         let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
@@ -239,7 +246,7 @@ impl<P: Port> Core<P> {
         let association = queue_pair.association;
         let mut at = 0;
         let copied = match outgoing.source {
-            Source::Nothing | Source::ReadRequest => Ok(()),
+            Source::Nothing | Source::NoPayload | Source::AtomicResponse => Ok(()),
             Source::Inline => {
                 queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload());
                 Ok(())
@@ -257,7 +264,14 @@ impl<P: Port> Core<P> {
             self.fail_build(connection, queue_pair, error);
             return false;
         }
-        let length = fpdu.end();
+        let mut length = fpdu.end();
+        if cut.last && outgoing.tail.is_some() {
+            // Both in one segment, if they fit.
+            length = append_tail(running, connection.tcp.effective_mss() as usize, room, length);
+        }
+        if running.transmits_markers() {
+            length = mark(running, connection.tcp.octets_pushed(), room, length);
+        }
         self.push_record(connection, buffer, length);
         if cut.last {
             self.finish_message(connection, queue_pair);
@@ -285,11 +299,19 @@ impl<P: Port> Core<P> {
         let cost = i64::from(outgoing.message.length()) + MESSAGE_COST;
         match outgoing.source {
             Source::Nothing => {}
-            Source::Entries | Source::Inline | Source::ReadRequest => {
+            Source::Entries | Source::Inline if outgoing.tail.is_some() => {
+                // Not in the same segment: the Immediate Data is the next message, and the end of the work.
+                running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
+                if let Some(tail) = outgoing.tail {
+                    let message = running.stream.immediate(ImmediateData(tail.data), tail.solicited);
+                    running.outgoing = Some(Outgoing { message, source: Source::NoPayload, tail: None });
+                }
+            }
+            Source::Entries | Source::Inline | Source::NoPayload => {
                 queue_pair.send.finish(position);
                 running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
             }
-            Source::Response { .. } => {
+            Source::Response { .. } | Source::AtomicResponse => {
                 running.stream.response_sent(position);
                 running.balance = (running.balance + cost).min(BALANCE_LIMIT);
             }
@@ -332,6 +354,10 @@ impl<P: Port> Core<P> {
         }
         let Some(frame) = connection.startup_frame.take() else { return true };
         if self.push_octets(connection, &frame) {
+            if let Phase::Running(running) = &mut connection.phase {
+                // Whatever else went before the frame.
+                running.transmit_start = connection.tcp.octets_pushed();
+            }
             return true;
         }
         connection.startup_frame = Some(frame);
@@ -370,6 +396,13 @@ impl<P: Port> Core<P> {
         let crc = running.crc.then(|| kernels::crc32c(&fpdu));
         fpdu.truncate(LENGTH_LEN + segment.ulpdu_len());
         fpdu.extend_from_slice(Trailer::new(segment.ulpdu_len(), crc).as_bytes());
+        if running.transmits_markers() {
+            // The longest Terminate may have a marker in front and one inside.
+            let length = fpdu.len();
+            fpdu.resize(length + 2 * MARKER_LEN, 0);
+            let length = mark(running, connection.tcp.octets_pushed(), &mut fpdu, length);
+            fpdu.truncate(length);
+        }
         if !self.push_octets(connection, &fpdu) {
             self.starved = true;
             return true;
@@ -414,13 +447,13 @@ enum Chosen {
 /// Chooses the message that comes next; `limit` is the longest ULPDU.
 ///
 /// # Errors
-/// The next element cannot be carried out, for this reason.
+/// Something that is due cannot be carried out, for this reason.
 #[inline]
-fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Status> {
+fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Refused> {
     if running.stream.owes_ready_to_receive()
         && let Some(message) = running.stream.ready_to_receive_message()
     {
-        running.outgoing = Some(Outgoing { message, source: Source::Nothing });
+        running.outgoing = Some(Outgoing { message, source: Source::Nothing, tail: None });
         return Ok(Chosen::Begun);
     }
     if running.stream.has_response() {
@@ -430,18 +463,84 @@ fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, li
                 return Ok(chosen);
             }
         }
-        return Ok(next_response(running));
+        return next_response(turn, running, queue_pair);
     }
     // Nobody waits: what was sent alone gives no claim later.
     running.balance = 0;
-    next_work(turn, running, queue_pair, limit)
+    Ok(next_work(turn, running, queue_pair, limit)?)
 }
 
-fn next_response(running: &mut Running) -> Chosen {
-    let Some(response) = running.stream.next_response() else { return Chosen::Nothing };
+/// Why something that is due cannot be carried out.
+#[derive(Debug)]
+enum Refused {
+    /// The next element of the send queue.
+    Work(Status),
+    /// An atomic of the peer, whose target has gone since it was asked for.
+    Atomic(Fault),
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Refused {
+        Refused::Work(status)
+    }
+}
+
+fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
+    if let Some(atomic) = running.stream.next_atomic() {
+        let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Atomic(atomic_fault(error)))?;
+        let Some(message) = running.stream.atomic_response(original) else { return Ok(Chosen::Nothing) };
+        running.outgoing = Some(Outgoing { message, source: Source::AtomicResponse, tail: None });
+        return Ok(Chosen::Begun);
+    }
+    let Some(response) = running.stream.next_response() else { return Ok(Chosen::Nothing) };
     let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
-    running.outgoing = Some(Outgoing { message: response.message, source });
-    Chosen::Begun
+    running.outgoing = Some(Outgoing { message: response.message, source, tail: None });
+    Ok(Chosen::Begun)
+}
+
+/// Carries out an atomic of the peer. It happens here, when its turn to be answered has come, so that it is ordered with
+/// the requests before and behind it (RFC 7306 section 7).
+fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &InboundAtomic) -> Result<u64, AtomicError> {
+    let (association, request) = (queue_pair.association, &atomic.request);
+    let (stag, offset) = (request.stag.0, request.offset.0);
+    match atomic.operation {
+        AtomicOperation::FetchAdd => {
+            turn.fetch_add(association, stag, offset, request.add_swap_data, request.add_swap_mask)
+        }
+        AtomicOperation::CompareSwap => {
+            let operands = CompareSwap {
+                compare: request.compare_data,
+                compare_mask: request.compare_mask,
+                swap: request.add_swap_data,
+                swap_mask: request.add_swap_mask,
+            };
+            turn.compare_swap(association, stag, offset, &operands)
+        }
+    }
+}
+
+/// Puts markers into the FPDU of `length` octets in `room` that goes behind `pushed` octets of TCP's stream. Gives its
+/// length then.
+#[cold]
+fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize {
+    let crc = running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
+    insert_markers(room, length, pushed - running.transmit_start, crc)
+}
+
+/// Puts the Immediate Data of a Write behind its last FPDU, which has `length` octets in `room`, if both fit a segment of
+/// `segment` octets. Gives the length of what is in `room`.
+#[cold]
+fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: usize) -> usize {
+    let whole = length + fpdu_len(UNTAGGED_HEADER_LEN + IMMEDIATE_LEN);
+    // With markers, places would have to be found for both.
+    if whole > segment || whole > room.len() || running.transmits_markers() {
+        return length;
+    }
+    let Some(tail) = running.outgoing.as_mut().and_then(|outgoing| outgoing.tail.take()) else { return length };
+    let mut message = running.stream.immediate(ImmediateData(tail.data), tail.solicited);
+    let room = &mut room[length..whole];
+    let Some(cut) = message.cut_into(u16::MAX, &mut room[LENGTH_LEN..]) else { return length };
+    length + Fpdu::begin(room, cut.header_len, 0, running.crc).end()
 }
 
 fn send_kind(element: &SendElement) -> SendKind {
@@ -468,24 +567,43 @@ fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair,
         return Ok(Chosen::Nothing);
     }
     let header = if element.opcode == SendOpcode::Write { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
-    if element.opcode != SendOpcode::Read && element.length as usize + header <= usize::from(limit) {
+    if element.opcode.is_send_or_write() && element.length as usize + header <= usize::from(running.whole_limit(limit))
+    {
         return Ok(Chosen::Whole(element));
     }
     let source = if element.flags.contains(SendFlags::INLINE) { Source::Inline } else { Source::Entries };
+    let mut tail = None;
     let (message, source) = match element.opcode {
         SendOpcode::Write => {
             (running.stream.write(Stag(element.stag), TaggedOffset(element.remote_offset), element.length), source)
+        }
+        SendOpcode::Immediate | SendOpcode::WriteImmediate if !running.stream.features().immediate => {
+            return Err(Status::LocalOperation);
+        }
+        SendOpcode::WriteImmediate => {
+            let data = queue_pair.send.immediate_of(&element).ok_or(Status::LocalOperation)?;
+            tail = Some(Tail { data, solicited: element.flags.contains(SendFlags::SOLICITED) });
+            let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
+            (running.stream.write(stag, offset, element.payload_len()), source)
+        }
+        SendOpcode::Immediate => {
+            let data = ImmediateData(element.remote_offset);
+            (running.stream.immediate(data, element.flags.contains(SendFlags::SOLICITED)), Source::NoPayload)
         }
         SendOpcode::Send | SendOpcode::SendInvalidate => {
             (running.stream.send(send_kind(&element), element.length), source)
         }
         SendOpcode::Read => match begin_read(turn, running, queue_pair, &element)? {
-            Some(message) => (message, Source::ReadRequest),
+            Some(message) => (message, Source::NoPayload),
+            None => return Ok(Chosen::Nothing),
+        },
+        SendOpcode::FetchAdd | SendOpcode::CompareSwap => match begin_atomic(running, queue_pair, &element)? {
+            Some(message) => (message, Source::NoPayload),
             None => return Ok(Chosen::Nothing),
         },
     };
     queue_pair.send.begin(element);
-    running.outgoing = Some(Outgoing { message, source });
+    running.outgoing = Some(Outgoing { message, source, tail });
     Ok(Chosen::Begun)
 }
 
@@ -516,6 +634,33 @@ fn begin_read(
         source_offset: TaggedOffset(element.remote_offset),
     };
     Ok(running.stream.try_begin_read(&request, 0))
+}
+
+/// The request of an atomic, if a slot is free: they are shared with reads.
+fn begin_atomic(
+    running: &mut Running,
+    queue_pair: &QueuePair,
+    element: &SendElement,
+) -> Result<Option<uwarp_iwarp::Message>, Status> {
+    if !running.stream.features().atomics || running.stream.ord() == 0 {
+        return Err(Status::LocalOperation);
+    }
+    let operands = queue_pair.send.atomic_operands(element).ok_or(Status::LocalOperation)?;
+    let operation = match element.opcode {
+        SendOpcode::FetchAdd => AtomicOperation::FetchAdd,
+        _ => AtomicOperation::CompareSwap,
+    };
+    let request = AtomicRequest {
+        operation: operation as u8,
+        request_identifier: 0,
+        stag: Stag(element.stag),
+        offset: TaggedOffset(element.remote_offset),
+        add_swap_data: operands.add_swap,
+        add_swap_mask: operands.add_swap_mask,
+        compare_data: operands.compare,
+        compare_mask: operands.compare_mask,
+    };
+    Ok(running.stream.try_begin_atomic(&request, 0))
 }
 
 /// Whether a time has come.

@@ -10,7 +10,12 @@ use std::sync::Arc;
 use uwarp_ring::{Notifier, Producer};
 
 use crate::command::CompletionQueueId;
-use crate::work::Completion;
+use crate::work::{Completion, CompletionFlags};
+
+/// What a completion queue's notifier is armed for: any completion,
+pub const ANY_COMPLETION: u8 = 1;
+/// or those that the peer asked a solicited event for (RFC 5040 §5.3) and those that are no success.
+pub const URGENT_COMPLETION: u8 = 2;
 
 #[derive(Debug)]
 struct Lane {
@@ -19,6 +24,8 @@ struct Lane {
     backlog: VecDeque<Completion>,
     /// Something was published since the notifier was last looked at.
     dirty: bool,
+    /// Some of it wakes those, too, who wait for solicited events only.
+    urgent: bool,
 }
 
 /// All lanes, by number of the completion queue: the list grows to the highest number ever, so numbers are to be used again.
@@ -35,7 +42,7 @@ impl Lanes {
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
         }
-        self.lanes[index] = Some(Lane { producer, notifier, backlog: VecDeque::new(), dirty: false });
+        self.lanes[index] = Some(Lane { producer, notifier, backlog: VecDeque::new(), dirty: false, urgent: false });
     }
 
     pub(crate) fn remove(&mut self, queue: CompletionQueueId) {
@@ -58,6 +65,7 @@ impl Lanes {
             lane.dirty = true;
             self.dirty.push(queue.0);
         }
+        lane.urgent |= is_urgent(&completion);
         if lane.backlog.is_empty() {
             match lane.producer.push(completion) {
                 Ok(()) => return true,
@@ -86,6 +94,7 @@ impl Lanes {
                     if lane.producer.push(*completion).is_err() {
                         break;
                     }
+                    lane.urgent |= is_urgent(completion);
                     lane.backlog.pop_front();
                     if !lane.dirty {
                         lane.dirty = true;
@@ -100,8 +109,14 @@ impl Lanes {
         for index in self.dirty.drain(..) {
             if let Some(Some(lane)) = self.lanes.get_mut(index as usize) {
                 lane.dirty = false;
-                lane.notifier.fire_if_armed();
+                let urgent = std::mem::take(&mut lane.urgent);
+                lane.notifier.fire_if_armed_for(ANY_COMPLETION | if urgent { URGENT_COMPLETION } else { 0 });
             }
         }
     }
+}
+
+#[inline]
+fn is_urgent(completion: &Completion) -> bool {
+    completion.flags.contains(CompletionFlags::SOLICITED) | !completion.status.is_success()
 }

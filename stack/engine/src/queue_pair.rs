@@ -13,8 +13,8 @@ use uwarp_ring::{Consumer, Slot};
 
 use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, QueuePairSetup};
 use crate::work::{
-    Completion, CompletionFlags, CompletionOpcode, MalformedElement, ReceiveElement, SendElement, SendFlags,
-    SendOpcode, Sge, Status, entry_at,
+    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MalformedElement, ReceiveElement, SendElement,
+    SendFlags, SendOpcode, Sge, Status, entry_at,
 };
 
 /// Where a queue pair stands, beyond what its stream says while there is one.
@@ -58,8 +58,10 @@ pub(crate) struct SendQueue {
     released: u64,
     /// The element being cut.
     current: Option<CurrentSend>,
-    /// Reads completed whose elements have not been retired yet.
+    /// Reads and atomics completed whose elements have not been retired yet.
     reads_done: u32,
+    /// What the atomics among them found; at most as many as may be outstanding.
+    originals: VecDeque<u64>,
     /// Ends, in octets of the TCP stream, of begun elements that complete when acknowledged.
     ends: VecDeque<u64>,
     /// Elements completed.
@@ -100,7 +102,7 @@ impl SendQueue {
         let mut at = self.begun;
         while stop_at_read && at < posted {
             match self.ring.peek(at).map(SendElement::decode) {
-                Some(Ok(element)) if element.opcode != SendOpcode::Read => at += element.slots(),
+                Some(Ok(element)) if !element.opcode.awaits_response() => at += element.slots(),
                 _ => return self.released + at as u64,
             }
         }
@@ -217,7 +219,7 @@ impl SendQueue {
 
     #[inline]
     fn waits_for_ack(&self, element: &SendElement) -> bool {
-        element.opcode != SendOpcode::Read
+        !element.opcode.awaits_response()
             && (self.complete_on_ack || element.flags.contains(SendFlags::COMPLETE_ON_ACK))
     }
 
@@ -225,6 +227,34 @@ impl SendQueue {
     #[inline]
     pub(crate) fn read_done(&mut self) {
         self.reads_done += 1;
+    }
+
+    /// An atomic has completed; this stood in the peer's memory before.
+    pub(crate) fn atomic_done(&mut self, original: u64) {
+        self.reads_done += 1;
+        self.originals.push_back(original);
+    }
+
+    /// The operands of an atomic, the element that comes next.
+    pub(crate) fn atomic_operands(&self, element: &SendElement) -> Option<AtomicOperands> {
+        if !element.flags.contains(SendFlags::INLINE) || element.length as usize != AtomicOperands::LEN {
+            return None;
+        }
+        let mut octets = [0; AtomicOperands::LEN];
+        self.copy_inline_of(element, &mut octets);
+        Some(AtomicOperands::from_octets(&octets))
+    }
+
+    /// The immediate data of a Write with Immediate, the element that comes next.
+    pub(crate) fn immediate_of(&self, element: &SendElement) -> Option<u64> {
+        if !element.flags.contains(SendFlags::INLINE) {
+            let last = usize::from(element.entries).checked_sub(1)?;
+            return Some(self.entry(element, last)?.offset);
+        }
+        let mut octets = [0; crate::work::MAX_INLINE];
+        let octets = octets.get_mut(..element.length as usize)?;
+        self.copy_inline_of(element, octets);
+        octets.last_chunk().map(|last| u64::from_le_bytes(*last))
     }
 
     /// Takes the oldest element out if it is complete, `acknowledged` octets of the TCP stream being acknowledged.
@@ -235,11 +265,15 @@ impl SendQueue {
             return None;
         }
         let element = self.ring.peek(0).and_then(|slot| SendElement::decode(slot).ok())?;
-        if element.opcode == SendOpcode::Read {
+        let mut original = 0;
+        if element.opcode.awaits_response() {
             if self.reads_done == 0 {
                 return None;
             }
             self.reads_done -= 1;
+            if element.opcode != SendOpcode::Read {
+                original = self.originals.pop_front().unwrap_or_default();
+            }
         } else if self.waits_for_ack(&element) {
             if self.ends.front().is_none_or(|end| *end > acknowledged) {
                 return None;
@@ -251,7 +285,7 @@ impl SendQueue {
         self.ring.release(element.slots());
         self.completed += 1;
         let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED);
-        Some(signalled.then(|| completion_of(&element, number, Status::Success)))
+        Some(signalled.then(|| Completion { immediate: original, ..completion_of(&element, number, Status::Success) }))
     }
 
     /// Slots posted and not completed.
@@ -266,6 +300,7 @@ impl SendQueue {
             self.current = None;
             self.begun = 0;
             self.reads_done = 0;
+            self.originals.clear();
             self.ends.clear();
             return None;
         }
@@ -295,12 +330,15 @@ fn completion_of(element: &SendElement, number: u32, status: Status) -> Completi
     Completion {
         id: element.id,
         queue_pair: number,
-        length: element.length,
+        length: element.payload_len(),
         invalidated: 0,
         opcode: match element.opcode {
             SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
-            SendOpcode::Write => CompletionOpcode::Write,
+            SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::Write,
+            SendOpcode::Immediate => CompletionOpcode::Immediate,
             SendOpcode::Read => CompletionOpcode::Read,
+            SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
+            SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
         },
         status,
         flags: CompletionFlags::default(),
@@ -434,6 +472,7 @@ impl QueuePair {
                 released: 0,
                 current: None,
                 reads_done: 0,
+                originals: VecDeque::new(),
                 // Never more than there are slots, and never grown on the way.
                 ends: VecDeque::with_capacity(if setup.complete_on_ack { setup.send_queue.capacity() } else { 0 }),
                 completed: 0,

@@ -5,9 +5,10 @@
 //! (at most one FPDU a connection, under a budget of the engine) but never the receive pool.
 
 use uwarp_iwarp::fault::LocalStatus;
-use uwarp_iwarp::framing::{Framed, LENGTH_LEN, deframe};
+use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
 use uwarp_iwarp::{Delivery, Fault, SendEnd};
-use uwarp_memory::{Access, AccessError, InvalidateError, Turn, kernels};
+use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
+use uwarp_wire::rdmap::ImmediateData;
 
 use crate::connection::{Connection, Phase};
 use crate::core::Core;
@@ -42,6 +43,9 @@ impl<P: Port> Core<P> {
     #[inline]
     pub(crate) fn on_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
         let Phase::Running(running) = &connection.phase else { return };
+        if running.receive_markers {
+            return self.on_marked_stream(turn, connection, octets);
+        }
         let crc = (running.crc && !self.config.sabotage.no_crc_check).then_some(kernels::crc32c as fn(&[u8]) -> u32);
         let mut queue_pair = self.take_queue_pair(connection);
         let mut rest = octets;
@@ -68,6 +72,60 @@ impl<P: Port> Core<P> {
                 break;
             }
         }
+        self.give_queue_pair(queue_pair);
+    }
+
+    /// As [`Core::on_stream`], with markers in the octets. All of them go through the connection's gather buffer.
+    #[cold]
+    fn on_marked_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
+        let mut queue_pair = self.take_queue_pair(connection);
+        let mut gather = std::mem::take(&mut connection.gather);
+        self.gathering -= gather.len() as u64;
+        if gather.capacity() == 0 {
+            gather = self.take_gather();
+        }
+        gather.extend_from_slice(octets);
+        let mut ulpdu = self.take_gather();
+        let mut at = 0;
+        while let Phase::Running(running) = &mut connection.phase
+            && !connection.gone
+            && at < gather.len()
+        {
+            let crc = running.crc && !self.config.sabotage.no_crc_check;
+            let crc = crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
+            match deframe_marked(&gather[at..], running.receive_position, crc, &mut ulpdu) {
+                Marked::Fpdu { len } => {
+                    at += len;
+                    running.receive_position += len as u64;
+                    self.counters.fpdus_received += 1;
+                    self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &ulpdu);
+                }
+                Marked::Incomplete { .. } => {
+                    let left = (gather.len() - at) as u64;
+                    if self.gathering + left > self.config.budgets.gather_octets {
+                        self.fail_stream(connection, queue_pair.as_deref_mut(), Fault::LocalCatastrophic.into(), None);
+                        at = gather.len();
+                    }
+                    break;
+                }
+                Marked::BadCrc => {
+                    at = gather.len();
+                    self.on_bad_crc(connection, queue_pair.as_deref_mut());
+                }
+                Marked::Mismatch => {
+                    at = gather.len();
+                    self.fail_stream(connection, queue_pair.as_deref_mut(), Fault::MarkerMismatch.into(), None);
+                }
+            }
+        }
+        gather.drain(..at);
+        if gather.is_empty() || connection.gone {
+            self.give_gather(gather);
+        } else {
+            self.gathering += gather.len() as u64;
+            connection.gather = gather;
+        }
+        self.give_gather(ulpdu);
         self.give_queue_pair(queue_pair);
     }
 
@@ -212,6 +270,23 @@ impl<P: Port> Core<P> {
                     }
                 }
             }
+            Ok(Delivery::Immediate { data, solicited }) => self.on_immediate(queue_pair, data, solicited),
+            Ok(Delivery::AtomicRequest(atomic)) => {
+                let request = &atomic.request;
+                match turn.check_atomic(queue_pair.association, request.stag.0, request.offset.0) {
+                    Err(error) => Err(Failure::from(atomic_fault(error))),
+                    Ok(()) => {
+                        running.stream.accept_atomic(atomic);
+                        connection.quiet = false;
+                        Ok(())
+                    }
+                }
+            }
+            Ok(Delivery::AtomicResponse { original_value, .. }) => {
+                queue_pair.send.atomic_done(original_value);
+                self.retire(connection, queue_pair);
+                Ok(())
+            }
             Ok(Delivery::Terminate(terminate)) => {
                 self.on_peer_terminate(connection, queue_pair, &terminate);
                 Ok(())
@@ -278,6 +353,29 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
+    /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 section 6.3).
+    fn on_immediate(
+        &mut self,
+        queue_pair: &mut QueuePair,
+        data: ImmediateData,
+        solicited: bool,
+    ) -> Result<(), Failure> {
+        if !queue_pair.receive.begin() {
+            return Err(Fault::NoBuffer.into());
+        }
+        if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) {
+            completion.flags = CompletionFlags::IMMEDIATE;
+            if solicited {
+                completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
+            }
+            completion.immediate = data.0;
+            if !self.lanes.push(queue_pair.receive_completions, completion) {
+                queue_pair.overflowed = Some(queue_pair.receive_completions);
+            }
+        }
+        Ok(())
+    }
+
     /// Completes send elements that are done, in posting order.
     #[inline]
     pub(crate) fn retire(&mut self, connection: &Connection, queue_pair: &mut QueuePair) {
@@ -300,6 +398,14 @@ fn tagged_fault(error: AccessError) -> Fault {
         AccessError::Rights => Fault::TaggedAccess,
         AccessError::Wrap => Fault::TaggedWrap,
         AccessError::Bounds => Fault::TaggedBounds,
+    }
+}
+
+/// What was refused to an Atomic Request (RFC 7306 §8.2).
+pub(crate) fn atomic_fault(error: AtomicError) -> Fault {
+    match error {
+        AtomicError::Access(error) => read_fault(error),
+        AtomicError::Misaligned => Fault::AtomicMisaligned,
     }
 }
 

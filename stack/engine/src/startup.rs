@@ -122,6 +122,7 @@ impl<P: Port> Core<P> {
         let initiator = InitiatorOptions {
             revision: if options.revision == 1 { Revision::One } else { Revision::Two },
             crc: options.crc,
+            markers: options.markers,
             limits: self.limits(options),
             ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
         };
@@ -129,7 +130,7 @@ impl<P: Port> Core<P> {
             return Err(ConnectFailure::ReadyToReceive);
         }
         let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
-        Ok(Initiating { machine, first_fpdu_delay: options.first_fpdu_delay })
+        Ok(Initiating { machine, first_fpdu_delay: options.first_fpdu_delay, features: options.features })
     }
 
     /// Whether a connection to that peer may be opened now.
@@ -240,8 +241,8 @@ impl<P: Port> Core<P> {
             Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
                 Ok(None) => octets.len(),
                 Ok(Some((outcome, used))) => {
-                    let delay = initiating.first_fpdu_delay;
-                    self.on_reply(connection, outcome, delay);
+                    let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
+                    self.on_reply(connection, outcome, delay, features);
                     used
                 }
                 Err(_) => {
@@ -301,14 +302,20 @@ impl<P: Port> Core<P> {
     }
 
     /// The peer's Reply is complete.
-    fn on_reply(&mut self, connection: &mut Connection, outcome: Outcome, delay: std::time::Duration) {
+    fn on_reply(
+        &mut self,
+        connection: &mut Connection,
+        outcome: Outcome,
+        delay: std::time::Duration,
+        features: Features,
+    ) {
         let Some(number) = connection.queue_pair else { return };
         match outcome {
             Outcome::Established(parameters) => {
                 connection.deadline = None;
                 let first_fpdu_at = (!delay.is_zero()).then(|| self.now + delay);
                 self.leave_stream(connection);
-                self.begin_running(connection, number, parameters);
+                self.begin_running(connection, number, parameters, features);
                 if let (Phase::Running(running), Some(at)) = (&mut connection.phase, first_fpdu_at) {
                     running.first_fpdu_at = Some(at);
                     connection.deadline = Some(at);
@@ -342,7 +349,7 @@ impl<P: Port> Core<P> {
     }
 
     fn refuse(&mut self, connection: &mut Connection, parameters: &Parameters, fault: Fault) {
-        let mut running = Running::new(Stream::new(parameters, Features::default()), parameters.crc);
+        let mut running = Running::new(connection, parameters, Features::default());
         running.terminate = running.stream.fail(fault, None);
         running.ending = Ending::Closed;
         connection.phase = Phase::Running(Box::new(running));
@@ -350,8 +357,8 @@ impl<P: Port> Core<P> {
     }
 
     /// Full operation begins for a queue pair.
-    fn begin_running(&mut self, connection: &mut Connection, number: u32, parameters: Parameters) {
-        let running = Running::new(Stream::new(&parameters, Features::default()), parameters.crc);
+    fn begin_running(&mut self, connection: &mut Connection, number: u32, parameters: Parameters, features: Features) {
+        let running = Running::new(connection, &parameters, features);
         connection.phase = Phase::Running(Box::new(running));
         let (local, peer) = endpoints(&connection.flow);
         if let Some(queue_pair) = self.queue_pair(number) {
@@ -363,6 +370,8 @@ impl<P: Port> Core<P> {
                 ord: parameters.ord,
                 peer_ird: parameters.peer_ird,
                 peer_ord: parameters.peer_ord,
+                transmit_markers: parameters.transmit_markers,
+                receive_markers: parameters.receive_markers,
                 peer_to_peer: parameters.ready_to_receive.is_some() || parameters.expects_ready_to_receive,
                 crc: parameters.crc,
                 private_data: parameters.private_data,
@@ -425,6 +434,7 @@ impl<P: Port> Core<P> {
     ) -> Result<(), ConnectFailure> {
         let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
         responding.machine.set_ready_to_receive(options.ready_to_receive);
+        responding.machine.set_markers(options.markers);
         let (reply, parameters) = match responding.machine.accept(limits, &options.private_data) {
             Ok(accepted) => accepted,
             Err(AcceptError::PeerIrdTooSmall) => {
@@ -445,7 +455,7 @@ impl<P: Port> Core<P> {
         connection.queue_pair = Some(number);
         // A client-server initiator may be silent for as long as it likes; a peer-to-peer one owes its indication.
         connection.deadline = parameters.expects_ready_to_receive.then(|| self.now + self.config.iwarp.startup_timeout);
-        self.begin_running(connection, number, parameters);
+        self.begin_running(connection, number, parameters, options.features);
         Ok(())
     }
 
@@ -474,10 +484,16 @@ impl<P: Port> Core<P> {
 }
 
 impl Running {
-    fn new(stream: Stream, crc: bool) -> Running {
+    fn new(connection: &Connection, parameters: &Parameters, features: Features) -> Running {
+        // Full operation starts behind our start-up frame, which may not have been handed to TCP yet.
+        let frame = connection.startup_frame.as_ref().map_or(0, Vec::len) as u64;
         Running {
-            stream,
-            crc,
+            stream: Stream::new(parameters, features),
+            crc: parameters.crc,
+            marker_mask: if parameters.transmit_markers { u32::MAX } else { 0 },
+            transmit_start: connection.tcp.octets_pushed() + frame,
+            receive_markers: parameters.receive_markers,
+            receive_position: 0,
             outgoing: None,
             balance: 0,
             first_fpdu_at: None,

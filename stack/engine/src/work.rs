@@ -16,6 +16,8 @@
 
 use uwarp_ring::Slot;
 
+pub use crate::lanes::{ANY_COMPLETION, URGENT_COMPLETION};
+
 /// Most slots one element may take.
 pub const MAX_ELEMENT_SLOTS: usize = 16;
 /// Most scatter/gather entries of a send element.
@@ -53,17 +55,42 @@ pub enum SendOpcode {
     SendInvalidate = 1,
     /// RDMA Write (RFC 5040 §4.2).
     Write = 2,
+    /// Immediate Data (RFC 7306 §6), and with a flag Immediate Data with Solicited Event. The data is the element's
+    /// remote offset.
+    Immediate = 3,
+    /// An RDMA Write and Immediate Data behind it, as one piece of work. See [`SendElement::immediate_entry`].
+    WriteImmediate = 4,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
-    Read = 3,
+    Read = 5,
+    /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
+    FetchAdd = 6,
+    /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
+    CompareSwap = 7,
 }
 
 impl SendOpcode {
+    /// Whether it is a Send or Write, which are the common ones.
+    #[inline]
+    pub const fn is_send_or_write(self) -> bool {
+        self as u8 <= SendOpcode::Write as u8
+    }
+
+    /// Whether it completes with a response of the peer.
+    #[inline]
+    pub const fn awaits_response(self) -> bool {
+        self as u8 >= SendOpcode::Read as u8
+    }
+
     fn from_octet(octet: u8) -> Option<SendOpcode> {
         Some(match octet {
             0 => SendOpcode::Send,
             1 => SendOpcode::SendInvalidate,
             2 => SendOpcode::Write,
-            3 => SendOpcode::Read,
+            3 => SendOpcode::Immediate,
+            4 => SendOpcode::WriteImmediate,
+            5 => SendOpcode::Read,
+            6 => SendOpcode::FetchAdd,
+            7 => SendOpcode::CompareSwap,
             _ => return None,
         })
     }
@@ -121,12 +148,66 @@ pub struct SendElement {
     pub entries: u8,
 }
 
+/// Operands of an atomic operation, as the inline data of its element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AtomicOperands {
+    /// What is added or swapped in.
+    pub add_swap: u64,
+    /// Add mask or swap mask.
+    pub add_swap_mask: u64,
+    /// What is compared with.
+    pub compare: u64,
+    /// The bits that are compared.
+    pub compare_mask: u64,
+}
+
+impl AtomicOperands {
+    /// Octets of inline data.
+    pub const LEN: usize = 32;
+
+    /// The inline data.
+    pub fn to_octets(self) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        for (place, word) in
+            octets.chunks_exact_mut(8).zip([self.add_swap, self.add_swap_mask, self.compare, self.compare_mask])
+        {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        octets
+    }
+
+    /// Reads inline data.
+    pub fn from_octets(octets: &[u8; Self::LEN]) -> AtomicOperands {
+        let (words, _) = octets.as_chunks::<8>();
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        AtomicOperands { add_swap: word(0), add_swap_mask: word(1), compare: word(2), compare_mask: word(3) }
+    }
+}
+
 /// An element that no poster of this crate writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed work queue element")]
 pub struct MalformedElement;
 
 impl SendElement {
+    /// How a [`SendOpcode::WriteImmediate`] carries its data: as one more entry, of no memory, behind those of the Write; or,
+    /// with inline data, as their last eight octets, in little-endian order.
+    pub const fn immediate_entry(data: u64) -> Sge {
+        Sge { stag: 0, length: 0, offset: data }
+    }
+
+    /// Octets of the message in memory: of a [`SendOpcode::WriteImmediate`], those of the Write.
+    #[inline]
+    pub const fn payload_len(&self) -> u32 {
+        match self.opcode {
+            SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
+            SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
+            SendOpcode::WriteImmediate => self.length,
+            SendOpcode::Immediate => 0,
+            SendOpcode::FetchAdd | SendOpcode::CompareSwap => 8,
+        }
+    }
+
     /// Slots of an element with `entries` scatter/gather entries.
     pub const fn slots_for_entries(entries: usize) -> usize {
         1 + entries.saturating_sub(SEND_FIRST).div_ceil(EXTENSION)
@@ -306,12 +387,18 @@ fn put_entries(entries: &[Sge], words: &mut [u64]) {
 pub enum CompletionOpcode {
     /// A Send of any kind.
     Send = 0,
-    /// An RDMA Write.
+    /// An RDMA Write, with or without Immediate Data behind it.
     Write = 1,
     /// An RDMA Read.
     Read = 2,
-    /// A receive queue element, taken by an incoming Send.
+    /// A receive queue element, taken by an incoming Send or Immediate Data.
     Receive = 3,
+    /// Immediate Data.
+    Immediate = 4,
+    /// A FetchAdd.
+    FetchAdd = 5,
+    /// A CmpSwap.
+    CompareSwap = 6,
 }
 
 /// How work ended.
@@ -381,7 +468,7 @@ pub struct Completion {
     pub id: u64,
     /// Number of the queue pair.
     pub queue_pair: u32,
-    /// Octets: of the received message for a receive, of the message for a send, write or read.
+    /// Octets in memory: of the received message for a receive (0 for Immediate Data), of the message for other work.
     pub length: u32,
     /// STag that the peer invalidated, with [`CompletionFlags::INVALIDATED`].
     pub invalidated: u32,
@@ -391,7 +478,8 @@ pub struct Completion {
     pub status: Status,
     /// More about it.
     pub flags: CompletionFlags,
-    /// Immediate data, with [`CompletionFlags::IMMEDIATE`] (not used yet).
+    /// Immediate data, with [`CompletionFlags::IMMEDIATE`]; of an atomic operation that succeeded, what stood in the peer's
+    /// memory before.
     pub immediate: u64,
 }
 
@@ -414,6 +502,17 @@ impl Default for Completion {
 }
 
 impl Completion {
+    /// The eight octets of the peer's Immediate Data, as a big-endian number.
+    pub fn immediate_data(&self) -> Option<u64> {
+        self.flags.contains(CompletionFlags::IMMEDIATE).then_some(self.immediate)
+    }
+
+    /// What stood in the peer's memory before an atomic operation.
+    pub fn original_value(&self) -> Option<u64> {
+        let atomic = matches!(self.opcode, CompletionOpcode::FetchAdd | CompletionOpcode::CompareSwap);
+        (atomic && self.status.is_success()).then_some(self.immediate)
+    }
+
     /// The STag that the peer's Send with Invalidate revoked.
     pub fn invalidated_stag(&self) -> Option<u32> {
         self.flags.contains(CompletionFlags::INVALIDATED).then_some(self.invalidated)

@@ -48,8 +48,10 @@ pub enum Fault {
     ResponseStag,
     /// Read Response segment at another offset, or of another total length, than the oldest outstanding read asks.
     ResponseBounds,
-    /// Read Response although no read is outstanding.
+    /// A response of another kind than the oldest outstanding request asks for, or although none is outstanding.
     ResponseUnexpected,
+    /// Atomic Response with another request identifier than the oldest outstanding request has.
+    ResponseIdentifier,
 
     /// Untagged segment: no such queue, or an opcode on a queue that is not its own.
     InvalidQueue,
@@ -64,15 +66,15 @@ pub enum Fault {
     /// Untagged segment: the DDP version is not 1.
     UntaggedVersion,
 
-    /// Read Request: the source STag is not valid (RFC 5040 section 7.2).
+    /// Read or Atomic Request: the STag is not valid (RFC 5040 section 7.2).
     ReadInvalidStag,
-    /// Read Request: source offset or size leave the buffer.
+    /// Read or Atomic Request: offset or size leave the buffer.
     ReadBounds,
-    /// Read Request: the source buffer does not allow remote reads.
+    /// Read Request: the source buffer does not allow remote reads; Atomic Request: the buffer lacks one of its rights.
     ReadAccess,
-    /// Read Request: the source STag is valid but not usable on this stream.
+    /// Read or Atomic Request: the STag is valid but not usable on this stream.
     ReadNotAssociated,
-    /// Read Request: source offset plus size pass 2^64.
+    /// Read or Atomic Request: offset plus size pass 2^64.
     ReadWrap,
 
     /// Send with Invalidate: the STag is not valid, or not usable on this stream.
@@ -171,6 +173,7 @@ pub const TABLE: &[Row] = {
         row(F::ResponseStag, 1, 1, 0x00, H::Ddp, L::ReadResponse),
         row(F::ResponseBounds, 1, 1, 0x01, H::Ddp, L::ReadResponse),
         row(F::ResponseUnexpected, 0, 2, 0x06, H::Ddp, L::Flushed),
+        row(F::ResponseIdentifier, 0, 2, 0xff, H::Ddp, L::ReadResponse),
         row(F::InvalidQueue, 1, 2, 0x01, H::Ddp, L::Flushed),
         row(F::NoBuffer, 1, 2, 0x02, H::Ddp, L::Flushed),
         row(F::InvalidMessageSequenceNumber, 1, 2, 0x03, H::Ddp, L::Flushed),

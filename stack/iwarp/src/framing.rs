@@ -1,12 +1,17 @@
 //! MPA framing (RFC 5044 section 4): finding FPDUs in octets of the stream, and the geometry of the frame around a
 //! segment that is sent.
 //!
-//! Markers are not inserted or removed yet; a stream on which one side demands them does not start.
+//! Streams with markers are in [`deframe_marked`] and [`insert_markers`].
 
 use core::ops::Range;
 
 pub use uwarp_wire::mpa::{CRC_LEN, LENGTH_LEN, MAXIMUM_MULPDU, MINIMUM_MULPDU, fpdu_len, mulpdu, padding_len};
 use uwarp_wire::mpa::{crc_from_octets, crc_to_octets};
+pub use uwarp_wire::mpa::{marked_len, mulpdu_with_markers};
+
+mod markers;
+
+pub use markers::{Marked, deframe_marked, insert_markers};
 
 /// A CRC32c over octets (not inverted or swapped further by the caller): `"123456789"` gives `0xE306_9283`.
 pub type Crc32c = fn(&[u8]) -> u32;

@@ -12,11 +12,13 @@ use uwarp_wire::WireError;
 use uwarp_wire::ddp::{
     Header, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
-use uwarp_wire::rdmap::{Control, Opcode, ReadRequest, TerminatedHeader};
+use uwarp_wire::rdmap::{
+    AtomicOperation, AtomicRequest, AtomicResponse, Control, ImmediateData, Opcode, ReadRequest, TerminatedHeader,
+};
 
 use crate::fault::Fault;
 use crate::opcode::{Buffer, LARGEST_REQUEST};
-use crate::stream::{InboundRead, OpenSend, OpenTagged, ReadToken, Stream};
+use crate::stream::{InboundAtomic, InboundRead, OpenSend, OpenTagged, ReadToken, Stream};
 use crate::terminate::ReceivedTerminate;
 
 /// The end of a Send, for the completion of its receive.
@@ -72,6 +74,24 @@ pub enum Delivery<'a> {
     /// A read of the peer. Check its source (not when its length is 0), then hand it to
     /// [`Stream::accept_read`](crate::Stream::accept_read); or fail with one of the `Read…` faults.
     ReadRequest(InboundRead),
+    /// Immediate Data for the oldest posted receive, which it takes and leaves untouched; none posted is
+    /// [`Fault::NoBuffer`]. All eight octets are here.
+    Immediate {
+        /// The data.
+        data: ImmediateData,
+        /// The sender asks for a solicited event.
+        solicited: bool,
+    },
+    /// An atomic of the peer. Check its target, then hand it to [`Stream::accept_atomic`](crate::Stream::accept_atomic); or
+    /// fail with [`Fault::AtomicMisaligned`] or one of the `Read…` faults.
+    AtomicRequest(InboundAtomic),
+    /// The response to the oldest request of ours, an atomic.
+    AtomicResponse {
+        /// The number that the atomic was given.
+        token: ReadToken,
+        /// What stood in the peer's memory before.
+        original_value: u64,
+    },
     /// The peer ended the stream. Nothing more may be sent but the closing of TCP.
     Terminate(ReceivedTerminate),
     /// A segment of the peer-to-peer set-up that takes nothing of the consumer's: nothing to do.
@@ -166,7 +186,7 @@ impl Stream {
             Opcode::SendInvalidate => (false, true),
             Opcode::SendSolicited => (true, false),
             Opcode::SendSolicitedInvalidate => (true, true),
-            other => return Err(self.misplaced(other, QueueNumber::SEND)),
+            other => return self.receive_immediate(other, header, payload),
         };
         // The word has no meaning in the other kinds and is then not looked at.
         let invalidate_stag = if invalidates { header.invalidate_stag } else { Stag(0) };
@@ -199,14 +219,37 @@ impl Stream {
         })
     }
 
+    /// A message of queue 0 that is no Send (RFC 7306 section 6.3).
+    #[cold]
+    fn receive_immediate<'a>(
+        &mut self,
+        opcode: Opcode,
+        header: &UntaggedHeader,
+        payload: &'a [u8],
+    ) -> Result<Delivery<'a>, Fault> {
+        let solicited = match opcode {
+            Opcode::Immediate if self.features().immediate => false,
+            Opcode::ImmediateSolicited if self.features().immediate => true,
+            other => return Err(self.misplaced(other, QueueNumber::SEND)),
+        };
+        if self.open_send.open {
+            return Err(Fault::Interleaved);
+        }
+        if !header.last {
+            return Err(Fault::NotOneSegment);
+        }
+        let data = ImmediateData::parse(payload).map_err(|_| Fault::WrongLength)?;
+        self.receive_send_number = self.receive_send_number.next();
+        Ok(Delivery::Immediate { data, solicited })
+    }
+
     /// The queues other than that of the Sends.
     fn receive_rare<'a>(&mut self, header: &UntaggedHeader, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         let payload = &ulpdu[UNTAGGED_HEADER_LEN..];
         match header.queue {
             QueueNumber::READ_REQUEST => self.receive_request(header, ulpdu, payload),
             QueueNumber::TERMINATE => self.receive_terminate(header, payload),
-            // Queue 3 has no buffers before there are requests that are answered on it.
-            queue if self.features().has_queue(queue) => Err(Fault::NoBuffer),
+            queue if self.features().has_queue(queue) => self.receive_response(header, payload),
             _ => Err(Fault::InvalidQueue),
         }
     }
@@ -228,6 +271,7 @@ impl Stream {
         }
         match opcode(header.control)? {
             Opcode::ReadRequest => {}
+            Opcode::AtomicRequest if self.features().atomics => return self.receive_atomic(header, ulpdu, payload),
             other => return Err(self.misplaced(other, QueueNumber::READ_REQUEST)),
         }
         // The opcode comes first, though a full queue is found by DDP: a peer that probes for an extension must learn
@@ -246,6 +290,53 @@ impl Stream {
         let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
         self.receive_request_number = self.receive_request_number.next();
         Ok(Delivery::ReadRequest(InboundRead::new(request, ddp_header)))
+    }
+
+    /// An Atomic Request (RFC 7306 section 5.2.1).
+    fn receive_atomic<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        ulpdu: &'a [u8],
+        payload: &'a [u8],
+    ) -> Result<Delivery<'a>, Fault> {
+        if self.inbound.is_full_of_atomics() {
+            return Err(Fault::NoBuffer);
+        }
+        if !header.last {
+            return Err(Fault::NotOneSegment);
+        }
+        let request = AtomicRequest::parse(payload).map_err(|_| Fault::WrongLength)?;
+        let operation = AtomicOperation::from_code(request.operation).map_err(|_| Fault::UnexpectedOpcode)?;
+        if request.offset.checked_add(7).is_none() {
+            return Err(Fault::ReadWrap);
+        }
+        let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
+        self.receive_request_number = self.receive_request_number.next();
+        Ok(Delivery::AtomicRequest(InboundAtomic::new(operation, request, ddp_header)))
+    }
+
+    /// Queue 3, which has as many buffers as there are requests that are answered on it (RFC 7306 section 5.2.2).
+    fn receive_response<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        if header.message_sequence_number != self.receive_response_number {
+            return Err(Fault::InvalidMessageSequenceNumber);
+        }
+        if header.message_offset != 0 {
+            return Err(Fault::InvalidMessageOffset);
+        }
+        if !self.outstanding.awaits_atomic() {
+            return Err(Fault::NoBuffer);
+        }
+        match opcode(header.control)? {
+            Opcode::AtomicResponse => {}
+            other => return Err(self.misplaced(other, QueueNumber::ATOMIC_RESPONSE)),
+        }
+        if !header.last {
+            return Err(Fault::NotOneSegment);
+        }
+        let response = AtomicResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
+        let token = self.outstanding.receive_atomic(response.request_identifier)?;
+        self.receive_response_number = self.receive_response_number.next();
+        Ok(Delivery::AtomicResponse { token, original_value: response.original_value })
     }
 
     fn receive_terminate<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {

@@ -4,7 +4,7 @@
 //! answers. Frames may arrive in any cut. Any [`StartupError`] closes TCP at once: there is no stream for a Terminate yet
 //! (RFC 5044 section 8, code 4). Time limits are the caller's.
 //!
-//! Markers are never asked for, and a peer that demands them is refused ([`StartupError::MarkersNotSupported`]).
+//! Each side says whether it wants markers in what it receives; the other then has to put them in (RFC 5044 section 4.3).
 
 use uwarp_wire::WireError;
 use uwarp_wire::mpa::{
@@ -216,8 +216,6 @@ pub enum StartupError {
     EnhancedNotSupported,
     /// Octets behind the Request, before the Reply.
     OctetsAfterRequest,
-    /// The peer demands markers.
-    MarkersNotSupported,
     /// The peer closed before its frame was complete.
     Closed,
 }
@@ -251,7 +249,6 @@ impl core::fmt::Display for StartupError {
             StartupError::OctetsAfterRequest => {
                 "the peer sent octets behind its MPA Request without waiting for the Reply"
             }
-            StartupError::MarkersNotSupported => "the peer demands MPA markers, which are not supported",
             StartupError::Closed => "the peer closed the connection during MPA start-up",
         })
     }

@@ -10,7 +10,7 @@ use uwarp_wire::ddp::{
     MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
     UntaggedHeader,
 };
-use uwarp_wire::rdmap::{Control, Opcode, ReadRequest, Terminate};
+use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Control, ImmediateData, Opcode, ReadRequest, Terminate};
 
 use crate::fault::Fault;
 use crate::opcode::Features;
@@ -23,7 +23,7 @@ mod reads;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use reads::{InboundRead, Response};
+pub use reads::{InboundAtomic, InboundRead, Response};
 use reads::{InboundReads, OutstandingReads};
 
 /// Number that a caller gives an outstanding read and gets back with each of its responses.
@@ -74,8 +74,11 @@ pub struct Stream {
     pub(crate) receive_send_number: MessageSequenceNumber,
     /// Next number of queue 1 that is expected.
     pub(crate) receive_request_number: MessageSequenceNumber,
+    /// Next number of queue 3 that is expected.
+    pub(crate) receive_response_number: MessageSequenceNumber,
     transmit_send_number: MessageSequenceNumber,
     transmit_request_number: MessageSequenceNumber,
+    transmit_response_number: MessageSequenceNumber,
     pub(crate) outstanding: OutstandingReads,
     pub(crate) inbound: InboundReads,
     received_terminate: Option<Box<ReceivedTerminate>>,
@@ -97,8 +100,10 @@ impl Stream {
             open_tagged: OpenTagged::None,
             receive_send_number: MessageSequenceNumber::FIRST,
             receive_request_number: MessageSequenceNumber::FIRST,
+            receive_response_number: MessageSequenceNumber::FIRST,
             transmit_send_number: MessageSequenceNumber::FIRST,
             transmit_request_number: MessageSequenceNumber::FIRST,
+            transmit_response_number: MessageSequenceNumber::FIRST,
             outstanding: OutstandingReads::new(parameters.ord),
             inbound: InboundReads::new(parameters.ird),
             received_terminate: None,
@@ -224,12 +229,31 @@ impl Stream {
         Some(Message::read_request(request, number))
     }
 
-    /// Outbound reads that have no complete response yet.
+    /// Immediate Data. It takes the next number of queue 0, as a Send does (RFC 7306 section 6.3).
+    pub fn immediate(&mut self, data: ImmediateData, solicited: bool) -> Message {
+        let number = self.transmit_send_number;
+        self.transmit_send_number = number.next();
+        Message::immediate(data, solicited, number)
+    }
+
+    /// An Atomic Request, if an outbound slot (ORD, shared with reads) is free; the response is awaited from now on.
+    /// `None` means: wait until a read or atomic completes. The request's identifier is filled in here.
+    pub fn try_begin_atomic(&mut self, request: &AtomicRequest, token: ReadToken) -> Option<Message> {
+        if self.outstanding.is_full() {
+            return None;
+        }
+        let number = self.transmit_request_number;
+        self.transmit_request_number = number.next();
+        self.outstanding.push_atomic(number.0, token);
+        Some(Message::atomic_request(&AtomicRequest { request_identifier: number.0, ..*request }, number))
+    }
+
+    /// Outbound reads and atomics that have no complete response yet.
     pub fn reads_outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Whether a read fence is passed: no read is outstanding (RFC 5040 section 5.5 (12)).
+    /// Whether a read fence is passed: no read or atomic is outstanding (RFC 5040 section 5.5 (12)).
     pub fn fence_is_clear(&self) -> bool {
         self.outstanding.len() == 0
     }
@@ -249,18 +273,45 @@ impl Stream {
         self.inbound.push(read);
     }
 
-    /// Inbound reads that hold a slot: waiting, being answered, or answered and not acknowledged.
+    /// Queues an inbound atomic whose target was found accessible. It is carried out and answered after the requests
+    /// before it.
+    pub fn accept_atomic(&mut self, atomic: InboundAtomic) {
+        self.inbound.push_atomic(atomic);
+    }
+
+    /// The atomic whose turn it is, if the next request to answer is one: carry it out now, once, and go on with
+    /// [`Stream::atomic_response`] or [`Stream::fail_atomic`].
+    pub fn next_atomic(&mut self) -> Option<InboundAtomic> {
+        self.inbound.next_atomic()
+    }
+
+    /// The response to the atomic that [`Stream::next_atomic`] gave, with what stood in memory before. When it was handed
+    /// to TCP, [`Stream::response_sent`] is due.
+    pub fn atomic_response(&mut self, original_value: u64) -> Option<Message> {
+        let request_identifier = self.inbound.answering_identifier()?;
+        let number = self.transmit_response_number;
+        self.transmit_response_number = number.next();
+        Some(Message::atomic_response(&AtomicResponse { request_identifier, original_value }, number))
+    }
+
+    /// As [`Stream::fail`], for a fault met while an atomic is carried out.
+    pub fn fail_atomic(&mut self, fault: Fault) -> Option<Message> {
+        let failed = self.inbound.failed_segment(0);
+        self.terminate(fault, failed)
+    }
+
+    /// Inbound requests that hold a slot: waiting, being answered, or answered and not acknowledged.
     pub fn inbound_reads(&self) -> usize {
         self.inbound.len()
     }
 
-    /// Whether [`Stream::next_response`] has something to give.
+    /// Whether [`Stream::next_response`] or [`Stream::next_atomic`] has something to give.
     pub fn has_response(&self) -> bool {
         self.inbound.has_next()
     }
 
     /// The next Read Response to send, in the order of the requests (RFC 5040 section 5.2.2); one at a time, until
-    /// [`Stream::response_sent`].
+    /// [`Stream::response_sent`]. `None` if an atomic comes before it.
     pub fn next_response(&mut self) -> Option<Response> {
         self.inbound.next()
     }
@@ -291,7 +342,7 @@ impl Stream {
     /// As [`Stream::fail`], for a fault met while the response to an inbound read is being built: the Read Request goes
     /// back as far as it is unanswered, with both offsets advanced by the octets sent (RFC 5040 section 4.8).
     pub fn fail_response(&mut self, fault: Fault, response: &Message) -> Option<Message> {
-        let failed = self.inbound.answering().map(|read| read.failed_segment(response.octets_cut()));
+        let failed = self.inbound.failed_segment(response.octets_cut());
         self.terminate(fault, failed)
     }
 

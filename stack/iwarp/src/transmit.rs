@@ -8,7 +8,9 @@ use uwarp_wire::ddp::{
     UntaggedHeader,
 };
 use uwarp_wire::mpa::{MAXIMUM_MULPDU, MINIMUM_MULPDU};
-use uwarp_wire::rdmap::{Control, MAXIMUM_TERMINATE_LEN, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
+use uwarp_wire::rdmap::{
+    AtomicRequest, AtomicResponse, Control, ImmediateData, MAXIMUM_TERMINATE_LEN, Opcode, ReadRequest, Terminate,
+};
 
 /// Octets of the longest RDMAP header behind a DDP header: a Terminate with all its parts, or an Atomic Request.
 const LONGEST_BODY: usize = MAXIMUM_TERMINATE_LEN;
@@ -140,14 +142,31 @@ impl Message {
 
     /// A Read Request with the next message sequence number of queue 1.
     pub fn read_request(request: &ReadRequest, sequence_number: MessageSequenceNumber) -> Message {
+        Message::fixed(Opcode::ReadRequest, QueueNumber::READ_REQUEST, sequence_number, &request.to_octets())
+    }
+
+    /// Immediate Data with the next message sequence number of queue 0 (RFC 7306 section 6.3).
+    pub fn immediate(data: ImmediateData, solicited: bool, sequence_number: MessageSequenceNumber) -> Message {
+        let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
+        Message::fixed(opcode, QueueNumber::SEND, sequence_number, &data.to_octets())
+    }
+
+    /// An Atomic Request with the next message sequence number of queue 1 (RFC 7306 section 5.2.1).
+    pub fn atomic_request(request: &AtomicRequest, sequence_number: MessageSequenceNumber) -> Message {
+        Message::fixed(Opcode::AtomicRequest, QueueNumber::READ_REQUEST, sequence_number, &request.to_octets())
+    }
+
+    /// An Atomic Response with the next message sequence number of queue 3 (RFC 7306 section 5.2.2).
+    pub fn atomic_response(response: &AtomicResponse, sequence_number: MessageSequenceNumber) -> Message {
+        Message::fixed(Opcode::AtomicResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
+    }
+
+    /// One segment with nothing but headers, of at most [`LONGEST_BODY`] octets behind the DDP header.
+    fn fixed(opcode: Opcode, queue: QueueNumber, sequence_number: MessageSequenceNumber, octets: &[u8]) -> Message {
         let mut body = [0; LONGEST_BODY];
-        body[..READ_REQUEST_LEN].copy_from_slice(&request.to_octets());
-        let body_len = READ_REQUEST_LEN as u8;
-        Message::new(
-            Opcode::ReadRequest,
-            Target::Fixed { queue: QueueNumber::READ_REQUEST, sequence_number, body, body_len },
-            0,
-        )
+        body[..octets.len()].copy_from_slice(octets);
+        let body_len = octets.len() as u8;
+        Message::new(opcode, Target::Fixed { queue, sequence_number, body, body_len }, 0)
     }
 
     /// A Terminate, always message 1 of queue 2.

@@ -84,6 +84,7 @@ fn start_up(request: &[u8], reply: &[u8]) -> (Parameters, Parameters, PeerReques
         InitiatorOptions {
             revision: if asked.revision == 1 { Revision::One } else { Revision::Two },
             crc: asked.crc,
+            markers: false,
             limits: own,
             ready_to_receive: kinds,
         },
@@ -202,6 +203,9 @@ fn decode(name: &str) -> Decoded {
                     }
                 }
                 Delivery::Send { .. } => {}
+                Delivery::Immediate { .. } | Delivery::AtomicRequest(_) | Delivery::AtomicResponse { .. } => {
+                    panic!("{name}: siw has no extensions")
+                }
                 Delivery::ReadyToReceive => {
                     assert_eq!(indication, Some(ReadyToReceive::Read));
                     owed[from].pop_front().unwrap();

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod access;
+mod atomics;
 mod buffer;
 mod cycles;
 mod epoch;
@@ -27,6 +28,7 @@ mod table;
 mod turn;
 
 pub use access::{Access, AccessError, Association, DomainId, InvalidateError, Scope, StreamId};
+pub use atomics::{AtomicError, CompareSwap, add_fields};
 pub use buffer::{PageAdvice, RegionBuffer};
 pub use cycles::cycles;
 pub use epoch::{EngineEpoch, GracePeriod};

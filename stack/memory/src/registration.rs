@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
 use crate::shared_bytes;
 use crate::table::RegionTable;
@@ -156,6 +157,35 @@ impl Registration {
         // SAFETY: within the region, which is there as long as `self`.
         unsafe { shared_bytes::fill(target, length, value) };
         Ok(())
+    }
+}
+
+impl Registration {
+    /// Adds to an aligned word of eight octets, in the machine's byte order; gives the former value. One step for other
+    /// threads, and for peers' atomic operations on the word.
+    ///
+    /// # Errors
+    /// [`RangeError`].
+    pub fn fetch_add_u64(&self, offset: usize, data: u64) -> Result<u64, RangeError> {
+        let target = self.aligned_word(offset)?;
+        // SAFETY: within the region and aligned; other accesses are as tolerant of races as this one.
+        Ok(unsafe { atomics::fetch_add(target, data, 0) })
+    }
+
+    /// Compares and swaps an aligned word of eight octets, in the machine's byte order; gives the former value. One step for
+    /// other threads, and for peers' atomic operations on the word.
+    ///
+    /// # Errors
+    /// [`RangeError`].
+    pub fn compare_swap_u64(&self, offset: usize, operands: &CompareSwap) -> Result<u64, RangeError> {
+        let target = self.aligned_word(offset)?;
+        // SAFETY: within the region and aligned; other accesses are as tolerant of races as this one.
+        Ok(unsafe { atomics::compare_swap(target, operands) })
+    }
+
+    fn aligned_word(&self, offset: usize) -> Result<NonNull<u8>, RangeError> {
+        let target = self.locate(offset, 8)?;
+        if target.cast::<u64>().is_aligned() { Ok(target) } else { Err(RangeError::Misaligned) }
     }
 }
 

@@ -6,7 +6,10 @@ mod tests;
 use std::fmt;
 use std::marker::PhantomData;
 
+use std::ptr::NonNull;
+
 use crate::access::{Access, AccessError, Association, InvalidateError};
+use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::epoch::EngineState;
 use crate::shared_bytes;
 use crate::table::RegionTable;
@@ -105,6 +108,63 @@ impl<'a> Turn<'a> {
         let source = self.table.resolve(association, stag, offset, out.len(), need)?;
         // SAFETY: the source is valid for that many octets during this turn.
         Ok(unsafe { shared_bytes::load_crc32c(source, out, register) })
+    }
+
+    /// Whether a peer may carry out atomic operations on the word of eight octets at `offset`: the region has all of
+    /// `REMOTE_READ`, `REMOTE_WRITE` and `REMOTE_ATOMIC`, and the word's address is a multiple of eight.
+    ///
+    /// # Errors
+    /// The first reason that applies: STag, association, bounds, rights, alignment.
+    pub fn check_atomic(&self, association: Association, stag: u32, offset: u64) -> Result<(), AtomicError> {
+        self.atomic_target(association, stag, offset).map(|_| ())
+    }
+
+    fn atomic_target(&self, association: Association, stag: u32, offset: u64) -> Result<NonNull<u8>, AtomicError> {
+        const NEED: Access = Access::from_bits_truncate(
+            Access::REMOTE_READ.bits() | Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits(),
+        );
+        // Bounds are found before rights here, unlike elsewhere.
+        self.table.resolve(association, stag, offset, 8, Access::LOCAL_READ)?;
+        let target = self.table.resolve(association, stag, offset, 8, NEED)?;
+        if !target.cast::<u64>().is_aligned() {
+            return Err(AtomicError::Misaligned);
+        }
+        Ok(target)
+    }
+
+    /// Adds `data` to the word at `offset`, in the fields that `mask` marks, and gives the former value (RFC 7306 section
+    /// 5.1.1), in the machine's byte order.
+    ///
+    /// # Errors
+    /// As [`check_atomic`](Self::check_atomic).
+    pub fn fetch_add(
+        &self,
+        association: Association,
+        stag: u32,
+        offset: u64,
+        data: u64,
+        mask: u64,
+    ) -> Result<u64, AtomicError> {
+        let target = self.atomic_target(association, stag, offset)?;
+        // SAFETY: the target is valid for eight octets during this turn, and aligned.
+        Ok(unsafe { atomics::fetch_add(target, data, mask) })
+    }
+
+    /// Compares and swaps the word at `offset` and gives the former value (RFC 7306 section 5.1.2), in the machine's byte
+    /// order.
+    ///
+    /// # Errors
+    /// As [`check_atomic`](Self::check_atomic).
+    pub fn compare_swap(
+        &self,
+        association: Association,
+        stag: u32,
+        offset: u64,
+        operands: &CompareSwap,
+    ) -> Result<u64, AtomicError> {
+        let target = self.atomic_target(association, stag, offset)?;
+        // SAFETY: the target is valid for eight octets during this turn, and aligned.
+        Ok(unsafe { atomics::compare_swap(target, operands) })
     }
 
     /// Invalidates an STag because a peer asked for it by a Send with Invalidate (RFC 5040 §5.3). The memory stays with

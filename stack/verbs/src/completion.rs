@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, CompletionQueueId};
-use uwarp_engine::work::Completion;
+use uwarp_engine::work::{Completion, URGENT_COMPLETION};
 use uwarp_ring::{Consumer, Notifier};
 
 /// What a completion queue's users share: dropped by the last of them, which is when the engines forget the queue.
@@ -167,6 +167,13 @@ impl CompletionQueue {
     pub fn arm(&mut self) {
         self.core.notifier.drain();
         self.core.notifier.arm();
+    }
+
+    /// As [`arm`](Self::arm), for the next completion that the peer asked a solicited event for (RFC 5040 §5.3) or that is no
+    /// success; others leave the file descriptor alone.
+    pub fn arm_solicited(&mut self) {
+        self.core.notifier.drain();
+        self.core.notifier.arm_for(URGENT_COMPLETION);
     }
 
     /// Waits until there is a completion, or the time is over (false). An inline context turns its engine meanwhile, which

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EventSink,
+    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EventSink, Features,
     ListenerId, ReadyToReceiveKinds, StartupOptions,
 };
 use uwarp_ring::Notifier;
@@ -44,6 +44,12 @@ pub struct ConnectOptions {
     /// ready-to-receive indications, which takes nothing of either side's queues. `None` is client-server: the responder
     /// is silent until this side has sent something.
     pub peer_to_peer: Option<ReadyToReceiveKinds>,
+    /// Optional operations that both applications have agreed to use (RFC 7306 §1.1: nothing on the wire says so). What is
+    /// not in here is refused, to the application when it posts it and to the peer by a Terminate.
+    pub features: Features,
+    /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time on
+    /// both sides and serve nothing here but tests of the peer.
+    pub markers: bool,
     /// Pause before the first FPDU, for peers that lose an early one.
     pub first_fpdu_delay: Duration,
     /// Local TCP port; `None` lets the engine choose.
@@ -61,6 +67,8 @@ impl Default for ConnectOptions {
             minimum_ord: 0,
             negotiate_reads: true,
             peer_to_peer: None,
+            features: Features::default(),
+            markers: false,
             first_fpdu_delay: Duration::ZERO,
             local_port: None,
         }
@@ -87,6 +95,12 @@ impl ConnectOptions {
         self
     }
 
+    /// Sets the optional operations to be used.
+    pub fn features(mut self, features: Features) -> Self {
+        self.features = features;
+        self
+    }
+
     /// Lets the peer send first, after an indication of one of these kinds; [`ReadyToReceiveKinds::ALL`] leaves the choice
     /// to both engines.
     pub fn peer_to_peer(mut self, kinds: ReadyToReceiveKinds) -> Self {
@@ -108,6 +122,11 @@ pub struct AcceptOptions {
     pub minimum_ord: u16,
     /// The ready-to-receive indications that are understood from a peer-to-peer initiator (RFC 6581 §9.2).
     pub ready_to_receive: ReadyToReceiveKinds,
+    /// Optional operations that both applications have agreed to use, as in [`ConnectOptions::features`].
+    pub features: Features,
+    /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time on
+    /// both sides and serve nothing here but tests of the peer.
+    pub markers: bool,
     /// Limit on the rest of the start-up.
     pub timeout: Duration,
 }
@@ -120,6 +139,8 @@ impl Default for AcceptOptions {
             ord: 16,
             minimum_ord: 0,
             ready_to_receive: ReadyToReceiveKinds::ALL,
+            features: Features::default(),
+            markers: false,
             timeout: Duration::from_secs(10),
         }
     }
@@ -135,6 +156,12 @@ impl AcceptOptions {
     /// Sets the time limit.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = limit;
+        self
+    }
+
+    /// Sets the optional operations to be used.
+    pub fn features(mut self, features: Features) -> Self {
+        self.features = features;
         self
     }
 }
@@ -158,6 +185,10 @@ pub struct Established {
     pub peer_ord: Option<u16>,
     /// Peer-to-peer: either side may send first.
     pub peer_to_peer: bool,
+    /// Whether what this side sends has markers, because the peer asked for them.
+    pub transmit_markers: bool,
+    /// Whether what this side receives has markers.
+    pub receive_markers: bool,
     /// Whether FPDUs carry CRCs.
     pub crc: bool,
 }
@@ -357,7 +388,7 @@ impl ConnectRequest {
         let Some(request) = self.request.take() else {
             return Err(Error::ContextClosed);
         };
-        queue_pair.set_connecting();
+        queue_pair.set_connecting(options.features);
         let timeout = options.timeout;
         self.shared.engines[queue_pair.engine()].command(Command::Accept(Box::new(AcceptParameters {
             request: request.request,
@@ -371,6 +402,8 @@ impl ConnectRequest {
                 negotiate_reads: true,
                 peer_to_peer: false,
                 ready_to_receive: options.ready_to_receive,
+                features: options.features,
+                markers: options.markers,
                 crc: self.shared.config.mpa.crc,
                 timeout,
                 first_fpdu_delay: Duration::ZERO,
@@ -458,6 +491,8 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
         negotiate_reads: options.negotiate_reads,
         peer_to_peer: options.peer_to_peer.is_some(),
         ready_to_receive: options.peer_to_peer.unwrap_or(ReadyToReceiveKinds::ALL),
+        features: options.features,
+        markers: options.markers,
         crc: shared.config.mpa.crc,
         timeout: options.timeout,
         first_fpdu_delay: options.first_fpdu_delay,
@@ -478,7 +513,7 @@ pub(crate) fn start_connect(
     }
     check_context(shared, queue_pair)?;
     queue_pair.bind(None)?;
-    queue_pair.set_connecting();
+    queue_pair.set_connecting(options.features);
     shared.engines[queue_pair.engine()].command(Command::Connect(Box::new(ConnectParameters {
         queue_pair: queue_pair.number(),
         remote: peer,
@@ -539,6 +574,8 @@ impl Connecting {
                     peer_ird: event.peer_ird,
                     peer_ord: event.peer_ord,
                     peer_to_peer: event.peer_to_peer,
+                    transmit_markers: event.transmit_markers,
+                    receive_markers: event.receive_markers,
                     crc: event.crc,
                 })
             }

@@ -1,5 +1,6 @@
 //! Contexts and protection domains.
 
+use crate::capabilities::Capabilities;
 use crate::completion::CompletionQueue;
 use crate::config::{Config, FaultOptions};
 use crate::connection::{self, ConnectOptions, Connecting, Established, ListenOptions, Listener};
@@ -125,6 +126,11 @@ impl Context {
     /// The configuration that the context was opened with: its limits, address and options.
     pub fn config(&self) -> &Config {
         &self.shared.config
+    }
+
+    /// What connections of this context can be asked to do.
+    pub fn capabilities(&self) -> Capabilities {
+        Capabilities::of(&self.shared.config)
     }
 
     /// The context's first address with a port, for peers to connect to.

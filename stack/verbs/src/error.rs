@@ -218,6 +218,12 @@ pub enum PostErrorReason {
     /// An SGE does not lie in a region of the queue pair's domain that has the right this operation needs.
     #[error("an SGE does not lie in a region of this domain with the right that the operation needs")]
     Protection,
+    /// The operation is optional, and the connection was made without it.
+    #[error("{feature}: not among the features that the connection was made with")]
+    NotAgreed {
+        /// What is asked for.
+        feature: &'static str,
+    },
     /// The queue pair is not connected yet.
     #[error("the queue pair is not connected")]
     NotConnected,

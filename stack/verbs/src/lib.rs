@@ -203,6 +203,7 @@
 //! The RDMA examples over real devices are in this crate's `examples` folder.
 #![forbid(unsafe_code)]
 
+mod capabilities;
 mod clock;
 mod completion;
 pub mod config;
@@ -221,6 +222,7 @@ mod request;
 pub mod stats;
 mod tcp;
 
+pub use capabilities::{Atomicity, Capabilities};
 pub use completion::CompletionQueue;
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
 pub use connection::{
@@ -235,10 +237,10 @@ pub use request::{ReceiveRequest, SendRequest};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{ConversionError, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
-pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, ReadyToReceiveKinds, TerminateCode};
+pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, Features, ReadyToReceiveKinds, TerminateCode};
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
-pub use uwarp_memory::{Access, PageAdvice, RegionBuffer};
+pub use uwarp_memory::{Access, CompareSwap, PageAdvice, RegionBuffer};
 
 #[cfg(test)]
 mod thread_rules {

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, QueuePairSetup,
+    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, QueuePairSetup,
 };
 use uwarp_engine::stats::TcpInfo;
-use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags};
+use uwarp_engine::work::{
+    MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags, SendOpcode,
+};
 use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot};
 
 /// How a queue pair is made.
@@ -225,6 +227,7 @@ impl QueuePair {
                 inline: options.max_inline,
                 // The engine applies the queue pair's own flags; nothing has to be added to each element.
                 always: SendFlags::empty(),
+                features: Features::default(),
             },
             receive_entries: options.max_sge,
             ready: false,
@@ -318,6 +321,12 @@ impl QueuePair {
                 let Ok((element, entries, inline)) = request.element(&limits) else {
                     continue;
                 };
+                if element.opcode == SendOpcode::WriteImmediate {
+                    request.encode_with_immediate(&element, |slot| {
+                        let _ = reservation.write(slot);
+                    });
+                    continue;
+                }
                 for index in 0..element.slots() {
                     let _ = reservation.write(element.encode(entries, inline, index));
                 }
@@ -483,7 +492,8 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(crate) fn set_connecting(&mut self) {
+    pub(crate) fn set_connecting(&mut self, features: Features) {
+        self.limits.features = features;
         self.state = QueuePairState::Connecting;
     }
 

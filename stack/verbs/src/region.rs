@@ -6,7 +6,7 @@ use crate::queue_pair::QueuePair;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use uwarp_engine::work::Sge;
-use uwarp_memory::{Access, DomainId, RegionBuffer, Registration, Scope, StreamId, TaggedBase};
+use uwarp_memory::{Access, CompareSwap, DomainId, RegionBuffer, Registration, Scope, StreamId, TaggedBase};
 
 /// Which queue pairs may use a region.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +167,20 @@ impl MemoryRegion {
     #[inline]
     pub fn store_release_u64(&self, offset: usize, value: u64) -> Result<(), Error> {
         self.registration.store_release_u64(offset, value).map_err(|_| self.outside(offset, 8))
+    }
+
+    /// Adds to an aligned double word in the machine's octet order, and gives the former value: one step also for peers'
+    /// atomic operations on it.
+    #[inline]
+    pub fn fetch_add_u64(&self, offset: usize, data: u64) -> Result<u64, Error> {
+        self.registration.fetch_add_u64(offset, data).map_err(|_| self.outside(offset, 8))
+    }
+
+    /// Compares and swaps an aligned double word in the machine's octet order, and gives the former value: one step also
+    /// for peers' atomic operations on it.
+    #[inline]
+    pub fn compare_swap_u64(&self, offset: usize, operands: &CompareSwap) -> Result<u64, Error> {
+        self.registration.compare_swap_u64(offset, operands).map_err(|_| self.outside(offset, 8))
     }
 
     /// Revokes the STag, waits until no engine uses the memory any more, and gives it back as an ordinary vector (copied if it

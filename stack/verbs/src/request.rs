@@ -1,7 +1,12 @@
 //! Requests that are posted to a queue pair.
 
 use crate::error::PostErrorReason;
-use uwarp_engine::work::{ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
+use uwarp_engine::command::Features;
+use uwarp_engine::work::{
+    AtomicOperands, MAX_INLINE, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge,
+};
+use uwarp_memory::CompareSwap;
+use uwarp_ring::Slot;
 
 /// What a send request carries.
 #[derive(Clone, Copy, Debug)]
@@ -10,9 +15,11 @@ enum Payload<'a> {
     Entries(&'a [Sge]),
     /// Octets that are copied into the work queue now, so that their memory is free when posting returns.
     Inline(&'a [u8]),
+    /// [`AtomicOperands`].
+    Operands([u8; AtomicOperands::LEN]),
 }
 
-/// One request for the send queue: a Send, an RDMA Write, or an RDMA Read.
+/// One request for the send queue: a Send, an RDMA Write, an RDMA Read, Immediate Data, or an atomic operation.
 ///
 /// The SGEs and the inline data are copied when it is posted; the memory that SGEs name belongs to the operation until it
 /// completes. Without [`signalled`](Self::signalled) a success makes no completion, and the next signalled completion of the
@@ -26,11 +33,13 @@ pub struct SendRequest<'a> {
     stag: u32,
     remote_offset: u64,
     payload: Payload<'a>,
+    /// Of a Write with immediate data.
+    immediate: u64,
 }
 
 impl<'a> SendRequest<'a> {
     fn new(id: u64, opcode: SendOpcode, payload: Payload<'a>) -> Self {
-        Self { id, opcode, flags: SendFlags::empty(), stag: 0, remote_offset: 0, payload }
+        Self { id, opcode, flags: SendFlags::empty(), stag: 0, remote_offset: 0, payload, immediate: 0 }
     }
 
     /// A Send (RFC 5040 §4.3) of registered memory; it takes the peer's next receive. `id` comes back in the completion.
@@ -60,13 +69,69 @@ impl<'a> SendRequest<'a> {
         Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Read, Payload::Entries(sink)) }
     }
 
+    /// Immediate Data (RFC 7306 §6): `data` comes, as [`Completion::immediate_data`](crate::Completion::immediate_data), with
+    /// the completion of the peer's next receive, whose memory stays untouched. On the wire it is a big-endian number. Both
+    /// sides must have agreed on [`Features::immediate`]; [`solicited`](Self::solicited) applies.
+    pub fn immediate(id: u64, data: u64) -> Self {
+        Self { remote_offset: data, ..Self::new(id, SendOpcode::Immediate, Payload::Entries(&[])) }
+    }
+
+    /// Puts immediate data behind a Write, as one request with one completion: the peer gets the data when all of the Write
+    /// is in its memory. Both leave in one TCP segment if they fit. It takes the room of one SGE more in the send queue. Has
+    /// no effect on other operations.
+    pub fn with_immediate(mut self, data: u64) -> Self {
+        if self.opcode == SendOpcode::Write {
+            self.opcode = SendOpcode::WriteImmediate;
+            self.immediate = data;
+        }
+        self
+    }
+
+    /// FetchAdd (RFC 7306 §5.1.1): adds `add` to the eight octets at `remote_offset` of the peer's region, in the peer's byte
+    /// order. The former value is [`Completion::original_value`](crate::Completion::original_value). Both sides must have
+    /// agreed on [`Features::atomics`], the address must be a multiple of eight at the peer, and the region needs the
+    /// rights `REMOTE_READ`, `REMOTE_WRITE` and `REMOTE_ATOMIC`. It takes one of the slots of reads (ORD).
+    pub fn fetch_add(id: u64, remote_stag: u32, remote_offset: u64, add: u64) -> Self {
+        Self::fetch_add_masked(id, remote_stag, remote_offset, add, 0)
+    }
+
+    /// As [`fetch_add`](Self::fetch_add) for several fields in one word: a bit of `mask` marks the most significant bit of a
+    /// field, and no carry leaves it.
+    pub fn fetch_add_masked(id: u64, remote_stag: u32, remote_offset: u64, add: u64, mask: u64) -> Self {
+        // The fields that a FetchAdd does not use have these values (RFC 7306 §5.2.1).
+        let operands = AtomicOperands { add_swap: add, add_swap_mask: mask, compare: 0, compare_mask: u64::MAX };
+        Self::atomic(id, SendOpcode::FetchAdd, remote_stag, remote_offset, operands)
+    }
+
+    /// CmpSwap (RFC 7306 §5.1.2): if the eight octets at `remote_offset` of the peer's region are `compare`, they become
+    /// `swap`. Otherwise as [`fetch_add`](Self::fetch_add).
+    pub fn compare_swap(id: u64, remote_stag: u32, remote_offset: u64, compare: u64, swap: u64) -> Self {
+        let operands = CompareSwap { compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX };
+        Self::compare_swap_masked(id, remote_stag, remote_offset, &operands)
+    }
+
+    /// As [`compare_swap`](Self::compare_swap), of some bits only.
+    pub fn compare_swap_masked(id: u64, remote_stag: u32, remote_offset: u64, operands: &CompareSwap) -> Self {
+        let operands = AtomicOperands {
+            add_swap: operands.swap,
+            add_swap_mask: operands.swap_mask,
+            compare: operands.compare,
+            compare_mask: operands.compare_mask,
+        };
+        Self::atomic(id, SendOpcode::CompareSwap, remote_stag, remote_offset, operands)
+    }
+
+    fn atomic(id: u64, opcode: SendOpcode, stag: u32, remote_offset: u64, operands: AtomicOperands) -> Self {
+        Self { stag, remote_offset, ..Self::new(id, opcode, Payload::Operands(operands.to_octets())) }
+    }
+
     /// Asks for a completion on success. A failure makes one in any case.
     pub fn signalled(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::SIGNALLED);
         self
     }
 
-    /// Makes a Send raise a solicited event at the peer (RFC 5040 §4.3). Has no effect on other operations.
+    /// Makes a Send or Immediate Data raise a solicited event at the peer (RFC 5040 §4.3). Has no effect on other operations.
     pub fn solicited(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::SOLICITED);
         self
@@ -81,7 +146,7 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    /// Starts this request only when all earlier reads of the queue pair have completed.
+    /// Starts this request only when all earlier reads and atomics of the queue pair have completed.
     pub fn fenced(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::FENCE);
         self
@@ -94,13 +159,19 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Checks the request against a queue pair's limits and gives the head of its element.
-    pub(crate) fn element(&self, limits: &SendLimits) -> Result<(SendElement, &'a [Sge], &'a [u8]), PostErrorReason> {
+    #[inline]
+    pub(crate) fn element(&self, limits: &SendLimits) -> Result<(SendElement, &[Sge], &[u8]), PostErrorReason> {
         let mut flags = self.flags.union(limits.always);
-        let (entries, inline): (&[Sge], &[u8]) = match self.payload {
+        let (entries, inline): (&[Sge], &[u8]) = match &self.payload {
             Payload::Entries(entries) => (entries, &[]),
             Payload::Inline(octets) => (&[], octets),
+            Payload::Operands(octets) => (&[], octets),
         };
         let length = match self.payload {
+            Payload::Operands(_) => {
+                flags = flags.union(SendFlags::INLINE);
+                AtomicOperands::LEN as u32
+            }
             Payload::Entries(_) => {
                 if entries.len() > limits.entries {
                     return Err(PostErrorReason::TooManySges { limit: limits.entries });
@@ -114,7 +185,7 @@ impl<'a> SendRequest<'a> {
                 if self.opcode == SendOpcode::Read {
                     return Err(PostErrorReason::InlineRead);
                 }
-                if octets.len() > limits.inline {
+                if octets.len() > limits.inline.min(self.most_inline()) {
                     return Err(PostErrorReason::InlineTooLong { limit: limits.inline });
                 }
                 flags = flags.union(SendFlags::INLINE);
@@ -131,7 +202,62 @@ impl<'a> SendRequest<'a> {
             // At most the queue pair's limit, which is far below 256.
             entries: entries.len() as u8,
         };
+        if !self.opcode.is_send_or_write() {
+            return Ok((self.rare(element, limits)?, entries, inline));
+        }
         Ok((element, entries, inline))
+    }
+
+    const fn most_inline(&self) -> usize {
+        if matches!(self.opcode, SendOpcode::WriteImmediate) { MAX_INLINE - 8 } else { MAX_INLINE }
+    }
+
+    /// What the less common operations need beyond the others.
+    fn rare(&self, element: SendElement, limits: &SendLimits) -> Result<SendElement, PostErrorReason> {
+        match self.opcode {
+            SendOpcode::Immediate | SendOpcode::WriteImmediate if !limits.features.immediate => {
+                return Err(PostErrorReason::NotAgreed { feature: "immediate data" });
+            }
+            SendOpcode::FetchAdd | SendOpcode::CompareSwap if !limits.features.atomics => {
+                return Err(PostErrorReason::NotAgreed { feature: "atomic operations" });
+            }
+            _ => {}
+        }
+        Ok(match self.opcode {
+            SendOpcode::WriteImmediate if element.flags.contains(SendFlags::INLINE) => {
+                SendElement { length: element.length + 8, ..element }
+            }
+            SendOpcode::WriteImmediate if usize::from(element.entries) >= MAX_SEND_ENTRIES => {
+                return Err(PostErrorReason::TooManySges { limit: MAX_SEND_ENTRIES - 1 });
+            }
+            SendOpcode::WriteImmediate => SendElement { entries: element.entries + 1, ..element },
+            _ => element,
+        })
+    }
+
+    /// The slots of a Write with immediate data, which stands behind its entries or its inline data.
+    #[cold]
+    pub(crate) fn encode_with_immediate(&self, element: &SendElement, mut write: impl FnMut(Slot)) {
+        let mut entries = [Sge::default(); MAX_SEND_ENTRIES];
+        let mut inline = [0; MAX_INLINE];
+        match self.payload {
+            Payload::Entries(own) => {
+                entries[..own.len()].copy_from_slice(own);
+                entries[own.len()] = SendElement::immediate_entry(self.immediate);
+            }
+            Payload::Inline(own) => {
+                inline[..own.len()].copy_from_slice(own);
+                inline[own.len()..own.len() + 8].copy_from_slice(&self.immediate.to_le_bytes());
+            }
+            Payload::Operands(_) => {}
+        }
+        for index in 0..element.slots() {
+            write(element.encode(
+                &entries[..usize::from(element.entries)],
+                if element.flags.contains(SendFlags::INLINE) { &inline[..element.length as usize] } else { &[] },
+                index,
+            ));
+        }
     }
 }
 
@@ -142,6 +268,8 @@ pub(crate) struct SendLimits {
     pub(crate) inline: usize,
     /// Flags that every element gets.
     pub(crate) always: SendFlags,
+    /// What was agreed with the peer.
+    pub(crate) features: Features,
 }
 
 /// One request for the receive queue: where the next Send of the peer goes.
@@ -177,7 +305,8 @@ fn total_length(entries: &[Sge]) -> Result<u32, PostErrorReason> {
 mod tests {
     use super::*;
 
-    const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, always: SendFlags::empty() };
+    const ALL: Features = Features { atomics: true, immediate: true, commit: false };
+    const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, always: SendFlags::empty(), features: ALL };
 
     fn sges(count: usize, length: u32) -> Vec<Sge> {
         vec![Sge { stag: 7, length, offset: 0 }; count]
@@ -200,6 +329,52 @@ mod tests {
     }
 
     #[test]
+    fn immediate_data_stands_behind_entries_or_inline_data() {
+        let two = sges(2, 5);
+        for (request, slots) in [
+            (SendRequest::write(1, &two, 1, 0).with_immediate(u64::MAX - 1), 2),
+            (SendRequest::write_inline(1, b"0123456789abcdefghijklm", 1, 0).with_immediate(u64::MAX - 1), 1),
+            (SendRequest::write_inline(1, b"0123456789abcdefghijklmnopq", 1, 0).with_immediate(u64::MAX - 1), 2),
+        ] {
+            let (element, ..) = request.element(&LIMITS).unwrap();
+            let mut written = Vec::new();
+            request.encode_with_immediate(&element, |slot| written.push(slot));
+            assert_eq!(written.len(), slots);
+            assert_eq!(SendElement::decode(&written[0]), Ok(element));
+            if element.entries == 3 {
+                assert_eq!(element.payload_len(), 10);
+                let (slot, place) = SendElement::entry_place(2);
+                let last = uwarp_engine::work::entry_at(&written[slot], place);
+                assert_eq!(last, SendElement::immediate_entry(u64::MAX - 1));
+            } else {
+                assert_eq!(element.payload_len() + 8, element.length);
+                let mut out = vec![0; element.length as usize];
+                written.iter().enumerate().for_each(|(index, slot)| SendElement::copy_inline(slot, index, &mut out));
+                assert_eq!(out.last_chunk(), Some(&(u64::MAX - 1).to_le_bytes()));
+                assert!(out.starts_with(b"0123456789abcdefghijklm"));
+            }
+        }
+        let most = sges(MAX_SEND_ENTRIES, 1);
+        let limits = SendLimits { entries: MAX_SEND_ENTRIES, ..LIMITS };
+        let error = SendRequest::write(1, &most, 1, 0).with_immediate(1).element(&limits).unwrap_err();
+        assert_eq!(error, PostErrorReason::TooManySges { limit: MAX_SEND_ENTRIES - 1 });
+    }
+
+    #[test]
+    fn what_was_not_agreed_is_not_posted() {
+        let limits = SendLimits { features: Features::default(), ..LIMITS };
+        for request in [
+            SendRequest::immediate(1, 2),
+            SendRequest::write(1, &[], 1, 0).with_immediate(2),
+            SendRequest::fetch_add(1, 2, 3, 4),
+            SendRequest::compare_swap(1, 2, 3, 4, 5),
+        ] {
+            assert!(request.element(&LIMITS).is_ok());
+            assert!(matches!(request.element(&limits), Err(PostErrorReason::NotAgreed { .. })));
+        }
+    }
+
+    #[test]
     fn invalidate_changes_sends_only() {
         let (element, ..) = SendRequest::send(1, &[]).invalidate(9).element(&LIMITS).unwrap();
         assert_eq!((element.opcode, element.stag), (SendOpcode::SendInvalidate, 9));
@@ -210,7 +385,8 @@ mod tests {
     #[test]
     fn flags_of_the_queue_pair_are_added() {
         let limits = SendLimits { always: SendFlags::SIGNALLED, ..LIMITS };
-        let (element, _, inline) = SendRequest::send_inline(3, b"abc").element(&limits).unwrap();
+        let request = SendRequest::send_inline(3, b"abc");
+        let (element, _, inline) = request.element(&limits).unwrap();
         assert!(element.flags.contains(SendFlags::SIGNALLED.union(SendFlags::INLINE)));
         assert_eq!((element.length, inline), (3, b"abc".as_slice()));
     }

@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod frame;
+mod markers;
 mod mpa_startup;
 mod stream;
 
 pub use frame::frame;
+pub use markers::markers;
 pub use mpa_startup::mpa_startup;

@@ -62,6 +62,7 @@ fn responder(options: u8, seed: u8, octets: &[u8]) {
     let new = || {
         Responder::new(ResponderOptions {
             crc: options & 8 != 0,
+            markers: seed & 2 != 0,
             enhanced: seed & 1 == 0,
             ready_to_receive: if kinds(options).is_empty() { ReadyToReceiveKinds::ALL } else { kinds(options) },
         })
@@ -104,6 +105,7 @@ fn initiator(options: u8, seed: u8, octets: &[u8]) {
         let options = InitiatorOptions {
             revision,
             crc: options & 8 != 0,
+            markers: seed & 2 != 0,
             limits: limits(options),
             ready_to_receive: kinds(options),
         };

@@ -153,6 +153,20 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
                 }
             }
         }
+        Delivery::AtomicRequest(atomic) => {
+            stream.accept_atomic(atomic);
+            if stream.next_atomic().is_some() {
+                let message = stream.atomic_response(*position).expect("one is being answered");
+                assert_eq!(message.opcode(), Opcode::AtomicResponse);
+                *position += 36;
+                stream.response_sent(*position);
+                if position.is_multiple_of(8) {
+                    stream.acknowledged(*position);
+                }
+            }
+        }
+        Delivery::AtomicResponse { .. } => panic!("no atomic is outstanding"),
+        Delivery::Immediate { data, .. } => assert!(ulpdu.ends_with(&data.to_octets())),
         Delivery::Terminate(_) | Delivery::ReadyToReceive | Delivery::Ignored => {}
     }
 }

@@ -30,6 +30,11 @@ fn frame() {
 }
 
 #[test]
+fn markers() {
+    replay("markers", uwarp_fuzz::markers);
+}
+
+#[test]
 fn mpa_startup() {
     replay("mpa_startup", uwarp_fuzz::mpa_startup);
 }

@@ -147,6 +147,71 @@ pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// One direction of a stream with markers (RFC 5044 §4.3), word by word as the document has it.
+#[derive(Debug, Default)]
+pub struct Marking {
+    /// Octets of full operation so far.
+    position: usize,
+}
+
+impl Marking {
+    /// The FPDU around a ULPDU.
+    pub fn fpdu(&mut self, ulpdu: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(ulpdu.len()).expect("a ULPDU has at most 65535 octets");
+        let mut words = [&length.to_be_bytes()[..], ulpdu].concat();
+        words.resize(words.len().next_multiple_of(4), 0);
+        let (mut out, mut start) = (Vec::new(), 0);
+        let mut mark = |out: &mut Vec<u8>| {
+            if (self.position + out.len()).is_multiple_of(512) {
+                start = if out.is_empty() { 4 } else { start };
+                let pointer = if out.is_empty() { 0 } else { out.len() - start };
+                out.extend_from_slice(&(pointer as u32).to_be_bytes());
+            }
+        };
+        for word in words.chunks(4) {
+            mark(&mut out);
+            out.extend_from_slice(word);
+        }
+        mark(&mut out);
+        let crc = crc32c::crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        self.position += out.len();
+        out
+    }
+
+    /// Reads an FPDU and checks its markers and its CRC.
+    pub fn read(&mut self, from: &mut impl Read) -> io::Result<Ulpdu> {
+        let (mut raw, mut words) = (Vec::new(), Vec::new());
+        let (mut start, mut total) = (0, usize::MAX);
+        loop {
+            if (self.position + raw.len()).is_multiple_of(512) {
+                let mut marker = [0; 4];
+                from.read_exact(&mut marker)?;
+                start = if raw.is_empty() { 4 } else { start };
+                let expected = if raw.is_empty() { 0 } else { raw.len() - start };
+                if u32::from_be_bytes(marker) as usize != expected {
+                    return Err(io::Error::other(format!("a marker of {marker:x?} instead of {expected}")));
+                }
+                raw.extend_from_slice(&marker);
+            }
+            let mut word = [0; 4];
+            from.read_exact(&mut word)?;
+            if words.len() >= total {
+                if u32::from_le_bytes(word) != crc32c::crc32c(&raw) {
+                    return Err(io::Error::other("an FPDU with a bad CRC came from the stack under test"));
+                }
+                self.position += raw.len() + 4;
+                let length = usize::from(u16::from_be_bytes([words[0], words[1]]));
+                return Ok(Ulpdu(words[2..2 + length].to_vec()));
+            }
+            raw.extend_from_slice(&word);
+            words.extend_from_slice(&word);
+            let length = usize::from(u16::from_be_bytes([words[0], words[1]]));
+            total = (2 + length).next_multiple_of(4);
+        }
+    }
+}
+
 /// A whole RDMA Write in one segment (RFC 5040 §4.3).
 pub fn write(stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
     [&[0xc1, 0x40][..], &stag.to_be_bytes(), &offset.to_be_bytes(), payload].concat()
@@ -173,6 +238,26 @@ pub fn untagged(last: bool, opcode: u8, queue: u32, sequence: u32, offset: u32, 
 /// A whole Send in one segment (RFC 5040 §4.6).
 pub fn send(sequence: u32, payload: &[u8]) -> Vec<u8> {
     untagged(true, 3, 0, sequence, 0, payload)
+}
+
+/// An Atomic Request (RFC 7306 §5.2.1): identifier, place, data, mask, compare data, compare mask.
+pub fn atomic_request(sequence: u32, operation: u8, identifier: u32, at: (u32, u64), operands: [u64; 4]) -> Vec<u8> {
+    let mut header = vec![0, 0, 0, operation];
+    header.extend(identifier.to_be_bytes());
+    header.extend(at.0.to_be_bytes());
+    header.extend(at.1.to_be_bytes());
+    header.extend(operands.iter().flat_map(|operand| operand.to_be_bytes()));
+    untagged(true, 0xa, 1, sequence, 0, &header)
+}
+
+/// An Atomic Response (RFC 7306 §5.2.2).
+pub fn atomic_response(sequence: u32, identifier: u32, original: u64) -> Vec<u8> {
+    untagged(true, 0xb, 3, sequence, 0, &[&identifier.to_be_bytes()[..], &original.to_be_bytes()].concat())
+}
+
+/// Immediate Data (RFC 7306 §6).
+pub fn immediate(sequence: u32, solicited: bool, data: u64) -> Vec<u8> {
+    untagged(true, if solicited { 9 } else { 8 }, 0, sequence, 0, &data.to_be_bytes())
 }
 
 /// A Read Request (RFC 5040 §4.4).

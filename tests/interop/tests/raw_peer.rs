@@ -5,9 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use uwarp::{
-    CompletionOpcode, ConnectOptions, Context, DeviceConfig, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status,
+    AcceptOptions, Access, CompletionFlags, CompletionOpcode, ConnectOptions, Context, DeviceConfig, DisconnectReason,
+    Features, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status, TerminateCode,
 };
-use uwarp_interop_tests::raw_peer::{self, RawPeer};
+use uwarp_interop_tests::raw_peer::{self, Marking, RawPeer};
 use uwarp_interop_tests::stack::{self, Endpoint, PATIENCE};
 use uwarp_netns::{self as netns, End};
 
@@ -64,6 +65,9 @@ fn every_conversation(context: &Context) {
     the_kernel_leaves_in_the_middle(context);
     the_kernel_speaks_first_to_a_peer_to_peer_initiator(context);
     the_stack_speaks_first_to_a_peer_to_peer_kernel(context);
+    extensions_go_both_ways(context);
+    a_peer_like_siw_knows_no_extensions(context);
+    markers_go_either_way(context);
 }
 
 /// Connects a raw peer to a fresh endpoint of the stack.
@@ -241,6 +245,138 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
         assert!(peer.at_end());
         drop(peer);
         assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    }
+}
+
+const EXTENSIONS: Features = Features { atomics: true, immediate: true, commit: false };
+
+/// A kernel socket that the stack, with the extensions switched on, has accepted; `flags` are those of the Request.
+fn extended(context: &Context, port: u16, flags: u8, markers: bool) -> (Endpoint, RawPeer) {
+    let mut endpoint = Endpoint::new(context);
+    for id in 0..4 {
+        endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id, &[endpoint.region.sge(0..1024).unwrap()])]).unwrap();
+    }
+    let mut listener = context.listen(port, uwarp::ListenOptions::default()).unwrap();
+    let address = context.socket_address(port);
+    let peer = thread::spawn(move || {
+        let mut peer = RawPeer::connect(address).expect("the stack accepts TCP");
+        peer.send(&raw_peer::startup_frame(b"MPA ID Req Frame", flags, 1, b"")).unwrap();
+        let (flags, revision, _) = peer.read_startup().expect("a reply");
+        assert_eq!((flags & 0x80 != 0, revision), (markers, 1));
+        peer
+    });
+    let request = listener.next(PATIENCE).unwrap().expect("a request");
+    let options = AcceptOptions { markers, ..AcceptOptions::default().features(EXTENSIONS) };
+    let established = request.accept(&mut endpoint.queue_pair, options).expect("the start-up succeeds");
+    assert_eq!((established.transmit_markers, established.receive_markers), (flags & 0x80 != 0, markers));
+    (endpoint, peer.join().unwrap())
+}
+
+fn extensions_go_both_ways(context: &Context) {
+    let (mut endpoint, mut peer) = extended(context, 7320, 0x40, false);
+    let word = endpoint.domain.register_zeroed(64, Access::ALL).unwrap();
+    let at = |offset: u64| (word.stag(), word.remote_offset() + offset);
+    // What comes in.
+    peer.send_ulpdu(&raw_peer::immediate(1, true, 0x1122_3344_5566_7788)).unwrap();
+    let received = endpoint.completion();
+    assert_eq!((received.immediate_data(), received.length), (Some(0x1122_3344_5566_7788), 0));
+    assert!(received.flags.contains(CompletionFlags::SOLICITED));
+    word.store_release_u64(8, 0xffff_fffe).unwrap();
+    peer.send_ulpdu(&raw_peer::atomic_request(1, 0, 0x77, at(8), [5, 0, 0, u64::MAX])).unwrap();
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::atomic_response(1, 0x77, 0xffff_fffe));
+    assert_eq!(word.load_acquire_u64(8).unwrap(), 0x1_0000_0003, "in the byte order of this machine");
+    peer.send_ulpdu(&raw_peer::atomic_request(2, 2, 0x78, at(8), [9, 0xff, 3, 0xff])).unwrap();
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::atomic_response(2, 0x78, 0x1_0000_0003));
+    assert_eq!(word.load_acquire_u64(8).unwrap(), 0x1_0000_0009);
+    // What goes out.
+    let queue_pair = &mut endpoint.queue_pair;
+    queue_pair.post_send(&[SendRequest::immediate(1, 0x0102_0304_0506_0708).solicited()]).unwrap();
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::immediate(1, true, 0x0102_0304_0506_0708));
+    queue_pair.post_send(&[SendRequest::write_inline(2, b"and more", 5, 6).with_immediate(7)]).unwrap();
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::write(5, 6, b"and more"));
+    assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::immediate(2, false, 7));
+    queue_pair.post_send(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
+    let request = peer.read_ulpdu().unwrap().0;
+    let identifier = u32::from_be_bytes(request[22..26].try_into().unwrap());
+    assert_eq!(request, raw_peer::atomic_request(1, 0, identifier, (0xabcd, 0x1000), [5, 0, 0, u64::MAX]));
+    peer.send_ulpdu(&raw_peer::atomic_response(1, identifier, 42)).unwrap();
+    let done: Vec<_> = (0..3).map(|_| endpoint.completion()).collect();
+    assert_eq!(done.iter().map(|one| one.id).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(done[2].original_value(), Some(42));
+    endpoint.queue_pair.disconnect();
+    assert!(peer.at_end());
+}
+
+/// siw answers an opcode that it does not know with Terminate 0/2/06, on x86 in a bit order of its own.
+fn a_peer_like_siw_knows_no_extensions(context: &Context) {
+    for (port, control) in [(7321, [0x02, 0x06, 0xc0, 0]), (7322, [0x20, 0x06, 0x03, 0])] {
+        let (mut endpoint, mut peer) = extended(context, port, 0x40, false);
+        peer.send_ulpdu(&raw_peer::write(1, 0, b"")).unwrap();
+        endpoint.queue_pair.post_send(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
+        let request = peer.read_ulpdu().unwrap().0;
+        let terminate = [&control[..], &(request.len() as u16).to_be_bytes(), &request[..18]].concat();
+        peer.send_ulpdu(&raw_peer::untagged(true, 7, 2, 1, 0, &terminate)).unwrap();
+        let failed = endpoint.completion();
+        assert_eq!((failed.id, failed.status), (3, Status::RemoteOperation));
+        assert!(peer.at_end());
+        drop(peer);
+        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+        let code = TerminateCode { layer: 0, error_type: 2, code: 6 };
+        assert_eq!(endpoint.queue_pair.disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)));
+    }
+}
+
+/// Markers in what the kernel receives, in what it sends, and both, counted and checked by its own code.
+fn markers_go_either_way(context: &Context) {
+    for (port, to_kernel, to_stack) in [(7323, true, false), (7324, false, true), (7325, true, true)] {
+        let flags = if to_kernel { 0xc0 } else { 0x40 };
+        let (mut endpoint, mut peer) = extended(context, port, flags, to_stack);
+        let (stag, base) = (endpoint.region.stag(), endpoint.region.remote_offset());
+        let (mut reading, mut writing) = (Marking::default(), Marking::default());
+        let mut say = |peer: &mut RawPeer, ulpdu: &[u8]| {
+            let octets = if to_stack { writing.fpdu(ulpdu) } else { raw_peer::fpdu(ulpdu) };
+            // In two pieces, cut somewhere.
+            let (head, tail) = octets.split_at(octets.len() / 3);
+            peer.send(head).unwrap();
+            peer.send(tail).unwrap();
+        };
+        let octets: Vec<u8> = (0..3000u32).map(|at| (at * 7) as u8).collect();
+        for (index, piece) in octets.chunks(1000).enumerate() {
+            say(&mut peer, &raw_peer::write(stag, base + 4096 + 1000 * index as u64, piece));
+        }
+        say(&mut peer, &raw_peer::send(1, b"all there"));
+        assert_eq!(endpoint.completion().status, Status::Success);
+        assert_eq!(endpoint.octets(4096, 3000), octets);
+        let source = [endpoint.region.sge(4096..7096).unwrap()];
+        endpoint.queue_pair.post_send(&[SendRequest::write(9, &source, 0x1234, 0)]).unwrap();
+        endpoint.queue_pair.post_send(&[SendRequest::send_inline(10, b"the end")]).unwrap();
+        let mut hear = |peer: &mut RawPeer| match to_kernel {
+            true => reading.read(peer.stream()).expect("an FPDU with markers"),
+            false => peer.read_ulpdu().expect("an FPDU"),
+        };
+        let mut came = Vec::new();
+        while came.len() < 3000 {
+            let ulpdu = hear(&mut peer);
+            assert_eq!(ulpdu.opcode(), 0);
+            came.extend_from_slice(ulpdu.payload());
+        }
+        assert_eq!(came, octets);
+        assert_eq!(hear(&mut peer).0, raw_peer::send(1, b"the end"));
+        if to_stack {
+            // A marker that points elsewhere, under a right CRC (RFC 5044 §8, code 3).
+            say(&mut peer, &raw_peer::write(1, 0, b""));
+            let mut misplaced = raw_peer::fpdu(&raw_peer::write(stag, base, &[1; 1000]));
+            misplaced.resize(misplaced.len() + 8, 0);
+            let crc_at = misplaced.len() - 4;
+            let crc = crc32c::crc32c(&misplaced[..crc_at]);
+            misplaced[crc_at..].copy_from_slice(&crc.to_le_bytes());
+            peer.send(&misplaced).unwrap();
+            let answer = hear(&mut peer);
+            assert_eq!(answer.terminate(), Some((2, 0, 3)));
+        } else {
+            endpoint.queue_pair.disconnect();
+        }
+        assert!(peer.at_end());
     }
 }
 

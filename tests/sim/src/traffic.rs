@@ -32,6 +32,8 @@ pub struct Plan {
     pub source: usize,
     /// Virtual time after which a run counts as stuck.
     pub limit: Duration,
+    /// Markers in what the first host receives, and the second.
+    pub markers: [bool; 2],
     /// What both engines leave out.
     pub sabotage: Sabotage,
     /// What a middlebox in front of both hosts does to segments.
@@ -57,6 +59,7 @@ impl Default for Plan {
             longest: 256 << 10,
             source: 320 << 10,
             limit: Duration::from_secs(300),
+            markers: [false; 2],
             sabotage: Sabotage::default(),
             recutting: None,
         }
@@ -127,6 +130,7 @@ struct Stream {
     ends: [End; 2],
     /// The stream broke and was set up anew.
     restarts: u64,
+    markers: [bool; 2],
 }
 
 fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
@@ -211,7 +215,7 @@ impl Stream {
         };
         let left = End::new(world, 0, octets(), first.clone(), &second);
         let right = End::new(world, 1, octets(), second, &first);
-        let mut stream = Stream { ends: [left, right], restarts: 0 };
+        let mut stream = Stream { ends: [left, right], restarts: 0, markers: plan.markers };
         stream.start(world);
         stream
     }
@@ -225,7 +229,8 @@ impl Stream {
         // The private data says which queue pair is meant.
         let private_data = number.to_be_bytes().to_vec();
         let timeout = Duration::from_secs(60);
-        let options = StartupOptions { private_data, timeout, ..StartupOptions::default() };
+        let markers = self.markers[0];
+        let options = StartupOptions { private_data, timeout, markers, ..StartupOptions::default() };
         world.hosts[left.host].connect(&left.pair, (address, PORT), options);
     }
 
@@ -383,7 +388,10 @@ fn accept(world: &mut World, streams: &[Stream], requests: &Receiver<ConnectionR
     while let Ok(request) = requests.try_recv() {
         let number = request.private_data.first_chunk().map_or(u32::MAX, |octets| u32::from_be_bytes(*octets));
         match streams.iter().find(|stream| stream.ends[1].pair.number == number) {
-            Some(stream) => world.hosts[1].accept(&stream.ends[1].pair, &request, StartupOptions::default()),
+            Some(stream) => {
+                let options = StartupOptions { markers: stream.markers[1], ..StartupOptions::default() };
+                world.hosts[1].accept(&stream.ends[1].pair, &request, options);
+            }
             None => world.hosts[1].command(Command::Reject { request: request.request, private_data: Vec::new() }),
         }
     }

@@ -78,3 +78,14 @@ fn without_the_crc_check_wrong_octets_get_through() {
     });
     assert!(failed.count() >= 10);
 }
+
+#[test]
+fn every_octet_arrives_with_markers_in_either_direction() {
+    for markers in [[true, false], [false, true], [true, true]] {
+        for seed in 0..4 {
+            let tally =
+                run(seed, &Plan { markers, ..Plan::default() }).unwrap_or_else(|error| panic!("{markers:?}: {error}"));
+            assert!(tally.octets > 0);
+        }
+    }
+}

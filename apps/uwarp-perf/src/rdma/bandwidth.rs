@@ -31,7 +31,8 @@ impl Operation {
     /// The operation of a test.
     pub fn of(test: Test) -> Self {
         match test {
-            Test::ReadLatency | Test::ReadBandwidth => Self::Read,
+            // The other side of atomics has as little to do as that of reads.
+            Test::ReadLatency | Test::ReadBandwidth | Test::AtomicLatency => Self::Read,
             Test::SendLatency | Test::SendBandwidth => Self::Send,
             Test::WriteLatency
             | Test::WriteBandwidth

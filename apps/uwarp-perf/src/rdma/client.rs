@@ -1,9 +1,9 @@
 //! The side that asks and measures.
 
 use super::bandwidth::{Operation, Pump};
-use super::latency::{Used, ask_by_send, ask_by_write, read};
+use super::latency::{Used, ask_by_send, ask_by_write, fetch_add, read};
 use super::layout::Layout;
-use super::session::{CONTROL, PATIENCE, Session};
+use super::session::{CONTROL, FEATURES, PATIENCE, Session};
 use super::wire::{Control, Request, data_to_octets, memory_from_octets};
 use crate::cli::{Plan, Test};
 use crate::meter::round_trips;
@@ -55,6 +55,7 @@ pub fn run(
     match plan.test {
         Test::WriteLatency | Test::SendLatency => ping_pong(&mut session, plan, &mut report)?,
         Test::ReadLatency => read_latency(&mut session, plan, &mut report)?,
+        Test::AtomicLatency => atomic_latency(&mut session, plan, &mut report)?,
         _ => bandwidth(&mut session, plan, &mut report)?,
     }
     session.leave()?;
@@ -83,7 +84,8 @@ fn establish(context: uwarp::Context, plan: &Plan, server: SocketAddr) -> anyhow
     // As many reads as the depth asks for and the protocol can name.
     let reads = u16::try_from(plan.depth.max(16)).unwrap_or(u16::MAX).min(0x3FFE);
     for index in 0..plan.qps {
-        let options = ConnectOptions::default().private_data(data_to_octets(seed, index)).reads(reads, reads);
+        let options =
+            ConnectOptions::default().private_data(data_to_octets(seed, index)).reads(reads, reads).features(FEATURES);
         let (queue_pair, _) =
             connect(&context, server, &options, PATIENCE, || session.make_queue_pair(index), |made| made)?;
         session.queue_pairs.push(queue_pair);
@@ -152,6 +154,19 @@ fn read_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyh
     report.seconds = time.as_secs_f64();
     begin(session, 1)?;
     Pump::new(session, Operation::Read, plan.depth)?.check(1)?;
+    Ok(())
+}
+
+fn atomic_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    begin(session, 0)?;
+    let mut found = vec![None; plan.qps as usize];
+    let (mut samples, time) = round_trips(plan, |number| fetch_add(session, number, &mut found).map(|()| true))?;
+    end(session)?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    // Every one was checked against the one before it.
+    report.verified = if plan.verify { report.iterations } else { 0 };
     Ok(())
 }
 

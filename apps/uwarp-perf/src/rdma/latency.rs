@@ -213,3 +213,25 @@ pub fn read(session: &mut Session, number: u64) -> anyhow::Result<()> {
     while session.reap(&mut out)? == 0 {}
     Ok(())
 }
+
+/// One FetchAdd of 1, from the post to its completion. `found` holds, by queue pair, what the one before it found.
+///
+/// # Errors
+/// The connection is lost, or an addition was lost.
+#[inline]
+pub fn fetch_add(session: &mut Session, number: u64, found: &mut [Option<u64>]) -> anyhow::Result<()> {
+    let index = turn_of(session, number);
+    let target = session.remote.offset + session.layout.out(index, 0);
+    let request = SendRequest::fetch_add(number, session.remote.stag, target, 1).signalled();
+    session.queue_pairs[index as usize].post_send(&[request])?;
+    let mut out = [Completion::default()];
+    while session.reap(&mut out)? == 0 {}
+    let original = out[0].original_value();
+    if let (Some(before), Some(now)) = (found[index as usize], original)
+        && now != before.wrapping_add(1)
+    {
+        anyhow::bail!("an addition was lost: {now} came after {before}");
+    }
+    found[index as usize] = original;
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use super::bandwidth::{Operation, Sink, be_read, fill_source};
 use super::latency::{answer_by_send, answer_by_write};
 use super::layout::Layout;
-use super::session::{CONTROL, PATIENCE, Session};
+use super::session::{CONTROL, FEATURES, PATIENCE, Session};
 use super::wire::{Control, Request, data_from_octets, memory_to_octets};
 use crate::cli::{ServerArguments, Test};
 use crate::meter::check_interrupted;
@@ -89,7 +89,7 @@ fn accept_data(session: &mut Session, listener: &mut Listener, request: &Request
             continue;
         }
         let mut queue_pair = session.make_queue_pair(next)?;
-        let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() };
+        let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() }.features(FEATURES);
         // A client that gives up and tries again comes with the same index.
         if arrival.accept(&mut queue_pair, options).is_ok() {
             session.queue_pairs.push(queue_pair);

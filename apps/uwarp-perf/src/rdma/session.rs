@@ -7,8 +7,8 @@ use crate::pattern::Pattern;
 use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
 use uwarp::{
-    Access, Completion, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions,
-    QueuePairState, ReceiveRequest, SendRequest, Sge, Status,
+    Access, Completion, CompletionQueue, Context, Features, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairOptions, QueuePairState, ReceiveRequest, SendRequest, Sge, Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
 
@@ -18,6 +18,8 @@ pub const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_AROUND: u32 = 1 << 14;
 /// Octets that are filled or checked in one piece.
 const PIECE: u64 = 64 << 10;
+/// What the data connections use beyond RFC 5040.
+pub const FEATURES: Features = Features { atomics: true, immediate: false, commit: false };
 /// The control connection's messages.
 pub const CONTROL: Shape = Shape { message: Control::LEN, messages: 8, work: 0 };
 
@@ -61,8 +63,7 @@ impl Session {
     /// The context has no room for them.
     pub fn new(context: Context, layout: Layout, depth: u32, is_send: bool, seed: u64) -> anyhow::Result<Self> {
         let domain = context.allocate_domain();
-        let memory = domain
-            .register_zeroed(layout.len() as usize, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let memory = domain.register_zeroed(layout.len() as usize, Access::ALL)?;
         let receives = receives(&layout, is_send);
         let completions =
             context.create_completion_queue(layout.qps as usize * (depth as usize + 8 + receives as usize))?;

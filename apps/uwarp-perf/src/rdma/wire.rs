@@ -69,7 +69,7 @@ impl Request {
     }
 }
 
-const TESTS: [Test; 7] = [
+const TESTS: [Test; 8] = [
     Test::WriteLatency,
     Test::ReadLatency,
     Test::SendLatency,
@@ -77,6 +77,7 @@ const TESTS: [Test; 7] = [
     Test::ReadBandwidth,
     Test::SendBandwidth,
     Test::WriteRate,
+    Test::AtomicLatency,
 ];
 
 fn test_number(test: Test) -> u8 {
@@ -88,6 +89,7 @@ fn test_number(test: Test) -> u8 {
         Test::ReadBandwidth => 5,
         Test::SendBandwidth => 6,
         Test::WriteRate => 7,
+        Test::AtomicLatency => 8,
         Test::RawLatency | Test::RawBandwidth | Test::StreamLatency | Test::StreamBandwidth => 0,
     }
 }

@@ -34,6 +34,7 @@ fn fault_table_is_frozen() {
 1/1/00 MD ResponseStag: ReadResponse
 1/1/01 MD ResponseBounds: ReadResponse
 0/2/06 MD ResponseUnexpected: Flushed
+0/2/ff MD ResponseIdentifier: ReadResponse
 1/2/01 MD InvalidQueue: Flushed
 1/2/02 MD NoBuffer: Flushed
 1/2/03 MD InvalidMessageSequenceNumber: Flushed

@@ -87,3 +87,76 @@ proptest! {
         prop_assert!(!matches!(framed, Framed::Fpdu { .. }), "{:?}", framed);
     }
 }
+
+/// Gives the FPDU in `octets`, at this place of its stream, a right CRC.
+fn sign(octets: &mut [u8]) {
+    let at = octets.len() - CRC_LEN;
+    let crc = crc32c::crc32c(&octets[..at]);
+    octets[at..].copy_from_slice(&crc.to_le_bytes());
+}
+
+#[test]
+fn a_marker_that_points_elsewhere_is_found() {
+    let mut room = fpdu(&[7; 1200], true);
+    let plain = room.len();
+    room.resize(plain + 16, 0);
+    let len = insert_markers(&mut room, plain, 512, Some(crc32c::crc32c));
+    room.truncate(len);
+    let mut ulpdu = Vec::new();
+    let look = |octets: &[u8], ulpdu: &mut Vec<u8>| deframe_marked(octets, 512, Some(crc32c::crc32c), ulpdu);
+    assert_eq!(look(&room, &mut ulpdu), Marked::Fpdu { len });
+    for at in [0, 512, 1024] {
+        let mut wrong = room.clone();
+        wrong[at + 3] ^= 4;
+        assert_eq!(look(&wrong, &mut ulpdu), Marked::BadCrc);
+        sign(&mut wrong);
+        assert_eq!(look(&wrong, &mut ulpdu), Marked::Mismatch, "{at}");
+        // The reserved half and the two lowest bits of the pointer mean nothing (RFC 5044 section 4.3).
+        let mut reserved = room.clone();
+        reserved[at] = 0xff;
+        reserved[at + 1] = 0xff;
+        reserved[at + 3] ^= 3;
+        sign(&mut reserved);
+        assert_eq!(look(&reserved, &mut ulpdu), Marked::Fpdu { len }, "{at}");
+        assert_eq!(ulpdu, [7; 1200]);
+    }
+}
+
+proptest! {
+    #[test]
+    fn markers_go_in_and_come_out(
+        start in 0u64..4096, ulpdus in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3000), 1..6), crc: bool,
+    ) {
+        let crc = crc.then_some(crc32c::crc32c as Crc32c);
+        let mut stream = Vec::new();
+        let start = start * 4;
+        for ulpdu in &ulpdus {
+            let mut room = fpdu(ulpdu, crc.is_some());
+            let plain = room.len();
+            room.resize(plain + plain / 100 + 8, 0);
+            let len = insert_markers(&mut room, plain, start + stream.len() as u64, crc);
+            stream.extend_from_slice(&room[..len]);
+        }
+        // A marker at each multiple of 512 that is inside, and what is between them are the FPDUs.
+        let mut rest = &stream[..];
+        let mut out = Vec::new();
+        for ulpdu in &ulpdus {
+            let at = start + (stream.len() - rest.len()) as u64;
+            let Marked::Fpdu { len } = deframe_marked(rest, at, crc, &mut out) else { panic!("{at}") };
+            prop_assert_eq!(&out, ulpdu);
+            prop_assert!(len.is_multiple_of(4));
+            let cut = deframe_marked(&rest[..len - 1], at, crc, &mut out);
+            let incomplete = matches!(cut, Marked::Incomplete { .. });
+            prop_assert!(incomplete, "{:?}", cut);
+            rest = &rest[len..];
+        }
+        prop_assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn any_octets_with_markers_give_an_answer(start in 0u64..1024, octets: Vec<u8>) {
+        let mut out = Vec::new();
+        let _ = deframe_marked(&octets, start * 4, None, &mut out);
+        let _ = deframe_marked(&octets, start * 4, Some(crc32c::crc32c), &mut out);
+    }
+}

@@ -25,6 +25,8 @@ pub struct InitiatorOptions {
     pub revision: Revision,
     /// Ask for CRCs. Off only by an administrator's wish; a peer that asks for them gets them anyway.
     pub crc: bool,
+    /// Ask for markers in what is received.
+    pub markers: bool,
     /// Limits of reads.
     pub limits: ReadLimits,
     /// Peer-to-peer with one of these indications; none is client-server.
@@ -36,6 +38,7 @@ impl Default for InitiatorOptions {
         InitiatorOptions {
             revision: Revision::Two,
             crc: true,
+            markers: false,
             limits: ReadLimits::default(),
             ready_to_receive: ReadyToReceiveKinds::NONE,
         }
@@ -82,7 +85,7 @@ impl Initiator {
         };
         let request = emit(&StartupFrame {
             kind: FrameKind::Request,
-            markers: false,
+            markers: options.markers,
             crc: options.crc,
             reject: false,
             revision,
@@ -127,16 +130,13 @@ fn outcome(options: &InitiatorOptions, reply: &StartupFrame<'_>) -> Result<Outco
     if reply.reject {
         return Ok(Outcome::Rejected(Rejection { peer_ird, peer_ord, private_data: reply.private_data.to_vec() }));
     }
-    if reply.markers {
-        return Err(StartupError::MarkersNotSupported);
-    }
     let limits = &options.limits;
     let mut parameters = Parameters {
         role: Role::Initiator,
         revision: reply.revision,
         crc: options.crc || reply.crc,
-        transmit_markers: false,
-        receive_markers: false,
+        transmit_markers: reply.markers,
+        receive_markers: options.markers,
         ird: limits.ird,
         ord: limits.ord,
         peer_ird,

@@ -9,6 +9,8 @@ use super::{Collector, OptionsError, Parameters, ReadLimits, ReadyToReceiveKinds
 pub struct ResponderOptions {
     /// Ask for CRCs. Off only by an administrator's wish; a peer that asks for them gets them anyway.
     pub crc: bool,
+    /// Ask for markers in what is received.
+    pub markers: bool,
     /// Enhanced Requests (RFC 6581) are answered. If not, they close TCP.
     pub enhanced: bool,
     /// The indications that this side understands when the Initiator asks for peer-to-peer. At least one.
@@ -17,7 +19,7 @@ pub struct ResponderOptions {
 
 impl Default for ResponderOptions {
     fn default() -> ResponderOptions {
-        ResponderOptions { crc: true, enhanced: true, ready_to_receive: ReadyToReceiveKinds::ALL }
+        ResponderOptions { crc: true, markers: false, enhanced: true, ready_to_receive: ReadyToReceiveKinds::ALL }
     }
 }
 
@@ -28,6 +30,8 @@ pub struct PeerRequest {
     pub revision: u8,
     /// The peer asks for CRCs.
     pub crc: bool,
+    /// The peer asks for markers in what it receives.
+    pub markers: bool,
     /// IRD and ORD of the peer and its peer-to-peer flags, if the Request is enhanced.
     pub enhanced: Option<EnhancedData>,
     /// The peer's private data.
@@ -130,6 +134,11 @@ impl Responder {
         self.options.ready_to_receive = kinds;
     }
 
+    /// Sets whether the coming answer asks for markers; what [`ResponderOptions`] said until now.
+    pub fn set_markers(&mut self, markers: bool) {
+        self.options.markers = markers;
+    }
+
     /// The Request that waits for a decision.
     pub fn request(&self) -> Option<&PeerRequest> {
         match &self.state {
@@ -149,8 +158,8 @@ impl Responder {
             role: Role::Responder,
             revision: request.revision,
             crc: self.options.crc || request.crc,
-            transmit_markers: false,
-            receive_markers: false,
+            transmit_markers: request.markers,
+            receive_markers: self.options.markers,
             ird: limits.ird,
             ord: limits.ord,
             peer_ird: request.ird(),
@@ -184,7 +193,7 @@ impl Responder {
         }
         let frame = emit(&StartupFrame {
             kind: FrameKind::Reply,
-            markers: false,
+            markers: self.options.markers,
             crc: parameters.crc,
             reject: false,
             revision: request.revision,
@@ -208,7 +217,7 @@ impl Responder {
         let enhanced = request.enhanced.as_ref().map(|data| self.kinds(data).with_limits(wanted.ird, wanted.ord));
         let frame = emit(&StartupFrame {
             kind: FrameKind::Reply,
-            markers: false,
+            markers: self.options.markers,
             crc: self.options.crc || request.crc,
             reject: true,
             revision: request.revision,
@@ -243,12 +252,10 @@ fn request(options: &ResponderOptions, frame: &StartupFrame<'_>) -> Result<PeerR
     if frame.enhanced.is_some() && !options.enhanced {
         return Err(StartupError::EnhancedNotSupported);
     }
-    if frame.markers {
-        return Err(StartupError::MarkersNotSupported);
-    }
     Ok(PeerRequest {
         revision: frame.revision,
         crc: frame.crc,
+        markers: frame.markers,
         enhanced: frame.enhanced,
         private_data: frame.private_data.to_vec(),
     })

@@ -79,6 +79,20 @@ fn crcs_are_on_if_either_side_asks() {
 }
 
 #[test]
+fn each_side_gets_markers_in_what_it_receives_if_it_asks() {
+    for (client, server) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (outcome, responder) = exchange(
+            InitiatorOptions { markers: client, ..InitiatorOptions::default() },
+            ResponderOptions { markers: server, ..ResponderOptions::default() },
+            &ReadLimits::default(),
+        );
+        let initiator = established(outcome);
+        assert_eq!((initiator.transmit_markers, initiator.receive_markers), (server, client));
+        assert_eq!((responder.transmit_markers, responder.receive_markers), (client, server));
+    }
+}
+
+#[test]
 fn a_reply_asks_for_crcs_when_the_request_did() {
     let options = ResponderOptions { crc: false, ..ResponderOptions::default() };
     for (flags, expected) in [(0x40, 0x40), (0x00, 0x00)] {
@@ -306,8 +320,6 @@ fn malformed_frames_close_the_connection() {
     assert_eq!(reply(&frame(REPLY, 0x40, 1, &[0; 513])), Err(E::PrivateDataLength));
     assert_eq!(request(&frame(REQUEST, 0x50, 2, &[0; 3])), Err(E::EnhancedData));
     assert_eq!(reply(&frame(REPLY, 0x50, 2, &[0; 3])), Err(E::EnhancedData));
-    assert_eq!(request(&frame(REQUEST, 0xc0, 1, &[])), Err(E::MarkersNotSupported));
-    assert_eq!(reply(&frame(REPLY, 0xc0, 1, &[])), Err(E::MarkersNotSupported));
     assert_eq!(E::Key.fault(), Fault::InvalidStartupFrame);
     let options = InitiatorOptions { revision: Revision::One, ..InitiatorOptions::default() };
     let octets = frame(REPLY, 0x50, 2, &words(1, 1));

@@ -1,8 +1,8 @@
-//! The two read queues of a stream: reads of ours that await their response (at most ORD), and reads of the peer that
-//! hold a slot (at most IRD).
+//! The two request queues of a stream: reads and atomics of ours that await their response (together at most ORD), and
+//! those of the peer that hold a slot (at most IRD reads, and in addition IRD atomics: RFC 7306 section 5.2.2).
 
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
-use uwarp_wire::rdmap::{ReadRequest, TerminatedHeader};
+use uwarp_wire::rdmap::{ATOMIC_REQUEST_LEN, AtomicOperation, AtomicRequest, ReadRequest, TerminatedHeader};
 
 use super::{LazyQueue, ReadToken};
 use crate::fault::Fault;
@@ -19,10 +19,17 @@ struct OutstandingRead {
     length: u32,
 }
 
-/// Reads of ours, oldest first.
+/// A request of ours. Responses come in the order of the requests, whatever their kinds.
+#[derive(Clone, Copy, Debug)]
+enum Outstanding {
+    Read(OutstandingRead),
+    Atomic { token: ReadToken, identifier: u32 },
+}
+
+/// Requests of ours, oldest first.
 #[derive(Clone, Debug)]
 pub(crate) struct OutstandingReads {
-    queue: LazyQueue<OutstandingRead>,
+    queue: LazyQueue<Outstanding>,
     /// Octets of the oldest read that have come.
     received: u32,
     limit: u16,
@@ -36,16 +43,24 @@ impl OutstandingReads {
     pub(super) fn push(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<()> {
         // A ready-to-receive indication goes out even if the consumer asked for no outbound reads at all: the Responder
         // has raised its limit for it (RFC 6581 section 9.1).
-        if token.is_some() && self.queue.len() >= usize::from(self.limit) {
+        if token.is_some() && self.is_full() {
             return None;
         }
-        self.queue.push_back(OutstandingRead {
+        self.queue.push_back(Outstanding::Read(OutstandingRead {
             sink_offset: request.sink_offset,
             token,
             sink_stag: request.sink_stag,
             length: request.length,
-        });
+        }));
         Some(())
+    }
+
+    pub(super) fn push_atomic(&mut self, identifier: u32, token: ReadToken) {
+        self.queue.push_back(Outstanding::Atomic { token, identifier });
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.len() >= usize::from(self.limit)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -74,7 +89,7 @@ impl OutstandingReads {
         len: u32,
         last: bool,
     ) -> Result<(Option<ReadToken>, bool), Fault> {
-        let Some(read) = self.queue.front() else {
+        let Some(Outstanding::Read(read)) = self.queue.front() else {
             return Err(Fault::ResponseUnexpected);
         };
         let token = read.token;
@@ -98,6 +113,58 @@ impl OutstandingReads {
         }
         Ok((token, last))
     }
+
+    /// Whether an Atomic Response has a buffer: whether an atomic is outstanding.
+    pub(crate) fn awaits_atomic(&self) -> bool {
+        self.queue.iter().any(|request| matches!(request, Outstanding::Atomic { .. }))
+    }
+
+    /// Takes the Atomic Response of the oldest request; gives its token. Responses are matched by their order, and the
+    /// identifier is a cross-check.
+    pub(crate) fn receive_atomic(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
+        match self.queue.front() {
+            Some(Outstanding::Atomic { token, identifier: asked }) => {
+                if *asked != identifier {
+                    return Err(Fault::ResponseIdentifier);
+                }
+                let token = *token;
+                self.queue.pop_front();
+                Ok(token)
+            }
+            _ => Err(Fault::ResponseUnexpected),
+        }
+    }
+}
+
+/// An Atomic Request of the peer, of a kind that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboundAtomic {
+    /// What to do.
+    pub operation: AtomicOperation,
+    /// To what, and with what.
+    pub request: AtomicRequest,
+    /// The DDP header that it came with, for a Terminate.
+    header: TerminatedHeader,
+}
+
+impl InboundAtomic {
+    pub(crate) fn new(operation: AtomicOperation, request: AtomicRequest, header: TerminatedHeader) -> InboundAtomic {
+        InboundAtomic { operation, request, header }
+    }
+}
+
+/// A request of the peer that holds a slot.
+#[derive(Clone, Copy, Debug)]
+struct Inbound {
+    what: What,
+    /// Stream position at which the response ends, once it was sent.
+    end: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Read(InboundRead),
+    Atomic(InboundAtomic),
 }
 
 /// A Read Request of the peer.
@@ -107,13 +174,11 @@ pub struct InboundRead {
     pub request: ReadRequest,
     /// The DDP header that it came with, for a Terminate.
     header: TerminatedHeader,
-    /// Stream position at which the response ends, once it was sent.
-    end: u64,
 }
 
 impl InboundRead {
     pub(crate) fn new(request: ReadRequest, header: TerminatedHeader) -> InboundRead {
-        InboundRead { request, header, end: 0 }
+        InboundRead { request, header }
     }
 
     /// What goes back in a Terminate when `answered` octets of the response were sent.
@@ -143,19 +208,22 @@ pub struct Response {
     pub source_offset: TaggedOffset,
 }
 
-/// Reads of the peer, oldest first: `answered` of them wait for the acknowledgment of their response, then comes the one
+/// Requests of the peer, oldest first: `answered` of them wait for the acknowledgment of their response, then comes the one
 /// that is being answered if there is one, then those that wait.
 #[derive(Clone, Debug)]
 pub(crate) struct InboundReads {
-    queue: LazyQueue<InboundRead>,
+    queue: LazyQueue<Inbound>,
     answered: u16,
+    /// How many of them are atomics.
+    atomics: u16,
+    /// Of reads, and in addition of atomics.
     limit: u16,
     answering: bool,
 }
 
 impl InboundReads {
     pub(super) const fn new(limit: u16) -> InboundReads {
-        InboundReads { queue: LazyQueue::new(), answered: 0, limit, answering: false }
+        InboundReads { queue: LazyQueue::new(), answered: 0, atomics: 0, limit, answering: false }
     }
 
     pub(super) const fn limit(&self) -> u16 {
@@ -171,14 +239,25 @@ impl InboundReads {
         self.queue.capacity()
     }
 
-    /// Whether a further request would be more than was agreed.
+    /// Whether a further read would be more than was agreed.
     pub(crate) fn is_full(&self) -> bool {
-        self.queue.len() >= usize::from(self.limit)
+        self.queue.len() - usize::from(self.atomics) >= usize::from(self.limit)
+    }
+
+    /// Whether a further atomic would be more than was agreed.
+    pub(crate) fn is_full_of_atomics(&self) -> bool {
+        self.atomics >= self.limit
     }
 
     pub(super) fn push(&mut self, read: InboundRead) {
         debug_assert!(!self.is_full(), "every accepted read was counted when it was received");
-        self.queue.push_back(read);
+        self.queue.push_back(Inbound { what: What::Read(read), end: 0 });
+    }
+
+    pub(super) fn push_atomic(&mut self, atomic: InboundAtomic) {
+        debug_assert!(!self.is_full_of_atomics(), "every accepted atomic was counted when it was received");
+        self.atomics += 1;
+        self.queue.push_back(Inbound { what: What::Atomic(atomic), end: 0 });
     }
 
     pub(super) fn has_next(&self) -> bool {
@@ -189,7 +268,9 @@ impl InboundReads {
         if !self.has_next() {
             return None;
         }
-        let request = self.queue.get(usize::from(self.answered))?.request;
+        let What::Read(InboundRead { request, .. }) = self.queue.get(usize::from(self.answered))?.what else {
+            return None;
+        };
         self.answering = true;
         Some(Response {
             message: Message::read_response(request.sink_stag, request.sink_offset, request.length),
@@ -198,8 +279,38 @@ impl InboundReads {
         })
     }
 
-    pub(super) fn answering(&self) -> Option<&InboundRead> {
+    /// The atomic that is to be answered next, if the next is one.
+    pub(super) fn next_atomic(&mut self) -> Option<InboundAtomic> {
+        if !self.has_next() {
+            return None;
+        }
+        let What::Atomic(atomic) = self.queue.get(usize::from(self.answered))?.what else { return None };
+        self.answering = true;
+        Some(atomic)
+    }
+
+    /// The identifier of the atomic that is being answered.
+    pub(super) fn answering_identifier(&self) -> Option<u32> {
+        match self.answering()?.what {
+            What::Atomic(atomic) => Some(atomic.request.request_identifier),
+            What::Read(_) => None,
+        }
+    }
+
+    fn answering(&self) -> Option<&Inbound> {
         if self.answering { self.queue.get(usize::from(self.answered)) } else { None }
+    }
+
+    /// What of the request being answered goes back in a Terminate when `answered` octets of the response were sent.
+    pub(super) fn failed_segment(&self, answered: u32) -> Option<FailedSegment> {
+        Some(match &self.answering()?.what {
+            What::Read(read) => read.failed_segment(answered),
+            What::Atomic(atomic) => FailedSegment {
+                segment_length: (UNTAGGED_HEADER_LEN + ATOMIC_REQUEST_LEN) as u16,
+                ddp_header: atomic.header,
+                read_request: None,
+            },
+        })
     }
 
     pub(super) fn sent(&mut self, stream_position: u64) {
@@ -215,7 +326,11 @@ impl InboundReads {
 
     #[inline]
     pub(super) fn acknowledged(&mut self, stream_position: u64) {
-        while self.answered > 0 && self.queue.front().is_some_and(|read| read.end <= stream_position) {
+        while self.answered > 0
+            && let Some(request) = self.queue.front()
+            && request.end <= stream_position
+        {
+            self.atomics -= u16::from(matches!(request.what, What::Atomic(_)));
             self.queue.pop_front();
             self.answered -= 1;
         }

@@ -66,6 +66,11 @@ fn an_idle_stream_is_small_and_has_allocated_nothing() {
 }
 
 impl Stream {
+    /// The next request of ours gets this number.
+    pub(crate) fn set_next_request(&mut self, number: u32) {
+        self.transmit_request_number = MessageSequenceNumber(number);
+    }
+
     fn outstanding_capacity(&self) -> (usize, usize) {
         (self.outstanding.capacity(), self.inbound.capacity())
     }

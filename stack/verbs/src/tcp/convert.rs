@@ -71,7 +71,7 @@ impl TcpStream {
             Ok(options) => options,
             Err(error) => return Err(ConversionError::new(error, Some(self))),
         };
-        queue_pair.set_connecting();
+        queue_pair.set_connecting(options.features);
         let role = ConversionRole::Initiator { queue_pair: queue_pair.number(), options };
         let lent = self.lend(role);
         match Connecting::new(peer, false, timeout).wait(queue_pair) {

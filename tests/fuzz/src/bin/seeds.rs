@@ -28,7 +28,7 @@ fn main() {
     let frames = Corpus::new(&directory, "frame");
     let startups = Corpus::new(&directory, "mpa_startup");
     made_frames(&frames);
-    vectors(&data, &frames, &startups);
+    vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"));
     recorded(&data, &frames, &startups);
 }
 
@@ -114,7 +114,7 @@ fn made_frames(corpus: &Corpus) {
     }
 }
 
-fn vectors(data: &Path, frames: &Corpus, startups: &Corpus) {
+fn vectors(data: &Path, frames: &Corpus, startups: &Corpus, markers: &Corpus) {
     let text = fs::read_to_string(data.join("test-vectors.json")).expect("the vectors can be read");
     let list: Vec<Value> = serde_json::from_str(&text).expect("the vectors are JSON");
     let mut fpdus = BTreeMap::new();
@@ -127,7 +127,11 @@ fn vectors(data: &Path, frames: &Corpus, startups: &Corpus) {
             .collect();
         match field("layer") {
             "MPA" => startups.add_startup(name, &octets),
-            // Marked streams are for a later target; RPC bodies are payload to us.
+            "FPDU" if entry["fields"]["stream_offset"].is_u64() => {
+                let offset = entry["fields"]["stream_offset"].as_u64().unwrap_or(0);
+                markers.add(name, &[&((offset / 4) as u16).to_le_bytes(), &octets[..]].concat());
+            }
+            // RPC bodies are payload to us.
             "FPDU" if entry["fields"].get("markers").is_none() && !name.contains("rpc") => {
                 let flags = TcpFlags::ACK | TcpFlags::PSH;
                 frames.add(name, &segment(&path(), flags, TcpOptions::NONE, &octets));

@@ -1,0 +1,43 @@
+//! The conformance report: `uwarp-conformance filter` prints what nextest has to run, `uwarp-conformance report` reads what it
+//! printed from its input and says which rows hold.
+
+use std::io::Read;
+use std::process::ExitCode;
+
+use uwarp_conformance::{Matrix, filter, passed_tests, workspace};
+
+const USAGE: &str = "usage: uwarp-conformance filter | uwarp-conformance report < OUTPUT-OF-NEXTEST";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("uwarp-conformance: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<bool, String> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let matrix = || Matrix::read(&workspace().join("tests/data/conformance"));
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["filter"] => {
+            println!("{}", filter(matrix()?.tests())?);
+            Ok(true)
+        }
+        ["report"] => {
+            let mut output = String::new();
+            std::io::stdin().read_to_string(&mut output).map_err(|error| error.to_string())?;
+            let report = matrix()?.report(&passed_tests(&output));
+            print!("{}", report.text());
+            Ok(report.is_complete())
+        }
+        ["--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(true)
+        }
+        _ => Err(USAGE.to_owned()),
+    }
+}
