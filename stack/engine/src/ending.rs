@@ -203,7 +203,8 @@ impl<P: Port> Core<P> {
         let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
         if message.is_some() && may_say {
             running.terminate = message;
-        } else {
+        } else if running.terminate.is_none() {
+            // Else the Terminate of an earlier fault is still to go out, and brings the FIN behind it.
             self.close_tcp(connection);
         }
     }
@@ -316,6 +317,8 @@ impl<P: Port> Core<P> {
                             };
                             self.close_if_finished(connection, queue_pair);
                         }
+                        // The Terminate that is still to go out brings the FIN behind it.
+                        None if running.terminate.is_some() => {}
                         None => self.close_tcp(connection),
                     },
                     Err(fault) => {
