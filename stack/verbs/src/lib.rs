@@ -173,7 +173,8 @@
 //!     stream.read_exact(&mut text)?;
 //!     // An echo. Its end is where MPA begins.
 //!     stream.write_all(&text)?;
-//!     let request = stream.into_responder(LIMIT)?;
+//!     // The error holds the stream, which may go on after a refusal but belongs to one thread.
+//!     let request = stream.into_responder(LIMIT).map_err(|refused| refused.error)?;
 //!     let mut completions = there.create_completion_queue(16)?;
 //!     let domain = there.allocate_domain();
 //!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
