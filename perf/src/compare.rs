@@ -8,13 +8,17 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+use uwarp_app::cacheline;
 
 use crate::kernel::{Namespaces, Test};
 use crate::programs::{RawC, UwarpPerf};
 
-/// A part is thrown away when a cache line's round trip changed by more than this factor around it: the host has moved a
-/// CPU, and everything measured meanwhile belongs to two machines.
-const STEADY: f64 = 1.5;
+/// A part is compared only if a cache line's round trip, before and after it, was at most this many times the shortest one
+/// of the whole run. The host of a virtual machine moves its CPUs: what was measured meanwhile belongs to two machines, and
+/// what was measured on distant CPUs to another one.
+const NEAR: f64 = 1.4;
+/// Fewer parts than this give no ratio.
+const ENOUGH: usize = 3;
 /// The raw figure must come this close to the C program's before a ratio to it means anything.
 const HONEST: f64 = 1.2;
 
@@ -24,11 +28,11 @@ pub struct Options {
     /// Devices, one after the other
     #[arg(long, value_delimiter = ',', default_value = "virtio,memif")]
     device: Vec<String>,
-    /// Rounds of A B A B; medians are over the rounds that the machine left alone
-    #[arg(long, default_value_t = 5)]
+    /// Rounds of A B A B; medians are over the rounds in which the machine's CPUs lay nearest to each other
+    #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Length of one part in milliseconds
-    #[arg(long, default_value_t = 1000)]
+    /// Length of one part in milliseconds: the shorter, the less the machine changes in it
+    #[arg(long, default_value_t = 300)]
     milliseconds: u64,
     /// CPUs of the two ends
     #[arg(long, value_delimiter = ',', num_args = 2, default_value = "0,1")]
@@ -41,18 +45,26 @@ pub struct Options {
     json: Option<PathBuf>,
 }
 
-/// Samples of one figure, in the unit that its name ends with.
-#[derive(Default, Serialize)]
-struct Figure {
-    samples: Vec<f64>,
-    dropped: usize,
+/// One part's outcome.
+#[derive(Serialize)]
+struct Sample {
+    /// In the unit that the figure's name ends with.
+    value: f64,
+    /// A cache line's round trip between the two CPUs, before and after; none on one CPU.
+    cacheline_ns: Option<[f64; 2]>,
 }
 
+/// The outcomes of one part in all rounds.
+#[derive(Default, Serialize)]
+struct Figure(Vec<Sample>);
+
 impl Figure {
-    fn median(&self) -> Option<f64> {
-        let mut sorted = self.samples.clone();
-        sorted.sort_by(f64::total_cmp);
-        (!sorted.is_empty()).then(|| sorted[sorted.len() / 2])
+    /// What was measured with the CPUs as near as `limit` nanoseconds, ascending.
+    fn kept(&self, limit: f64) -> Vec<f64> {
+        let near = |sample: &&Sample| sample.cacheline_ns.is_none_or(|line| line[0].max(line[1]) <= limit);
+        let mut values: Vec<f64> = self.0.iter().filter(near).map(|sample| sample.value).collect();
+        values.sort_by(f64::total_cmp);
+        values
     }
 }
 
@@ -65,50 +77,77 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let c = RawC::build(folder.path())?;
     let kernel = if options.no_kernel { None } else { Some(Namespaces::new()?) };
-    let cpus = (options.cpus[0], options.cpus[1]);
-    let duration = Duration::from_millis(options.milliseconds);
-    let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
 
     let mut all = BTreeMap::new();
     for device in &options.device {
         let mut figures = Figures::new();
         for round in 1..=options.rounds {
             eprintln!("{device}: round {round} of {}", options.rounds);
-            match c.pair(device, cpus)? {
-                Some(p50_ns) => figures.entry("C raw latency, p50 ns".into()).or_default().samples.push(p50_ns),
-                None => eprintln!("{device}: the C program does not know this device"),
-            }
-            for (name, test, size, more) in PARTS {
-                let more = [&flags[..], &more.iter().map(ToString::to_string).collect::<Vec<_>>()].concat();
-                let report = perf.pair(test, device, *size, &more, duration)?;
-                let steady = report
-                    .cacheline_ns
-                    .as_ref()
-                    .is_none_or(|line| line.before.max(line.after) <= STEADY * line.before.min(line.after));
-                let (suffix, value) = match (&report.latency_ns, test.ends_with("latency"), test.ends_with("rate")) {
-                    (Some(latency), true, _) => ("p50 ns", Some(latency.p50)),
-                    (_, _, true) => ("M/s", report.mops),
-                    _ => ("Gbit/s", report.gbit_per_s),
-                };
-                let figure = figures.entry(format!("{name}, {suffix}")).or_default();
-                match value {
-                    Some(value) if steady => figure.samples.push(value),
-                    _ => figure.dropped += 1,
-                }
-            }
-            if let Some(kernel) = &kernel {
-                let outcome = kernel.measure(Test::Latency, 64, duration, cpus)?;
-                figures.entry("kernel TCP spinning, p50 ns".into()).or_default().samples.push(outcome.p50_ns);
-                let outcome = kernel.measure(Test::Bandwidth, 1 << 16, duration, cpus)?;
-                figures.entry("kernel TCP no offloads, Gbit/s".into()).or_default().samples.push(outcome.gbit_per_s);
-            }
+            measure(options, device, &perf, &c, kernel.as_ref(), &mut figures)?;
         }
-        print(device, &figures);
         all.insert(device.clone(), figures);
     }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&all)?;
         std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let nearest = all
+        .values()
+        .flat_map(BTreeMap::values)
+        .flat_map(|figure| &figure.0)
+        .filter_map(|sample| sample.cacheline_ns)
+        .flatten()
+        .reduce(f64::min);
+    let limit = nearest.map_or(f64::INFINITY, |nearest| NEAR * nearest);
+    if let Some(nearest) = nearest {
+        println!(
+            "a cache line's round trip was {nearest:.0} ns at best; kept are the parts in which it was at most {limit:.0} ns"
+        );
+    }
+    for (device, figures) in &all {
+        print(device, figures, limit);
+    }
+    Ok(())
+}
+
+/// One round over one device.
+fn measure(
+    options: &Options,
+    device: &str,
+    perf: &UwarpPerf,
+    c: &RawC,
+    kernel: Option<&Namespaces>,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let cpus = (options.cpus[0], options.cpus[1]);
+    let duration = Duration::from_millis(options.milliseconds);
+    let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
+    let mut before = cacheline::round_trip(cpus.0, cpus.1);
+    let mut add = |name: String, value: f64| {
+        let after = cacheline::round_trip(cpus.0, cpus.1);
+        let cacheline_ns = before.zip(after).map(|(before, after)| [before, after]);
+        before = after;
+        figures.entry(name).or_default().0.push(Sample { value, cacheline_ns });
+    };
+    match c.pair(device, cpus)? {
+        Some(p50_ns) => add("C raw latency, p50 ns".into(), p50_ns),
+        None => eprintln!("{device}: the C program does not know this device"),
+    }
+    for (name, test, size, more) in PARTS {
+        let more = [&flags[..], &more.iter().map(ToString::to_string).collect::<Vec<_>>()].concat();
+        let report = perf.pair(test, device, *size, &more, duration)?;
+        let (suffix, value) = match (&report.latency_ns, test.ends_with("latency"), test.ends_with("rate")) {
+            (Some(latency), true, _) => ("p50 ns", Some(latency.p50)),
+            (_, _, true) => ("M/s", report.mops),
+            _ => ("Gbit/s", report.gbit_per_s),
+        };
+        let value = value.with_context(|| format!("uwarp-perf pair {test} reports no {suffix}"))?;
+        add(format!("{name}, {suffix}"), value);
+    }
+    if let Some(kernel) = kernel {
+        add("kernel TCP spinning, p50 ns".into(), kernel.measure(Test::Latency, 64, duration, cpus)?.p50_ns);
+        let outcome = kernel.measure(Test::Bandwidth, 1 << 16, duration, cpus)?;
+        add("kernel TCP no offloads, Gbit/s".into(), outcome.gbit_per_s);
     }
     Ok(())
 }
@@ -127,40 +166,48 @@ const PARTS: &[(&str, &str, usize, &[&str])] = &[
     ("Write rate", "write-rate", 64, &["--depth", "64"]),
 ];
 
-fn print(device: &str, figures: &Figures) {
+fn print(device: &str, figures: &Figures, limit: f64) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["figure", "median", "min", "max", "kept", "dropped"]);
     for column in 1..6 {
         table.column_mut(column).expect("the header has it").set_cell_alignment(CellAlignment::Right);
     }
+    let middle = |kept: &[f64]| kept.get(kept.len() / 2).copied();
     for (name, figure) in figures {
+        let kept = figure.kept(limit);
         let of = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         table.add_row([
             name.clone(),
-            of(figure.median()),
-            of(figure.samples.iter().copied().reduce(f64::min)),
-            of(figure.samples.iter().copied().reduce(f64::max)),
-            figure.samples.len().to_string(),
-            figure.dropped.to_string(),
+            of(middle(&kept)),
+            of(kept.first().copied()),
+            of(kept.last().copied()),
+            kept.len().to_string(),
+            (figure.0.len() - kept.len()).to_string(),
         ]);
     }
     println!("{device}\n{table}");
-    let median = |name: &str| figures.get(name).and_then(Figure::median);
-    let honest = match (median("C raw latency, p50 ns"), median("raw latency, p50 ns")) {
-        (Some(c), Some(raw)) if raw > HONEST * c => {
+    let median = |name: &str| {
+        let kept = figures.get(name)?.kept(limit);
+        middle(&kept).filter(|_| kept.len() >= ENOUGH)
+    };
+    let ratio = |what: &str, of: &str| match (median(what), median(of)) {
+        (Some(above), Some(below)) => println!("{:5.2} x  {what}, of {of}", above / below),
+        _ if figures.contains_key(what) && figures.contains_key(of) => {
+            println!("    - x  {what}, of {of}: fewer than {ENOUGH} parts were kept");
+        }
+        _ => {}
+    };
+    const RAW: &str = "raw latency, p50 ns";
+    const C: &str = "C raw latency, p50 ns";
+    ratio(RAW, C);
+    match (median(RAW), median(C)) {
+        (Some(raw), Some(c)) if raw > HONEST * c => {
             println!("no ratio to the raw device: it is {:.2} x the C program's, more than {HONEST}", raw / c);
-            false
         }
-        _ => true,
-    };
-    let ratio = |what: &str, of: &str| {
-        if let (Some(above), Some(below)) = (median(what), median(of)) {
-            println!("{:5.2} x  {what}, of {of}", above / below);
-        }
-    };
-    if honest {
-        for name in ["Write latency, p50 ns", "Send latency, p50 ns", "Read latency, p50 ns"] {
-            ratio(name, "raw latency, p50 ns");
+        _ => {
+            for name in ["Write latency, p50 ns", "Send latency, p50 ns", "Read latency, p50 ns"] {
+                ratio(name, RAW);
+            }
         }
     }
     ratio("kernel TCP spinning, p50 ns", "Write latency, p50 ns");

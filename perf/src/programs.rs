@@ -16,8 +16,6 @@ pub struct Report {
     pub gbit_per_s: Option<f64>,
     /// Operations.
     pub mops: Option<f64>,
-    /// A cache line's round trip between the two CPUs around the test.
-    pub cacheline_ns: Option<CacheLine>,
 }
 
 /// What is used of the distribution.
@@ -25,15 +23,6 @@ pub struct Report {
 pub struct Latency {
     /// The median in nanoseconds.
     pub p50: f64,
-}
-
-/// Nanoseconds of a round trip.
-#[derive(Debug, Deserialize)]
-pub struct CacheLine {
-    /// Before the test.
-    pub before: f64,
-    /// After it.
-    pub after: f64,
 }
 
 /// `uwarp-perf`, which lies beside this program.

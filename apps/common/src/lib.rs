@@ -1,5 +1,6 @@
 //! What the tools of uwarp share: one way to say which device and which addresses, one way to fail, one look.
 //!
+//! - [`cacheline`]: CPUs: pinning, and how far two of them are from each other.
 //! - [`channel`]: connections for short messages.
 //! - [`network`]: the flags that every tool understands, and how they are merged with a configuration file.
 //! - [`units`]: sizes and times as people write them on a command line.
@@ -8,6 +9,7 @@
 //! - [`signals`]: a flag that Ctrl-C sets.
 #![forbid(unsafe_code)]
 
+pub mod cacheline;
 pub mod channel;
 pub mod network;
 pub mod outcome;

@@ -1,7 +1,6 @@
 //! Measures latency, bandwidth and message rate of RDMA over DPDK devices, and of the bare devices.
 #![forbid(unsafe_code)]
 
-mod cacheline;
 mod cli;
 mod meter;
 mod namespace;

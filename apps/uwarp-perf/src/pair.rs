@@ -1,6 +1,5 @@
 //! `pair`: starts both sides as processes of their own, each on its CPU, and ends them.
 
-use crate::cacheline;
 use crate::cli::{Amount, PairArguments, Plan};
 use crate::namespace::{self, CLIENT_INTERFACE, SERVER_INTERFACE};
 use crate::outcome_of;
@@ -10,6 +9,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+use uwarp_app::cacheline;
 use uwarp_app::network::fits_a_socket;
 use uwarp_app::{DeviceKind, signals, usage};
 

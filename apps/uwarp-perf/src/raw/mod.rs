@@ -8,12 +8,12 @@ mod server;
 pub use client::run as client;
 pub use server::run as server;
 
-use crate::cacheline::pin;
 use crate::meter::check_interrupted;
 use frames::{Addresses, BROADCAST, Header};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use uwarp::Config;
+use uwarp_app::cacheline::pin;
 use uwarp_app::usage;
 use uwarp_dpdk::{Eal, EalConfig, MAX_BURST, Mbuf, Offloads, Port, PortOptions, Queue, ThreadRegistration};
 

@@ -12,9 +12,9 @@ mod wire;
 pub use client::run as client;
 pub use server::run as server;
 
-use crate::cacheline::pin;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context};
+use uwarp_app::cacheline::pin;
 use uwarp_app::usage;
 
 /// Opens the context. An inline engine runs on this thread, which is pinned; a threaded one is pinned by itself, and this
