@@ -1,0 +1,225 @@
+//! What TCP does for MPA and DDP: each new segment holds whole FPDUs (RFC 5044 §5.1), small ones do not wait for others, and
+//! work is complete when TCP has taken responsibility for it, not before (RFC 5041 §5.3).
+
+use std::time::Duration;
+
+use uwarp_engine::command::Command;
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::work::{SendOpcode, Sge, Status};
+use uwarp_iwarp::framing::fpdu_len;
+use uwarp_memory::{Access, Registration};
+use uwarp_wire::frame::{Frame, TcpFrame, classify};
+
+const PORT: u16 = 7471;
+const REGION: u32 = 256 << 10;
+
+struct Bench {
+    world: World,
+    client: Pair,
+    _server: Pair,
+    source: Registration,
+    target: Registration,
+}
+
+/// Two hosts and a stream between them; what the first sends is captured from before its connection on.
+fn bench(seed: u64, options: SimOptions, capture: Option<&std::path::Path>) -> Bench {
+    let mut world = World::new(seed, options);
+    for _ in 0..2 {
+        world.add(HostOptions::default(), |_| {});
+    }
+    if let Some(path) = capture {
+        let (reply, opened) = crossbeam::channel::unbounded();
+        world.hosts[0].command(Command::StartCapture { path: path.to_owned(), reply });
+        world.run(Duration::from_micros(10));
+        assert_eq!(opened.try_recv(), Ok(Ok(())));
+    }
+    let requests = world.hosts[1].listen(PORT);
+    let client = world.hosts[0].pair(PairOptions::default());
+    let server = world.hosts[1].pair(PairOptions::default());
+    world.join((0, &client), (1, &server), &requests, PORT);
+    let source = world.hosts[0].register(vec![0x5a; REGION as usize], Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; REGION as usize], Access::REMOTE_WRITE);
+    Bench { world, client, _server: server, source, target }
+}
+
+impl Bench {
+    fn write(&mut self, id: u64, length: u32) {
+        let local = Sge { stag: self.source.stag(), length, offset: self.source.base_offset() };
+        let remote = (self.target.stag(), self.target.base_offset());
+        assert!(self.client.post_simple(id, SendOpcode::Write, Some(local), remote));
+    }
+
+    /// Waits for so many completions.
+    fn complete(&mut self, wanted: usize) {
+        let mut done = 0;
+        let client = &mut self.client;
+        assert!(self.world.run_until(Duration::from_secs(60), |_| {
+            for completion in client.poll_all() {
+                assert_eq!(completion.status, Status::Success);
+                done += 1;
+            }
+            done == wanted
+        }));
+    }
+}
+
+/// A segment of the capture that carries octets never sent before.
+#[derive(Debug)]
+struct Fresh {
+    /// Place of its first octet in the stream of FPDUs.
+    at: u64,
+    octets: Vec<u8>,
+    ip_packet: usize,
+}
+
+/// The client's segments out of a capture: those with new octets behind MPA's Request, and how many brought old ones.
+fn segments(path: &std::path::Path) -> (Vec<Fresh>, usize) {
+    let file = std::fs::File::open(path).expect("the capture");
+    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
+    let (mut fresh, mut repeated) = (Vec::new(), 0);
+    let mut next = None;
+    let mut start = None;
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.expect("a whole packet");
+        let frame = &packet.data[..];
+        let Ok(Frame::Tcp(TcpFrame { header, payload_offset, payload_len, ip_offset, .. })) =
+            classify(frame, frame.len())
+        else {
+            continue;
+        };
+        if header.destination_port != PORT || payload_len == 0 {
+            continue;
+        }
+        let octets = &frame[payload_offset..payload_offset + payload_len];
+        let first = *next.get_or_insert(header.sequence);
+        if header.sequence != first {
+            repeated += 1;
+            continue;
+        }
+        next = Some(header.sequence + payload_len as u32);
+        match start {
+            // The first segment is MPA's Request.
+            None => start = Some(header.sequence + payload_len as u32),
+            Some(start) => fresh.push(Fresh {
+                at: (header.sequence - start) as u64,
+                octets: octets.to_vec(),
+                ip_packet: payload_offset + payload_len - ip_offset,
+            }),
+        }
+    }
+    (fresh, repeated)
+}
+
+/// Where FPDUs begin in the stream of octets, and where the last one ends.
+fn boundaries(segments: &[Fresh]) -> Vec<u64> {
+    let stream: Vec<u8> = segments.iter().flat_map(|segment| segment.octets.iter().copied()).collect();
+    let mut all = vec![0];
+    let mut at = 0;
+    while at < stream.len() {
+        at += fpdu_len(usize::from(u16::from_be_bytes([stream[at], stream[at + 1]])));
+        all.push(at as u64);
+    }
+    assert_eq!(at, stream.len(), "the stream ends with an FPDU");
+    all
+}
+
+fn is_aligned(segment: &Fresh, boundaries: &[u64]) -> bool {
+    let end = segment.at + segment.octets.len() as u64;
+    boundaries.binary_search(&segment.at).is_ok() && boundaries.binary_search(&end).is_ok()
+}
+
+#[test]
+fn every_new_segment_holds_whole_fpdus_whatever_is_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut repeated = 0;
+    for seed in 0..10 {
+        let path = folder.path().join(format!("{seed}.pcap"));
+        let options = SimOptions { loss: 0.02, reordering: 0.02, ..SimOptions::default() };
+        let mut bench = bench(seed, options, Some(&path));
+        let mut random = fastrand::Rng::with_seed(seed);
+        for id in 0..40 {
+            let length = if random.bool() { random.u32(..3000) } else { random.u32(..60_000) };
+            bench.write(id, length);
+        }
+        bench.complete(40);
+        bench.world.run(Duration::from_secs(1));
+        bench.world.hosts[0].command(Command::StopCapture);
+        bench.world.run(Duration::from_millis(1));
+        let (fresh, again) = segments(&path);
+        repeated += again;
+        let boundaries = boundaries(&fresh);
+        assert!(boundaries.len() > 100, "{} FPDUs, {} segments", boundaries.len(), fresh.len());
+        for segment in &fresh {
+            assert!(is_aligned(segment, &boundaries), "seed {seed}: {} octets at {}", segment.octets.len(), segment.at);
+        }
+    }
+    assert!(repeated > 100, "{repeated} segments were sent again");
+}
+
+#[test]
+fn alignment_comes_back_when_the_path_shrinks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("shrinks.pcap");
+    let mut bench = bench(3, SimOptions::default(), Some(&path));
+    for id in 0..4 {
+        bench.write(id, 200_000);
+    }
+    bench.complete(1);
+    bench.world.network.set_options(SimOptions { path_mtu: 1000, ..SimOptions::default() });
+    bench.complete(3);
+    for id in 4..8 {
+        bench.write(id, 200_000);
+    }
+    bench.complete(4);
+    bench.world.run(Duration::from_secs(1));
+    bench.world.hosts[0].command(Command::StopCapture);
+    bench.world.run(Duration::from_millis(1));
+    let (fresh, repeated) = segments(&path);
+    assert!(repeated > 0, "what was too long was sent again in pieces");
+    let boundaries = boundaries(&fresh);
+    let small = fresh.iter().position(|segment| segment.ip_packet <= 1000 && segment.ip_packet > 900);
+    let after = &fresh[small.expect("segments of the new length")..];
+    let astray = after.iter().rposition(|segment| !is_aligned(segment, &boundaries)).map_or(0, |last| last + 1);
+    // FPDUs that TCP held already keep their length; those that are made afterwards fit.
+    assert!(after.len() - astray > 800, "{} segments, the last astray is {astray}", after.len());
+    assert!(after[astray..].iter().all(|segment| segment.ip_packet <= 1000));
+}
+
+#[test]
+fn a_small_fpdu_does_not_wait_for_the_acknowledgment_of_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("small.pcap");
+    let delay = Duration::from_millis(10);
+    let mut bench = bench(1, SimOptions { delay, ..SimOptions::default() }, Some(&path));
+    bench.world.run(4 * delay);
+    for id in 0..5 {
+        bench.write(id, 16);
+        bench.world.run(delay / 100);
+    }
+    // No acknowledgment can have come back yet.
+    bench.world.hosts[0].command(Command::StopCapture);
+    bench.world.run(delay / 100);
+    let (fresh, repeated) = segments(&path);
+    assert_eq!((fresh.len(), repeated), (5, 0));
+    assert_eq!(boundaries(&fresh).len(), 6);
+}
+
+#[test]
+fn work_is_complete_when_tcp_has_taken_it_and_not_before() {
+    const WRITES: usize = 60;
+    let options = SimOptions::default();
+    let mut bench = bench(1, options, None);
+    bench.world.network.set_options(SimOptions { loss: 1.0, ..options });
+    for id in 0..WRITES as u64 {
+        bench.write(id, 1000);
+    }
+    bench.world.run(Duration::from_secs(1));
+    let early = bench.client.poll_all().len();
+    // Some fit TCP's queue; what does not is the application's until the network lets octets through.
+    assert!((1..WRITES / 2).contains(&early), "{early} Writes were complete");
+    bench.world.run(Duration::from_secs(1));
+    assert_eq!(bench.client.poll_all().len(), 0);
+    bench.world.network.set_options(options);
+    bench.complete(WRITES - early);
+}

@@ -1,0 +1,367 @@
+//! The tables of order of RFC 5040 §5.5 and appendix B and of RFC 7306 §7, as properties of random schedules: both sides of
+//! a stream post whatever comes to their minds over a bad network, and what each sees is held against what the documents
+//! promise. What they only allow has to be met, too, or the schedules would show nothing.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use uwarp_engine::command::{ConnectionEvent, Features, StartupOptions};
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::work::{
+    AtomicOperands, Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
+};
+use uwarp_memory::{Access, Registration};
+
+const SEEDS: u64 = 150;
+/// Operations of each side.
+const OPERATIONS: u64 = 150;
+/// Places that Writes aim at, each a run of equal words.
+const PLACES: usize = 6;
+/// Octets of a place: the later ones take several segments.
+const fn place_len(place: usize) -> u32 {
+    if place < 3 { 8 } else { 4000 }
+}
+const PLACE_STRIDE: u64 = 4096;
+/// Words behind the places: the counter that FetchAdd counts up.
+const COUNTER: u64 = PLACES as u64 * PLACE_STRIDE;
+const REGION: usize = COUNTER as usize + 8;
+/// Receives kept posted, and work in flight.
+const DEPTH: usize = 24;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Send,
+    Immediate,
+    Write { place: usize },
+    WriteImmediate { place: usize },
+    Read { place: usize },
+    FetchAdd,
+}
+
+impl Kind {
+    fn is_delivered(self) -> bool {
+        matches!(self, Kind::Send | Kind::Immediate | Kind::WriteImmediate { .. })
+    }
+}
+
+/// An operation under way, as its poster knows it.
+#[derive(Debug, Clone, Copy)]
+struct Posted {
+    id: u64,
+    kind: Kind,
+    /// Number of the last Write to each place that was posted before.
+    before: [u64; PLACES],
+    /// Messages with a completion at the peer that were posted before.
+    delivered_before: u64,
+    /// For a Read: the last Write to its place that may be seen, because the next one is fenced.
+    limit: u64,
+}
+
+/// What was met beside what is promised.
+#[derive(Debug, Default)]
+struct Met {
+    /// A Send completed at the sink while an earlier Read or atomic of its stream was not answered.
+    send_overtook_request: u64,
+    /// A Read saw a Write posted behind it.
+    write_overtook_read: u64,
+    /// A Read waited for nothing but saw exactly what had been written before.
+    exact_reads: u64,
+    fenced: u64,
+    frames_lost: u64,
+}
+
+struct Side {
+    pair: Pair,
+    /// What the peer's operations aim at.
+    target: Registration,
+    /// What goes out: slot after slot.
+    source: Registration,
+    /// What Reads bring.
+    sink: Registration,
+    inbox: Registration,
+    random: fastrand::Rng,
+    next: u64,
+    last_write: [u64; PLACES],
+    additions: u64,
+    delivered: u64,
+    /// In posting order: not yet completed here.
+    under_way: VecDeque<Posted>,
+    /// In posting order: not yet completed at the peer.
+    expected: VecDeque<Posted>,
+    received: u64,
+    done: u64,
+}
+
+impl Side {
+    fn new(world: &mut World, host: usize, seed: u64) -> Self {
+        let pair = world.hosts[host].pair(PairOptions { send_depth: 256, ..PairOptions::default() });
+        let host = &world.hosts[host];
+        Side {
+            pair,
+            target: host.register(vec![0; REGION], Access::ALL),
+            source: host.register(vec![0; DEPTH * PLACE_STRIDE as usize], Access::LOCAL_READ),
+            sink: host.register(vec![0; DEPTH * PLACE_STRIDE as usize], Access::LOCAL_WRITE),
+            inbox: host.register(vec![0; DEPTH * 8], Access::LOCAL_WRITE),
+            random: fastrand::Rng::with_seed(seed),
+            next: 1,
+            last_write: [0; PLACES],
+            additions: 0,
+            delivered: 0,
+            under_way: VecDeque::new(),
+            expected: VecDeque::new(),
+            received: 0,
+            done: 0,
+        }
+    }
+
+    fn post_receive(&mut self, number: u64) {
+        let slot = number % DEPTH as u64;
+        let entry = Sge { stag: self.inbox.stag(), length: 8, offset: self.inbox.base_offset() + slot * 8 };
+        assert!(self.pair.post_receive(number, &[entry]));
+    }
+
+    /// Posts the next operation, if there is room for it. `credit` is what the peer has receives for.
+    fn post(&mut self, target: &Registration, credit: u64, met: &mut Met) {
+        if self.next > OPERATIONS || self.under_way.len() + 1 >= DEPTH {
+            return;
+        }
+        let place = self.random.usize(..PLACES);
+        let kind = match self.random.u8(..10) {
+            0 | 1 => Kind::Send,
+            2 => Kind::Immediate,
+            3..=5 => Kind::Write { place },
+            6 => Kind::WriteImmediate { place },
+            7 | 8 => Kind::Read { place },
+            _ => Kind::FetchAdd,
+        };
+        if kind.is_delivered() && self.delivered >= credit {
+            return;
+        }
+        let id = self.next;
+        self.next += 1;
+        let fence = self.random.u8(..5) == 0;
+        let mut flags = SendFlags::SIGNALLED;
+        if fence {
+            flags = flags.union(SendFlags::FENCE);
+            met.fenced += 1;
+        }
+        // The slot is free again when the operation that used it has completed; no more than DEPTH are under way.
+        let slot = (id % DEPTH as u64) * PLACE_STRIDE;
+        let posted = Posted { id, kind, before: self.last_write, delivered_before: self.delivered, limit: u64::MAX };
+        let mut element =
+            SendElement { id, opcode: SendOpcode::Send, flags, stag: 0, remote_offset: 0, length: 0, entries: 0 };
+        let mut entries = Vec::new();
+        let mut inline = Vec::new();
+        match kind {
+            Kind::Send => {
+                element.flags = flags.union(SendFlags::INLINE);
+                element.length = 8;
+                inline.extend_from_slice(&id.to_le_bytes());
+            }
+            Kind::Immediate => {
+                element.opcode = SendOpcode::Immediate;
+                element.remote_offset = id;
+            }
+            Kind::Write { place } | Kind::WriteImmediate { place } => {
+                let length = place_len(place);
+                let words = id.to_le_bytes().repeat(length as usize / 8);
+                self.source.write(slot as usize, &words).expect("in range");
+                entries.push(Sge { stag: self.source.stag(), length, offset: self.source.base_offset() + slot });
+                element.opcode = SendOpcode::Write;
+                if let Kind::WriteImmediate { .. } = kind {
+                    element.opcode = SendOpcode::WriteImmediate;
+                    entries.push(SendElement::immediate_entry(id));
+                }
+                element.stag = target.stag();
+                element.remote_offset = target.base_offset() + place as u64 * PLACE_STRIDE;
+                element.length = length;
+                self.last_write[place] = id;
+                if fence {
+                    // It leaves only when the Reads before it are complete: they cannot see it.
+                    for earlier in &mut self.under_way {
+                        if earlier.kind == (Kind::Read { place }) {
+                            earlier.limit = earlier.limit.min(id - 1);
+                        }
+                    }
+                }
+            }
+            Kind::Read { place } => {
+                let length = place_len(place);
+                entries.push(Sge { stag: self.sink.stag(), length, offset: self.sink.base_offset() + slot });
+                element.opcode = SendOpcode::Read;
+                element.stag = target.stag();
+                element.remote_offset = target.base_offset() + place as u64 * PLACE_STRIDE;
+                element.length = length;
+            }
+            Kind::FetchAdd => {
+                let operands = AtomicOperands { add_swap: 1, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX };
+                inline.extend_from_slice(&operands.to_octets());
+                element.opcode = SendOpcode::FetchAdd;
+                element.flags = flags.union(SendFlags::INLINE);
+                element.stag = target.stag();
+                element.remote_offset = target.base_offset() + COUNTER;
+                element.length = AtomicOperands::LEN as u32;
+            }
+        }
+        element.entries = entries.len() as u8;
+        assert!(self.pair.post(element, &entries, &inline));
+        self.under_way.push_back(posted);
+        if kind.is_delivered() {
+            self.delivered += 1;
+            self.expected.push_back(posted);
+        }
+    }
+}
+
+fn words(region: &Registration, offset: u64, length: u32) -> Vec<u64> {
+    let mut octets = vec![0; length as usize];
+    region.read(offset as usize, &mut octets).expect("in range");
+    octets.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight octets"))).collect()
+}
+
+/// A receive of `sink` completed: it belongs to the oldest message of `source`, and everything that was written before that
+/// message is there (RFC 5040 §5.5 rules 1 and 5, appendix B).
+fn delivered(source: &mut Side, sink: &mut Side, completion: &Completion, met: &mut Met) {
+    let posted = source.expected.pop_front().expect("a completion without a message");
+    assert_eq!((completion.status, completion.opcode), (Status::Success, CompletionOpcode::Receive));
+    assert_eq!(completion.id, sink.received, "receives are taken in the order of posting");
+    match posted.kind {
+        Kind::Send => {
+            let slot = completion.id % DEPTH as u64 * 8;
+            assert_eq!(words(&sink.inbox, slot, 8), [posted.id], "Sends complete in order");
+            assert_eq!((completion.length, completion.immediate_data()), (8, None));
+        }
+        _ => assert_eq!(completion.immediate_data(), Some(posted.id), "Immediate Data keeps its place among Sends"),
+    }
+    let mut before = posted.before;
+    if let Kind::WriteImmediate { place } = posted.kind {
+        before[place] = posted.id;
+    }
+    for (place, least) in before.into_iter().enumerate() {
+        let seen = words(&sink.target, place as u64 * PLACE_STRIDE, place_len(place));
+        assert!(
+            seen.iter().all(|word| *word >= least),
+            "message {} was delivered before Write {least} lay in place {place}: {:?}",
+            posted.id,
+            seen.iter().min()
+        );
+    }
+    let unanswered = |earlier: &&Posted| matches!(earlier.kind, Kind::Read { .. } | Kind::FetchAdd);
+    if source.under_way.iter().take_while(|earlier| earlier.id < posted.id).any(|earlier| unanswered(&earlier)) {
+        met.send_overtook_request += 1;
+    }
+    sink.received += 1;
+    sink.post_receive(sink.received + DEPTH as u64 - 1);
+}
+
+/// Work of `poster` completed.
+fn completed(poster: &mut Side, peer: &Side, completion: &Completion, met: &mut Met) {
+    let posted = poster.under_way.pop_front().expect("a completion without work");
+    assert_eq!(completion.status, Status::Success);
+    assert_eq!(completion.id, posted.id, "work completes in the order of posting");
+    poster.done += 1;
+    match posted.kind {
+        Kind::Read { place } => {
+            let slot = (posted.id % DEPTH as u64) * PLACE_STRIDE;
+            let seen = words(&poster.sink, slot, place_len(place));
+            let (least, most) = (seen.iter().min().expect("words"), seen.iter().max().expect("words"));
+            assert!(*least >= posted.before[place], "Read {} did not see Write {}", posted.id, posted.before[place]);
+            assert!(*most <= posted.limit, "Read {} saw the fenced Write {most}", posted.id);
+            assert!(*most <= poster.last_write[place]);
+            if *most > posted.before[place] {
+                met.write_overtook_read += 1;
+            } else {
+                met.exact_reads += 1;
+            }
+        }
+        Kind::FetchAdd => {
+            assert_eq!(completion.original_value(), Some(poster.additions), "atomics are carried out in order");
+            poster.additions += 1;
+            let now = words(&peer.target, COUNTER, 8)[0];
+            assert!(now >= poster.additions, "the word changes before its response is delivered");
+        }
+        _ => return,
+    }
+    // What is answered was asked behind these, so they were complete before the answer was made.
+    assert!(
+        peer.received >= posted.delivered_before,
+        "{posted:?} was answered when {} of {} earlier messages were delivered",
+        peer.received,
+        posted.delivered_before
+    );
+}
+
+fn run(seed: u64, met: &mut Met) {
+    let options = SimOptions { loss: 0.01, duplication: 0.01, reordering: 0.03, ..SimOptions::default() };
+    let mut world = World::new(seed, options);
+    for _ in 0..2 {
+        world.add(HostOptions::default(), |config| config.tcp.rto_min = Duration::from_millis(1));
+    }
+    let features = Features { atomics: true, immediate: true, commit: false };
+    let startup = StartupOptions { features, ord: 4, ird: 4, ..StartupOptions::default() };
+    let requests = world.hosts[1].listen(7471);
+    let mut sides = [Side::new(&mut world, 0, seed), Side::new(&mut world, 1, !seed)];
+    world.hosts[0].connect(&sides[0].pair, (world.hosts[1].address, 7471), startup.clone());
+    for side in &mut sides {
+        for number in 0..DEPTH as u64 {
+            side.post_receive(number);
+        }
+    }
+    let mut open = [false; 2];
+    assert!(world.run_until(Duration::from_secs(20), |world| {
+        if let Ok(request) = requests.try_recv() {
+            world.hosts[1].accept(&sides[1].pair, &request, startup.clone());
+        }
+        for (open, side) in open.iter_mut().zip(&sides) {
+            *open |= matches!(side.pair.events.try_recv(), Ok(ConnectionEvent::Established(_)));
+        }
+        open == [true; 2]
+    }));
+    let mut random = fastrand::Rng::with_seed(seed.rotate_left(32));
+    let finished = world.run_until(Duration::from_secs(60), |_| {
+        // Receives first: what was delivered in a turn was so before anything that the same turn answered arrives.
+        let polled = [sides[0].pair.poll_all(), sides[1].pair.poll_all()];
+        for receives in [true, false] {
+            for (at, completions) in polled.iter().enumerate() {
+                let [first, second] = &mut sides;
+                let (own, peer) = if at == 0 { (first, second) } else { (second, first) };
+                for completion in completions.iter().filter(|one| (one.opcode == CompletionOpcode::Receive) == receives)
+                {
+                    if receives {
+                        delivered(peer, own, completion, met);
+                    } else {
+                        completed(own, peer, completion, met);
+                    }
+                }
+            }
+        }
+        for at in 0..2 {
+            let [first, second] = &mut sides;
+            let (own, peer) = if at == 0 { (first, second) } else { (second, first) };
+            for _ in 0..random.u8(..4) {
+                let credit = peer.received + DEPTH as u64;
+                own.post(&peer.target, credit, met);
+            }
+        }
+        sides.iter().all(|side| side.done == OPERATIONS && side.expected.is_empty())
+    });
+    assert!(finished, "seed {seed}: {:?}", sides.map(|side| (side.done, side.expected, side.under_way)));
+    met.frames_lost += world.network.counters().lost;
+}
+
+fn seeds(range: std::ops::Range<u64>) {
+    let mut met = Met::default();
+    for seed in range {
+        eprintln!("seed {seed}");
+        run(seed, &mut met);
+    }
+    println!("{met:?}");
+    let Met { send_overtook_request, write_overtook_read, exact_reads, fenced, frames_lost } = met;
+    assert!(send_overtook_request > 0 && write_overtook_read > 0 && exact_reads > 0 && fenced > 0 && frames_lost > 0);
+}
+
+#[test]
+fn what_both_sides_see_is_in_the_order_of_the_tables() {
+    seeds(0..SEEDS);
+}
