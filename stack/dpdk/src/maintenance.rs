@@ -105,6 +105,10 @@ impl Reconnector {
         }
         let connected = match &self.cure {
             Cure::Restart => gate::exclusive(|| {
+                // The interrupt thread may have ended the handshake while the gate was awaited.
+                if crate::port::link(port).up {
+                    return true;
+                }
                 self.set_stopped(true);
                 // SAFETY: the port is open (`closed` is under the lock held here), no burst is inside it, and the interrupt
                 // thread does not run its handlers meanwhile.
