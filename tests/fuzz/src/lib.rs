@@ -5,8 +5,10 @@
 mod frame;
 mod markers;
 mod mpa_startup;
+mod rpc_header;
 mod stream;
 
 pub use frame::frame;
 pub use markers::markers;
 pub use mpa_startup::mpa_startup;
+pub use rpc_header::rpc_header;

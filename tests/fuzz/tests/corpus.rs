@@ -38,3 +38,8 @@ fn markers() {
 fn mpa_startup() {
     replay("mpa_startup", uwarp_fuzz::mpa_startup);
 }
+
+#[test]
+fn rpc_header() {
+    replay("rpc_header", uwarp_fuzz::rpc_header);
+}

@@ -28,7 +28,10 @@ fn main() {
     let frames = Corpus::new(&directory, "frame");
     let startups = Corpus::new(&directory, "mpa_startup");
     made_frames(&frames);
-    vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"));
+    let messages = Corpus::new(&directory, "rpc_header");
+    // What the Linux kernel's NFS client puts into its MPA Request.
+    messages.add("private-data", &[0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3]);
+    vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"), &messages);
     recorded(&data, &frames, &startups);
 }
 
@@ -114,7 +117,7 @@ fn made_frames(corpus: &Corpus) {
     }
 }
 
-fn vectors(data: &Path, frames: &Corpus, startups: &Corpus, markers: &Corpus) {
+fn vectors(data: &Path, frames: &Corpus, startups: &Corpus, markers: &Corpus, messages: &Corpus) {
     let text = fs::read_to_string(data.join("test-vectors.json")).expect("the vectors can be read");
     let list: Vec<Value> = serde_json::from_str(&text).expect("the vectors are JSON");
     let mut fpdus = BTreeMap::new();
@@ -131,7 +134,8 @@ fn vectors(data: &Path, frames: &Corpus, startups: &Corpus, markers: &Corpus) {
                 let offset = entry["fields"]["stream_offset"].as_u64().unwrap_or(0);
                 markers.add(name, &[&((offset / 4) as u16).to_le_bytes(), &octets[..]].concat());
             }
-            // RPC bodies are payload to us.
+            "RPC" => messages.add(name, &octets),
+            // In a frame, the bodies of RPC are payload.
             "FPDU" if entry["fields"].get("markers").is_none() && !name.contains("rpc") => {
                 let flags = TcpFlags::ACK | TcpFlags::PSH;
                 frames.add(name, &segment(&path(), flags, TcpOptions::NONE, &octets));
