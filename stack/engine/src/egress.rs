@@ -6,13 +6,12 @@
 
 use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
 use uwarp_iwarp::qp::Event;
-use uwarp_iwarp::stream::InboundAtomic;
 use uwarp_iwarp::{Fault, SendKind};
-use uwarp_memory::{Access, AccessError, AtomicError, CompareSwap, Turn, kernels};
+use uwarp_memory::{Access, AccessError, Turn, kernels};
 use uwarp_tcp::{Instant, State};
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_LEN;
-use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, IMMEDIATE_LEN, ImmediateData, ReadRequest};
+use uwarp_wire::rdmap::{IMMEDIATE_LEN, ImmediateData};
 
 use crate::command::DisconnectReason;
 use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source, Tail};
@@ -22,6 +21,7 @@ use crate::fpdu::Fpdu;
 use crate::port::{Buffer, Port};
 use crate::queue_pair::QueuePair;
 use crate::receive::{Failure, atomic_fault, read_fault};
+use crate::requests::{begin_atomic, begin_read, carry_out, carry_out_here};
 use crate::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
@@ -148,6 +148,14 @@ impl<P: Port> Core<P> {
                     Ok(Chosen::Nothing) => return Pulled::Dry,
                     Ok(Chosen::Begun) => {}
                     Ok(Chosen::Whole(element)) => whole = Some(element),
+                    Ok(Chosen::Done(element)) => {
+                        queue_pair.send.finish_whole(&element, connection.tcp.octets_pushed());
+                        if budget == 0 {
+                            return Pulled::More;
+                        }
+                        budget -= 1;
+                        continue;
+                    }
                     Err(Refused::Work(status)) => {
                         self.fail_work(connection, queue_pair, status);
                         return Pulled::Dry;
@@ -442,6 +450,8 @@ enum Chosen {
     Begun,
     /// A Send or Write that is one FPDU, not begun yet.
     Whole(SendElement),
+    /// A local operation, which has been carried out.
+    Done(SendElement),
 }
 
 /// Chooses the message that comes next; `limit` is the longest ULPDU.
@@ -498,27 +508,6 @@ fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair)
     Ok(Chosen::Begun)
 }
 
-/// Carries out an atomic of the peer. It happens here, when its turn to be answered has come, so that it is ordered with
-/// the requests before and behind it (RFC 7306 section 7).
-fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &InboundAtomic) -> Result<u64, AtomicError> {
-    let (association, request) = (queue_pair.association, &atomic.request);
-    let (stag, offset) = (request.stag.0, request.offset.0);
-    match atomic.operation {
-        AtomicOperation::FetchAdd => {
-            turn.fetch_add(association, stag, offset, request.add_swap_data, request.add_swap_mask)
-        }
-        AtomicOperation::CompareSwap => {
-            let operands = CompareSwap {
-                compare: request.compare_data,
-                compare_mask: request.compare_mask,
-                swap: request.add_swap_data,
-                swap_mask: request.add_swap_mask,
-            };
-            turn.compare_swap(association, stag, offset, &operands)
-        }
-    }
-}
-
 /// Puts markers into the FPDU of `length` octets in `room` that goes behind `pushed` octets of TCP's stream. Gives its
 /// length then.
 #[cold]
@@ -571,6 +560,10 @@ fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair,
     {
         return Ok(Chosen::Whole(element));
     }
+    if element.opcode.is_local() {
+        carry_out_here(turn, queue_pair, &element)?;
+        return Ok(Chosen::Done(element));
+    }
     let source = if element.flags.contains(SendFlags::INLINE) { Source::Inline } else { Source::Entries };
     let mut tail = None;
     let (message, source) = match element.opcode {
@@ -601,66 +594,11 @@ fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair,
             Some(message) => (message, Source::NoPayload),
             None => return Ok(Chosen::Nothing),
         },
+        SendOpcode::Bind | SendOpcode::LocalInvalidate => return Err(Status::LocalOperation),
     };
     queue_pair.send.begin(element);
     running.outgoing = Some(Outgoing { message, source, tail });
     Ok(Chosen::Begun)
-}
-
-/// The request of a read, if a slot is free. A read has one sink: the wire knows no scatter list (RFC 5040 §4.4).
-fn begin_read(
-    turn: &Turn<'_>,
-    running: &mut Running,
-    queue_pair: &mut QueuePair,
-    element: &SendElement,
-) -> Result<Option<uwarp_iwarp::Message>, Status> {
-    if element.entries > 1 || element.flags.contains(SendFlags::INLINE) {
-        return Err(Status::LocalOperation);
-    }
-    if running.stream.ord() == 0 {
-        // It would wait for ever.
-        return Err(Status::LocalOperation);
-    }
-    let sink = queue_pair.send.entry(element, 0).unwrap_or_default();
-    if element.length > 0 {
-        turn.check(queue_pair.association, sink.stag, sink.offset, u64::from(element.length), Access::LOCAL_WRITE)
-            .map_err(|_| Status::LocalProtection)?;
-    }
-    let request = ReadRequest {
-        sink_stag: Stag(sink.stag),
-        sink_offset: TaggedOffset(sink.offset),
-        length: element.length,
-        source_stag: Stag(element.stag),
-        source_offset: TaggedOffset(element.remote_offset),
-    };
-    Ok(running.stream.try_begin_read(&request, 0))
-}
-
-/// The request of an atomic, if a slot is free: they are shared with reads.
-fn begin_atomic(
-    running: &mut Running,
-    queue_pair: &QueuePair,
-    element: &SendElement,
-) -> Result<Option<uwarp_iwarp::Message>, Status> {
-    if !running.stream.features().atomics || running.stream.ord() == 0 {
-        return Err(Status::LocalOperation);
-    }
-    let operands = queue_pair.send.atomic_operands(element).ok_or(Status::LocalOperation)?;
-    let operation = match element.opcode {
-        SendOpcode::FetchAdd => AtomicOperation::FetchAdd,
-        _ => AtomicOperation::CompareSwap,
-    };
-    let request = AtomicRequest {
-        operation: operation as u8,
-        request_identifier: 0,
-        stag: Stag(element.stag),
-        offset: TaggedOffset(element.remote_offset),
-        add_swap_data: operands.add_swap,
-        add_swap_mask: operands.add_swap_mask,
-        compare_data: operands.compare,
-        compare_mask: operands.compare_mask,
-    };
-    Ok(running.stream.try_begin_atomic(&request, 0))
 }
 
 /// Whether a time has come.

@@ -38,6 +38,7 @@ pub mod ports;
 mod queue_pair;
 mod reassembly;
 mod receive;
+mod requests;
 pub mod rig;
 mod slab;
 mod snapshot;

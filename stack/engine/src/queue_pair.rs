@@ -339,6 +339,8 @@ fn completion_of(element: &SendElement, number: u32, status: Status) -> Completi
             SendOpcode::Read => CompletionOpcode::Read,
             SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
             SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
+            SendOpcode::Bind => CompletionOpcode::Bind,
+            SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
         },
         status,
         flags: CompletionFlags::default(),

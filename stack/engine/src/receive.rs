@@ -333,7 +333,7 @@ impl<P: Port> Core<P> {
             let shared = queue_pair.domain_is_shared();
             turn.invalidate(association, stag.0, shared).map_err(|error| {
                 Failure::from(match error {
-                    InvalidateError::Shared => Fault::InvalidateShared,
+                    InvalidateError::Shared | InvalidateError::Bound => Fault::InvalidateShared,
                     InvalidateError::InvalidStag | InvalidateError::NotAssociated => Fault::InvalidateNotAssociated,
                 })
             })?;

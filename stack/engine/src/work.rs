@@ -14,6 +14,7 @@
 //! Everything here is plain data: a malformed element (which only a defect of the poster can produce) decodes to an
 //! error value and fails as [`Status::LocalOperation`].
 
+use uwarp_memory::Access;
 use uwarp_ring::Slot;
 
 pub use crate::lanes::{ANY_COMPLETION, URGENT_COMPLETION};
@@ -60,12 +61,17 @@ pub enum SendOpcode {
     Immediate = 3,
     /// An RDMA Write and Immediate Data behind it, as one piece of work. See [`SendElement::immediate_entry`].
     WriteImmediate = 4,
+    /// Binds a window, or registers an STag that was allocated for it: to the element's entries, which lie behind each other
+    /// from the remote offset on. Nothing is sent. See [`SendElement::rights_entry`].
+    Bind = 5,
+    /// Makes an STag of ours invalid. Nothing is sent.
+    LocalInvalidate = 6,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
-    Read = 5,
+    Read = 7,
     /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
-    FetchAdd = 6,
+    FetchAdd = 8,
     /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
-    CompareSwap = 7,
+    CompareSwap = 9,
 }
 
 impl SendOpcode {
@@ -81,6 +87,12 @@ impl SendOpcode {
         self as u8 >= SendOpcode::Read as u8
     }
 
+    /// Whether it is done here and nothing is sent.
+    #[inline]
+    pub const fn is_local(self) -> bool {
+        matches!(self, SendOpcode::Bind | SendOpcode::LocalInvalidate)
+    }
+
     fn from_octet(octet: u8) -> Option<SendOpcode> {
         Some(match octet {
             0 => SendOpcode::Send,
@@ -88,9 +100,11 @@ impl SendOpcode {
             2 => SendOpcode::Write,
             3 => SendOpcode::Immediate,
             4 => SendOpcode::WriteImmediate,
-            5 => SendOpcode::Read,
-            6 => SendOpcode::FetchAdd,
-            7 => SendOpcode::CompareSwap,
+            5 => SendOpcode::Bind,
+            6 => SendOpcode::LocalInvalidate,
+            7 => SendOpcode::Read,
+            8 => SendOpcode::FetchAdd,
+            9 => SendOpcode::CompareSwap,
             _ => return None,
         })
     }
@@ -138,9 +152,10 @@ pub struct SendElement {
     pub opcode: SendOpcode,
     /// How.
     pub flags: SendFlags,
-    /// Remote STag of a Write or Read; STag to invalidate at the peer of a [`SendOpcode::SendInvalidate`].
+    /// Remote STag of a Write or Read; STag to invalidate at the peer of a [`SendOpcode::SendInvalidate`]; STag of ours that a
+    /// local operation is about.
     pub stag: u32,
-    /// Remote tagged offset of a Write or Read.
+    /// Remote tagged offset of a Write or Read; tagged offset of a window's first octet.
     pub remote_offset: u64,
     /// Octets of the message: the sum of the entries' lengths, or of the inline data.
     pub length: u32,
@@ -196,6 +211,11 @@ impl SendElement {
         Sge { stag: 0, length: 0, offset: data }
     }
 
+    /// How a [`SendOpcode::Bind`] carries the rights that it gives: as one more entry, of no memory, behind the pieces.
+    pub const fn rights_entry(access: Access) -> Sge {
+        Sge { stag: 0, length: 0, offset: access.bits() as u64 }
+    }
+
     /// Octets of the message in memory: of a [`SendOpcode::WriteImmediate`], those of the Write.
     #[inline]
     pub const fn payload_len(&self) -> u32 {
@@ -203,7 +223,7 @@ impl SendElement {
             SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
             SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
             SendOpcode::WriteImmediate => self.length,
-            SendOpcode::Immediate => 0,
+            SendOpcode::Immediate | SendOpcode::Bind | SendOpcode::LocalInvalidate => 0,
             SendOpcode::FetchAdd | SendOpcode::CompareSwap => 8,
         }
     }
@@ -399,6 +419,10 @@ pub enum CompletionOpcode {
     FetchAdd = 5,
     /// A CmpSwap.
     CompareSwap = 6,
+    /// A window was bound, or an STag registered.
+    Bind = 7,
+    /// An STag of ours was made invalid.
+    LocalInvalidate = 8,
 }
 
 /// How work ended.
@@ -410,7 +434,8 @@ pub enum Status {
     Success = 0,
     /// The incoming message was longer than the receive buffer.
     LocalLength = 1,
-    /// A local entry names memory that is not registered, is out of bounds or lacks a right.
+    /// A local entry names memory that is not registered, is out of bounds or lacks a right; a window cannot be bound, or an
+    /// STag not be invalidated, as asked.
     LocalProtection = 2,
     /// The element itself is wrong (malformed, or an opcode that the queue pair does not do).
     LocalOperation = 3,

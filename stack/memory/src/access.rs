@@ -141,4 +141,28 @@ pub enum InvalidateError {
     /// Several streams share the STag, so that no peer may invalidate it (RFC 5040 §8.1.1).
     #[error("STag is shared by several streams")]
     Shared,
+    /// Windows are bound to the region.
+    #[error("windows are bound to the region")]
+    Bound,
+}
+
+/// Why a window was not bound; it is as before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum BindError {
+    /// The STag is not that of a window which waits for this bind: it is bound already (invalidate it first), was given back,
+    /// or a later bind was begun.
+    #[error("the window is bound already, or gone")]
+    NotFree,
+    /// The window is of another protection domain.
+    #[error("the window is of another protection domain")]
+    NotAssociated,
+    /// More pieces than it was allocated for.
+    #[error("more pieces than the window was allocated for")]
+    TooManyPieces,
+    /// A piece is not in a region that the stream may use, or that region is a window itself.
+    #[error("a piece of the window: {0}")]
+    Piece(AccessError),
+    /// The last octet's tagged offset would be beyond 2^64.
+    #[error("tagged offset wrap")]
+    Wrap,
 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use memmap2::MmapMut;
 
@@ -35,6 +36,8 @@ enum Owner {
     Mapping { _mapping: MmapMut },
     /// Memory that someone else frees.
     Raw,
+    /// Another buffer's, which a committer reads too. It is never given out but by [`RegionBuffer::unshared`].
+    Shared { buffer: Arc<RegionBuffer> },
 }
 
 // SAFETY: the buffer is the only way to its memory (of `raw`, its caller promised so), which is plain octets.
@@ -71,6 +74,27 @@ impl RegionBuffer {
     /// accesses require) until the buffer is dropped, inside or outside of a registration.
     pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
+    }
+
+    /// The same memory once more, for a registration.
+    pub(crate) fn shared(buffer: Arc<RegionBuffer>) -> RegionBuffer {
+        RegionBuffer { start: buffer.start, length: buffer.length, owner: Owner::Shared { buffer } }
+    }
+
+    /// The buffer that was shared, or a copy if it still is.
+    pub(crate) fn unshared(mut self) -> RegionBuffer {
+        match std::mem::replace(&mut self.owner, Owner::Raw) {
+            Owner::Shared { buffer } => Arc::try_unwrap(buffer).unwrap_or_else(|buffer| {
+                let mut copy = vec![0; buffer.length];
+                // SAFETY: the buffer's own memory, which nobody writes any more: it is out of the table.
+                unsafe { crate::shared_bytes::load(buffer.start, &mut copy) };
+                copy.into()
+            }),
+            owner => {
+                self.owner = owner;
+                self
+            }
+        }
     }
 
     /// Octets in it.
@@ -151,6 +175,7 @@ impl fmt::Debug for RegionBuffer {
             Owner::Vector { .. } => "vector",
             Owner::Mapping { .. } => "mapping",
             Owner::Raw => "raw",
+            Owner::Shared { .. } => "shared",
         };
         formatter
             .debug_struct("RegionBuffer")

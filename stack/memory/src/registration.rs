@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
+use crate::durable::Durable;
 use crate::shared_bytes;
 use crate::table::RegionTable;
 
@@ -36,6 +37,8 @@ pub struct Registration {
     base: u64,
     /// `None` once deregistered.
     buffer: Option<RegionBuffer>,
+    /// What the slot points to, if the region is durable. Dropped after deregistration, which ends the committer's work.
+    durable: Option<Box<Durable>>,
     start: NonNull<u8>,
     length: usize,
 }
@@ -47,8 +50,16 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    pub(crate) fn new(table: Arc<RegionTable>, index: u32, stag: u32, base: u64, buffer: RegionBuffer) -> Registration {
-        Registration { table, index, stag, base, start: buffer.start(), length: buffer.len(), buffer: Some(buffer) }
+    pub(crate) fn new(
+        table: Arc<RegionTable>,
+        index: u32,
+        stag: u32,
+        base: u64,
+        buffer: RegionBuffer,
+        durable: Option<Box<Durable>>,
+    ) -> Registration {
+        let (start, length) = (buffer.start(), buffer.len());
+        Registration { table, index, stag, base, start, length, buffer: Some(buffer), durable }
     }
 
     /// The STag.
@@ -98,7 +109,13 @@ impl Registration {
         self.table.revoke(self.index);
     }
 
-    /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back.
+    /// Whether commits of the region make it durable.
+    pub fn is_durable(&self) -> bool {
+        self.durable.is_some()
+    }
+
+    /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back; a copy of it if a committer
+    /// is still at work on it.
     pub fn deregister(mut self) -> RegionBuffer {
         match self.take() {
             Some(buffer) => buffer,
@@ -110,7 +127,9 @@ impl Registration {
     fn take(&mut self) -> Option<RegionBuffer> {
         let buffer = self.buffer.take()?;
         self.table.deregister(self.index, self.length as u64);
-        Some(buffer)
+        // No engine looks at it any more.
+        self.durable = None;
+        Some(buffer.unshared())
     }
 
     /// The address of the `length` octets from `offset` on.

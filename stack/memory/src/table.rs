@@ -6,16 +6,18 @@ mod tests;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
-use crate::access::{Access, AccessError, Association, InvalidateError, Scope};
+use crate::access::{Access, AccessError, Association, DomainId, InvalidateError, Scope};
 use crate::buffer::RegionBuffer;
+use crate::durable::{Committer, Durable, Store, durable};
 use crate::epoch::{EngineEpoch, Engines, GracePeriod};
 use crate::key::KeyStream;
 use crate::registration::Registration;
+use crate::window::{Piece, Window};
 
 /// What the tagged offset of a region's first octet is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +80,8 @@ pub struct RegionTable {
     slots: u32,
     quota: u64,
     engines: Engines,
+    /// How many durable regions are transparent ones.
+    pub(crate) transparent: AtomicU32,
     /// For registering and deregistering only.
     allocator: Mutex<Allocator>,
 }
@@ -92,22 +96,55 @@ struct Allocator {
 /// is under way; so in a turn that has seen a valid state they stand still.
 #[repr(align(64))]
 #[derive(Default)]
-struct Entry {
-    /// STag in bits 0..32, then [`VALID`], [`ONE_STREAM`], and the rights from bit [`ACCESS_SHIFT`] on.
-    state: AtomicU64,
+pub(crate) struct Entry {
+    /// STag in bits 0..32, then [`VALID`] and the other flags, the rights from bit [`ACCESS_SHIFT`] on, and from bit
+    /// [`GENERATION_SHIFT`] on how often the slot was given back.
+    pub(crate) state: AtomicU64,
     /// Domain in the upper half, stream in the lower one.
-    association: AtomicU64,
+    pub(crate) association: AtomicU64,
     /// Tagged offset of the first octet; `base + length` is at most 2^64.
-    base: AtomicU64,
-    length: AtomicU64,
-    start: AtomicPtr<u8>,
+    pub(crate) base: AtomicU64,
+    pub(crate) length: AtomicU64,
+    /// The first octet; of a window its array of [`Piece`]s.
+    pub(crate) start: AtomicPtr<u8>,
+    /// Of a window: how many pieces it has now.
+    pub(crate) pieces: AtomicU32,
+    /// Of a window: the STag that the next bind must bring.
+    pub(crate) expected: AtomicU32,
+    /// Of a window: how many it was allocated for.
+    pub(crate) most_pieces: AtomicU32,
+    /// Pieces of windows that are bound to the region.
+    pub(crate) bound: AtomicU32,
+    /// Of a durable region: the way to its committer.
+    pub(crate) durable: AtomicPtr<Durable>,
 }
 
-const VALID: u64 = 1 << 32;
-const ONE_STREAM: u64 = 1 << 33;
-const ACCESS_SHIFT: u32 = 40;
+/// The STag can be used.
+pub(crate) const VALID: u64 = 1 << 32;
+/// It is associated with one stream, else with all of a domain.
+pub(crate) const ONE_STREAM: u64 = 1 << 33;
+/// The slot is a window's: its memory is that of other regions.
+pub(crate) const WINDOW: u64 = 1 << 34;
+/// An engine is binding the window.
+pub(crate) const BINDING: u64 = 1 << 35;
+/// Commits of the region go to a committer.
+pub(crate) const DURABLE: u64 = 1 << 36;
+/// What peers write there is to be durable before a later message of theirs is told.
+pub(crate) const TRANSPARENT: u64 = 1 << 37;
+pub(crate) const ACCESS_SHIFT: u32 = 40;
+pub(crate) const GENERATION_SHIFT: u32 = 44;
+/// What tells a region from those that were in its slot before, also if its STag should be the same by chance.
+pub(crate) const IDENTITY: u64 = 0xffff_ffff | u64::MAX << GENERATION_SHIFT;
 
-const fn packed(association: Association) -> u64 {
+/// Where an access goes.
+pub(crate) enum Reached<'a> {
+    /// To the octets from here on.
+    Memory(NonNull<u8>),
+    /// To a window, this far behind its first octet.
+    Window(&'a Entry, u64),
+}
+
+pub(crate) const fn packed(association: Association) -> u64 {
     (association.domain.0 as u64) << 32 | association.stream.0 as u64
 }
 
@@ -131,6 +168,7 @@ impl RegionTable {
             slots,
             quota,
             engines,
+            transparent: AtomicU32::new(0),
             allocator: Mutex::new(Allocator {
                 free: (0..slots).collect(),
                 registered_octets: 0,
@@ -150,7 +188,46 @@ impl RegionTable {
         scope: Scope,
         base: TaggedBase,
     ) -> Result<Registration, Unregistered> {
-        let buffer = buffer.into();
+        self.register_as(buffer.into(), access, scope, base, None)
+    }
+
+    /// Registers `buffer` as a durable region, whose octets a commit makes durable in `store`. What the store holds at the
+    /// beginning is the caller's affair. With `transparent`, a message of a peer that is told to the application is told only
+    /// when what the peer wrote there before is durable.
+    ///
+    /// Somebody has to let the committer run, or commits are never answered.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); the buffer comes back.
+    pub fn register_durable(
+        self: &Arc<Self>,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+        store: Box<dyn Store>,
+        transparent: bool,
+    ) -> Result<(Registration, Committer), Unregistered> {
+        let memory = Arc::new(buffer.into());
+        let (durable, committer) = durable(Arc::clone(&memory), store);
+        let durable = Box::new(durable);
+        match self.register_as(RegionBuffer::shared(memory), access, scope, base, Some((durable, transparent))) {
+            Ok(registration) => Ok((registration, committer)),
+            Err(Unregistered { buffer, error }) => {
+                drop(committer);
+                Err(Unregistered { buffer: buffer.unshared(), error })
+            }
+        }
+    }
+
+    fn register_as(
+        self: &Arc<Self>,
+        buffer: RegionBuffer,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+        durable: Option<(Box<Durable>, bool)>,
+    ) -> Result<Registration, Unregistered> {
         let (index, stag) = match self.allocate(buffer.len() as u64) {
             Ok(allocated) => allocated,
             Err(error) => return Err(Unregistered { buffer, error }),
@@ -169,8 +246,42 @@ impl RegionTable {
         entry.length.store(buffer.len() as u64, Relaxed);
         entry.start.store(buffer.start().as_ptr(), Relaxed);
         let access = u64::from(access.bits()) << ACCESS_SHIFT;
-        entry.state.store(u64::from(stag) | VALID | one_stream | access, Release);
-        Ok(Registration::new(self.clone(), index, stag, base, buffer))
+        let generation = entry.state.load(Relaxed) & (u64::MAX << GENERATION_SHIFT);
+        let (durable, kind) = match durable {
+            None => (None, 0),
+            Some((durable, false)) => (Some(durable), DURABLE),
+            Some((durable, true)) => {
+                self.transparent.fetch_add(1, Relaxed);
+                (Some(durable), DURABLE | TRANSPARENT)
+            }
+        };
+        let way = durable.as_deref().map_or(std::ptr::null(), std::ptr::from_ref);
+        entry.durable.store(way.cast_mut(), Relaxed);
+        entry.state.store(u64::from(stag) | VALID | one_stream | kind | access | generation, Release);
+        Ok(Registration::new(self.clone(), index, stag, base, buffer, durable))
+    }
+
+    /// Takes a slot for a window of at most `pieces` pieces (at least one) in a protection domain. It takes nothing of the
+    /// quota of octets: its memory is that of regions.
+    ///
+    /// # Errors
+    /// The table is full.
+    pub fn allocate_window(self: &Arc<Self>, domain: DomainId, pieces: usize) -> Result<Window, RegisterError> {
+        let (index, stag) = self.allocate(0)?;
+        let pieces: Box<[Piece]> = (0..pieces.max(1)).map(|_| Piece::default()).collect();
+        let entry = &self.entries[index as usize];
+        entry.association.store(u64::from(domain.0) << 32, Relaxed);
+        entry.start.store(pieces.as_ptr().cast::<u8>().cast_mut(), Relaxed);
+        entry.pieces.store(0, Relaxed);
+        entry.most_pieces.store(pieces.len() as u32, Relaxed);
+        entry.expected.store(0, Relaxed);
+        let generation = entry.state.load(Relaxed) & (u64::MAX << GENERATION_SHIFT);
+        entry.state.store(u64::from(stag) | WINDOW | generation, Release);
+        let seed = {
+            let mut allocator = self.allocator();
+            u128::from(allocator.keys.next()) << 64 | u128::from(allocator.keys.next())
+        };
+        Ok(Window::new(self.clone(), index, stag, self.key_bits, seed, pieces))
     }
 
     fn allocate(&self, octets: u64) -> Result<(u32, u32), RegisterError> {
@@ -200,8 +311,22 @@ impl RegionTable {
 
     /// Takes a region out of the table and waits until nothing uses it.
     pub(crate) fn deregister(&self, index: u32, octets: u64) {
-        self.revoke(index);
+        let entry = &self.entries[index as usize];
+        // In one step, so that an engine that is binding the window finds that it is too late.
+        let kind = VALID | WINDOW | BINDING | DURABLE | TRANSPARENT;
+        let gone = |state: u64| Some((state & !kind).wrapping_add(1 << GENERATION_SHIFT));
+        let before = entry.state.fetch_update(AcqRel, Acquire, gone).unwrap_or_default();
+        self.grace_period().wait();
         let mut allocator = self.allocator();
+        if before & TRANSPARENT != 0 {
+            self.transparent.fetch_sub(1, Relaxed);
+        }
+        if before & (VALID | WINDOW) == VALID | WINDOW {
+            // Under the lock: a region that the window was bound to may be going at the same time.
+            self.unbind(entry);
+        }
+        entry.most_pieces.store(0, Relaxed);
+        entry.bound.store(0, Relaxed);
         allocator.registered_octets -= octets;
         allocator.free.push(index);
     }
@@ -259,15 +384,23 @@ impl RegionTable {
 
     /// The entry of a valid STag and its state. To be used within a turn.
     #[inline(always)]
-    fn find(&self, stag: u32) -> Option<(&Entry, u64)> {
+    pub(crate) fn find(&self, stag: u32) -> Option<(&Entry, u64)> {
         let entry = self.entries.get((stag >> self.key_bits) as usize)?;
         let state = entry.state.load(Acquire);
         (state & (VALID | 0xffff_ffff) == VALID | u64::from(stag)).then_some((entry, state))
     }
 
-    /// Where the octets of an access are. The pointer is valid for them until the turn ends that the caller is in.
-    ///
-    /// An access of no octets needs neither offset nor bounds (RFC 5041 §5.2).
+    /// The slot that an STag names, whatever is in it. To be used within a turn.
+    pub(crate) fn slot(&self, stag: u32) -> Option<&Entry> {
+        self.entries.get((stag >> self.key_bits) as usize)
+    }
+
+    /// The entry at an index of one's own.
+    pub(crate) fn entry(&self, index: u32) -> &Entry {
+        &self.entries[index as usize]
+    }
+
+    /// Where the octets of an access are that has to lie in one run.
     #[inline]
     pub(crate) fn resolve(
         &self,
@@ -277,6 +410,24 @@ impl RegionTable {
         length: usize,
         need: Access,
     ) -> Result<NonNull<u8>, AccessError> {
+        match self.reach(association, stag, offset, length, need)? {
+            Reached::Memory(start) => Ok(start),
+            Reached::Window(window, distance) => self.one_run(window, distance, length),
+        }
+    }
+
+    /// Where the octets of an access are. A pointer is valid for them until the turn ends that the caller is in.
+    ///
+    /// An access of no octets needs neither offset nor bounds (RFC 5041 §5.2).
+    #[inline]
+    pub(crate) fn reach(
+        &self,
+        association: Association,
+        stag: u32,
+        offset: u64,
+        length: usize,
+        need: Access,
+    ) -> Result<Reached<'_>, AccessError> {
         let (entry, state) = self.find(stag).ok_or(AccessError::InvalidStag)?;
         if !entry.is_associated(state, association) {
             return Err(AccessError::NotAssociated);
@@ -285,7 +436,7 @@ impl RegionTable {
             return Err(AccessError::Rights);
         }
         if length == 0 {
-            return Ok(NonNull::dangling());
+            return Ok(Reached::Memory(NonNull::dangling()));
         }
         let length = length as u64;
         if offset.checked_add(length - 1).is_none() {
@@ -297,9 +448,12 @@ impl RegionTable {
         if distance >= region_length || region_length - distance < length {
             return Err(AccessError::Bounds);
         }
+        if state & WINDOW != 0 {
+            return Ok(Reached::Window(entry, distance));
+        }
         let start = entry.start.load(Relaxed).wrapping_add(distance as usize);
         // Never null: it is within a region.
-        NonNull::new(start).ok_or(AccessError::InvalidStag)
+        NonNull::new(start).map(Reached::Memory).ok_or(AccessError::InvalidStag)
     }
 
     /// Revokes an STag on behalf of a peer. To be used within a turn.
@@ -316,10 +470,18 @@ impl RegionTable {
         if state & ONE_STREAM == 0 && domain_is_shared {
             return Err(InvalidateError::Shared);
         }
-        let before = entry.state.fetch_and(!VALID, AcqRel);
-        if before & VALID == 0 {
+        if entry.bound.load(Acquire) != 0 {
+            return Err(InvalidateError::Bound);
+        }
+        // Not more than the flag: the slot may be another's by now.
+        let identity = state & IDENTITY;
+        let revoke = |now: u64| (now & (IDENTITY | VALID) == identity | VALID).then_some(now & !VALID);
+        if entry.state.fetch_update(AcqRel, Acquire, revoke).is_err() {
             // Its owner or another engine was faster.
             return Err(InvalidateError::InvalidStag);
+        }
+        if state & WINDOW != 0 {
+            self.unbind(entry);
         }
         Ok(())
     }
@@ -327,7 +489,7 @@ impl RegionTable {
 
 impl Entry {
     #[inline(always)]
-    fn is_associated(&self, state: u64, association: Association) -> bool {
+    pub(crate) fn is_associated(&self, state: u64, association: Association) -> bool {
         let difference = self.association.load(Relaxed) ^ packed(association);
         let relevant = if state & ONE_STREAM == 0 { 0xffff_ffff << 32 } else { u64::MAX };
         difference & relevant == 0

@@ -7,12 +7,15 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::access::{Access, AccessError, Association, InvalidateError};
+use crate::access::{Access, AccessError, Association, BindError, InvalidateError};
 use crate::atomics::{self, AtomicError, CompareSwap};
+use crate::durable::Durable;
 use crate::epoch::EngineState;
 use crate::shared_bytes;
-use crate::table::RegionTable;
+use crate::table::{DURABLE, Entry, Reached, RegionTable, TRANSPARENT, WINDOW};
+use crate::window::BindPiece;
 
 /// A turn of an engine, from [`EngineEpoch::enter`](crate::EngineEpoch::enter) until it is dropped.
 ///
@@ -47,14 +50,18 @@ impl<'a> Turn<'a> {
     ) -> Result<(), AccessError> {
         // A length that the address space does not hold is out of every region's bounds.
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        self.table.resolve(association, stag, offset, length, need).map(|_| ())
+        match self.table.reach(association, stag, offset, length, need)? {
+            Reached::Memory(_) => Ok(()),
+            Reached::Window(window, distance) => self.table.runs(window, distance, length, |_| ()),
+        }
     }
 
     /// Copies `payload` into a region. Its last octets are stored last, with release ordering: who polls the last octet
     /// with acquire ordering and finds it changed sees all the others, and those of earlier placements.
     ///
     /// # Errors
-    /// As [`check`](Self::check); then nothing has been stored.
+    /// As [`check`](Self::check); then nothing has been stored, unless a region that a window is bound to was deregistered at
+    /// this very moment.
     #[inline]
     pub fn place(
         &self,
@@ -64,10 +71,27 @@ impl<'a> Turn<'a> {
         payload: &[u8],
         need: Access,
     ) -> Result<(), AccessError> {
-        let target = self.table.resolve(association, stag, offset, payload.len(), need)?;
-        // SAFETY: the target is valid for that many octets during this turn.
-        unsafe { shared_bytes::store(target, payload) };
-        Ok(())
+        match self.table.reach(association, stag, offset, payload.len(), need)? {
+            Reached::Memory(target) => {
+                // SAFETY: the target is valid for that many octets during this turn.
+                unsafe { shared_bytes::store(target, payload) };
+                Ok(())
+            }
+            Reached::Window(window, distance) => self.place_in_window(window, distance, payload),
+        }
+    }
+
+    #[cold]
+    fn place_in_window(&self, window: &Entry, distance: u64, payload: &[u8]) -> Result<(), AccessError> {
+        // All of it is there, before anything is stored.
+        self.table.runs(window, distance, payload.len(), |_| ())?;
+        let mut rest = payload;
+        self.table.runs(window, distance, payload.len(), |run| {
+            let (now, later) = rest.split_at(run.length.min(rest.len()));
+            // SAFETY: the run is valid for its octets during this turn.
+            unsafe { shared_bytes::store(run.start, now) };
+            rest = later;
+        })
     }
 
     /// Copies octets of a region to `out`, as many as it holds.
@@ -83,10 +107,26 @@ impl<'a> Turn<'a> {
         out: &mut [u8],
         need: Access,
     ) -> Result<(), AccessError> {
-        let source = self.table.resolve(association, stag, offset, out.len(), need)?;
-        // SAFETY: the source is valid for that many octets during this turn.
-        unsafe { shared_bytes::load(source, out) };
-        Ok(())
+        match self.table.reach(association, stag, offset, out.len(), need)? {
+            Reached::Memory(source) => {
+                // SAFETY: the source is valid for that many octets during this turn.
+                unsafe { shared_bytes::load(source, out) };
+                Ok(())
+            }
+            Reached::Window(window, distance) => self.gather_from_window(window, distance, out),
+        }
+    }
+
+    #[cold]
+    fn gather_from_window(&self, window: &Entry, distance: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let (length, mut at) = (out.len(), 0);
+        self.table.runs(window, distance, length, |_| ())?;
+        self.table.runs(window, distance, length, |run| {
+            let end = (at + run.length).min(length);
+            // SAFETY: the run is valid for its octets during this turn.
+            unsafe { shared_bytes::load(run.start, &mut out[at..end]) };
+            at = end;
+        })
     }
 
     /// Copies octets of a region to `out`, as many as it holds, and continues the CRC32C register `register` over them
@@ -105,9 +145,14 @@ impl<'a> Turn<'a> {
         register: u32,
         need: Access,
     ) -> Result<u32, AccessError> {
-        let source = self.table.resolve(association, stag, offset, out.len(), need)?;
-        // SAFETY: the source is valid for that many octets during this turn.
-        Ok(unsafe { shared_bytes::load_crc32c(source, out, register) })
+        match self.table.reach(association, stag, offset, out.len(), need)? {
+            // SAFETY: the source is valid for that many octets during this turn.
+            Reached::Memory(source) => Ok(unsafe { shared_bytes::load_crc32c(source, out, register) }),
+            Reached::Window(window, distance) => {
+                self.gather_from_window(window, distance, out)?;
+                Ok(crate::kernels::crc32c_update(register, out))
+            }
+        }
     }
 
     /// Whether a peer may carry out atomic operations on the word of eight octets at `offset`: the region has all of
@@ -187,6 +232,103 @@ impl<'a> Turn<'a> {
     ) -> Result<(), InvalidateError> {
         self.table.invalidate(association, stag, domain_is_shared)
     }
+
+    /// Calls `take` with the parts of a range that a commit has something to do for, each with its committer; or once with
+    /// [`CommitTarget::Plain`] for a part that is not durable. A range of no octets needs nothing.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), with the right `REMOTE_WRITE`: nothing has been taken.
+    pub fn commit_targets(
+        &self,
+        association: Association,
+        stag: u32,
+        offset: u64,
+        length: u32,
+        mut take: impl FnMut(CommitTarget<'_>),
+    ) -> Result<(), AccessError> {
+        if length == 0 {
+            return Ok(());
+        }
+        let octets = length as usize;
+        match self.table.reach(association, stag, offset, octets, Access::REMOTE_WRITE)? {
+            Reached::Memory(_) => {
+                let (entry, state) = self.table.find(stag).ok_or(AccessError::InvalidStag)?;
+                let distance = offset.wrapping_sub(entry.base.load(Relaxed));
+                take(target(entry, state, distance, u64::from(length)));
+                Ok(())
+            }
+            Reached::Window(window, distance) => {
+                self.table.runs(window, distance, octets, |_| ())?;
+                self.table.runs(window, distance, octets, |run| {
+                    take(target(run.region, run.state, run.distance, run.length as u64));
+                })
+            }
+        }
+    }
+
+    /// Whether any region is one in which writes have to be durable before a later message is told: then
+    /// [`is_transparent`](Self::is_transparent) is to be asked about each.
+    #[inline]
+    pub fn has_transparent(&self) -> bool {
+        self.table.transparent.load(Relaxed) != 0
+    }
+
+    /// Whether what was placed in this region has to be durable before a later message of the stream is told.
+    #[cold]
+    pub fn is_transparent(&self, stag: u32, offset: u64) -> bool {
+        let Some((entry, state)) = self.table.find(stag) else { return false };
+        if state & WINDOW == 0 {
+            return state & TRANSPARENT != 0;
+        }
+        let (distance, mut transparent) = (offset.wrapping_sub(entry.base.load(Relaxed)), false);
+        let looked = self.table.runs(entry, distance, 1, |run| transparent = run.state & TRANSPARENT != 0);
+        looked.is_ok() && transparent
+    }
+
+    /// Binds a window, which must expect `stag` ([`Window::next_stag`](crate::Window::next_stag)), to pieces of regions that
+    /// lie behind each other from tagged offset `base` on, for the stream `association` and with the rights `access`. Pieces
+    /// of no octets are skipped; a window of no octets is bound too. To have memory written, each region needs
+    /// `LOCAL_WRITE`; a region's own remote rights do not count.
+    ///
+    /// # Errors
+    /// [`BindError`]; the window is as before.
+    pub fn bind(
+        &self,
+        association: Association,
+        stag: u32,
+        base: u64,
+        access: Access,
+        pieces: impl Iterator<Item = BindPiece>,
+    ) -> Result<(), BindError> {
+        self.table.bind(association, stag, base, access, pieces)
+    }
+}
+
+/// What a commit has to see to.
+#[derive(Clone, Copy, Debug)]
+pub enum CommitTarget<'a> {
+    /// Octets of a region that is not durable.
+    Plain,
+    /// Octets of a durable region.
+    Durable {
+        /// The way to its committer.
+        durable: &'a Durable,
+        /// First octet, counted from the region's first one.
+        offset: u64,
+        /// Octets.
+        length: u64,
+    },
+}
+
+fn target(entry: &Entry, state: u64, offset: u64, length: u64) -> CommitTarget<'_> {
+    let durable = entry.durable.load(Relaxed);
+    if state & DURABLE == 0 || durable.is_null() {
+        return CommitTarget::Plain;
+    }
+    // SAFETY: the slot was found to be a durable region's in this turn; its owner drops what it points to only after the turns
+    // under way have ended.
+    let durable = unsafe { &*durable };
+    CommitTarget::Durable { durable, offset, length }
 }
 
 impl Drop for Turn<'_> {

@@ -13,6 +13,7 @@ use crate::open::{self, Opened};
 use crate::queue_pair::{QueuePair, QueuePairOptions};
 use crate::region::{self, MemoryRegion, RegionScope};
 use crate::stats::StatsSnapshot;
+use crate::window::{FastRegion, MemoryWindow};
 use crossbeam::channel::Receiver;
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -271,6 +272,18 @@ impl ProtectionDomain {
         let buffer = RegionBuffer::zeroed(len, uwarp_memory::PageAdvice::Normal)
             .map_err(Error::system("no memory for a region"))?;
         self.register(buffer, access)
+    }
+
+    /// A memory window, not bound to anything yet. It takes one of the context's regions
+    /// ([`Limits::regions`](crate::config::Limits#structfield.regions)).
+    pub fn allocate_window(&self) -> Result<MemoryWindow, Error> {
+        MemoryWindow::allocate(&self.shared, self.number)
+    }
+
+    /// A region for registration by work requests, of at most `pieces` pieces (1 to [`MAX_PIECES`](crate::MAX_PIECES)). It takes
+    /// one of the context's regions.
+    pub fn allocate_fast_region(&self, pieces: usize) -> Result<FastRegion, Error> {
+        FastRegion::allocate(&self.shared, self.number, pieces)
     }
 
     /// A new queue pair of this domain.

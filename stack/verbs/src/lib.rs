@@ -222,6 +222,7 @@ mod region;
 mod request;
 pub mod stats;
 mod tcp;
+mod window;
 
 pub use capabilities::{Atomicity, Capabilities};
 pub use completion::CompletionQueue;
@@ -242,6 +243,7 @@ pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, Features, ReadyToR
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{Access, CompareSwap, PageAdvice, RegionBuffer};
+pub use window::{FastRegion, MAX_PIECES, MemoryWindow};
 
 #[cfg(test)]
 mod thread_rules {
@@ -268,5 +270,7 @@ mod thread_rules {
         is_shared::<ProtectionDomain>();
         crosses::<MemoryRegion>();
         is_shared::<MemoryRegion>();
+        crosses::<MemoryWindow>();
+        crosses::<FastRegion>();
     }
 }

@@ -13,9 +13,7 @@ use uwarp_engine::command::{
     Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, QueuePairSetup,
 };
 use uwarp_engine::stats::TcpInfo;
-use uwarp_engine::work::{
-    MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags, SendOpcode,
-};
+use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags};
 use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot};
 
 /// How a queue pair is made.
@@ -321,8 +319,8 @@ impl QueuePair {
                 let Ok((element, entries, inline)) = request.element(&limits) else {
                     continue;
                 };
-                if element.opcode == SendOpcode::WriteImmediate {
-                    request.encode_with_immediate(&element, |slot| {
+                if request.has_trailer() {
+                    request.encode_with_trailer(&element, |slot| {
                         let _ = reservation.write(slot);
                     });
                     continue;

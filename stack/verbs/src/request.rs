@@ -5,7 +5,7 @@ use uwarp_engine::command::Features;
 use uwarp_engine::work::{
     AtomicOperands, MAX_INLINE, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge,
 };
-use uwarp_memory::CompareSwap;
+use uwarp_memory::{Access, CompareSwap};
 use uwarp_ring::Slot;
 
 /// What a send request carries.
@@ -19,7 +19,7 @@ enum Payload<'a> {
     Operands([u8; AtomicOperands::LEN]),
 }
 
-/// One request for the send queue: a Send, an RDMA Write, an RDMA Read, Immediate Data, or an atomic operation.
+/// One request for the send queue: a Send, an RDMA Write, an RDMA Read, Immediate Data, an atomic operation, or a local operation.
 ///
 /// The SGEs and the inline data are copied when it is posted; the memory that SGEs name belongs to the operation until it
 /// completes. Without [`signalled`](Self::signalled) a success makes no completion, and the next signalled completion of the
@@ -33,13 +33,13 @@ pub struct SendRequest<'a> {
     stag: u32,
     remote_offset: u64,
     payload: Payload<'a>,
-    /// Of a Write with immediate data.
-    immediate: u64,
+    /// What stands behind the payload in the element: the data of a Write with immediate data, the rights of a bind.
+    trailer: u64,
 }
 
 impl<'a> SendRequest<'a> {
     fn new(id: u64, opcode: SendOpcode, payload: Payload<'a>) -> Self {
-        Self { id, opcode, flags: SendFlags::empty(), stag: 0, remote_offset: 0, payload, immediate: 0 }
+        Self { id, opcode, flags: SendFlags::empty(), stag: 0, remote_offset: 0, payload, trailer: 0 }
     }
 
     /// A Send (RFC 5040 §4.3) of registered memory; it takes the peer's next receive. `id` comes back in the completion.
@@ -82,7 +82,7 @@ impl<'a> SendRequest<'a> {
     pub fn with_immediate(mut self, data: u64) -> Self {
         if self.opcode == SendOpcode::Write {
             self.opcode = SendOpcode::WriteImmediate;
-            self.immediate = data;
+            self.trailer = data;
         }
         self
     }
@@ -123,6 +123,22 @@ impl<'a> SendRequest<'a> {
 
     fn atomic(id: u64, opcode: SendOpcode, stag: u32, remote_offset: u64, operands: AtomicOperands) -> Self {
         Self { stag, remote_offset, ..Self::new(id, opcode, Payload::Operands(operands.to_octets())) }
+    }
+
+    /// Makes an STag of this side invalid (RFC 5040 §5.3 has the peer do that by a Send with Invalidate): that of a
+    /// [`MemoryWindow`](crate::MemoryWindow) or [`FastRegion`](crate::FastRegion) bound to this queue pair, or of a region
+    /// registered for it alone. It happens in its place among the posted work; nothing is sent. Reads that are still to
+    /// place their data there fail: [`fence`](Self::fenced) against them. An STag that is not valid, that other queue pairs
+    /// use, or that windows are bound to fails with [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the
+    /// connection.
+    pub fn local_invalidate(id: u64, stag: u32) -> Self {
+        Self { stag, ..Self::new(id, SendOpcode::LocalInvalidate, Payload::Entries(&[])) }
+    }
+
+    /// Binds the window that expects `stag` to memory, see [`SendOpcode::Bind`].
+    pub(crate) fn bind(id: u64, stag: u32, base: u64, pieces: &'a [Sge], access: Access) -> Self {
+        let trailer = SendElement::rights_entry(access).offset;
+        Self { stag, remote_offset: base, trailer, ..Self::new(id, SendOpcode::Bind, Payload::Entries(pieces)) }
     }
 
     /// Asks for a completion on success. A failure makes one in any case.
@@ -227,27 +243,33 @@ impl<'a> SendRequest<'a> {
             SendOpcode::WriteImmediate if element.flags.contains(SendFlags::INLINE) => {
                 SendElement { length: element.length + 8, ..element }
             }
-            SendOpcode::WriteImmediate if usize::from(element.entries) >= MAX_SEND_ENTRIES => {
+            SendOpcode::WriteImmediate | SendOpcode::Bind if usize::from(element.entries) >= MAX_SEND_ENTRIES => {
                 return Err(PostErrorReason::TooManySges { limit: MAX_SEND_ENTRIES - 1 });
             }
-            SendOpcode::WriteImmediate => SendElement { entries: element.entries + 1, ..element },
+            SendOpcode::WriteImmediate | SendOpcode::Bind => SendElement { entries: element.entries + 1, ..element },
             _ => element,
         })
     }
 
-    /// The slots of a Write with immediate data, which stands behind its entries or its inline data.
+    /// Whether something stands behind the payload in the element.
+    #[inline]
+    pub(crate) const fn has_trailer(&self) -> bool {
+        matches!(self.opcode, SendOpcode::WriteImmediate | SendOpcode::Bind)
+    }
+
+    /// The slots of a request with a trailer, which stands behind its entries or its inline data.
     #[cold]
-    pub(crate) fn encode_with_immediate(&self, element: &SendElement, mut write: impl FnMut(Slot)) {
+    pub(crate) fn encode_with_trailer(&self, element: &SendElement, mut write: impl FnMut(Slot)) {
         let mut entries = [Sge::default(); MAX_SEND_ENTRIES];
         let mut inline = [0; MAX_INLINE];
         match self.payload {
             Payload::Entries(own) => {
                 entries[..own.len()].copy_from_slice(own);
-                entries[own.len()] = SendElement::immediate_entry(self.immediate);
+                entries[own.len()] = SendElement::immediate_entry(self.trailer);
             }
             Payload::Inline(own) => {
                 inline[..own.len()].copy_from_slice(own);
-                inline[own.len()..own.len() + 8].copy_from_slice(&self.immediate.to_le_bytes());
+                inline[own.len()..own.len() + 8].copy_from_slice(&self.trailer.to_le_bytes());
             }
             Payload::Operands(_) => {}
         }
@@ -338,7 +360,7 @@ mod tests {
         ] {
             let (element, ..) = request.element(&LIMITS).unwrap();
             let mut written = Vec::new();
-            request.encode_with_immediate(&element, |slot| written.push(slot));
+            request.encode_with_trailer(&element, |slot| written.push(slot));
             assert_eq!(written.len(), slots);
             assert_eq!(SendElement::decode(&written[0]), Ok(element));
             if element.entries == 3 {

@@ -169,6 +169,44 @@ fn a_write_and_its_immediate_data_leave_in_one_segment_if_they_fit() {
 }
 
 #[test]
+fn local_operations_send_nothing_and_keep_their_place() {
+    let (mut world, mut client, mut server, _requests) = joined(BOTH, BOTH);
+    let mut window = world.hosts[0].regions.allocate_window(uwarp_memory::DomainId(1), 2).expect("room");
+    let region = world.hosts[0].register((0..100).collect(), Access::LOCAL_WRITE);
+    let inbox = world.hosts[1].register(vec![0; 64], Access::LOCAL_WRITE);
+    assert!(server.post_receive(1, &[sge(&inbox, 0, 64)]));
+    world.run(SECOND / 100);
+    let before = frames_sent(&world, 0);
+    let stag = window.next_stag();
+    let bind = |id, entries: &[Sge]| SendElement {
+        stag,
+        remote_offset: 7,
+        length: 30,
+        entries: entries.len() as u8,
+        ..element(id, SendOpcode::Bind)
+    };
+    let pieces = [sge(&region, 50, 10), sge(&region, 0, 20), SendElement::rights_entry(Access::REMOTE_READ)];
+    assert!(client.post(bind(1, &pieces), &pieces, &[]));
+    let done = completions(&mut world, &mut client, 1);
+    assert_eq!(done.iter().map(|one| (one.opcode, one.length)).collect::<Vec<_>>(), [(CompletionOpcode::Bind, 0)]);
+    assert_eq!(frames_sent(&world, 0), before, "nothing is sent");
+    // A Send out of the window, and behind it the end of the window: the Send has its octets.
+    let end = Sge { stag, length: 25, offset: 7 + 5 };
+    assert!(client.post_simple(2, SendOpcode::Send, Some(end), (0, 0)));
+    let invalidate = SendElement { stag, ..element(3, SendOpcode::LocalInvalidate) };
+    assert!(client.post(invalidate, &[], &[]));
+    assert!(client.post_simple(4, SendOpcode::Send, Some(end), (0, 0)));
+    let done = completions(&mut world, &mut client, 3);
+    let ended: Vec<_> = done.iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(ended, [(2, Status::Success), (3, Status::Success), (4, Status::LocalProtection)]);
+    let received = completions(&mut world, &mut server, 1);
+    assert_eq!((received[0].id, received[0].length), (1, 25));
+    let mut octets = vec![0; 25];
+    inbox.read(0, &mut octets).expect("in range");
+    assert_eq!(octets, (55..60).chain(0..20).collect::<Vec<u8>>());
+}
+
+#[test]
 fn immediate_data_goes_behind_scatter_lists_and_inline_data_too() {
     let (mut world, mut client, mut server, _requests) = joined(BOTH, BOTH);
     let source = world.hosts[0].register((0..200).collect(), Access::LOCAL_READ);

@@ -1,0 +1,227 @@
+use std::sync::Mutex;
+
+use super::*;
+use crate::access::{Access, Association, DomainId, Scope, StreamId};
+use crate::registration::Registration;
+use crate::table::{RegionTable, TaggedBase};
+use crate::turn::CommitTarget;
+
+const US: Association = Association { domain: DomainId(1), stream: StreamId(1) };
+const WRITE: Access = Access::REMOTE_WRITE;
+
+/// A store in memory, and what of it is safe.
+#[derive(Default)]
+struct Disk {
+    written: Vec<(u64, Vec<u8>)>,
+    synced: Vec<(u64, Vec<u8>)>,
+    syncs: usize,
+    write_error: Option<io::ErrorKind>,
+    sync_error: Option<io::ErrorKind>,
+}
+
+#[derive(Clone, Default)]
+struct Handle(Arc<Mutex<Disk>>);
+
+impl Store for Handle {
+    fn write(&mut self, offset: u64, octets: &[u8]) -> io::Result<()> {
+        let mut disk = self.0.lock().unwrap();
+        if let Some(kind) = disk.write_error {
+            return Err(kind.into());
+        }
+        disk.written.push((offset, octets.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut disk = self.0.lock().unwrap();
+        disk.syncs += 1;
+        if let Some(kind) = disk.sync_error {
+            return Err(kind.into());
+        }
+        let written = std::mem::take(&mut disk.written);
+        disk.synced.extend(written);
+        Ok(())
+    }
+}
+
+fn region(length: usize) -> (Arc<RegionTable>, Registration, Committer, Handle) {
+    let table = RegionTable::new(8, 1 << 30, 1);
+    let disk = Handle::default();
+    let (registration, committer) = table
+        .register_durable(
+            vec![0; length],
+            WRITE,
+            Scope::Domain(US.domain),
+            TaggedBase::Zero,
+            Box::new(disk.clone()),
+            false,
+        )
+        .unwrap();
+    (table, registration, committer, disk)
+}
+
+/// Asks for a commit; gives how many parts it has.
+fn ask(table: &Arc<RegionTable>, stag: u32, offset: u64, length: u32, key: u64, mailbox: &CommitMailbox) -> usize {
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let mut parts = 0;
+    turn.commit_targets(US, stag, offset, length, |target| match target {
+        CommitTarget::Durable { durable, offset, length } => {
+            durable.commit(offset, length, key, mailbox).unwrap();
+            parts += 1;
+        }
+        CommitTarget::Plain => panic!("not durable"),
+    })
+    .unwrap();
+    parts
+}
+
+#[test]
+fn a_commit_is_answered_when_its_octets_were_written_and_synced() {
+    let (table, registration, mut committer, disk) = region(200_000);
+    let octets: Vec<u8> = (0..200_000u32).map(|at| (at * 7) as u8).collect();
+    registration.write(0, &octets).unwrap();
+    let (mailbox, replies) = CommitMailbox::new(None);
+    assert_eq!(ask(&table, registration.stag(), 1000, 150_000, 5, &mailbox), 1);
+    assert!(replies.is_empty());
+    assert_eq!(committer.work(), 1);
+    assert_eq!(replies.try_recv(), Ok(CommitReply { key: 5, status: CommitStatus::Success }));
+    let disk = disk.0.lock().unwrap();
+    let mut safe = vec![0; 200_000];
+    for (offset, written) in &disk.synced {
+        safe[*offset as usize..][..written.len()].copy_from_slice(written);
+    }
+    assert_eq!(safe[1000..151_000], octets[1000..151_000]);
+    assert!(safe[..1000].iter().chain(&safe[151_000..]).all(|octet| *octet == 0), "nothing else was written");
+}
+
+#[test]
+fn commits_that_wait_share_a_sync() {
+    let (table, registration, mut committer, disk) = region(64);
+    let (mailbox, replies) = CommitMailbox::new(None);
+    for key in 0..10 {
+        ask(&table, registration.stag(), key, 1, key, &mailbox);
+    }
+    assert_eq!(committer.work(), 10);
+    assert_eq!(disk.0.lock().unwrap().syncs, 1);
+    assert_eq!(replies.try_iter().map(|reply| reply.key).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn errors_of_the_device_have_their_status_and_some_stay() {
+    use io::ErrorKind as K;
+    for (on_sync, kind, status, stays) in [
+        (false, K::Other, CommitStatus::Failure, true),
+        (false, K::ReadOnlyFilesystem, CommitStatus::ReadOnly, true),
+        (false, K::StorageFull, CommitStatus::NoSpace, false),
+        (false, K::QuotaExceeded, CommitStatus::NoSpace, false),
+        (false, K::WouldBlock, CommitStatus::Transient, false),
+        (true, K::Other, CommitStatus::Failure, true),
+        (true, K::ReadOnlyFilesystem, CommitStatus::ReadOnly, true),
+        // After a sync that failed nobody knows what is safe.
+        (true, K::StorageFull, CommitStatus::Failure, true),
+    ] {
+        let (table, registration, mut committer, disk) = region(64);
+        let (mailbox, replies) = CommitMailbox::new(None);
+        let set = |error| {
+            let mut disk = disk.0.lock().unwrap();
+            *(if on_sync { &mut disk.sync_error } else { &mut disk.write_error }) = error;
+        };
+        set(Some(kind));
+        ask(&table, registration.stag(), 0, 8, 1, &mailbox);
+        committer.work();
+        set(None);
+        ask(&table, registration.stag(), 0, 8, 2, &mailbox);
+        committer.work();
+        let found: Vec<CommitStatus> = replies.try_iter().map(|reply| reply.status).collect();
+        let second = if stays { status } else { CommitStatus::Success };
+        assert_eq!(found, [status, second], "{kind:?}");
+        assert_eq!(CommitStatus::from_code(status.code()), Some(status));
+    }
+    assert_eq!(CommitStatus::from_code(7), None);
+}
+
+#[test]
+fn a_committer_ends_with_its_region_and_answers_before() {
+    let (table, registration, committer, disk) = region(64);
+    let (mailbox, replies) = CommitMailbox::new(None);
+    registration.write(0, &[7; 64]).unwrap();
+    for key in 0..100 {
+        ask(&table, registration.stag(), 0, 64, key, &mailbox);
+    }
+    let thread = std::thread::spawn(move || committer.run());
+    let buffer = registration.deregister();
+    assert_eq!(buffer.as_slice(), [7; 64]);
+    thread.join().unwrap();
+    assert_eq!(replies.try_iter().filter(|reply| reply.status == CommitStatus::Success).count(), 100);
+    assert!(disk.0.lock().unwrap().written.is_empty());
+}
+
+#[test]
+fn more_commits_than_may_wait_are_refused() {
+    let (table, registration, mut committer, _disk) = region(64);
+    let (mailbox, replies) = CommitMailbox::new(None);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let mut refused = 0;
+    for key in 0..QUEUE as u64 + 5 {
+        turn.commit_targets(US, registration.stag(), 0, 1, |target| {
+            let CommitTarget::Durable { durable, offset, length } = target else { panic!("not durable") };
+            if let Err(status) = durable.commit(offset, length, key, &mailbox) {
+                assert_eq!(status, CommitStatus::Transient);
+                refused += 1;
+            }
+        })
+        .unwrap();
+    }
+    drop(turn);
+    assert_eq!(refused, 5);
+    assert_eq!(committer.work(), QUEUE);
+    assert_eq!(replies.len(), QUEUE);
+    drop(committer);
+    let turn = epoch.enter();
+    turn.commit_targets(US, registration.stag(), 0, 1, |target| {
+        let CommitTarget::Durable { durable, .. } = target else { panic!("not durable") };
+        assert_eq!(durable.commit(0, 1, 0, &mailbox), Err(CommitStatus::Failure), "nobody is there");
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_window_leads_to_the_committers_of_its_regions() {
+    let (table, registration, mut committer, _disk) = region(64);
+    let plain = table.register(vec![0; 64], Access::LOCAL_WRITE, Scope::Domain(US.domain), TaggedBase::Zero).unwrap();
+    let writable = table
+        .register_durable(
+            vec![0; 64],
+            Access::LOCAL_WRITE,
+            Scope::Domain(US.domain),
+            TaggedBase::Zero,
+            Box::new(Handle::default()),
+            true,
+        )
+        .unwrap();
+    let mut window = table.allocate_window(US.domain, 2).unwrap();
+    let stag = window.next_stag();
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    assert!(turn.has_transparent());
+    let pieces = [(plain.stag(), 10), (writable.0.stag(), 20)];
+    let pieces = pieces.map(|(stag, offset)| crate::BindPiece { stag, offset, length: 30 });
+    turn.bind(US, stag, 0, WRITE, pieces.into_iter()).unwrap();
+    let mut seen = Vec::new();
+    turn.commit_targets(US, stag, 25, 20, |target| {
+        seen.push(match target {
+            CommitTarget::Plain => None,
+            CommitTarget::Durable { offset, length, .. } => Some((offset, length)),
+        });
+    })
+    .unwrap();
+    assert_eq!(seen, [None, Some((20, 15))]);
+    assert_eq!((turn.is_transparent(stag, 29), turn.is_transparent(stag, 30)), (false, true));
+    assert!(!turn.is_transparent(registration.stag(), 0));
+    drop(turn);
+    drop(writable);
+    assert!(!epoch.enter().has_transparent());
+    assert_eq!(committer.work(), 0);
+}

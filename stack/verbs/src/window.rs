@@ -1,0 +1,188 @@
+//! Memory windows, and regions that are registered by a work request.
+
+use crate::context::Shared;
+use crate::error::Error;
+use crate::request::SendRequest;
+use std::sync::Arc;
+use uwarp_engine::work::{MAX_SEND_ENTRIES, Sge};
+use uwarp_memory::{Access, DomainId, Window};
+
+/// The most pieces that a [`FastRegion`] can be made of.
+pub const MAX_PIECES: usize = MAX_SEND_ENTRIES - 1;
+
+/// A memory window: rights of the peer to a part of a region, given and taken by work requests of a queue pair (type 2 of
+/// the verbs: the binding belongs to that queue pair, and the peer's Send with Invalidate may end it).
+///
+/// ```
+/// # use uwarp::{Access, Config, Context};
+/// # let (context, _peer) =
+/// #     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
+/// let domain = context.allocate_domain();
+/// let region = domain.register(vec![0; 4096], Access::LOCAL_WRITE)?;
+/// let mut window = domain.allocate_window()?;
+/// let page = region.sge(1024..2048)?;
+/// let request = window.bind(1, &page, Access::REMOTE_WRITE)?;
+/// // After `queue_pair.post_send(&[request, ...])` the peer may be told `window.stag()` and `window.remote_offset()`.
+/// # let _ = request;
+/// # Ok::<(), uwarp::Error>(())
+/// ```
+///
+/// Dropping it takes the rights back and waits until no engine uses them.
+#[derive(Debug)]
+pub struct MemoryWindow {
+    window: Window,
+    base: u64,
+    length: u32,
+}
+
+/// A region that is made and unmade by work requests of a queue pair (fast registration): an STag of that queue pair's, with a
+/// fresh key each time, over pieces of regions that lie behind each other. Both sides use it like a region, as far as its
+/// rights go.
+///
+/// The pieces' regions have to be there as long as it is used: an access through it fails once one of them was deregistered.
+/// Dropping it invalidates the STag and waits until no engine uses it.
+#[derive(Debug)]
+pub struct FastRegion {
+    window: Window,
+    base: u64,
+    length: u32,
+}
+
+fn allocate(shared: &Arc<Shared>, domain: u32, pieces: usize) -> Result<Window, Error> {
+    shared.check_open()?;
+    Ok(shared.regions.allocate_window(DomainId(domain), pieces)?)
+}
+
+impl MemoryWindow {
+    pub(crate) fn allocate(shared: &Arc<Shared>, domain: u32) -> Result<Self, Error> {
+        Ok(Self { window: allocate(shared, domain, 1)?, base: 0, length: 0 })
+    }
+
+    /// The request that binds the window to `part` of a region of the same domain, with remote rights only. It brings a new
+    /// STag; post it before any later one of this window is made. The part keeps its tagged offsets. A region whose window
+    /// lets the peer write needs `LOCAL_WRITE`, and no remote right of its own.
+    ///
+    /// A window that is bound has to be invalidated first
+    /// ([`SendRequest::local_invalidate`], or by the peer). What cannot be bound fails with
+    /// [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the connection.
+    ///
+    /// # Errors
+    /// No right, or `LOCAL_WRITE`, which a window cannot give.
+    pub fn bind<'a>(&mut self, id: u64, part: &'a Sge, access: Access) -> Result<SendRequest<'a>, Error> {
+        if access == Access::LOCAL_READ || access.contains(Access::LOCAL_WRITE) {
+            return Err(Error::argument(
+                "the window's rights",
+                format!("{access:?}"),
+                "choose REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC, or several of them",
+            ));
+        }
+        (self.base, self.length) = (part.offset, part.length);
+        Ok(SendRequest::bind(id, self.window.next_stag(), self.base, std::slice::from_ref(part), access))
+    }
+
+    /// The STag of the latest [`bind`](Self::bind).
+    pub fn stag(&self) -> u32 {
+        self.window.stag()
+    }
+
+    /// The tagged offset of the first octet.
+    pub fn remote_offset(&self) -> u64 {
+        self.base
+    }
+
+    /// Octets of the latest bind.
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether the latest bind is of no octets.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether the latest bind was carried out and has not been invalidated.
+    pub fn is_valid(&self) -> bool {
+        self.window.is_valid()
+    }
+}
+
+impl FastRegion {
+    pub(crate) fn allocate(shared: &Arc<Shared>, domain: u32, pieces: usize) -> Result<Self, Error> {
+        if !(1..=MAX_PIECES).contains(&pieces) {
+            return Err(Error::argument("the pieces of a region", pieces, format!("choose 1 to {MAX_PIECES}")));
+        }
+        Ok(Self { window: allocate(shared, domain, pieces)?, base: 0, length: 0 })
+    }
+
+    /// The request that registers `pieces`, which lie behind each other from tagged offset `base` on, with the rights
+    /// `access`. It brings a new STag; post it before any later one of this region is made. The STag is valid for the work
+    /// that is posted behind it, and for the peer, until it is invalidated ([`SendRequest::local_invalidate`], or by the
+    /// peer), which has to happen before the next registration. What cannot be registered fails with
+    /// [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the connection.
+    ///
+    /// # Errors
+    /// More pieces than allocated for, or more than 2^32 - 1 octets.
+    pub fn register<'a>(
+        &mut self,
+        id: u64,
+        pieces: &'a [Sge],
+        base: u64,
+        access: Access,
+    ) -> Result<SendRequest<'a>, Error> {
+        let most = self.window.most_pieces();
+        if pieces.len() > most {
+            return Err(Error::argument("the pieces of a region", pieces.len(), format!("allocated for {most}")));
+        }
+        let length = pieces.iter().try_fold(0u32, |sum, piece| sum.checked_add(piece.length)).ok_or_else(|| {
+            Error::argument(
+                "the octets of a region",
+                "2^32 or more",
+                "register less at once, or a region without a request",
+            )
+        })?;
+        (self.base, self.length) = (base, length);
+        Ok(SendRequest::bind(id, self.window.next_stag(), base, pieces, access))
+    }
+
+    /// The STag of the latest [`register`](Self::register).
+    pub fn stag(&self) -> u32 {
+        self.window.stag()
+    }
+
+    /// The tagged offset of the first octet.
+    pub fn remote_offset(&self) -> u64 {
+        self.base
+    }
+
+    /// Octets of the latest registration.
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether the latest registration is of no octets.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// An SGE for `length` octets from `from` on, for work that is posted behind the registration.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRegion`].
+    pub fn sge(&self, from: u32, length: u32) -> Result<Sge, Error> {
+        match from.checked_add(length) {
+            Some(end) if end <= self.length => {
+                Ok(Sge { stag: self.stag(), length, offset: self.base.wrapping_add(u64::from(from)) })
+            }
+            _ => Err(Error::OutOfRegion {
+                start: from as usize,
+                end: from as usize + length as usize,
+                len: self.length as usize,
+            }),
+        }
+    }
+
+    /// Whether the latest registration was carried out and has not been invalidated.
+    pub fn is_valid(&self) -> bool {
+        self.window.is_valid()
+    }
+}

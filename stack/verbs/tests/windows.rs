@@ -1,0 +1,250 @@
+//! Memory windows, registration by work requests, and what makes STags invalid.
+
+mod common;
+
+use common::*;
+use uwarp::{
+    Access, CompletionOpcode, DisconnectReason, ReceiveRequest, RegionScope, SendRequest, Status, TerminateCode,
+};
+
+const INVALID_STAG: TerminateCode = TerminateCode { layer: 1, error_type: 1, code: 0 };
+const CANNOT_BE_INVALIDATED: TerminateCode = TerminateCode { layer: 0, error_type: 2, code: 9 };
+
+/// Waits until both ends are over; gives why the client's is.
+fn over(client: &mut Side, server: &mut Side) -> Option<DisconnectReason> {
+    assert!(client.qp.wait_disconnected(LONG).unwrap());
+    assert!(server.qp.wait_disconnected(LONG).unwrap());
+    client.qp.disconnect_reason()
+}
+
+#[test]
+fn a_window_gives_the_peer_rights_and_takes_them_back() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        let region = server.pd.register(vec![0; 4096], Access::LOCAL_WRITE).unwrap();
+        let mut window = server.pd.allocate_window().unwrap();
+        client.speak_first(&server);
+        let part = region.sge(1000..2000).unwrap();
+        let mut former = Vec::new();
+        for round in 1..=3 {
+            let bind = window.bind(round, &part, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+            assert!(!former.contains(&window.stag()), "each bind has a key of its own");
+            server.qp.post_send(&[bind.signalled()]).unwrap();
+            let bound = server.expect(round);
+            assert_eq!((bound.opcode, bound.length), (CompletionOpcode::Bind, 0));
+            assert!(window.is_valid());
+            let (stag, offset) = (window.stag(), window.remote_offset());
+            let octets = [round as u8; 1000];
+            client.mr.write(0, &octets).unwrap();
+            let source = [client.mr.sge(..1000).unwrap()];
+            let sink = [client.mr.sge(5000..6000).unwrap()];
+            client
+                .qp
+                .post_send(&[
+                    SendRequest::write(10, &source, stag, offset),
+                    SendRequest::read(11, &sink, stag, offset).signalled(),
+                ])
+                .unwrap();
+            client.expect(11);
+            assert_eq!(client.octets(5000, 1000), octets);
+            assert_eq!(region.to_vec(1000, 1000).unwrap(), octets);
+            assert_eq!((region.to_vec(999, 1).unwrap(), region.to_vec(2000, 1).unwrap()), (vec![0], vec![0]));
+            server.qp.post_send(&[SendRequest::local_invalidate(round, stag).signalled()]).unwrap();
+            assert_eq!(server.expect(round).opcode, CompletionOpcode::LocalInvalidate);
+            assert!(!window.is_valid());
+            former.push(stag);
+        }
+        let refused = [SendRequest::write_inline(12, b"x", former[2], window.remote_offset())];
+        client.qp.post_send(&refused).unwrap();
+        assert_eq!(over(&mut client, &mut server), Some(DisconnectReason::PeerTerminated(INVALID_STAG)));
+        assert_eq!(region.to_vec(1000, 1).unwrap(), [3]);
+    });
+}
+
+#[test]
+fn a_window_bound_and_announced_in_one_list_is_there_when_the_peer_hears_of_it() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        let region = server.pd.register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
+        let mut window = server.pd.allocate_window().unwrap();
+        client.speak_first(&server);
+        for round in 0..20u8 {
+            client.qp.post_receive(&[ReceiveRequest::new(1, &[client.mr.sge(..4).unwrap()])]).unwrap();
+            let part = region.sge(..).unwrap();
+            let bind = window.bind(2, &part, Access::REMOTE_WRITE).unwrap();
+            let announced = window.stag().to_be_bytes();
+            server.qp.post_receive(&[ReceiveRequest::new(3, &[])]).unwrap();
+            server.qp.post_send(&[bind, SendRequest::send_inline(4, &announced).signalled()]).unwrap();
+            client.expect(1);
+            let stag = u32::from_be_bytes(client.octets(0, 4).try_into().unwrap());
+            client
+                .qp
+                .post_send(&[
+                    SendRequest::write_inline(5, &[round; 64], stag, region.remote_offset()),
+                    SendRequest::send(6, &[]).invalidate(stag).signalled(),
+                ])
+                .unwrap();
+            client.expect(6);
+            server.expect(4);
+            assert_eq!(server.expect(3).invalidated_stag(), Some(stag), "the peer gave the window back");
+            assert!(!window.is_valid());
+            assert_eq!(region.to_vec(0, 64).unwrap(), [round; 64]);
+        }
+    });
+}
+
+#[test]
+fn a_fast_region_joins_pieces_for_the_peer_and_for_us() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        client.speak_first(&server);
+        let octets = pattern(4, 100_000);
+        server.mr.write(0, &octets).unwrap();
+        let mut fast = server.pd.allocate_fast_region(3).unwrap();
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let pieces = [
+            server.mr.sge(50_000..60_001).unwrap(),
+            server.mr.sge(7..30_010).unwrap(),
+            server.mr.sge(90_000..90_003).unwrap(),
+        ];
+        let expected = [&octets[50_000..60_001], &octets[7..30_010], &octets[90_000..90_003]].concat();
+        let mut former = 0;
+        for round in 0..2 {
+            let base = round * 0xffff_ffff_0000;
+            let register = fast.register(1, &pieces, base, rights).unwrap();
+            assert_ne!(fast.stag(), former);
+            former = fast.stag();
+            // The peer reads all of it, and we send the end of it: three pieces again.
+            let end = [fast.sge(10_000, 30_007).unwrap()];
+            client.qp.post_receive(&[ReceiveRequest::new(2, &[client.mr.sge(100_000..200_000).unwrap()])]).unwrap();
+            server
+                .qp
+                .post_send(&[
+                    register.signalled(),
+                    SendRequest::send(3, &end),
+                    SendRequest::local_invalidate(4, fast.stag()).signalled(),
+                ])
+                .unwrap();
+            server.expect(1);
+            assert_eq!(client.expect(2).length, 30_007);
+            server.expect(4);
+            assert_eq!(client.octets(100_000, 30_007), expected[10_000..]);
+            server.qp.post_send(&[fast.register(5, &pieces, base, rights).unwrap().signalled()]).unwrap();
+            server.expect(5);
+            let sink = [client.mr.sge(300_000..340_007).unwrap()];
+            client.qp.post_send(&[SendRequest::read(6, &sink, fast.stag(), base).signalled()]).unwrap();
+            client.expect(6);
+            assert_eq!(client.octets(300_000, 40_007), expected);
+            server.qp.post_send(&[SendRequest::local_invalidate(7, fast.stag()).signalled()]).unwrap();
+            server.expect(7);
+        }
+        // A receive may go into one, too.
+        let into = [server.mr.sge(500_000..500_010).unwrap(), server.mr.sge(600_000..600_090).unwrap()];
+        server.qp.post_send(&[fast.register(8, &into, 0, rights).unwrap().signalled()]).unwrap();
+        server.expect(8);
+        server.qp.post_receive(&[ReceiveRequest::new(9, &[fast.sge(0, 100).unwrap()])]).unwrap();
+        client.qp.post_send(&[SendRequest::send_inline(10, &octets[..100])]).unwrap();
+        server.expect(9);
+        assert_eq!([server.octets(500_000, 10), server.octets(600_000, 90)].concat(), octets[..100]);
+    });
+}
+
+#[test]
+fn invalidation_behind_a_fence_waits_for_the_reads_before_it() {
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        let octets = pattern(6, REGION / 2);
+        server.mr.write(0, &octets).unwrap();
+        let mut fast = client.pd.allocate_fast_region(1).unwrap();
+        let part = [client.mr.sge(..REGION / 2).unwrap()];
+        for round in 0..10 {
+            client.mr.fill(0..REGION / 2, 0).unwrap();
+            let register = fast.register(1, &part, 0, Access::LOCAL_WRITE).unwrap();
+            let sink = [fast.sge(0, REGION as u32 / 2).unwrap()];
+            client
+                .qp
+                .post_send(&[
+                    register,
+                    SendRequest::read(2, &sink, server.mr.stag(), server.mr.remote_offset()),
+                    SendRequest::local_invalidate(round, fast.stag()).fenced().signalled(),
+                ])
+                .unwrap();
+            client.expect(round);
+            assert_eq!(client.octets(0, REGION / 2), octets);
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_bound_or_invalidated_fails_in_order() {
+    in_both_modes(|mode| {
+        for what in 0..6 {
+            let (mut client, mut server) = connected(mode);
+            let read_only = client.pd.register(vec![0; 64], Access::REMOTE_READ).unwrap();
+            let elsewhere = client.context.allocate_domain();
+            let foreign = elsewhere.register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
+            let shared = client.mr.stag();
+            let second = client.pd.create_queue_pair(&uwarp::QueuePairOptions::new(&client.cq)).unwrap();
+            let mut window = client.pd.allocate_window().unwrap();
+            let mut foreign_window = elsewhere.allocate_window().unwrap();
+            let (part, other) = (read_only.sge(..).unwrap(), foreign.sge(..).unwrap());
+            let good = client.mr.sge(..64).unwrap();
+            let request = match what {
+                0 => window.bind(2, &part, Access::REMOTE_WRITE).unwrap(),
+                1 => window.bind(2, &other, Access::REMOTE_WRITE).unwrap(),
+                2 => foreign_window.bind(2, &good, Access::REMOTE_READ).unwrap(),
+                3 => {
+                    // The window is bound already.
+                    let first = window.bind(9, &good, Access::REMOTE_READ).unwrap();
+                    client.qp.post_send(&[first.signalled()]).unwrap();
+                    client.expect(9);
+                    window.bind(2, &good, Access::REMOTE_READ).unwrap()
+                }
+                4 => SendRequest::local_invalidate(2, shared),
+                _ => SendRequest::local_invalidate(2, 0x1234_5678),
+            };
+            client.qp.post_send(&[SendRequest::send(1, &[]).signalled(), request, SendRequest::send(3, &[])]).unwrap();
+            client.expect(1);
+            let (failed, flushed) = (client.complete(), client.complete());
+            assert_eq!((failed.id, failed.status), (2, Status::LocalProtection), "case {what}");
+            assert_eq!((flushed.id, flushed.status), (3, Status::Flushed));
+            assert!(client.mr.is_valid());
+            over(&mut client, &mut server);
+            drop(second);
+        }
+    });
+}
+
+#[test]
+fn a_peer_cannot_invalidate_a_region_that_has_windows() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        client.speak_first(&server);
+        let region = server.pd.register_scoped(vec![0; 64], Access::ALL, RegionScope::QueuePair(&server.qp)).unwrap();
+        let mut window = server.pd.allocate_window().unwrap();
+        let part = region.sge(..).unwrap();
+        server.qp.post_send(&[window.bind(1, &part, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
+        server.expect(1);
+        server.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
+        client.qp.post_send(&[SendRequest::send(3, &[]).invalidate(region.stag())]).unwrap();
+        let failed = server.complete();
+        assert_eq!((failed.id, failed.status), (2, Status::RemoteOperation));
+        let reason = over(&mut client, &mut server);
+        assert_eq!(reason, Some(DisconnectReason::PeerTerminated(CANNOT_BE_INVALIDATED)));
+        assert!(region.is_valid() && window.is_valid());
+    });
+}
+
+#[test]
+fn rights_that_a_window_cannot_give_are_refused() {
+    let (client, _server) = connected(Mode::Inline);
+    let mut window = client.pd.allocate_window().unwrap();
+    let part = client.mr.sge(..8).unwrap();
+    for access in [Access::LOCAL_READ, Access::LOCAL_WRITE, Access::LOCAL_WRITE | Access::REMOTE_READ] {
+        assert!(matches!(window.bind(1, &part, access), Err(uwarp::Error::Argument { .. })));
+    }
+    assert!(matches!(client.pd.allocate_fast_region(0), Err(uwarp::Error::Argument { .. })));
+    assert!(matches!(client.pd.allocate_fast_region(uwarp::MAX_PIECES + 1), Err(uwarp::Error::Argument { .. })));
+    let mut fast = client.pd.allocate_fast_region(1).unwrap();
+    assert!(matches!(fast.register(1, &[part, part], 0, Access::ALL), Err(uwarp::Error::Argument { .. })));
+}
