@@ -1,0 +1,275 @@
+//! What both roles have in common: a queue pair with its message buffers, and work that waits for room in the send queue.
+
+use crate::private_data::Agreement;
+use crate::xdr::XdrError;
+use std::collections::VecDeque;
+use std::time::Duration;
+use uwarp::{
+    Access, CompletionOpcode, CompletionQueue, Context, Error, MemoryRegion, PostErrorReason, ProtectionDomain,
+    QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge, Status,
+};
+
+/// Elements of the send queue besides one for each message.
+const WORK_DEPTH: usize = 128;
+/// The number of an own request is below the kind of work.
+const KIND_SHIFT: u32 = 60;
+const RECEIVE: u64 = 1;
+const MESSAGE: u64 = 2;
+const TRANSFER: u64 = 3;
+/// How long a wait lasts before the connection's state is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Message buffers of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Receives, and their octets.
+    pub(crate) receives: usize,
+    pub(crate) receive: usize,
+    /// Sends that may be under way, and their octets.
+    pub(crate) sends: usize,
+    pub(crate) send: usize,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A message of so many octets is in this receive.
+    Received { slot: usize, length: usize },
+    /// A message was sent; with the number that it was given.
+    Sent { tag: u64 },
+    /// A Read or Write was carried out.
+    Done { tag: u64 },
+    /// The connection is over. The work that ended it, if it was a Read or Write.
+    Lost { status: Status, tag: Option<u64> },
+}
+
+/// A Read or a Write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transfer {
+    Read,
+    Write,
+}
+
+/// Work that is posted when there is room.
+#[derive(Debug)]
+enum Work {
+    Message { octets: Vec<u8>, invalidate: Option<u32>, tag: u64 },
+    Transfer { kind: Transfer, entry: Sge, handle: u32, offset: u64, tag: u64 },
+}
+
+/// The endpoint.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    // In the order in which they are dropped: memory goes when no queue pair uses it.
+    pub(crate) queue_pair: QueuePair,
+    completions: CompletionQueue,
+    receives: MemoryRegion,
+    sends: MemoryRegion,
+    domain: ProtectionDomain,
+    sizes: Sizes,
+    /// Tags of messages by buffer.
+    tags: Vec<u64>,
+    free: Vec<usize>,
+    waiting: VecDeque<Work>,
+    pub(crate) agreement: Agreement,
+}
+
+impl Endpoint {
+    /// A queue pair of its own protection domain, not connected, with its receives posted.
+    pub(crate) fn new(context: &Context, sizes: Sizes) -> Result<Self, Error> {
+        let domain = context.allocate_domain();
+        let depth = sizes.sends + WORK_DEPTH;
+        let completions = context.create_completion_queue(depth + sizes.receives)?;
+        let options = QueuePairOptions { max_sge: 1, max_inline: 0, ..QueuePairOptions::new(&completions) };
+        let queue_pair = domain.create_queue_pair(&options.depth(depth, sizes.receives))?;
+        let receives = domain.register(vec![0; sizes.receives * sizes.receive], Access::LOCAL_WRITE)?;
+        let sends = domain.register(vec![0; sizes.sends * sizes.send], Access::LOCAL_READ)?;
+        let agreement = Agreement { send: 0, receive: 0, remote_invalidation: false };
+        Ok(Self {
+            queue_pair,
+            completions,
+            receives,
+            sends,
+            domain,
+            sizes,
+            tags: vec![0; sizes.sends],
+            free: (0..sizes.sends).rev().collect(),
+            waiting: VecDeque::new(),
+            agreement,
+        })
+    }
+
+    /// Posts a receive.
+    pub(crate) fn post_receive(&mut self, slot: usize) -> Result<(), Error> {
+        let start = slot * self.sizes.receive;
+        let entry = self.receives.sge(start..start + self.sizes.receive)?;
+        self.queue_pair.post_receive(&[ReceiveRequest::new(RECEIVE << KIND_SHIFT | slot as u64, &[entry])])?;
+        Ok(())
+    }
+
+    /// Copies a message out of its receive. A peer that is not trusted cannot change it there any more, but its buffer is
+    /// wanted for the next one.
+    pub(crate) fn message(&self, slot: usize, length: usize, out: &mut Vec<u8>) -> Result<(), Error> {
+        out.resize(length.min(self.sizes.receive), 0);
+        self.receives.read(slot * self.sizes.receive, out)
+    }
+
+    /// Registers memory for this connection alone (RFC 8166 §8.1.1).
+    pub(crate) fn register(&self, octets: Vec<u8>, access: Access) -> Result<MemoryRegion, Error> {
+        let scope = RegionScope::QueuePair(&self.queue_pair);
+        self.domain.register_scoped(octets, access, scope)
+    }
+
+    /// Sends a message when its turn comes; `tag`, less than 2^60, comes back when its buffer is free again, and all transfers
+    /// in front of it are done then too. With an STag, that of the peer's is invalidated (RFC 5040 §4.3).
+    ///
+    /// # Errors
+    /// The message is longer than was agreed, or the queue pair does not take it.
+    pub(crate) fn send(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64) -> Result<(), Failure> {
+        if octets.len() > self.agreement.send as usize {
+            return Err(Failure::Message);
+        }
+        if self.waiting.is_empty()
+            && let Some(slot) = self.free.pop()
+        {
+            return match self.post_message(slot, octets, invalidate, tag) {
+                Ok(()) => Ok(()),
+                Err(Failure::Full) => {
+                    self.free.push(slot);
+                    self.waiting.push_back(Work::Message { octets: octets.to_vec(), invalidate, tag });
+                    Ok(())
+                }
+                Err(other) => Err(other),
+            };
+        }
+        self.waiting.push_back(Work::Message { octets: octets.to_vec(), invalidate, tag });
+        self.post_waiting()
+    }
+
+    /// Reads or writes the peer's memory when its turn comes.
+    pub(crate) fn transfer(
+        &mut self,
+        kind: Transfer,
+        entry: Sge,
+        handle: u32,
+        offset: u64,
+        tag: u64,
+    ) -> Result<(), Failure> {
+        self.waiting.push_back(Work::Transfer { kind, entry, handle, offset, tag });
+        self.post_waiting()
+    }
+
+    fn post_message(&mut self, slot: usize, octets: &[u8], invalidate: Option<u32>, tag: u64) -> Result<(), Failure> {
+        let start = slot * self.sizes.send;
+        self.sends.write(start, octets)?;
+        let entry = [self.sends.sge(start..start + octets.len())?];
+        let mut request = SendRequest::send(MESSAGE << KIND_SHIFT | slot as u64, &entry).signalled();
+        if let Some(stag) = invalidate {
+            request = request.invalidate(stag);
+        }
+        self.tags[slot] = tag;
+        self.post(request)
+    }
+
+    fn post(&mut self, request: SendRequest<'_>) -> Result<(), Failure> {
+        match self.queue_pair.post_send(&[request]) {
+            Ok(_) => Ok(()),
+            Err(error) if error.reason == PostErrorReason::Full => Err(Failure::Full),
+            Err(error) => Err(Failure::Verbs(error.into())),
+        }
+    }
+
+    /// Posts what waits, in order, as far as there is room.
+    fn post_waiting(&mut self) -> Result<(), Failure> {
+        while let Some(work) = self.waiting.pop_front() {
+            let posted = match &work {
+                Work::Message { octets, invalidate, tag } => match self.free.pop() {
+                    None => Err(Failure::Full),
+                    Some(slot) => {
+                        let posted = self.post_message(slot, octets, *invalidate, *tag);
+                        if posted.is_err() {
+                            self.free.push(slot);
+                        }
+                        posted
+                    }
+                },
+                Work::Transfer { kind, entry, handle, offset, tag } => {
+                    let (id, entries) = (TRANSFER << KIND_SHIFT | tag, [*entry]);
+                    let request = match kind {
+                        Transfer::Read => SendRequest::read(id, &entries, *handle, *offset),
+                        Transfer::Write => SendRequest::write(id, &entries, *handle, *offset),
+                    };
+                    self.post(request.signalled())
+                }
+            };
+            match posted {
+                Ok(()) => {}
+                Err(Failure::Full) => {
+                    self.waiting.push_front(work);
+                    return Ok(());
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(())
+    }
+
+    /// What happened next, without waiting. An inline engine is turned.
+    pub(crate) fn poll(&mut self) -> Result<Option<Event>, Failure> {
+        let Some(completion) = self.completions.poll_one() else {
+            return Ok(self.is_over().then_some(Event::Lost { status: Status::Flushed, tag: None }));
+        };
+        let low = completion.id & ((1 << KIND_SHIFT) - 1);
+        let is_transfer = completion.id >> KIND_SHIFT == TRANSFER;
+        if !completion.status.is_success() {
+            return Ok(Some(Event::Lost { status: completion.status, tag: is_transfer.then_some(low) }));
+        }
+        let slot = low as usize;
+        if completion.opcode == CompletionOpcode::Receive {
+            return Ok(Some(Event::Received { slot, length: completion.length as usize }));
+        }
+        let event = if is_transfer {
+            Event::Done { tag: low }
+        } else {
+            self.free.push(slot);
+            Event::Sent { tag: self.tags[slot] }
+        };
+        self.post_waiting()?;
+        Ok(Some(event))
+    }
+
+    /// Whether the connection has ended without work that could tell it: a responder whose requester uses all its credits has
+    /// neither receives nor replies posted.
+    fn is_over(&mut self) -> bool {
+        self.queue_pair.state() == QueuePairState::Disconnected
+    }
+
+    /// Waits until something happens, or the time is over.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
+        // The end of the connection may make no completion.
+        self.completions.wait(timeout.min(LOOK))
+    }
+}
+
+/// Why an endpoint cannot go on.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// No room now.
+    Full,
+    /// A message is longer than was agreed.
+    Message,
+    /// The queue pair or its memory.
+    Verbs(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+impl From<XdrError> for Failure {
+    fn from(_: XdrError) -> Self {
+        Self::Message
+    }
+}

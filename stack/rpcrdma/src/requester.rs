@@ -1,0 +1,688 @@
+//! The side that calls (RFC 8166 §3, §4).
+
+mod pending;
+
+use crate::binding::Binding;
+use crate::credits::Credits;
+use crate::endpoint::{Endpoint, Event, Failure, Sizes};
+use crate::header::{Body, DiscardReason, RdmaError, parse_reply};
+use crate::plan::{Limits, Plan, PlanError};
+use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
+use crate::rpc::{OwnedAuth, Status};
+use crate::walk::{Part, WalkError};
+use pending::{Pending, Verdict};
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp::{ConnectOptions, Connecting, Context, Error, Established};
+
+/// How a requester connects and sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequesterOptions {
+    /// Calls that may be under way at most; the responder may grant fewer. So many receives are posted.
+    pub credits: u32,
+    /// Longest message to send, in octets, 1 KiB to 256 KiB; the responder may take less.
+    pub send_size: u32,
+    /// Longest message to receive, in octets, 1 KiB to 256 KiB.
+    pub receive_size: u32,
+    /// Let the responder invalidate an STag with its reply.
+    pub remote_invalidation: bool,
+    /// Most octets of a chunk's segment; a longer chunk has several.
+    pub segment: u32,
+    /// RDMA Reads of the responder that are served at once.
+    pub reads: u16,
+    /// Limit on each attempt to connect.
+    pub connect_timeout: Duration,
+    /// How long a lost connection is made anew before the calls fail. Zero: not at all.
+    pub reconnect: Duration,
+}
+
+impl Default for RequesterOptions {
+    fn default() -> Self {
+        Self {
+            credits: 32,
+            send_size: 4096,
+            receive_size: 4096,
+            remote_invalidation: true,
+            segment: 1 << 30,
+            reads: 16,
+            connect_timeout: Duration::from_secs(10),
+            reconnect: Duration::from_secs(30),
+        }
+    }
+}
+
+impl RequesterOptions {
+    fn private_data(&self) -> PrivateData {
+        PrivateData {
+            remote_invalidation: self.remote_invalidation,
+            send_size: self.send_size,
+            receive_size: self.receive_size,
+        }
+    }
+
+    fn sizes(&self) -> Sizes {
+        let credits = self.credits.max(1) as usize;
+        let octets = |size: u32| size.max(DEFAULT_INLINE_THRESHOLD) as usize;
+        Sizes { receives: credits, receive: octets(self.receive_size), sends: credits, send: octets(self.send_size) }
+    }
+}
+
+/// A call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Program; the requester has to have its binding.
+    pub program: u32,
+    /// Its version.
+    pub version: u32,
+    /// The procedure.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: OwnedAuth,
+    /// What proves it.
+    pub verifier: OwnedAuth,
+    /// The arguments. Items are sent by RDMA if the call is too long otherwise; until it is finished they are the peer's to
+    /// read.
+    pub arguments: Vec<Part>,
+    /// Memory for eligible results, in order, each as long as the longest that may come (RFC 8166 §4.3.2.2). An empty vector
+    /// asks for that result inline; those beyond the last come inline too.
+    pub rooms: Vec<Vec<u8>>,
+}
+
+/// Which call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(u64);
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// What proves who answers.
+    pub verifier: OwnedAuth,
+    /// How the call ended. Only after a success there are results.
+    pub status: Status,
+    /// The results: items stand alone, however they came.
+    pub results: Vec<Part>,
+}
+
+/// Why a call has no reply.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// It cannot be sent over this connection.
+    #[error("the call cannot be sent: {0}")]
+    Plan(#[from] PlanError),
+    /// The requester was made without the program's binding, or that does not know the procedure.
+    #[error("no binding for procedure {procedure} of program {program}, version {version}")]
+    Binding {
+        /// The program.
+        program: u32,
+        /// Its version.
+        version: u32,
+        /// The procedure.
+        procedure: u32,
+    },
+    /// A credential or a verifier is longer than RFC 5531 §8.2 allows.
+    #[error("a credential or verifier of more than {} octets", crate::rpc::MAX_AUTH)]
+    Credential,
+    /// The responder speaks other versions of RPC-over-RDMA (ERR_VERS).
+    #[error("the responder speaks versions {low} to {high} of RPC-over-RDMA, and not 1")]
+    Version {
+        /// Lowest.
+        low: u32,
+        /// Highest.
+        high: u32,
+    },
+    /// The responder could not use the call's chunks, or had no room for the reply (ERR_CHUNK).
+    #[error("the responder could not use the call's chunks, or has no place for the reply")]
+    Chunk,
+    /// The reply is not one of this procedure (RFC 8166 §6.1).
+    #[error("the reply is wrong: {0}")]
+    Reply(#[from] WalkError),
+    /// The connection is lost and was not made anew.
+    #[error("the connection is lost")]
+    Lost,
+    /// It was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// Memory or work was refused.
+    #[error(transparent)]
+    Verbs(#[from] Error),
+}
+
+/// A call that was not taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// Why.
+    pub error: CallError,
+    /// The call, as it was given.
+    pub call: Call,
+}
+
+/// A call that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// Which.
+    pub id: CallId,
+    /// How.
+    pub outcome: Result<Reply, CallError>,
+    /// Its arguments, as they were given; the peer cannot reach them any more.
+    pub arguments: Vec<Part>,
+    /// The memory for results; empty where a result took it.
+    pub rooms: Vec<Vec<u8>>,
+}
+
+/// What a requester has done and seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequesterStats {
+    /// Calls sent, those sent again included.
+    pub sent: u64,
+    /// Calls that ended with a reply of any kind.
+    pub replies: u64,
+    /// RDMA_ERRORs received.
+    pub errors: u64,
+    /// Messages dropped.
+    pub discarded: u64,
+    /// Why the last one was.
+    pub last_discard: Option<DiscardReason>,
+    /// Replies that invalidated an STag.
+    pub invalidated: u64,
+    /// Connections that were made.
+    pub connections: u64,
+    /// Calls sent again.
+    pub resent: u64,
+}
+
+/// The connection.
+#[derive(Debug)]
+enum Link {
+    Up(Box<Endpoint>),
+    Connecting(Box<Endpoint>, Connecting),
+    /// Between two attempts.
+    Down {
+        again: Instant,
+    },
+    /// For good.
+    Closed,
+}
+
+/// Pause after a connection that could not be made, at first; it doubles.
+const PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A requester with one connection, which it makes anew when it is lost.
+///
+/// One thread owns it. Calls are started with [`start`](Self::start) and come back from [`poll`](Self::poll), in any order;
+/// [`call`](Self::call) does both. An inline engine is turned by these.
+pub struct Requester {
+    context: Context,
+    peer: SocketAddr,
+    options: RequesterOptions,
+    bindings: Vec<Arc<dyn Binding>>,
+    link: Link,
+    credits: Credits,
+    /// By XID.
+    calls: HashMap<u32, Pending>,
+    /// XIDs by identifier.
+    xids: HashMap<CallId, u32>,
+    /// XIDs of calls that wait for a credit, the oldest first.
+    waiting: VecDeque<u32>,
+    finished: VecDeque<Finished>,
+    next_xid: u32,
+    next_id: u64,
+    /// A received message, and one to send.
+    received: Vec<u8>,
+    message: Vec<u8>,
+    lost_at: Instant,
+    pause: Duration,
+    stats: RequesterStats,
+}
+
+impl std::fmt::Debug for Requester {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let link = match self.link {
+            Link::Up(_) => "up",
+            Link::Connecting(..) => "connecting",
+            Link::Down { .. } => "down",
+            Link::Closed => "closed",
+        };
+        let mut out = formatter.debug_struct("Requester");
+        out.field("peer", &self.peer).field("link", &link).field("calls", &self.calls.len()).finish_non_exhaustive()
+    }
+}
+
+impl Requester {
+    /// Connects, and waits until the connection is there. `bindings` are those of the programs to be called.
+    ///
+    /// # Errors
+    /// Those of [`Context::connect`].
+    pub fn connect(
+        context: &Context,
+        peer: SocketAddr,
+        bindings: Vec<Arc<dyn Binding>>,
+        options: RequesterOptions,
+    ) -> Result<Self, Error> {
+        let (mut endpoint, connecting) = begin(context, peer, &options)?;
+        let established = connecting.wait(&mut endpoint.queue_pair)?;
+        let mut requester = Self::assemble(context, peer, bindings, options);
+        requester.up(Box::new(endpoint), &established);
+        Ok(requester)
+    }
+
+    /// Begins to connect, without waiting: calls can be started at once, and are sent when the connection is there. While
+    /// nobody answers, it is tried for as long as [`RequesterOptions::reconnect`] says.
+    ///
+    /// # Errors
+    /// The context has no room for another queue pair or its memory.
+    pub fn start_connect(
+        context: &Context,
+        peer: SocketAddr,
+        bindings: Vec<Arc<dyn Binding>>,
+        options: RequesterOptions,
+    ) -> Result<Self, Error> {
+        let (endpoint, connecting) = begin(context, peer, &options)?;
+        let mut requester = Self::assemble(context, peer, bindings, options);
+        requester.link = Link::Connecting(Box::new(endpoint), connecting);
+        Ok(requester)
+    }
+
+    fn assemble(
+        context: &Context,
+        peer: SocketAddr,
+        bindings: Vec<Arc<dyn Binding>>,
+        options: RequesterOptions,
+    ) -> Self {
+        Self {
+            context: context.clone(),
+            peer,
+            credits: Credits::new(options.credits),
+            options,
+            bindings,
+            link: Link::Closed,
+            calls: HashMap::new(),
+            xids: HashMap::new(),
+            waiting: VecDeque::new(),
+            finished: VecDeque::new(),
+            next_xid: fastrand::u32(..),
+            next_id: 0,
+            received: Vec::new(),
+            message: Vec::new(),
+            lost_at: Instant::now(),
+            pause: PAUSE,
+            stats: RequesterStats::default(),
+        }
+    }
+
+    /// A connection is there.
+    fn up(&mut self, mut endpoint: Box<Endpoint>, established: &Established) {
+        endpoint.agreement = self.options.private_data().agree(PrivateData::parse(&established.private_data));
+        self.link = Link::Up(endpoint);
+        self.credits = Credits::new(self.options.credits);
+        self.pause = PAUSE;
+        self.stats.connections += 1;
+        self.send_waiting();
+    }
+
+    /// What it has done and seen.
+    pub fn stats(&self) -> RequesterStats {
+        self.stats
+    }
+
+    /// Calls that have not ended.
+    pub fn outstanding(&self) -> usize {
+        self.xids.len()
+    }
+
+    /// The calls that may be under way now, by what the responder has granted.
+    pub fn credits(&self) -> Credits {
+        self.credits
+    }
+
+    /// What holds for the connection, while there is one.
+    pub fn agreement(&self) -> Option<crate::private_data::Agreement> {
+        match &self.link {
+            Link::Up(endpoint) => Some(endpoint.agreement),
+            _ => None,
+        }
+    }
+
+    fn limits(&self, endpoint: &Endpoint) -> Limits {
+        Limits {
+            send: endpoint.agreement.send as usize,
+            receive: endpoint.agreement.receive as usize,
+            segment: self.options.segment.max(1),
+        }
+    }
+
+    /// Takes a call, and sends it as soon as a credit is free.
+    ///
+    /// # Errors
+    /// The call can never be sent (RFC 8166 §4.5.4); it is given back.
+    pub fn start(&mut self, call: Call) -> Result<CallId, Box<Refused>> {
+        let xid = self.free_xid();
+        let mut pending = Pending::new(xid, call, &self.bindings)?;
+        match &self.link {
+            Link::Up(endpoint) => {
+                if let Err(error) = Plan::new(&pending.shape(), &self.limits(endpoint)) {
+                    return Err(Box::new(Refused { error: error.into(), call: pending.call }));
+                }
+            }
+            Link::Closed => return Err(Box::new(Refused { error: CallError::Lost, call: pending.call })),
+            _ => {}
+        }
+        let id = CallId(self.next_id);
+        self.next_id += 1;
+        pending.id = id;
+        self.calls.insert(xid, pending);
+        self.xids.insert(id, xid);
+        self.waiting.push_back(xid);
+        self.send_waiting();
+        Ok(id)
+    }
+
+    fn free_xid(&mut self) -> u32 {
+        loop {
+            self.next_xid = self.next_xid.wrapping_add(1);
+            if !self.calls.contains_key(&self.next_xid) {
+                return self.next_xid;
+            }
+        }
+    }
+
+    /// Ends a call without waiting for its reply. Its memory is taken from the peer at once (RFC 8166 §8.1.4) and comes back as
+    /// [`Finished`]. If the responder is using its chunks, the connection is lost by that, and made anew for the others;
+    /// [`abandon`](Self::abandon) avoids it.
+    pub fn cancel(&mut self, id: CallId) {
+        let Some(xid) = self.xids.remove(&id) else { return };
+        let Some(pending) = self.calls.get_mut(&xid) else { return };
+        pending.release();
+        if pending.is_sent() {
+            // The reply will come, take a receive, and free the credit.
+            let finished = pending.finish(Err(CallError::Cancelled));
+            self.finished.push_back(finished);
+        } else {
+            self.waiting.retain(|waiting| *waiting != xid);
+            if let Some(mut pending) = self.calls.remove(&xid) {
+                self.finished.push_back(pending.finish(Err(CallError::Cancelled)));
+            }
+        }
+    }
+
+    /// Forgets a call: its memory stays until the reply has come, and is freed then. Nothing is [`Finished`] for it.
+    pub fn abandon(&mut self, id: CallId) {
+        let Some(xid) = self.xids.remove(&id) else { return };
+        if self.waiting.contains(&xid) {
+            self.waiting.retain(|waiting| *waiting != xid);
+            self.calls.remove(&xid);
+        }
+    }
+
+    /// The next call that has ended, without waiting.
+    pub fn poll(&mut self) -> Option<Finished> {
+        while self.finished.is_empty() && self.drive() {}
+        self.finished.pop_front()
+    }
+
+    /// Waits for the next call that ends; `None` when the time is over.
+    ///
+    /// # Errors
+    /// The context or its engine is gone.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Finished>, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            if let Some(finished) = self.poll() {
+                return Ok(Some(finished));
+            }
+            if !self.wait(deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Makes a call and waits for its end. When the time is over, the call is cancelled. What else ends meanwhile is kept for
+    /// [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// The context or its engine is gone.
+    pub fn call(&mut self, call: Call, timeout: Duration) -> Result<Finished, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        let id = match self.start(call) {
+            Ok(id) => id,
+            Err(refused) => {
+                let Refused { error, call } = *refused;
+                let id = CallId(self.next_id);
+                self.next_id += 1;
+                return Ok(Finished { id, outcome: Err(error), arguments: call.arguments, rooms: call.rooms });
+            }
+        };
+        loop {
+            if let Some(at) = self.finished.iter().position(|finished| finished.id == id)
+                && let Some(finished) = self.finished.remove(at)
+            {
+                return Ok(finished);
+            }
+            if !self.drive() && !self.wait(deadline)? {
+                self.cancel(id);
+            }
+        }
+    }
+
+    /// Waits until there is something to do; false when the time is over.
+    fn wait(&mut self, deadline: Option<Instant>) -> Result<bool, Error> {
+        let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Ok(false);
+        }
+        match &mut self.link {
+            Link::Up(endpoint) => {
+                endpoint.wait(left)?;
+            }
+            // Closed, all calls have ended: nothing will come.
+            Link::Closed => return Ok(false),
+            Link::Connecting(..) | Link::Down { .. } => {
+                if !self.context.poll() {
+                    std::thread::sleep(left.min(Duration::from_micros(200)));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// One step; false if there was nothing to do.
+    fn drive(&mut self) -> bool {
+        match &mut self.link {
+            Link::Up(endpoint) => match endpoint.poll() {
+                Ok(None) => false,
+                Ok(Some(event)) => {
+                    self.take(event);
+                    true
+                }
+                Err(_) => {
+                    self.lose();
+                    true
+                }
+            },
+            Link::Closed => false,
+            Link::Down { again } => {
+                if Instant::now() < *again {
+                    return false;
+                }
+                match begin(&self.context, self.peer, &self.options) {
+                    Ok((endpoint, connecting)) => self.link = Link::Connecting(Box::new(endpoint), connecting),
+                    Err(_) => self.pause(),
+                }
+                true
+            }
+            Link::Connecting(endpoint, connecting) => match connecting.poll(&mut endpoint.queue_pair) {
+                Ok(None) => false,
+                Ok(Some(established)) => {
+                    if let Link::Connecting(endpoint, _) = std::mem::replace(&mut self.link, Link::Closed) {
+                        self.up(endpoint, &established);
+                    }
+                    true
+                }
+                Err(_) => {
+                    self.pause();
+                    true
+                }
+            },
+        }
+    }
+
+    /// Another attempt later, or none.
+    fn pause(&mut self) {
+        if self.lost_at.elapsed() >= self.options.reconnect {
+            return self.give_up();
+        }
+        self.link = Link::Down { again: Instant::now() + self.pause };
+        self.pause = (2 * self.pause).min(PAUSE_MAX);
+    }
+
+    fn give_up(&mut self) {
+        self.link = Link::Closed;
+        self.waiting.clear();
+        for (_, mut pending) in self.calls.drain() {
+            if self.xids.remove(&pending.id).is_some() {
+                self.finished.push_back(pending.finish(Err(CallError::Lost)));
+            }
+        }
+    }
+
+    /// The connection is over: what was sent and not answered is sent again on the next (RFC 8166 §4.5.5), in its order.
+    fn lose(&mut self) {
+        // The queue pair ends first, then its memory is taken back.
+        self.link = Link::Closed;
+        let mut again: Vec<(CallId, u32)> = Vec::new();
+        self.calls.retain(|&xid, pending| {
+            pending.release();
+            if !pending.is_sent() {
+                return true;
+            }
+            // Nobody waits for the reply to a cancelled one.
+            let wanted = self.xids.contains_key(&pending.id);
+            if wanted {
+                pending.unsend();
+                again.push((pending.id, xid));
+            }
+            wanted
+        });
+        again.sort_unstable_by_key(|&(id, _)| std::cmp::Reverse(id));
+        for (_, xid) in again {
+            self.waiting.push_front(xid);
+            self.stats.resent += 1;
+        }
+        self.lost_at = Instant::now();
+        self.pause = PAUSE;
+        if self.options.reconnect.is_zero() {
+            self.give_up();
+        } else {
+            self.link = Link::Down { again: Instant::now() };
+        }
+    }
+
+    fn send_waiting(&mut self) {
+        while self.credits.available() > 0
+            && let Link::Up(endpoint) = &mut self.link
+            && let Some(xid) = self.waiting.pop_front()
+        {
+            let Some(pending) = self.calls.get_mut(&xid) else { continue };
+            let limits = Limits {
+                send: endpoint.agreement.send as usize,
+                receive: endpoint.agreement.receive as usize,
+                segment: self.options.segment.max(1),
+            };
+            self.message.clear();
+            let prepared =
+                pending.prepare(endpoint, &limits, self.credits.requested(), &mut self.message).and_then(|()| {
+                    match endpoint.send(&self.message, None, 0) {
+                        Ok(()) => Ok(()),
+                        Err(Failure::Verbs(error)) => Err(CallError::Verbs(error)),
+                        Err(Failure::Full | Failure::Message) => Err(CallError::Lost),
+                    }
+                });
+            match prepared {
+                Ok(()) => {
+                    self.credits.sent();
+                    self.stats.sent += 1;
+                }
+                Err(error) => {
+                    // Whatever of it was registered is taken back (RFC 8166 §4.5.4).
+                    if let Some(mut pending) = self.calls.remove(&xid) {
+                        pending.release();
+                        self.xids.remove(&pending.id);
+                        self.finished.push_back(pending.finish(Err(error)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Received { slot, length } => {
+                let Link::Up(endpoint) = &mut self.link else { return };
+                let copied = endpoint.message(slot, length, &mut self.received);
+                // Before the credit is free, so that there is a receive for every reply (§3.3.1).
+                if copied.and_then(|()| endpoint.post_receive(slot)).is_err() {
+                    return self.lose();
+                }
+                if let Err(reason) = self.reply() {
+                    self.stats.discarded += 1;
+                    self.stats.last_discard = Some(reason);
+                }
+                self.send_waiting();
+            }
+            Event::Sent { .. } | Event::Done { .. } => {}
+            Event::Lost { .. } => self.lose(),
+        }
+    }
+
+    /// Looks at a received message.
+    fn reply(&mut self) -> Result<(), DiscardReason> {
+        let (header, at) = parse_reply(&self.received)?;
+        let pending = self.calls.get_mut(&header.xid).filter(|pending| pending.is_sent());
+        let pending = pending.ok_or(DiscardReason::Unexpected)?;
+        let verdict = match &header.body {
+            Body::Error { error, .. } => {
+                self.stats.errors += 1;
+                Verdict::Error(match *error {
+                    RdmaError::Version { low, high } => CallError::Version { low, high },
+                    RdmaError::Chunk => CallError::Chunk,
+                })
+            }
+            Body::Message(chunks) => pending.verdict(chunks, Some(&self.received[at..]))?,
+            Body::NoMessage(chunks) => pending.verdict(chunks, None)?,
+        };
+        self.credits.replied(header.credits);
+        let Some(mut pending) = self.calls.remove(&header.xid) else { return Ok(()) };
+        self.stats.replies += 1;
+        self.stats.invalidated += u64::from(pending.was_invalidated());
+        // Nothing is handed over, or even looked at, that the peer can still change (§4.4.1, §8.1.3).
+        pending.release();
+        if self.xids.remove(&pending.id).is_some() {
+            let outcome = pending.outcome(verdict, &self.received[at..]);
+            self.finished.push_back(pending.finish(outcome));
+        }
+        Ok(())
+    }
+}
+
+/// A new queue pair that connects.
+fn begin(context: &Context, peer: SocketAddr, options: &RequesterOptions) -> Result<(Endpoint, Connecting), Error> {
+    let sizes = options.sizes();
+    let mut endpoint = Endpoint::new(context, sizes)?;
+    for slot in 0..sizes.receives {
+        endpoint.post_receive(slot)?;
+    }
+    let connect = ConnectOptions {
+        ird: options.reads,
+        // A requester reads nothing (RFC 8166 §3.1).
+        ord: 0,
+        timeout: options.connect_timeout,
+        ..ConnectOptions::default().private_data(options.private_data().to_octets())
+    };
+    let connecting = context.start_connect(&mut endpoint.queue_pair, peer, connect)?;
+    Ok((endpoint, connecting))
+}

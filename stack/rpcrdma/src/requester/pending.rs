@@ -1,0 +1,278 @@
+//! One call of a requester, from its start to its end.
+
+use super::{Call, CallError, CallId, Finished, Refused, Reply};
+use crate::binding::{Binding, Greatest};
+use crate::endpoint::Endpoint;
+use crate::header::{Body, Chunks, DiscardReason, Header, ReadSegment, Segment, filled};
+use crate::plan::{Limits, Plan, Shape};
+use crate::rpc::{CallHeader, MAX_AUTH, Protection, ReplyHeader, Status};
+use crate::walk::{Part, Removed, Returned, Walk, WalkError, split};
+use crate::xdr::{padding, put_padding};
+use std::sync::Arc;
+use uwarp::{Access, MemoryRegion};
+
+/// Memory that the peer may reach while the call is under way.
+#[derive(Debug, Default)]
+struct Lent {
+    /// Items of the arguments, by part.
+    items: Vec<(usize, MemoryRegion)>,
+    /// Rooms for results.
+    rooms: Vec<(usize, MemoryRegion)>,
+    /// The call itself.
+    long_call: Option<MemoryRegion>,
+    /// The Reply chunk.
+    reply: Option<MemoryRegion>,
+}
+
+/// What a reply is, as far as its header says.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// The call failed.
+    Error(CallError),
+    /// The payload is behind the header, and this came in the Write chunks.
+    Message(Vec<Returned>),
+    /// The payload is so many octets of the Reply chunk.
+    Long(Vec<Returned>, usize),
+}
+
+/// The call.
+pub(super) struct Pending {
+    pub(super) id: CallId,
+    pub(super) call: Call,
+    binding: Arc<dyn Binding>,
+    greatest: Greatest,
+    protection: Protection,
+    /// The RPC header.
+    header: Vec<u8>,
+    reply_header: usize,
+    /// Lengths of the rooms, also while they are registered.
+    rooms: Vec<usize>,
+    /// The chunks that were offered, once it is sent.
+    offered: Option<Chunks>,
+    lent: Lent,
+    /// The Reply chunk's memory after its registration.
+    reply: Vec<u8>,
+}
+
+impl Pending {
+    pub(super) fn new(xid: u32, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<Self, Box<Refused>> {
+        let Call { program, version, procedure, .. } = call;
+        let known = bindings.iter().find(|binding| binding.program() == program);
+        let arguments = match call.arguments.first() {
+            Some(Part::Octets(octets)) => &octets[..],
+            _ => &[],
+        };
+        let greatest = known.and_then(|binding| binding.greatest(version, procedure, arguments));
+        let (Some(binding), Some(greatest)) = (known, greatest) else {
+            return Err(Box::new(Refused { error: CallError::Binding { program, version, procedure }, call }));
+        };
+        if call.credential.body.len().max(call.verifier.body.len()) > MAX_AUTH {
+            return Err(Box::new(Refused { error: CallError::Credential, call }));
+        }
+        let mut header = Vec::new();
+        let credential = call.credential.as_auth();
+        CallHeader { xid, program, version, procedure, credential, verifier: call.verifier.as_auth() }
+            .encode(&mut header);
+        Ok(Self {
+            id: CallId(0),
+            binding: Arc::clone(binding),
+            greatest,
+            protection: credential.protection(),
+            header,
+            reply_header: ReplyHeader::longest(&credential),
+            rooms: call.rooms.iter().map(Vec::len).collect(),
+            offered: None,
+            lent: Lent::default(),
+            reply: Vec::new(),
+            call,
+        })
+    }
+
+    /// What a plan is made for.
+    pub(super) fn shape(&self) -> Shape<'_> {
+        Shape {
+            header: self.header.len(),
+            arguments: &self.call.arguments,
+            protection: self.protection,
+            rooms: &self.rooms,
+            greatest: &self.greatest,
+            reply_header: self.reply_header,
+        }
+    }
+
+    /// Whether it was sent on the present connection.
+    pub(super) fn is_sent(&self) -> bool {
+        self.offered.is_some()
+    }
+
+    /// Forgets that it was sent.
+    pub(super) fn unsend(&mut self) {
+        self.offered = None;
+    }
+
+    /// Registers what the call lends, and writes the message.
+    pub(super) fn prepare(
+        &mut self,
+        endpoint: &Endpoint,
+        limits: &Limits,
+        credits: u32,
+        message: &mut Vec<u8>,
+    ) -> Result<(), CallError> {
+        let plan = Plan::new(&self.shape(), limits)?;
+        let mut chunks = Chunks::default();
+        // The Payload stream, reduced or not, and the position in the unreduced one.
+        let mut stream = self.header.clone();
+        let mut position = stream.len();
+        for (index, part) in self.call.arguments.iter_mut().enumerate() {
+            let length = part.octets().len();
+            match part {
+                Part::Item(data) if plan.reads && length > 0 => {
+                    let region = endpoint.register(std::mem::take(data), Access::REMOTE_READ)?;
+                    let segments = cut(&region, length, limits.segment);
+                    // A plan does not reach beyond 2^32 octets.
+                    let position = position as u32;
+                    chunks.reads.extend(segments.into_iter().map(|segment| ReadSegment { position, segment }));
+                    self.lent.items.push((index, region));
+                }
+                Part::Octets(data) | Part::Item(data) => {
+                    stream.extend_from_slice(data);
+                    put_padding(&mut stream, length);
+                }
+            }
+            position += length + padding(length);
+        }
+        if plan.writes {
+            for (index, room) in self.call.rooms.iter_mut().enumerate() {
+                let length = room.len();
+                if length == 0 {
+                    chunks.writes.push(Vec::new());
+                    continue;
+                }
+                let region = endpoint.register(std::mem::take(room), Access::REMOTE_WRITE)?;
+                chunks.writes.push(cut(&region, length, limits.segment));
+                self.lent.rooms.push((index, region));
+            }
+        }
+        if let Some(length) = plan.reply {
+            let mut memory = std::mem::take(&mut self.reply);
+            memory.resize(length, 0);
+            let region = endpoint.register(memory, Access::REMOTE_WRITE)?;
+            chunks.reply = Some(cut(&region, length, limits.segment));
+            self.lent.reply = Some(region);
+        }
+        let xid = u32::from_be_bytes(*self.header.first_chunk().unwrap_or(&[0; 4]));
+        let body = match plan.long_call {
+            None => Body::Message(chunks),
+            Some(length) => {
+                let region = endpoint.register(std::mem::take(&mut stream), Access::REMOTE_READ)?;
+                let call = cut(&region, length, limits.segment).into_iter();
+                chunks.reads.splice(0..0, call.map(|segment| ReadSegment { position: 0, segment }));
+                self.lent.long_call = Some(region);
+                Body::NoMessage(chunks)
+            }
+        };
+        let header = Header { xid, credits, body };
+        header.encode(message);
+        // Empty after a long call.
+        message.extend_from_slice(&stream);
+        self.offered = match header.body {
+            Body::Message(chunks) | Body::NoMessage(chunks) => Some(chunks),
+            Body::Error { .. } => None,
+        };
+        Ok(())
+    }
+
+    /// Whether the peer has invalidated something of it.
+    pub(super) fn was_invalidated(&self) -> bool {
+        let Lent { items, rooms, long_call, reply } = &self.lent;
+        let regions = items.iter().chain(rooms).map(|(_, region)| region).chain(long_call).chain(reply);
+        regions.into_iter().any(|region| !region.is_valid())
+    }
+
+    /// Takes all memory back: from here on the peer can neither read nor change it.
+    pub(super) fn release(&mut self) {
+        for (index, region) in self.lent.items.drain(..) {
+            self.call.arguments[index] = Part::Item(region.deregister());
+        }
+        for (index, region) in self.lent.rooms.drain(..) {
+            self.call.rooms[index] = region.deregister();
+        }
+        if let Some(region) = self.lent.reply.take() {
+            self.reply = region.deregister();
+        }
+        self.lent.long_call = None;
+    }
+
+    /// Compares what a reply returns with what was offered.
+    pub(super) fn verdict(&self, returned: &Chunks, payload: Option<&[u8]>) -> Result<Verdict, DiscardReason> {
+        let offered = self.offered.as_ref().ok_or(DiscardReason::Unexpected)?;
+        if offered.writes.len() != returned.writes.len() {
+            return Err(DiscardReason::Unexpected);
+        }
+        let mut writes = Vec::with_capacity(offered.writes.len());
+        for (offered, returned) in offered.writes.iter().zip(&returned.writes) {
+            let length = filled(offered, returned).ok_or(DiscardReason::Unexpected)?;
+            writes.push(if offered.is_empty() { Returned::Empty } else { Returned::Filled(length) });
+        }
+        match (&offered.reply, &returned.reply, payload) {
+            (None, Some(_), _) | (_, None, None) => Err(DiscardReason::Unexpected),
+            (_, _, Some(_)) => Ok(Verdict::Message(writes)),
+            (Some(offered), Some(returned), None) => {
+                let length = filled(offered, returned).ok_or(DiscardReason::Unexpected)?;
+                // At most the memory that was offered.
+                Ok(Verdict::Long(writes, length as usize))
+            }
+        }
+    }
+
+    /// Reads the reply, after [`release`](Self::release).
+    pub(super) fn outcome(&mut self, verdict: Verdict, message: &[u8]) -> Result<Reply, CallError> {
+        let reply = std::mem::take(&mut self.reply);
+        let (writes, payload) = match verdict {
+            Verdict::Error(error) => return Err(error),
+            Verdict::Message(writes) => (writes, message),
+            Verdict::Long(writes, length) => (writes, &reply[..length]),
+        };
+        let (header, at) = ReplyHeader::parse(payload).map_err(WalkError::from)?;
+        if self.header.first_chunk() != Some(&header.xid.to_be_bytes()) {
+            return Err(CallError::Reply(WalkError::Garbage));
+        }
+        let octets = &payload[at..];
+        let verifier = header.verifier.into();
+        if header.status != Status::Success {
+            return Ok(Reply { verifier, status: header.status, results: Vec::new() });
+        }
+        let mut walk = Walk::new(octets, at, Removed::Writes(&writes));
+        if self.protection == Protection::None {
+            self.binding.results(self.call.version, self.call.procedure, &mut walk)?;
+        }
+        let items = walk.finish()?;
+        let rooms = &mut self.call.rooms;
+        let results = split(octets, &items, |chunk| rooms.get_mut(chunk).map(std::mem::take).unwrap_or_default())
+            .map_err(WalkError::from)?;
+        Ok(Reply { verifier, status: header.status, results })
+    }
+
+    /// The end, with what was lent. May be called once.
+    pub(super) fn finish(&mut self, outcome: Result<Reply, CallError>) -> Finished {
+        let arguments = std::mem::take(&mut self.call.arguments);
+        Finished { id: self.id, outcome, arguments, rooms: std::mem::take(&mut self.call.rooms) }
+    }
+}
+
+/// A region as the segments of a chunk.
+fn cut(region: &MemoryRegion, length: usize, most: u32) -> Vec<Segment> {
+    let mut segments = Vec::with_capacity(crate::plan::segments(length, most));
+    let mut at = 0;
+    while at < length {
+        // At most `most`.
+        let part = (length - at).min(most as usize) as u32;
+        segments.push(Segment {
+            handle: region.stag(),
+            length: part,
+            offset: region.remote_offset().wrapping_add(at as u64),
+        });
+        at += part as usize;
+    }
+    segments
+}

@@ -1,0 +1,396 @@
+//! The side that is called (RFC 8166 §3, §4).
+
+mod incoming;
+mod outgoing;
+mod retries;
+
+pub use retries::Retries;
+
+use crate::binding::Binding;
+use crate::endpoint::{Endpoint, Event, Failure, Sizes};
+use crate::header::{Body, CallFault, DiscardReason, Header, RdmaError, parse_call};
+use crate::pool::Pool;
+use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
+use crate::rpc::{OwnedAuth, Status};
+use crate::walk::Part;
+use incoming::Incoming;
+use outgoing::Outgoing;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp::{AcceptOptions, ConnectRequest, Context, DisconnectReason, Error};
+
+/// How a responder accepts and answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResponderOptions {
+    /// Calls that a requester may have under way: so many receives are posted, and so many credits granted.
+    pub credits: u32,
+    /// Longest message to send, in octets, 1 KiB to 256 KiB; the requester may take less.
+    pub send_size: u32,
+    /// Longest message to receive, in octets, 1 KiB to 256 KiB.
+    pub receive_size: u32,
+    /// Invalidate an STag with a reply if the requester allows it.
+    pub remote_invalidation: bool,
+    /// Most octets that a call's Read chunks may have together; more is refused with ERR_CHUNK (RFC 8166 §8.1.4).
+    pub longest_call: u64,
+    /// Octets that the chunks of all calls under way on the connection may take. Calls beyond it wait; at least
+    /// `longest_call`.
+    pub memory: u64,
+    /// RDMA Reads that may be outstanding.
+    pub reads: u16,
+    /// Limit on accepting.
+    pub timeout: Duration,
+}
+
+impl Default for ResponderOptions {
+    fn default() -> Self {
+        Self {
+            credits: 32,
+            send_size: 4096,
+            receive_size: 4096,
+            remote_invalidation: true,
+            longest_call: 65 << 20,
+            memory: 130 << 20,
+            reads: 16,
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Which call is answered; of use once.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the requester waits for an answer"]
+pub struct Token {
+    slot: usize,
+    xid: u32,
+}
+
+impl Token {
+    /// XID of the call, by which a server recognises one that was sent again.
+    pub fn xid(&self) -> u32 {
+        self.xid
+    }
+}
+
+/// A call to be carried out.
+#[derive(Debug)]
+pub struct Request {
+    /// To answer with.
+    pub token: Token,
+    /// Program, one of those that the responder was made with.
+    pub program: u32,
+    /// Its version, one of the program's.
+    pub version: u32,
+    /// The procedure.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: OwnedAuth,
+    /// What proves it.
+    pub verifier: OwnedAuth,
+    /// The arguments: items stand alone, however they came.
+    pub arguments: Vec<Part>,
+}
+
+/// The answer to a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What proves who answers.
+    pub verifier: OwnedAuth,
+    /// How the call ended.
+    pub status: Status,
+    /// The results, with eligible items alone; of a success only.
+    pub results: Vec<Part>,
+}
+
+impl Answer {
+    /// A success.
+    pub fn success(results: Vec<Part>) -> Self {
+        Self { verifier: OwnedAuth::default(), status: Status::Success, results }
+    }
+
+    /// Anything else.
+    pub fn failure(status: Status) -> Self {
+        Self { verifier: OwnedAuth::default(), status, results: Vec::new() }
+    }
+}
+
+/// What a responder has done and seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResponderStats {
+    /// Messages received.
+    pub received: u64,
+    /// Calls handed to the application.
+    pub calls: u64,
+    /// Replies sent.
+    pub replies: u64,
+    /// RDMA_ERRORs sent.
+    pub errors: u64,
+    /// Messages dropped.
+    pub discarded: u64,
+    /// Why the last one was.
+    pub last_discard: Option<DiscardReason>,
+    /// Octets read from the requester's chunks.
+    pub read: u64,
+    /// Octets written into the requester's chunks.
+    pub written: u64,
+    /// Replies in a Reply chunk.
+    pub long_replies: u64,
+    /// Most octets that chunks of calls have taken at once.
+    pub memory_peak: u64,
+}
+
+/// A responder's connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the connection is over")]
+pub struct Over {
+    /// Why, as far as it is known.
+    pub reason: Option<DisconnectReason>,
+}
+
+/// One connection of a server.
+///
+/// One thread owns it. [`poll`](Self::poll) gives calls, which are answered in any order with [`answer`](Self::answer). Calls of
+/// unknown programs, wrong versions or with arguments that cannot be read are answered without the application.
+pub struct Responder {
+    endpoint: Endpoint,
+    bindings: Arc<[Arc<dyn Binding>]>,
+    options: ResponderOptions,
+    peer: SocketAddr,
+    retries: Arc<Retries>,
+    /// By receive: a call has its receive's place until it is answered.
+    calls: Vec<Option<Incoming>>,
+    /// Calls whose chunks have to wait for memory, in order.
+    stalled: VecDeque<usize>,
+    ready: VecDeque<Request>,
+    /// Octets of chunks of calls under way.
+    memory: u64,
+    outgoing: VecDeque<Outgoing>,
+    /// XIDs of the last replies with Writes, the oldest first.
+    written: VecDeque<u32>,
+    /// Number of the next reply.
+    serial: u64,
+    pool: Pool,
+    received: Vec<u8>,
+    message: Vec<u8>,
+    over: Option<Over>,
+    stats: ResponderStats,
+}
+
+impl std::fmt::Debug for Responder {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Responder").field("peer", &self.peer).field("over", &self.over).finish_non_exhaustive()
+    }
+}
+
+impl Responder {
+    /// Accepts a connection for these programs. `retries` is what the server's connections have in common.
+    ///
+    /// # Errors
+    /// Those of [`ConnectRequest::accept`].
+    pub fn accept(
+        context: &Context,
+        request: ConnectRequest,
+        bindings: Arc<[Arc<dyn Binding>]>,
+        options: ResponderOptions,
+        retries: Arc<Retries>,
+    ) -> Result<Self, Error> {
+        let credits = options.credits.max(1) as usize;
+        let octets = |size: u32| size.max(DEFAULT_INLINE_THRESHOLD) as usize;
+        let sizes = Sizes {
+            receives: credits,
+            receive: octets(options.receive_size),
+            sends: credits,
+            send: octets(options.send_size),
+        };
+        let mut endpoint = Endpoint::new(context, sizes)?;
+        for slot in 0..credits {
+            endpoint.post_receive(slot)?;
+        }
+        let own = PrivateData {
+            remote_invalidation: options.remote_invalidation,
+            send_size: options.send_size,
+            receive_size: options.receive_size,
+        };
+        endpoint.agreement = own.agree(PrivateData::parse(request.private_data()));
+        let peer = request.peer();
+        let accept = AcceptOptions {
+            // Nobody reads the responder's memory (RFC 8166 §3.1).
+            ird: 0,
+            ord: options.reads,
+            ..AcceptOptions::default().private_data(own.to_octets()).timeout(options.timeout)
+        };
+        request.accept(&mut endpoint.queue_pair, accept)?;
+        Ok(Self {
+            endpoint,
+            bindings,
+            peer,
+            retries,
+            calls: (0..credits).map(|_| None).collect(),
+            stalled: VecDeque::new(),
+            ready: VecDeque::new(),
+            memory: 0,
+            outgoing: VecDeque::new(),
+            written: VecDeque::new(),
+            serial: 0,
+            pool: Pool::new(usize::try_from(options.memory).unwrap_or(usize::MAX)),
+            received: Vec::new(),
+            message: Vec::new(),
+            over: None,
+            stats: ResponderStats::default(),
+            options,
+        })
+    }
+
+    /// The requester's address.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// What it has done and seen.
+    pub fn stats(&self) -> ResponderStats {
+        self.stats
+    }
+
+    /// What holds for the connection.
+    pub fn agreement(&self) -> crate::private_data::Agreement {
+        self.endpoint.agreement
+    }
+
+    /// Memory of this length for a result, with anything in it: used memory, if there is some.
+    pub fn buffer(&mut self, length: usize) -> Vec<u8> {
+        self.pool.take(length)
+    }
+
+    /// Takes memory of arguments back, for the next call.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.pool.put(buffer);
+    }
+
+    /// The next call, without waiting. An inline engine is turned.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub fn poll(&mut self) -> Result<Option<Request>, Over> {
+        loop {
+            if let Some(request) = self.ready.pop_front() {
+                return Ok(Some(request));
+            }
+            if let Some(over) = self.over {
+                return Err(over);
+            }
+            match self.endpoint.poll() {
+                Ok(None) => return Ok(None),
+                Ok(Some(event)) => {
+                    if self.take(event).is_err() {
+                        self.close();
+                    }
+                }
+                Err(_) => self.close(),
+            }
+        }
+    }
+
+    /// Waits for the next call; `None` when the time is over.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>, Over> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            if let Some(request) = self.poll()? {
+                return Ok(Some(request));
+            }
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(None);
+            }
+            if self.endpoint.wait(left).is_err() {
+                self.over = Some(Over { reason: None });
+            }
+        }
+    }
+
+    /// Whether replies have been sent whose memory is still in use.
+    pub fn is_sending(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Ends the connection after what was answered.
+    pub fn disconnect(&mut self) {
+        self.endpoint.queue_pair.disconnect();
+    }
+
+    /// Ends the connection at once, to signal that a reply is lost (RFC 8166 §4.5.4).
+    fn close(&mut self) {
+        self.endpoint.queue_pair.disconnect();
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if self.over.is_none() {
+            self.over = Some(Over { reason: self.endpoint.queue_pair.disconnect_reason() });
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), Failure> {
+        match event {
+            Event::Received { slot, length } => {
+                self.stats.received += 1;
+                self.endpoint.message(slot, length, &mut self.received)?;
+                self.call(slot)
+            }
+            Event::Done { tag } => self.pulled(tag),
+            Event::Sent { tag } => {
+                self.sent(tag);
+                Ok(())
+            }
+            Event::Lost { status, tag } => {
+                self.lost(status, tag);
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks at a received message.
+    fn call(&mut self, slot: usize) -> Result<(), Failure> {
+        match parse_call(&self.received) {
+            Ok((header, at)) => {
+                if self.retries.breaks(self.peer.ip(), header.xid) {
+                    // What ended the last connection would end this one too (§4.5.3).
+                    return self.refuse(slot, header.xid, crate::header::VERSION, RdmaError::Chunk);
+                }
+                let payload = match header.body {
+                    Body::Message(_) => self.received.split_off(at),
+                    _ => Vec::new(),
+                };
+                self.begin(slot, header, payload)
+            }
+            Err(CallFault::Discard(reason)) => {
+                self.stats.discarded += 1;
+                self.stats.last_discard = Some(reason);
+                Ok(self.endpoint.post_receive(slot)?)
+            }
+            Err(CallFault::Answer { xid, version, error }) => self.refuse(slot, xid, version, error),
+        }
+    }
+
+    /// Answers with an RDMA_ERROR.
+    fn refuse(&mut self, slot: usize, xid: u32, version: u32, error: RdmaError) -> Result<(), Failure> {
+        self.forget(slot);
+        self.stats.errors += 1;
+        let header = Header { xid, credits: self.options.credits.max(1), body: Body::Error { version, error } };
+        self.message.clear();
+        header.encode(&mut self.message);
+        // The receive first: the requester may call again as soon as it has the answer (§3.3.1).
+        self.endpoint.post_receive(slot)?;
+        let tag = self.next_serial();
+        self.endpoint.send(&self.message, None, tag)?;
+        self.resume()
+    }
+
+    fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+}

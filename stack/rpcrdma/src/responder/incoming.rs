@@ -1,0 +1,283 @@
+//! A call on its way in: its chunks are pulled, and what they hold is put together.
+
+use super::{Answer, Over, Request, Responder, Token};
+use crate::endpoint::{Failure, Transfer};
+use crate::header::{Body, Chunks, Header, RdmaError, ReadChunk, VERSION, chunk_length};
+use crate::rpc::{CallHeader, CallHeaderError, Protection, Status};
+use crate::walk::{Item, Removed, Walk, WalkError, split};
+use uwarp::{Access, DisconnectReason, MemoryRegion, Status as WorkStatus};
+
+/// A call that was received and is not answered.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) xid: u32,
+    /// What the requester offers for the reply, and by what it may be invalidated.
+    pub(super) chunks: Chunks,
+    pub(super) protection: Protection,
+    pub(super) procedure: u32,
+    pub(super) version: u32,
+    pub(super) program: u32,
+    stage: Stage,
+    /// Octets that its chunks take.
+    memory: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// There is no memory for its chunks yet.
+    Stalled(Pull),
+    /// Its chunks are being read.
+    Pulling(Pull, Pulling),
+    /// The application has it.
+    Called,
+}
+
+/// What has to be read.
+#[derive(Debug)]
+enum Pull {
+    /// The call itself; other chunks after it.
+    Call(ReadChunk),
+    /// The items of a call that is known.
+    Items { payload: Vec<u8>, header: usize, items: Vec<Item>, chunks: Vec<ReadChunk> },
+}
+
+impl Pull {
+    fn chunks(&self) -> &[ReadChunk] {
+        match self {
+            Self::Call(chunk) => std::slice::from_ref(chunk),
+            Self::Items { chunks, .. } => chunks,
+        }
+    }
+
+    fn octets(&self) -> u64 {
+        self.chunks().iter().map(|chunk| chunk_length(&chunk.segments)).sum()
+    }
+}
+
+#[derive(Debug)]
+struct Pulling {
+    /// A place for each chunk; one without octets has none.
+    sinks: Vec<Option<MemoryRegion>>,
+    /// Reads that are not done.
+    reads: usize,
+}
+
+impl Responder {
+    /// Begins to carry out a call whose transport header is right.
+    pub(super) fn begin(&mut self, slot: usize, header: Header, payload: Vec<u8>) -> Result<(), Failure> {
+        let xid = header.xid;
+        let (long, chunks) = match header.body {
+            Body::Message(chunks) => (false, chunks),
+            Body::NoMessage(chunks) => (true, chunks),
+            Body::Error { .. } => return Ok(self.endpoint.post_receive(slot)?),
+        };
+        let octets: u64 = chunks.reads.iter().map(|read| u64::from(read.segment.length)).sum();
+        if octets > self.options.longest_call {
+            return self.refuse(slot, xid, VERSION, RdmaError::Chunk);
+        }
+        let call = long.then(|| chunks.read_chunks().into_iter().next()).flatten();
+        self.calls[slot] = Some(Incoming {
+            xid,
+            chunks,
+            protection: Protection::None,
+            procedure: 0,
+            version: 0,
+            program: 0,
+            stage: Stage::Called,
+            memory: 0,
+        });
+        match call {
+            Some(chunk) => self.pull(slot, Pull::Call(chunk)),
+            None => self.judge(slot, payload),
+        }
+    }
+
+    /// Looks at the RPC message, from which items may be missing, before they are read.
+    fn judge(&mut self, slot: usize, payload: Vec<u8>) -> Result<(), Failure> {
+        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        let xid = call.xid;
+        let (header, at) = match CallHeader::parse(&payload) {
+            Ok((header, at)) if header.xid == xid => (header, at),
+            Err(CallHeaderError::RpcVersion(_)) => {
+                return self
+                    .deny(slot, Status::RpcMismatch { low: crate::rpc::RPC_VERSION, high: crate::rpc::RPC_VERSION });
+            }
+            // No RPC reply is possible to what is no RPC call.
+            Ok(_) | Err(CallHeaderError::Garbage) => return self.refuse(slot, xid, VERSION, RdmaError::Chunk),
+        };
+        call.protection = header.credential.protection();
+        (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
+        let chunks: Vec<ReadChunk> = call.chunks.read_chunks().into_iter().filter(|chunk| chunk.position > 0).collect();
+        let mut known = self.bindings.iter().filter(|binding| binding.program() == header.program).peekable();
+        if known.peek().is_none() {
+            return self.deny(slot, Status::ProgramUnavailable);
+        }
+        let mut versions = known.clone().map(|binding| binding.versions());
+        let Some(binding) = known.find(|binding| binding.versions().contains(&header.version)) else {
+            let first = versions.next().unwrap_or(0..=0);
+            let (low, high) = versions.fold((*first.start(), *first.end()), |(low, high), more| {
+                (low.min(*more.start()), high.max(*more.end()))
+            });
+            return self.deny(slot, Status::ProgramMismatch { low, high });
+        };
+        let places: Vec<(u32, u64)> =
+            chunks.iter().map(|chunk| (chunk.position, chunk_length(&chunk.segments))).collect();
+        let mut walk = Walk::new(&payload[at..], at, Removed::Reads(&places));
+        let walked = match call.protection {
+            Protection::None => binding.arguments(header.version, header.procedure, &mut walk),
+            // Nothing may be reduced there (RFC 8166 §8.2.2.3), so the walk ends at its beginning.
+            Protection::Wrapped => Ok(()),
+        };
+        match walked.and_then(|()| walk.finish()) {
+            Ok(items) if places.is_empty() => self.hand_over(slot, &payload, at, &items, Vec::new()),
+            Ok(items) => self.pull(slot, Pull::Items { payload, header: at, items, chunks }),
+            Err(WalkError::Garbage | WalkError::NotReduced) => self.deny(slot, Status::GarbageArguments),
+            Err(WalkError::Ineligible) => self.refuse(slot, xid, VERSION, RdmaError::Chunk),
+        }
+    }
+
+    /// Answers without the application.
+    pub(super) fn deny(&mut self, slot: usize, status: Status) -> Result<(), Failure> {
+        self.reply(slot, Answer::failure(status))
+    }
+
+    /// Reads chunks, or has them wait for memory.
+    fn pull(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
+        let octets = pull.octets();
+        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        let most = self.options.memory.max(self.options.longest_call);
+        // What a call already has counts, but one that is alone always goes on: its chunks are within the limit together.
+        if self.memory + octets > most && self.memory > call.memory {
+            call.stage = Stage::Stalled(pull);
+            self.stalled.push_back(slot);
+            return Ok(());
+        }
+        call.memory += octets;
+        self.memory += octets;
+        self.stats.memory_peak = self.stats.memory_peak.max(self.memory);
+        self.stats.read += octets;
+        let mut pulling = Pulling { sinks: Vec::new(), reads: 0 };
+        let mut work = Vec::new();
+        for chunk in pull.chunks() {
+            // Within the longest call, which was checked.
+            let length = chunk_length(&chunk.segments) as usize;
+            if length == 0 {
+                pulling.sinks.push(None);
+                continue;
+            }
+            let region = self.endpoint.register(self.pool.take(length), Access::LOCAL_WRITE)?;
+            let mut at = 0;
+            for segment in chunk.segments.iter().filter(|segment| segment.length > 0) {
+                let end = at + segment.length as usize;
+                work.push((region.sge(at..end)?, *segment));
+                at = end;
+            }
+            pulling.sinks.push(Some(region));
+        }
+        pulling.reads = work.len();
+        call.stage = Stage::Pulling(pull, pulling);
+        for (entry, segment) in &work {
+            self.endpoint.transfer(Transfer::Read, *entry, segment.handle, segment.offset, slot as u64 + 1)?;
+        }
+        if work.is_empty() { self.arrived(slot) } else { Ok(()) }
+    }
+
+    /// A Read or Write is done.
+    pub(super) fn pulled(&mut self, tag: u64) -> Result<(), Failure> {
+        // Writes have the tag zero: their reply's Send says that they are done.
+        let Some(slot) = tag.checked_sub(1).map(|slot| slot as usize) else { return Ok(()) };
+        let Some(Incoming { stage: Stage::Pulling(_, pulling), .. }) =
+            self.calls.get_mut(slot).and_then(Option::as_mut)
+        else {
+            return Ok(());
+        };
+        pulling.reads -= 1;
+        if pulling.reads > 0 { Ok(()) } else { self.arrived(slot) }
+    }
+
+    /// All chunks that were being read are here.
+    fn arrived(&mut self, slot: usize) -> Result<(), Failure> {
+        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        let stage = std::mem::replace(&mut call.stage, Stage::Called);
+        let Stage::Pulling(pull, pulling) = stage else {
+            call.stage = stage;
+            return Ok(());
+        };
+        let mut sinks = pulling.sinks.into_iter().map(|sink| sink.map(MemoryRegion::deregister).unwrap_or_default());
+        match pull {
+            Pull::Call(_) => self.judge(slot, sinks.next().unwrap_or_default()),
+            Pull::Items { payload, header, items, .. } => {
+                let sinks = sinks.collect();
+                self.hand_over(slot, &payload, header, &items, sinks)
+            }
+        }
+    }
+
+    fn hand_over(
+        &mut self,
+        slot: usize,
+        payload: &[u8],
+        at: usize,
+        items: &[Item],
+        mut sinks: Vec<Vec<u8>>,
+    ) -> Result<(), Failure> {
+        // It was read once already.
+        let Ok((header, _)) = CallHeader::parse(payload) else { return Err(Failure::Message) };
+        let arguments =
+            split(&payload[at..], items, |chunk| sinks.get_mut(chunk).map(std::mem::take).unwrap_or_default())?;
+        self.stats.calls += 1;
+        self.ready.push_back(Request {
+            token: Token { slot, xid: header.xid },
+            program: header.program,
+            version: header.version,
+            procedure: header.procedure,
+            credential: header.credential.into(),
+            verifier: header.verifier.into(),
+            arguments,
+        });
+        Ok(())
+    }
+
+    /// A call is answered: its memory is free for others.
+    pub(super) fn forget(&mut self, slot: usize) -> Option<Incoming> {
+        let call = self.calls[slot].take()?;
+        self.memory -= call.memory;
+        Some(call)
+    }
+
+    /// Goes on with calls that waited for memory.
+    pub(super) fn resume(&mut self) -> Result<(), Failure> {
+        while let Some(slot) = self.stalled.pop_front() {
+            let Some(call) = self.calls[slot].as_mut() else { continue };
+            let Stage::Stalled(pull) = std::mem::replace(&mut call.stage, Stage::Called) else { continue };
+            let waiting = self.stalled.len();
+            self.pull(slot, pull)?;
+            if self.stalled.len() > waiting {
+                // No room yet: it stays the first.
+                self.stalled.rotate_right(1);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection is over. What ended it is remembered for the next one.
+    pub(super) fn lost(&mut self, status: WorkStatus, tag: Option<u64>) {
+        let reason = {
+            // The completions may be there a moment before the reason.
+            let queue_pair = &mut self.endpoint.queue_pair;
+            let _ = queue_pair.wait_disconnected(std::time::Duration::from_millis(100));
+            queue_pair.disconnect_reason()
+        };
+        let read = tag.and_then(|tag| tag.checked_sub(1)).and_then(|slot| self.calls.get(slot as usize)?.as_ref());
+        let refused = !matches!(status, WorkStatus::Flushed | WorkStatus::ConnectionLost);
+        match read {
+            Some(call) if refused => self.retries.convict(self.peer.ip(), call.xid),
+            _ if matches!(reason, Some(DisconnectReason::PeerTerminated(_))) => {
+                self.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
+            }
+            _ => {}
+        }
+        self.over = Some(Over { reason });
+    }
+}

@@ -1,0 +1,208 @@
+//! A reply on its way out.
+
+use super::{Answer, Responder, Token};
+use crate::endpoint::{Failure, Transfer};
+use crate::header::{Body, Chunks, Header, RdmaError, Segment, VERSION, fill};
+use crate::rpc::{Protection, ReplyHeader, Status};
+use crate::walk::{Part, Removed, Walk};
+use crate::xdr::{padding, put_padding};
+use uwarp::{Access, MemoryRegion};
+
+use super::incoming::Incoming;
+
+/// Memory of a reply that is being sent.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    serial: u64,
+    regions: Vec<MemoryRegion>,
+}
+
+/// Replies whose Writes may be what a Terminate complains of.
+const SUSPECTS: usize = 64;
+
+/// A reply before it is sent.
+struct Layout {
+    /// Chunks as they are returned.
+    chunks: Chunks,
+    /// The Payload stream without what is in Write chunks.
+    stream: Vec<u8>,
+    /// Items, with the Write chunk that each goes to.
+    items: Vec<(Vec<u8>, usize)>,
+}
+
+impl Responder {
+    /// Answers a call.
+    ///
+    /// A reply that has no place, neither in a Send nor in the chunks of the call, becomes an ERR_CHUNK (RFC 8166 §4.5.3). If
+    /// not even that can be sent, the connection ends, so that the requester knows that a reply is lost (§4.5.4).
+    pub fn answer(&mut self, token: Token, answer: Answer) {
+        if self.over.is_some() {
+            return;
+        }
+        if self.reply(token.slot, answer).is_err() {
+            self.close();
+        }
+    }
+
+    pub(super) fn reply(&mut self, slot: usize, answer: Answer) -> Result<(), Failure> {
+        let Some(call) = self.forget(slot) else { return Ok(()) };
+        let answer = if self.is_eligible(&call, &answer) { answer } else { Answer::failure(Status::SystemError) };
+        let offered_reply = call.chunks.reply.clone();
+        let Some(Layout { mut chunks, mut stream, items }) = lay_out(&call, answer) else {
+            return self.refuse(slot, call.xid, VERSION, RdmaError::Chunk);
+        };
+        let credits = self.options.credits.max(1);
+        let most = self.endpoint.agreement.send as usize;
+        let mut long = None;
+        let short = crate::header::FIXED_LEN + chunks.encoded_len() + stream.len() <= most;
+        if !short {
+            let filled = offered_reply.as_ref().and_then(|reply| fill(reply, stream.len() as u64));
+            if filled.is_none() || crate::header::FIXED_LEN + chunks.encoded_len() > most {
+                return self.refuse(slot, call.xid, VERSION, RdmaError::Chunk);
+            }
+            chunks.reply = filled;
+            long = Some(std::mem::take(&mut stream));
+        }
+        let serial = self.next_serial();
+        let mut regions = Vec::new();
+        let mut wrote = false;
+        for (data, chunk) in items {
+            wrote = true;
+            self.write(data, &chunks.writes[chunk], &mut regions)?;
+        }
+        let body = if let Some(payload) = long {
+            wrote = true;
+            self.stats.long_replies += 1;
+            if let Some(reply) = &chunks.reply {
+                self.write(payload, reply, &mut regions)?;
+            }
+            Body::NoMessage(chunks)
+        } else {
+            Body::Message(chunks)
+        };
+        if wrote {
+            if self.written.len() == SUSPECTS {
+                self.written.pop_front();
+            }
+            self.written.push_back(call.xid);
+        }
+        let invalidate = if self.endpoint.agreement.remote_invalidation { only_handle(&call.chunks) } else { None };
+        self.message.clear();
+        Header { xid: call.xid, credits, body }.encode(&mut self.message);
+        self.message.extend_from_slice(&stream);
+        // Before the reply, so that the next call finds it (RFC 8166 §3.3.1).
+        self.endpoint.post_receive(slot)?;
+        if !regions.is_empty() {
+            self.outgoing.push_back(Outgoing { serial, regions });
+        }
+        self.endpoint.send(&self.message, invalidate, serial)?;
+        self.stats.replies += 1;
+        self.resume()
+    }
+
+    /// Writes data into the segments of a chunk, which say how much of it belongs where.
+    fn write(&mut self, data: Vec<u8>, segments: &[Segment], regions: &mut Vec<MemoryRegion>) -> Result<(), Failure> {
+        self.stats.written += data.len() as u64;
+        let region = self.endpoint.register(data, Access::LOCAL_READ)?;
+        let mut at = 0;
+        for segment in segments.iter().filter(|segment| segment.length > 0) {
+            let end = at + segment.length as usize;
+            let entry = region.sge(at..end)?;
+            self.endpoint.transfer(Transfer::Write, entry, segment.handle, segment.offset, 0)?;
+            at = end;
+        }
+        regions.push(region);
+        Ok(())
+    }
+
+    /// A message has left, and everything in front of it.
+    pub(super) fn sent(&mut self, serial: u64) {
+        while self.outgoing.front().is_some_and(|outgoing| outgoing.serial <= serial)
+            && let Some(outgoing) = self.outgoing.pop_front()
+        {
+            for region in outgoing.regions {
+                self.pool.put(region.deregister());
+            }
+        }
+    }
+
+    /// Whether all items of the results are what the binding names (RFC 8166 §3.4.2). The requester would end a call whose
+    /// results are reduced otherwise with an error that nobody could explain.
+    fn is_eligible(&self, call: &Incoming, answer: &Answer) -> bool {
+        let has_items = answer.results.iter().any(|part| matches!(part, Part::Item(_)));
+        if !has_items || call.protection == Protection::Wrapped || answer.status != Status::Success {
+            return true;
+        }
+        let known = |binding: &&std::sync::Arc<dyn crate::binding::Binding>| {
+            binding.program() == call.program && binding.versions().contains(&call.version)
+        };
+        let Some(binding) = self.bindings.iter().find(known) else { return false };
+        let (mut stream, mut places, mut position) = (Vec::new(), Vec::new(), 0_usize);
+        for part in &answer.results {
+            let length = part.octets().len();
+            match part {
+                Part::Octets(octets) => {
+                    stream.extend_from_slice(octets);
+                    put_padding(&mut stream, length);
+                }
+                Part::Item(_) => match u32::try_from(position) {
+                    Ok(position) => places.push((position, length as u64)),
+                    Err(_) => return false,
+                },
+            }
+            position += length + padding(length);
+        }
+        let mut walk = Walk::new(&stream, 0, Removed::Reads(&places));
+        binding.results(call.version, call.procedure, &mut walk).is_ok() && walk.finish().is_ok()
+    }
+}
+
+/// Puts results into Write chunks, as far as there are some (RFC 8166 §4.3.2). `None` if one of them is too short.
+fn lay_out(call: &Incoming, answer: Answer) -> Option<Layout> {
+    let mut stream = Vec::new();
+    ReplyHeader { xid: call.xid, verifier: answer.verifier.as_auth(), status: answer.status }.encode(&mut stream);
+    let offered = &call.chunks.writes;
+    let mut writes: Vec<Vec<Segment>> = Vec::with_capacity(offered.len());
+    let mut items = Vec::new();
+    let results = if answer.status == Status::Success { answer.results } else { Vec::new() };
+    for part in results {
+        let length = part.octets().len();
+        match part {
+            Part::Item(data) if call.protection == Protection::None && writes.len() < offered.len() => {
+                let chunk = &offered[writes.len()];
+                if chunk.is_empty() || length == 0 {
+                    // An empty chunk: the result is inline (§4.3.2.3).
+                    writes.push(fill(chunk, 0)?);
+                    stream.extend_from_slice(&data);
+                    put_padding(&mut stream, length);
+                } else {
+                    // Without padding (§3.4.6.2), and none stays behind (§3.4.4.4).
+                    writes.push(fill(chunk, length as u64)?);
+                    items.push((data, writes.len() - 1));
+                }
+            }
+            Part::Octets(data) | Part::Item(data) => {
+                stream.extend_from_slice(&data);
+                put_padding(&mut stream, length);
+            }
+        }
+    }
+    for chunk in &offered[writes.len()..] {
+        // Unused, and returned as such (§4.3.2.2).
+        writes.push(fill(chunk, 0)?);
+    }
+    let reply = match &call.chunks.reply {
+        Some(reply) => Some(fill(reply, 0)?),
+        None => None,
+    };
+    Some(Layout { chunks: Chunks { reads: Vec::new(), writes, reply }, stream, items })
+}
+
+/// The STag to be invalidated with the reply: a Send can do so with one, so a call that has several keeps them all for its own
+/// invalidation, as other implementations do.
+fn only_handle(chunks: &Chunks) -> Option<u32> {
+    let reads = chunks.reads.iter().map(|read| &read.segment);
+    let mut handles = reads.chain(chunks.writes.iter().chain(&chunks.reply).flatten()).map(|segment| segment.handle);
+    let first = handles.next()?;
+    handles.all(|handle| handle == first).then_some(first)
+}

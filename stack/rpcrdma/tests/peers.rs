@@ -1,0 +1,558 @@
+//! A requester and a responder against peers that say what they like.
+
+mod common;
+
+use common::*;
+use std::time::Instant;
+use uwarp::{Context, SendRequest, Status as WorkStatus};
+use uwarp_rpcrdma::header::{
+    Body, Chunks, DiscardReason, Header, RdmaError, ReadSegment, Segment, parse_call, parse_reply,
+};
+use uwarp_rpcrdma::private_data::PrivateData;
+use uwarp_rpcrdma::requester::{CallError, Requester, RequesterOptions};
+use uwarp_rpcrdma::responder::ResponderOptions;
+use uwarp_rpcrdma::rpc::{Auth, ReplyHeader, Status};
+use uwarp_rpcrdma::walk::{Part, WalkError};
+
+const XID: u32 = 0x1234_5678;
+
+fn server(options: ResponderOptions) -> (Context, Server) {
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    (here, Server::new(&there, options))
+}
+
+fn encode(header: &Header, behind: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    header.encode(&mut out);
+    out.extend_from_slice(behind);
+    out
+}
+
+fn call_message(chunks: Chunks, procedure: u32, arguments: &[u32]) -> Vec<u8> {
+    let header = Header { xid: XID, credits: 4, body: Body::Message(chunks) };
+    encode(&header, &message(XID, procedure, arguments))
+}
+
+/// What a responder says next.
+fn said(raw: &mut Raw, server: &mut Server) -> Vec<u8> {
+    let deadline = Instant::now() + LONG;
+    loop {
+        server.step();
+        if let Some(message) = raw.message() {
+            return message;
+        }
+        assert!(Instant::now() < deadline, "no word");
+    }
+}
+
+/// Turns a responder until it has received so many messages.
+fn received(raw: &Raw, server: &mut Server, count: u64) {
+    let deadline = Instant::now() + LONG;
+    while server.responders[0].stats().received < count {
+        raw.context.poll();
+        server.step();
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn wrong_calls_are_answered_or_dropped_as_the_document_says() {
+    let (here, mut server) = server(ResponderOptions { credits: 3, ..ResponderOptions::default() });
+    let mut raw = Raw::connect(&here, &mut server, b"");
+    let none = Chunks::default();
+    let right = call_message(none.clone(), NULL, &[]);
+    let with_word = |at: usize, word: u32| {
+        let mut octets = right.clone();
+        octets[4 * at..4 * at + 4].copy_from_slice(&word.to_be_bytes());
+        octets
+    };
+    let read = |position, handle, length| Chunks {
+        reads: vec![ReadSegment { position, segment: Segment { handle, length, offset: 0 } }],
+        ..Chunks::default()
+    };
+    let chunk = Some(Body::Error { version: 1, error: RdmaError::Chunk });
+    let rows: Vec<(&str, Vec<u8>, Option<Body>)> = vec![
+        ("27 octets", right[..27].to_vec(), None),
+        ("nothing at all", vec![], None),
+        ("version 2", with_word(1, 2), Some(Body::Error { version: 2, error: RdmaError::Version { low: 1, high: 1 } })),
+        ("RDMA_MSGP", with_word(3, 2), chunk.clone()),
+        ("RDMA_DONE", with_word(3, 3), None),
+        ("RDMA_ERROR", with_word(3, 4), None),
+        ("procedure 7", with_word(3, 7), chunk.clone()),
+        ("another XID in the message", with_word(7, XID + 1), chunk.clone()),
+        ("a reply", with_word(8, 1), chunk.clone()),
+        ("an RPC header that ends early", right[..60].to_vec(), chunk.clone()),
+        ("RDMA_NOMSG without lists", with_word(3, 1)[..28].to_vec(), chunk.clone()),
+        ("something reduced that is not eligible", call_message(read(40, 1, 8), ECHO, &[8]), chunk.clone()),
+        ("something reduced where nothing is", call_message(read(40, 1, 8), NULL, &[]), chunk.clone()),
+        // 64 MiB of blobs are served, and not 4 GiB.
+        (
+            "an unreasonable chunk",
+            call_message(read(48, 1, u32::MAX - 1000), PUT, &[7, u32::MAX - 1000, 9]),
+            chunk.clone(),
+        ),
+        ("the last Write list without an end", [&right[..24], &1_u32.to_be_bytes(), &[0; 4]].concat(), chunk),
+    ];
+    for (index, (what, octets, expected)) in rows.into_iter().enumerate() {
+        raw.send(&octets);
+        received(&raw, &mut server, 2 * index as u64 + 1);
+        if let Some(body) = expected {
+            let octets = said(&mut raw, &mut server);
+            let (header, length) = parse_reply(&octets).unwrap();
+            assert_eq!((header.xid, header.body, length), (XID, body, octets.len()), "{what}");
+            assert_eq!(header.credits, 3, "the grant");
+        }
+        // The next one is served, so nothing else was said, and no receive was lost.
+        raw.send(&right);
+        let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
+        assert!(matches!(header.body, Body::Message(_)), "{what}");
+        assert_eq!(header.credits, 3);
+    }
+    assert_eq!(server.responders[0].stats().discarded, 4);
+}
+
+#[test]
+fn arguments_that_cannot_be_read_are_garbage_and_another_rpc_version_is_denied() {
+    let (here, mut server) = server(ResponderOptions::default());
+    let mut raw = Raw::connect(&here, &mut server, b"");
+    let mut status = |octets: Vec<u8>| {
+        raw.send(&octets);
+        let octets = said(&mut raw, &mut server);
+        let (header, at) = parse_reply(&octets).unwrap();
+        assert!(matches!(header.body, Body::Message(_)), "{header:?}");
+        ReplyHeader::parse(&octets[at..]).unwrap().0.status
+    };
+    let reads = |position, length| Chunks {
+        reads: vec![ReadSegment { position, segment: Segment { handle: 1, length, offset: 0 } }],
+        ..Chunks::default()
+    };
+    assert_eq!(status(call_message(Chunks::default(), PUT, &[7])), Status::GarbageArguments);
+    // A chunk of another length than its item, and one behind the end of the message.
+    assert_eq!(status(call_message(reads(48, 12), PUT, &[7, 100, 9])), Status::GarbageArguments);
+    assert_eq!(status(call_message(reads(400, 12), PUT, &[7, 0, 9])), Status::GarbageArguments);
+    let mut other = call_message(Chunks::default(), NULL, &[]);
+    other[28 + 11] = 3;
+    assert_eq!(status(other), Status::RpcMismatch { low: 2, high: 2 });
+}
+
+#[test]
+fn a_peer_without_private_data_gets_messages_of_1024_octets() {
+    let (here, mut server) = server(ResponderOptions::default());
+    let mut raw = Raw::connect(&here, &mut server, b"nothing of the kind");
+    // 4 octets of count, 1024 in all.
+    let fits = 1024 - 28 - 24 - 4;
+    for (length, error) in [(fits, false), (fits + 4, true)] {
+        let mut arguments = vec![length as u32];
+        arguments.extend(vec![0; length / 4]);
+        raw.send(&call_message(Chunks::default(), ECHO, &arguments));
+        let octets = said(&mut raw, &mut server);
+        let (header, _) = parse_reply(&octets).unwrap();
+        // There is no Reply chunk that it could have been put into.
+        assert_eq!(matches!(header.body, Body::Error { error: RdmaError::Chunk, .. }), error);
+        assert!(octets.len() <= 1024);
+    }
+}
+
+#[test]
+fn a_read_chunk_with_its_padding_and_one_in_pieces_are_taken() {
+    let (here, mut server) = server(ResponderOptions::default());
+    let mut raw = Raw::connect(&here, &mut server, b"");
+    let (handle, offset) = raw.place();
+    raw.fill(0, b"hello___");
+    let segment =
+        |at: u64, length| ReadSegment { position: 48, segment: Segment { handle, length, offset: offset + at } };
+    for reads in [
+        vec![segment(0, 5)],
+        vec![segment(0, 8)],
+        vec![segment(0, 2), segment(0, 0), segment(2, 3)],
+        vec![segment(0, 2), segment(2, 5), segment(7, 1)],
+    ] {
+        raw.send(&call_message(Chunks { reads, ..Chunks::default() }, PUT, &[7, 5, 9]));
+        let octets = said(&mut raw, &mut server);
+        let (_, at) = parse_reply(&octets).unwrap();
+        let sum: u32 = b"hello".iter().map(|&octet| u32::from(octet)).sum();
+        assert_eq!(octets[at + 24..], [5_u32.to_be_bytes(), sum.to_be_bytes()].concat());
+    }
+}
+
+#[test]
+fn results_fill_write_chunks_in_order_without_padding_and_chunks_come_back() {
+    let (here, mut server) = server(ResponderOptions::default());
+    let mut raw = Raw::connect(&here, &mut server, b"");
+    let (handle, offset) = raw.place();
+    let segment = |at: u64, length| Segment { handle, length, offset: offset + at };
+    raw.fill(0, &[0xaa; 400]);
+    let writes = vec![vec![segment(0, 3), segment(100, 4)], vec![], vec![segment(200, 50)]];
+    let chunks = Chunks { writes, reply: Some(vec![segment(300, 100)]), ..Chunks::default() };
+    raw.send(&call_message(chunks, GET_TWO, &[5, 6]));
+    let octets = said(&mut raw, &mut server);
+    let (header, at) = parse_reply(&octets).unwrap();
+    let Body::Message(returned) = header.body else { panic!("{header:?}") };
+    assert!(returned.reads.is_empty());
+    // The first is filled, the empty one has its result inline, the third found nothing; the Reply chunk was not needed.
+    assert_eq!(returned.writes, [vec![segment(0, 3), segment(100, 2)], vec![], vec![segment(200, 0)]]);
+    assert_eq!(returned.reply, Some(vec![segment(300, 0)]));
+    let [first, second] = get_two_results(5, 6)
+        .into_iter()
+        .filter_map(|part| match part {
+            Part::Item(data) => Some(data),
+            Part::Octets(_) => None,
+        })
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap();
+    let mut payload: Vec<u8> = [5_u32, 3, 6].into_iter().flat_map(u32::to_be_bytes).collect();
+    payload.extend(&second);
+    payload.extend([0; 2]);
+    assert_eq!(octets[at + 24..], payload);
+    assert_eq!(raw.octets(0, 4), [&first[..3], &[0xaa]].concat());
+    assert_eq!(raw.octets(100, 5), [&first[3..], &[0xaa; 3]].concat(), "no padding was written");
+    assert_eq!(raw.octets(200, 200), [0xaa; 200]);
+}
+
+#[test]
+fn a_call_that_breaks_the_connection_is_refused_on_the_next() {
+    for write in [false, true] {
+        let (here, mut server) = server(ResponderOptions::default());
+        // A handle that is not this peer's.
+        let segment = Segment { handle: 0xdead_be00, length: 100, offset: 0 };
+        let octets = if write {
+            call_message(Chunks { writes: vec![vec![segment]], ..Chunks::default() }, GET, &[100])
+        } else {
+            let reads = vec![ReadSegment { position: 48, segment }];
+            call_message(Chunks { reads, ..Chunks::default() }, PUT, &[7, 100, 9])
+        };
+        // A Read that is refused names its call. A Write does not, and the call has to be there twice.
+        for connection in 0..if write { 2 } else { 1 } {
+            let mut raw = Raw::connect(&here, &mut server, b"");
+            raw.send(&octets);
+            let deadline = Instant::now() + LONG;
+            while server.over.len() <= connection {
+                raw.context.poll();
+                server.step();
+                while raw.completion().is_some() {}
+                assert!(Instant::now() < deadline, "the connection lives on");
+            }
+        }
+        let mut raw = Raw::connect(&here, &mut server, b"");
+        raw.send(&octets);
+        let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
+        assert_eq!(header.body, Body::Error { version: 1, error: RdmaError::Chunk });
+        raw.send(&call_message(Chunks::default(), NULL, &[]));
+        let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
+        assert!(matches!(header.body, Body::Message(_)), "that XID is free again");
+    }
+}
+
+#[test]
+fn a_peer_that_ignores_its_credits_loses_only_its_own_connection() {
+    let (here, mut server) = server(ResponderOptions { credits: 2, ..ResponderOptions::default() });
+    server.answers = false;
+    let mut good = Raw::connect(&here, &mut server, b"");
+    let mut raw = Raw::connect(&here, &mut server, b"");
+    for _ in 0..3 {
+        raw.send(&call_message(Chunks::default(), NULL, &[]));
+    }
+    let deadline = Instant::now() + LONG;
+    while server.over.len() < 2 {
+        raw.context.poll();
+        server.step();
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(server.responders[1].stats().calls, 2, "no more than it has receives for");
+    server.answers = true;
+    good.send(&call_message(Chunks::default(), NULL, &[]));
+    let (header, _) = parse_reply(&said(&mut good, &mut server)).unwrap();
+    assert_eq!(header.credits, 2);
+}
+
+#[test]
+fn chunks_of_many_calls_stay_within_the_memory_for_them() {
+    let options =
+        ResponderOptions { credits: 8, longest_call: 100_000, memory: 250_000, ..ResponderOptions::default() };
+    let mut rig = Rig::new(RequesterOptions::default(), options);
+    rig.results(call(NULL, vec![]));
+    rig.server.answers = false;
+    let calls: Vec<_> = (0..8).map(|_| rig.client.start(put(vec![1; 99_000])).unwrap()).collect();
+    for _ in 0..8 {
+        rig.until("a call", |rig| {
+            assert!(rig.client.poll().is_none());
+            assert!(rig.server.requests.len() <= 2, "two fit into the memory");
+            (!rig.server.requests.is_empty()).then_some(())
+        });
+        // Time for more of them to come, if they could.
+        for _ in 0..200 {
+            rig.server.step();
+            assert!(rig.client.poll().is_none() && rig.server.requests.len() <= 2);
+        }
+        rig.server.answer_next();
+        let finished = rig.until("an answer", |rig| rig.client.poll());
+        assert!(calls.contains(&finished.id));
+    }
+    assert_eq!(rig.server.responders[0].stats().memory_peak, 198_000);
+    // More than a call may have is refused before anything is read.
+    rig.server.answers = true;
+    assert!(matches!(rig.call(put(vec![1; 100_001])).outcome, Err(CallError::Chunk)));
+}
+
+/// A requester, and a peer that is no real responder.
+fn requester(options: RequesterOptions) -> (Requester, Raw) {
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let mut listener = there.listen(PORT, Default::default()).unwrap();
+    let mut client = Requester::start_connect(&here, there.socket_address(PORT), bindings(), options).unwrap();
+    let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
+    let raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
+    (client, raw)
+}
+
+/// The next call that the requester sends.
+fn asked(client: &mut Requester, raw: &mut Raw) -> (Header, Vec<u8>) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        assert!(client.poll().is_none());
+        if let Some(octets) = raw.message() {
+            let (header, at) = parse_call(&octets).unwrap();
+            return (header, octets[at..].to_vec());
+        }
+        assert!(Instant::now() < deadline, "no call");
+    }
+}
+
+fn reply(xid: u32, credits: u32, chunks: Chunks, results: &[u32]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    ReplyHeader { xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut payload);
+    payload.extend(results.iter().flat_map(|word| word.to_be_bytes()));
+    encode(&Header { xid, credits, body: Body::Message(chunks) }, &payload)
+}
+
+fn finished(client: &mut Requester, raw: &Raw) -> uwarp_rpcrdma::requester::Finished {
+    let deadline = Instant::now() + LONG;
+    loop {
+        raw.context.poll();
+        if let Some(finished) = client.poll() {
+            return finished;
+        }
+        assert!(Instant::now() < deadline, "no end");
+    }
+}
+
+#[test]
+fn one_call_goes_first_and_then_as_many_as_were_granted() {
+    let (mut client, mut raw) = requester(RequesterOptions { credits: 6, ..RequesterOptions::default() });
+    for _ in 0..10 {
+        client.start(call(NULL, vec![])).unwrap();
+    }
+    let mut open = vec![asked(&mut client, &mut raw).0];
+    // Without a grant there is one; then what each reply says, up to what was asked for; zero is taken for one.
+    for (granted, expected) in [(2, 2), (4, 4), (1, 3), (1, 2), (1, 1), (0, 1), (60, 3)] {
+        for _ in 0..300 {
+            raw.context.poll();
+            assert!(client.poll().is_none());
+            assert!(raw.message().is_none(), "more than {} are under way", open.len());
+        }
+        let Header { xid, credits, .. } = open.remove(0);
+        assert_eq!(credits, 6);
+        raw.send(&reply(xid, granted, Chunks::default(), &[]));
+        finished(&mut client, &raw).outcome.unwrap();
+        while open.len() < expected {
+            open.push(asked(&mut client, &mut raw).0);
+        }
+    }
+    assert_eq!(client.credits().available(), 3);
+}
+
+#[test]
+fn replies_that_are_wrong_are_dropped_and_the_call_goes_on() {
+    let (mut client, mut raw) = requester(RequesterOptions::default());
+    let id = client.start(get(10_000, vec![vec![0; 10_000]])).unwrap();
+    let (header, _) = asked(&mut client, &mut raw);
+    let (xid, offered) = (header.xid, header.chunks().unwrap().clone());
+    let returned = |lengths: &[u32]| Chunks {
+        writes: vec![lengths.iter().map(|&length| Segment { length, ..offered.writes[0][0] }).collect()],
+        ..Chunks::default()
+    };
+    let right = reply(xid, 4, returned(&[10_000]), &[1, 10_000, 2]);
+    let other_version = {
+        let mut octets = right.clone();
+        octets[7] = 2;
+        octets
+    };
+    let done = [&right[..12], &3_u32.to_be_bytes()].concat();
+    let reads = Chunks { reads: vec![ReadSegment::default()], ..returned(&[10_000]) };
+    let no_message = Header { xid, credits: 4, body: Body::NoMessage(returned(&[10_000])) };
+    let reply_chunk = Chunks { reply: Some(vec![]), ..returned(&[10_000]) };
+    // A call by the responder (RFC 8167), which nobody here takes.
+    let backward = encode(
+        &Header { xid: xid ^ 1, credits: 4, body: Body::Message(Chunks::default()) },
+        &message(xid ^ 1, NULL, &[]),
+    );
+    let rows: Vec<(&str, Vec<u8>, DiscardReason)> = vec![
+        ("nothing", vec![], DiscardReason::Short),
+        ("another version", other_version, DiscardReason::Version),
+        ("RDMA_DONE", done, DiscardReason::Done),
+        ("a Read list", reply(xid, 4, reads, &[1, 10_000, 2]), DiscardReason::Header),
+        ("to nothing", reply(xid ^ 2, 4, returned(&[10_000]), &[]), DiscardReason::Unexpected),
+        ("a call", backward, DiscardReason::Unexpected),
+        ("no Write list", reply(xid, 4, Chunks::default(), &[1, 10_000, 2]), DiscardReason::Unexpected),
+        ("more segments", reply(xid, 4, returned(&[5000, 5000]), &[1, 10_000, 2]), DiscardReason::Unexpected),
+        ("a longer segment", reply(xid, 4, returned(&[10_001]), &[1, 10_001, 2]), DiscardReason::Unexpected),
+        ("a Reply chunk", reply(xid, 4, reply_chunk, &[1, 10_000, 2]), DiscardReason::Unexpected),
+        ("RDMA_NOMSG without a Reply chunk", encode(&no_message, &[]), DiscardReason::Header),
+    ];
+    for (index, (what, octets, reason)) in rows.into_iter().enumerate() {
+        raw.send(&octets);
+        let deadline = Instant::now() + LONG;
+        while client.stats().discarded < index as u64 + 1 {
+            raw.context.poll();
+            assert!(client.poll().is_none(), "{what}");
+            assert!(Instant::now() < deadline, "{what}");
+        }
+        assert_eq!(client.stats().last_discard, Some(reason), "{what}");
+    }
+    raw.send(&right);
+    let end = finished(&mut client, &raw);
+    assert_eq!(end.id, id);
+    assert_eq!(end.outcome.unwrap().results[1], Part::Item(vec![0; 10_000]));
+}
+
+#[test]
+fn errors_and_wrong_results_end_a_call() {
+    let (mut client, mut raw) = requester(RequesterOptions::default());
+    let mut end = |call, answer: &dyn Fn(u32, &Chunks) -> Vec<u8>| {
+        client.start(call).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        raw.send(&answer(header.xid, header.chunks().unwrap()));
+        finished(&mut client, &raw).outcome
+    };
+    let error = |error| {
+        move |xid, _: &Chunks| encode(&Header { xid, credits: 1, body: Body::Error { version: 1, error } }, &[])
+    };
+    assert!(matches!(end(call(NULL, vec![]), &error(RdmaError::Chunk)), Err(CallError::Chunk)));
+    let versions = error(RdmaError::Version { low: 2, high: 3 });
+    assert!(matches!(end(call(NULL, vec![]), &versions), Err(CallError::Version { low: 2, high: 3 })));
+    let get = || get(10_000, vec![vec![0; 10_000]]);
+    let unused = |xid, offered: &Chunks| {
+        let mut chunks = offered.clone();
+        chunks.writes[0][0].length = 0;
+        // The data inline, although a chunk was free.
+        reply(xid, 1, chunks, &[1, 4, 0, 2])
+    };
+    assert!(matches!(end(get(), &unused), Err(CallError::Reply(WalkError::NotReduced))));
+    let other_length = |xid, offered: &Chunks| reply(xid, 1, offered.clone(), &[1, 5000, 2]);
+    assert!(matches!(end(get(), &other_length), Err(CallError::Reply(WalkError::Garbage))));
+    let not_rpc = |xid: u32, offered: &Chunks| {
+        encode(
+            &Header { xid, credits: 1, body: Body::Message(offered.clone()) },
+            &[xid.to_be_bytes(), [0, 0, 0, 7]].concat(),
+        )
+    };
+    assert!(matches!(end(get(), &not_rpc), Err(CallError::Reply(WalkError::Garbage))));
+    // The connection bears all that.
+    let right = |xid, _: &Chunks| reply(xid, 1, Chunks::default(), &[]);
+    assert!(end(call(NULL, vec![]), &right).is_ok());
+}
+
+#[test]
+fn nothing_reaches_the_memory_of_a_call_that_has_ended() {
+    for cancelled in [false, true] {
+        let (mut client, mut raw) =
+            requester(RequesterOptions { reconnect: std::time::Duration::ZERO, ..RequesterOptions::default() });
+        let id = client.start(get(10_000, vec![vec![0x11; 10_000]])).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        let segment = header.chunks().unwrap().writes[0][0];
+        let end = if cancelled {
+            client.cancel(id);
+            let end = client.poll().unwrap();
+            assert!(matches!(end.outcome, Err(CallError::Cancelled)));
+            assert_eq!(end.rooms, [vec![0x11; 10_000]], "the memory is back");
+            end
+        } else {
+            raw.send(&reply(header.xid, 4, header.chunks().unwrap().clone(), &[1, 10_000, 2]));
+            finished(&mut client, &raw)
+        };
+        drop(end);
+        let entry = [raw.memory.sge(..100).unwrap()];
+        let request = SendRequest::read(5, &entry, segment.handle, segment.offset);
+        raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+        let deadline = Instant::now() + LONG;
+        let status = loop {
+            client.poll();
+            if let Some(completion) = raw.completion()
+                && completion.id == 5
+            {
+                break completion.status;
+            }
+            assert!(Instant::now() < deadline);
+        };
+        assert_eq!(status, WorkStatus::RemoteAccess);
+    }
+}
+
+#[test]
+fn memory_is_open_only_for_what_the_call_needs_it_for() {
+    // Arguments can be read and not written, rooms written and not read.
+    for arguments in [false, true] {
+        let (mut client, mut raw) =
+            requester(RequesterOptions { reconnect: std::time::Duration::ZERO, ..RequesterOptions::default() });
+        let call = if arguments { put(vec![1; 10_000]) } else { get(10_000, vec![vec![0; 10_000]]) };
+        client.start(call).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        let chunks = header.chunks().unwrap();
+        let segment = if arguments { chunks.reads[0].segment } else { chunks.writes[0][0] };
+        let entry = [raw.memory.sge(..100).unwrap()];
+        let request = if arguments {
+            SendRequest::write(5, &entry, segment.handle, segment.offset)
+        } else {
+            SendRequest::read(5, &entry, segment.handle, segment.offset)
+        };
+        raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+        let deadline = Instant::now() + LONG;
+        let end = loop {
+            raw.context.poll();
+            if let Some(end) = client.poll() {
+                break end;
+            }
+            assert!(Instant::now() < deadline);
+        };
+        assert!(matches!(end.outcome, Err(CallError::Lost)));
+    }
+}
+
+#[test]
+fn a_handle_of_one_connection_is_none_on_another() {
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let mut listener = there.listen(PORT, Default::default()).unwrap();
+    let options = RequesterOptions { reconnect: std::time::Duration::ZERO, ..RequesterOptions::default() };
+    let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let peer = there.socket_address(PORT);
+        let mut client = Requester::start_connect(&here, peer, bindings(), options.clone()).unwrap();
+        let mut raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
+        client.start(put(vec![1; 10_000])).unwrap();
+        let segment = asked(&mut client, &mut raw).0.chunks().unwrap().reads[0].segment;
+        ends.push((client, raw, segment));
+    }
+    let foreign = ends[0].2;
+    let (client, raw, own) = &mut ends[1];
+    assert_ne!(foreign.handle, own.handle);
+    let entry = [raw.memory.sge(..100).unwrap()];
+    let request = SendRequest::read(5, &entry, foreign.handle, foreign.offset);
+    raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+    let end = finished(client, raw);
+    assert!(matches!(end.outcome, Err(CallError::Lost)), "the connection has failed");
+    // The one that the handle belongs to has not.
+    let (client, raw, own) = &mut ends[0];
+    let entry = [raw.memory.sge(..100).unwrap()];
+    let request = SendRequest::read(5, &entry, own.handle, own.offset);
+    raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+    let deadline = Instant::now() + LONG;
+    loop {
+        assert!(client.poll().is_none());
+        if let Some(completion) = raw.completion() {
+            assert!(completion.id == 5 && completion.status.is_success());
+            break;
+        }
+        assert!(Instant::now() < deadline);
+    }
+}
