@@ -154,6 +154,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn leave_stream(&mut self, connection: &mut Connection) {
         if connection.stream.take().is_some() {
             connection.set_receive_space(u32::MAX, self.tcp_config.mss);
+            connection.tcp.set_fin_wait_2(self.tcp_config.fin_wait_2);
         }
     }
 }

@@ -48,6 +48,9 @@ impl StreamOptions {
         let window = self.receive_buffer.clamp(MIN_STREAM_BUFFER, MAX_STREAM_BUFFER).next_power_of_two();
         config.receive_window = window as u32;
         config.nagle = self.nagle;
+        // RFC 9293 §3.6: who has said its last may listen for as long as it likes. What bounds the wait of a stream that nobody
+        // holds any more is the engine's own limit.
+        config.fin_wait_2 = None;
         if let Some(congestion) = self.congestion {
             config.congestion = congestion;
         }

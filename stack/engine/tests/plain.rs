@@ -116,6 +116,29 @@ fn an_open_that_nobody_answers_fails() {
 }
 
 #[test]
+fn a_half_closed_stream_hears_its_peer_however_late() {
+    let mut world = World::new(1, Default::default());
+    for _ in 0..2 {
+        // A limit that is meant for those who do not listen any more.
+        world.add(HostOptions::default(), |config| config.tcp.fin_wait_2 = Some(SECOND * 5));
+    }
+    let (mut client, mut server) = joined(&mut world, &StreamOptions::default());
+    client.write(b"my last word");
+    client.finish();
+    world.run(SECOND * 120);
+    let mut room = [0; 32];
+    assert_eq!((server.read(&mut room), server.is_at_end(), client.failure()), (12, true, None));
+    server.write(b"not mine");
+    world.run(SECOND * 120);
+    assert_eq!((client.read(&mut room), &room[..8], client.failure()), (8, &b"not mine"[..], None));
+    // Whom nobody listens to is not waited for.
+    drop(client);
+    world.run(SECOND * 40);
+    assert_eq!(world.hosts[0].engine.as_ref().expect("alive").stats().connections.len(), 0);
+    assert_eq!(server.failure(), Some(StreamFailure::Reset));
+}
+
+#[test]
 fn a_dropped_stream_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
     let mut world = World::two();
     let options = StreamOptions { send_buffer: 4096, receive_buffer: 4096, ..StreamOptions::default() };

@@ -87,7 +87,8 @@ pub struct Config {
     /// Time in TIME-WAIT: twice the longest life of a segment (RFC 9293 §3.4.1 says 4 minutes in all; 1 s is meant for
     /// networks that cannot hold a segment longer than that).
     pub time_wait: Duration,
-    /// How long to wait in FIN-WAIT-2 without hearing anything; `None` for ever (a half-closed connection is legal).
+    /// How long to wait in FIN-WAIT-2 without a word from the peer; `None` for ever. RFC 9293 §3.6 knows no limit: whoever has closed
+    /// may listen on. It is for owners to whom their own FIN means that nobody listens any more.
     pub fin_wait_2: Option<Duration>,
     /// Initial congestion window in segments (RFC 6928: 10).
     pub initial_window_segments: u32,

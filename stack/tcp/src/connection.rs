@@ -288,6 +288,11 @@ impl Connection {
         self.config.nagle = on;
     }
 
+    /// Changes [`Config::fin_wait_2`], for a wait that begins from now on.
+    pub fn set_fin_wait_2(&mut self, patience: Option<core::time::Duration>) {
+        self.config.fin_wait_2 = patience;
+    }
+
     /// Octets of new records that are wanted now; 0 for none. One record is always wanted when nothing is left to be sent,
     /// so that a sender which pulls its work by this never stalls, and the window stays full.
     #[inline]
