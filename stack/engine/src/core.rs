@@ -343,7 +343,7 @@ impl<P: Port> Core<P> {
         if !self.fired.is_empty() {
             self.run_timers(turn);
         }
-        self.waits.expire(self.now);
+        self.run_waits();
         self.run_doorbells();
         if self.chores_at.is_some_and(|at| at <= self.now) {
             self.run_chores();

@@ -5,7 +5,8 @@ use uwarp_iwarp::Message;
 use uwarp_iwarp::qp::Event;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 use uwarp_memory::Turn;
-use uwarp_tcp::{Events, State};
+use uwarp_tcp::{Events, State, TimeWait};
+use uwarp_wire::address::FlowKey;
 
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReas
 use crate::connection::{Connection, Ending, Phase};
 use crate::core::{Core, Shutdown};
 use crate::egress::is_due;
+use crate::handoff::Handoff;
 use crate::port::Port;
 use crate::queue_pair::{QueuePair, Stage};
 use crate::receive::Failure;
@@ -39,9 +41,7 @@ impl<P: Port> Core<P> {
             && let Some(wait) = connection.tcp.time_wait()
         {
             // All that is left is to answer what comes late: that takes some tens of octets.
-            let flow = connection.flow;
-            self.remove(index, connection);
-            return self.waits.insert(flow, wait);
+            return self.rest(index, connection, wait);
         }
         if let Some(deadline) = connection.next_deadline() {
             self.wheel.arm(index, deadline);
@@ -49,16 +49,34 @@ impl<P: Port> Core<P> {
         self.connections.put(index, connection);
     }
 
+    /// A connection that only waits for late segments from now on. The flow stays this engine's.
     #[cold]
-    fn remove(&mut self, index: u32, mut connection: Box<Connection>) {
+    pub(crate) fn rest(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
+        let flow = connection.flow;
+        self.dismantle(index, connection);
+        let handoff = self.handoff.as_ref();
+        self.waits.insert(flow, wait, |gone| release(handoff, gone));
+    }
+
+    /// Takes out of TIME-WAIT whose time is over.
+    pub(crate) fn run_waits(&mut self) {
+        let handoff = self.handoff.as_ref();
+        self.waits.expire(self.now, |gone| release(handoff, gone));
+    }
+
+    #[cold]
+    fn remove(&mut self, index: u32, connection: Box<Connection>) {
+        release(self.handoff.as_ref(), &connection.flow);
+        self.dismantle(index, connection);
+    }
+
+    /// Gives back what a connection has.
+    fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
         self.leave_listener(&mut connection);
         self.stream_over(&mut connection);
         self.flows.remove(connection.tag, index);
         self.wheel.disarm(index);
         self.paths.forget(index);
-        if let Some(handoff) = &self.handoff {
-            handoff.release(&connection.flow);
-        }
         // A connection in TIME-WAIT that is forgotten early: nobody is told.
         let _ = connection.tcp.abort(self.now);
         while let Some(token) = connection.tcp.pop_any() {
@@ -592,6 +610,13 @@ impl<P: Port> Core<P> {
         self.shutdown = Some(Shutdown { until, patient_until: until, drop_at: None, report, done: None });
         self.transmit_queue.clear();
         self.ready.clear();
+    }
+}
+
+/// Other engines may have the flow from now on.
+fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
+    if let Some(handoff) = handoff {
+        handoff.release(flow);
     }
 }
 

@@ -145,12 +145,11 @@ impl<P: Port> Core<P> {
         };
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer used the ports of a finished connection again (RFC 6191): the new one takes its place.
-            let old = connection.tcp.time_wait();
-            let flow = connection.flow;
-            connection.gone = true;
-            self.put_back(index, connection);
-            if let Some(old) = old {
-                self.waits.insert(flow, old);
+            if let Some(old) = connection.tcp.time_wait() {
+                self.rest(index, connection, old);
+            } else {
+                connection.gone = true;
+                self.put_back(index, connection);
             }
             self.on_stranger(&frame);
             return;

@@ -2,6 +2,9 @@
 //!
 //! All of them wait for the same time, so the order in which they came is the order in which they go; one whose wait was
 //! begun anew by a repeated FIN is put back to the end. When the table is full, the one that has waited longest goes early.
+//!
+//! Of several engines, the one that waits still has the flow: late segments find it by hand-off, and no other engine opens the
+//! same flow meanwhile. So whoever leaves the table for good is named to the owner.
 
 use std::collections::VecDeque;
 
@@ -48,15 +51,17 @@ impl Waits {
         self.flows.len()
     }
 
-    /// Adds a connection that is in no table any more.
-    pub(crate) fn insert(&mut self, flow: FlowKey, state: TimeWait) {
+    /// Adds a connection that is in no table any more. `forget` is told of each that does not wait any longer: without room in the
+    /// table at all, of this one.
+    pub(crate) fn insert(&mut self, flow: FlowKey, state: TimeWait, mut forget: impl FnMut(&FlowKey)) {
         if self.limit == 0 {
-            return;
+            return forget(&flow);
         }
         while self.len() >= self.limit {
             let Some((_, index)) = self.order.pop_front() else { break };
-            if self.remove_index(index) {
+            if let Some(oldest) = self.remove_index(index) {
                 self.cut_short += 1;
+                forget(&oldest);
             }
         }
         let tag = self.flows.tag(&flow);
@@ -94,7 +99,7 @@ impl Waits {
         })
     }
 
-    /// Forgets a flow before its time: its ports are used anew.
+    /// Takes a flow out before its time: its ports are used anew, by the same engine.
     pub(crate) fn remove(&mut self, flow: &FlowKey) {
         if let Some(index) = self.find(flow) {
             self.remove_index(index);
@@ -103,11 +108,11 @@ impl Waits {
         }
     }
 
-    fn remove_index(&mut self, index: u32) -> bool {
-        let Some(entry) = self.entries.get_mut(index as usize).and_then(Option::take) else { return false };
+    fn remove_index(&mut self, index: u32) -> Option<FlowKey> {
+        let entry = self.entries.get_mut(index as usize)?.take()?;
         self.flows.remove(entry.tag, index);
         self.free.push(index);
-        true
+        Some(entry.flow)
     }
 
     /// When [`Waits::expire`] has something to do.
@@ -116,8 +121,8 @@ impl Waits {
         self.order.front().map(|(at, _)| *at)
     }
 
-    /// Forgets those whose time is over.
-    pub(crate) fn expire(&mut self, now: Instant) {
+    /// Takes out those whose time is over; `forget` is told of each.
+    pub(crate) fn expire(&mut self, now: Instant, mut forget: impl FnMut(&FlowKey)) {
         while let Some((at, index)) = self.order.front().copied() {
             if at > now {
                 break;
@@ -127,7 +132,9 @@ impl Waits {
             match until {
                 Some(until) if until > now => self.order.push_back((until, index)),
                 Some(_) => {
-                    self.remove_index(index);
+                    if let Some(flow) = self.remove_index(index) {
+                        forget(&flow);
+                    }
                 }
                 None => {}
             }
@@ -178,21 +185,26 @@ mod tests {
     fn those_that_came_first_go_first_and_a_full_table_lets_the_oldest_go() {
         let start = Instant::from_nanos(1_000_000_000);
         let mut waits = Waits::new(1, 3);
+        let mut gone = Vec::new();
+        let mut forget = |flow: &FlowKey| gone.push(flow.remote_port);
         for port in 1..=4 {
-            waits.insert(flow(port), waiting(start + SECOND / 10 * u32::from(port)));
+            waits.insert(flow(port), waiting(start + SECOND / 10 * u32::from(port)), &mut forget);
         }
         assert_eq!((waits.len(), waits.cut_short), (3, 1));
         assert!(!waits.contains(&flow(1)) && waits.get_mut(&flow(2)).is_some());
         waits.remove(&flow(3));
         assert_eq!(waits.deadline(), Some(start + SECOND / 10 * 2 + SECOND));
-        waits.expire(start + SECOND / 10 * 2 + SECOND);
+        waits.expire(start + SECOND / 10 * 2 + SECOND, &mut forget);
         assert!(!waits.contains(&flow(2)) && waits.contains(&flow(4)));
         // A place that became free is used again, and its new time counts.
-        waits.insert(flow(5), waiting(start + SECOND));
-        waits.expire(start + SECOND / 10 * 4 + SECOND);
+        waits.insert(flow(5), waiting(start + SECOND), &mut forget);
+        waits.expire(start + SECOND / 10 * 4 + SECOND, &mut forget);
         assert_eq!((waits.len(), waits.deadline()), (1, Some(start + SECOND * 2)));
-        waits.expire(start + SECOND * 2);
+        waits.expire(start + SECOND * 2, &mut forget);
         assert_eq!((waits.len(), waits.deadline()), (0, None));
+        Waits::new(1, 0).insert(flow(6), waiting(start), &mut forget);
+        // All but the one whose ports were used anew.
+        assert_eq!(gone, [1, 2, 4, 5, 6]);
     }
 
     #[test]

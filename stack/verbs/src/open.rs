@@ -192,7 +192,9 @@ fn handoff(config: &Config, engines: usize) -> Vec<Handoff> {
     }
     // Rings of a few MiB in all.
     let frames = (1024 / engines).max(16);
-    Handoff::between(engines, frames, connections(config) as usize * engines, random())
+    // A flow in TIME-WAIT is still its engine's.
+    let flows = connections(config) as usize + uwarp_engine::Limits::default().time_wait as usize;
+    Handoff::between(engines, frames, flows * engines, random())
 }
 
 /// Faults and capture that the configuration asks for from the start.

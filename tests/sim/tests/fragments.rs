@@ -1,61 +1,38 @@
 //! Fragments in whole hosts: segments and echoes in pieces, and what is said of those that never become whole.
 
-use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use uwarp_engine::Port;
-use uwarp_engine::port::{Batch, Buffer};
-use uwarp_engine::ports::sim::{SimOptions, SimPort};
-use uwarp_engine::rig::{HostOptions, World, address6, with_ipv6};
+use uwarp_engine::rig::{address6, with_ipv6};
 use uwarp_engine::stats::EngineStats;
-use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_sim_tests::beside::{Beside, HOST_MAC};
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_fragment, prepend_tcp};
 use uwarp_wire::icmp::{self, IcmpMessage};
 use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader};
 
-const HOST_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 struct Bench {
-    world: World,
-    port: SimPort,
+    beside: Beside,
     path: Path,
 }
 
 fn bench(v6: bool) -> Bench {
-    let mut world = World::new(5, SimOptions::default());
-    world.add(HostOptions::default(), with_ipv6(0));
-    let port = world.network.port(1500, 512, 512);
-    let mac = EthernetAddress(port.capabilities().mac);
+    let mut beside = Beside::new(with_ipv6(0));
+    let mac = beside.mac;
     let path = if v6 {
         Path::new(mac, HOST_MAC, address6(8).into(), address6(0).into())
     } else {
         Path::new(mac, HOST_MAC, Ipv4Addr::new(10, 0, 0, 9).into(), Ipv4Addr::new(10, 0, 0, 1).into())
     };
-    let mut bench = Bench { world, port, path };
-    bench.receive(Duration::from_secs(5));
-    bench
+    beside.receive(Duration::from_secs(5));
+    Bench { beside, path }
 }
 
 impl Bench {
-    fn send(&mut self, frame: &[u8]) {
-        let mut buffer = self.port.alloc().expect("free");
-        buffer.fill(frame);
-        self.port.set_now(self.world.now());
-        self.port.tx_burst(&mut VecDeque::from([buffer]));
-    }
-
     fn receive(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        self.world.run(time);
-        self.port.set_now(self.world.now());
-        let mut frames = Vec::new();
-        let mut batch = Batch::new();
-        while self.port.rx_burst(&mut batch) > 0 {
-            frames.extend(batch.drain(..).map(|frame| frame.data().to_vec()));
-        }
-        frames
+        self.beside.receive(time)
     }
 
     /// Sends an upper-layer packet in pieces of `most` octets, last ones first.
@@ -69,12 +46,12 @@ impl Bench {
             }
             let mut frame = vec![0; 1600];
             let length = emit_fragment(&mut frame, &self.path, protocol, id, (offset, more), piece).expect("it fits");
-            self.send(&frame[..length]);
+            self.beside.send(&frame[..length]);
         }
     }
 
     fn stats(&self) -> EngineStats {
-        self.world.hosts[0].engine.as_ref().expect("alive").stats()
+        self.beside.stats()
     }
 
     /// An echo request with these data.
@@ -179,7 +156,7 @@ fn a_flood_of_first_fragments_keeps_to_its_budget() {
     for id in 0..4000 {
         let mut frame = vec![0; 1600];
         let length = emit_fragment(&mut frame, &bench.path, 17, id, (0, true), &[0; 1400]).expect("it fits");
-        bench.send(&frame[..length]);
+        bench.beside.send(&frame[..length]);
         if id % 100 == 0 {
             bench.receive(Duration::from_micros(10));
         }

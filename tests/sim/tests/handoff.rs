@@ -1,13 +1,15 @@
 //! Two engines with a queue each behind one address: packets reach the right one, by the device's hash or by hand-off.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use uwarp_engine::handoff::Handoff;
+use uwarp_engine::handoff::{FlowOwners, Handoff};
 use uwarp_engine::ports::sim::{SimOptions, Spread, rss};
 use uwarp_engine::rig::{Host, HostOptions, Pair, PairOptions, World, with_ipv6};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::steering::Steering;
+use uwarp_engine::stream::StreamOptions;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
 
@@ -16,8 +18,14 @@ const LENGTH: u32 = 50_000;
 
 /// Hosts 0 and 1 are the engines of 10.0.0.1; host 2 is 10.0.0.3.
 fn world(options: SimOptions, steered: bool) -> World {
+    world_with_owners(options, steered).0
+}
+
+/// The same, and which engine has which flow.
+fn world_with_owners(options: SimOptions, steered: bool) -> (World, Arc<FlowOwners>) {
     let mut world = World::new(11, options);
     let parts = Handoff::between(2, 256, 1000, 5);
+    let owners = Arc::clone(parts[0].owners());
     let ports = world.network.queues(1500, 2048, 2048, 2);
     for ((index, port), part) in ports.into_iter().enumerate().zip(parts) {
         let host = Host::with_handoff(port, 0, 64, 7, Some(part), |config| {
@@ -29,7 +37,7 @@ fn world(options: SimOptions, steered: bool) -> World {
         world.hosts.push(host);
     }
     world.add(HostOptions::default(), with_ipv6(2));
-    world
+    (world, owners)
 }
 
 fn stats(world: &World, host: usize) -> EngineStats {
@@ -134,5 +142,45 @@ fn ports_are_taken_once_by_all_engines_together() {
         use uwarp_engine::command::{ConnectFailure, ConnectionEvent};
         let refused = matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::AddressInUse, .. }));
         assert_eq!(refused, engine == 1, "{event:?}");
+    }
+}
+
+#[test]
+fn a_late_segment_of_a_finished_connection_finds_the_engine_that_waits_for_it() {
+    let (mut world, owners) = world_with_owners(SimOptions { spread: Spread::Any, ..SimOptions::default() }, false);
+    let incoming = world.hosts[2].listen_streams(PORT, 16, StreamOptions::default());
+    for engine in [0, 1] {
+        let mut client =
+            world.hosts[engine].connect_stream((Ipv4Addr::new(10, 0, 0, 3), PORT), StreamOptions::default());
+        let mut server = None;
+        assert!(world.run_until(Duration::from_secs(5), |_| {
+            server = incoming.try_recv().ok().and_then(|incoming| incoming.take());
+            server.is_some()
+        }));
+        client.finish();
+        world.run(Duration::from_millis(10));
+        drop(server);
+        assert!(
+            world.run_until(Duration::from_secs(1), |world| stats(world, engine).time_wait == 1),
+            "we closed first"
+        );
+        // The peer's FIN again, as if the acknowledgment had been lost: RFC 9293 §3.10.7.4, eighth check.
+        let fin = world.network.last_sent(2);
+        let before = [0, 1].map(|engine| stats(&world, engine));
+        for _ in 0..40 {
+            world.network.inject(world.now(), &fin);
+        }
+        let sum = |stats: [EngineStats; 2]| stats.iter().map(|stats| stats.pure_acknowledgments).sum::<u64>();
+        let wanted = sum(before.clone()) + 40;
+        world.run_until(Duration::from_millis(1), |world| sum([0, 1].map(|engine| stats(world, engine))) == wanted);
+        let after = [0, 1].map(|engine| stats(&world, engine));
+        let (owner, other) = (engine, 1 - engine);
+        assert_eq!((after[0].resets_sent, after[1].resets_sent), (0, 0), "nobody is turned away");
+        let answered = [0, 1].map(|engine| after[engine].pure_acknowledgments - before[engine].pure_acknowledgments);
+        assert_eq!((answered[owner], answered[other]), (40, 0));
+        assert!(after[other].handed_off > before[other].handed_off + 5, "{}", after[other].handed_off);
+        assert_eq!(owners.len(), 1);
+        assert!(world.run_until(Duration::from_secs(5), |world| stats(world, engine).time_wait == 0));
+        assert!(owners.is_empty(), "nobody has it when the wait is over");
     }
 }

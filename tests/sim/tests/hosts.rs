@@ -1,80 +1,34 @@
 //! What a host does besides streams: addresses, echoes, resets, and strangers' SYNs.
 
-use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use uwarp_engine::Port;
-use uwarp_engine::port::{Batch, Buffer};
-use uwarp_engine::ports::sim::{SimOptions, SimPort};
-use uwarp_engine::rig::{HostOptions, PairOptions, World};
-use uwarp_engine::stats::EngineStats;
+use uwarp_engine::rig::PairOptions;
+use uwarp_sim_tests::beside::{Beside, HOST_MAC};
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
-use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, prepend_tcp};
 use uwarp_wire::icmp::IcmpMessage;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 const OUR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-const HOST_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
 
-/// A host and a port beside it from which a test speaks.
-struct Bench {
-    world: World,
-    port: SimPort,
-    mac: EthernetAddress,
+fn path_from(bench: &Beside, from: Ipv4Addr) -> Path {
+    Path::new(bench.mac, HOST_MAC, from.into(), HOST.into())
 }
 
-fn bench(adjust: impl FnOnce(&mut uwarp_engine::EngineConfig)) -> Bench {
-    let mut world = World::new(5, SimOptions::default());
-    world.add(HostOptions::default(), adjust);
-    let port = world.network.port(1500, 512, 512);
-    let mac = EthernetAddress(port.capabilities().mac);
-    Bench { world, port, mac }
+fn tcp(bench: &Beside, from: Ipv4Addr, header: &TcpHeader) -> Vec<u8> {
+    let mut frame = vec![0; 128];
+    let checksum = TcpChecksum::Full { payload_sum: 0 };
+    let length = prepend_tcp(&mut frame, &path_from(bench, from), header, 0, 0, checksum).expect("it fits");
+    frame.split_off(128 - length)
 }
 
-impl Bench {
-    fn send(&mut self, frame: &[u8]) {
-        let mut buffer = self.port.alloc().expect("free");
-        buffer.fill(frame);
-        self.port.set_now(self.world.now());
-        self.port.tx_burst(&mut VecDeque::from([buffer]));
-    }
-
-    /// Frames that came within `time`.
-    fn receive(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        self.world.run(time);
-        self.port.set_now(self.world.now());
-        let mut frames = Vec::new();
-        let mut batch = Batch::new();
-        while self.port.rx_burst(&mut batch) > 0 {
-            frames.extend(batch.drain(..).map(|frame| frame.data().to_vec()));
-        }
-        frames
-    }
-
-    fn path(&self, from: Ipv4Addr) -> Path {
-        Path::new(self.mac, HOST_MAC, from.into(), HOST.into())
-    }
-
-    fn tcp(&self, from: Ipv4Addr, header: &TcpHeader) -> Vec<u8> {
-        let mut frame = vec![0; 128];
-        let checksum = TcpChecksum::Full { payload_sum: 0 };
-        let length = prepend_tcp(&mut frame, &self.path(from), header, 0, 0, checksum).expect("it fits");
-        frame.split_off(128 - length)
-    }
-
-    fn syn(&self, from: Ipv4Addr, source_port: u16, port: u16) -> Vec<u8> {
-        let mut header = TcpHeader::new(TcpFlags::SYN);
-        (header.source_port, header.destination_port) = (source_port, port);
-        header.sequence = SeqNumber(1000);
-        self.tcp(from, &header)
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.world.hosts[0].engine.as_ref().expect("alive").stats()
-    }
+fn syn(bench: &Beside, from: Ipv4Addr, source_port: u16, port: u16) -> Vec<u8> {
+    let mut header = TcpHeader::new(TcpFlags::SYN);
+    (header.source_port, header.destination_port) = (source_port, port);
+    header.sequence = SeqNumber(1000);
+    tcp(bench, from, &header)
 }
 
 fn arps(frames: &[Vec<u8>]) -> Vec<ArpPacket> {
@@ -89,7 +43,7 @@ fn arps(frames: &[Vec<u8>]) -> Vec<ArpPacket> {
 
 #[test]
 fn a_host_announces_itself_and_answers_who_asks() {
-    let mut bench = bench(|_| {});
+    let mut bench = Beside::new(|_| {});
     let announced = arps(&bench.receive(Duration::from_millis(1)));
     assert!(announced.iter().any(|packet| packet.is_gratuitous() && packet.sender_address == HOST));
     let mut frame = [0; 64];
@@ -107,12 +61,12 @@ fn a_host_announces_itself_and_answers_who_asks() {
 
 #[test]
 fn a_host_echoes() {
-    let mut bench = bench(|_| {});
+    let mut bench = Beside::new(|_| {});
     bench.receive(Duration::from_millis(1));
     let mut frame = vec![0; 1500];
     let data: Vec<u8> = (0..1000).map(|at| at as u8).collect();
     let message = IcmpMessage::EchoRequest { identifier: 7, sequence: 9, data: &data };
-    let length = emit_icmp(&mut frame, &bench.path(OUR), &message).expect("it fits");
+    let length = emit_icmp(&mut frame, &path_from(&bench, OUR), &message).expect("it fits");
     bench.send(&frame[..length]);
     let answers = bench.receive(Duration::from_millis(1));
     let Ok(Frame::Icmp(answer)) = classify(&answers[0], answers[0].len()) else { panic!("an ICMP message") };
@@ -122,9 +76,9 @@ fn a_host_echoes() {
 
 #[test]
 fn a_segment_for_nobody_is_answered_by_a_reset() {
-    let mut bench = bench(|_| {});
+    let mut bench = Beside::new(|_| {});
     bench.receive(Duration::from_millis(1));
-    let frame = bench.syn(OUR, 1234, 80);
+    let frame = syn(&bench, OUR, 1234, 80);
     bench.send(&frame);
     let answers = bench.receive(Duration::from_millis(1));
     let Ok(Frame::Tcp(answer)) = classify(&answers[0], answers[0].len()) else { panic!("a segment") };
@@ -133,7 +87,7 @@ fn a_segment_for_nobody_is_answered_by_a_reset() {
     // A reset is not answered by one.
     let mut header = TcpHeader::new(TcpFlags::RST);
     (header.source_port, header.destination_port) = (1234, 80);
-    let frame = bench.tcp(OUR, &header);
+    let frame = tcp(&bench, OUR, &header);
     bench.send(&frame);
     assert!(bench.receive(Duration::from_millis(1)).is_empty());
     let stats = bench.stats();
@@ -143,9 +97,9 @@ fn a_segment_for_nobody_is_answered_by_a_reset() {
 #[test]
 fn what_is_not_for_us_is_counted_and_not_answered() {
     // Without room for fragments they count at once.
-    let mut bench = bench(|config| config.limits.reassembly_octets = 0);
+    let mut bench = Beside::new(|config| config.limits.reassembly_octets = 0);
     bench.receive(Duration::from_millis(1));
-    let good = bench.syn(OUR, 1, 80);
+    let good = syn(&bench, OUR, 1, 80);
     let damage = |place: usize, bit: u8| {
         let mut frame = good.clone();
         frame[place] ^= bit;
@@ -170,14 +124,14 @@ fn what_is_not_for_us_is_counted_and_not_answered() {
 
 #[test]
 fn strangers_cannot_fill_the_table() {
-    let mut bench = bench(|config| {
+    let mut bench = Beside::new(|config| {
         config.limits.half_open = 50;
         config.iwarp.startup_timeout = Duration::from_secs(3);
     });
     let _requests = bench.world.hosts[0].listen(7471);
     bench.receive(Duration::from_millis(1));
     for number in 0..200u16 {
-        let frame = bench.syn(Ipv4Addr::new(10, 0, 1, number as u8), 1000 + number, 7471);
+        let frame = syn(&bench, Ipv4Addr::new(10, 0, 1, number as u8), 1000 + number, 7471);
         bench.send(&frame);
     }
     bench.receive(Duration::from_millis(1));
@@ -186,18 +140,18 @@ fn strangers_cannot_fill_the_table() {
     // They go as they came, and there is room for others.
     bench.receive(Duration::from_secs(10));
     assert_eq!(bench.stats().flows, 0);
-    let frame = bench.syn(OUR, 1, 7471);
+    let frame = syn(&bench, OUR, 1, 7471);
     bench.send(&frame);
     assert!(!bench.receive(Duration::from_millis(1)).is_empty());
 }
 
 #[test]
 fn a_full_backlog_keeps_newcomers_waiting_and_a_reset_frees_a_place() {
-    let mut bench = bench(|config| config.limits.half_open = 3);
+    let mut bench = Beside::new(|config| config.limits.half_open = 3);
     let _requests = bench.world.hosts[0].listen(7471);
     bench.receive(Duration::from_millis(1));
     for port in 1..=4 {
-        let frame = bench.syn(OUR, port, 7471);
+        let frame = syn(&bench, OUR, port, 7471);
         bench.send(&frame);
     }
     bench.receive(Duration::from_millis(1));
@@ -205,7 +159,7 @@ fn a_full_backlog_keeps_newcomers_waiting_and_a_reset_frees_a_place() {
     let mut header = TcpHeader::new(TcpFlags::RST);
     (header.source_port, header.destination_port) = (2, 7471);
     header.sequence = SeqNumber(1001);
-    let frame = bench.tcp(OUR, &header);
+    let frame = tcp(&bench, OUR, &header);
     bench.send(&frame);
     bench.receive(Duration::from_millis(1));
     assert_eq!(bench.stats().flows, 2);
@@ -214,7 +168,7 @@ fn a_full_backlog_keeps_newcomers_waiting_and_a_reset_frees_a_place() {
 #[test]
 fn far_addresses_are_reached_through_the_gateway_and_static_neighbours_are_not_asked_for() {
     let gateway = Ipv4Addr::new(10, 0, 0, 254);
-    let mut bench = bench(|config| {
+    let mut bench = Beside::new(|config| {
         config.gateway = Some(gateway);
         config.neighbours = vec![(Ipv4Addr::new(10, 0, 0, 50).into(), [2, 0, 0, 0, 0, 2])];
     });

@@ -1,17 +1,14 @@
 //! Streams over IPv6, and what a host says of its addresses: Neighbor Discovery, the check for duplicates, echoes and errors.
 
-use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use uwarp_engine::Port;
 use uwarp_engine::command::{AsyncEvent, ConnectFailure, ConnectionEvent, StartupOptions};
-use uwarp_engine::port::{Batch, Buffer};
-use uwarp_engine::ports::sim::{SimOptions, SimPort};
+use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, PairOptions, World, address6, with_ipv6};
-use uwarp_engine::stats::EngineStats;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
+use uwarp_sim_tests::beside::{Beside, HOST_MAC};
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Icmp6Frame, Path, TcpChecksum, classify, emit_icmp6, emit_packet, prepend_tcp};
@@ -19,79 +16,43 @@ use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::ipv6;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-const HOST_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
 const OUR: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// A host with both versions of IP, and a port beside it from which a test speaks.
-struct Bench {
-    world: World,
-    port: SimPort,
-    mac: EthernetAddress,
-}
-
-fn bench(adjust: impl FnOnce(&mut uwarp_engine::EngineConfig)) -> Bench {
-    let mut world = World::new(5, SimOptions::default());
-    world.add(HostOptions::default(), |config| {
+/// A host with both versions of IP, and a port beside it.
+fn bench(adjust: impl FnOnce(&mut uwarp_engine::EngineConfig)) -> Beside {
+    Beside::new(|config| {
         with_ipv6(0)(config);
         adjust(config);
-    });
-    let port = world.network.port(1500, 512, 512);
-    let mac = EthernetAddress(port.capabilities().mac);
-    Bench { world, port, mac }
+    })
 }
 
 /// A bench whose host has its addresses already.
-fn settled() -> Bench {
+fn settled() -> Beside {
     let mut bench = bench(|_| {});
     bench.receive(Duration::from_secs(5));
     bench
 }
 
-impl Bench {
-    fn send(&mut self, frame: &[u8]) {
-        let mut buffer = self.port.alloc().expect("free");
-        buffer.fill(frame);
-        self.port.set_now(self.world.now());
-        self.port.tx_burst(&mut VecDeque::from([buffer]));
-    }
+fn path_to(bench: &Beside, hop_limit: u8) -> Path {
+    Path { hop_limit, ..Path::new(bench.mac, HOST_MAC, OUR.into(), address6(0).into()) }
+}
 
-    fn receive(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        self.world.run(time);
-        self.port.set_now(self.world.now());
-        let mut frames = Vec::new();
-        let mut batch = Batch::new();
-        while self.port.rx_burst(&mut batch) > 0 {
-            frames.extend(batch.drain(..).map(|frame| frame.data().to_vec()));
-        }
-        frames
-    }
+fn say(bench: &mut Beside, path: &Path, message: &Icmp6Message<'_>) {
+    let mut frame = vec![0; 1600];
+    let length = emit_icmp6(&mut frame, path, message).expect("it fits");
+    bench.send(&frame[..length]);
+}
 
-    fn path(&self, hop_limit: u8) -> Path {
-        Path { hop_limit, ..Path::new(self.mac, HOST_MAC, OUR.into(), address6(0).into()) }
-    }
+/// Lets the host know where we are.
+fn introduce(bench: &mut Beside) {
+    let (path, ask) = (path_to(bench, 255), solicitation(address6(0), Some(bench.mac)));
+    say(bench, &path, &ask);
+    bench.receive(MILLISECOND);
+}
 
-    fn say(&mut self, path: &Path, message: &Icmp6Message<'_>) {
-        let mut frame = vec![0; 1600];
-        let length = emit_icmp6(&mut frame, path, message).expect("it fits");
-        self.send(&frame[..length]);
-    }
-
-    /// Lets the host know where we are.
-    fn introduce(&mut self) {
-        let solicitation = self.solicitation(address6(0), Some(self.mac));
-        let path = self.path(255);
-        self.say(&path, &solicitation);
-        self.receive(MILLISECOND);
-    }
-
-    fn solicitation(&self, target: Ipv6Addr, source_mac: Option<EthernetAddress>) -> Icmp6Message<'static> {
-        Icmp6Message::NeighbourSolicitation { target, source_mac, nonce: None }
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.world.hosts[0].engine.as_ref().expect("alive").stats()
-    }
+fn solicitation(target: Ipv6Addr, source_mac: Option<EthernetAddress>) -> Icmp6Message<'static> {
+    Icmp6Message::NeighbourSolicitation { target, source_mac, nonce: None }
 }
 
 fn icmp(frames: &[Vec<u8>]) -> Vec<Icmp6Frame<'_>> {
@@ -163,10 +124,10 @@ fn addresses_are_checked_before_they_are_used_and_then_announced() {
     }
     assert_eq!(asked, [address6(0), link_local()]);
     // RFC 4862 §5.4: nothing is taken for a tentative address; who asks for it gets no answer.
-    let path = bench.path(64);
-    bench.say(&path, &Icmp6Message::EchoRequest { identifier: 1, sequence: 1, data: b"" });
-    let (path, ask) = (bench.path(255), bench.solicitation(address6(0), Some(bench.mac)));
-    bench.say(&path, &ask);
+    let path = path_to(&bench, 64);
+    say(&mut bench, &path, &Icmp6Message::EchoRequest { identifier: 1, sequence: 1, data: b"" });
+    let (path, ask) = (path_to(&bench, 255), solicitation(address6(0), Some(bench.mac)));
+    say(&mut bench, &path, &ask);
     assert!(icmp(&bench.receive(Duration::from_millis(10))).is_empty());
 
     let frames = bench.receive(Duration::from_millis(200));
@@ -190,7 +151,7 @@ fn an_address_that_another_host_has_is_not_used() {
         let _requests = bench.world.hosts[0].listen(7471);
         bench.receive(Duration::from_millis(100));
         let group = ipv6::solicited_node(address6(0));
-        let mut path = bench.path(255);
+        let mut path = path_to(&bench, 255);
         path.destination_mac = ipv6::multicast_mac(group);
         path.destination = group.into();
         if by_advertisement {
@@ -203,18 +164,18 @@ fn an_address_that_another_host_has_is_not_used() {
                 target: address6(0),
                 target_mac: Some(bench.mac),
             };
-            bench.say(&path, &said);
+            say(&mut bench, &path, &said);
         } else {
             path.source = IpAddress::UNSPECIFIED;
             let said = Icmp6Message::NeighbourSolicitation { target: address6(0), source_mac: None, nonce: None };
-            bench.say(&path, &said);
+            say(&mut bench, &path, &said);
         }
         let frames = bench.receive(Duration::from_secs(5));
         let announced: Vec<_> = icmp(&frames).iter().map(|frame| frame.route.source).collect();
         assert!(!announced.contains(&address6(0).into()), "{announced:?}");
         assert!(announced.contains(&link_local().into()));
-        let path = bench.path(64);
-        bench.say(&path, &Icmp6Message::EchoRequest { identifier: 1, sequence: 1, data: b"" });
+        let path = path_to(&bench, 64);
+        say(&mut bench, &path, &Icmp6Message::EchoRequest { identifier: 1, sequence: 1, data: b"" });
         assert!(icmp(&bench.receive(MILLISECOND)).is_empty());
         let event = bench.world.hosts[0].events.try_recv();
         assert_eq!(event, Ok(AsyncEvent::AddressConflict { address: address6(0).into() }));
@@ -226,7 +187,8 @@ fn an_address_that_another_host_has_is_not_used() {
 fn a_host_answers_who_asks_for_it() {
     let mut bench = settled();
     let group = ipv6::solicited_node(address6(0));
-    let to_group = Path { destination_mac: ipv6::multicast_mac(group), destination: group.into(), ..bench.path(255) };
+    let to_group =
+        Path { destination_mac: ipv6::multicast_mac(group), destination: group.into(), ..path_to(&bench, 255) };
     let answer = |solicited| Icmp6Message::NeighbourAdvertisement {
         router: false,
         solicited,
@@ -235,25 +197,27 @@ fn a_host_answers_who_asks_for_it() {
         target_mac: Some(HOST_MAC),
     };
     // RFC 4861 §7.2.4: solicited to who asks, by multicast or by unicast, and to all nodes if it has no address yet.
-    for path in [to_group, bench.path(255)] {
-        let ask = bench.solicitation(address6(0), Some(bench.mac));
-        bench.say(&path, &ask);
+    for path in [to_group, path_to(&bench, 255)] {
+        let ask = solicitation(address6(0), Some(bench.mac));
+        say(&mut bench, &path, &ask);
         let frames = bench.receive(MILLISECOND);
         let [frame] = icmp(&frames)[..] else { panic!("one answer") };
         assert_eq!((frame.message, frame.hop_limit), (answer(true), 255));
         assert_eq!((frame.route.source, frame.route.destination), (address6(0).into(), OUR.into()));
         assert_eq!(frame.route.destination_mac, bench.mac);
     }
-    let ask = bench.solicitation(address6(0), None);
-    bench.say(&Path { source: IpAddress::UNSPECIFIED, ..to_group }, &ask);
+    let ask = solicitation(address6(0), None);
+    say(&mut bench, &Path { source: IpAddress::UNSPECIFIED, ..to_group }, &ask);
     let frames = bench.receive(MILLISECOND);
     let [frame] = icmp(&frames)[..] else { panic!("one answer") };
     assert_eq!((frame.message, frame.route.destination), (answer(false), ipv6::ALL_NODES.into()));
     // RFC 4861 §7.1.1: not from beyond the link, and nobody's address is somebody else's concern.
-    let ask = bench.solicitation(address6(0), Some(bench.mac));
-    bench.say(&bench.path(254), &ask);
-    let other = bench.solicitation(address6(7), Some(bench.mac));
-    bench.say(&bench.path(255), &other);
+    let ask = solicitation(address6(0), Some(bench.mac));
+    let beyond = path_to(&bench, 254);
+    say(&mut bench, &beyond, &ask);
+    let other = solicitation(address6(7), Some(bench.mac));
+    let near = path_to(&bench, 255);
+    say(&mut bench, &near, &other);
     assert!(icmp(&bench.receive(MILLISECOND)).is_empty());
     assert_eq!(bench.stats().drops["bad-discovery"], 1);
 }
@@ -265,11 +229,11 @@ fn a_host_echoes_over_ipv6() {
     let all = Path {
         destination: ipv6::ALL_NODES.into(),
         destination_mac: ipv6::multicast_mac(ipv6::ALL_NODES),
-        ..bench.path(64)
+        ..path_to(&bench, 64)
     };
     // RFC 4443 §4.2: an echo to a group is answered from a unicast address.
-    for path in [bench.path(64), all] {
-        bench.say(&path, &Icmp6Message::EchoRequest { identifier: 7, sequence: 9, data: &data });
+    for path in [path_to(&bench, 64), all] {
+        say(&mut bench, &path, &Icmp6Message::EchoRequest { identifier: 7, sequence: 9, data: &data });
         let frames = bench.receive(MILLISECOND);
         let [frame] = icmp(&frames)[..] else { panic!("one answer") };
         assert_eq!(frame.message, Icmp6Message::EchoReply { identifier: 7, sequence: 9, data: &data });
@@ -282,7 +246,7 @@ fn a_host_echoes_over_ipv6() {
 fn packets_that_nobody_takes_are_refused_within_a_limit() {
     let mut bench = settled();
     let mut frame = vec![0; 1600];
-    let path = bench.path(64);
+    let path = path_to(&bench, 64);
     let length = emit_packet(&mut frame, &path, 0, 17, &[0; 1400]).expect("it fits");
     bench.send(&frame[..length]);
     let frames = bench.receive(MILLISECOND);
@@ -320,9 +284,9 @@ fn packets_that_nobody_takes_are_refused_within_a_limit() {
     assert_eq!((stats.icmp_errors_sent, stats.icmp_errors_suppressed), (12, 90));
 }
 
-fn frame_of(bench: &Bench, protocol: u8, payload: &[u8]) -> Vec<u8> {
+fn frame_of(bench: &Beside, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; 1600];
-    let length = emit_packet(&mut frame, &bench.path(64), 0, protocol, payload).expect("it fits");
+    let length = emit_packet(&mut frame, &path_to(bench, 64), 0, protocol, payload).expect("it fits");
     frame.truncate(length);
     frame
 }
@@ -330,13 +294,13 @@ fn frame_of(bench: &Bench, protocol: u8, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn a_segment_for_nobody_is_reset_over_ipv6() {
     let mut bench = settled();
-    bench.introduce();
+    introduce(&mut bench);
     let mut header = TcpHeader::new(TcpFlags::SYN);
     (header.source_port, header.destination_port) = (1234, 80);
     header.sequence = SeqNumber(1000);
     let mut frame = [0; 128];
     let checksum = TcpChecksum::Full { payload_sum: 0 };
-    let length = prepend_tcp(&mut frame, &bench.path(64), &header, 0, 0, checksum).expect("it fits");
+    let length = prepend_tcp(&mut frame, &path_to(&bench, 64), &header, 0, 0, checksum).expect("it fits");
     bench.send(&frame[128 - length..]);
     let answers = bench.receive(MILLISECOND);
     let Ok(Frame::Tcp(answer)) = classify(&answers[0], answers[0].len()) else { panic!("a segment") };
@@ -358,15 +322,15 @@ fn an_unreachable_host_ends_an_attempt_and_a_soft_error_must_quote_it() {
     let event = pair.events.try_recv();
     assert!(matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Unreachable, .. })), "{event:?}");
 
-    bench.introduce();
+    introduce(&mut bench);
     bench.world.hosts[0].connect(&pair, (OUR, 80), StartupOptions::default());
     let frames = bench.receive(MILLISECOND);
     let syn = frames.iter().find(|frame| matches!(classify(frame, frame.len()), Ok(Frame::Tcp(_)))).expect("a SYN");
-    let path = bench.path(64);
+    let path = path_to(&bench, 64);
     for (shift, counted) in [(1, 1), (0, 1)] {
         let mut quoted = syn[14..].to_vec();
         quoted[47] = quoted[47].wrapping_add(shift);
-        bench.say(&path, &Icmp6Message::DestinationUnreachable { code: 0, quoted: &quoted });
+        say(&mut bench, &path, &Icmp6Message::DestinationUnreachable { code: 0, quoted: &quoted });
         bench.receive(MILLISECOND);
         assert_eq!(bench.stats().drops.get("icmp-forged"), Some(&counted));
         assert_eq!(pair.events.try_recv().is_ok(), shift == 0, "only a quotation of what is in flight is believed");
@@ -376,7 +340,7 @@ fn an_unreachable_host_ends_an_attempt_and_a_soft_error_must_quote_it() {
 #[test]
 fn a_neighbour_that_falls_silent_is_probed_and_forgotten() {
     let mut bench = settled();
-    bench.introduce();
+    introduce(&mut bench);
     let pair = bench.world.hosts[0].pair(PairOptions::default());
     let options = StartupOptions { timeout: Duration::from_secs(100), ..StartupOptions::default() };
     bench.world.hosts[0].connect(&pair, (OUR, 80), options);
