@@ -35,6 +35,10 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// MPA revision of the request: 2 (RFC 6581) with IRD and ORD, or 1 (RFC 5044).
     pub mpa_revision: u8,
+    /// Try once more with revision 1, on a new TCP connection, if the peer closes the first one during start-up, as one
+    /// that does not know RFC 6581 does (its §10). IRD and ORD are then not exchanged: the applications see to it that
+    /// they fit. The time limit counts for each attempt. Not together with peer-to-peer.
+    pub retry_without_enhancement: bool,
     /// The least `ord` to do with: if the peer serves fewer reads at once, there is no connection.
     pub minimum_ord: u16,
     /// Send `ird` and `ord` to the peer. If not, each side keeps its own, and the applications see to it that they fit
@@ -64,6 +68,7 @@ impl Default for ConnectOptions {
             ord: 16,
             timeout: Duration::from_secs(10),
             mpa_revision: 2,
+            retry_without_enhancement: false,
             minimum_ord: 0,
             negotiate_reads: true,
             peer_to_peer: None,
@@ -480,6 +485,13 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
     if options.peer_to_peer.is_some() && options.mpa_revision == 1 {
         return Err(Error::argument("the MPA revision", 1, "peer-to-peer start-up needs 2 (RFC 6581)"));
     }
+    if options.retry_without_enhancement && (options.peer_to_peer.is_some() || options.mpa_revision == 1) {
+        return Err(Error::argument(
+            "the retry without enhancement",
+            true,
+            "it needs MPA revision 2 in the first attempt and excludes peer-to-peer start-up",
+        ));
+    }
     let most = if options.mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA };
     check_private_data(&options.private_data, most)?;
     Ok(StartupOptions {
@@ -506,21 +518,28 @@ pub(crate) fn start_connect(
     peer: SocketAddr,
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
-    let (local_port, timeout) = (options.local_port, options.timeout);
+    let (local_port, timeout, features) = (options.local_port, options.timeout, options.features);
+    let retries = options.retry_without_enhancement;
     let options = initiator_options(shared, options)?;
     if peer.port() == 0 {
         return Err(Error::argument("the port to connect to", 0, "choose 1 to 65535"));
     }
     check_context(shared, queue_pair)?;
     queue_pair.bind(None)?;
-    queue_pair.set_connecting(options.features);
-    shared.engines[queue_pair.engine()].command(Command::Connect(Box::new(ConnectParameters {
-        queue_pair: queue_pair.number(),
-        remote: peer,
-        local_port,
-        options,
-    })));
-    Ok(Connecting::new(peer, false, timeout))
+    let parameters = ConnectParameters { queue_pair: queue_pair.number(), remote: peer, local_port, options };
+    let mut connecting = Connecting::new(peer, false, timeout);
+    if retries {
+        let options = StartupOptions { revision: 1, ..parameters.options.clone() };
+        connecting.retry = Some(Box::new(ConnectParameters { options, ..parameters }));
+    }
+    connect(queue_pair, features, parameters);
+    Ok(connecting)
+}
+
+/// Sends an idle queue pair, bound to its engine, on its way.
+fn connect(queue_pair: &mut QueuePair, features: Features, parameters: ConnectParameters) {
+    queue_pair.set_connecting(features);
+    queue_pair.shared().engines[queue_pair.engine()].command(Command::Connect(Box::new(parameters)));
 }
 
 /// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it does
@@ -532,12 +551,14 @@ pub struct Connecting {
     passive: bool,
     timeout: Duration,
     deadline: Option<Instant>,
+    /// A second attempt, if the first may be followed by one.
+    retry: Option<Box<ConnectParameters>>,
 }
 
 impl Connecting {
     pub(crate) fn new(peer: SocketAddr, passive: bool, timeout: Duration) -> Self {
         let deadline = Instant::now().checked_add(timeout.saturating_add(GRACE));
-        Self { peer, passive, timeout, deadline }
+        Self { peer, passive, timeout, deadline, retry: None }
     }
 
     /// Looks for the outcome: `None` if it is not known yet. An inline context's engine is turned first.
@@ -548,17 +569,33 @@ impl Connecting {
                 queue_pair.shared().check_alive()?;
                 Ok(None)
             }
+            Ok(Some(outcome)) if self.tries_again(&outcome, queue_pair)? => Ok(None),
             Ok(Some(outcome)) => self.judge(outcome).map(Some),
             Err(reason) => Err(self.unanswered(queue_pair, reason)),
         }
     }
 
     /// Waits for the outcome, at most for the time limit given at the start.
-    pub fn wait(self, queue_pair: &mut QueuePair) -> Result<Established, Error> {
-        match queue_pair.outcome(self.deadline) {
-            Ok(outcome) => self.judge(outcome),
-            Err(reason) => Err(self.unanswered(queue_pair, reason)),
+    pub fn wait(mut self, queue_pair: &mut QueuePair) -> Result<Established, Error> {
+        loop {
+            match queue_pair.outcome(self.deadline) {
+                Ok(outcome) if self.tries_again(&outcome, queue_pair)? => {}
+                Ok(outcome) => return self.judge(outcome),
+                Err(reason) => return Err(self.unanswered(queue_pair, reason)),
+            }
         }
+    }
+
+    /// Starts the second attempt if there is to be one after this outcome.
+    fn tries_again(&mut self, outcome: &Outcome, queue_pair: &mut QueuePair) -> Result<bool, Error> {
+        if !matches!(outcome, Outcome::Failed(ConnectFailure::Closed)) {
+            return Ok(false);
+        }
+        let Some(parameters) = self.retry.take() else { return Ok(false) };
+        queue_pair.bind(None)?;
+        self.deadline = Instant::now().checked_add(self.timeout.saturating_add(GRACE));
+        connect(queue_pair, parameters.options.features, *parameters);
+        Ok(true)
     }
 
     fn judge(&self, outcome: Outcome) -> Result<Established, Error> {

@@ -3,11 +3,12 @@
 mod common;
 
 use common::*;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 use uwarp::{
     AcceptOptions, Config, ConnectError, ConnectOptions, Context, DisconnectReason, Error, ListenOptions,
-    PostErrorReason, QueuePairState, ReceiveRequest, SendRequest, Status,
+    PostErrorReason, QueuePairState, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status, TcpListener,
 };
 
 #[test]
@@ -320,4 +321,63 @@ fn limits_are_errors_and_not_the_end() {
     assert!(pd.register(Vec::new(), uwarp::Access::ALL).is_err());
     assert_eq!(region.deregister().len(), 100);
     let _region = pd.register(Vec::new(), uwarp::Access::ALL).unwrap();
+}
+
+#[test]
+fn an_old_responder_is_asked_again_without_enhancement() {
+    in_both_modes(|mode| {
+        for retries in [true, false] {
+            let (a, b) = pair(mode);
+            let mut client = Side::new(&a);
+            let mut listener = TcpListener::bind(&b, PORT).unwrap();
+            let options = ConnectOptions {
+                retry_without_enhancement: retries,
+                private_data: b"hello".to_vec(),
+                ..ConnectOptions::default()
+            };
+            let mut connecting = a.start_connect(&mut client.qp, listener.local_addr(), options).unwrap();
+            let mut revisions = Vec::new();
+            let mut streams = Vec::new();
+            let outcome = loop {
+                match connecting.poll(&mut client.qp) {
+                    Ok(None) => {}
+                    Ok(Some(established)) => break Ok(established),
+                    Err(error) => break Err(error),
+                }
+                let Some((mut stream, _)) = listener.accept_timeout(Duration::from_millis(1)).unwrap() else {
+                    continue;
+                };
+                let mut request = [0; 20];
+                stream.read_exact(&mut request).unwrap();
+                let mut private_data = vec![0; usize::from(u16::from_be_bytes([request[18], request[19]]))];
+                stream.read_exact(&mut private_data).unwrap();
+                assert!(private_data.ends_with(b"hello"));
+                revisions.push(request[17]);
+                // One that knows RFC 5044 only closes when it sees a revision above its own.
+                if request[17] == 1 {
+                    stream.write_all(b"MPA ID Rep Frame\x40\x01\x00\x03yes").unwrap();
+                    streams.push(stream);
+                }
+            };
+            if retries {
+                let established = outcome.unwrap();
+                assert_eq!((established.peer_ird, &established.private_data[..]), (None, &b"yes"[..]));
+                assert_eq!(revisions, [2, 1]);
+            } else {
+                let reason = outcome.unwrap_err();
+                assert!(matches!(reason, Error::Connect { reason: ConnectError::Closed, .. }), "{reason}");
+                assert_eq!(revisions, [2]);
+            }
+        }
+        let (a, _b) = pair(mode);
+        let mut side = Side::new(&a);
+        for options in [
+            ConnectOptions { mpa_revision: 1, ..ConnectOptions::default() },
+            ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL),
+        ] {
+            let options = ConnectOptions { retry_without_enhancement: true, ..options };
+            let refused = a.start_connect(&mut side.qp, "10.0.0.2:1".parse().unwrap(), options);
+            assert!(matches!(refused, Err(Error::Argument { .. })), "{refused:?}");
+        }
+    });
 }
