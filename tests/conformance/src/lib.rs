@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod mutations;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,13 @@
 //! The conformance report: `uwarp-conformance filter` prints what nextest has to run, `uwarp-conformance report` reads what it
-//! printed from its input and says which rows hold.
+//! printed from its input and says which rows hold. `uwarp-conformance mutations` breaks rules, to see that their tests notice.
 
 use std::io::Read;
 use std::process::ExitCode;
 
-use uwarp_conformance::{Matrix, filter, passed_tests, workspace};
+use uwarp_conformance::{Matrix, filter, mutations, passed_tests, workspace};
 
-const USAGE: &str = "usage: uwarp-conformance filter | uwarp-conformance report < OUTPUT-OF-NEXTEST";
+const USAGE: &str =
+    "usage: uwarp-conformance filter | report < OUTPUT-OF-NEXTEST | mutations FOLDER (COUNT | all) SEED";
 
 fn main() -> ExitCode {
     match run() {
@@ -33,6 +34,14 @@ fn run() -> Result<bool, String> {
             let report = matrix()?.report(&passed_tests(&output));
             print!("{}", report.text());
             Ok(report.is_complete())
+        }
+        ["mutations", folder, count, seed] => {
+            let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is no number\n{USAGE}"));
+            let count = if count == "all" { None } else { Some(number(count)? as usize) };
+            let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
+            let (report, complete) = mutations::run(&workspace(), &folder, count, number(seed)?)?;
+            print!("{report}");
+            Ok(complete)
         }
         ["--help" | "-h"] => {
             println!("{USAGE}");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use uwarp_conformance::{Level, Matrix, Row, filter, passed_tests, workspace};
+use uwarp_conformance::{Level, Matrix, Row, filter, mutations, passed_tests, workspace};
 
 fn matrix() -> Matrix {
     Matrix::read(&workspace().join("tests/data/conformance")).unwrap_or_else(|error| panic!("{error}"))
@@ -113,4 +113,43 @@ fn levels_and_filters() {
         Ok("(binary_id(=uwarp-iwarp) & test(=vectors::x)) | (binary_id(=uwarp::operations) & test(=y))")
     );
     assert!(filter(["nonsense"]).is_err());
+}
+
+#[test]
+fn every_rule_that_is_broken_stands_in_its_file_and_has_a_test() {
+    let matrix = matrix();
+    let all = mutations::read(&uwarp_conformance::workspace().join("tests/data/conformance")).expect("readable");
+    assert!(all.len() >= 60, "{}", all.len());
+    for mutation in &all {
+        assert!(!mutations::tests(&matrix, &mutation.row).is_empty(), "no test for {}", mutation.row);
+        let path = uwarp_conformance::workspace().join(&mutation.file);
+        let text = std::fs::read_to_string(&path).expect("the file");
+        mutations::with_switches(&mutation.file, &text, &all).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+fn switches_go_into_their_places() {
+    let mutation = |rule: &str, broken: &str, after: &str| mutations::Mutation {
+        row: "A-1".into(),
+        breaks: "something".into(),
+        file: "stack/tcp/src/a.rs".into(),
+        before: String::new(),
+        rule: rule.into(),
+        broken: broken.into(),
+        after: after.into(),
+    };
+    let text = "let a = b + 1; let c = b + 1 > 0;";
+    let two = [mutation("b + 1", "0", ";"), mutation("b + 1", "9", " >"), mutation("b + 1", "8", " >")];
+    assert_eq!(
+        mutations::with_switches("stack/tcp/src/a.rs", text, &two),
+        Ok("let a = (if uwarp_wire::mutation::is(1) { 0 } else { b + 1 }); \
+            let c = (if uwarp_wire::mutation::is(2) { 9 } else { \
+            (if uwarp_wire::mutation::is(3) { 8 } else { b + 1 }) }) > 0;"
+            .to_owned())
+    );
+    assert!(mutations::with_switches("stack/tcp/src/a.rs", text, &[mutation("b + 1", "0", "")]).is_err());
+    assert!(mutations::with_switches("stack/tcp/src/a.rs", text, &[mutation("b + 2", "0", "")]).is_err());
+    let overlapping = [mutation("b + 1", "0", ";"), mutation("1; let", "0", "")];
+    assert!(mutations::with_switches("stack/tcp/src/a.rs", text, &overlapping).is_err());
 }

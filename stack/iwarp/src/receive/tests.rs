@@ -153,6 +153,41 @@ fn more_reads_than_agreed_find_no_buffer() {
 }
 
 #[test]
+fn more_atomics_than_agreed_find_no_buffer() {
+    let features = crate::opcode::Features { atomics: true, ..Default::default() };
+    let mut stream = Stream::new(&crate::stream::tests::parameters(crate::startup::Role::Initiator, 1, 0), features);
+    let atomic = |number| {
+        untagged(Opcode::AtomicRequest, 1, &[0; 52], |h| {
+            h.message_sequence_number.0 = number;
+        })
+    };
+    let Ok(Delivery::AtomicRequest(first)) = stream.receive(&atomic(1)) else { panic!("the first has a slot") };
+    stream.accept_atomic(first);
+    // A read has a slot of its own beside it.
+    let also = untagged(Opcode::ReadRequest, 1, &request(), |h| h.message_sequence_number.0 = 2);
+    let Ok(Delivery::ReadRequest(read)) = stream.receive(&also) else { panic!("the read has a slot") };
+    stream.accept_read(read);
+    assert_eq!(stream.receive(&atomic(3)), Err(Fault::NoBuffer));
+}
+
+#[test]
+fn the_invalidate_word_of_a_send_without_invalidation_is_not_looked_at() {
+    let mut stream = responder();
+    let part = |offset: u32, last, word| {
+        untagged(Opcode::Send, 0, b"abcd", |h| {
+            (h.message_offset, h.last, h.invalidate_stag) = (offset, last, Stag(word));
+        })
+    };
+    assert!(matches!(stream.receive(&part(0, false, 0xdead)), Ok(Delivery::Send { completes: None, .. })));
+    match stream.receive(&part(4, true, 0xbeef)) {
+        Ok(Delivery::Send { completes: Some(end), .. }) => {
+            assert_eq!(end, SendEnd { length: 8, solicited: false, invalidate: None });
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn messages_of_one_kind_do_not_interleave() {
     let part = |opcode, stag| tagged(opcode, false, stag, 0x2000, b"abcd");
     let open = |first: &[u8]| {

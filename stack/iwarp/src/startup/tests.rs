@@ -296,7 +296,10 @@ fn client_server_has_no_flags_and_looks_at_none() {
 #[test]
 fn a_reply_that_does_not_know_peer_to_peer_is_no_match() {
     let options = InitiatorOptions { ready_to_receive: ReadyToReceiveKinds::ALL, ..InitiatorOptions::default() };
-    for octets in [frame(REPLY, 0x50, 2, &words(4, 4)), frame(REPLY, 0x40, 1, &[]), frame(REPLY, 0x40, 2, &[])] {
+    // Without A, the flags of the kinds mean nothing.
+    let flags_alone = frame(REPLY, 0x50, 2, &words(0x4000 | 4, 0xc000 | 4));
+    let none = frame(REPLY, 0x50, 2, &words(4, 4));
+    for octets in [none, flags_alone, frame(REPLY, 0x40, 1, &[]), frame(REPLY, 0x40, 2, &[])] {
         match reply(options, &octets).unwrap() {
             Outcome::Refused(_, Fault::NoMatchingRtr) => {}
             other => panic!("{other:?}"),

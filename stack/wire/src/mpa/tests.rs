@@ -176,6 +176,23 @@ fn reserved_bits_are_not_looked_at() {
 }
 
 #[test]
+fn each_bit_of_the_enhanced_data_has_its_place() {
+    let none = EnhancedData::default();
+    let cases = [
+        ([0x80, 0, 0, 0], EnhancedData { peer_to_peer: true, ..none }),
+        ([0x40, 0, 0, 0], EnhancedData { ready_by_send: true, ..none }),
+        ([0, 0, 0x80, 0], EnhancedData { ready_by_write: true, ..none }),
+        ([0, 0, 0x40, 0], EnhancedData { ready_by_read: true, ..none }),
+        ([0x21, 0x02, 0, 0], EnhancedData { ird: 0x2102, ..none }),
+        ([0, 0, 0x3f, 0xff], EnhancedData { ord: NOT_NEGOTIATED, ..none }),
+    ];
+    for (octets, data) in cases {
+        assert_eq!(EnhancedData::from_octets(octets), data);
+        assert_eq!(data.to_octets(), octets);
+    }
+}
+
+#[test]
 fn frames_that_the_documents_forbid_are_not_emitted() {
     let mut frame = StartupFrame {
         kind: FrameKind::Reply,

@@ -1,0 +1,252 @@
+//! Mutations: rules of the documents that are broken on purpose, to see that the tests of a row test the row.
+//!
+//! `mutations.toml` names an expression of the source for each, and one that breaks the rule. The tree is copied, a switch
+//! put into every place, and the copy built once; then the tests of a row run with its rule broken, and at least one has to
+//! fail. The tree itself holds no switch.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use crate::{Matrix, filter};
+
+/// The packages whose tests are run: those that need no device, so that a run takes a second.
+const PACKAGES: [&str; 5] = ["uwarp-wire", "uwarp-iwarp", "uwarp-tcp", "uwarp-engine", "uwarp-sim-tests"];
+/// Which rule is broken, by its place in the file from 1.
+const VARIABLE: &str = "UWARP_MUTATION";
+/// Where the switch lives in the copy: the crate that all others use.
+const SWITCH_FILE: &str = "stack/wire/src/lib.rs";
+const SWITCH: &str = r#"
+/// Rules that are broken on purpose.
+pub mod mutation {
+    /// Whether this one is.
+    pub fn is(number: usize) -> bool {
+        static CHOSEN: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
+        *CHOSEN.get_or_init(|| std::env::var("UWARP_MUTATION").ok()?.parse().ok()) == Some(number)
+    }
+}
+"#;
+
+/// A rule and how it is broken.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mutation {
+    /// The row of the matrix.
+    pub row: String,
+    /// What is wrong then, in a few words.
+    pub breaks: String,
+    /// The file, from the top of the tree.
+    pub file: String,
+    /// What stands in front of the rule.
+    #[serde(default)]
+    pub before: String,
+    /// An expression.
+    pub rule: String,
+    /// The expression that stands there instead.
+    pub broken: String,
+    /// What stands behind the rule.
+    #[serde(default)]
+    pub after: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    mutation: Vec<Mutation>,
+}
+
+/// Reads `mutations.toml` of a folder.
+///
+/// # Errors
+/// What is wrong with it, in one sentence.
+pub fn read(folder: &Path) -> Result<Vec<Mutation>, String> {
+    let path = folder.join("mutations.toml");
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let file: File = toml::from_str(&text).map_err(|error| format!("mutations.toml: {error}"))?;
+    Ok(file.mutation)
+}
+
+/// The tests that show a row and can be run here.
+pub fn tests<'a>(matrix: &'a Matrix, row: &str) -> Vec<&'a str> {
+    let runs_here = |test: &&str| {
+        let binary = test.split(' ').next().unwrap_or_default();
+        PACKAGES.contains(&binary.split("::").next().unwrap_or_default())
+    };
+    matrix.shown.get(row).into_iter().flatten().map(String::as_str).filter(runs_here).collect()
+}
+
+/// The text of a file with a switch in each of its places.
+///
+/// # Errors
+/// A place that is not there exactly once, or a row without a test that can be run.
+pub fn with_switches(file: &str, text: &str, mutations: &[Mutation]) -> Result<String, String> {
+    let mut places = Vec::new();
+    for (index, mutation) in mutations.iter().enumerate().filter(|(_, mutation)| mutation.file == file) {
+        let Mutation { row, before, rule, broken, after, .. } = mutation;
+        let found: Vec<usize> = text.match_indices(&format!("{before}{rule}{after}")).map(|(at, _)| at).collect();
+        let [at] = found[..] else {
+            return Err(format!("mutations.toml: the rule of {row} stands {} times in {file}: {rule}", found.len()));
+        };
+        let switch = if file.starts_with("stack/wire/") { "crate" } else { "uwarp_wire" };
+        let number = index + 1;
+        let text = format!("(if {switch}::mutation::is({number}) {{ {broken} }} else {{ {rule} }})");
+        places.push((at + before.len(), rule.len(), text));
+    }
+    // Several mutations of one expression: the second goes around the first.
+    places.sort_by_key(|(at, ..)| *at);
+    let mut out = String::with_capacity(text.len() + 200 * places.len());
+    let mut from = 0;
+    let mut places = places.into_iter().peekable();
+    while let Some((at, len, mut switch)) = places.next() {
+        if at < from {
+            return Err(format!("mutations.toml: two rules overlap in {file}"));
+        }
+        while let Some((_, _, other)) = places.next_if(|(next, next_len, _)| (*next, *next_len) == (at, len)) {
+            let original = &text[at..at + len];
+            switch = switch.replacen(&format!("else {{ {original} }}"), &format!("else {{ {other} }}"), 1);
+        }
+        out.push_str(&text[from..at]);
+        out.push_str(&switch);
+        from = at + len;
+    }
+    out.push_str(&text[from..]);
+    Ok(out)
+}
+
+/// Copies what differs, so that an unchanged file is not built again.
+fn copy(from: &Path, to: &Path, below: &Path, mutations: &[Mutation]) -> Result<(), String> {
+    let say = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+    std::fs::create_dir_all(to).map_err(|error| say(to, error))?;
+    for entry in std::fs::read_dir(from).map_err(|error| say(from, error))? {
+        let entry = entry.map_err(|error| say(from, error))?;
+        let (path, name) = (entry.path(), entry.file_name());
+        let below = below.join(&name);
+        if name == "target" || name == ".git" {
+            continue;
+        }
+        let target = to.join(&name);
+        if path.is_dir() {
+            copy(&path, &target, &below, mutations)?;
+            continue;
+        }
+        let mut octets = std::fs::read(&path).map_err(|error| say(&path, error))?;
+        let file = below.to_string_lossy();
+        if mutations.iter().any(|mutation| mutation.file == file) || file == SWITCH_FILE {
+            let text = String::from_utf8(octets).map_err(|_| format!("{file} is no text"))?;
+            let mut text = with_switches(&file, &text, mutations)?;
+            if file == SWITCH_FILE {
+                text.push_str(SWITCH);
+            }
+            octets = text.into_bytes();
+        }
+        if std::fs::read(&target).ok().as_deref() != Some(&octets[..]) {
+            std::fs::write(&target, &octets).map_err(|error| say(&target, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// A copy of the tree with all switches, built.
+struct Copy {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+/// How a run of tests ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    AllPassed,
+    SomeFailed,
+}
+
+impl Copy {
+    fn make(workspace: &Path, folder: &Path, mutations: &[Mutation]) -> Result<Copy, String> {
+        let copy = Copy { tree: folder.join("tree"), target: folder.join("target") };
+        self::copy(workspace, &copy.tree, Path::new(""), mutations)?;
+        // Its warnings are about the switches.
+        let output = copy.nextest().arg("--no-run").output().map_err(|error| format!("cannot run cargo: {error}"))?;
+        if output.status.success() {
+            return Ok(copy);
+        }
+        Err(format!("the copy with the switches does not build:\n{}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    fn nextest(&self) -> Command {
+        let mut command = Command::new("cargo");
+        command
+            .args(["nextest", "run", "--profile", "mutations"])
+            .current_dir(&self.tree)
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env_remove("NEXTEST_PROFILE")
+            .env_remove(VARIABLE);
+        for package in PACKAGES {
+            command.args(["-p", package]);
+        }
+        command
+    }
+
+    /// Runs these tests with a rule broken, or with none.
+    fn run(&self, tests: &BTreeSet<&str>, broken: Option<usize>) -> Result<(Ended, String), String> {
+        let mut command = self.nextest();
+        command.args(["--color", "never", "-E", &filter(tests.iter().copied())?]).stdin(Stdio::null());
+        if let Some(number) = broken {
+            command.env(VARIABLE, number.to_string());
+        }
+        let output = command.output().map_err(|error| format!("cannot run cargo: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.code() {
+            Some(0) => Ok((Ended::AllPassed, text)),
+            // What nextest ends with when tests have failed.
+            Some(100) => Ok((Ended::SomeFailed, text)),
+            code => Err(format!("cargo nextest ended with {code:?}:\n{text}")),
+        }
+    }
+}
+
+/// Breaks `count` rules (all if `None`), chosen by `seed`, one after the other. Gives the report, and whether every one was
+/// noticed.
+///
+/// # Errors
+/// The file and the tree do not fit, the copy does not build, or the tests of the rows fail with nothing broken.
+pub fn run(workspace: &Path, folder: &Path, count: Option<usize>, seed: u64) -> Result<(String, bool), String> {
+    let data = workspace.join("tests/data/conformance");
+    let matrix = Matrix::read(&data)?;
+    let mutations = read(&data)?;
+    if let Some(mutation) = mutations.iter().find(|mutation| tests(&matrix, &mutation.row).is_empty()) {
+        return Err(format!("mutations.toml: no test that can be run here shows {}", mutation.row));
+    }
+    let copy = Copy::make(workspace, folder, &mutations)?;
+    let mut chosen: Vec<usize> = (0..mutations.len()).collect();
+    fastrand::Rng::with_seed(seed).shuffle(&mut chosen);
+    chosen.truncate(count.unwrap_or(mutations.len()));
+    chosen.sort_unstable();
+    let all: BTreeSet<&str> = chosen.iter().flat_map(|&index| tests(&matrix, &mutations[index].row)).collect();
+    if let (Ended::SomeFailed, text) = copy.run(&all, None)? {
+        return Err(format!("tests fail with no rule broken:\n{text}"));
+    }
+    let mut report = String::new();
+    let mut unnoticed = 0;
+    for &index in &chosen {
+        let mutation = &mutations[index];
+        let row_tests = tests(&matrix, &mutation.row).into_iter().collect();
+        let (ended, _) = copy.run(&row_tests, Some(index + 1))?;
+        let noticed = ended == Ended::SomeFailed;
+        unnoticed += usize::from(!noticed);
+        let word = if noticed { "noticed" } else { "NOT NOTICED" };
+        eprintln!("{word:<11} {} {}", mutation.row, mutation.breaks);
+        if !noticed {
+            let _ = writeln!(report, "not noticed: {}: {} ({})", mutation.row, mutation.breaks, mutation.file);
+        }
+    }
+    let _ = writeln!(
+        report,
+        "{} of {} mutations (seed {seed}): {} noticed, {unnoticed} not",
+        chosen.len(),
+        mutations.len(),
+        chosen.len() - unnoticed
+    );
+    Ok((report, unnoticed == 0))
+}
