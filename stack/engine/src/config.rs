@@ -69,6 +69,11 @@ pub struct IwarpConfig {
     pub terminate_drain: Duration,
     /// Most octets of one ULPDU that is sent; the largest is what fits into one segment anyway.
     pub max_ulpdu: u16,
+    /// Longest wait for the store of a durable region before a commit is answered with a status of its own.
+    pub commit_timeout: Duration,
+    /// Answer the commit of a region that is not durable with a status of its own. The document wants success, which promises
+    /// nothing then (draft-talpey-rdma-commit §2.1).
+    pub strict_commit: bool,
 }
 
 impl Default for IwarpConfig {
@@ -80,6 +85,8 @@ impl Default for IwarpConfig {
             startup_timeout: Duration::from_secs(10),
             terminate_drain: Duration::from_secs(2),
             max_ulpdu: 64_768,
+            commit_timeout: Duration::from_secs(30),
+            strict_commit: false,
         }
     }
 }

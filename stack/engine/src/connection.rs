@@ -8,8 +8,9 @@ use uwarp_iwarp::startup::{Initiator, Responder};
 use uwarp_iwarp::{Message, Stream};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
-use uwarp_wire::ddp::{Stag, TaggedOffset};
+use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_INTERVAL;
+use uwarp_wire::rdmap::{CommitRegion, CommitRequest, IMMEDIATE_LEN, ImmediateData};
 
 use crate::command::{ConnectionRequest, DisconnectReason, EventSink, ListenerId};
 use crate::queue_pair::QueuePair;
@@ -164,15 +165,36 @@ pub(crate) struct Running {
 pub(crate) struct Outgoing {
     pub(crate) message: Message,
     pub(crate) source: Source,
-    /// Immediate Data that belongs to the same work and goes behind this message.
+    /// What belongs to the same work and goes behind this message.
     pub(crate) tail: Option<Tail>,
 }
 
-/// Immediate Data behind a Write.
+/// What goes behind a Write.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Tail {
-    pub(crate) data: u64,
-    pub(crate) solicited: bool,
+pub(crate) enum Tail {
+    /// Immediate Data.
+    Immediate { data: u64, solicited: bool },
+    /// A Commit of what was written, for which a slot of outbound requests is free.
+    Commit(CommitRegion),
+}
+
+impl Tail {
+    /// Octets of its ULPDU.
+    pub(crate) const fn ulpdu_len(self) -> usize {
+        UNTAGGED_HEADER_LEN
+            + match self {
+                Tail::Immediate { .. } => IMMEDIATE_LEN,
+                Tail::Commit(_) => CommitRequest::emit_len(1),
+            }
+    }
+
+    /// Its message.
+    pub(crate) fn message(self, stream: &mut Stream) -> Option<Message> {
+        match self {
+            Tail::Immediate { data, solicited } => Some(stream.immediate(ImmediateData(data), solicited)),
+            Tail::Commit(region) => stream.try_begin_commit_of(&region, 0),
+        }
+    }
 }
 
 /// Where the payload of a message comes from.
@@ -193,8 +215,10 @@ pub(crate) enum Source {
         /// Offset of the message's first octet.
         offset: TaggedOffset,
     },
-    /// What an atomic of the peer found: it stands in the message.
-    AtomicResponse,
+    /// The answer to an atomic or a commit of the peer: it stands in the message.
+    Answer,
+    /// A Commit Request with this identifier, of the regions that the send queue's current element names.
+    CommitRequest(u32),
 }
 
 /// How the orderly end of a stream goes.

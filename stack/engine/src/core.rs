@@ -15,6 +15,7 @@ use uwarp_wire::ipv6;
 
 use crate::addresses::Addresses;
 use crate::command::{AsyncEvent, Command, EventSink, ShutdownReport};
+use crate::commits::Commits;
 use crate::config::EngineConfig;
 use crate::connection::Connection;
 use crate::engine::{EngineChannels, EngineError, Turned};
@@ -150,6 +151,7 @@ pub(crate) struct Core<P: Port> {
     pub(crate) fired: Vec<u32>,
     pub(crate) queue_pairs: Vec<Option<Box<QueuePair>>>,
     pub(crate) lanes: Lanes,
+    pub(crate) commits: Commits,
     pub(crate) listeners: HashMap<u16, Listener>,
     /// Passive connections whose handshake is not done.
     pub(crate) half_open: u32,
@@ -253,6 +255,7 @@ impl<P: Port> Core<P> {
             fired: Vec::new(),
             queue_pairs,
             lanes: Lanes::default(),
+            commits: Commits::new(channels.waker),
             listeners: HashMap::new(),
             half_open: 0,
             waits: Waits::new(secret[0] ^ secret[1], time_wait),
@@ -321,6 +324,7 @@ impl<P: Port> Core<P> {
             || self.handoff.as_mut().is_some_and(Handoff::has_frames)
             || self.known_epoch != self.neighbours.epoch()
             || self.shutdown.is_some()
+            || self.commits.unsettled(now)
             || self.lanes.unsettled()
     }
 
@@ -345,6 +349,9 @@ impl<P: Port> Core<P> {
         }
         self.run_waits();
         self.run_doorbells();
+        if self.commits.unsettled(self.now) {
+            self.run_commits();
+        }
         if self.chores_at.is_some_and(|at| at <= self.now) {
             self.run_chores();
         }
@@ -409,6 +416,7 @@ impl<P: Port> Core<P> {
         consider(self.chores_at);
         consider(self.waits.deadline());
         consider(self.sweep_at);
+        consider(self.commits.deadline());
         if let Some(shutdown) = &self.shutdown {
             let patient = Some(shutdown.patient_until).filter(|at| *at > self.now);
             consider(shutdown.drop_at.or(patient).or(Some(shutdown.until)));

@@ -11,7 +11,7 @@ use uwarp_memory::{Access, AccessError, Turn, kernels};
 use uwarp_tcp::{Instant, State};
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_LEN;
-use uwarp_wire::rdmap::{IMMEDIATE_LEN, ImmediateData};
+use uwarp_wire::rdmap::{CommitRegion, ImmediateData};
 
 use crate::command::DisconnectReason;
 use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source, Tail};
@@ -20,8 +20,8 @@ use crate::core::{Core, Record};
 use crate::fpdu::Fpdu;
 use crate::port::{Buffer, Port};
 use crate::queue_pair::QueuePair;
-use crate::receive::{Failure, atomic_fault, read_fault};
-use crate::requests::{begin_atomic, begin_read, carry_out, carry_out_here};
+use crate::receive::{Failure, atomic_fault, invalidate_fault, read_fault};
+use crate::requests::{begin_atomic, begin_commit, begin_read, carry_out, carry_out_here};
 use crate::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
@@ -158,12 +158,14 @@ impl<P: Port> Core<P> {
                     }
                     Err(Refused::Work(status)) => {
                         self.fail_work(connection, queue_pair, status);
-                        return Pulled::Dry;
+                        // Of a Terminate: nobody else may come to have it sent.
+                        return Pulled::More;
                     }
-                    Err(Refused::Atomic(fault)) => {
+                    Err(Refused::Answer(fault)) => {
                         let message = running.stream.fail_atomic(fault);
-                        self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
-                        return Pulled::Dry;
+                        let failure = Failure { fault, receive: None, send: None };
+                        self.end_by_fault(connection, Some(queue_pair), failure, message);
+                        return Pulled::More;
                     }
                 }
             }
@@ -179,7 +181,7 @@ impl<P: Port> Core<P> {
                 None => self.build(turn, connection, queue_pair, buffer),
             };
             if !built {
-                return Pulled::Dry;
+                return Pulled::More;
             }
             budget -= 1;
         }
@@ -254,7 +256,11 @@ impl<P: Port> Core<P> {
         let association = queue_pair.association;
         let mut at = 0;
         let copied = match outgoing.source {
-            Source::Nothing | Source::NoPayload | Source::AtomicResponse => Ok(()),
+            Source::Nothing | Source::NoPayload | Source::Answer => Ok(()),
+            Source::CommitRequest(identifier) => {
+                queue_pair.send.copy_commit_request(identifier, cut.payload_offset, fpdu.payload());
+                Ok(())
+            }
             Source::Inline => {
                 queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload());
                 Ok(())
@@ -308,18 +314,17 @@ impl<P: Port> Core<P> {
         match outgoing.source {
             Source::Nothing => {}
             Source::Entries | Source::Inline if outgoing.tail.is_some() => {
-                // Not in the same segment: the Immediate Data is the next message, and the end of the work.
+                // Not in the same segment: what goes behind is the next message, and the end of the work.
                 running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
-                if let Some(tail) = outgoing.tail {
-                    let message = running.stream.immediate(ImmediateData(tail.data), tail.solicited);
+                if let Some(message) = outgoing.tail.and_then(|tail| tail.message(&mut running.stream)) {
                     running.outgoing = Some(Outgoing { message, source: Source::NoPayload, tail: None });
                 }
             }
-            Source::Entries | Source::Inline | Source::NoPayload => {
+            Source::Entries | Source::Inline | Source::NoPayload | Source::CommitRequest(_) => {
                 queue_pair.send.finish(position);
                 running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
             }
-            Source::Response { .. } | Source::AtomicResponse => {
+            Source::Response { .. } | Source::Answer => {
                 running.stream.response_sent(position);
                 running.balance = (running.balance + cost).min(BALANCE_LIMIT);
             }
@@ -431,7 +436,7 @@ impl<P: Port> Core<P> {
         let Ending::Finishing { until } = running.ending else { return };
         // The indication is owed even if there is nothing else to say: without it the responder could not speak.
         let idle =
-            running.outgoing.is_none() && !running.stream.has_response() && !running.stream.owes_ready_to_receive();
+            running.outgoing.is_none() && !running.stream.owes_response() && !running.stream.owes_ready_to_receive();
         let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
         if idle && !reads_left && queue_pair.send.position() >= until {
             running.ending = Ending::Closed;
@@ -485,8 +490,9 @@ fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, li
 enum Refused {
     /// The next element of the send queue.
     Work(Status),
-    /// An atomic of the peer, whose target has gone since it was asked for.
-    Atomic(Fault),
+    /// The answer to an atomic of the peer, whose target has gone since it was asked for; or to a commit, whose STag cannot be
+    /// made invalid.
+    Answer(Fault),
 }
 
 impl From<Status> for Refused {
@@ -497,9 +503,18 @@ impl From<Status> for Refused {
 
 fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
     if let Some(atomic) = running.stream.next_atomic() {
-        let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Atomic(atomic_fault(error)))?;
+        let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
         let Some(message) = running.stream.atomic_response(original) else { return Ok(Chosen::Nothing) };
-        running.outgoing = Some(Outgoing { message, source: Source::AtomicResponse, tail: None });
+        running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
+        return Ok(Chosen::Begun);
+    }
+    if let Some(finished) = running.stream.next_commit() {
+        if let Some(stag) = finished.invalidate {
+            turn.invalidate(queue_pair.association, stag.0, queue_pair.domain_is_shared())
+                .map_err(|error| Refused::Answer(invalidate_fault(error)))?;
+        }
+        let Some(message) = running.stream.commit_response() else { return Ok(Chosen::Nothing) };
+        running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
         return Ok(Chosen::Begun);
     }
     let Some(response) = running.stream.next_response() else { return Ok(Chosen::Nothing) };
@@ -516,17 +531,20 @@ fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize
     insert_markers(room, length, pushed - running.transmit_start, crc)
 }
 
-/// Puts the Immediate Data of a Write behind its last FPDU, which has `length` octets in `room`, if both fit a segment of
+/// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit a segment of
 /// `segment` octets. Gives the length of what is in `room`.
 #[cold]
 fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: usize) -> usize {
-    let whole = length + fpdu_len(UNTAGGED_HEADER_LEN + IMMEDIATE_LEN);
+    let Some(tail) = running.outgoing.as_ref().and_then(|outgoing| outgoing.tail) else { return length };
+    let whole = length + fpdu_len(tail.ulpdu_len());
     // With markers, places would have to be found for both.
     if whole > segment || whole > room.len() || running.transmits_markers() {
         return length;
     }
-    let Some(tail) = running.outgoing.as_mut().and_then(|outgoing| outgoing.tail.take()) else { return length };
-    let mut message = running.stream.immediate(ImmediateData(tail.data), tail.solicited);
+    let Some(mut message) = tail.message(&mut running.stream) else { return length };
+    if let Some(outgoing) = &mut running.outgoing {
+        outgoing.tail = None;
+    }
     let room = &mut room[length..whole];
     let Some(cut) = message.cut_into(u16::MAX, &mut room[LENGTH_LEN..]) else { return length };
     length + Fpdu::begin(room, cut.header_len, 0, running.crc).end()
@@ -575,7 +593,7 @@ fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair,
         }
         SendOpcode::WriteImmediate => {
             let data = queue_pair.send.immediate_of(&element).ok_or(Status::LocalOperation)?;
-            tail = Some(Tail { data, solicited: element.flags.contains(SendFlags::SOLICITED) });
+            tail = Some(Tail::Immediate { data, solicited: element.flags.contains(SendFlags::SOLICITED) });
             let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
             (running.stream.write(stag, offset, element.payload_len()), source)
         }
@@ -594,6 +612,22 @@ fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair,
             Some(message) => (message, Source::NoPayload),
             None => return Ok(Chosen::Nothing),
         },
+        SendOpcode::Commit => match begin_commit(running, &element, limit)? {
+            Some((message, identifier)) => (message, Source::CommitRequest(identifier)),
+            None => return Ok(Chosen::Nothing),
+        },
+        SendOpcode::WriteCommit => {
+            if !running.stream.features().commit || running.stream.ord() == 0 {
+                return Err(Status::LocalOperation);
+            }
+            // Taken when the Write is done; no other request comes in between.
+            if !running.stream.has_request_slot() {
+                return Ok(Chosen::Nothing);
+            }
+            let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
+            tail = Some(Tail::Commit(CommitRegion { stag, length: element.length, offset }));
+            (running.stream.write(stag, offset, element.length), source)
+        }
         SendOpcode::Bind | SendOpcode::LocalInvalidate => return Err(Status::LocalOperation),
     };
     queue_pair.send.begin(element);

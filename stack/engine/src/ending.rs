@@ -169,6 +169,9 @@ impl<P: Port> Core<P> {
                 self.counters.completion_overflows += 1;
             }
         }
+        if !queue_pair.held.is_empty() {
+            self.flush_held(queue_pair);
+        }
         let mut status = receive.unwrap_or(Status::Flushed);
         while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
             if !self.lanes.push(queue_pair.receive_completions, completion) {

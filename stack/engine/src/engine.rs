@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::task::Waker;
 
 use crossbeam::channel::Receiver;
 use uwarp_memory::{EngineEpoch, RegionTable};
@@ -26,6 +27,8 @@ pub struct EngineChannels {
     pub commands: Receiver<Command>,
     /// Where asynchronous events go.
     pub events: EventSink<AsyncEvent>,
+    /// Wakes the engine's thread if it sleeps: for committers of durable regions, which answer it from threads of their own.
+    pub waker: Option<Waker>,
     /// Where packets of other engines' flows go, and come from; none if the context has one engine.
     pub handoff: Option<Handoff>,
 }

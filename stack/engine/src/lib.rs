@@ -13,6 +13,7 @@
 
 mod addresses;
 pub mod command;
+mod commits;
 pub mod config;
 mod connection;
 mod control;

@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use uwarp_memory::{Association, DomainId, StreamId};
 use uwarp_ring::{Consumer, Slot};
+use uwarp_wire::ddp::{Stag, TaggedOffset};
+use uwarp_wire::rdmap::{CommitRegion, CommitRequest};
 
 use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, QueuePairSetup};
+use crate::commits::{Held, WrittenRanges};
 use crate::work::{
-    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MalformedElement, ReceiveElement, SendElement,
-    SendFlags, SendOpcode, Sge, Status, entry_at,
+    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, ReceiveElement,
+    SendElement, SendFlags, SendOpcode, Sge, Status, entry_at,
 };
 
 /// Where a queue pair stands, beyond what its stream says while there is one.
@@ -42,6 +45,10 @@ pub(crate) struct QueuePair {
     pub(crate) send_completions: CompletionQueueId,
     pub(crate) receive_completions: CompletionQueueId,
     pub(crate) events: EventSink<ConnectionEvent>,
+    /// Messages received that are not told yet, since what was written before them is to be durable first.
+    pub(crate) held: VecDeque<Held>,
+    /// What that is.
+    pub(crate) written: WrittenRanges,
     /// A completion did not fit into its queue; the engine fails the queue pair when it sees this.
     pub(crate) overflowed: Option<CompletionQueueId>,
 }
@@ -58,9 +65,9 @@ pub(crate) struct SendQueue {
     released: u64,
     /// The element being cut.
     current: Option<CurrentSend>,
-    /// Reads and atomics completed whose elements have not been retired yet.
+    /// Reads, atomics and commits completed whose elements have not been retired yet.
     reads_done: u32,
-    /// What the atomics among them found; at most as many as may be outstanding.
+    /// What the atomics among them found, and how the commits ended; at most as many as may be outstanding.
     originals: VecDeque<u64>,
     /// Ends, in octets of the TCP stream, of begun elements that complete when acknowledged.
     ends: VecDeque<u64>,
@@ -235,6 +242,28 @@ impl SendQueue {
         self.originals.push_back(original);
     }
 
+    /// A commit has completed with this status.
+    pub(crate) fn commit_done(&mut self, status: u32) {
+        self.atomic_done(u64::from(status));
+    }
+
+    /// Copies octets from `offset` on of the Commit Request that the current element asks for.
+    pub(crate) fn copy_commit_request(&self, identifier: u32, offset: u32, out: &mut [u8]) {
+        let Some(current) = self.current else { return };
+        let mut whole = [0; CommitRequest::emit_len(MAX_SEND_ENTRIES)];
+        let mut regions = [CommitRegion { stag: Stag(0), length: 0, offset: TaggedOffset(0) }; MAX_SEND_ENTRIES];
+        let mut count = 0;
+        while let Some(entry) = self.entry(&current.element, count) {
+            regions[count] =
+                CommitRegion { stag: Stag(entry.stag), length: entry.length, offset: TaggedOffset(entry.offset) };
+            count += 1;
+        }
+        let length = CommitRequest::emit(identifier, &regions[..count], &mut whole);
+        let from = (offset as usize).min(length);
+        let part = out.len().min(length - from);
+        out[..part].copy_from_slice(&whole[from..from + part]);
+    }
+
     /// The operands of an atomic, the element that comes next.
     pub(crate) fn atomic_operands(&self, element: &SendElement) -> Option<AtomicOperands> {
         if !element.flags.contains(SendFlags::INLINE) || element.length as usize != AtomicOperands::LEN {
@@ -265,7 +294,7 @@ impl SendQueue {
             return None;
         }
         let element = self.ring.peek(0).and_then(|slot| SendElement::decode(slot).ok())?;
-        let mut original = 0;
+        let (mut original, mut status) = (0, Status::Success);
         if element.opcode.awaits_response() {
             if self.reads_done == 0 {
                 return None;
@@ -273,6 +302,9 @@ impl SendQueue {
             self.reads_done -= 1;
             if element.opcode != SendOpcode::Read {
                 original = self.originals.pop_front().unwrap_or_default();
+            }
+            if matches!(element.opcode, SendOpcode::Commit | SendOpcode::WriteCommit) && original != 0 {
+                status = Status::CommitFailed;
             }
         } else if self.waits_for_ack(&element) {
             if self.ends.front().is_none_or(|end| *end > acknowledged) {
@@ -284,8 +316,8 @@ impl SendQueue {
         self.released += element.slots() as u64;
         self.ring.release(element.slots());
         self.completed += 1;
-        let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED);
-        Some(signalled.then(|| Completion { immediate: original, ..completion_of(&element, number, Status::Success) }))
+        let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED) || !status.is_success();
+        Some(signalled.then(|| Completion { immediate: original, ..completion_of(&element, number, status) }))
     }
 
     /// Slots posted and not completed.
@@ -341,6 +373,7 @@ fn completion_of(element: &SendElement, number: u32, status: Status) -> Completi
             SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
             SendOpcode::Bind => CompletionOpcode::Bind,
             SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+            SendOpcode::Commit | SendOpcode::WriteCommit => CompletionOpcode::Commit,
         },
         status,
         flags: CompletionFlags::default(),
@@ -484,6 +517,8 @@ impl QueuePair {
             send_completions: setup.send_completions,
             receive_completions: setup.receive_completions,
             events: setup.events,
+            held: VecDeque::new(),
+            written: WrittenRanges::default(),
             overflowed: None,
         }
     }

@@ -10,6 +10,7 @@ use uwarp_iwarp::{Delivery, Fault, SendEnd};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
 use uwarp_wire::rdmap::ImmediateData;
 
+use crate::commits::Hold;
 use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::port::Port;
@@ -229,8 +230,11 @@ impl<P: Port> Core<P> {
                 if payload.is_empty() {
                     return;
                 }
-                turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE)
-                    .map_err(|error| Failure::from(tagged_fault(error)))
+                let placed = turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE);
+                if turn.has_transparent() && placed.is_ok() {
+                    Self::note_write(turn, queue_pair, stag.0, offset.0, payload.len());
+                }
+                placed.map_err(|error| Failure::from(tagged_fault(error)))
             }
             Ok(Delivery::ReadResponse { sink_stag, sink_offset, payload, completes, .. }) => {
                 let placed = if payload.is_empty() {
@@ -270,7 +274,7 @@ impl<P: Port> Core<P> {
                     }
                 }
             }
-            Ok(Delivery::Immediate { data, solicited }) => self.on_immediate(queue_pair, data, solicited),
+            Ok(Delivery::Immediate { data, solicited }) => self.on_immediate(turn, queue_pair, data, solicited),
             Ok(Delivery::AtomicRequest(atomic)) => {
                 let request = &atomic.request;
                 match turn.check_atomic(queue_pair.association, request.stag.0, request.offset.0) {
@@ -287,11 +291,17 @@ impl<P: Port> Core<P> {
                 self.retire(connection, queue_pair);
                 Ok(())
             }
+            Ok(Delivery::CommitRequest(commit)) => self.on_commit_request(turn, connection, queue_pair, commit),
+            Ok(Delivery::CommitResponse { status, .. }) => {
+                queue_pair.send.commit_done(status);
+                self.retire(connection, queue_pair);
+                Ok(())
+            }
             Ok(Delivery::Terminate(terminate)) => {
                 self.on_peer_terminate(connection, queue_pair, &terminate);
                 Ok(())
             }
-            Ok(Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
+            Ok(Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
             Err(fault) => Err(Failure::from(fault)),
         };
         if let Err(failure) = result {
@@ -329,14 +339,11 @@ impl<P: Port> Core<P> {
                 }
             })?;
         let Some(end) = completes else { return Ok(()) };
+        // Before an STag is made invalid, which may be that of what was written.
+        let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, queue_pair) };
         if let Some(stag) = end.invalidate {
             let shared = queue_pair.domain_is_shared();
-            turn.invalidate(association, stag.0, shared).map_err(|error| {
-                Failure::from(match error {
-                    InvalidateError::Shared | InvalidateError::Bound => Fault::InvalidateShared,
-                    InvalidateError::InvalidStag | InvalidateError::NotAssociated => Fault::InvalidateNotAssociated,
-                })
-            })?;
+            turn.invalidate(association, stag.0, shared).map_err(|error| Failure::from(invalidate_fault(error)))?;
         }
         if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) {
             if end.solicited {
@@ -346,9 +353,7 @@ impl<P: Port> Core<P> {
                 completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
                 completion.invalidated = stag.0;
             }
-            if !self.lanes.push(queue_pair.receive_completions, completion) {
-                queue_pair.overflowed = Some(queue_pair.receive_completions);
-            }
+            self.tell_receive(queue_pair, completion, hold);
         }
         Ok(())
     }
@@ -356,6 +361,7 @@ impl<P: Port> Core<P> {
     /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 section 6.3).
     fn on_immediate(
         &mut self,
+        turn: &Turn<'_>,
         queue_pair: &mut QueuePair,
         data: ImmediateData,
         solicited: bool,
@@ -363,15 +369,14 @@ impl<P: Port> Core<P> {
         if !queue_pair.receive.begin() {
             return Err(Fault::NoBuffer.into());
         }
+        let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, queue_pair) };
         if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) {
             completion.flags = CompletionFlags::IMMEDIATE;
             if solicited {
                 completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
             }
             completion.immediate = data.0;
-            if !self.lanes.push(queue_pair.receive_completions, completion) {
-                queue_pair.overflowed = Some(queue_pair.receive_completions);
-            }
+            self.tell_receive(queue_pair, completion, hold);
         }
         Ok(())
     }
@@ -398,6 +403,14 @@ fn tagged_fault(error: AccessError) -> Fault {
         AccessError::Rights => Fault::TaggedAccess,
         AccessError::Wrap => Fault::TaggedWrap,
         AccessError::Bounds => Fault::TaggedBounds,
+    }
+}
+
+/// Why an STag was not made invalid for a peer (RFC 5040 §7.2).
+pub(crate) fn invalidate_fault(error: InvalidateError) -> Fault {
+    match error {
+        InvalidateError::Shared | InvalidateError::Bound => Fault::InvalidateShared,
+        InvalidateError::InvalidStag | InvalidateError::NotAssociated => Fault::InvalidateNotAssociated,
     }
 }
 

@@ -4,8 +4,8 @@
 use uwarp_iwarp::Message;
 use uwarp_iwarp::stream::InboundAtomic;
 use uwarp_memory::{Access, AtomicError, BindPiece, CompareSwap, Turn};
-use uwarp_wire::ddp::{Stag, TaggedOffset};
-use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, ReadRequest};
+use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
+use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, CommitRequest, ReadRequest};
 
 use crate::connection::Running;
 use crate::queue_pair::QueuePair;
@@ -107,4 +107,19 @@ pub(crate) fn begin_atomic(
         compare_mask: operands.compare_mask,
     };
     Ok(running.stream.try_begin_atomic(&request, 0))
+}
+
+/// The Commit Request of the regions that the element's entries name, with its identifier, if a slot is free: they are shared
+/// with reads. It is one segment, of at most `limit` octets.
+pub(crate) fn begin_commit(
+    running: &mut Running,
+    element: &SendElement,
+    limit: u16,
+) -> Result<Option<(Message, u32)>, Status> {
+    let regions = u32::from(element.entries);
+    let fits = UNTAGGED_HEADER_LEN + CommitRequest::emit_len(usize::from(element.entries)) <= usize::from(limit);
+    if !running.stream.features().commit || running.stream.ord() == 0 || regions == 0 || !fits {
+        return Err(Status::LocalOperation);
+    }
+    Ok(running.stream.try_begin_commit(regions, 0))
 }

@@ -143,6 +143,7 @@ impl<P: Port> Host<P> {
             doorbells: Arc::clone(&doorbells),
             commands: command_receiver,
             events: EventSink::new(events, None),
+            waker: None,
             handoff,
         };
         let engine = Engine::new(config, Decorated::new(port), channels).expect("the settings are right");

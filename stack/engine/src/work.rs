@@ -15,6 +15,8 @@
 //! error value and fails as [`Status::LocalOperation`].
 
 use uwarp_memory::Access;
+#[cfg(doc)]
+use uwarp_memory::CommitStatus;
 use uwarp_ring::Slot;
 
 pub use crate::lanes::{ANY_COMPLETION, URGENT_COMPLETION};
@@ -72,6 +74,11 @@ pub enum SendOpcode {
     FetchAdd = 8,
     /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
     CompareSwap = 9,
+    /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
+    /// Response.
+    Commit = 10,
+    /// An RDMA Write and a Commit of what it wrote behind it, as one piece of work, completed by the Commit Response.
+    WriteCommit = 11,
 }
 
 impl SendOpcode {
@@ -105,6 +112,8 @@ impl SendOpcode {
             7 => SendOpcode::Read,
             8 => SendOpcode::FetchAdd,
             9 => SendOpcode::CompareSwap,
+            10 => SendOpcode::Commit,
+            11 => SendOpcode::WriteCommit,
             _ => return None,
         })
     }
@@ -222,8 +231,8 @@ impl SendElement {
         match self.opcode {
             SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
             SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
-            SendOpcode::WriteImmediate => self.length,
-            SendOpcode::Immediate | SendOpcode::Bind | SendOpcode::LocalInvalidate => 0,
+            SendOpcode::WriteImmediate | SendOpcode::WriteCommit => self.length,
+            SendOpcode::Immediate | SendOpcode::Bind | SendOpcode::LocalInvalidate | SendOpcode::Commit => 0,
             SendOpcode::FetchAdd | SendOpcode::CompareSwap => 8,
         }
     }
@@ -423,6 +432,8 @@ pub enum CompletionOpcode {
     Bind = 7,
     /// An STag of ours was made invalid.
     LocalInvalidate = 8,
+    /// A Commit, with or without the Write before it.
+    Commit = 9,
 }
 
 /// How work ended.
@@ -453,6 +464,9 @@ pub enum Status {
     CompletionQueueOverflow = 9,
     /// The device or its engine failed.
     Fatal = 10,
+    /// A Commit came back with a status that is no success ([`Completion::commit_status`]); or, for a receive, what the peer
+    /// wrote before could not be made durable. The connection goes on, and a message received is there all the same.
+    CommitFailed = 11,
 }
 
 impl Status {
@@ -504,7 +518,7 @@ pub struct Completion {
     /// More about it.
     pub flags: CompletionFlags,
     /// Immediate data, with [`CompletionFlags::IMMEDIATE`]; of an atomic operation that succeeded, what stood in the peer's
-    /// memory before.
+    /// memory before; of a Commit, its status at the peer.
     pub immediate: u64,
 }
 
@@ -536,6 +550,13 @@ impl Completion {
     pub fn original_value(&self) -> Option<u64> {
         let atomic = matches!(self.opcode, CompletionOpcode::FetchAdd | CompletionOpcode::CompareSwap);
         (atomic && self.status.is_success()).then_some(self.immediate)
+    }
+
+    /// How a Commit ended at the peer: 0 is success, any other value fails it. [`CommitStatus::from_code`] knows what this
+    /// product means by it; the document gives no meaning.
+    pub fn commit_status(&self) -> Option<u32> {
+        let answered = matches!(self.status, Status::Success | Status::CommitFailed);
+        (self.opcode == CompletionOpcode::Commit && answered).then_some(self.immediate as u32)
     }
 
     /// The STag that the peer's Send with Invalidate revoked.

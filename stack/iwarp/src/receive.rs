@@ -13,12 +13,13 @@ use uwarp_wire::ddp::{
     Header, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
 use uwarp_wire::rdmap::{
-    AtomicOperation, AtomicRequest, AtomicResponse, Control, ImmediateData, Opcode, ReadRequest, TerminatedHeader,
+    AtomicOperation, AtomicRequest, AtomicResponse, CommitRequest, CommitResponse, Control, ImmediateData, Opcode,
+    ReadRequest, TerminatedHeader,
 };
 
 use crate::fault::Fault;
-use crate::opcode::{Buffer, LARGEST_REQUEST};
-use crate::stream::{InboundAtomic, InboundRead, OpenSend, OpenTagged, ReadToken, Stream};
+use crate::opcode::{Buffer, COMMIT_REGION_LIMIT, LARGEST_REQUEST};
+use crate::stream::{CommitHead, InboundAtomic, InboundCommit, InboundRead, OpenSend, OpenTagged, ReadToken, Stream};
 use crate::terminate::ReceivedTerminate;
 
 /// The end of a Send, for the completion of its receive.
@@ -91,6 +92,18 @@ pub enum Delivery<'a> {
         token: ReadToken,
         /// What stood in the peer's memory before.
         original_value: u64,
+    },
+    /// A commit of the peer, all of it. Check that each region may be written, then hand its head to
+    /// [`Stream::accept_commit`](crate::Stream::accept_commit) and see to it; or fail with one of the `Read…` faults.
+    CommitRequest(InboundCommit),
+    /// Part of a commit of the peer, more of which is to come.
+    CommitPart,
+    /// The response to the oldest request of ours, a commit.
+    CommitResponse {
+        /// The number that the commit was given.
+        token: ReadToken,
+        /// How it ended: 0 is success.
+        status: u32,
     },
     /// The peer ended the stream. Nothing more may be sent but the closing of TCP.
     Terminate(ReceivedTerminate),
@@ -260,16 +273,21 @@ impl Stream {
         ulpdu: &'a [u8],
         payload: &'a [u8],
     ) -> Result<Delivery<'a>, Fault> {
+        let open = self.open_request.as_ref().map(Vec::len);
         if header.message_sequence_number != self.receive_request_number {
-            return Err(Fault::InvalidMessageSequenceNumber);
+            let is_next = open.is_some() && header.message_sequence_number == self.receive_request_number.next();
+            return Err(if is_next { Fault::Interleaved } else { Fault::InvalidMessageSequenceNumber });
         }
-        if header.message_offset != 0 {
+        let received = open.unwrap_or(0);
+        if header.message_offset as usize != received {
             return Err(Fault::InvalidMessageOffset);
         }
-        if payload.len() > LARGEST_REQUEST as usize {
+        if received + payload.len() > LARGEST_REQUEST as usize {
             return Err(Fault::MessageTooLong);
         }
         match opcode(header.control)? {
+            Opcode::CommitRequest if self.features().commit => return self.receive_commit(header, ulpdu, payload),
+            _ if open.is_some() => return Err(Fault::Interleaved),
             Opcode::ReadRequest => {}
             Opcode::AtomicRequest if self.features().atomics => return self.receive_atomic(header, ulpdu, payload),
             other => return Err(self.misplaced(other, QueueNumber::READ_REQUEST)),
@@ -315,6 +333,46 @@ impl Stream {
         Ok(Delivery::AtomicRequest(InboundAtomic::new(operation, request, ddp_header)))
     }
 
+    /// A Commit Request (draft-talpey-rdma-commit section 3.2.1), the only request that may come in several segments.
+    #[cold]
+    fn receive_commit<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        ulpdu: &'a [u8],
+        payload: &'a [u8],
+    ) -> Result<Delivery<'a>, Fault> {
+        if self.inbound.is_full_of_commits() {
+            return Err(Fault::NoBuffer);
+        }
+        if !header.last {
+            self.open_request.get_or_insert_default().extend_from_slice(payload);
+            return Ok(Delivery::CommitPart);
+        }
+        let gathered = self.open_request.take().map(|mut octets| {
+            octets.extend_from_slice(payload);
+            octets
+        });
+        let request = CommitRequest::parse(gathered.as_deref().unwrap_or(payload)).map_err(|_| Fault::WrongLength)?;
+        let exceeds = request.region_count() > COMMIT_REGION_LIMIT as usize;
+        let mut regions = self.spare_regions.pop().unwrap_or_default();
+        if !exceeds {
+            for region in request.regions() {
+                if region.length != 0 && region.offset.checked_add(u64::from(region.length) - 1).is_none() {
+                    return Err(Fault::ReadWrap);
+                }
+                regions.push(region);
+            }
+        }
+        let head = CommitHead {
+            request_identifier: request.request_identifier,
+            invalidate: header.invalidate_stag,
+            header: TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?,
+            segment_length: ulpdu.len() as u16,
+        };
+        self.receive_request_number = self.receive_request_number.next();
+        Ok(Delivery::CommitRequest(InboundCommit { regions, exceeds, head }))
+    }
+
     /// Queue 3, which has as many buffers as there are requests that are answered on it (RFC 7306 section 5.2.2).
     fn receive_response<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         if header.message_sequence_number != self.receive_response_number {
@@ -323,11 +381,12 @@ impl Stream {
         if header.message_offset != 0 {
             return Err(Fault::InvalidMessageOffset);
         }
-        if !self.outstanding.awaits_atomic() {
+        if !self.outstanding.awaits_on_queue_3() {
             return Err(Fault::NoBuffer);
         }
         match opcode(header.control)? {
-            Opcode::AtomicResponse => {}
+            Opcode::AtomicResponse if self.features().atomics => {}
+            Opcode::CommitResponse if self.features().commit => return self.receive_commit_response(header, payload),
             other => return Err(self.misplaced(other, QueueNumber::ATOMIC_RESPONSE)),
         }
         if !header.last {
@@ -337,6 +396,20 @@ impl Stream {
         let token = self.outstanding.receive_atomic(response.request_identifier)?;
         self.receive_response_number = self.receive_response_number.next();
         Ok(Delivery::AtomicResponse { token, original_value: response.original_value })
+    }
+
+    fn receive_commit_response<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        payload: &'a [u8],
+    ) -> Result<Delivery<'a>, Fault> {
+        if !header.last {
+            return Err(Fault::NotOneSegment);
+        }
+        let response = CommitResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
+        let token = self.outstanding.receive_commit(response.request_identifier)?;
+        self.receive_response_number = self.receive_response_number.next();
+        Ok(Delivery::CommitResponse { token, status: response.status })
     }
 
     fn receive_terminate<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {

@@ -10,7 +10,9 @@ use uwarp_wire::ddp::{
     MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
     UntaggedHeader,
 };
-use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Control, ImmediateData, Opcode, ReadRequest, Terminate};
+use uwarp_wire::rdmap::{
+    AtomicRequest, AtomicResponse, CommitRegion, CommitResponse, Control, ImmediateData, Opcode, ReadRequest, Terminate,
+};
 
 use crate::fault::Fault;
 use crate::opcode::Features;
@@ -23,7 +25,7 @@ mod reads;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use reads::{InboundAtomic, InboundRead, Response};
+pub use reads::{CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, Response};
 use reads::{InboundReads, OutstandingReads};
 
 /// Number that a caller gives an outstanding read and gets back with each of its responses.
@@ -70,6 +72,10 @@ pub struct Stream {
     terminate_sent: bool,
     pub(crate) open_send: OpenSend,
     pub(crate) open_tagged: OpenTagged,
+    /// What has come of a Commit Request in pieces, of at most as many octets as the largest request has.
+    pub(crate) open_request: Option<Vec<u8>>,
+    /// Lists of regions, to be filled again.
+    pub(crate) spare_regions: Vec<Vec<CommitRegion>>,
     /// Next number of queue 0 that is expected.
     pub(crate) receive_send_number: MessageSequenceNumber,
     /// Next number of queue 1 that is expected.
@@ -98,6 +104,8 @@ impl Stream {
             terminate_sent: false,
             open_send: OpenSend::default(),
             open_tagged: OpenTagged::None,
+            open_request: None,
+            spare_regions: Vec::new(),
             receive_send_number: MessageSequenceNumber::FIRST,
             receive_request_number: MessageSequenceNumber::FIRST,
             receive_response_number: MessageSequenceNumber::FIRST,
@@ -248,12 +256,41 @@ impl Stream {
         Some(Message::atomic_request(&AtomicRequest { request_identifier: number.0, ..*request }, number))
     }
 
-    /// Outbound reads and atomics that have no complete response yet.
+    /// A Commit Request of `regions` regions, if an outbound slot (ORD, shared with reads) is free; the response is awaited
+    /// from now on. `None` means: wait until a request completes. Its payload is the identifier, which comes with it, and
+    /// the regions (draft-talpey-rdma-commit section 3.2.1).
+    pub fn try_begin_commit(&mut self, regions: u32, token: ReadToken) -> Option<(Message, u32)> {
+        if self.outstanding.is_full() {
+            return None;
+        }
+        let number = self.transmit_request_number;
+        self.transmit_request_number = number.next();
+        self.outstanding.push_commit(number.0, token);
+        Some((Message::commit_request(regions, number), number.0))
+    }
+
+    /// As [`Stream::try_begin_commit`], of one region, all of it in the message's header.
+    pub fn try_begin_commit_of(&mut self, region: &CommitRegion, token: ReadToken) -> Option<Message> {
+        if self.outstanding.is_full() {
+            return None;
+        }
+        let number = self.transmit_request_number;
+        self.transmit_request_number = number.next();
+        self.outstanding.push_commit(number.0, token);
+        Some(Message::commit_of(region, number.0, number))
+    }
+
+    /// Whether an outbound slot (ORD) is free.
+    pub fn has_request_slot(&self) -> bool {
+        !self.outstanding.is_full()
+    }
+
+    /// Outbound reads, atomics and commits that have no complete response yet.
     pub fn reads_outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Whether a read fence is passed: no read or atomic is outstanding (RFC 5040 section 5.5 (12)).
+    /// Whether a read fence is passed: no read, atomic or commit is outstanding (RFC 5040 section 5.5 (12)).
     pub fn fence_is_clear(&self) -> bool {
         self.outstanding.len() == 0
     }
@@ -288,13 +325,52 @@ impl Stream {
     /// The response to the atomic that [`Stream::next_atomic`] gave, with what stood in memory before. When it was handed
     /// to TCP, [`Stream::response_sent`] is due.
     pub fn atomic_response(&mut self, original_value: u64) -> Option<Message> {
-        let request_identifier = self.inbound.answering_identifier()?;
+        let request_identifier = self.inbound.answering_atomic()?;
         let number = self.transmit_response_number;
         self.transmit_response_number = number.next();
         Some(Message::atomic_response(&AtomicResponse { request_identifier, original_value }, number))
     }
 
-    /// As [`Stream::fail`], for a fault met while an atomic is carried out.
+    /// Queues an inbound commit whose regions were found accessible. It is answered after the requests before it, and not
+    /// before [`Stream::commit_done`].
+    pub fn accept_commit(&mut self, head: CommitHead) -> CommitTicket {
+        self.inbound.push_commit(head)
+    }
+
+    /// Takes a list of regions back.
+    pub fn recycle(&mut self, mut regions: Vec<CommitRegion>) {
+        if self.spare_regions.len() < usize::from(self.inbound.limit()) {
+            regions.clear();
+            self.spare_regions.push(regions);
+        }
+    }
+
+    /// A commit of the peer has ended with this status, 0 being success. False if it had ended before.
+    pub fn commit_done(&mut self, ticket: CommitTicket, status: u32) -> bool {
+        self.inbound.finish_commit(ticket, status)
+    }
+
+    /// The commit whose turn it is, if the next request to answer is one and it has ended: go on with
+    /// [`Stream::commit_response`] or [`Stream::fail_atomic`].
+    pub fn next_commit(&mut self) -> Option<FinishedCommit> {
+        self.inbound.next_commit()
+    }
+
+    /// The response to the commit that [`Stream::next_commit`] gave. When it was handed to TCP, [`Stream::response_sent`] is
+    /// due.
+    pub fn commit_response(&mut self) -> Option<Message> {
+        let (request_identifier, status) = self.inbound.answering_commit()?;
+        let number = self.transmit_response_number;
+        self.transmit_response_number = number.next();
+        Some(Message::commit_response(&CommitResponse { request_identifier, status }, number))
+    }
+
+    /// Whether the peer is owed a response, to one that cannot be given yet included.
+    pub fn owes_response(&self) -> bool {
+        self.inbound.owes()
+    }
+
+    /// As [`Stream::fail`], for a fault met while an atomic or a commit is carried out.
     pub fn fail_atomic(&mut self, fault: Fault) -> Option<Message> {
         let failed = self.inbound.failed_segment(0);
         self.terminate(fault, failed)
@@ -305,7 +381,7 @@ impl Stream {
         self.inbound.len()
     }
 
-    /// Whether [`Stream::next_response`] or [`Stream::next_atomic`] has something to give.
+    /// Whether [`Stream::next_response`], [`Stream::next_atomic`] or [`Stream::next_commit`] has something to give.
     pub fn has_response(&self) -> bool {
         self.inbound.has_next()
     }
@@ -385,13 +461,20 @@ impl Stream {
         if !self.delivers() {
             return Ok(());
         }
-        if unframed != 0 || self.open_send.open || self.open_tagged != OpenTagged::None {
+        if unframed != 0 || self.open_send.open || self.is_between_segments() {
             return Err(Fault::ConnectionLost);
         }
         if let Ok(state) = self.state.after(Event::PeerClose) {
             self.state = state;
         }
         Ok(())
+    }
+}
+
+impl Stream {
+    /// Whether a tagged message or a request of the peer has begun and not ended.
+    fn is_between_segments(&self) -> bool {
+        self.open_tagged != OpenTagged::None || self.open_request.is_some()
     }
 }
 

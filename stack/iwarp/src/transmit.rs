@@ -9,7 +9,8 @@ use uwarp_wire::ddp::{
 };
 use uwarp_wire::mpa::{MAXIMUM_MULPDU, MINIMUM_MULPDU};
 use uwarp_wire::rdmap::{
-    AtomicRequest, AtomicResponse, Control, ImmediateData, MAXIMUM_TERMINATE_LEN, Opcode, ReadRequest, Terminate,
+    AtomicRequest, AtomicResponse, CommitRegion, CommitRequest, CommitResponse, Control, ImmediateData,
+    MAXIMUM_TERMINATE_LEN, Opcode, ReadRequest, Terminate,
 };
 
 /// Octets of the longest RDMAP header behind a DDP header: a Terminate with all its parts, or an Atomic Request.
@@ -159,6 +160,25 @@ impl Message {
     /// An Atomic Response with the next message sequence number of queue 3 (RFC 7306 section 5.2.2).
     pub fn atomic_response(response: &AtomicResponse, sequence_number: MessageSequenceNumber) -> Message {
         Message::fixed(Opcode::AtomicResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
+    }
+
+    /// A Commit Request of `regions` regions with the next message sequence number of queue 1. Identifier and regions are its
+    /// payload, [`CommitRequest::emit_len`] octets (draft-talpey-rdma-commit section 3.2.1).
+    pub const fn commit_request(regions: u32, sequence_number: MessageSequenceNumber) -> Message {
+        let target = Target::Untagged { queue: QueueNumber::READ_REQUEST, sequence_number, invalidate_stag: Stag(0) };
+        Message::new(Opcode::CommitRequest, target, CommitRequest::emit_len(regions as usize) as u32)
+    }
+
+    /// A Commit Request of one region, without payload: it stands behind the DDP header.
+    pub fn commit_of(region: &CommitRegion, identifier: u32, sequence_number: MessageSequenceNumber) -> Message {
+        let mut octets = [0; CommitRequest::emit_len(1)];
+        CommitRequest::emit(identifier, std::slice::from_ref(region), &mut octets);
+        Message::fixed(Opcode::CommitRequest, QueueNumber::READ_REQUEST, sequence_number, &octets)
+    }
+
+    /// A Commit Response with the next message sequence number of queue 3 (draft-talpey-rdma-commit section 3.2.2).
+    pub fn commit_response(response: &CommitResponse, sequence_number: MessageSequenceNumber) -> Message {
+        Message::fixed(Opcode::CommitResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
     }
 
     /// One segment with nothing but headers, of at most [`LONGEST_BODY`] octets behind the DDP header.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use uwarp_wire::ddp::{Header, MessageSequenceNumber, QueueNumber, Stag, TaggedOffset};
-use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, TerminateLayer};
+use uwarp_wire::rdmap::{
+    AtomicRequest, AtomicResponse, CommitRequest, CommitResponse, Opcode, ReadRequest, TerminateLayer,
+};
 
 use crate::fault::Fault;
 use crate::framing::{Framed, Marked, Trailer, deframe, deframe_marked, insert_markers};
@@ -68,7 +70,7 @@ fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
 
 /// A stream on which the message of this segment is the next one, as far as it has come before this segment.
 fn stream_before(ulpdu: &[u8]) -> Stream {
-    let features = Features { atomics: true, immediate: true, commit: false };
+    let features = Features { atomics: true, immediate: true, commit: true };
     let mut stream = Stream::new(&parameters(Role::Initiator, 16, 16), features);
     match Header::parse(ulpdu) {
         Ok(Header::Untagged(header)) => match header.queue {
@@ -88,8 +90,12 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
                 // The request that it answers: the identifiers of ours are their sequence numbers.
                 let identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
                 stream.set_next_request(identifier);
-                let request = AtomicRequest::parse(&[0; 52]).unwrap();
-                stream.try_begin_atomic(&request, 42).unwrap();
+                if header.control.opcode() == Ok(Opcode::CommitResponse) {
+                    stream.try_begin_commit(1, 42).unwrap();
+                } else {
+                    let request = AtomicRequest::parse(&[0; 52]).unwrap();
+                    stream.try_begin_atomic(&request, 42).unwrap();
+                }
                 stream.receive_response_number = header.message_sequence_number;
             }
             _ => {}
@@ -115,11 +121,9 @@ fn expected_fault(name: &str) -> Option<Fault> {
         "rv-2-BAD" => Fault::RdmapVersion,
         "write-to-wrap-BAD" => Fault::TaggedWrap,
         "dv-0-BAD" => Fault::UntaggedVersion,
-        "atomic-swap-req-RESERVED" | "commit-req-1" => Fault::UnexpectedOpcode,
+        "atomic-swap-req-RESERVED" => Fault::UnexpectedOpcode,
         // Alignment is that of an address, which is found when memory is looked at.
         "atomic-misaligned-BAD" => return None,
-        // On queue 3 an opcode that is switched off is no response at all.
-        "commit-rsp-ok" | "commit-rsp-fail" => Fault::UnexpectedOpcode,
         name => {
             assert!(!name.ends_with("BAD") && !name.ends_with("RESERVED"), "{name}: what is expected?");
             return None;
@@ -208,6 +212,33 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             let response = AtomicResponse { request_identifier: identifier, original_value };
             (Message::atomic_response(&response, MessageSequenceNumber(field("MSN").unwrap() as u32)), Vec::new())
         }
+        Delivery::CommitRequest(commit) => {
+            is("opcode", 12);
+            is("ReqId", u64::from(commit.head.request_identifier));
+            let stated = vector.fields["regions"].as_array().unwrap();
+            assert_eq!(commit.regions.len(), stated.len(), "{name}");
+            for (region, stated) in commit.regions.iter().zip(stated) {
+                assert_eq!(Some(u64::from(region.stag.0)), number(&stated["STag"]), "{name}");
+                assert_eq!(Some(u64::from(region.length)), number(&stated["Length"]), "{name}");
+                assert_eq!(Some(region.offset.0), number(&stated["TO"]), "{name}");
+            }
+            let mut payload = vec![0; CommitRequest::emit_len(commit.regions.len())];
+            CommitRequest::emit(commit.head.request_identifier, &commit.regions, &mut payload);
+            let sequence_number = MessageSequenceNumber(field("MSN").unwrap() as u32);
+            // The two forms in which it is sent.
+            let one = Message::commit_of(&commit.regions[0], commit.head.request_identifier, sequence_number);
+            assert_eq!(single(one, &[]), ulpdu, "{name}");
+            (Message::commit_request(commit.regions.len() as u32, sequence_number), payload)
+        }
+        Delivery::CommitResponse { token, status } => {
+            is("opcode", 13);
+            assert_eq!(token, 42, "{name}");
+            let request_identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
+            is("OrigReqId", u64::from(request_identifier));
+            is("Status", u64::from(status));
+            let response = CommitResponse { request_identifier, status };
+            (Message::commit_response(&response, MessageSequenceNumber(field("MSN").unwrap() as u32)), Vec::new())
+        }
         Delivery::Terminate(received) => {
             assert!(!received.siw_bit_order, "{name}");
             let terminate = received.terminate;
@@ -220,7 +251,7 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             is("seglen", u64::from(terminate.segment_length.unwrap_or(0)));
             (Message::terminate(&terminate), Vec::new())
         }
-        Delivery::ReadyToReceive | Delivery::Ignored => panic!("{name}: {delivery:?}"),
+        Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored => panic!("{name}: {delivery:?}"),
     }
 }
 

@@ -203,7 +203,12 @@ fn decode(name: &str) -> Decoded {
                     }
                 }
                 Delivery::Send { .. } => {}
-                Delivery::Immediate { .. } | Delivery::AtomicRequest(_) | Delivery::AtomicResponse { .. } => {
+                Delivery::Immediate { .. }
+                | Delivery::AtomicRequest(_)
+                | Delivery::AtomicResponse { .. }
+                | Delivery::CommitRequest(_)
+                | Delivery::CommitPart
+                | Delivery::CommitResponse { .. } => {
                     panic!("{name}: siw has no extensions")
                 }
                 Delivery::ReadyToReceive => {

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::queue_pair::MAX_SGE;
+use crate::request::MAX_COMMIT_REGIONS;
 use uwarp_engine::IwarpConfig;
 use uwarp_engine::command::{Features, ReadyToReceiveKinds};
 use uwarp_engine::work::MAX_INLINE;
@@ -17,10 +18,12 @@ pub struct Capabilities {
     pub atomicity: Atomicity,
     /// Ready-to-receive indications of peer-to-peer connections (RFC 6581 §9.2).
     pub ready_to_receive: ReadyToReceiveKinds,
-    /// The most inbound reads, and in addition atomics, that a queue pair serves at once (IRD).
+    /// The most inbound reads, in addition atomics, and in addition commits, that a queue pair serves at once (IRD).
     pub max_ird: u16,
-    /// The most reads and atomics together that a queue pair may have outstanding (ORD).
+    /// The most reads, atomics and commits together that a queue pair may have outstanding (ORD).
     pub max_ord: u16,
+    /// Most regions of a Commit; with a small MTU fewer fit the one segment that it is sent in.
+    pub max_commit_regions: usize,
     /// Most SGEs of a request.
     pub max_sge: usize,
     /// Most octets of inline data.
@@ -48,11 +51,12 @@ impl Capabilities {
     pub(crate) fn of(config: &Config) -> Self {
         let iwarp = IwarpConfig::default();
         Self {
-            features: Features { atomics: true, immediate: true, commit: false },
+            features: Features { atomics: true, immediate: true, commit: true },
             atomicity: Atomicity::Processor,
             ready_to_receive: ReadyToReceiveKinds::ALL,
             max_ird: iwarp.max_ird,
             max_ord: iwarp.max_ord,
+            max_commit_regions: MAX_COMMIT_REGIONS,
             max_sge: MAX_SGE,
             max_inline: MAX_INLINE,
             max_message: u32::MAX,

@@ -6,6 +6,7 @@ use crate::config::{Config, FaultOptions};
 use crate::connection::{self, ConnectOptions, Connecting, Established, ListenOptions, Listener};
 use crate::core::Core;
 use crate::driver;
+use crate::durable::{self, MemoryRange, MemoryType};
 use crate::error::Error;
 use crate::events::AsyncEvents;
 use crate::monitor::Monitor;
@@ -21,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use uwarp_engine::command::{AsyncEvent, Command};
-use uwarp_memory::{Access, RegionBuffer};
+use uwarp_memory::{Access, RegionBuffer, Store};
 use uwarp_ring::Notifier;
 
 /// What keeps a context open: the context, its domains, queues, queue pairs and listeners hold one together. When the last of
@@ -272,6 +273,39 @@ impl ProtectionDomain {
         let buffer = RegionBuffer::zeroed(len, uwarp_memory::PageAdvice::Normal)
             .map_err(Error::system("no memory for a region"))?;
         self.register(buffer, access)
+    }
+
+    /// Registers ranges, which lie behind each other in one region of the given type. A durable region begins with what its
+    /// files hold.
+    ///
+    /// # Errors
+    /// A file that cannot be read or made long enough, a durable region of something else than files, and what
+    /// [`register`](Self::register) refuses.
+    pub fn register_ranges(
+        &self,
+        ranges: &[MemoryRange<'_>],
+        memory_type: MemoryType,
+        access: Access,
+        scope: RegionScope<'_>,
+    ) -> Result<MemoryRegion, Error> {
+        durable::register_ranges(&self.shared, self.number, ranges, memory_type, access, scope)
+    }
+
+    /// Registers memory whose commits go to a store of the application's own, in a thread of the region's; with
+    /// `transparent` as [`MemoryType::CommitRequired`] has it. The memory should hold what the store does.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_in_store(
+        &self,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: RegionScope<'_>,
+        store: impl Store + 'static,
+        transparent: bool,
+    ) -> Result<MemoryRegion, Error> {
+        let store = Box::new(store);
+        region::register_durable(&self.shared, self.number, buffer.into(), access, scope, store, transparent)
     }
 
     /// A memory window, not bound to anything yet. It takes one of the context's regions

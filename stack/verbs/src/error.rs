@@ -218,6 +218,12 @@ pub enum PostErrorReason {
     /// An SGE does not lie in a region of the queue pair's domain that has the right this operation needs.
     #[error("an SGE does not lie in a region of this domain with the right that the operation needs")]
     Protection,
+    /// A commit lists no region, or too many.
+    #[error("a commit lists 1 to {limit} regions")]
+    CommitRegions {
+        /// The most.
+        limit: usize,
+    },
     /// The operation is optional, and the connection was made without it.
     #[error("{feature}: not among the features that the connection was made with")]
     NotAgreed {

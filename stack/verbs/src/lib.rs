@@ -212,6 +212,7 @@ mod connection;
 mod context;
 mod core;
 mod driver;
+mod durable;
 mod error;
 mod events;
 pub mod monitor;
@@ -231,18 +232,19 @@ pub use connection::{
     AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, ListenOptions, Listener, MAX_PRIVATE_DATA,
 };
 pub use context::{Context, ProtectionDomain};
+pub use durable::{MemoryRange, MemoryType};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
 pub use events::AsyncEvents;
 pub use queue_pair::{MAX_SGE, QueuePair, QueuePairOptions, QueuePairState};
 pub use region::{MemoryRegion, RegionScope};
-pub use request::{ReceiveRequest, SendRequest};
+pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{ConversionError, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
 pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, Features, ReadyToReceiveKinds, TerminateCode};
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
-pub use uwarp_memory::{Access, CompareSwap, PageAdvice, RegionBuffer};
+pub use uwarp_memory::{Access, CommitStatus, CompareSwap, PageAdvice, RegionBuffer, Store};
 pub use window::{FastRegion, MAX_PIECES, MemoryWindow};
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crossbeam::channel::{Receiver, bounded, unbounded};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 use uwarp_engine::command::{AsyncEvent, Command, EventSink};
 use uwarp_engine::handoff::Handoff;
@@ -157,6 +158,7 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
                 doorbells: Arc::clone(&doorbells),
                 commands: mailbox,
                 events: EventSink::new(event_sender.clone(), Some(Arc::clone(&event_notifier))),
+                waker: Some(Waker::from(Arc::new(WakeEngine(Arc::clone(&wake))))),
                 handoff: handoff.next(),
             },
             health: Arc::clone(&health),
@@ -183,6 +185,19 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
         return Err(error);
     }
     Ok(Opened { core, events, event_notifier })
+}
+
+/// How committers of durable regions wake an engine; one that is inline is never asleep.
+struct WakeEngine(Arc<Notifier>);
+
+impl Wake for WakeEngine {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.fire_if_armed();
+    }
 }
 
 /// The engines' parts of their hand-off: none for one engine.
@@ -320,6 +335,8 @@ fn engine_config(config: &Config, index: u16, rss: Option<&uwarp_dpdk::Rss>) -> 
         iwarp: IwarpConfig {
             crc: config.mpa.crc,
             startup_timeout: config.mpa.startup_timeout,
+            commit_timeout: config.commit.timeout,
+            strict_commit: config.commit.strict,
             ..IwarpConfig::default()
         },
         limits: uwarp_engine::Limits {

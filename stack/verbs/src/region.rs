@@ -5,8 +5,9 @@ use crate::error::Error;
 use crate::queue_pair::QueuePair;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use uwarp_engine::work::Sge;
-use uwarp_memory::{Access, CompareSwap, DomainId, RegionBuffer, Registration, Scope, StreamId, TaggedBase};
+use uwarp_memory::{Access, CompareSwap, DomainId, RegionBuffer, Registration, Scope, Store, StreamId, TaggedBase};
 
 /// Which queue pairs may use a region.
 #[derive(Clone, Copy, Debug)]
@@ -25,17 +26,25 @@ pub enum RegionScope<'a> {
 #[derive(Debug)]
 pub struct MemoryRegion {
     registration: Registration,
+    /// Of a durable region; ends when the registration is gone.
+    _committer: Option<CommitterThread>,
 }
 
-pub(crate) fn register(
-    shared: &Arc<Shared>,
-    domain: u32,
-    buffer: RegionBuffer,
-    access: Access,
-    scope: RegionScope<'_>,
-) -> Result<MemoryRegion, Error> {
-    shared.check_open()?;
-    let scope = match scope {
+/// The thread that carries out a region's commits.
+#[derive(Debug)]
+struct CommitterThread(Option<JoinHandle<()>>);
+
+impl Drop for CommitterThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A store that panics has failed; commits that nobody answers run into their time limit.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn scope_of(shared: &Shared, domain: u32, scope: RegionScope<'_>) -> Result<Scope, Error> {
+    Ok(match scope {
         RegionScope::Domain => Scope::Domain(DomainId(domain)),
         RegionScope::QueuePair(queue_pair) => {
             if queue_pair.shared().id != shared.id || queue_pair.domain() != domain {
@@ -47,12 +56,45 @@ pub(crate) fn register(
             }
             Scope::Stream { domain: DomainId(domain), stream: StreamId(queue_pair.number()) }
         }
-    };
+    })
+}
+
+pub(crate) fn register_durable(
+    shared: &Arc<Shared>,
+    domain: u32,
+    buffer: RegionBuffer,
+    access: Access,
+    scope: RegionScope<'_>,
+    store: Box<dyn Store>,
+    transparent: bool,
+) -> Result<MemoryRegion, Error> {
+    shared.check_open()?;
+    let scope = scope_of(shared, domain, scope)?;
+    let (registration, committer) = shared
+        .regions
+        .register_durable(buffer, access, scope, TaggedBase::Virtual, store, transparent)
+        .map_err(|unregistered| unregistered.error)?;
+    let thread = std::thread::Builder::new()
+        .name("uwarp-commit".to_owned())
+        .spawn(move || committer.run())
+        .map_err(Error::system("the thread of a durable region cannot be started"))?;
+    Ok(MemoryRegion { registration, _committer: Some(CommitterThread(Some(thread))) })
+}
+
+pub(crate) fn register(
+    shared: &Arc<Shared>,
+    domain: u32,
+    buffer: RegionBuffer,
+    access: Access,
+    scope: RegionScope<'_>,
+) -> Result<MemoryRegion, Error> {
+    shared.check_open()?;
+    let scope = scope_of(shared, domain, scope)?;
     let registration = shared
         .regions
         .register(buffer, access, scope, TaggedBase::Virtual)
         .map_err(|unregistered| unregistered.error)?;
-    Ok(MemoryRegion { registration })
+    Ok(MemoryRegion { registration, _committer: None })
 }
 
 impl MemoryRegion {
@@ -132,6 +174,11 @@ impl MemoryRegion {
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> Result<u8, Error> {
         self.registration.load_acquire_u8(offset).map_err(|_| self.outside(offset, 1))
+    }
+
+    /// Whether a peer's Commit makes the region durable.
+    pub fn is_durable(&self) -> bool {
+        self.registration.is_durable()
     }
 
     /// Whether the STag can still be used: not invalidated by the peer.

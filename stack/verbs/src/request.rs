@@ -8,6 +8,9 @@ use uwarp_engine::work::{
 use uwarp_memory::{Access, CompareSwap};
 use uwarp_ring::Slot;
 
+/// Most regions of a Commit.
+pub const MAX_COMMIT_REGIONS: usize = MAX_SEND_ENTRIES;
+
 /// What a send request carries.
 #[derive(Clone, Copy, Debug)]
 enum Payload<'a> {
@@ -125,6 +128,25 @@ impl<'a> SendRequest<'a> {
         Self { stag, remote_offset, ..Self::new(id, opcode, Payload::Operands(operands.to_octets())) }
     }
 
+    /// RDMA Commit (draft-talpey-rdma-commit §3.2): asks the peer to make octets of its memory durable, which it answers when
+    /// they are. `regions` names them as SGEs that mean the peer's STags and tagged offsets, up to [`MAX_COMMIT_REGIONS`]
+    /// and what fits a segment; each needs `REMOTE_WRITE`. How it ended is
+    /// [`Completion::commit_status`](crate::Completion::commit_status): a failure completes with
+    /// [`Status::CommitFailed`](crate::Status::CommitFailed) and the connection goes on. It covers what this queue pair wrote
+    /// before it. Both sides must have agreed on [`Features::commit`]. It takes one of the slots of reads (ORD).
+    pub fn commit(id: u64, regions: &'a [Sge]) -> Self {
+        Self::new(id, SendOpcode::Commit, Payload::Entries(regions))
+    }
+
+    /// Puts a Commit of what a Write writes behind it, as one request with one completion, which is that of the Commit. Both
+    /// leave in one TCP segment if they fit. Has no effect on other operations.
+    pub fn with_commit(mut self) -> Self {
+        if self.opcode == SendOpcode::Write {
+            self.opcode = SendOpcode::WriteCommit;
+        }
+        self
+    }
+
     /// Makes an STag of this side invalid (RFC 5040 §5.3 has the peer do that by a Send with Invalidate): that of a
     /// [`MemoryWindow`](crate::MemoryWindow) or [`FastRegion`](crate::FastRegion) bound to this queue pair, or of a region
     /// registered for it alone. It happens in its place among the posted work; nothing is sent. Reads that are still to
@@ -188,6 +210,8 @@ impl<'a> SendRequest<'a> {
                 flags = flags.union(SendFlags::INLINE);
                 AtomicOperands::LEN as u32
             }
+            // Their octets are the peer's.
+            Payload::Entries(_) if self.opcode == SendOpcode::Commit => 0,
             Payload::Entries(_) => {
                 if entries.len() > limits.entries {
                     return Err(PostErrorReason::TooManySges { limit: limits.entries });
@@ -215,8 +239,8 @@ impl<'a> SendRequest<'a> {
             stag: self.stag,
             remote_offset: self.remote_offset,
             length,
-            // At most the queue pair's limit, which is far below 256.
-            entries: entries.len() as u8,
+            // At most the queue pair's limit, which is far below 256; a longer list of a Commit is refused below.
+            entries: u8::try_from(entries.len()).unwrap_or(u8::MAX),
         };
         if !self.opcode.is_send_or_write() {
             return Ok((self.rare(element, limits)?, entries, inline));
@@ -233,6 +257,12 @@ impl<'a> SendRequest<'a> {
         match self.opcode {
             SendOpcode::Immediate | SendOpcode::WriteImmediate if !limits.features.immediate => {
                 return Err(PostErrorReason::NotAgreed { feature: "immediate data" });
+            }
+            SendOpcode::Commit | SendOpcode::WriteCommit if !limits.features.commit => {
+                return Err(PostErrorReason::NotAgreed { feature: "RDMA Commit" });
+            }
+            SendOpcode::Commit if !(1..=MAX_COMMIT_REGIONS).contains(&usize::from(element.entries)) => {
+                return Err(PostErrorReason::CommitRegions { limit: MAX_COMMIT_REGIONS });
             }
             SendOpcode::FetchAdd | SendOpcode::CompareSwap if !limits.features.atomics => {
                 return Err(PostErrorReason::NotAgreed { feature: "atomic operations" });
@@ -327,7 +357,7 @@ fn total_length(entries: &[Sge]) -> Result<u32, PostErrorReason> {
 mod tests {
     use super::*;
 
-    const ALL: Features = Features { atomics: true, immediate: true, commit: false };
+    const ALL: Features = Features { atomics: true, immediate: true, commit: true };
     const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, always: SendFlags::empty(), features: ALL };
 
     fn sges(count: usize, length: u32) -> Vec<Sge> {
@@ -385,14 +415,29 @@ mod tests {
     #[test]
     fn what_was_not_agreed_is_not_posted() {
         let limits = SendLimits { features: Features::default(), ..LIMITS };
+        let region = sges(1, 1);
         for request in [
             SendRequest::immediate(1, 2),
             SendRequest::write(1, &[], 1, 0).with_immediate(2),
             SendRequest::fetch_add(1, 2, 3, 4),
             SendRequest::compare_swap(1, 2, 3, 4, 5),
+            SendRequest::commit(1, &region),
+            SendRequest::write(1, &[], 1, 0).with_commit(),
         ] {
             assert!(request.element(&LIMITS).is_ok());
             assert!(matches!(request.element(&limits), Err(PostErrorReason::NotAgreed { .. })));
+        }
+    }
+
+    #[test]
+    fn a_commit_lists_regions_of_any_size_and_not_too_many() {
+        let regions = sges(MAX_COMMIT_REGIONS, u32::MAX);
+        let request = SendRequest::commit(1, &regions);
+        let (element, entries, _) = request.element(&LIMITS).unwrap();
+        assert_eq!((element.length, usize::from(element.entries), entries.len()), (0, 62, 62));
+        for count in [0, MAX_COMMIT_REGIONS + 1, 256, 257] {
+            let error = SendRequest::commit(1, &sges(count, 1)).element(&LIMITS).unwrap_err();
+            assert_eq!(error, PostErrorReason::CommitRegions { limit: MAX_COMMIT_REGIONS }, "{count}");
         }
     }
 

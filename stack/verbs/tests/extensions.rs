@@ -10,7 +10,7 @@ use uwarp::{
     Status,
 };
 
-const ALL: Features = Features { atomics: true, immediate: true, commit: false };
+const ALL: Features = Features { atomics: true, immediate: true, commit: true };
 
 /// A connected pair: (client, server).
 fn connected_with(mode: Mode, connect: ConnectOptions, accept: AcceptOptions) -> (Side, Side) {
@@ -119,9 +119,11 @@ fn atomics_change_the_peers_word() {
 #[test]
 fn what_was_not_agreed_cannot_be_posted() {
     let (mut client, _server) = connected(Mode::Inline);
-    for request in
-        [SendRequest::immediate(1, 2), SendRequest::fetch_add(1, 2, 0, 4), SendRequest::compare_swap(1, 2, 0, 4, 5)]
-    {
+    for request in [
+        SendRequest::immediate(1, 2),
+        SendRequest::fetch_add(1, 2, 0, 4),
+        SendRequest::write(1, &[], 1, 0).with_commit(),
+    ] {
         let error = client.qp.post_send(&[request]).unwrap_err();
         assert!(matches!(error.reason, PostErrorReason::NotAgreed { .. }), "{error}");
     }

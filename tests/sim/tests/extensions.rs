@@ -1,62 +1,20 @@
 //! The RDMAP extensions (RFC 7306): Immediate Data and atomics between two engines, and against a peer that sends
 //! exactly the octets that it is told to.
 
-use std::time::Duration;
-
-use crossbeam::channel::Receiver;
-use uwarp_engine::command::{
-    ConnectionEvent, ConnectionRequest, DisconnectReason, Features, StartupOptions, TerminateCode,
-};
+use uwarp_engine::command::{DisconnectReason, Features, StartupOptions, TerminateCode};
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{
-    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
+    AtomicOperands, CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
 };
 use uwarp_memory::{Access, Registration};
+use uwarp_sim_tests::pairs::{PORT, SECOND, completions, element, ends, frames_sent, joined, joined_with, sge, with};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
 use uwarp_wire::ddp::{Header, QueueNumber};
 use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate};
 
-const PORT: u16 = 7471;
-const SECOND: Duration = Duration::from_secs(1);
 const BOTH: Features = Features { atomics: true, immediate: true, commit: false };
 /// All that an atomic needs.
 const ATOMIC: Access = Access::ALL;
-
-fn with(features: Features) -> StartupOptions {
-    StartupOptions { features, ..StartupOptions::default() }
-}
-
-/// Two hosts with one connected pair of queue pairs; the features of each side.
-fn joined(client_side: Features, server_side: Features) -> (World, Pair, Pair, Receiver<ConnectionRequest>) {
-    joined_with(with(client_side), with(server_side))
-}
-
-fn joined_with(connect: StartupOptions, accept: StartupOptions) -> (World, Pair, Pair, Receiver<ConnectionRequest>) {
-    let mut world = World::two();
-    let requests = world.hosts[1].listen(PORT);
-    let client = world.hosts[0].pair(PairOptions::default());
-    let server = world.hosts[1].pair(PairOptions::default());
-    world.hosts[0].connect(&client, (world.hosts[1].address, PORT), connect);
-    let mut established = 0;
-    assert!(world.run_until(SECOND, |world| {
-        if let Ok(request) = requests.try_recv() {
-            world.hosts[1].accept(&server, &request, accept.clone());
-        }
-        for pair in [&client, &server] {
-            established += u32::from(matches!(pair.events.try_recv(), Ok(ConnectionEvent::Established(_))));
-        }
-        established == 2
-    }));
-    (world, client, server, requests)
-}
-
-fn sge(region: &Registration, offset: u64, length: u32) -> Sge {
-    Sge { stag: region.stag(), length, offset: region.base_offset() + offset }
-}
-
-fn element(id: u64, opcode: SendOpcode) -> SendElement {
-    SendElement { id, opcode, flags: SendFlags::SIGNALLED, stag: 0, remote_offset: 0, length: 0, entries: 0 }
-}
 
 fn post_immediate(pair: &mut Pair, id: u64, data: u64, solicited: bool) {
     let mut element = SendElement { remote_offset: data, ..element(id, SendOpcode::Immediate) };
@@ -94,31 +52,6 @@ fn post_atomic(pair: &mut Pair, id: u64, opcode: SendOpcode, target: (u32, u64),
 
 fn add(value: u64) -> AtomicOperands {
     AtomicOperands { add_swap: value, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX }
-}
-
-fn completions(world: &mut World, pair: &mut Pair, count: usize) -> Vec<Completion> {
-    let mut all = Vec::new();
-    world.run_until(SECOND, |_| {
-        all.extend(pair.poll_all());
-        all.len() >= count
-    });
-    all
-}
-
-fn ends(world: &mut World, pair: &Pair) -> DisconnectReason {
-    let mut end = None;
-    world.run_until(10 * SECOND, |_| {
-        end = pair.events.try_recv().ok();
-        end.is_some()
-    });
-    match end {
-        Some(ConnectionEvent::Disconnected { reason, .. }) => reason,
-        other => panic!("the stream did not end: {other:?}"),
-    }
-}
-
-fn frames_sent(world: &World, host: usize) -> u64 {
-    world.hosts[host].engine.as_ref().map_or(0, |engine| engine.stats().frames_sent)
 }
 
 #[test]

@@ -1,8 +1,11 @@
-//! The two request queues of a stream: reads and atomics of ours that await their response (together at most ORD), and
-//! those of the peer that hold a slot (at most IRD reads, and in addition IRD atomics: RFC 7306 section 5.2.2).
+//! The two request queues of a stream: reads, atomics and commits of ours that await their response (together at most ORD),
+//! and those of the peer that hold a slot (at most IRD reads, and in addition IRD atomics, RFC 7306 section 5.2.2, and
+//! likewise commits).
 
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
-use uwarp_wire::rdmap::{ATOMIC_REQUEST_LEN, AtomicOperation, AtomicRequest, ReadRequest, TerminatedHeader};
+use uwarp_wire::rdmap::{
+    ATOMIC_REQUEST_LEN, AtomicOperation, AtomicRequest, CommitRegion, ReadRequest, TerminatedHeader,
+};
 
 use super::{LazyQueue, ReadToken};
 use crate::fault::Fault;
@@ -24,6 +27,7 @@ struct OutstandingRead {
 enum Outstanding {
     Read(OutstandingRead),
     Atomic { token: ReadToken, identifier: u32 },
+    Commit { token: ReadToken, identifier: u32 },
 }
 
 /// Requests of ours, oldest first.
@@ -57,6 +61,10 @@ impl OutstandingReads {
 
     pub(super) fn push_atomic(&mut self, identifier: u32, token: ReadToken) {
         self.queue.push_back(Outstanding::Atomic { token, identifier });
+    }
+
+    pub(super) fn push_commit(&mut self, identifier: u32, token: ReadToken) {
+        self.queue.push_back(Outstanding::Commit { token, identifier });
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -114,9 +122,24 @@ impl OutstandingReads {
         Ok((token, last))
     }
 
-    /// Whether an Atomic Response has a buffer: whether an atomic is outstanding.
-    pub(crate) fn awaits_atomic(&self) -> bool {
-        self.queue.iter().any(|request| matches!(request, Outstanding::Atomic { .. }))
+    /// Whether a response on queue 3 has a buffer: whether an atomic or a commit is outstanding.
+    pub(crate) fn awaits_on_queue_3(&self) -> bool {
+        self.queue.iter().any(|request| !matches!(request, Outstanding::Read(_)))
+    }
+
+    /// Takes the Commit Response of the oldest request; gives its token. As [`OutstandingReads::receive_atomic`].
+    pub(crate) fn receive_commit(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
+        match self.queue.front() {
+            Some(Outstanding::Commit { token, identifier: asked }) => {
+                if *asked != identifier {
+                    return Err(Fault::ResponseIdentifier);
+                }
+                let token = *token;
+                self.queue.pop_front();
+                Ok(token)
+            }
+            _ => Err(Fault::ResponseUnexpected),
+        }
     }
 
     /// Takes the Atomic Response of the oldest request; gives its token. Responses are matched by their order, and the
@@ -153,6 +176,42 @@ impl InboundAtomic {
     }
 }
 
+/// A Commit Request of the peer, all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboundCommit {
+    /// What is to be made durable; empty if there is too much of it. To be given back with
+    /// [`Stream::recycle`](crate::Stream::recycle).
+    pub regions: Vec<CommitRegion>,
+    /// It lists more regions than [`COMMIT_REGION_LIMIT`](crate::opcode::COMMIT_REGION_LIMIT).
+    pub exceeds: bool,
+    /// What is kept of it until it is answered.
+    pub head: CommitHead,
+}
+
+/// A Commit Request without its regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommitHead {
+    pub(crate) request_identifier: u32,
+    /// STag to be made invalid after the commit has succeeded and before it is answered; 0 if none.
+    pub(crate) invalidate: Stag,
+    /// The DDP header that it came with (the last, if it came in pieces), for a Terminate, and its segment's length.
+    pub(crate) header: TerminatedHeader,
+    pub(crate) segment_length: u16,
+}
+
+/// Names a commit of the peer on its stream, until it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CommitTicket(pub u64);
+
+/// A commit of the peer that is to be answered now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinishedCommit {
+    /// How it ended: 0 is success.
+    pub status: u32,
+    /// STag to be made invalid before it is answered, which is asked for if it succeeded.
+    pub invalidate: Option<Stag>,
+}
+
 /// A request of the peer that holds a slot.
 #[derive(Clone, Copy, Debug)]
 struct Inbound {
@@ -165,6 +224,12 @@ struct Inbound {
 enum What {
     Read(InboundRead),
     Atomic(InboundAtomic),
+    Commit {
+        head: CommitHead,
+        ticket: CommitTicket,
+        /// How it ended, once it has.
+        status: Option<u32>,
+    },
 }
 
 /// A Read Request of the peer.
@@ -214,16 +279,27 @@ pub struct Response {
 pub(crate) struct InboundReads {
     queue: LazyQueue<Inbound>,
     answered: u16,
-    /// How many of them are atomics.
+    /// How many of them are atomics,
     atomics: u16,
-    /// Of reads, and in addition of atomics.
+    /// and how many are commits.
+    commits: u16,
+    /// Of reads, and in addition of atomics, and of commits.
     limit: u16,
     answering: bool,
+    next_ticket: u64,
 }
 
 impl InboundReads {
     pub(super) const fn new(limit: u16) -> InboundReads {
-        InboundReads { queue: LazyQueue::new(), answered: 0, atomics: 0, limit, answering: false }
+        InboundReads {
+            queue: LazyQueue::new(),
+            answered: 0,
+            atomics: 0,
+            commits: 0,
+            limit,
+            answering: false,
+            next_ticket: 0,
+        }
     }
 
     pub(super) const fn limit(&self) -> u16 {
@@ -241,7 +317,12 @@ impl InboundReads {
 
     /// Whether a further read would be more than was agreed.
     pub(crate) fn is_full(&self) -> bool {
-        self.queue.len() - usize::from(self.atomics) >= usize::from(self.limit)
+        self.queue.len() - usize::from(self.atomics) - usize::from(self.commits) >= usize::from(self.limit)
+    }
+
+    /// Whether a further commit would be more than was agreed.
+    pub(crate) fn is_full_of_commits(&self) -> bool {
+        self.commits >= self.limit
     }
 
     /// Whether a further atomic would be more than was agreed.
@@ -260,8 +341,43 @@ impl InboundReads {
         self.queue.push_back(Inbound { what: What::Atomic(atomic), end: 0 });
     }
 
+    pub(super) fn push_commit(&mut self, head: CommitHead) -> CommitTicket {
+        debug_assert!(!self.is_full_of_commits(), "every accepted commit was counted when it was received");
+        let ticket = CommitTicket(self.next_ticket);
+        self.next_ticket += 1;
+        self.commits += 1;
+        self.queue.push_back(Inbound { what: What::Commit { head, ticket, status: None }, end: 0 });
+        ticket
+    }
+
+    /// Notes how a commit ended; false if it has ended before, or none has this ticket.
+    pub(super) fn finish_commit(&mut self, wanted: CommitTicket, ended: u32) -> bool {
+        for request in &mut self.queue {
+            if let What::Commit { ticket, status, .. } = &mut request.what
+                && *ticket == wanted
+            {
+                return status.is_none() && {
+                    *status = Some(ended);
+                    true
+                };
+            }
+        }
+        false
+    }
+
+    /// Whether there is a request whose answer is not under way.
+    pub(super) fn owes(&self) -> bool {
+        self.queue.len() > usize::from(self.answered)
+    }
+
     pub(super) fn has_next(&self) -> bool {
-        !self.answering && self.queue.len() > usize::from(self.answered)
+        // An empty queue is the usual case.
+        !self.answering
+            && self.owes()
+            && self
+                .queue
+                .get(usize::from(self.answered))
+                .is_some_and(|request| !matches!(request.what, What::Commit { status: None, .. }))
     }
 
     pub(super) fn next(&mut self) -> Option<Response> {
@@ -289,11 +405,32 @@ impl InboundReads {
         Some(atomic)
     }
 
+    /// The commit that is to be answered next, if the next is one and it has ended.
+    pub(super) fn next_commit(&mut self) -> Option<FinishedCommit> {
+        if !self.has_next() {
+            return None;
+        }
+        let What::Commit { head, status: Some(status), .. } = self.queue.get(usize::from(self.answered))?.what else {
+            return None;
+        };
+        self.answering = true;
+        let invalidate = (status == 0 && head.invalidate.0 != 0).then_some(head.invalidate);
+        Some(FinishedCommit { status, invalidate })
+    }
+
     /// The identifier of the atomic that is being answered.
-    pub(super) fn answering_identifier(&self) -> Option<u32> {
+    pub(super) fn answering_atomic(&self) -> Option<u32> {
         match self.answering()?.what {
             What::Atomic(atomic) => Some(atomic.request.request_identifier),
-            What::Read(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The identifier of the commit that is being answered, and how it ended.
+    pub(super) fn answering_commit(&self) -> Option<(u32, u32)> {
+        match self.answering()?.what {
+            What::Commit { head, status: Some(status), .. } => Some((head.request_identifier, status)),
+            _ => None,
         }
     }
 
@@ -310,6 +447,9 @@ impl InboundReads {
                 ddp_header: atomic.header,
                 read_request: None,
             },
+            What::Commit { head, .. } => {
+                FailedSegment { segment_length: head.segment_length, ddp_header: head.header, read_request: None }
+            }
         })
     }
 
@@ -330,7 +470,11 @@ impl InboundReads {
             && let Some(request) = self.queue.front()
             && request.end <= stream_position
         {
-            self.atomics -= u16::from(matches!(request.what, What::Atomic(_)));
+            match request.what {
+                What::Read(_) => {}
+                What::Atomic(_) => self.atomics -= 1,
+                What::Commit { .. } => self.commits -= 1,
+            }
             self.queue.pop_front();
             self.answered -= 1;
         }

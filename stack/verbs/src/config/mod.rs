@@ -7,8 +7,8 @@ mod options;
 pub mod units;
 
 pub use options::{
-    Buffers, Congestion, EalOptions, Ecn, EngineMode, EngineOptions, FaultOptions, Idle, InterfaceAddress, KeepAlive,
-    Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour, TcpOptions, Vlan,
+    Buffers, CommitOptions, Congestion, EalOptions, Ecn, EngineMode, EngineOptions, FaultOptions, Idle,
+    InterfaceAddress, KeepAlive, Limits, MacAddress, MonitorOptions, MpaOptions, Neighbour, TcpOptions, Vlan,
 };
 pub use uwarp_dpdk::device::DeviceConfig;
 
@@ -96,6 +96,9 @@ pub struct Config {
     /// MPA.
     #[serde(default)]
     pub mpa: MpaOptions,
+    /// Commits that peers ask for.
+    #[serde(default)]
+    pub commit: CommitOptions,
     /// Limits.
     #[serde(default)]
     pub limits: Limits,
@@ -157,6 +160,7 @@ impl Config {
             engine: EngineOptions::default(),
             tcp: TcpOptions::default(),
             mpa: MpaOptions::default(),
+            commit: CommitOptions::default(),
             limits: Limits::default(),
             buffers: Buffers::default(),
             monitor: MonitorOptions::default(),
@@ -214,6 +218,9 @@ impl Config {
         }
         if self.mpa.startup_timeout.is_zero() {
             return Err(ConfigError::new("mpa.startup-timeout is zero: give the peer some time, such as \"10s\""));
+        }
+        if self.commit.timeout.is_zero() {
+            return Err(ConfigError::new("commit.timeout is zero: give the store some time, such as \"30s\""));
         }
         Ok(())
     }

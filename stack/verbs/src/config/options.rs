@@ -205,6 +205,24 @@ impl Default for MpaOptions {
     }
 }
 
+/// What is done with a peer's Commit (draft-talpey-rdma-commit).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct CommitOptions {
+    /// Longest wait for the store of a durable region, before the peer gets the status "try again". The store goes on.
+    #[serde(with = "units::duration")]
+    pub timeout: Duration,
+    /// Answer a Commit of memory that is not durable with the status "not supported", instead of success, which promises
+    /// nothing then (§2.1).
+    pub strict: bool,
+}
+
+impl Default for CommitOptions {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(30), strict: false }
+    }
+}
+
 /// How many objects a context has room for. Room costs little; reaching a limit is an error of the call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]

@@ -1,0 +1,216 @@
+//! Durable regions: memory that peers write, and files that keep what they commit.
+
+use crate::context::Shared;
+use crate::error::Error;
+use crate::region::{self, MemoryRegion, RegionScope};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use uwarp_memory::{Access, PageAdvice, RegionBuffer, Store};
+
+/// What a region's memory is, and so what a Commit of it means (draft-talpey-rdma-commit §3.1.1). Peers see nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryType {
+    /// Ordinary memory. A Commit succeeds and promises nothing.
+    Plain,
+    /// Ordinary memory over files: what is committed is written there and synced before the Commit is answered, by a thread
+    /// of the region's own.
+    CommitRequired {
+        /// Besides, a Send or Immediate Data of a peer is told to the application only when what this peer wrote to the
+        /// region before is durable. If that fails, the receive completes with
+        /// [`Status::CommitFailed`](crate::Status::CommitFailed), though the message is there.
+        transparent: bool,
+    },
+}
+
+/// One of the ranges that a region is made of.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum MemoryRange<'a> {
+    /// So many octets of zeros.
+    Zeroed(usize),
+    /// A copy of these octets.
+    Octets(&'a [u8]),
+    /// Octets of a file, which is opened for reading and, if commits are to go there, writing. It is made longer if it ends
+    /// before the range does.
+    File {
+        /// The file.
+        file: &'a File,
+        /// Where the range begins in it.
+        offset: u64,
+        /// Octets of it.
+        length: usize,
+    },
+}
+
+impl MemoryRange<'_> {
+    fn len(&self) -> usize {
+        match self {
+            MemoryRange::Zeroed(length) | MemoryRange::File { length, .. } => *length,
+            MemoryRange::Octets(octets) => octets.len(),
+        }
+    }
+}
+
+/// Registers ranges behind each other.
+pub(crate) fn register_ranges(
+    shared: &Arc<Shared>,
+    domain: u32,
+    ranges: &[MemoryRange<'_>],
+    memory_type: MemoryType,
+    access: Access,
+    scope: RegionScope<'_>,
+) -> Result<MemoryRegion, Error> {
+    let length = ranges.iter().try_fold(0usize, |sum, range| sum.checked_add(range.len()));
+    let length = length.ok_or_else(|| Error::argument("the ranges", "more than the address space", "register less"))?;
+    let mut buffer =
+        RegionBuffer::zeroed(length, PageAdvice::Normal).map_err(Error::system("no memory for a region"))?;
+    let mut files = Files::default();
+    let mut rest = buffer.as_mut_slice();
+    for range in ranges {
+        let (part, behind) = rest.split_at_mut(range.len());
+        rest = behind;
+        match *range {
+            MemoryRange::File { file, offset, .. } => {
+                fill(part, file, offset).map_err(Error::system("a range of a file cannot be read"))?;
+                if memory_type != MemoryType::Plain {
+                    files.add(file, offset, part.len() as u64)?;
+                }
+            }
+            _ if memory_type != MemoryType::Plain => {
+                return Err(Error::argument(
+                    "a range of a durable region",
+                    "not a file's",
+                    "choose MemoryRange::File, or MemoryType::Plain",
+                ));
+            }
+            MemoryRange::Octets(octets) => part.copy_from_slice(octets),
+            MemoryRange::Zeroed(_) => {}
+        }
+    }
+    match memory_type {
+        MemoryType::Plain => region::register(shared, domain, buffer, access, scope),
+        MemoryType::CommitRequired { transparent } => {
+            region::register_durable(shared, domain, buffer, access, scope, Box::new(files), transparent)
+        }
+    }
+}
+
+/// Fills a part of a region from a file; what is behind the file's end stays zero, and is made part of the file when it is
+/// written.
+fn fill(part: &mut [u8], file: &File, offset: u64) -> io::Result<()> {
+    let mut at = 0;
+    while at < part.len() {
+        match file.read_at(&mut part[at..], offset + at as u64) {
+            Ok(0) => break,
+            Ok(count) => at += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The files that keep a region.
+#[derive(Debug, Default)]
+struct Files {
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    file: File,
+    /// Where it begins in the region and in the file, and its octets.
+    start: u64,
+    offset: u64,
+    length: u64,
+    /// Written and not synced since.
+    dirty: bool,
+}
+
+impl Files {
+    fn add(&mut self, file: &File, offset: u64, length: u64) -> Result<(), Error> {
+        let file = file.try_clone().map_err(Error::system("a file of a durable region cannot be kept open"))?;
+        let end = offset.checked_add(length).ok_or_else(|| {
+            Error::argument(
+                "a range of a file",
+                format!("{length} octets at {offset}"),
+                "choose one that a file can have",
+            )
+        })?;
+        let metadata = file.metadata().map_err(Error::system("a file of a durable region cannot be looked at"))?;
+        if metadata.len() < end {
+            file.set_len(end).map_err(Error::system("a file of a durable region cannot be made long enough"))?;
+        }
+        let start = self.pieces.last().map_or(0, |last| last.start + last.length);
+        self.pieces.push(Piece { file, start, offset, length, dirty: false });
+        Ok(())
+    }
+}
+
+impl Store for Files {
+    fn write(&mut self, offset: u64, octets: &[u8]) -> io::Result<()> {
+        let end = offset + octets.len() as u64;
+        for piece in &mut self.pieces {
+            let (from, to) = (offset.max(piece.start), end.min(piece.start + piece.length));
+            if from < to {
+                piece.dirty = true;
+                let part = &octets[(from - offset) as usize..(to - offset) as usize];
+                piece.file.write_all_at(part, piece.offset + (from - piece.start))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        // Of a file in several ranges the second sync finds nothing left to do.
+        for piece in self.pieces.iter_mut().filter(|piece| piece.dirty) {
+            piece.file.sync_data()?;
+            piece.dirty = false;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_files_lie_behind_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = |name: &str, octets: &[u8]| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, octets).unwrap();
+            (File::options().read(true).write(true).open(&path).unwrap(), path)
+        };
+        let (first, first_path) = open("first", b"0123456789");
+        let (second, second_path) = open("second", b"abc");
+        let mut files = Files::default();
+        files.add(&first, 2, 3).unwrap();
+        files.add(&second, 1, 6).unwrap();
+        files.add(&first, 8, 2).unwrap();
+        assert_eq!(std::fs::read(&second_path).unwrap(), b"abc\0\0\0\0");
+        files.write(1, b"ABCDEFGHI").unwrap();
+        files.sync().unwrap();
+        assert_eq!(std::fs::read(&first_path).unwrap(), b"012AB567I9");
+        assert_eq!(std::fs::read(&second_path).unwrap(), b"aCDEFGH");
+        assert!(files.pieces.iter().all(|piece| !piece.dirty));
+        let mut part = [9; 8];
+        part[7] = 7;
+        fill(&mut part[..7], &first, 6).unwrap();
+        assert_eq!(&part, b"67I9\x09\x09\x09\x07");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_fails_the_commit_and_not_the_region() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, b"0123").unwrap();
+        let mut files = Files::default();
+        files.add(&File::open(&path).unwrap(), 0, 4).unwrap();
+        assert!(files.write(0, b"x").is_err());
+    }
+}

@@ -1,0 +1,259 @@
+//! RDMA Commit through the public interface: regions over files, and stores of the application's own.
+
+mod common;
+
+use common::*;
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use uwarp::{
+    AcceptOptions, Access, CommitStatus, CompletionOpcode, ConnectOptions, Context, Features, ListenOptions,
+    MemoryRange, MemoryRegion, MemoryType, ReceiveRequest, RegionScope, SendRequest, Status, Store,
+};
+
+const COMMIT: Features = Features { atomics: false, immediate: true, commit: true };
+const DURABLE: MemoryType = MemoryType::CommitRequired { transparent: false };
+
+fn connect_sides(a: &Context, b: &Context) -> (Side, Side) {
+    let (mut client, mut server) = (Side::new(a), Side::new(b));
+    let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+    let options = ConnectOptions::default().features(COMMIT);
+    let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+    let request = listener.next(LONG).unwrap().expect("a connection request");
+    let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(COMMIT)).unwrap();
+    connecting.wait(&mut client.qp).unwrap();
+    accepting.wait(&mut server.qp).unwrap();
+    (client, server)
+}
+
+fn committing(mode: Mode) -> (Side, Side) {
+    let (a, b) = pair(mode);
+    connect_sides(&a, &b)
+}
+
+/// A file of a test, which goes with its directory.
+fn file(octets: &[u8]) -> (tempfile::TempDir, std::path::PathBuf, File) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    std::fs::write(&path, octets).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    (directory, path, file)
+}
+
+/// The region's part, as the peer names it.
+fn remote(region: &MemoryRegion, range: std::ops::Range<usize>) -> uwarp::Sge {
+    region.sge(range).unwrap()
+}
+
+#[test]
+fn what_is_committed_is_in_the_file_and_nothing_else() {
+    in_both_modes(|mode| {
+        let (mut client, server) = committing(mode);
+        let begin = pattern(1, 10_000);
+        let (_directory, path, file) = file(&begin);
+        let ranges = [
+            MemoryRange::File { file: &file, offset: 6_000, length: 2_000 },
+            MemoryRange::File { file: &file, offset: 100, length: 3_000 },
+            MemoryRange::File { file: &file, offset: 10_000, length: 500 },
+        ];
+        let region = server.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+        assert!(region.is_durable());
+        let there = [&begin[6_000..8_000], &begin[100..3_100], &[0; 500]].concat();
+        assert_eq!(region.to_vec(0, 5_500).unwrap(), there, "it begins with what the files hold");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 10_500);
+        let octets = pattern(2, 5_500);
+        client.mr.write(0, &octets).unwrap();
+        let source = [client.mr.sge(..5_500).unwrap()];
+        let regions = [remote(&region, 1_500..2_600), remote(&region, 5_400..5_500)];
+        let (stag, offset) = (region.stag(), region.remote_offset());
+        client
+            .qp
+            .post_send(&[SendRequest::write(1, &source, stag, offset), SendRequest::commit(2, &regions).signalled()])
+            .unwrap();
+        let done = client.expect(2);
+        assert_eq!((done.opcode, done.commit_status()), (CompletionOpcode::Commit, Some(0)));
+        let mut expected = begin.clone();
+        expected.resize(10_500, 0);
+        expected[7_500..8_000].copy_from_slice(&octets[1_500..2_000]);
+        expected[100..700].copy_from_slice(&octets[2_000..2_600]);
+        expected[10_400..].copy_from_slice(&octets[5_400..]);
+        assert_eq!(std::fs::read(&path).unwrap(), expected);
+        // A Write with its Commit is one request.
+        let tail = [client.mr.sge(..300).unwrap()];
+        client.qp.post_send(&[SendRequest::write(3, &tail, stag, offset + 600).with_commit().signalled()]).unwrap();
+        assert_eq!(client.expect(3).length, 300);
+        expected[6_600..6_900].copy_from_slice(&octets[..300]);
+        assert_eq!(std::fs::read(&path).unwrap(), expected);
+        // The memory is an ordinary vector again.
+        let mut memory = octets;
+        memory.copy_within(..300, 600);
+        assert_eq!(region.deregister(), memory);
+    });
+}
+
+#[test]
+fn plain_ranges_are_copied_and_commits_of_them_promise_nothing() {
+    let (mut client, server) = committing(Mode::Threaded);
+    let (_directory, path, file) = file(b"0123456789");
+    let ranges =
+        [MemoryRange::Zeroed(3), MemoryRange::Octets(b"abc"), MemoryRange::File { file: &file, offset: 8, length: 4 }];
+    let region =
+        server.pd.register_ranges(&ranges, MemoryType::Plain, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+    assert_eq!(region.to_vec(0, 10).unwrap(), b"\0\0\0abc89\0\0");
+    assert!(!region.is_durable());
+    let (stag, offset) = (region.stag(), region.remote_offset());
+    client.qp.post_send(&[SendRequest::write_inline(1, b"xy", stag, offset + 6).with_commit().signalled()]).unwrap();
+    assert_eq!(client.expect(1).commit_status(), Some(0));
+    assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
+    let refused = server.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain);
+    assert!(matches!(refused, Err(uwarp::Error::Argument { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_gives_a_status_and_the_connection_stays() {
+    in_both_modes(|mode| {
+        let (mut client, server) = committing(mode);
+        let (_directory, path, _file) = file(&[0; 64]);
+        let read_only = File::open(&path).unwrap();
+        let ranges = [MemoryRange::File { file: &read_only, offset: 0, length: 64 }];
+        let region = server
+            .pd
+            .register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE | Access::REMOTE_READ, RegionScope::Domain)
+            .unwrap();
+        for id in 1..3 {
+            client.qp.post_send(&[SendRequest::commit(id, &[remote(&region, 0..64)])]).unwrap();
+            let failed = client.complete();
+            assert_eq!((failed.id, failed.status), (id, Status::CommitFailed));
+            assert_eq!(failed.commit_status().and_then(CommitStatus::from_code), Some(CommitStatus::Failure));
+        }
+        let sink = [client.mr.sge(..64).unwrap()];
+        client.qp.post_send(&[SendRequest::read(9, &sink, region.stag(), region.remote_offset()).signalled()]).unwrap();
+        client.expect(9);
+    });
+}
+
+/// A store whose syncs wait until they are let through.
+#[derive(Clone)]
+struct Gate(Arc<Mutex<()>>, Arc<AtomicU32>);
+
+impl Store for Gate {
+    fn write(&mut self, _offset: u64, _octets: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        drop(self.0.lock().unwrap());
+        self.1.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_slow_store_holds_up_its_own_commits_only() {
+    let (a, b) = pair(Mode::Threaded);
+    let (mut client, server) = connect_sides(&a, &b);
+    let (mut client2, server2) = {
+        let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+        let mut listener = b.listen(PORT + 1, ListenOptions::default()).unwrap();
+        let options = ConnectOptions::default().features(COMMIT);
+        let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT + 1), options).unwrap();
+        let request = listener.next(LONG).unwrap().expect("a connection request");
+        let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(COMMIT)).unwrap();
+        connecting.wait(&mut client.qp).unwrap();
+        accepting.wait(&mut server.qp).unwrap();
+        (client, server)
+    };
+    let gate = Gate(Arc::default(), Arc::default());
+    let closed = gate.0.lock().unwrap();
+    let store = gate.clone();
+    let slow =
+        server.pd.register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, store, false).unwrap();
+    let (_directory, _path, file) = file(&[0; 64]);
+    let ranges = [MemoryRange::File { file: &file, offset: 0, length: 64 }];
+    let quick = server2.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+    client.qp.post_send(&[SendRequest::commit(1, &[remote(&slow, 0..64)]).signalled()]).unwrap();
+    for id in 0..20 {
+        client2.qp.post_send(&[SendRequest::commit(id, &[remote(&quick, 0..64)]).signalled()]).unwrap();
+        assert_eq!(client2.expect(id).commit_status(), Some(0));
+    }
+    assert_eq!(client.cq.poll_one(), None);
+    drop(closed);
+    assert_eq!(client.expect(1).commit_status(), Some(0));
+    assert!(gate.1.load(Ordering::SeqCst) >= 1);
+}
+
+#[test]
+fn a_message_is_told_when_what_came_before_it_is_durable() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = committing(mode);
+        let gate = Gate(Arc::default(), Arc::default());
+        let closed = gate.0.lock().unwrap();
+        let region = server
+            .pd
+            .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, gate.clone(), true)
+            .unwrap();
+        for id in 0..2 {
+            server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+        }
+        let (stag, offset) = (region.stag(), region.remote_offset());
+        client
+            .qp
+            .post_send(&[
+                SendRequest::write_inline(1, b"log", stag, offset),
+                SendRequest::send(2, &[]),
+                SendRequest::write_inline(3, b"more", stag, offset + 8).with_immediate(7).signalled(),
+            ])
+            .unwrap();
+        client.expect(3);
+        let contexts = [&client.context, &server.context];
+        until(&contexts, "the writes", || region.to_vec(8, 4).unwrap() == b"more");
+        assert_eq!(server.cq.next(Duration::from_millis(20)).unwrap(), None, "told before it was durable");
+        drop(closed);
+        server.expect(0);
+        assert_eq!(server.expect(1).immediate_data(), Some(7));
+        assert!(gate.1.load(Ordering::SeqCst) >= 1);
+    });
+}
+
+#[test]
+fn a_sleeping_engine_is_woken_by_its_committer() {
+    let (mut client, server) = committing(Mode::Threaded);
+    let (_directory, _path, file) = file(&[0; 64]);
+    let ranges = [MemoryRange::File { file: &file, offset: 0, length: 64 }];
+    let region = server.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+    for id in 0..5 {
+        // Long enough for both engines to fall asleep.
+        std::thread::sleep(Duration::from_millis(30));
+        let begun = Instant::now();
+        client.qp.post_send(&[SendRequest::commit(id, &[remote(&region, 0..64)]).signalled()]).unwrap();
+        client.expect(id);
+        // Far below any time limit that would have answered in its place.
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+#[test]
+fn a_context_may_be_closed_while_a_commit_is_under_way() {
+    in_both_modes(|mode| {
+        let (mut client, server) = committing(mode);
+        let gate = Gate(Arc::default(), Arc::default());
+        let closed = gate.0.lock().unwrap();
+        let region = server
+            .pd
+            .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, gate.clone(), false)
+            .unwrap();
+        client.qp.post_send(&[SendRequest::commit(1, &[remote(&region, 0..64)]).signalled()]).unwrap();
+        let contexts = [&client.context, &server.context];
+        let deadline = Instant::now() + Duration::from_millis(50);
+        until(&contexts, "some time", || Instant::now() > deadline);
+        client.qp.abort();
+        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        let flushed = client.complete();
+        assert_eq!((flushed.id, flushed.status, flushed.commit_status()), (1, Status::Flushed, None));
+        drop(closed);
+        drop(region);
+        drop(server);
+    });
+}

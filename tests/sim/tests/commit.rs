@@ -1,0 +1,705 @@
+//! RDMA Commit (draft-talpey-rdma-commit) between two engines, over stores that lose all that was not synced, and against a
+//! peer that sends exactly the octets that it is told to.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use uwarp_engine::command::{DisconnectReason, Features, StartupOptions, TerminateCode};
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::work::{Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
+use uwarp_memory::{Access, CommitStatus, Committer, DomainId, Registration, Scope, Store, TaggedBase};
+use uwarp_sim_tests::pairs::{PORT, SECOND, completions, element, ends, frames_sent, joined, joined_with, sge, with};
+use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
+use uwarp_wire::ddp::{Header, QueueNumber, Stag, TaggedOffset};
+use uwarp_wire::rdmap::{CommitRegion, CommitRequest, CommitResponse, Opcode, Terminate};
+
+const COMMIT: Features = Features { atomics: true, immediate: true, commit: true };
+
+/// A store that keeps what was synced apart from what was only written, and fails when told to.
+#[derive(Default)]
+struct Disk {
+    /// What would be found after a loss of power.
+    safe: Vec<u8>,
+    cache: Vec<(u64, Vec<u8>)>,
+    error: Option<io::ErrorKind>,
+    /// Syncs say that they are done, and are not.
+    lies: bool,
+}
+
+#[derive(Clone, Default)]
+struct Shadow(Arc<Mutex<Disk>>);
+
+impl Shadow {
+    fn of(length: usize) -> Shadow {
+        let shadow = Shadow::default();
+        shadow.0.lock().expect("not poisoned").safe = vec![0; length];
+        shadow
+    }
+
+    fn safe(&self) -> Vec<u8> {
+        self.0.lock().expect("not poisoned").safe.clone()
+    }
+
+    fn fail(&self, error: Option<io::ErrorKind>) {
+        self.0.lock().expect("not poisoned").error = error;
+    }
+}
+
+impl Store for Shadow {
+    fn write(&mut self, offset: u64, octets: &[u8]) -> io::Result<()> {
+        let mut disk = self.0.lock().expect("not poisoned");
+        if let Some(kind) = disk.error {
+            return Err(kind.into());
+        }
+        disk.cache.push((offset, octets.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut disk = self.0.lock().expect("not poisoned");
+        if disk.lies {
+            return Ok(());
+        }
+        let cache = std::mem::take(&mut disk.cache);
+        for (offset, octets) in cache {
+            disk.safe[offset as usize..][..octets.len()].copy_from_slice(&octets);
+        }
+        Ok(())
+    }
+}
+
+/// A durable region of host `host`.
+fn durable(world: &World, host: usize, length: usize, transparent: bool) -> (Registration, Committer, Shadow) {
+    let shadow = Shadow::of(length);
+    let (region, committer) = world.hosts[host]
+        .regions
+        .register_durable(
+            vec![0; length],
+            Access::ALL,
+            Scope::Domain(DomainId(1)),
+            TaggedBase::Zero,
+            Box::new(shadow.clone()),
+            transparent,
+        )
+        .expect("the table has room");
+    (region, committer, shadow)
+}
+
+fn post_commit(pair: &mut Pair, id: u64, regions: &[Sge]) -> bool {
+    let element = SendElement { entries: regions.len() as u8, ..element(id, SendOpcode::Commit) };
+    pair.post(element, regions, &[])
+}
+
+fn post_write_commit(pair: &mut Pair, id: u64, source: Sge, target: (u32, u64)) -> bool {
+    pair.post_simple(id, SendOpcode::WriteCommit, Some(source), target)
+}
+
+fn statuses(done: &[Completion]) -> Vec<(u64, Status, Option<u32>)> {
+    done.iter().map(|one| (one.id, one.status, one.commit_status())).collect()
+}
+
+#[test]
+fn a_commit_completes_when_the_octets_are_safe_and_not_before() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, shadow) = durable(&world, 1, 10_000, false);
+    let (other, mut other_committer, other_shadow) = durable(&world, 1, 100, false);
+    let octets: Vec<u8> = (0..10_000u32).map(|at| (at * 13) as u8 | 1).collect();
+    let source = world.hosts[0].register(octets.clone(), Access::LOCAL_READ);
+    assert!(client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 10_000)), (region.stag(), 0)));
+    assert!(client.post_simple(2, SendOpcode::Write, Some(sge(&source, 0, 100)), (other.stag(), 0)));
+    let regions = [sge(&region, 3_000, 2_000), sge(&other, 10, 20), sge(&region, 9_000, 1_000)];
+    assert!(post_commit(&mut client, 3, &regions));
+    let done = completions(&mut world, &mut client, 3);
+    assert_eq!(done.len(), 2, "the commit waits: {done:?}");
+    assert_eq!((committer.work(), shadow.safe()[3_000]), (2, octets[3_000]));
+    assert_eq!(completions(&mut world, &mut client, 1), [], "one part is still to come");
+    assert_eq!(other_committer.work(), 1);
+    let done = completions(&mut world, &mut client, 1);
+    assert_eq!(statuses(&done), [(3, Status::Success, Some(0))]);
+    assert_eq!((done[0].opcode, done[0].length), (CompletionOpcode::Commit, 0));
+    let mut expected = vec![0; 10_000];
+    for range in [3_000..5_000, 9_000..10_000] {
+        expected[range.clone()].copy_from_slice(&octets[range]);
+    }
+    assert_eq!(shadow.safe(), expected);
+    assert_eq!(other_shadow.safe()[10..30], octets[10..30]);
+    assert_eq!(server.poll(), None, "the responder's application is told nothing");
+}
+
+#[test]
+fn a_write_and_its_commit_leave_in_one_segment_if_they_fit() {
+    // 1448 octets of a segment hold a Write's FPDU (2 + 14 + payload + padding + 4) and 44 octets of a Commit Request.
+    for (length, segments) in
+        [(0, 1), (1, 1), (64, 1), (1384, 1), (1385, 2), (1428, 2), (1428 + 1384, 2), (1428 + 1385, 3)]
+    {
+        let (mut world, mut client, _server, _requests) = joined(COMMIT, COMMIT);
+        let octets: Vec<u8> = (0..length).map(|at| at as u8 | 1).collect();
+        let source = world.hosts[0].register(octets.clone(), Access::LOCAL_READ);
+        let (region, mut committer, shadow) = durable(&world, 1, 4096, false);
+        world.run(SECOND / 100);
+        let before = frames_sent(&world, 0);
+        assert!(post_write_commit(&mut client, 9, sge(&source, 0, length as u32), (region.stag(), 5)));
+        let mut done = completions(&mut world, &mut client, 1);
+        // What is of no octets needs nothing of the store.
+        if length > 0 {
+            assert_eq!(done, [], "{length} octets");
+            assert_eq!(frames_sent(&world, 0) - before, segments, "{length} octets");
+            assert_eq!(committer.work(), 1);
+            done = completions(&mut world, &mut client, 1);
+        }
+        assert_eq!(statuses(&done), [(9, Status::Success, Some(0))]);
+        assert_eq!(done[0].length, length as u32);
+        assert_eq!(shadow.safe()[5..5 + length], octets);
+    }
+}
+
+#[test]
+fn commits_are_answered_in_the_order_of_requests_and_nobody_else_waits() {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let mut pairs: Vec<(Pair, Pair)> = Vec::new();
+    for _ in 0..2 {
+        let client = world.hosts[0].pair(PairOptions::default());
+        let server = world.hosts[1].pair(PairOptions::default());
+        uwarp_sim_tests::pairs::join_with(&mut world, &client, &server, &requests, with(COMMIT), with(COMMIT));
+        pairs.push((client, server));
+    }
+    let (region, mut committer, _shadow) = durable(&world, 1, 4096, false);
+    let sink = world.hosts[0].register(vec![0; 4096], Access::LOCAL_WRITE);
+    let inbox = world.hosts[1].register(vec![0; 64], Access::LOCAL_WRITE);
+    let [(first, first_server), (second, _)] = &mut pairs[..] else { panic!("two") };
+    assert!(first_server.post_receive(50, &[sge(&inbox, 0, 64)]));
+    assert!(post_commit(first, 1, &[sge(&region, 0, 8)]));
+    assert!(first.post_simple(2, SendOpcode::Read, Some(sge(&sink, 0, 4096)), (region.stag(), 0)));
+    assert!(post_commit(first, 3, &[sge(&region, 8, 8)]));
+    assert!(first.post_simple(4, SendOpcode::Send, None, (0, 0)));
+    assert!(second.post_simple(5, SendOpcode::Read, Some(sge(&sink, 0, 4096)), (region.stag(), 0)));
+    // The Send is delivered though earlier requests are not answered; the other stream does not notice.
+    assert_eq!(completions(&mut world, first_server, 1).len(), 1);
+    assert_eq!(completions(&mut world, second, 1)[0].id, 5);
+    assert_eq!(completions(&mut world, first, 1), [], "a Read behind a Commit is answered behind it");
+    assert_eq!(committer.work(), 2, "both commits were begun");
+    let done = completions(&mut world, first, 4);
+    assert_eq!(done.iter().map(|one| one.id).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert!(done.iter().all(|one| one.status == Status::Success));
+}
+
+#[test]
+fn commits_beyond_the_limit_of_requests_wait() {
+    let limits = StartupOptions { ord: 2, ..with(COMMIT) };
+    let accept = StartupOptions { ird: 2, ..with(COMMIT) };
+    let (mut world, mut client, _server, _requests) = joined_with(limits, accept);
+    let (region, mut committer, _shadow) = durable(&world, 1, 64, false);
+    let source = world.hosts[0].register(vec![1; 64], Access::LOCAL_READ);
+    for id in 0..10 {
+        assert!(if id % 2 == 0 {
+            post_commit(&mut client, id, &[sge(&region, id, 1)])
+        } else {
+            post_write_commit(&mut client, id, sge(&source, 0, 1), (region.stag(), id))
+        });
+    }
+    let mut done = Vec::new();
+    for _ in 0..5 {
+        world.run(SECOND / 100);
+        assert_eq!(committer.work(), 2, "no more than two at a time");
+        done.extend(completions(&mut world, &mut client, 2));
+    }
+    assert_eq!(done.iter().map(|one| one.id).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_store_that_fails_gives_statuses_and_the_connection_goes_on() {
+    for (kind, status, stays) in [
+        (io::ErrorKind::Other, CommitStatus::Failure, true),
+        (io::ErrorKind::ReadOnlyFilesystem, CommitStatus::ReadOnly, true),
+        (io::ErrorKind::StorageFull, CommitStatus::NoSpace, false),
+        (io::ErrorKind::WouldBlock, CommitStatus::Transient, false),
+    ] {
+        let (mut world, mut client, _server, _requests) = joined(COMMIT, COMMIT);
+        let (region, mut committer, shadow) = durable(&world, 1, 64, false);
+        let sink = world.hosts[0].register(vec![0; 64], Access::LOCAL_WRITE);
+        let mut commit = |world: &mut World, committer: &mut Committer, region: &Registration, id| {
+            // A failure is told even if no completion was asked for.
+            let element = SendElement {
+                flags: if id == 1 { SendFlags::empty() } else { SendFlags::SIGNALLED },
+                entries: 1,
+                ..element(id, SendOpcode::Commit)
+            };
+            assert!(client.post(element, &[sge(region, 0, 8)], &[]));
+            world.run(SECOND / 100);
+            committer.work();
+            let done = completions(world, &mut client, 1);
+            (done[0].status, done[0].commit_status())
+        };
+        shadow.fail(Some(kind));
+        let failed = (Status::CommitFailed, Some(status.code()));
+        assert_eq!(commit(&mut world, &mut committer, &region, 1), failed);
+        shadow.fail(None);
+        let good = (Status::Success, Some(0));
+        assert_eq!(commit(&mut world, &mut committer, &region, 2), if stays { failed } else { good }, "{kind:?}");
+        // Registered anew, it is as good as new.
+        drop(region);
+        let (region, mut committer, _shadow) = durable(&world, 1, 64, false);
+        assert_eq!(commit(&mut world, &mut committer, &region, 3), good);
+        assert!(client.post_simple(4, SendOpcode::Read, Some(sge(&sink, 0, 64)), (region.stag(), 0)));
+        assert_eq!(completions(&mut world, &mut client, 1)[0].status, Status::Success);
+    }
+}
+
+#[test]
+fn memory_that_is_not_durable_is_committed_in_words_only() {
+    for strict in [false, true] {
+        let mut world = World::new(1, SimOptions::default());
+        world.add(HostOptions::default(), |_| {});
+        world.add(HostOptions::default(), |config| config.iwarp.strict_commit = strict);
+        let (mut client, _server, _requests) = uwarp_sim_tests::pairs::join_two(&mut world, with(COMMIT), with(COMMIT));
+        let plain = world.hosts[1].register(vec![0; 64], Access::REMOTE_WRITE);
+        assert!(post_commit(&mut client, 1, &[sge(&plain, 0, 64)]));
+        let expected = if strict {
+            (1, Status::CommitFailed, Some(CommitStatus::Unsupported.code()))
+        } else {
+            (1, Status::Success, Some(0))
+        };
+        assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [expected]);
+        // Nothing to do: neither STag nor offset counts.
+        let nothing = Sge { stag: 0xdead_beef, length: 0, offset: u64::MAX };
+        assert!(post_commit(&mut client, 2, &[nothing]));
+        assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [(2, Status::Success, Some(0))]);
+    }
+}
+
+#[test]
+fn a_store_that_does_not_answer_has_a_time_limit() {
+    let mut world = World::new(1, SimOptions::default());
+    world.add(HostOptions::default(), |_| {});
+    world.add(HostOptions::default(), |config| config.iwarp.commit_timeout = SECOND);
+    let (mut client, _server, _requests) = uwarp_sim_tests::pairs::join_two(&mut world, with(COMMIT), with(COMMIT));
+    let (region, mut committer, _shadow) = durable(&world, 1, 64, false);
+    let sink = world.hosts[0].register(vec![0; 64], Access::LOCAL_WRITE);
+    let posted = world.now();
+    assert!(post_commit(&mut client, 1, &[sge(&region, 0, 64)]));
+    let done = completions(&mut world, &mut client, 1);
+    assert_eq!(done, [], "not before its time");
+    let done = completions(&mut world, &mut client, 1);
+    assert_eq!(statuses(&done), [(1, Status::CommitFailed, Some(CommitStatus::Transient.code()))]);
+    assert!(world.now() - posted >= SECOND);
+    // The late answer is nobody's.
+    assert_eq!(committer.work(), 1);
+    assert!(post_commit(&mut client, 2, &[sge(&region, 0, 64)]));
+    world.run(SECOND / 100);
+    assert_eq!(committer.work(), 1);
+    assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [(2, Status::Success, Some(0))]);
+    assert!(client.post_simple(3, SendOpcode::Read, Some(sge(&sink, 0, 64)), (region.stag(), 0)));
+    assert_eq!(completions(&mut world, &mut client, 1)[0].status, Status::Success);
+}
+
+#[test]
+fn a_peer_that_has_not_agreed_does_not_know_commits() {
+    let unexpected = TerminateCode { layer: 0, error_type: 2, code: 6 };
+    for with_write in [false, true] {
+        let (mut world, mut client, server, _requests) = joined(COMMIT, Features { commit: false, ..COMMIT });
+        let target = world.hosts[1].register(vec![0; 64], Access::ALL);
+        assert!(if with_write {
+            post_write_commit(&mut client, 1, Sge::default(), (target.stag(), 0))
+        } else {
+            post_commit(&mut client, 1, &[sge(&target, 0, 8)])
+        });
+        assert_eq!(ends(&mut world, &client), DisconnectReason::PeerTerminated(unexpected));
+        assert_eq!(ends(&mut world, &server), DisconnectReason::LocalTerminated(unexpected));
+        let failed = completions(&mut world, &mut client, 1);
+        assert_eq!(statuses(&failed), [(1, Status::RemoteOperation, None)]);
+    }
+    // And here it is not sent.
+    for regions in [1, 62] {
+        let (features, status) =
+            if regions == 1 { (Features::default(), Status::LocalOperation) } else { (COMMIT, Status::Success) };
+        let (mut world, mut client, _server, _requests) = joined(features, COMMIT);
+        let target = world.hosts[1].register(vec![0; 64], Access::ALL);
+        assert!(post_commit(&mut client, 1, &vec![sge(&target, 0, 8); regions]));
+        assert_eq!(completions(&mut world, &mut client, 1)[0].status, status);
+    }
+}
+
+#[test]
+fn a_commit_that_does_not_fit_a_segment_fails_here() {
+    let mut world = World::new(1, SimOptions::default());
+    for _ in 0..2 {
+        world.add(HostOptions { mtu: 576, ..HostOptions::default() }, |_| {});
+    }
+    let (mut client, _server, _requests) = uwarp_sim_tests::pairs::join_two(&mut world, with(COMMIT), with(COMMIT));
+    let target = world.hosts[1].register(vec![0; 64], Access::ALL);
+    // EMSS 524, MULPDU 518: 18 + 4 + 16 × 31.
+    assert!(post_commit(&mut client, 1, &vec![sge(&target, 0, 8); 31]));
+    assert_eq!(completions(&mut world, &mut client, 1)[0].status, Status::Success);
+    assert!(post_commit(&mut client, 2, &vec![sge(&target, 0, 8); 32]));
+    assert_eq!(completions(&mut world, &mut client, 1)[0].status, Status::LocalOperation);
+}
+
+#[test]
+fn messages_wait_for_what_was_written_before_them() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, shadow) = durable(&world, 1, 100_000, true);
+    let plain = world.hosts[1].register(vec![0; 64], Access::ALL);
+    let source = world.hosts[0].register((0..100_000u32).map(|at| at as u8 | 1).collect(), Access::LOCAL_READ);
+    for id in 0..4 {
+        assert!(server.post_receive(id, &[sge(&plain, 0, 64)]));
+    }
+    // Nothing durable is written before the first.
+    assert!(client.post_simple(10, SendOpcode::Send, Some(sge(&source, 0, 4)), (0, 0)));
+    assert!(client.post_simple(11, SendOpcode::Write, Some(sge(&source, 0, 64)), (plain.stag(), 0)));
+    assert_eq!(completions(&mut world, &mut server, 1)[0].id, 0);
+    for (id, from) in [(12, 0), (13, 50_000)] {
+        assert!(client.post_simple(id, SendOpcode::Write, Some(sge(&source, from, 30_000)), (region.stag(), from)));
+    }
+    assert!(client.post_simple(14, SendOpcode::Send, Some(sge(&source, 0, 5)), (0, 0)));
+    // Behind it, one that would not have to wait.
+    let immediate = SendElement { remote_offset: 77, ..element(15, SendOpcode::Immediate) };
+    assert!(client.post(immediate, &[], &[]));
+    assert_eq!(completions(&mut world, &mut server, 1), [], "not told yet");
+    assert!(committer.work() > 0);
+    let told = completions(&mut world, &mut server, 2);
+    assert_eq!(told.iter().map(|one| (one.id, one.length)).collect::<Vec<_>>(), [(1, 5), (2, 0)]);
+    assert_eq!(told[1].immediate_data(), Some(77));
+    let mut octets = vec![0; 100_000];
+    region.read(0, &mut octets).expect("in range");
+    assert_eq!(shadow.safe(), octets);
+    assert!(octets[50_000..80_000].iter().all(|octet| *octet != 0));
+    // A failure is told with the message.
+    shadow.fail(Some(io::ErrorKind::Other));
+    assert!(client.post_simple(16, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), 8)));
+    assert!(client.post_simple(17, SendOpcode::Send, Some(sge(&source, 0, 6)), (0, 0)));
+    world.run(SECOND / 100);
+    committer.work();
+    let told = completions(&mut world, &mut server, 1);
+    assert_eq!((told[0].id, told[0].status, told[0].length), (3, Status::CommitFailed, 6));
+}
+
+#[test]
+fn messages_that_still_wait_when_the_stream_ends_are_flushed() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, _shadow) = durable(&world, 1, 64, true);
+    let source = world.hosts[0].register(vec![1; 64], Access::LOCAL_READ);
+    for id in 0..3 {
+        assert!(server.post_receive(id, &[]));
+    }
+    assert!(client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), 0)));
+    for id in 2..4 {
+        assert!(client.post_simple(id, SendOpcode::Send, None, (0, 0)));
+    }
+    world.run(SECOND / 100);
+    world.hosts[1].command(uwarp_engine::command::Command::Abort { queue_pair: server.number });
+    let flushed = completions(&mut world, &mut server, 3);
+    assert_eq!(
+        flushed.iter().map(|one| (one.id, one.status)).collect::<Vec<_>>(),
+        (0..3).map(|id| (id, Status::Flushed)).collect::<Vec<_>>()
+    );
+    committer.work();
+    world.run(SECOND / 100);
+    assert_eq!(server.poll(), None);
+}
+
+/// A raw peer in full operation with a queue pair that does commits, and a durable region.
+fn raw() -> (World, Pair, RawPeer, Registration, Committer) {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let pair = world.hosts[1].pair(PairOptions::default());
+    let (region, committer, _) = durable(&world, 1, 64, false);
+    let (mut peer, _) = RawPeer::start_with(&mut world, 9, 1, &pair, &requests, PORT, (&request(), with(COMMIT)));
+    // Before a first FPDU a Responder may not speak.
+    peer.send(&fpdu(&write(1, 0, &[])));
+    (world, pair, peer, region, committer)
+}
+
+fn region_of(stag: u32, offset: u64, length: u32) -> CommitRegion {
+    CommitRegion { stag: Stag(stag), length, offset: TaggedOffset(offset) }
+}
+
+fn body(identifier: u32, regions: &[CommitRegion]) -> Vec<u8> {
+    let mut octets = vec![0; CommitRequest::emit_len(regions.len())];
+    CommitRequest::emit(identifier, regions, &mut octets);
+    octets
+}
+
+fn commit(number: u32, identifier: u32, regions: &[CommitRegion]) -> Vec<u8> {
+    untagged(Opcode::CommitRequest, 1, number, 0, &body(identifier, regions))
+}
+
+fn answer(world: &mut World, peer: &mut RawPeer) -> Option<Vec<u8>> {
+    let mut answer = None;
+    peer.run_until(world, SECOND / 10, |peer, _| {
+        answer = peer.take_fpdu();
+        answer.is_some()
+    });
+    answer
+}
+
+fn response(number: u32, request_identifier: u32, status: CommitStatus) -> Vec<u8> {
+    let response = CommitResponse { request_identifier, status: status.code() };
+    untagged(Opcode::CommitResponse, 3, number, 0, &response.to_octets())
+}
+
+#[test]
+fn requests_come_whole_or_in_pieces_and_are_limited() {
+    let (mut world, _pair, mut peer, region, mut committer) = raw();
+    let one = region_of(region.stag(), 0, 8);
+    // Reserved fields are not looked at.
+    let mut whole = commit(1, 0x0102_0304, &[one]);
+    whole[0] |= 0x3c;
+    whole[1] |= 0x30;
+    peer.send(&fpdu(&whole));
+    assert_eq!(answer(&mut world, &mut peer), None);
+    assert_eq!(committer.work(), 1);
+    assert_eq!(answer(&mut world, &mut peer), Some(response(1, 0x0102_0304, CommitStatus::Success)));
+    // 64 regions in pieces of 100 octets, one of them empty.
+    let octets = body(7, &[one; 64]);
+    let mut at = 0;
+    for piece in [&octets[..100], &[], &octets[100..900], &octets[900..]] {
+        let mut ulpdu = untagged(Opcode::CommitRequest, 1, 2, at, piece);
+        at += piece.len() as u32;
+        if at < octets.len() as u32 {
+            ulpdu[0] &= !0x40;
+        }
+        peer.send(&fpdu(&ulpdu));
+    }
+    assert_eq!(answer(&mut world, &mut peer), None);
+    assert_eq!(committer.work(), 64);
+    assert_eq!(answer(&mut world, &mut peer), Some(response(2, 7, CommitStatus::Success)));
+    // One more is answered without a look at it; the stream goes on.
+    peer.send(&fpdu(&commit(3, 8, &[region_of(0xdead_beef, 0, 1); 65])));
+    assert_eq!(answer(&mut world, &mut peer), Some(response(3, 8, CommitStatus::Limit)));
+    peer.send(&fpdu(&commit(4, 9, &[one; 66])));
+    assert_eq!(peer.terminate(&mut world), Some((1, 2, 5)));
+}
+
+#[test]
+fn faulty_requests_are_terminated_with_their_header() {
+    type Make = fn(u32, u32) -> Vec<u8>;
+    let cases: [(&str, Make, (u8, u8, u8)); 16] = [
+        ("unknown tag", |stag, _| commit(1, 1, &[region_of(stag, 0, 8), region_of(stag ^ 1, 0, 1)]), (0, 1, 0)),
+        ("out of bounds", |stag, _| commit(1, 1, &[region_of(stag, 57, 8)]), (0, 1, 1)),
+        ("no right", |_, other| commit(1, 1, &[region_of(other, 0, 8)]), (0, 1, 2)),
+        ("wrap", |stag, _| commit(1, 1, &[region_of(stag, u64::MAX, 2)]), (0, 1, 4)),
+        ("no region", |_, _| untagged(Opcode::CommitRequest, 1, 1, 0, &[0; 4]), (0, 2, 0xff)),
+        ("3 octets", |_, _| untagged(Opcode::CommitRequest, 1, 1, 0, &[0; 3]), (0, 2, 0xff)),
+        ("half a region", |_, _| untagged(Opcode::CommitRequest, 1, 1, 0, &[0; 28]), (0, 2, 0xff)),
+        ("wrong number", |stag, _| commit(2, 1, &[region_of(stag, 0, 8)]), (1, 2, 3)),
+        ("wrong queue", |_, _| untagged(Opcode::CommitRequest, 0, 1, 0, &[0; 20]), (1, 2, 1)),
+        ("not from its beginning", |_, _| untagged(Opcode::CommitRequest, 1, 1, 4, &[0; 20]), (1, 2, 4)),
+        ("tagged", |_, _| [&[0xc1, 0x4c][..], &[0; 32]].concat(), (0, 2, 6)),
+        ("response without a request", |_, _| untagged(Opcode::CommitResponse, 3, 1, 0, &[0; 8]), (1, 2, 2)),
+        ("invalidates what is not there", |_, _| with_stag(commit(1, 1, &[region_of(9, 0, 0)]), 0x1234), (0, 1, 9)),
+        ("invalidates what others use", |stag, _| with_stag(commit(1, 1, &[region_of(stag, 0, 0)]), stag), (0, 2, 9)),
+        ("too long in one piece", |_, _| untagged(Opcode::CommitRequest, 1, 1, 0, &[0; 1045]), (1, 2, 5)),
+        ("another opcode inside", |_, _| Vec::new(), (0, 2, 7)),
+    ];
+    for (name, make, expected) in cases {
+        let (mut world, _pair, mut peer, region, mut committer) = raw();
+        let second = world.hosts[1].pair(PairOptions::default());
+        let read_only = world.hosts[1].register(vec![0; 64], Access::REMOTE_READ);
+        let mut ulpdu = make(region.stag(), read_only.stag());
+        if ulpdu.is_empty() {
+            let mut first = untagged(Opcode::CommitRequest, 1, 1, 0, &[0; 20]);
+            first[0] &= !0x40;
+            peer.send(&fpdu(&first));
+            ulpdu = untagged(Opcode::ReadRequest, 1, 1, 20, &[0; 28]);
+        }
+        peer.send(&fpdu(&ulpdu));
+        let answer = answer(&mut world, &mut peer).unwrap_or_else(|| panic!("{name}: no answer"));
+        let Ok(Header::Untagged(header)) = Header::parse(&answer) else { panic!("{name}: {answer:x?}") };
+        assert_eq!(header.queue, QueueNumber::TERMINATE, "{name}");
+        let terminate = Terminate::parse(&answer[18..]).expect("a Terminate");
+        assert_eq!((terminate.layer.code(), terminate.error_type, terminate.code), expected, "{name}");
+        // Section 5.1 (2): length and DDP header, never the RDMAP header.
+        assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
+        assert!(terminate.ddp_header.is_some_and(|quoted| ulpdu.starts_with(quoted.as_slice())), "{name}");
+        assert_eq!(terminate.read_request, None, "{name}");
+        assert_eq!(committer.work(), 0, "{name}: nothing of it was begun");
+        drop(second);
+    }
+}
+
+fn with_stag(mut ulpdu: Vec<u8>, stag: u32) -> Vec<u8> {
+    ulpdu[2..6].copy_from_slice(&stag.to_be_bytes());
+    ulpdu
+}
+
+#[test]
+fn a_request_may_have_an_stag_invalidated_when_it_has_succeeded() {
+    let (mut world, pair, mut peer, region, mut committer) = raw();
+    let own = world.hosts[1].register_for(&pair, vec![0; 64], Access::ALL);
+    let one = region_of(region.stag(), 0, 8);
+    peer.send(&fpdu(&with_stag(commit(1, 1, &[one]), own.stag())));
+    assert_eq!(answer(&mut world, &mut peer), None);
+    assert!(own.is_valid(), "not before it has succeeded");
+    committer.work();
+    assert_eq!(answer(&mut world, &mut peer), Some(response(1, 1, CommitStatus::Success)));
+    assert!(!own.is_valid());
+    // A commit that failed leaves the STag alone.
+    let kept = world.hosts[1].register_for(&pair, vec![0; 64], Access::ALL);
+    peer.send(&fpdu(&with_stag(commit(2, 2, &[one; 65]), kept.stag())));
+    assert_eq!(answer(&mut world, &mut peer), Some(response(2, 2, CommitStatus::Limit)));
+    assert!(kept.is_valid());
+}
+
+#[test]
+fn faulty_responses_end_the_stream() {
+    type Make = fn(u32) -> Vec<u8>;
+    let cases: [(&str, Make, (u8, u8, u8)); 4] = [
+        ("another identifier", |identifier| response(1, identifier ^ 1, CommitStatus::Success), (0, 2, 0xff)),
+        ("another number", |identifier| response(2, identifier, CommitStatus::Success), (1, 2, 3)),
+        ("7 octets", |_| untagged(Opcode::CommitResponse, 3, 1, 0, &[0; 7]), (0, 2, 0xff)),
+        (
+            "of an atomic",
+            |identifier| {
+                let octets = [&identifier.to_be_bytes()[..], &[0; 8]].concat();
+                untagged(Opcode::AtomicResponse, 3, 1, 0, &octets)
+            },
+            (0, 2, 6),
+        ),
+    ];
+    for (name, make, expected) in cases {
+        let (mut world, mut pair, mut peer, _region, _committer) = raw();
+        assert!(post_commit(&mut pair, 7, &[Sge { stag: 0x1234, length: 0x20, offset: 0x40 }]));
+        let came = answer(&mut world, &mut peer).expect("the request");
+        let asked = CommitRequest::parse(&came[18..]).expect("a Commit Request");
+        assert_eq!(asked.regions().collect::<Vec<_>>(), [region_of(0x1234, 0x40, 0x20)]);
+        assert_eq!((came[0], came[1]), (0x41, 0x4c));
+        assert_eq!(came[2..6], [0; 4], "no STag to invalidate");
+        assert_eq!(pair.poll(), None, "not complete before the response");
+        peer.send(&fpdu(&make(asked.request_identifier)));
+        assert_eq!(peer.terminate(&mut world), Some(expected), "{name}");
+        assert_eq!(pair.poll_all().len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_while_a_request_is_made_is_terminated_without_headers() {
+    for opcode in [SendOpcode::Commit, SendOpcode::FetchAdd] {
+        let (mut world, mut pair, mut peer, _region, _committer) = raw();
+        // Of no region; and without its operands.
+        assert!(pair.post(element(7, opcode), &[], &[]));
+        let came = answer(&mut world, &mut peer).expect("a Terminate");
+        let Ok(Header::Untagged(header)) = Header::parse(&came) else { panic!("{came:x?}") };
+        assert_eq!(header.queue, QueueNumber::TERMINATE);
+        let terminate = Terminate::parse(&came[18..]).expect("a Terminate");
+        assert_eq!((terminate.layer.code(), terminate.error_type), (0, 0));
+        assert_eq!((terminate.segment_length, terminate.ddp_header, terminate.read_request), (None, None, None));
+        let failed: Vec<Status> = pair.poll_all().iter().map(|one| one.status).collect();
+        assert_eq!(failed, [Status::LocalOperation]);
+    }
+}
+
+/// What each octet of the region was written with, in order, and from which write on a value must be safe.
+struct History {
+    writes: Vec<Vec<(u32, u8)>>,
+    floor: Vec<u32>,
+    next: u32,
+}
+
+/// A commit that was posted: its ranges, and the writes before it.
+struct Asked {
+    id: u64,
+    ranges: Vec<(usize, usize)>,
+    before: u32,
+}
+
+/// A client writes and commits over a network that loses frames, and at a random moment the server loses all that it did not
+/// sync. Gives the first octet that must be safe and is not.
+fn lose_power(seed: u64, lies: bool) -> Option<usize> {
+    const LENGTH: usize = 3000;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let rate = if random.bool() { 0.02 } else { 0.0 };
+    let network = SimOptions { loss: rate, duplication: rate, reordering: rate, ..SimOptions::default() };
+    let mut world = World::new(seed, network);
+    for _ in 0..2 {
+        world.add(HostOptions::default(), |config| config.tcp.rto_initial = Duration::from_millis(20));
+    }
+    let (mut client, _server, _requests) = uwarp_sim_tests::pairs::join_two(&mut world, with(COMMIT), with(COMMIT));
+    let (region, mut committer, shadow) = durable(&world, 1, LENGTH, false);
+    shadow.0.lock().expect("not poisoned").lies = lies;
+    let source = world.hosts[0].register(vec![0; 64 * LENGTH], Access::LOCAL_READ);
+    let mut history = History { writes: vec![Vec::new(); LENGTH], floor: vec![0; LENGTH], next: 1 };
+    let mut asked: VecDeque<Asked> = VecDeque::new();
+    let (mut id, mut slot) = (0u64, 0);
+    let crash = random.usize(1..60);
+    for step in 0..crash {
+        let (from, length) = (random.usize(..LENGTH), random.usize(1..1500));
+        let length = length.min(LENGTH - from);
+        let kind = random.u32(..10);
+        if kind < 8 && slot < 64 {
+            // Each write has octets of its own, so that every state can be told from others.
+            let octets: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
+            let place = slot * LENGTH;
+            source.write(place, &octets).expect("in range");
+            let piece = sge(&source, place as u64, length as u32);
+            let with_commit = kind >= 5;
+            let opcode = if with_commit { SendOpcode::WriteCommit } else { SendOpcode::Write };
+            id += 1;
+            if client.post_simple(id, opcode, Some(piece), (region.stag(), from as u64)) {
+                slot += 1;
+                for (at, octet) in octets.iter().enumerate() {
+                    history.writes[from + at].push((history.next, *octet));
+                }
+                history.next += 1;
+                if with_commit {
+                    asked.push_back(Asked { id, ranges: vec![(from, length)], before: history.next });
+                }
+            }
+        } else {
+            let ranges: Vec<(usize, usize)> = (0..random.usize(1..4))
+                .map(|_| {
+                    let from = random.usize(..LENGTH);
+                    (from, random.usize(..=LENGTH - from))
+                })
+                .collect();
+            let regions: Vec<Sge> =
+                ranges.iter().map(|(from, length)| sge(&region, *from as u64, *length as u32)).collect();
+            id += 1;
+            if post_commit(&mut client, id, &regions) {
+                asked.push_back(Asked { id, ranges, before: history.next });
+            }
+        }
+        world.run(Duration::from_micros(random.u64(..200)));
+        if random.u32(..3) == 0 {
+            committer.work();
+        }
+        if step + 1 == crash || random.bool() {
+            world.run(Duration::from_micros(random.u64(..50_000)));
+        }
+        for done in client.poll_all() {
+            assert_eq!(done.status, Status::Success, "seed {seed}");
+            if asked.front().is_some_and(|front| front.id == done.id)
+                && let Some(front) = asked.pop_front()
+            {
+                for (from, length) in front.ranges {
+                    for at in from..from + length {
+                        let last = history.writes[at].iter().rev().find(|(number, _)| *number < front.before);
+                        history.floor[at] = history.floor[at].max(last.map_or(0, |(number, _)| *number));
+                    }
+                }
+            }
+        }
+    }
+    let safe = shadow.safe();
+    (0..LENGTH).find(|at| {
+        let floor = history.floor[*at];
+        let allowed = history.writes[*at].iter().any(|(number, value)| *number >= floor && *value == safe[*at]);
+        !(allowed || floor == 0 && safe[*at] == 0)
+    })
+}
+
+#[test]
+fn what_was_committed_survives_the_loss_of_everything_else() {
+    for seed in 0..1000 {
+        assert_eq!(lose_power(seed, false), None, "seed {seed}: an octet was lost");
+    }
+}
+
+#[test]
+fn a_sync_that_is_left_out_is_found_out() {
+    let found = (0..50).filter(|seed| lose_power(*seed, true).is_some()).count();
+    assert!(found > 25, "of 50 losses of power {found} were noticed");
+}
