@@ -1,14 +1,17 @@
-//! What TCP does for MPA and DDP: each new segment holds whole FPDUs (RFC 5044 §5.1), small ones do not wait for others, and
-//! work is complete when TCP has taken responsibility for it, not before (RFC 5041 §5.3).
+//! What leaves, and when: each new segment of TCP holds whole FPDUs (RFC 5044 §5.1), small ones do not wait for others,
+//! messages do not interleave (RFC 5041 §5.4), a Terminate overtakes what waits (RFC 5040 §7.1), and work is complete when
+//! TCP has taken responsibility for it, not before (RFC 5041 §5.3).
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use uwarp_engine::command::Command;
+use uwarp_engine::command::{Command, ConnectionEvent, DisconnectReason, TerminateCode};
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
-use uwarp_engine::work::{SendOpcode, Sge, Status};
-use uwarp_iwarp::framing::fpdu_len;
+use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge, Status};
+use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, Registration};
+use uwarp_wire::ddp::Header;
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 
 const PORT: u16 = 7471;
@@ -17,7 +20,7 @@ const REGION: u32 = 256 << 10;
 struct Bench {
     world: World,
     client: Pair,
-    _server: Pair,
+    server: Pair,
     source: Registration,
     target: Registration,
 }
@@ -40,7 +43,7 @@ fn bench(seed: u64, options: SimOptions, capture: Option<&std::path::Path>) -> B
     world.join((0, &client), (1, &server), &requests, PORT);
     let source = world.hosts[0].register(vec![0x5a; REGION as usize], Access::LOCAL_READ);
     let target = world.hosts[1].register(vec![0; REGION as usize], Access::REMOTE_WRITE);
-    Bench { world, client, _server: server, source, target }
+    Bench { world, client, server, source, target }
 }
 
 impl Bench {
@@ -184,6 +187,79 @@ fn alignment_comes_back_when_the_path_shrinks() {
     // FPDUs that TCP held already keep their length; those that are made afterwards fit.
     assert!(after.len() - astray > 800, "{} segments, the last astray is {astray}", after.len());
     assert!(after[astray..].iter().all(|segment| segment.ip_packet <= 1000));
+}
+
+#[test]
+fn messages_do_not_interleave() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("messages.pcap");
+    let mut bench = bench(5, SimOptions { loss: 0.005, ..SimOptions::default() }, Some(&path));
+    // Responses to the peer's Reads share the stream with messages of our own.
+    let shared = bench.world.hosts[0].register(vec![1; REGION as usize], Access::REMOTE_READ);
+    let sink = bench.world.hosts[1].register(vec![0; REGION as usize], Access::LOCAL_WRITE);
+    let inbox = bench.world.hosts[1].register(vec![0; 20_000], Access::LOCAL_WRITE);
+    let entry = |region: &Registration, length| Sge { stag: region.stag(), length, offset: region.base_offset() };
+    for id in 0..12 {
+        assert!(bench.server.post_receive(id, &[entry(&inbox, 20_000)]));
+        let remote = (shared.stag(), shared.base_offset());
+        assert!(bench.server.post_simple(id, SendOpcode::Read, Some(entry(&sink, 30_000)), remote));
+        bench.write(id, 25_000);
+        assert!(bench.client.post_simple(id, SendOpcode::Send, Some(entry(&bench.source, 20_000)), (0, 0)));
+    }
+    bench.complete(24);
+    let mut reads = 0;
+    let server = &mut bench.server;
+    assert!(bench.world.run_until(Duration::from_secs(60), |_| {
+        reads += server.poll_all().iter().filter(|one| one.opcode == CompletionOpcode::Read).count();
+        reads == 12
+    }));
+    bench.world.run(Duration::from_secs(1));
+    bench.world.hosts[0].command(Command::StopCapture);
+    bench.world.run(Duration::from_millis(1));
+    let (fresh, _) = segments(&path);
+    let stream: Vec<u8> = fresh.iter().flat_map(|segment| segment.octets.iter().copied()).collect();
+    let (mut open, mut kinds, mut changes) = (None, HashSet::new(), 0);
+    for at in boundaries(&fresh).windows(2).map(|pair| pair[0] as usize) {
+        let header = Header::parse(&stream[at + LENGTH_LEN..]).expect("a DDP header");
+        let message = match header {
+            Header::Tagged(header) => (header.control, header.stag.0),
+            Header::Untagged(header) => (header.control, header.message_sequence_number.0),
+        };
+        assert!(open.is_none_or(|open| open == message), "{message:?} inside {open:?}");
+        open = (!header.last()).then_some(message);
+        changes += usize::from(kinds.insert(message.0));
+    }
+    assert_eq!((open, changes), (None, 3), "Writes, Sends and Read Responses were on the stream");
+}
+
+#[test]
+fn a_terminate_overtakes_work_that_waits() {
+    let mut bench = bench(6, SimOptions { delay: Duration::from_millis(1), ..SimOptions::default() }, None);
+    for id in 0..40 {
+        bench.write(id, 250_000);
+    }
+    bench.world.run(Duration::from_millis(4));
+    // The peer names a buffer that there is not.
+    assert!(bench.server.post_simple(1, SendOpcode::Write, None, (0, 0)));
+    let local = bench.world.hosts[1].register(vec![0; 8], Access::LOCAL_READ);
+    let entry = Sge { stag: local.stag(), length: 8, offset: local.base_offset() };
+    assert!(bench.server.post_simple(2, SendOpcode::Write, Some(entry), (0xdead_beef, 0)));
+    let asked = bench.world.now();
+    let mut end = None;
+    let server = &bench.server;
+    assert!(bench.world.run_until(Duration::from_secs(10), |_| {
+        end = server.events.try_recv().ok();
+        end.is_some()
+    }));
+    let reason = DisconnectReason::PeerTerminated(TerminateCode { layer: 1, error_type: 1, code: 0 });
+    assert_eq!(end, Some(ConnectionEvent::Disconnected { queue_pair: bench.server.number, reason }));
+    // There and back is two milliseconds; the ten million octets that wait would take a hundred of them.
+    let took = bench.world.now().as_nanos() - asked.as_nanos();
+    assert!(took < 20_000_000, "{took} ns");
+    let done = bench.client.poll_all();
+    let flushed = done.iter().filter(|completion| completion.status == Status::Flushed).count();
+    assert_eq!(done.len(), 40);
+    assert!(flushed > 20, "{flushed} Writes were flushed");
 }
 
 #[test]

@@ -203,6 +203,29 @@ fn immediate_data_is_delivered_in_order_with_sends() {
 }
 
 #[test]
+fn a_mistake_while_one_is_built_ends_the_stream_without_headers() {
+    let (mut world, mut client, mut server, _requests) = joined(BOTH, BOTH);
+    let source = world.hosts[0].register(vec![1; 8], Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 64], ATOMIC);
+    for id in 0..2 {
+        assert!(server.post_receive(id, &[]));
+    }
+    post_write_immediate(&mut client, 1, &[sge(&source, 0, 8)], (target.stag(), 0), 7);
+    // One octet more than there is.
+    post_write_immediate(&mut client, 2, &[sge(&source, 1, 8)], (target.stag(), 8), 8);
+    assert!(post_atomic(&mut client, 3, SendOpcode::FetchAdd, (target.stag(), 16), add(1)));
+    assert_eq!(ends(&mut world, &client), DisconnectReason::LocalError(Status::LocalProtection));
+    let told = TerminateCode { layer: 0, error_type: 0, code: 0 };
+    assert_eq!(ends(&mut world, &server), DisconnectReason::PeerTerminated(told));
+    let done: Vec<_> = completions(&mut world, &mut client, 3).iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(done, [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)]);
+    let received: Vec<_> =
+        completions(&mut world, &mut server, 2).iter().map(|one| (one.status, one.immediate_data())).collect();
+    assert_eq!(received, [(Status::Success, Some(7)), (Status::Flushed, None)]);
+    assert_eq!(target.load_acquire_u64(16), Ok(0));
+}
+
+#[test]
 fn a_peer_that_has_not_agreed_answers_with_unexpected_opcode() {
     let unexpected = TerminateCode { layer: 0, error_type: 2, code: 6 };
     for what in [SendOpcode::Immediate, SendOpcode::WriteImmediate, SendOpcode::FetchAdd, SendOpcode::CompareSwap] {
