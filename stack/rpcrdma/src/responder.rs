@@ -171,6 +171,8 @@ pub struct Responder {
     /// Number of the next reply.
     serial: u64,
     pool: Pool,
+    /// Items of replies that have been sent.
+    spent: Vec<Vec<u8>>,
     received: Vec<u8>,
     message: Vec<u8>,
     over: Option<Over>,
@@ -234,6 +236,7 @@ impl Responder {
             written: VecDeque::new(),
             serial: 0,
             pool: Pool::new(usize::try_from(options.memory).unwrap_or(usize::MAX)),
+            spent: Vec::new(),
             received: Vec::new(),
             message: Vec::new(),
             over: None,
@@ -259,7 +262,16 @@ impl Responder {
 
     /// Memory of this length for a result, with anything in it: used memory, if there is some.
     pub fn buffer(&mut self, length: usize) -> Vec<u8> {
+        for memory in self.spent.drain(..) {
+            self.pool.put(memory);
+        }
         self.pool.take(length)
+    }
+
+    /// Memory of an item of a reply that has been sent, with the item in it: for servers that give the same again and again. What
+    /// is not asked for becomes memory for [`buffer`](Self::buffer).
+    pub fn reclaim(&mut self) -> Option<Vec<u8>> {
+        self.spent.pop()
     }
 
     /// Takes memory of arguments back, for the next call.

@@ -246,3 +246,20 @@ fn wrapped_arguments_travel_whole_in_long_calls_and_long_replies() {
         assert_eq!(items, usize::from(service == 1), "a wrapped result has no items");
     }
 }
+
+#[test]
+fn the_memory_of_results_comes_back_to_the_server() {
+    let mut rig = Rig::plain();
+    assert_eq!(rig.results(get(10_000, vec![vec![0; 10_000]])), get_results(10_000));
+    rig.until("the end of the Send", |rig| (!rig.server.responders[0].is_sending()).then_some(()));
+    let responder = &mut rig.server.responders[0];
+    let Part::Item(sent) = &get_results(10_000)[1] else { panic!("no item") };
+    assert_eq!(responder.reclaim().as_ref(), Some(sent));
+    assert_eq!(responder.reclaim(), None);
+    // What is not asked for is memory for other results.
+    rig.results(get(10_000, vec![vec![0; 10_000]]));
+    rig.until("the end of the Send", |rig| (!rig.server.responders[0].is_sending()).then_some(()));
+    let responder = &mut rig.server.responders[0];
+    assert_eq!(&responder.buffer(10_000), sent);
+    assert_eq!(responder.buffer(10_000), [0; 10_000]);
+}

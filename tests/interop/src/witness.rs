@@ -55,13 +55,26 @@ pub fn count(capture: &Path, filter: &str) -> usize {
 
 /// The same with more arguments, for what tshark does not look at by itself.
 pub fn count_with(capture: &Path, more: &[&str], filter: &str) -> usize {
-    tshark(capture, &[more, &["-Y", filter]].concat()).lines().filter(|line| !line.trim().is_empty()).count()
+    lines(&tshark(capture, &[more, &["-Y", filter]].concat()))
+}
+
+/// As [`count`], with RPC-over-RDMA dissected, of whatever program.
+pub fn count_calls(capture: &Path, filter: &str) -> usize {
+    lines(&dissect(capture, &["-o", "rpc.dissect_unknown_programs:TRUE", "-Y", filter]))
+}
+
+fn lines(text: &str) -> usize {
+    text.lines().filter(|line| !line.trim().is_empty()).count()
 }
 
 fn tshark(capture: &Path, more: &[&str]) -> String {
+    // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA.
+    dissect(capture, &[&["--disable-protocol", "rpcordma"], more].concat())
+}
+
+fn dissect(capture: &Path, more: &[&str]) -> String {
     let output = Command::new("tshark")
-        // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA.
-        .args(["--disable-protocol", "rpcordma", "-r"])
+        .arg("-r")
         .arg(capture)
         .args(more)
         .stdin(Stdio::null())

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use uwarp_interop_tests::tools::{Guarded, run, tool, wait_for};
-use uwarp_interop_tests::witness::{count, count_with, examine};
+use uwarp_interop_tests::witness::{count, count_calls, count_with, examine};
 
 const WRITE: usize = 0;
 const READ_REQUEST: usize = 1;
@@ -88,5 +88,58 @@ fn tshark_finds_nothing_wrong_with_a_copy() {
         let data = testimony.opcodes[WRITE] + testimony.opcodes[READ_RESPONSE];
         assert!(data > 200, "{testimony:?}: 300,001 octets take more than 200 segments");
         assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+    }
+}
+
+#[test]
+fn tshark_reads_calls_over_rdma() {
+    // Test, octets, and what it is sent by: chunks of calls and of replies, and whether messages are in them.
+    let rows: [(&str, &str, &str, &str); 5] = [
+        ("null", "0", "rpcordma.msg_type == 0", "rpcordma.msg_type == 0"),
+        ("put", "3000", "rpcordma.msg_type == 0 && rpcordma.reads_count == 0", "rpcordma.msg_type == 0"),
+        ("put", "100001", "rpcordma.reads_count == 1 && !(rpcordma.writes_count > 0)", "rpcordma.reads_count == 0"),
+        ("get", "100001", "rpcordma.writes_count == 1 && !(rpcordma.reads_count > 0)", "rpcordma.writes_count == 1"),
+        (
+            "echo",
+            "20000",
+            "rpcordma.msg_type == 1 && rpcordma.reads_count == 1 && rpcordma.reply_count == 1",
+            "rpcordma.msg_type == 1 && rpcordma.reads_count == 0 && rpcordma.reply_count == 1",
+        ),
+    ];
+    for (test, size, calls, replies) in rows {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, capture) = (folder.path().join("socket"), folder.path().join("rpc.pcap"));
+        let rpc = |what: &str| {
+            let mut command = Command::new(tool("uwarp-rpc"));
+            command.arg(what).arg("--socket").arg(&socket);
+            command
+        };
+        let server = Guarded::start(rpc("serve").arg("--once"));
+        wait_for(&socket);
+        run(rpc("run")
+            .args([test, "--size", size, "--iterations", "20", "--json"])
+            .arg(folder.path().join("result"))
+            .arg("--pcap")
+            .arg(&capture));
+        server.finish();
+        let testimony = examine(&capture);
+        let count = |filter: &str| count_calls(&capture, filter);
+        assert_eq!(testimony.complaints, [""; 0], "{test}");
+        assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+        // 20 calls, two to warm up; three more ask for something else: the first, and for the CPU time.
+        let (timed, others) = (22, 3);
+        assert_eq!(count("rpcordma.version == 1"), 2 * (timed + others), "{test}");
+        // Calls too, of which some are put together of what was read by RDMA.
+        assert_eq!(count("rpc.program == 0x20005752"), 2 * (timed + others), "{test} of {size}");
+        assert_eq!(count("rpcordma && rpc.msgtyp == 1 && rpc.state_accept == 0"), timed + others, "{test} of {size}");
+        assert_eq!(count("rpcordma.errcode"), 0, "{test}");
+        let others = if test == "null" || size == "3000" { others } else { 0 };
+        let found = |filter: &str, kind: &str| count(&format!("{kind} && {filter}"));
+        // Who sends what is told by the address: the message of a long call is not in the Send.
+        assert_eq!(found(calls, "ip.src == 10.77.0.2"), timed + others, "{test} of {size}: {calls}");
+        let least = timed + others;
+        assert!(found(replies, "ip.src == 10.77.0.1") >= least, "{test} of {size}: {replies}");
+        // A requester exposes memory, and reads and writes none (RFC 8166 §3.1).
+        assert_eq!(count("ip.src == 10.77.0.2 && (iwarp_rdma.opcode == 0 || iwarp_rdma.opcode == 1)"), 0);
     }
 }

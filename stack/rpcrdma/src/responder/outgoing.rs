@@ -15,8 +15,12 @@ use super::incoming::Incoming;
 pub(super) struct Outgoing {
     serial: u64,
     regions: Vec<MemoryRegion>,
+    /// How many of them are items.
+    items: usize,
 }
 
+/// Items that wait to be reclaimed.
+const SPENT: usize = 16;
 /// Replies whose Writes may be what a Terminate complains of.
 const SUSPECTS: usize = 64;
 
@@ -65,13 +69,11 @@ impl Responder {
         }
         let serial = self.next_serial();
         let mut regions = Vec::new();
-        let mut wrote = false;
         for (data, chunk) in items {
-            wrote = true;
             self.write(data, &chunks.writes[chunk], &mut regions)?;
         }
+        let items = regions.len();
         let body = if let Some(payload) = long {
-            wrote = true;
             self.stats.long_replies += 1;
             if let Some(reply) = &chunks.reply {
                 self.write(payload, reply, &mut regions)?;
@@ -80,7 +82,7 @@ impl Responder {
         } else {
             Body::Message(chunks)
         };
-        if wrote {
+        if !regions.is_empty() {
             if self.written.len() == SUSPECTS {
                 self.written.pop_front();
             }
@@ -93,7 +95,7 @@ impl Responder {
         // Before the reply, so that the next call finds it (RFC 8166 §3.3.1).
         self.endpoint.post_receive(slot)?;
         if !regions.is_empty() {
-            self.outgoing.push_back(Outgoing { serial, regions });
+            self.outgoing.push_back(Outgoing { serial, regions, items });
         }
         self.endpoint.send(&self.message, invalidate, serial)?;
         self.stats.replies += 1;
@@ -120,8 +122,13 @@ impl Responder {
         while self.outgoing.front().is_some_and(|outgoing| outgoing.serial <= serial)
             && let Some(outgoing) = self.outgoing.pop_front()
         {
-            for region in outgoing.regions {
-                self.pool.put(region.deregister());
+            for (index, region) in outgoing.regions.into_iter().enumerate() {
+                let memory = region.deregister();
+                if index < outgoing.items && self.spent.len() < SPENT {
+                    self.spent.push(memory);
+                } else {
+                    self.pool.put(memory);
+                }
             }
         }
     }
