@@ -137,7 +137,7 @@ impl Stream {
             Ok(Header::Tagged(header)) => self.receive_tagged(header, &ulpdu[TAGGED_HEADER_LEN..]),
             Ok(Header::Untagged(header)) => match header.queue {
                 QueueNumber::SEND => self.receive_send(&header, &ulpdu[UNTAGGED_HEADER_LEN..], first),
-                _ => self.receive_rare(&header, ulpdu),
+                _ => self.receive_rare(&header, ulpdu, first),
             },
             Err(error) => Err(header_fault(error)),
         }
@@ -257,11 +257,16 @@ impl Stream {
     }
 
     /// The queues other than that of the Sends.
-    fn receive_rare<'a>(&mut self, header: &UntaggedHeader, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+    fn receive_rare<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        ulpdu: &'a [u8],
+        first_fpdu: bool,
+    ) -> Result<Delivery<'a>, Fault> {
         let payload = &ulpdu[UNTAGGED_HEADER_LEN..];
         match header.queue {
             QueueNumber::READ_REQUEST => self.receive_request(header, ulpdu, payload),
-            QueueNumber::TERMINATE => self.receive_terminate(header, payload),
+            QueueNumber::TERMINATE => self.receive_terminate(header, payload, first_fpdu),
             queue if self.features().has_queue(queue) => self.receive_response(header, payload),
             _ => Err(Fault::InvalidQueue),
         }
@@ -412,7 +417,12 @@ impl Stream {
         Ok(Delivery::CommitResponse { token, status: response.status })
     }
 
-    fn receive_terminate<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+    fn receive_terminate<'a>(
+        &mut self,
+        header: &UntaggedHeader,
+        payload: &'a [u8],
+        first_fpdu: bool,
+    ) -> Result<Delivery<'a>, Fault> {
         // There is one Terminate in the life of a stream.
         if header.message_sequence_number != uwarp_wire::ddp::MessageSequenceNumber::FIRST {
             return Err(Fault::InvalidMessageSequenceNumber);
@@ -430,7 +440,8 @@ impl Stream {
         if !header.last {
             return Err(Fault::NotOneSegment);
         }
-        let terminate = ReceivedTerminate::parse(payload).ok_or(Fault::WrongLength)?;
+        let terminate =
+            ReceivedTerminate::parse(payload, first_fpdu && self.is_responder()).ok_or(Fault::WrongLength)?;
         self.terminated_by_peer(terminate);
         Ok(Delivery::Terminate(terminate))
     }

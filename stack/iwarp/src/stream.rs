@@ -141,7 +141,11 @@ impl Stream {
     /// (RFC 5044 section 7.1.2); this holds for a Terminate too.
     #[inline]
     pub fn may_transmit(&self) -> bool {
-        self.heard || self.role == Role::Initiator
+        self.heard || !self.is_responder()
+    }
+
+    pub(crate) fn is_responder(&self) -> bool {
+        self.role == Role::Responder
     }
 
     /// Whether messages of the consumer and responses to reads may be sent now. Nothing follows a Terminate, sent or

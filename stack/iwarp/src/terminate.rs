@@ -75,13 +75,16 @@ impl ReceivedTerminate {
     ///
     /// siw fills the control word as a C bit field: on little-endian machines the halves of the first octet are swapped
     /// and the flags are the low bits of the third. It is taken for that when the word makes no sense as RFC 5040 has
-    /// it, or when headers follow that only siw's flags announce.
-    pub fn parse(message: &[u8]) -> Option<ReceivedTerminate> {
+    /// it, or when headers follow that only siw's flags announce, or when it refuses a start-up that is over. For that,
+    /// `may_refuse_start_up` says whether this is the first FPDU of an Initiator: nobody else refuses what the Reply has
+    /// (RFC 6581 sections 9.1 and 9.2), and siw's "unexpected opcode" comes without a header to tell them apart.
+    pub fn parse(message: &[u8], may_refuse_start_up: bool) -> Option<ReceivedTerminate> {
         let &[first, code, flags, low] = message.first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let (high_half, low_half) = (first >> 4, first & 0x0f);
         let announced_by_siw_only = matches!(flags, 1 | 3 | 7) && low == 0 && message.len() > TERMINATE_CONTROL_LEN;
+        let late_refusal = (high_half, low_half) == (2, 0) && matches!(code, 6 | 7) && !may_refuse_start_up;
         let siw_bit_order = is_assigned(low_half, high_half, code)
-            && (announced_by_siw_only || !is_assigned(high_half, low_half, code));
+            && (announced_by_siw_only || late_refusal || !is_assigned(high_half, low_half, code));
         let terminate = if siw_bit_order {
             let mut copy = [0; uwarp_wire::rdmap::MAXIMUM_TERMINATE_LEN];
             let len = message.len().min(copy.len());

@@ -71,8 +71,12 @@ fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
 /// A stream on which the message of this segment is the next one, as far as it has come before this segment.
 fn stream_before(ulpdu: &[u8]) -> Stream {
     let features = Features { atomics: true, immediate: true, commit: true };
-    let mut stream = Stream::new(&parameters(Role::Initiator, 16, 16), features);
-    match Header::parse(ulpdu) {
+    let header = Header::parse(ulpdu);
+    // Those of MPA among the Terminates are an Initiator's, which does not take what the Reply has.
+    let terminates = matches!(&header, Ok(Header::Untagged(header)) if header.queue == QueueNumber::TERMINATE);
+    let role = if terminates { Role::Responder } else { Role::Initiator };
+    let mut stream = Stream::new(&parameters(role, 16, 16), features);
+    match header {
         Ok(Header::Untagged(header)) => match header.queue {
             QueueNumber::SEND => {
                 stream.receive_send_number = header.message_sequence_number;

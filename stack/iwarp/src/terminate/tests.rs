@@ -12,6 +12,10 @@ fn octets(terminate: &Terminate) -> Vec<u8> {
     out
 }
 
+fn read(message: &[u8]) -> ReceivedTerminate {
+    ReceivedTerminate::parse(message, true).unwrap()
+}
+
 #[test]
 fn every_fault_sends_the_parts_of_its_row() {
     let failed = FailedSegment::of(&READ_REQUEST);
@@ -54,7 +58,7 @@ fn what_is_sent_is_read_back() {
     let failed = FailedSegment::of(&READ_REQUEST);
     for row in crate::fault::TABLE {
         let terminate = terminate_for(row.fault, failed);
-        let received = ReceivedTerminate::parse(&octets(&terminate)).unwrap();
+        let received = read(&octets(&terminate));
         assert_eq!(received, ReceivedTerminate { terminate, siw_bit_order: false });
     }
 }
@@ -64,10 +68,10 @@ fn reserved_bits_are_ignored() {
     let mut message = octets(&terminate_for(Fault::MessageTooLong, FailedSegment::of(&READ_REQUEST)));
     message[2] |= 0x1f;
     message[3] = 0xff;
-    let received = ReceivedTerminate::parse(&message).unwrap();
+    let received = read(&message);
     assert_eq!(received.terminate, terminate_for(Fault::MessageTooLong, FailedSegment::of(&READ_REQUEST)));
     // Also where no header follows, and the reserved bits look like flags of siw.
-    let received = ReceivedTerminate::parse(&[0x20, 0x06, 0x03, 0]).unwrap();
+    let received = read(&[0x20, 0x06, 0x03, 0]);
     assert_eq!((received.terminate.layer, received.siw_bit_order), (TerminateLayer::Mpa, false));
 }
 
@@ -76,7 +80,7 @@ fn zeros_behind_a_terminate_without_headers_are_accepted() {
     let mut message = vec![0; 52];
     message[0] = 0x02;
     message[1] = 0x06;
-    let received = ReceivedTerminate::parse(&message).unwrap();
+    let received = read(&message);
     assert_eq!(received.terminate, Terminate::new(TerminateLayer::Rdmap, 2, 6));
     assert!(!received.siw_bit_order);
 }
@@ -86,7 +90,7 @@ fn the_bit_order_of_siw_is_put_right() {
     // A Send without a receive: layer 1, type 2, code 2, M and D, then length and header.
     let mut message = vec![0x21, 0x02, 0x03, 0x00, 0, 100];
     message.extend_from_slice(&READ_REQUEST[..18]);
-    let received = ReceivedTerminate::parse(&message).unwrap();
+    let received = read(&message);
     assert!(received.siw_bit_order);
     assert_eq!(received.terminate.layer, TerminateLayer::Ddp);
     assert_eq!((received.terminate.error_type, received.terminate.code), (2, 2));
@@ -96,28 +100,44 @@ fn the_bit_order_of_siw_is_put_right() {
     // "Unexpected opcode" reads as a valid code of MPA; its header gives it away.
     message[0] = 0x20;
     message[1] = 0x06;
-    let received = ReceivedTerminate::parse(&message).unwrap();
+    let received = read(&message);
     assert!(received.siw_bit_order);
     assert_eq!(received.terminate.layer, TerminateLayer::Rdmap);
     assert_eq!((received.terminate.error_type, received.terminate.code), (2, 6));
     // A CRC error has no header, but the word means nothing in the documents' order.
-    let received = ReceivedTerminate::parse(&[0x02, 0x02, 0, 0]).unwrap();
+    let received = read(&[0x02, 0x02, 0, 0]);
     assert!(received.siw_bit_order);
     assert_eq!((received.terminate.layer, received.terminate.code), (TerminateLayer::Mpa, 2));
     assert_eq!(received.status(), RemoteStatus::LowerLayer);
 }
 
 #[test]
+fn a_start_up_is_refused_in_the_first_fpdu_of_an_initiator_only() {
+    // What siw answers to an atomic, octet for octet: no flags, no header.
+    for (code, in_rdmap) in [(6, true), (7, true), (5, false), (2, false)] {
+        let message = [0x20, code, 0, 0];
+        assert_eq!(read(&message).terminate.layer, TerminateLayer::Mpa);
+        let later = ReceivedTerminate::parse(&message, false).unwrap();
+        assert_eq!(later.siw_bit_order, in_rdmap, "{code}");
+        let expected = if in_rdmap { (TerminateLayer::Rdmap, 2) } else { (TerminateLayer::Mpa, 0) };
+        assert_eq!(
+            (later.terminate.layer, later.terminate.error_type, later.terminate.code),
+            (expected.0, expected.1, code)
+        );
+    }
+}
+
+#[test]
 fn the_least_is_four_octets() {
-    assert_eq!(ReceivedTerminate::parse(&[0x12, 0x05, 0xc0]), None);
-    let received = ReceivedTerminate::parse(&[0x12, 0x05, 0xc0, 0]).unwrap();
+    assert_eq!(ReceivedTerminate::parse(&[0x12, 0x05, 0xc0], false), None);
+    let received = read(&[0x12, 0x05, 0xc0, 0]);
     assert_eq!(received.terminate.segment_length, None);
     assert_eq!(received.terminate.ddp_header, None);
 }
 
 #[test]
 fn refusals_of_memory_are_told_from_other_faults() {
-    let status = |octets: [u8; 4]| ReceivedTerminate::parse(&octets).unwrap().status();
+    let status = |octets: [u8; 4]| read(&octets).status();
     assert_eq!(status([0x01, 0x00, 0, 0]), RemoteStatus::RemoteAccess);
     assert_eq!(status([0x11, 0x01, 0, 0]), RemoteStatus::RemoteAccess);
     assert_eq!(status([0x02, 0x06, 0, 0]), RemoteStatus::RemoteInvalidRequest);
