@@ -112,7 +112,14 @@ impl<P: Port> Core<P> {
             queue_pair.stage = Stage::Idle;
             let reason = match connection.end {
                 Some(DisconnectReason::TimedOut) => ConnectFailure::TimedOut,
-                Some(DisconnectReason::Reset) => ConnectFailure::Refused,
+                // Only what answers a SYN is a refusal; with the handshake done the Request waits or is on its way.
+                Some(DisconnectReason::Reset)
+                    if matches!(phase, Phase::Initiating(_))
+                        && connection.startup_frame.is_none()
+                        && connection.tcp.octets_pushed() == 0 =>
+                {
+                    ConnectFailure::Refused
+                }
                 _ => ConnectFailure::Closed,
             };
             queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });

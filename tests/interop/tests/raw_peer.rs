@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use uwarp::{
-    AcceptOptions, Access, CompletionFlags, CompletionOpcode, ConnectOptions, Context, DeviceConfig, DisconnectReason,
-    Features, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status, TerminateCode,
+    AcceptOptions, Access, CompletionFlags, CompletionOpcode, ConnectError, ConnectOptions, Context, DeviceConfig,
+    DisconnectReason, Error, Features, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status, TerminateCode,
 };
 use uwarp_interop_tests::raw_peer::{self, Marking, RawPeer};
 use uwarp_interop_tests::stack::{self, Endpoint, PATIENCE};
@@ -58,6 +58,7 @@ fn a_kernel_socket_speaks_with_the_stack_over_tap() {
 fn every_conversation(context: &Context) {
     the_kernel_connects(context);
     the_stack_connects(context);
+    a_reset_of_the_request_is_no_refusal(context);
     octets_arrive_one_by_one(context);
     several_fpdus_come_in_one_segment(context);
     faults_cost_their_own_connection(context);
@@ -166,6 +167,23 @@ fn the_stack_connects(context: &Context) {
     // The kernel ends in order, on a message boundary.
     peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
     assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+}
+
+/// A kernel that closes a socket with octets in it that nobody has read resets the connection, as siw does with a Request that it
+/// does not like: that is not the same as nobody listening.
+fn a_reset_of_the_request_is_no_refusal(context: &Context) {
+    let to = of_kernel(context, 7003);
+    let listener = TcpListener::bind(to).expect("the kernel listens");
+    let server = thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("the stack connects");
+        stream.peek(&mut [0; 20]).expect("the request comes");
+    });
+    let mut endpoint = Endpoint::new(context);
+    let error = context.connect(&mut endpoint.queue_pair, to, ConnectOptions::default()).expect_err("no start-up");
+    assert!(matches!(error, Error::Connect { reason: ConnectError::Closed, .. }), "{error}");
+    server.join().unwrap();
+    let error = context.connect(&mut endpoint.queue_pair, to, ConnectOptions::default()).expect_err("no listener");
+    assert!(matches!(error, Error::Connect { reason: ConnectError::Refused, .. }), "{error}");
 }
 
 /// The three ready-to-receive indications (RFC 6581 §9.2): flags of the two words, and the ULPDU.
@@ -309,12 +327,16 @@ fn extensions_go_both_ways(context: &Context) {
 
 /// siw answers an opcode that it does not know with Terminate 0/2/06, on x86 in a bit order of its own.
 fn a_peer_like_siw_knows_no_extensions(context: &Context) {
-    for (port, control) in [(7321, [0x02, 0x06, 0xc0, 0]), (7322, [0x20, 0x06, 0x03, 0])] {
+    // As the documents have it; in siw's bit order, with a header and without, which is what siw sends.
+    for (port, control) in [(7321, [0x02, 0x06, 0xc0, 0]), (7322, [0x20, 0x06, 0x03, 0]), (7326, [0x20, 0x06, 0, 0])] {
         let (mut endpoint, mut peer) = extended(context, port, 0x40, false);
         peer.send_ulpdu(&raw_peer::write(1, 0, b"")).unwrap();
         endpoint.queue_pair.post_send(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
         let request = peer.read_ulpdu().unwrap().0;
-        let terminate = [&control[..], &(request.len() as u16).to_be_bytes(), &request[..18]].concat();
+        let mut terminate = control.to_vec();
+        if control[2] != 0 {
+            terminate.extend([&(request.len() as u16).to_be_bytes(), &request[..18]].concat());
+        }
         peer.send_ulpdu(&raw_peer::untagged(true, 7, 2, 1, 0, &terminate)).unwrap();
         let failed = endpoint.completion();
         assert_eq!((failed.id, failed.status), (3, Status::RemoteOperation));
