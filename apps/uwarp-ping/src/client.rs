@@ -21,8 +21,12 @@ pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Res
     let domain = context.allocate_domain();
     let source = domain.register_zeroed(options.size, Access::REMOTE_READ)?;
     let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    let connect_options =
-        ConnectOptions { peer_to_peer: options.peer_to_peer, markers: options.markers, ..ConnectOptions::default() };
+    let connect_options = ConnectOptions {
+        peer_to_peer: options.peer_to_peer,
+        first_fpdu_delay: options.first_fpdu_delay,
+        markers: options.markers,
+        ..ConnectOptions::default()
+    };
     let (mut channel, _) = connect(
         &context,
         server,

@@ -10,10 +10,11 @@ mod text;
 use clap::Parser;
 use std::net::IpAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 use uwarp::ReadyToReceiveKinds;
 use uwarp::config::EngineMode;
 use uwarp_app::channel::Shape;
-use uwarp_app::units::parse_size;
+use uwarp_app::units::{parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, Role, signals, usage};
 
 const EXAMPLES: &str = "\
@@ -24,7 +25,7 @@ Examples:
 
   With rping of rdma-core at the other end (uwarp on a tap interface, addresses of one subnet):
     uwarp-ping -s --device tap --address 10.0.0.2/24        and there: rping -c -a 10.0.0.2 -C 10 -V
-    uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 -C 10    and there: rping -s
+    uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 -C 10 --first-fpdu-delay 100ms    and there: rping -s
 
   uwarp-ping -c -C 4 --peer-to-peer read    opens the stream with a Read of no octets
   uwarp-ping -c -C 4 --markers              has markers in what the server sends
@@ -74,6 +75,11 @@ struct Arguments {
     /// KIND write, read or send, or what both sides prefer
     #[arg(long, value_name = "KIND", num_args = 0..=1, default_missing_value = "any", conflicts_with = "server")]
     peer_to_peer: Option<Indication>,
+
+    /// Client: pause between the connection and the first message, for a server that loses an early one (Linux siw may leave it
+    /// unread until a second one comes; 100ms is enough)
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "server")]
+    first_fpdu_delay: Option<Duration>,
 
     /// Ask the other side for MPA markers in what it sends
     #[arg(long)]
@@ -129,6 +135,8 @@ pub struct Options {
     pub persistent: bool,
     /// Client: peer-to-peer start-up with one of these indications.
     pub peer_to_peer: Option<ReadyToReceiveKinds>,
+    /// Client: pause before the first message.
+    pub first_fpdu_delay: Duration,
     /// Ask for markers.
     pub markers: bool,
 }
@@ -155,6 +163,7 @@ fn main() -> ExitCode {
             verbose: arguments.verbose,
             persistent: arguments.persistent,
             peer_to_peer: arguments.peer_to_peer.map(Indication::kinds),
+            first_fpdu_delay: arguments.first_fpdu_delay.unwrap_or_default(),
             markers: arguments.markers,
         };
         let network = &arguments.network;

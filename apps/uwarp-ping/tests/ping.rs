@@ -102,6 +102,8 @@ fn bad_command_lines_get_one_sentence() {
         &["-c", "--mtu", "10"],
         &["-s", "--peer-to-peer"],
         &["-c", "--peer-to-peer=shout"],
+        &["-s", "--first-fpdu-delay", "1s"],
+        &["-c", "--first-fpdu-delay", "soon"],
         &["-x"],
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_uwarp-ping")).args(arguments).output().unwrap();

@@ -5,6 +5,7 @@ pub mod echo;
 pub mod flows;
 pub mod raw_peer;
 pub mod scripts;
+pub mod siw;
 pub mod stack;
 pub mod tools;
 pub mod witness;

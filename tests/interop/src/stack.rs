@@ -22,22 +22,27 @@ pub struct Endpoint {
     pub queue_pair: QueuePair,
     /// Its completions, of both queues.
     pub completions: CompletionQueue,
-    /// 64 KiB that the peer may reach; the first half is the source of sends and writes, the second their sink.
+    /// Memory that the peer may reach; the first half is the source of sends and writes, the second their sink.
     pub region: MemoryRegion,
     /// The domain of both.
     pub domain: ProtectionDomain,
 }
 
 impl Endpoint {
-    /// An idle queue pair.
+    /// An idle queue pair with a region of 64 KiB.
     pub fn new(context: &Context) -> Self {
+        Self::with_region(context, 1 << 16)
+    }
+
+    /// An idle queue pair with a region of so many octets.
+    pub fn with_region(context: &Context, octets: usize) -> Self {
         let domain = context.allocate_domain();
         let completions = context.create_completion_queue(256).expect("a completion queue");
         let queue_pair = domain
             .create_queue_pair(&QueuePairOptions::new(&completions).depth(64, 64).signal_all())
             .expect("a queue pair");
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let region = domain.register(vec![0; 1 << 16], rights).expect("a region");
+        let region = domain.register(vec![0; octets], rights).expect("a region");
         Self { queue_pair, completions, region, domain }
     }
 

@@ -27,6 +27,14 @@ impl Guarded {
         Self(Some(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the tool starts")))
     }
 
+    /// Asks it to end (SIGTERM), and waits until it has done what it was doing.
+    pub fn end(self) {
+        let child = self.0.as_ref().expect("running");
+        let process = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).expect("a child can be asked");
+        self.finish();
+    }
+
     /// Waits for its own end.
     pub fn finish(mut self) {
         let status = self.0.take().expect("running").wait().expect("waiting");

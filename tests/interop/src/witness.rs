@@ -30,11 +30,12 @@ pub fn examine(capture: &Path) -> Testimony {
             } else {
                 testimony.complaints.push(line.to_owned());
             }
-        } else if let Some((_, opcode)) = line.split_once("= OpCode: ") {
-            let number = opcode
-                .rsplit_once("0x")
-                .and_then(|(_, digits)| u8::from_str_radix(digits.trim_end_matches(')'), 16).ok());
-            testimony.opcodes[usize::from(number.expect("tshark prints the opcode's number"))] += 1;
+        } else if let Some((bits, _)) = line.split_once(" = OpCode: ") {
+            // `.... 0011`: it has no numbers for opcodes that it has no names for. An atomic's own opcode has more bits.
+            if let Some(bits) = bits.strip_prefix(".... ").filter(|bits| bits.len() == 4) {
+                let number = usize::from_str_radix(bits, 2).expect("tshark prints the opcode's bits");
+                testimony.opcodes[number] += 1;
+            }
         }
     }
     // An expert error or warning of any layer is a complaint, but for what TCP says of losses: those are not protocol errors.
@@ -43,6 +44,9 @@ pub fn examine(capture: &Path) -> Testimony {
         let is_entry = line.split_whitespace().next().is_some_and(|first| first.parse::<u32>().is_ok());
         if is_entry && !ARGUED.iter().any(|argued| line.ends_with(argued)) && !line.contains("Sequence  ") {
             testimony.complaints.push(line.to_owned());
+            if line.contains("Malformed") {
+                testimony.complaints.push(tshark(capture, &["-Y", "_ws.malformed"]));
+            }
         }
     }
     testimony

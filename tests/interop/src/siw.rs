@@ -1,0 +1,176 @@
+//! A Linux guest whose kernel speaks iWARP (siw), made and started by `scripts/siw-guest`.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The guest's address; the stack's is [`STACK`].
+pub const GUEST: &str = "10.77.0.2";
+/// The stack's address, with its prefix.
+pub const STACK: &str = "10.77.0.1/24";
+
+/// Longest wait for the guest to start and for each of its commands: under emulation, beside other tests, it is slow.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the guest's network device is joined to.
+#[derive(Debug, Clone, Copy)]
+pub enum Attachment<'a> {
+    /// A vhost-user socket, which the stack makes. The guest waits for it, and again whenever the stack has gone.
+    Vhost(&'a Path),
+    /// A tap interface of this process's network namespace.
+    Tap(&'a str),
+}
+
+/// A running guest. It ends with this value.
+pub struct Guest {
+    process: Child,
+    agent: BufReader<UnixStream>,
+    next: u64,
+    answers: HashMap<u64, Outcome>,
+    /// Here lies what qemu and the guest's kernel said.
+    folder: tempfile::TempDir,
+}
+
+/// A command that runs in the guest.
+#[derive(Debug)]
+#[must_use = "its outcome has to be looked at"]
+pub struct Job(u64);
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The shell's exit status: 128 and more are signals.
+    pub status: u32,
+    /// The end of its output and errors.
+    pub output: String,
+}
+
+impl Outcome {
+    /// Its output, if it was successful.
+    ///
+    /// # Panics
+    /// If not.
+    #[track_caller]
+    pub fn success(self) -> String {
+        assert_eq!(self.status, 0, "in the guest: {}", self.output);
+        self.output
+    }
+}
+
+impl Guest {
+    /// Makes the guest if it has not been made yet, and starts it. With `offloads` it leaves segmentation to its device, if that
+    /// can.
+    ///
+    /// # Panics
+    /// If it does not start; the reason is in the text.
+    pub fn boot(attachment: Attachment<'_>, offloads: bool) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/siw-guest");
+        let made = Command::new(&script).arg("prepare").stdin(Stdio::null()).output().expect("bash is there");
+        assert!(made.status.success(), "the siw guest cannot be made: {}", String::from_utf8_lossy(&made.stderr));
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("agent");
+        let mut command = Command::new(script);
+        command.arg("run").args(["--offloads", if offloads { "on" } else { "off" }]);
+        match attachment {
+            Attachment::Vhost(path) => command.arg("--vhost").arg(path),
+            Attachment::Tap(name) => command.args(["--tap", name]),
+        };
+        command.arg("--agent").arg(&socket).arg("--console").arg(folder.path().join("console"));
+        // qemu has a line for each time that the stack goes and comes.
+        let errors = std::fs::File::create(folder.path().join("qemu")).expect("a file");
+        let mut process = command.stdin(Stdio::null()).stderr(errors).spawn().expect("bash is there");
+        let deadline = Instant::now() + PATIENCE;
+        let agent = loop {
+            match UnixStream::connect(&socket) {
+                Ok(stream) => break stream,
+                Err(error) => {
+                    let ended = process.try_wait().expect("waiting for a child");
+                    if ended.is_some() || Instant::now() > deadline {
+                        panic!("the siw guest does not start ({ended:?}, {error}): {}", last_words(&folder));
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        };
+        agent.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let agent = BufReader::new(agent);
+        let mut guest = Self { process, agent, next: 0, answers: HashMap::new(), folder };
+        let links = guest.run("rdma link").success();
+        assert!(links.contains("netdev eth0"), "the guest has no siw: {links}");
+        guest
+    }
+
+    /// Starts a command, which runs beside all others.
+    pub fn start(&mut self, command: &str) -> Job {
+        let number = self.next;
+        self.next += 1;
+        let sent = self.agent.get_mut().write_all(format!("{number} {command}\n").as_bytes());
+        if let Err(error) = sent {
+            self.give_up(&format!("its agent takes no commands: {error}"));
+        }
+        Job(number)
+    }
+
+    /// Waits until it has ended.
+    pub fn finish(&mut self, job: Job) -> Outcome {
+        loop {
+            if let Some(outcome) = self.answers.remove(&job.0) {
+                return outcome;
+            }
+            match self.read_answer() {
+                Ok((number, outcome)) => _ = self.answers.insert(number, outcome),
+                Err(error) => self.give_up(&format!("its agent does not answer: {error}")),
+            }
+        }
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&mut self, command: &str) -> Outcome {
+        let job = self.start(command);
+        self.finish(job)
+    }
+
+    /// Ends the guest as if its machine had lost power.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    fn read_answer(&mut self) -> io::Result<(u64, Outcome)> {
+        let mut line = String::new();
+        if self.agent.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut words = line.split_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(number)), Some(Ok(status)), Some(Ok(octets))) = (words.next(), words.next(), words.next()) else {
+            return Err(io::Error::other(format!("{line:?}")));
+        };
+        let mut output = vec![0; octets as usize];
+        self.agent.read_exact(&mut output)?;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        Ok((number, Outcome { status: status as u32, output }))
+    }
+
+    fn give_up(&mut self, why: &str) -> ! {
+        panic!("the siw guest: {why}: {}", last_words(&self.folder));
+    }
+}
+
+fn last_words(folder: &tempfile::TempDir) -> String {
+    let said =
+        |name| String::from_utf8_lossy(&std::fs::read(folder.path().join(name)).unwrap_or_default()).into_owned();
+    format!("qemu said:\n{}its kernel said:\n{}", said("qemu"), said("console"))
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

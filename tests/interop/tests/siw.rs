@@ -1,0 +1,602 @@
+//! The Linux kernel's own iWARP (siw, in a guest) as the peer: rping against `uwarp-ping`, and a program of the guest that does as
+//! it is told. What went over the wire is read by tshark.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use uwarp::{
+    AcceptOptions, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, Config, ConnectError, ConnectOptions,
+    Context, DeviceConfig, DisconnectReason, Error, Established, Features, ListenOptions, ReceiveRequest, SendRequest,
+    Status, TerminateCode,
+};
+use uwarp_interop_tests::siw::{Attachment, GUEST, Guest, STACK};
+use uwarp_interop_tests::stack::{Endpoint, PATIENCE};
+use uwarp_interop_tests::tools::{Guarded, run, tool};
+use uwarp_interop_tests::witness::{Testimony, count, examine};
+use uwarp_netns::{self as netns, End};
+
+/// siw may leave a message unread that comes right behind its MPA Reply, until a second one comes.
+const FIRST_FPDU_DELAY: Duration = Duration::from_millis(200);
+/// Longest message, and octets of the largest Write and Read.
+const LARGE: usize = 1 << 20;
+
+const WRITE: usize = 0;
+const READ_REQUEST: usize = 1;
+const SEND: usize = 3;
+const SEND_INVALIDATE: usize = 4;
+const SEND_SOLICITED: usize = 5;
+const TERMINATE: usize = 7;
+const IMMEDIATE: usize = 8;
+const ATOMIC_REQUEST: usize = 10;
+
+// --- rping ----------------------------------------------------------------------------------------------------------------------
+
+/// A vhost-user socket that a guest comes to, and the tools that are behind it in turn.
+struct Link {
+    folder: tempfile::TempDir,
+    offloads: bool,
+}
+
+impl Link {
+    fn new(offloads: bool) -> Self {
+        let link = Self { folder: tempfile::tempdir().expect("a folder"), offloads };
+        let text = link.configuration().to_toml().expect("a configuration");
+        std::fs::write(link.path("uwarp.toml"), text).expect("a file");
+        link
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn configuration(&self) -> Config {
+        let device = DeviceConfig::Vhost { socket: self.path("vhost"), client: false, tso: self.offloads };
+        Config::new(device, STACK).expect("a good address").without_monitor()
+    }
+
+    fn guest(&self) -> Guest {
+        Guest::boot(Attachment::Vhost(&self.path("vhost")), self.offloads)
+    }
+
+    fn ping(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(tool("uwarp-ping"));
+        command.arg("--config").arg(self.path("uwarp.toml")).args(["--engine", "inline"]).args(arguments);
+        command
+    }
+
+    fn server(&self, arguments: &[&str]) -> Guarded {
+        Guarded::start(&mut self.ping(&[&["-s", "-P"], arguments].concat()))
+    }
+
+    fn client(&self, arguments: &[&str]) -> Command {
+        self.ping(&[&["-c", "-a", GUEST, "--first-fpdu-delay", "200ms"], arguments].concat())
+    }
+}
+
+/// Rounds and octets of each: a segment, and as much as rping can.
+const PINGS: [(usize, usize); 4] = [(1, 64), (100, 64), (1, 65535), (100, 65535)];
+
+/// Prints how many rounds a server of rping has seen.
+const COUNT: &str = "grep -c '^server ping data: rdma-ping-' /tmp/rping";
+
+#[test]
+fn rping_and_uwarp_ping_understand_each_other() {
+    every_ping(false);
+}
+
+#[test]
+fn rping_and_uwarp_ping_understand_each_other_with_the_guests_segmentation_offload() {
+    every_ping(true);
+}
+
+fn every_ping(offloads: bool) {
+    let link = Link::new(offloads);
+    let capture = link.path("capture.pcap");
+    let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
+    let mut guest = None;
+    for crc in [true, false] {
+        let flags: &[&str] = if crc { &pcap } else { &[&pcap[..], &["--no-crc"]].concat() };
+        let server = link.server(flags);
+        let guest = guest.get_or_insert_with(|| link.guest());
+        for (rounds, size) in PINGS {
+            guest.run(&format!("rping -c -a 10.77.0.1 -C {rounds} -S {size} -V")).success();
+        }
+        server.end();
+        let expected: usize = PINGS.iter().map(|(rounds, _)| rounds).sum();
+        check_ping(&examine(&capture), expected, crc);
+
+        for (rounds, size) in PINGS {
+            let (rounds, size) = (rounds.to_string(), size.to_string());
+            let server = guest.start(&format!("rping -s -S {size} -v >/tmp/rping 2>/dev/null; {COUNT}"));
+            run(link.client(&["-C", &rounds, "-S", &size, "-V"]).args(flags));
+            assert_eq!(guest.finish(server).success().trim(), rounds);
+            check_ping(&examine(&capture), rounds.parse().expect("a number"), crc);
+        }
+    }
+}
+
+/// Four Sends, a Read and at least one Write a round; every FPDU has a good CRC, or none has.
+fn check_ping(testimony: &Testimony, rounds: usize, crc: bool) {
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert_eq!(testimony.opcodes[SEND], 4 * rounds, "{testimony:?}");
+    assert_eq!(testimony.opcodes[READ_REQUEST], rounds, "{testimony:?}");
+    assert!(testimony.opcodes[WRITE] >= rounds, "{testimony:?}");
+    let fpdus: usize = testimony.opcodes.iter().sum();
+    assert_eq!(testimony.good_crcs, if crc { fpdus } else { 0 }, "{testimony:?}");
+}
+
+#[test]
+fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
+    let link = Link::new(false);
+    let server = link.server(&["--markers"]);
+    let mut guest = link.guest();
+    // siw has no markers, as initiator and as responder; it can say no only as the latter.
+    let refused = guest.run("timeout 30 rping -c -a 10.77.0.1 -C 1");
+    assert_ne!(refused.status, 0, "{refused:?}");
+    server.end();
+    let rping = guest.start("rping -s");
+    let output = link.client(&["-C", "1", "--markers"]).output().expect("the tool runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("rejects the connection"), "{text}");
+    // A rejection by the kernel is none of rping's business: it goes on waiting.
+    guest.run("killall rping").success();
+    assert_ne!(guest.finish(rping).status, 0);
+    for kind in ["--peer-to-peer", "--peer-to-peer=write", "--peer-to-peer=read"] {
+        let capture = link.path("capture.pcap");
+        let rping = guest.start("timeout 20 rping -s -v");
+        run(link.client(&["-C", "3", "-V", kind, "--pcap"]).arg(&capture));
+        let output = guest.finish(rping).output;
+        assert_eq!(output.matches("server ping data: rdma-ping-").count(), 3, "{kind}: {output}");
+        let testimony = examine(&capture);
+        assert_eq!(testimony.complaints, [""; 0]);
+        let indication = if kind.ends_with("read") { READ_REQUEST } else { WRITE };
+        assert_eq!(testimony.opcodes[indication], 3 + 1, "{kind}: the indication before the rounds: {testimony:?}");
+    }
+}
+
+/// Waits until the guest has a stream in full operation, and lets it run for a while.
+const UNTIL_RUNNING: &str =
+    "timeout 30 sh -c 'until rdma resource show cm_id | grep -q CONNECT; do usleep 50000; done' && sleep 1";
+
+#[test]
+fn either_side_survives_the_others_death() {
+    let link = Link::new(false);
+    let server = link.server(&[]);
+    let mut guest = link.guest();
+    let endless = "rping -c -a 10.77.0.1 -C 1000000 -S 4096";
+    let again = "rping -c -a 10.77.0.1 -C 5 -V";
+
+    let rping = guest.start(&format!("echo $$ >/tmp/pid; exec {endless}"));
+    guest.run(&format!("{UNTIL_RUNNING} && kill -9 $(cat /tmp/pid)")).success();
+    assert_eq!(guest.finish(rping).status, 128 + 9);
+    guest.run(again).success();
+
+    // rping may be waiting for what will never come, and then hears of nothing: it has no keep-alive.
+    let rping = guest.start(&format!("timeout -s KILL 10 {endless}"));
+    guest.run(UNTIL_RUNNING).success();
+    drop(server);
+    let server = link.server(&[]);
+    // It has either been killed, or heard of it by the reset with which the next server answers: for rping an end like others.
+    guest.finish(rping);
+    guest.run(again).success();
+    server.end();
+
+    // The other way round.
+    let rping = guest.start("echo $$ >/tmp/pid; exec rping -s -P -S 4096");
+    let client = Guarded::start(&mut link.client(&["-C", "0", "-S", "4096"]));
+    guest.run(UNTIL_RUNNING).success();
+    drop(client);
+    // Nor does the server hear of a client that waits for it when it dies; it takes the next one all the same.
+    run(&mut link.client(&["-C", "5", "-V"]));
+    let mut client = link.client(&["-C", "0", "-S", "4096"]).stdin(Stdio::null()).spawn().expect("the tool starts");
+    guest.run(UNTIL_RUNNING).success();
+    guest.run("kill -9 $(cat /tmp/pid)").success();
+    assert_eq!(guest.finish(rping).status, 128 + 9);
+    assert_eq!(client.wait().expect("a child").code(), Some(1), "the client says that the connection is over");
+
+    let rping = guest.start("rping -s -P -S 4096");
+    let mut client = link.client(&["-C", "0", "-S", "4096"]).stdin(Stdio::null()).spawn().expect("the tool starts");
+    guest.run(UNTIL_RUNNING).success();
+    drop(rping);
+    guest.kill();
+    assert_eq!(client.wait().expect("a child").code(), Some(1), "nobody is there any more to say so");
+}
+
+// --- a program that does as it is told ------------------------------------------------------------------------------------------
+
+/// Operations of `siw-peer`.
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    Offer = 1,
+    Write = 2,
+    Read = 3,
+    SendInvalidate = 4,
+    SendSolicited = 5,
+    Part = 6,
+}
+
+/// Memory that somebody offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    stag: u32,
+    offset: u64,
+    length: u32,
+}
+
+impl Place {
+    fn of(octets: &[u8]) -> Self {
+        let word = |at: usize| u32::from_be_bytes(octets[at..at + 4].try_into().expect("four octets"));
+        assert_eq!((octets.len(), word(0)), (24, 0), "siw-peer says that it is done");
+        Self { stag: word(4), offset: u64::from(word(8)) << 32 | u64::from(word(12)), length: word(16) }
+    }
+}
+
+/// A queue pair with siw-peer at its other end. The first half of its region is a source, the second takes what comes.
+struct Told {
+    endpoint: Endpoint,
+    established: Established,
+}
+
+impl Told {
+    fn connect(context: &Context, port: u16, size: usize, features: Features) -> Self {
+        let peer = SocketAddr::new(GUEST.parse().expect("an address"), port);
+        let options = ConnectOptions { first_fpdu_delay: FIRST_FPDU_DELAY, features, ..ConnectOptions::default() };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut endpoint = Endpoint::with_region(context, 2 * size);
+            match context.connect(&mut endpoint.queue_pair, peer, options.clone()) {
+                Ok(established) => return Self { endpoint, established },
+                // It may be starting.
+                Err(Error::Connect { reason: ConnectError::Refused, .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn half(&self) -> usize {
+        self.endpoint.region.len() / 2
+    }
+
+    fn source(&self) -> Place {
+        let region = &self.endpoint.region;
+        Place { stag: region.stag(), offset: region.remote_offset(), length: self.half() as u32 }
+    }
+
+    fn sink(&self) -> Place {
+        let source = self.source();
+        Place { offset: source.offset + self.half() as u64, ..source }
+    }
+
+    fn receive(&mut self) {
+        let half = self.half();
+        let entry = self.endpoint.region.sge(half..).expect("the second half");
+        self.endpoint.queue_pair.post_receive(&[ReceiveRequest::new(0, &[entry])]).expect("room");
+    }
+
+    /// Posts work and waits for its success.
+    fn work(&mut self, request: SendRequest<'_>) {
+        self.endpoint.queue_pair.post_send(&[request]).expect("room");
+        let completion = self.endpoint.completion();
+        assert_eq!(
+            completion.status,
+            Status::Success,
+            "{completion:?}, {:?}",
+            self.endpoint.queue_pair.disconnect_reason()
+        );
+    }
+
+    /// Sends a message and waits for the one that comes back.
+    fn exchange(&mut self, message: SendRequest<'_>) -> (Completion, Vec<u8>) {
+        self.receive();
+        self.endpoint.queue_pair.post_send(&[message]).expect("room");
+        self.next_message()
+    }
+
+    fn next_message(&mut self) -> (Completion, Vec<u8>) {
+        loop {
+            let completion = self.endpoint.completion();
+            let why = self.endpoint.queue_pair.disconnect_reason();
+            assert_eq!(completion.status, Status::Success, "{completion:?}, {why:?}");
+            if completion.opcode == CompletionOpcode::Receive {
+                let octets = self.endpoint.octets(self.half(), completion.length as usize);
+                return (completion, octets);
+            }
+        }
+    }
+
+    fn words(operation: Operation, place: Place) -> Vec<u8> {
+        let mut words = (operation as u32).to_be_bytes().to_vec();
+        words.extend(place.stag.to_be_bytes());
+        words.extend(place.offset.to_be_bytes());
+        words.extend(place.length.to_be_bytes());
+        words.extend([0; 4]);
+        words
+    }
+
+    /// Commands, and waits until it is done: the completion of the answer, and what the peer offers.
+    fn command(&mut self, operation: Operation, place: Place) -> (Completion, Place) {
+        let (completion, octets) = self.exchange(SendRequest::send_inline(1, &Self::words(operation, place)));
+        (completion, Place::of(&octets))
+    }
+
+    fn offer(&mut self) -> Place {
+        let nothing = Place { stag: 0, offset: 0, length: 0 };
+        self.command(Operation::Offer, nothing).1
+    }
+
+    fn ended(mut self) -> DisconnectReason {
+        assert!(self.endpoint.queue_pair.wait_disconnected(PATIENCE).expect("the engine works"), "it does not end");
+        self.endpoint.queue_pair.disconnect_reason().expect("a reason")
+    }
+
+    fn close(mut self) -> DisconnectReason {
+        self.endpoint.queue_pair.disconnect();
+        self.ended()
+    }
+}
+
+fn pattern(seed: u64, octets: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut pattern = vec![0; octets];
+    random.fill(&mut pattern);
+    pattern
+}
+
+const LISTENING: u16 = 7471;
+const NO_FEATURES: Features = Features { atomics: false, immediate: false, commit: false };
+
+fn every_conversation(context: &Context, guest: &mut Guest) {
+    let listener = guest.start(&format!("siw-peer listen {LISTENING} {LARGE}"));
+    data_goes_every_way(context);
+    stags_are_invalidated_either_way(context);
+    extensions_are_refused_by_siw(context);
+    either_side_parts(context, guest);
+    many_connections_one_after_another_and_at_once(context, guest);
+    start_up_frames_at_siws_limits(context);
+    // Nothing of it all is left in the kernel but the listener, which is running still.
+    guest.run("for i in $(seq 50); do rdma resource show qp | grep -q lqpn || exit 0; usleep 100000; done; rdma resource show qp; exit 1").success();
+    drop(listener);
+}
+
+fn data_goes_every_way(context: &Context) {
+    let mut told = Told::connect(context, LISTENING, LARGE, NO_FEATURES);
+    for (seed, length) in [(1, 1), (2, 0), (3, 1443), (4, 65536), (5, LARGE)] {
+        let message = pattern(seed, length);
+        told.endpoint.region.write(0, &message).expect("inside the region");
+        let entry = told.endpoint.region.sge(..length).expect("inside the region");
+        assert!(told.exchange(SendRequest::send(1, &[entry])).1 == message, "a message of {length} octets comes back");
+    }
+    let siw = told.offer();
+    assert_eq!(siw.length as usize, LARGE);
+    // Written by us, read back by us; written by siw, read by siw, read back by us.
+    let content = pattern(6, LARGE);
+    told.endpoint.region.write(0, &content).expect("inside the region");
+    let source = told.endpoint.region.sge(..LARGE).expect("the first half");
+    let sink = told.endpoint.region.sge(LARGE..).expect("the second half");
+    let back = |told: &Told| told.endpoint.octets(LARGE, LARGE);
+    told.work(SendRequest::write(1, &[source], siw.stag, siw.offset));
+    told.work(SendRequest::read(2, &[sink], siw.stag, siw.offset));
+    assert!(back(&told) == content);
+    told.endpoint.region.fill(LARGE..2 * LARGE, 0).expect("inside the region");
+    // The answer comes to the sink too, over its first octets.
+    told.command(Operation::Write, told.sink());
+    assert!(back(&told)[24..] == content[24..]);
+    let content = pattern(7, LARGE);
+    told.endpoint.region.write(0, &content).expect("inside the region");
+    told.command(Operation::Read, told.source());
+    told.work(SendRequest::read(3, &[sink], siw.stag, siw.offset));
+    assert!(back(&told) == content);
+    let (answer, _) = told.command(Operation::SendSolicited, told.source());
+    assert!(answer.flags.contains(CompletionFlags::SOLICITED), "{answer:?}");
+    assert_eq!(told.close(), DisconnectReason::Local);
+}
+
+fn stags_are_invalidated_either_way(context: &Context) {
+    let mut told = Told::connect(context, LISTENING, 4096, NO_FEATURES);
+    let rights = uwarp::Access::REMOTE_WRITE;
+    let window = told.endpoint.domain.register(vec![0; 64], rights).expect("a region");
+    let place = Place { stag: window.stag(), offset: window.remote_offset(), length: 64 };
+    told.command(Operation::Write, place);
+    let (answer, siw) = told.command(Operation::SendInvalidate, place);
+    assert!(answer.flags.contains(CompletionFlags::INVALIDATED), "{answer:?}");
+    assert_eq!(answer.invalidated, window.stag());
+    assert!(!window.is_valid());
+
+    let words = Told::words(Operation::Offer, place);
+    let request = SendRequest::send_inline(1, &words).invalidate(siw.stag);
+    assert_eq!(Place::of(&told.exchange(request).1), siw);
+    // What was offered still is not there any more: invalid STag, found by DDP (RFC 5041 §8.2).
+    let entry = told.endpoint.region.sge(..64).expect("inside the region");
+    told.endpoint.queue_pair.post_send(&[SendRequest::write(2, &[entry], siw.stag, siw.offset)]).expect("room");
+    let reason = told.ended();
+    let expected = TerminateCode { layer: 1, error_type: 1, code: 0 };
+    assert_eq!(reason, DisconnectReason::PeerTerminated(expected));
+}
+
+fn extensions_are_refused_by_siw(context: &Context) {
+    let all = Features { atomics: true, immediate: true, commit: false };
+    for atomic in [true, false] {
+        let mut told = Told::connect(context, LISTENING, 4096, all);
+        let siw = told.offer();
+        let request =
+            if atomic { SendRequest::fetch_add(7, siw.stag, siw.offset, 1) } else { SendRequest::immediate(7, 1) };
+        told.endpoint.queue_pair.post_send(&[request]).expect("room");
+        let completion = told.endpoint.completion();
+        if atomic {
+            assert_eq!((completion.id, completion.status), (7, Status::RemoteOperation), "{completion:?}");
+        }
+        // Unexpected opcode (RFC 5040 §7.1).
+        let expected = TerminateCode { layer: 0, error_type: 2, code: 6 };
+        assert_eq!(told.ended(), DisconnectReason::PeerTerminated(expected));
+    }
+}
+
+fn either_side_parts(context: &Context, guest: &mut Guest) {
+    let mut told = Told::connect(context, LISTENING, 4096, NO_FEATURES);
+    told.offer();
+    let words = Told::words(Operation::Part, told.source());
+    told.work(SendRequest::send_inline(1, &words));
+    assert_eq!(told.ended(), DisconnectReason::PeerClosed);
+
+    // siw as the initiator.
+    let mut listener = context.listen(7472, ListenOptions::default()).expect("a free port");
+    let peer = guest.start("siw-peer connect 10.77.0.1 7472 4096");
+    let mut told = accept(context, &mut listener);
+    let siw = Place::of(&told.next_message().1);
+    assert_eq!(told.offer(), siw);
+    told.command(Operation::Write, told.sink());
+    assert_eq!(told.close(), DisconnectReason::Local);
+    guest.finish(peer).success();
+}
+
+/// Takes a siw-peer that connects, with a receive for its first message.
+fn accept(context: &Context, listener: &mut uwarp::Listener) -> Told {
+    let request = listener.next(PATIENCE).expect("the listener works").expect("siw-peer connects");
+    let mut endpoint = Endpoint::with_region(context, 2 * 4096);
+    let entry = endpoint.region.sge(4096..).expect("the second half");
+    endpoint.queue_pair.post_receive(&[ReceiveRequest::new(0, &[entry])]).expect("room");
+    let established =
+        request.accept(&mut endpoint.queue_pair, AcceptOptions::default()).expect("the start-up succeeds");
+    Told { endpoint, established }
+}
+
+fn many_connections_one_after_another_and_at_once(context: &Context, guest: &mut Guest) {
+    for _ in 0..50 {
+        let mut told = Told::connect(context, LISTENING, 4096, NO_FEATURES);
+        told.offer();
+        assert_eq!(told.close(), DisconnectReason::Local);
+    }
+    let mut all: Vec<Told> = (0..16).map(|_| Told::connect(context, LISTENING, 4096, NO_FEATURES)).collect();
+    for (seed, told) in all.iter_mut().enumerate() {
+        told.receive();
+        told.endpoint.region.write(0, &pattern(seed as u64, 4096)).expect("inside the region");
+        let entry = told.endpoint.region.sge(..4096).expect("the first half");
+        told.endpoint.queue_pair.post_send(&[SendRequest::send(1, &[entry])]).expect("room");
+    }
+    for (seed, told) in all.iter_mut().enumerate() {
+        assert!(told.next_message().1 == pattern(seed as u64, 4096));
+    }
+    for told in &mut all {
+        told.endpoint.queue_pair.disconnect();
+    }
+    for told in all {
+        assert_eq!(told.ended(), DisconnectReason::Local);
+    }
+
+    let mut listener = context.listen(7473, ListenOptions::default()).expect("a free port");
+    let peers =
+        guest.start("for i in $(seq 16); do (siw-peer connect 10.77.0.1 7473 4096 || echo failed) & done; wait");
+    let mut all: Vec<Told> = (0..16).map(|_| accept(context, &mut listener)).collect();
+    for told in &mut all {
+        let siw = Place::of(&told.next_message().1);
+        assert_eq!(told.offer(), siw);
+    }
+    for told in all {
+        assert_eq!(told.close(), DisconnectReason::Local);
+    }
+    assert_eq!(guest.finish(peers).success(), "");
+}
+
+fn start_up_frames_at_siws_limits(context: &Context) {
+    let peer = SocketAddr::new(GUEST.parse().expect("an address"), LISTENING);
+    let connect = |options: ConnectOptions| {
+        let mut endpoint = Endpoint::new(context);
+        let options = ConnectOptions { first_fpdu_delay: FIRST_FPDU_DELAY, ..options };
+        let established = context.connect(&mut endpoint.queue_pair, peer, options)?;
+        Ok::<_, Error>(Told { endpoint, established })
+    };
+    // It takes 256 octets, IRD and ORD among them, and resets the connection for more.
+    let mut told = connect(ConnectOptions::default().private_data(vec![7; 252])).expect("private data that siw takes");
+    assert_eq!((told.established.crc, told.established.peer_to_peer), (true, false));
+    // Not even a FIN right behind its Reply would be seen by siw.
+    told.offer();
+    told.close();
+    let error = connect(ConnectOptions::default().private_data(vec![7; 300])).err().expect("too much for siw");
+    assert!(matches!(error, Error::Connect { reason: ConnectError::Closed, .. }), "{error}");
+    // Revision 1 has no IRD and ORD.
+    let mut told = connect(ConnectOptions { mpa_revision: 1, ..ConnectOptions::default() }).expect("revision 1");
+    assert_eq!((told.established.peer_ird, told.established.peer_ord), (None, None));
+    told.offer();
+    told.close();
+    // 0x3FFF, which leaves the numbers to the applications, is a large number to siw: it answers with its own limits.
+    let options = ConnectOptions { negotiate_reads: false, ..ConnectOptions::default() };
+    let mut told = connect(options).expect("no negotiation");
+    assert!(told.established.peer_ird.is_some_and(|ird| ird < 0x3FFF), "{:?}", told.established);
+    told.offer();
+    told.close();
+}
+
+/// Of what an application is not told by a call of its own, there was siw's Terminates and nothing bad.
+fn check_events(context: &Context) {
+    let events = context.events();
+    let mut terminates = 0;
+    while let Some(event) = events.try_next() {
+        match event {
+            AsyncEvent::PeerTerminated { .. } => terminates += 1,
+            AsyncEvent::QueuePairFatal { .. } | AsyncEvent::OctetsNotAcknowledged { .. } | AsyncEvent::Link { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(terminates, 3);
+}
+
+fn check_conversations(capture: &Path) {
+    let testimony = examine(capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    let expected = [
+        (WRITE, 2 * LARGE / 1500),
+        (READ_REQUEST, 3),
+        (SEND, 100),
+        (SEND_INVALIDATE, 2),
+        (SEND_SOLICITED, 1),
+        (TERMINATE, 3),
+        (IMMEDIATE, 1),
+        (ATOMIC_REQUEST, 1),
+    ];
+    for (opcode, least) in expected {
+        assert!(testimony.opcodes[opcode] >= least, "opcode {opcode}: {testimony:?}");
+    }
+    // A Terminate of siw has a CRC as everything else.
+    assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>());
+    assert!(count(capture, "iwarp_mpa.req") > 60, "each connection begins with a Request");
+}
+
+#[test]
+fn siw_and_the_stack_do_as_each_is_told_over_vhost() {
+    let link = Link::new(true);
+    let capture = link.path("capture.pcap");
+    let context =
+        Context::open(Config { pcap: Some(capture.clone()), ..link.configuration() }).expect("the context opens");
+    every_conversation(&context, &mut link.guest());
+    check_events(&context);
+    context.close().expect("closed");
+    check_conversations(&capture);
+}
+
+#[test]
+fn siw_and_the_stack_do_as_each_is_told_over_tap() {
+    netns::test_inside("siw_and_the_stack_do_as_each_is_told_over_tap", || {
+        let folder = tempfile::tempdir().expect("a folder");
+        let capture = folder.path().join("capture.pcap");
+        let device = DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None };
+        let config = Config::new(device, STACK).expect("a good address").without_monitor();
+        let context = Context::open(Config { pcap: Some(capture.clone()), ..config }).expect("the context opens");
+        // The kernel between the two is a bridge, and says nothing itself.
+        netns::ip(["tuntap", "add", "guest0", "mode", "tap"]).expect("a tap interface");
+        netns::ip(["link", "add", "bridge0", "type", "bridge"]).expect("a kernel with bridges (CONFIG_BRIDGE)");
+        for port in ["stack0", "guest0"] {
+            netns::ip(["link", "set", port, "master", "bridge0"]).expect("a port of the bridge");
+        }
+        for interface in ["stack0", "guest0", "bridge0"] {
+            End::silent(interface).bring_up().expect("up");
+        }
+        every_conversation(&context, &mut Guest::boot(Attachment::Tap("guest0"), true));
+        check_events(&context);
+        context.close().expect("closed");
+        check_conversations(&capture);
+    });
+}
