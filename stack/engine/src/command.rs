@@ -16,6 +16,7 @@ pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 use crate::ports::decorated::FaultRates;
+use crate::shared::{SharedReceiveQueueId, SharedReceives};
 use crate::stats::{EngineStats, TcpInfo};
 use crate::stream::{IncomingStream, StreamEnds, StreamOptions, StreamSetup};
 use crate::work::{Completion, Status};
@@ -230,6 +231,8 @@ pub struct QueuePairSetup {
     pub send_completions: CompletionQueueId,
     /// Completion queue of the receive queue.
     pub receive_completions: CompletionQueueId,
+    /// Where receives are taken from instead of the receive queue.
+    pub shared_receives: Option<Arc<SharedReceives>>,
     /// Signal every element.
     pub signal_all: bool,
     /// Every Send and Write completes only when acknowledged by the peer's TCP.
@@ -561,6 +564,18 @@ pub enum AsyncEvent {
         /// The queue.
         queue: CompletionQueueId,
         /// The queue pair whose completion did not fit.
+        queue_pair: u32,
+    },
+    /// A shared receive queue has fewer receives than the limit that was set. The limit is not set any more.
+    SharedReceivesLow {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+    },
+    /// A peer sent more than the share of a shared receive queue that its queue pair may have; the stream was ended for it.
+    SharedReceivesExceeded {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+        /// The queue pair.
         queue_pair: u32,
     },
     /// The engine or its device is gone for good.

@@ -33,7 +33,9 @@ impl<P: Port> Core<P> {
                 if let Some(place) = self.queue_pairs.get_mut(number)
                     && place.is_none()
                 {
-                    *place = Some(Box::new(QueuePair::new(*setup)));
+                    let queue_pair = QueuePair::new(*setup);
+                    queue_pair.receive.forget_share(queue_pair.number);
+                    *place = Some(Box::new(queue_pair));
                 }
             }
             Command::DestroyQueuePair { queue_pair, done } => {

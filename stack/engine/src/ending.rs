@@ -482,6 +482,7 @@ impl<P: Port> Core<P> {
     /// Forgets a queue pair. Octets that TCP has still go out, followed by FIN.
     pub(crate) fn destroy_queue_pair(&mut self, number: u32) {
         let Some(queue_pair) = self.queue_pairs_take(Some(number)) else { return };
+        queue_pair.receive.forget_share(number);
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.connections.take(index)
         {

@@ -41,6 +41,7 @@ mod reassembly;
 mod receive;
 mod requests;
 pub mod rig;
+pub mod shared;
 mod slab;
 mod snapshot;
 mod startup;

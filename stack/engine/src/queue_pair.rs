@@ -15,6 +15,7 @@ use uwarp_wire::rdmap::{CommitRegion, CommitRequest};
 
 use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, QueuePairSetup};
 use crate::commits::{Held, WrittenRanges};
+use crate::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
 use crate::work::{
     AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, ReceiveElement,
     SendElement, SendFlags, SendOpcode, Sge, Status, entry_at,
@@ -385,6 +386,12 @@ fn completion_of(element: &SendElement, number: u32, status: Status) -> Completi
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     ring: Consumer<Slot>,
+    /// Where elements come from instead of the ring,
+    shared: Option<Arc<SharedReceives>>,
+    /// and the one that was taken from there.
+    taken: [Slot; SHARED_SLOTS],
+    /// What happened when it was taken.
+    news: Option<SharedNews>,
     /// The element that the open message goes into.
     current: Option<CurrentReceive>,
     /// Elements completed.
@@ -399,6 +406,15 @@ struct CurrentReceive {
     before: u32,
 }
 
+/// What a shared receive queue's owner is to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SharedNews {
+    /// It runs low.
+    Low,
+    /// The queue pair has its share of it.
+    Share,
+}
+
 /// Why a part of a Send cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScatterError<E> {
@@ -409,9 +425,12 @@ pub(crate) enum ScatterError<E> {
 }
 
 impl ReceiveQueue {
-    /// Takes the oldest element for a new message; false if none is posted.
+    /// Takes the oldest element for a new message of the queue pair with this number; false if none is posted.
     #[inline]
-    pub(crate) fn begin(&mut self) -> bool {
+    pub(crate) fn begin(&mut self, number: u32) -> bool {
+        if self.shared.is_some() {
+            return self.begin_shared(number);
+        }
         if self.ring.known() == 0 && self.ring.available() == 0 {
             return false;
         }
@@ -421,6 +440,45 @@ impl ReceiveQueue {
         let element = element.unwrap_or(ReceiveElement { id: 0, length: 0, entries: 0 });
         self.current = Some(CurrentReceive { element, entry: 0, before: 0 });
         true
+    }
+
+    fn begin_shared(&mut self, number: u32) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        match shared.take(number) {
+            Ok(Taken { slots, is_low }) => {
+                self.taken = slots;
+                self.news = is_low.then_some(SharedNews::Low);
+                let nothing = ReceiveElement { id: 0, length: 0, entries: 0 };
+                let element = ReceiveElement::decode(&self.taken[0]).unwrap_or(nothing);
+                self.current = Some(CurrentReceive { element, entry: 0, before: 0 });
+                true
+            }
+            Err(NoReceive::Share) => {
+                self.news = Some(SharedNews::Share);
+                false
+            }
+            Err(NoReceive::Empty) => false,
+        }
+    }
+
+    /// What the owner of the shared queue is to be told, which is told once.
+    #[inline]
+    pub(crate) fn take_news(&mut self) -> Option<(SharedReceiveQueueId, SharedNews)> {
+        let shared = self.shared.as_ref()?;
+        Some((shared.id(), self.news.take()?))
+    }
+
+    /// The queue pair is gone, or begins.
+    pub(crate) fn forget_share(&self, number: u32) {
+        if let Some(shared) = &self.shared {
+            shared.forget(number);
+        }
+    }
+
+    /// Slot `index` of the element of the open message.
+    #[inline]
+    fn slot(&self, index: usize) -> Option<&Slot> {
+        if self.shared.is_some() { self.taken.get(index) } else { self.ring.peek(index) }
     }
 
     /// Calls `place` with the pieces of registered memory for octets from `offset` on of the open message.
@@ -441,7 +499,7 @@ impl ReceiveQueue {
                 return Err(ScatterError::TooLong);
             }
             let (slot, place_in_slot) = ReceiveElement::entry_place(current.entry);
-            let Some(slot) = self.ring.peek(slot) else { return Err(ScatterError::TooLong) };
+            let Some(slot) = self.slot(slot) else { return Err(ScatterError::TooLong) };
             let entry = entry_at(slot, place_in_slot);
             let skip = offset - current.before;
             if skip >= entry.length {
@@ -464,7 +522,9 @@ impl ReceiveQueue {
     #[inline]
     pub(crate) fn complete(&mut self, number: u32, length: u32, status: Status) -> Option<Completion> {
         let current = self.current.take()?;
-        self.ring.release(current.element.slots());
+        if self.shared.is_none() {
+            self.ring.release(current.element.slots());
+        }
         self.completed += 1;
         Some(Completion {
             id: current.element.id,
@@ -480,7 +540,8 @@ impl ReceiveQueue {
 
     /// Takes the oldest element out unused; `None` when the queue is empty.
     pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<Completion> {
-        if self.current.is_none() && !self.begin() {
+        // What is in a shared queue is there for others.
+        if self.current.is_none() && (self.shared.is_some() || !self.begin(number)) {
             return None;
         }
         self.complete(number, 0, status)
@@ -513,7 +574,14 @@ impl QueuePair {
                 completed: 0,
                 ring: setup.send_queue,
             },
-            receive: ReceiveQueue { ring: setup.receive_queue, current: None, completed: 0 },
+            receive: ReceiveQueue {
+                ring: setup.receive_queue,
+                shared: setup.shared_receives,
+                taken: [Slot::default(); SHARED_SLOTS],
+                news: None,
+                current: None,
+                completed: 0,
+            },
             send_completions: setup.send_completions,
             receive_completions: setup.receive_completions,
             events: setup.events,

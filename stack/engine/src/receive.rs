@@ -10,11 +10,12 @@ use uwarp_iwarp::{Delivery, Fault, SendEnd};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
 use uwarp_wire::rdmap::ImmediateData;
 
+use crate::command::AsyncEvent;
 use crate::commits::Hold;
 use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::port::Port;
-use crate::queue_pair::{QueuePair, ScatterError};
+use crate::queue_pair::{QueuePair, ScatterError, SharedNews};
 use crate::work::{CompletionFlags, Status};
 
 /// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
@@ -322,8 +323,8 @@ impl<P: Port> Core<P> {
         payload: &[u8],
         completes: Option<SendEnd>,
     ) -> Result<(), Failure> {
-        if first && !queue_pair.receive.begin() {
-            return Err(Fault::NoBuffer.into());
+        if first {
+            self.begin_receive(queue_pair)?;
         }
         let association = queue_pair.association;
         queue_pair
@@ -358,6 +359,19 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
+    /// Takes a receive for a new message.
+    #[inline]
+    fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> Result<(), Failure> {
+        let begun = queue_pair.receive.begin(queue_pair.number);
+        if let Some((queue, news)) = queue_pair.receive.take_news() {
+            self.events.send(match news {
+                SharedNews::Low => AsyncEvent::SharedReceivesLow { queue },
+                SharedNews::Share => AsyncEvent::SharedReceivesExceeded { queue, queue_pair: queue_pair.number },
+            });
+        }
+        if begun { Ok(()) } else { Err(Fault::NoBuffer.into()) }
+    }
+
     /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 section 6.3).
     fn on_immediate(
         &mut self,
@@ -366,9 +380,7 @@ impl<P: Port> Core<P> {
         data: ImmediateData,
         solicited: bool,
     ) -> Result<(), Failure> {
-        if !queue_pair.receive.begin() {
-            return Err(Fault::NoBuffer.into());
-        }
+        self.begin_receive(queue_pair)?;
         let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, queue_pair) };
         if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) {
             completion.flags = CompletionFlags::IMMEDIATE;

@@ -208,6 +208,7 @@ impl<P: Port> Host<P> {
             domain_queue_pairs: Arc::clone(&self.domain_queue_pairs),
             send_queue,
             receive_queue,
+            shared_receives: None,
             send_completions: queue,
             receive_completions: queue,
             signal_all: false,

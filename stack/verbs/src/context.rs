@@ -13,6 +13,7 @@ use crate::monitor::Monitor;
 use crate::open::{self, Opened};
 use crate::queue_pair::{QueuePair, QueuePairOptions};
 use crate::region::{self, MemoryRegion, RegionScope};
+use crate::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 use crate::stats::StatsSnapshot;
 use crate::window::{FastRegion, MemoryWindow};
 use crossbeam::channel::Receiver;
@@ -318,6 +319,11 @@ impl ProtectionDomain {
     /// one of the context's regions.
     pub fn allocate_fast_region(&self, pieces: usize) -> Result<FastRegion, Error> {
         FastRegion::allocate(&self.shared, self.number, pieces)
+    }
+
+    /// A new shared receive queue of this domain.
+    pub fn create_shared_receive_queue(&self, options: SharedReceiveOptions) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::create(&self.shared, self.number, options)
     }
 
     /// A new queue pair of this domain.

@@ -218,6 +218,9 @@ pub enum PostErrorReason {
     /// An SGE does not lie in a region of the queue pair's domain that has the right this operation needs.
     #[error("an SGE does not lie in a region of this domain with the right that the operation needs")]
     Protection,
+    /// The queue pair takes its receives from a shared queue: post them there.
+    #[error("the queue pair takes its receives from a shared receive queue: post them there")]
+    SharedReceives,
     /// A commit lists no region, or too many.
     #[error("a commit lists 1 to {limit} regions")]
     CommitRegions {

@@ -5,6 +5,7 @@ use crate::context::Shared;
 use crate::core::{Core, NoReply};
 use crate::error::{Error, PostError, PostErrorReason};
 use crate::request::{ReceiveRequest, SendLimits, SendRequest};
+use crate::shared_receives::SharedReceiveQueue;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use uwarp_engine::command::{
     Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, QueuePairSetup,
 };
+use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
 use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags};
 use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot};
@@ -35,6 +37,8 @@ pub struct QueuePairOptions<'a> {
     pub signal_all: bool,
     /// Complete Sends and Writes when the peer's TCP has acknowledged them, not when their memory may be reused.
     pub complete_when_acknowledged: bool,
+    /// Take receives from this queue of the same domain; the queue pair has none of its own then.
+    pub shared_receives: Option<&'a SharedReceiveQueue>,
 }
 
 /// Most SGEs of a request.
@@ -52,7 +56,14 @@ impl<'a> QueuePairOptions<'a> {
             max_inline: 32,
             signal_all: false,
             complete_when_acknowledged: false,
+            shared_receives: None,
         }
+    }
+
+    /// Takes receives from a shared queue.
+    pub fn shared_receives(mut self, queue: &'a SharedReceiveQueue) -> Self {
+        self.shared_receives = Some(queue);
+        self
     }
 
     /// Sets both depths.
@@ -87,7 +98,14 @@ impl<'a> QueuePairOptions<'a> {
         self
     }
 
-    fn validate(&self, core: &Core) -> Result<(), Error> {
+    fn validate(&self, core: &Core, domain: u32) -> Result<(), Error> {
+        if self.shared_receives.is_some_and(|queue| !queue.is_for(core.id, domain)) {
+            return Err(Error::argument(
+                "the shared receive queue",
+                "of another protection domain",
+                "use one of the queue pair's own domain",
+            ));
+        }
         let most = core.config.limits.queue_depth;
         for (what, depth) in
             [("the send queue's depth", self.send_depth), ("the receive queue's depth", self.receive_depth)]
@@ -143,6 +161,53 @@ impl QueuePairState {
     }
 }
 
+/// What [`QueuePair::query`] tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairAttributes {
+    /// Its number.
+    pub number: u32,
+    /// Where it is in its life.
+    pub state: QueuePairState,
+    /// The engine that has it, once it has connected or accepted.
+    pub engine: Option<usize>,
+    /// Slots of its send queue: a request takes one, and more with many SGEs or much inline data.
+    pub send_slots: usize,
+    /// How many of them are free.
+    pub send_slots_free: usize,
+    /// Slots of its receive queue.
+    pub receive_slots: usize,
+    /// How many of them are free.
+    pub receive_slots_free: usize,
+    /// Most SGEs of a request.
+    pub max_sge: usize,
+    /// Most octets of inline data.
+    pub max_inline: usize,
+    /// Every request makes a completion.
+    pub signal_all: bool,
+    /// Sends and Writes complete when the peer's TCP has acknowledged them.
+    pub complete_when_acknowledged: bool,
+    /// The queue that its receives are taken from, if it has none of its own.
+    pub shared_receives: Option<SharedReceiveQueueId>,
+    /// Optional operations of its connection.
+    pub features: Features,
+    /// Limits of reads, atomics and commits of its connection: inbound (IRD) and outbound (ORD); none before.
+    pub reads: Option<(u16, u16)>,
+    /// Why its connection ended.
+    pub disconnect_reason: Option<DisconnectReason>,
+}
+
+/// What [`QueuePair::modify`] is to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePairChange {
+    /// Make a completion for every request.
+    pub signal_all: Option<bool>,
+    /// Complete Sends and Writes when they are acknowledged.
+    pub complete_when_acknowledged: Option<bool>,
+    /// Flush all work and reset the connection.
+    pub end: bool,
+}
+
 /// What became of a connection that was being made.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -177,6 +242,8 @@ pub struct QueuePair {
     ready: bool,
     state: QueuePairState,
     reason: Option<DisconnectReason>,
+    /// IRD and ORD.
+    reads: Option<(u16, u16)>,
     doorbells: Arc<Doorbells>,
     wake: Arc<Notifier>,
     /// Whether an engine thread may sleep.
@@ -185,6 +252,7 @@ pub struct QueuePair {
     engine: usize,
     signal_all: bool,
     complete_on_ack: bool,
+    shared_receives: Option<Arc<SharedReceives>>,
     events: Receiver<ConnectionEvent>,
     sink: EventSink<ConnectionEvent>,
     send_cq: Arc<CompletionQueueCore>,
@@ -200,7 +268,7 @@ impl QueuePair {
         options: &QueuePairOptions<'_>,
     ) -> Result<Self, Error> {
         shared.check_open()?;
-        options.validate(shared)?;
+        options.validate(shared, domain)?;
         shared.reap_lingering();
         let number = shared.queue_pairs.take().ok_or(Error::Limit {
             what: "queue pair",
@@ -231,6 +299,7 @@ impl QueuePair {
             ready: false,
             state: QueuePairState::Idle,
             reason: None,
+            reads: None,
             doorbells: Arc::clone(engine.doorbells()),
             wake: Arc::clone(engine.wake()),
             threaded: !shared.is_inline(),
@@ -238,6 +307,7 @@ impl QueuePair {
             engine: 0,
             signal_all: options.signal_all,
             complete_on_ack: options.complete_when_acknowledged,
+            shared_receives: options.shared_receives.map(|queue| Arc::clone(queue.receives())),
             events,
             sink: EventSink::new(sender, None),
             send_cq: Arc::clone(options.send_cq.core()),
@@ -345,6 +415,9 @@ impl QueuePair {
         if self.receive.is_closed() {
             return Err(PostError { posted: 0, reason: PostErrorReason::Dead });
         }
+        if self.shared_receives.is_some() {
+            return Err(PostError { posted: 0, reason: PostErrorReason::SharedReceives });
+        }
         let mut posted = 0;
         let mut reason = None;
         for request in requests {
@@ -429,6 +502,50 @@ impl QueuePair {
         }
     }
 
+    /// What the queue pair was made with and has agreed on.
+    pub fn query(&mut self) -> QueuePairAttributes {
+        self.drain_events();
+        QueuePairAttributes {
+            number: self.number,
+            state: self.state,
+            engine: self.unbound.is_none().then_some(self.engine),
+            send_slots: self.send.capacity(),
+            send_slots_free: self.send.free(),
+            receive_slots: self.receive.capacity(),
+            receive_slots_free: self.receive.free(),
+            max_sge: self.limits.entries,
+            max_inline: self.limits.inline,
+            signal_all: self.signal_all,
+            complete_when_acknowledged: self.complete_on_ack,
+            shared_receives: self.shared_receives.as_ref().map(|queue| queue.id()),
+            features: self.limits.features,
+            reads: self.reads,
+            disconnect_reason: self.reason,
+        }
+    }
+
+    /// Changes what may be changed before the first attempt to connect or accept; and at any time, moves the queue pair to its
+    /// end, as [`abort`](Self::abort) does. Fields that are left out stay.
+    ///
+    /// # Errors
+    /// [`Error::State`] if an engine has the queue pair already.
+    pub fn modify(&mut self, change: QueuePairChange) -> Result<(), Error> {
+        if change.signal_all.is_some() || change.complete_when_acknowledged.is_some() {
+            if self.unbound.is_none() {
+                return Err(Error::State {
+                    state: self.state().name(),
+                    expected: "this can be changed before the first attempt to connect or accept",
+                });
+            }
+            self.signal_all = change.signal_all.unwrap_or(self.signal_all);
+            self.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.complete_on_ack);
+        }
+        if change.end {
+            self.abort();
+        }
+        Ok(())
+    }
+
     /// The TCP connection as the kernel's TCP_INFO would show it; `None` without one.
     pub fn tcp_info(&self) -> Result<Option<TcpInfo>, Error> {
         if self.unbound.is_some() {
@@ -483,6 +600,7 @@ impl QueuePair {
             receive_queue: unbound.receive,
             send_completions: self.send_cq.id,
             receive_completions: self.receive_cq.id,
+            shared_receives: self.shared_receives.clone(),
             signal_all: self.signal_all,
             complete_on_ack: self.complete_on_ack,
             events: self.sink.clone(),
@@ -532,6 +650,7 @@ impl QueuePair {
         match event {
             ConnectionEvent::Established(established) => {
                 self.ready = true;
+                self.reads = Some((established.ird, established.ord));
                 if self.state == QueuePairState::Connecting {
                     self.state = QueuePairState::Connected;
                 }

@@ -1,0 +1,218 @@
+//! Shared receive queues, and what can be asked of and changed in a queue pair.
+
+mod common;
+
+use common::*;
+use uwarp::{
+    AcceptOptions, Access, AsyncEvent, ConnectOptions, Context, ListenOptions, MemoryRegion, PostErrorReason,
+    QueuePair, QueuePairChange, QueuePairOptions, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveOptions,
+    SharedReceiveQueue, Status,
+};
+
+/// A server with a shared receive queue, and clients of it.
+struct Hall {
+    a: Context,
+    b: Context,
+    srq: SharedReceiveQueue,
+    memory: MemoryRegion,
+    cq: uwarp::CompletionQueue,
+    servers: Vec<QueuePair>,
+    clients: Vec<Side>,
+}
+
+/// Octets of each receive.
+const EACH: usize = 64;
+
+fn hall(a: Context, b: Context, clients: usize, options: SharedReceiveOptions) -> Hall {
+    let domain = b.allocate_domain();
+    let srq = domain.create_shared_receive_queue(options).unwrap();
+    let memory = domain.register(vec![0; options.depth * EACH], Access::LOCAL_WRITE).unwrap();
+    let cq = b.create_completion_queue(1024).unwrap();
+    let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+    let mut hall = Hall { a, b, srq, memory, cq, servers: Vec::new(), clients: Vec::new() };
+    for _ in 0..clients {
+        let mut client = Side::new(&hall.a);
+        let options = QueuePairOptions::new(&hall.cq).shared_receives(&hall.srq);
+        let mut server = domain.create_queue_pair(&options).unwrap();
+        let connecting =
+            hall.a.start_connect(&mut client.qp, hall.b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let request = listener.next(LONG).unwrap().expect("a connection request");
+        let accepting = request.start_accept(&mut server, AcceptOptions::default()).unwrap();
+        connecting.wait(&mut client.qp).unwrap();
+        accepting.wait(&mut server).unwrap();
+        hall.clients.push(client);
+        hall.servers.push(server);
+    }
+    hall
+}
+
+impl Hall {
+    fn post(&mut self, slots: std::ops::Range<usize>) {
+        for slot in slots {
+            let entry = [self.memory.sge(slot * EACH..(slot + 1) * EACH).unwrap()];
+            self.srq.post_receive(&[ReceiveRequest::new(slot as u64, &entry)]).unwrap();
+        }
+    }
+
+    fn received(&mut self) -> uwarp::Completion {
+        match self.cq.next(LONG).unwrap() {
+            Some(completion) => completion,
+            None => panic!("nothing came: {:#?}", self.b.stats()),
+        }
+    }
+
+    /// The next event of the server that `wanted` likes.
+    fn event(&self, wanted: impl Fn(&AsyncEvent) -> bool) -> AsyncEvent {
+        let events = self.b.events();
+        loop {
+            let event = events.wait(LONG).unwrap().expect("an event");
+            if wanted(&event) {
+                return event;
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_of_several_connections_take_from_one_queue() {
+    for engines in [None, Some(1), Some(2)] {
+        let (a, b) = match engines {
+            None => pair(Mode::Inline),
+            Some(count) => {
+                let two = |host| config(host, Mode::Threaded).threaded(count);
+                Context::pair_in_process(two(1), two(2)).unwrap()
+            }
+        };
+        let mut hall = hall(a, b, 4, SharedReceiveOptions { depth: 64, share: None });
+        hall.post(0..64);
+        let mut next = [0u8; 4];
+        for round in 0..200u32 {
+            let who = (round * 7 % 4) as usize;
+            let message = [who as u8, next[who], 3];
+            next[who] += 1;
+            hall.clients[who].qp.post_send(&[SendRequest::send_inline(1, &message).signalled()]).unwrap();
+            let received = hall.received();
+            assert_eq!((received.status, received.length), (Status::Success, 3));
+            assert_eq!(received.queue_pair, hall.servers[who].number());
+            let slot = received.id as usize;
+            assert_eq!(hall.memory.to_vec(slot * EACH, 3).unwrap(), message);
+            hall.clients[who].expect(1);
+            hall.post(slot..slot + 1);
+        }
+        assert_eq!(hall.srq.len(), 64);
+        // A connection that ends leaves the queue to the others.
+        hall.clients[0].qp.abort();
+        assert!(hall.servers[0].wait_disconnected(LONG).unwrap());
+        hall.clients[1].qp.post_send(&[SendRequest::send_inline(1, b"still")]).unwrap();
+        assert_eq!(hall.received().length, 5);
+        assert_eq!(hall.srq.len(), 63);
+        assert!(hall.cq.poll_one().is_none(), "nothing was flushed");
+    }
+}
+
+#[test]
+fn a_queue_that_runs_low_says_so_once() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut hall = hall(a, b, 2, SharedReceiveOptions { depth: 16, share: None });
+        hall.post(0..16);
+        hall.srq.set_limit(10);
+        for sent in 0..10 {
+            hall.clients[sent % 2].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+            hall.received();
+            // The seventh leaves nine.
+            assert_eq!(hall.srq.limit(), if sent < 6 { 10 } else { 0 }, "{sent}");
+        }
+        let low = hall.event(|event| matches!(event, AsyncEvent::SharedReceivesLow { .. }));
+        assert_eq!(low, AsyncEvent::SharedReceivesLow { queue: hall.srq.id() });
+        assert_eq!(hall.b.events().try_next(), None);
+    });
+}
+
+#[test]
+fn a_peer_that_takes_more_than_its_share_ends_its_own_connection() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut hall = hall(a, b, 2, SharedReceiveOptions { depth: 16, share: Some(4) });
+        hall.post(0..16);
+        let (greedy, modest) = (hall.servers[0].number(), hall.servers[1].number());
+        for _ in 0..4 {
+            hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+            assert_eq!(hall.received().queue_pair, greedy);
+        }
+        assert_eq!((hall.srq.taken_by(greedy), hall.srq.taken_by(modest)), (4, 0));
+        // What is given back may be taken again.
+        hall.srq.give_back(greedy, 1);
+        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        hall.received();
+        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"too much")]).unwrap();
+        let exceeded = hall.event(|event| matches!(event, AsyncEvent::SharedReceivesExceeded { .. }));
+        assert_eq!(exceeded, AsyncEvent::SharedReceivesExceeded { queue: hall.srq.id(), queue_pair: greedy });
+        assert!(hall.servers[0].wait_disconnected(LONG).unwrap());
+        assert_eq!(hall.srq.len(), 11);
+        // The other one does not notice.
+        for _ in 0..4 {
+            hall.clients[1].qp.post_send(&[SendRequest::send_inline(1, b"y")]).unwrap();
+            assert_eq!(hall.received().queue_pair, modest);
+        }
+    });
+}
+
+#[test]
+fn an_empty_shared_queue_ends_the_connection_that_finds_it_so() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut hall = hall(a, b, 2, SharedReceiveOptions { depth: 1, share: None });
+        hall.post(0..1);
+        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        hall.received();
+        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        assert!(hall.servers[0].wait_disconnected(LONG).unwrap());
+        assert_eq!(hall.servers[1].state(), QueuePairState::Connected);
+    });
+}
+
+#[test]
+fn receives_are_posted_where_they_belong() {
+    let (a, b) = pair(Mode::Inline);
+    let mut hall = hall(a, b, 1, SharedReceiveOptions { depth: 2, share: None });
+    let refused = hall.servers[0].post_receive(&[ReceiveRequest::new(1, &[])]).unwrap_err();
+    assert_eq!(refused.reason, PostErrorReason::SharedReceives);
+    let pieces = vec![hall.memory.sge(..1).unwrap(); uwarp::MAX_SHARED_SGE + 1];
+    let refused = hall.srq.post_receive(&[ReceiveRequest::new(1, &pieces)]).unwrap_err();
+    assert_eq!(refused.reason, PostErrorReason::TooManySges { limit: uwarp::MAX_SHARED_SGE });
+    let list = [ReceiveRequest::new(1, &pieces[1..]), ReceiveRequest::new(2, &[]), ReceiveRequest::new(3, &[])];
+    let full = hall.srq.post_receive(&list).unwrap_err();
+    assert_eq!((full.posted, full.is_full()), (2, true));
+    let elsewhere = hall.b.allocate_domain();
+    let options = QueuePairOptions::new(&hall.cq).shared_receives(&hall.srq);
+    assert!(matches!(elsewhere.create_queue_pair(&options), Err(uwarp::Error::Argument { .. })));
+    // All pieces of an element are used.
+    let octets: Vec<u8> = (0..uwarp::MAX_SHARED_SGE as u8).collect();
+    hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, &octets)]).unwrap();
+    assert_eq!(hall.received().length as usize, uwarp::MAX_SHARED_SGE);
+}
+
+#[test]
+fn a_queue_pair_tells_what_it_is_and_changes_while_it_may() {
+    let (a, b) = pair(Mode::Inline);
+    let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+    let before = client.qp.query();
+    assert_eq!((before.state, before.engine, before.reads), (QueuePairState::Idle, None, None));
+    assert!(!before.signal_all && before.max_sge == 4 && before.max_inline == 256);
+    client.qp.modify(QueuePairChange { signal_all: Some(true), ..QueuePairChange::default() }).unwrap();
+    connect(&mut client, &mut server);
+    let during = client.qp.query();
+    assert_eq!((during.state, during.engine), (QueuePairState::Connected, Some(0)));
+    assert!(during.signal_all && during.reads.is_some_and(|(ird, ord)| ird > 0 && ord > 0));
+    assert_eq!(during.send_slots, during.send_slots_free);
+    server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+    client.qp.post_send(&[SendRequest::send(7, &[])]).unwrap();
+    client.expect(7);
+    let refused = client.qp.modify(QueuePairChange { signal_all: Some(false), ..QueuePairChange::default() });
+    assert!(matches!(refused, Err(uwarp::Error::State { .. })), "{refused:?}");
+    client.qp.modify(QueuePairChange { end: true, ..QueuePairChange::default() }).unwrap();
+    assert!(client.qp.wait_disconnected(LONG).unwrap());
+    let after = client.qp.query();
+    assert_eq!(after.disconnect_reason, Some(uwarp::DisconnectReason::Aborted));
+}
