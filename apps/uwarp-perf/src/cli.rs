@@ -33,8 +33,8 @@ Examples:
   uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
   uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 --address 10.1.0.2/24
 
-Latencies of write, send, stream and raw tests are full round trips; those of reads and atomics are from the
-post to the completion. The raw tests
+Latencies of write, send, immediate, stream and raw tests are full round trips; those of reads, atomics and commits
+are from the post to the completion. The raw tests
 move frames of the same number and sizes as an RDMA Write of --size octets needs, with no stack on them. Bandwidth and
 rates end when the other side has confirmed the last message. Warm-up is not counted.";
 
@@ -70,6 +70,12 @@ pub enum Test {
     SendLatency,
     /// FetchAdd of RFC 7306 on eight octets: from the post to the completion. Each must find what the one before left.
     AtomicLatency,
+    /// Ping-pong of Immediate Data (RFC 7306), eight octets that come with the completion.
+    ImmediateLatency,
+    /// RDMA Write and Commit of what it wrote, as one request: from the post to the completion, when the server's store has it.
+    CommitLatency,
+    /// Connections that are made and closed, one after the other: from the SYN to full operation, and how many a second.
+    ConnectRate,
     /// RDMA Writes, as many as fit.
     WriteBandwidth,
     /// RDMA Reads, as many as fit.
@@ -96,6 +102,9 @@ impl Test {
             Self::ReadLatency => "read-latency",
             Self::SendLatency => "send-latency",
             Self::AtomicLatency => "atomic-latency",
+            Self::ImmediateLatency => "immediate-latency",
+            Self::CommitLatency => "commit-latency",
+            Self::ConnectRate => "connect-rate",
             Self::WriteBandwidth => "write-bandwidth",
             Self::ReadBandwidth => "read-bandwidth",
             Self::SendBandwidth => "send-bandwidth",
@@ -125,6 +134,9 @@ impl Test {
                 | Self::ReadLatency
                 | Self::SendLatency
                 | Self::AtomicLatency
+                | Self::ImmediateLatency
+                | Self::CommitLatency
+                | Self::ConnectRate
                 | Self::RawLatency
                 | Self::StreamLatency
         )
@@ -133,7 +145,7 @@ impl Test {
     /// Size of a message if the command line names none.
     fn default_size(self) -> u64 {
         match self {
-            Self::AtomicLatency => 8,
+            Self::AtomicLatency | Self::ImmediateLatency => 8,
             _ if self.is_latency() || self == Self::WriteRate => 64,
             _ => 65_536,
         }
@@ -163,6 +175,10 @@ pub struct TestOptions {
     #[arg(long, default_value_t = 1)]
     pub qps: u32,
 
+    /// Commit memory that is not durable, which shows what the protocol alone takes (without: a file in the server's TMPDIR)
+    #[arg(long)]
+    pub plain: bool,
+
     /// Check every octet of a seeded pattern, in a run of its own before the timed one
     #[arg(long)]
     pub verify: bool,
@@ -189,6 +205,8 @@ pub struct Plan {
     pub depth: u32,
     /// Queue pairs.
     pub qps: u32,
+    /// Whether the memory that is committed is not durable.
+    pub plain: bool,
     /// Whether a checked run comes first.
     pub verify: bool,
     /// Length of a raw frame, if not what the size needs.
@@ -214,8 +232,16 @@ impl TestOptions {
         if !(1..=SIZE_MAX).contains(&size) {
             return Err(usage(format!("--size is {size}: choose 1 octet to 1 GiB")));
         }
-        if test == Test::AtomicLatency && size != 8 {
-            return Err(usage(format!("--size is {size}: an atomic operation has 8 octets, leave it out")));
+        if matches!(test, Test::AtomicLatency | Test::ImmediateLatency) && size != 8 {
+            return Err(usage(format!("--size is {size}: {} has 8 octets, leave it out", test.name())));
+        }
+        if self.plain && test != Test::CommitLatency {
+            return Err(usage("--plain says what is committed: it goes with commit-latency only"));
+        }
+        if test == Test::ConnectRate && self.qps != 1 {
+            return Err(usage(
+                "--qps has no meaning in connect-rate, which makes one connection at a time: leave it out",
+            ));
         }
         let depth = self.depth.unwrap_or(match test {
             _ if test.is_latency() || test.is_stream() => 1,
@@ -263,7 +289,7 @@ impl TestOptions {
                 Amount::Duration(duration)
             }
         };
-        Ok(Plan { test, size, amount, depth, qps: self.qps, verify: self.verify, frame: self.frame })
+        Ok(Plan { test, size, amount, depth, qps: self.qps, plain: self.plain, verify: self.verify, frame: self.frame })
     }
 }
 
@@ -349,6 +375,9 @@ mod tests {
             ("write-latency", vec!["--size", "0"]),
             ("write-latency", vec!["--depth", "2"]),
             ("atomic-latency", vec!["--size", "16"]),
+            ("immediate-latency", vec!["--size", "16"]),
+            ("write-latency", vec!["--plain"]),
+            ("connect-rate", vec!["--qps", "2"]),
             ("write-bandwidth", vec!["--qps", "0"]),
             ("write-bandwidth", vec!["--iterations", "0"]),
             ("write-bandwidth", vec!["--frame", "100"]),

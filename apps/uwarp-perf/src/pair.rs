@@ -169,6 +169,9 @@ fn run_both(
         Amount::Iterations(iterations) => client.args(["--iterations", &iterations.to_string()]),
         Amount::Duration(duration) => client.args(["--duration", &format!("{}ns", duration.as_nanos())]),
     };
+    if plan.plain {
+        client.arg("--plain");
+    }
     if plan.verify {
         client.arg("--verify");
     }

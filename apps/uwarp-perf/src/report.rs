@@ -64,6 +64,9 @@ pub struct Report {
     /// Raw bandwidth: 10^6 frames per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mframes: Option<f64>,
+    /// Connections made and closed in a second, one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections_per_s: Option<f64>,
     /// Raw tests: frames of a message and octets of the longest, Ethernet header included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<(u32, u32)>,
@@ -133,6 +136,9 @@ impl Report {
         }
         if let Some(rate) = self.mframes {
             add("M frames/s", format!("{rate:.2}"));
+        }
+        if let Some(rate) = self.connections_per_s {
+            add("connections/s", format!("{rate:.0}"));
         }
         if self.verified > 0 {
             add("verified", self.verified.to_string());

@@ -175,6 +175,7 @@ pub fn client(
         gbit_per_s: None,
         mops: None,
         mframes: None,
+        connections_per_s: None,
         frames: None,
         cacheline_ns: None,
     };

@@ -20,7 +20,8 @@ fn check_latency(test: &str, device: &str) {
     let result = pair(&[test, "--device", device, "--iterations", "200"]);
     assert_eq!(result["test"], test);
     assert_eq!(result["device"], device);
-    assert_eq!(result["size"], if test == "atomic-latency" { 8 } else { 64 });
+    let eight = ["atomic-latency", "immediate-latency"].contains(&test);
+    assert_eq!(result["size"], if eight { 8 } else { 64 });
     assert_eq!(result["mtu"], 1500);
     assert_eq!(result["iterations"], 200);
     assert!(result["verified"].as_u64().unwrap() > 0);
@@ -45,6 +46,19 @@ fn latency_over_virtio() {
     for test in ["write-latency", "read-latency", "send-latency", "atomic-latency", "raw-latency"] {
         check_latency(test, "virtio");
     }
+}
+
+#[test]
+fn extensions_over_virtio_and_memif() {
+    for device in ["virtio", "memif"] {
+        for test in ["immediate-latency", "commit-latency", "connect-rate"] {
+            check_latency(test, device);
+        }
+    }
+    let plain = pair(&["commit-latency", "--plain", "--size", "4K", "--iterations", "200"]);
+    assert_eq!((plain["size"].as_u64(), plain["verified"].as_u64()), (Some(4096), Some(50)));
+    let connections = pair(&["connect-rate", "--iterations", "50"]);
+    assert!(connections["connections_per_s"].as_f64().unwrap() > 0.0);
 }
 
 #[test]

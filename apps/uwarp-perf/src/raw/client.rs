@@ -56,6 +56,7 @@ pub fn run(config: &Config, cpu: Option<usize>, plan: &Plan, device: &str) -> an
         gbit_per_s: None,
         mops: None,
         mframes: None,
+        connections_per_s: None,
         frames: Some((geometry.count, longest)),
         cacheline_ns: None,
     };

@@ -31,9 +31,12 @@ impl Operation {
     /// The operation of a test.
     pub fn of(test: Test) -> Self {
         match test {
-            // The other side of atomics has as little to do as that of reads.
-            Test::ReadLatency | Test::ReadBandwidth | Test::AtomicLatency => Self::Read,
-            Test::SendLatency | Test::SendBandwidth => Self::Send,
+            // The other side of atomics and commits has as little to do as that of reads.
+            Test::ReadLatency | Test::ReadBandwidth | Test::AtomicLatency | Test::CommitLatency | Test::ConnectRate => {
+                Self::Read
+            }
+            // Immediate Data takes receives, too.
+            Test::SendLatency | Test::SendBandwidth | Test::ImmediateLatency => Self::Send,
             Test::WriteLatency
             | Test::WriteBandwidth
             | Test::WriteRate

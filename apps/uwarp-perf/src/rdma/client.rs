@@ -1,16 +1,18 @@
 //! The side that asks and measures.
 
 use super::bandwidth::{Operation, Pump};
-use super::latency::{Used, ask_by_send, ask_by_write, fetch_add, read};
+use super::latency::{Used, ask_by_immediate, ask_by_send, ask_by_write, fetch_add, read, write_commit};
 use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session};
 use super::wire::{Control, Request, data_to_octets, memory_from_octets};
 use crate::cli::{Plan, Test};
-use crate::meter::round_trips;
+use crate::meter::{Goal, check_interrupted, round_trips};
 use crate::report::Report;
+use crate::samples::Samples;
 use anyhow::Context as _;
 use std::net::SocketAddr;
-use uwarp::{Config, ConnectOptions};
+use std::time::{Duration, Instant};
+use uwarp::{Completion, Config, ConnectOptions};
 use uwarp_app::channel::{Channel, connect};
 
 /// Octets of a checked run in each queue pair, about.
@@ -49,6 +51,7 @@ pub fn run(
         gbit_per_s: None,
         mops: None,
         mframes: None,
+        connections_per_s: None,
         frames: None,
         cacheline_ns: None,
     };
@@ -56,6 +59,9 @@ pub fn run(
         Test::WriteLatency | Test::SendLatency => ping_pong(&mut session, plan, &mut report)?,
         Test::ReadLatency => read_latency(&mut session, plan, &mut report)?,
         Test::AtomicLatency => atomic_latency(&mut session, plan, &mut report)?,
+        Test::ImmediateLatency => immediate_latency(&mut session, plan, &mut report)?,
+        Test::CommitLatency => commit_latency(&mut session, plan, &mut report)?,
+        Test::ConnectRate => connect_rate(&mut session, plan, server, &mut report)?,
         _ => bandwidth(&mut session, plan, &mut report)?,
     }
     session.leave()?;
@@ -67,7 +73,7 @@ fn establish(context: uwarp::Context, plan: &Plan, server: SocketAddr) -> anyhow
     let seed = fastrand::u64(..);
     let layout = Layout::new(plan.size, plan.depth, plan.qps);
     let operation = Operation::of(plan.test);
-    let mut session = Session::new(context.clone(), layout, plan.depth, operation == Operation::Send, seed)?;
+    let mut session = Session::new(context.clone(), layout, plan.depth, operation == Operation::Send, None, seed)?;
     let request = Request::new(plan, seed, session.own());
     let options = ConnectOptions::default().private_data(request.to_octets());
     let (control, established) = connect(
@@ -168,6 +174,90 @@ fn atomic_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> an
     // Every one was checked against the one before it.
     report.verified = if plan.verify { report.iterations } else { 0 };
     Ok(())
+}
+
+fn immediate_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    begin(session, 0)?;
+    let mut used: Used = None;
+    let (mut samples, time) = round_trips(plan, |number| ask_by_immediate(session, number, &mut used).map(|()| true))?;
+    end(session)?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    // Each answer was compared with its question.
+    report.verified = if plan.verify { report.iterations } else { 0 };
+    Ok(())
+}
+
+fn commit_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    if plan.verify {
+        // Each costs a sync of the store.
+        report.verified = checked_messages(plan).min(50 * u64::from(plan.qps));
+        begin(session, 0)?;
+        for number in 0..report.verified {
+            write_commit(session, number, true)?;
+        }
+        end(session)?;
+    }
+    begin(session, 0)?;
+    let (mut samples, time) = round_trips(plan, |number| write_commit(session, number, false).map(|()| true))?;
+    end(session)?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = samples.len();
+    report.seconds = time.as_secs_f64();
+    Ok(())
+}
+
+/// Makes and closes connections one after the other. Timed is how long each takes to full operation; the rate counts the
+/// closing too.
+fn connect_rate(session: &mut Session, plan: &Plan, server: SocketAddr, report: &mut Report) -> anyhow::Result<()> {
+    begin(session, 0)?;
+    let mut samples = Samples::new()?;
+    let warm_up = Goal::warm_up(plan.amount);
+    let begun = Instant::now();
+    let mut made = 0;
+    while !warm_up.reached(made, begun) {
+        connect_once(session, server, made)?;
+        made += 1;
+    }
+    let goal = Goal::of(plan.amount);
+    let begun = Instant::now();
+    let mut timed = 0;
+    while !goal.reached(timed, begun) {
+        check_interrupted()?;
+        let time = connect_once(session, server, made + timed)?;
+        if samples.push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)) {
+            samples.flush();
+        }
+        timed += 1;
+    }
+    let time = begun.elapsed();
+    end(session)?;
+    report.latency_ns = Some(samples.latency());
+    report.iterations = timed;
+    report.seconds = time.as_secs_f64();
+    report.connections_per_s = Some(timed as f64 / time.as_secs_f64());
+    // A connection that came about was answered by the right server, with the right seed.
+    report.verified = if plan.verify { timed } else { 0 };
+    Ok(())
+}
+
+/// One connection; gives the time until it was in full operation.
+fn connect_once(session: &mut Session, server: SocketAddr, number: u64) -> anyhow::Result<Duration> {
+    let mut queue_pair = session.make_queue_pair(0)?;
+    let private_data = data_to_octets(session.seed, number as u32);
+    let options = ConnectOptions::default().private_data(private_data).features(FEATURES);
+    let begun = Instant::now();
+    session.context.connect(&mut queue_pair, server, options)?;
+    let time = begun.elapsed();
+    queue_pair.disconnect();
+    if !queue_pair.wait_disconnected(PATIENCE)? {
+        anyhow::bail!("connection {number} did not end within {PATIENCE:?}");
+    }
+    // The receives that were flushed.
+    let mut out = [Completion::default(); 8];
+    while session.completions.poll(&mut out) > 0 {}
+    Ok(time)
 }
 
 /// The checked run of a bandwidth test, or of reads.

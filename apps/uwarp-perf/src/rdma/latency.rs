@@ -235,3 +235,71 @@ pub fn fetch_add(session: &mut Session, number: u64, found: &mut [Option<u64>]) 
     found[index as usize] = original;
     Ok(())
 }
+
+/// The asking side of one ping-pong of Immediate Data, which is the message's number.
+///
+/// # Errors
+/// The connection is lost, or the answer is wrong.
+#[inline]
+pub fn ask_by_immediate(session: &mut Session, number: u64, used: &mut Used) -> anyhow::Result<()> {
+    let index = turn_of(session, number);
+    session.queue_pairs[index as usize].post_send(&[SendRequest::immediate(number, number)])?;
+    if let Some((index, slot)) = used.take() {
+        session.post_receive(index, slot)?;
+    }
+    let mut out = [Completion::default()];
+    while session.reap(&mut out)? == 0 {}
+    if out[0].immediate_data() != Some(number | ANSWER) {
+        anyhow::bail!("{:x?} came as the answer to {number:x}", out[0].immediate_data());
+    }
+    *used = Some(parse_receive_id(out[0].id));
+    Ok(())
+}
+
+/// The answering side of ping-pongs of Immediate Data, until the client has finished.
+///
+/// # Errors
+/// The connection is lost.
+pub fn answer_by_immediate(session: &mut Session) -> anyhow::Result<Verdict> {
+    let mut out = [Completion::default()];
+    loop {
+        while session.reap(&mut out)? == 0 {
+            if session.is_time_to_look() && is_finished(session)? {
+                return Ok(None);
+            }
+        }
+        let Some(data) = out[0].immediate_data() else { continue };
+        let (index, slot) = parse_receive_id(out[0].id);
+        session.queue_pairs[index as usize].post_send(&[SendRequest::immediate(data, data | ANSWER)])?;
+        session.post_receive(index, slot)?;
+    }
+}
+
+/// One Write with a Commit of what it wrote, from the post to the completion. Checked: what the server's memory has then is
+/// read back.
+///
+/// # Errors
+/// The connection is lost, the server's store failed, or (checked) what came back is wrong.
+#[inline]
+pub fn write_commit(session: &mut Session, number: u64, checked: bool) -> anyhow::Result<()> {
+    if checked {
+        fill(session, number, 0)?;
+    }
+    let index = turn_of(session, number);
+    let entry = session.entry(session.layout.out(index, 0))?;
+    let target = session.remote.offset + session.layout.inward(index, 0);
+    let entries = [entry];
+    let request = SendRequest::write(number, &entries, session.remote.stag, target).with_commit().signalled();
+    session.queue_pairs[index as usize].post_send(&[request])?;
+    let mut out = [Completion::default()];
+    while session.reap(&mut out)? == 0 {}
+    if checked {
+        let sink = session.entry(session.layout.inward(index, 0))?;
+        let sinks = [sink];
+        let request = SendRequest::read(number, &sinks, session.remote.stag, target).signalled();
+        session.queue_pairs[index as usize].post_send(&[request])?;
+        while session.reap(&mut out)? == 0 {}
+        refuse(wrong(session, 0, number, 0, 0)?)?;
+    }
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! The side that does what it is told.
 
 use super::bandwidth::{Operation, Sink, be_read, fill_source};
-use super::latency::{answer_by_send, answer_by_write};
+use super::latency::{Verdict, answer_by_immediate, answer_by_send, answer_by_write};
 use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session};
 use super::wire::{Control, Request, data_from_octets, memory_to_octets};
@@ -9,7 +9,7 @@ use crate::cli::{ServerArguments, Test};
 use crate::meter::check_interrupted;
 use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
-use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Listener};
+use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Listener, QueuePair, QueuePairState};
 use uwarp_app::channel::Channel;
 use uwarp_app::signals;
 
@@ -58,7 +58,19 @@ fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> a
         bail!("asks for {} octets of memory", layout.len());
     }
     let operation = Operation::of(request.test);
-    let mut session = Session::new(context.clone(), layout, request.depth, operation == Operation::Send, request.seed)?;
+    let store = if request.test == Test::CommitLatency && !request.plain {
+        Some(tempfile::tempfile().context("no temporary file to commit to: set TMPDIR to where one can be")?)
+    } else {
+        None
+    };
+    let mut session = Session::new(
+        context.clone(),
+        layout,
+        request.depth,
+        operation == Operation::Send,
+        store.as_ref(),
+        request.seed,
+    )?;
     session.remote = request.memory;
     let mut control = Channel::new(context, &session.domain, CONTROL)?;
     first.accept(control.queue_pair(), AcceptOptions::default().private_data(memory_to_octets(session.own())))?;
@@ -67,7 +79,7 @@ fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> a
     if operation == Operation::Read {
         fill_source(&mut session, 0)?;
     }
-    obey(&mut session, request.test)
+    obey(&mut session, listener, &request)
 }
 
 /// Takes the data connections, which come in order; anybody else is told to wait.
@@ -101,7 +113,8 @@ fn accept_data(session: &mut Session, listener: &mut Listener, request: &Request
 }
 
 /// Runs the phases that the client begins, until it leaves.
-fn obey(session: &mut Session, test: Test) -> anyhow::Result<()> {
+fn obey(session: &mut Session, listener: &mut Listener, request: &Request) -> anyhow::Result<()> {
+    let test = request.test;
     let operation = Operation::of(test);
     let mut sink = Sink::new(session, operation);
     let mut number = 0_u64;
@@ -116,12 +129,36 @@ fn obey(session: &mut Session, test: Test) -> anyhow::Result<()> {
         let verdict = match test {
             Test::WriteLatency => answer_by_write(session, &mut number, checked)?,
             Test::SendLatency => answer_by_send(session, &mut number, checked)?,
+            Test::ImmediateLatency => answer_by_immediate(session)?,
+            Test::ConnectRate => take_connections(session, listener, request.seed)?,
             _ if operation == Operation::Read => be_read(session)?,
             _ => sink.run(session, checked)?,
         };
         session.tell(verdict.unwrap_or(Control::Right))?;
         if let Some(Control::Wrong { queue_pair, message, position }) = verdict {
             bail!("octet {position} of message {message} of queue pair {queue_pair} arrived wrong");
+        }
+    }
+}
+
+/// Accepts connections that the client makes and closes, until it has finished.
+fn take_connections(session: &mut Session, listener: &mut Listener, seed: u64) -> anyhow::Result<Verdict> {
+    let mut open: Vec<QueuePair> = Vec::new();
+    loop {
+        match session.hear()? {
+            None => session.turn()?,
+            Some(Control::Finish) => return Ok(None),
+            Some(other) => bail!("said {other:?} while it made connections"),
+        }
+        open.retain_mut(|queue_pair| queue_pair.state() != QueuePairState::Disconnected);
+        let Some(arrival) = listener.try_next()? else { continue };
+        if data_from_octets(arrival.private_data()).is_none_or(|(asked, _)| asked != seed) {
+            arrival.reject(b"another client's test is running: try again later")?;
+            continue;
+        }
+        let mut queue_pair = session.make_queue_pair(0)?;
+        if arrival.accept(&mut queue_pair, AcceptOptions::default().features(FEATURES)).is_ok() {
+            open.push(queue_pair);
         }
     }
 }

@@ -5,10 +5,11 @@ use super::wire::{Control, Remote};
 use crate::meter::check_interrupted;
 use crate::pattern::Pattern;
 use anyhow::{Context as _, bail};
+use std::fs::File;
 use std::time::{Duration, Instant};
 use uwarp::{
-    Access, Completion, CompletionQueue, Context, Features, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairOptions, QueuePairState, ReceiveRequest, SendRequest, Sge, Status,
+    Access, Completion, CompletionQueue, Context, Features, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain,
+    QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge, Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
 
@@ -19,7 +20,7 @@ const LOOK_AROUND: u32 = 1 << 14;
 /// Octets that are filled or checked in one piece.
 const PIECE: u64 = 64 << 10;
 /// What the data connections use beyond RFC 5040.
-pub const FEATURES: Features = Features { atomics: true, immediate: false, commit: false };
+pub const FEATURES: Features = Features { atomics: true, immediate: true, commit: true };
 /// The control connection's messages.
 pub const CONTROL: Shape = Shape { message: Control::LEN, messages: 8, work: 0 };
 
@@ -57,13 +58,29 @@ fn receives(layout: &Layout, is_send: bool) -> u32 {
 }
 
 impl Session {
-    /// Registers the memory and makes the completion queue; the queue pairs come one by one.
+    /// Registers the memory, which may be that of a file, and makes the completion queue; the queue pairs come one by one.
     ///
     /// # Errors
     /// The context has no room for them.
-    pub fn new(context: Context, layout: Layout, depth: u32, is_send: bool, seed: u64) -> anyhow::Result<Self> {
+    pub fn new(
+        context: Context,
+        layout: Layout,
+        depth: u32,
+        is_send: bool,
+        store: Option<&File>,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
         let domain = context.allocate_domain();
-        let memory = domain.register_zeroed(layout.len() as usize, Access::ALL)?;
+        let length = layout.len() as usize;
+        let memory = match store {
+            None => domain.register_zeroed(length, Access::ALL)?,
+            Some(file) => domain.register_ranges(
+                &[MemoryRange::File { file, offset: 0, length }],
+                MemoryType::CommitRequired { transparent: false },
+                Access::ALL,
+                RegionScope::Domain,
+            )?,
+        };
         let receives = receives(&layout, is_send);
         let completions =
             context.create_completion_queue(layout.qps as usize * (depth as usize + 8 + receives as usize))?;

@@ -3,7 +3,7 @@
 use crate::cli::{DEPTH_MAX, Plan, QPS_MAX, SIZE_MAX, Test};
 
 /// Begins all private data, with the version of this format.
-const MAGIC: [u8; 5] = *b"uwpf\x01";
+const MAGIC: [u8; 5] = *b"uwpf\x02";
 
 /// One side's registered memory, as the other side addresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Request {
     pub qps: u32,
     /// Seed of all content.
     pub seed: u64,
+    /// Whether the server's memory need not be durable.
+    pub plain: bool,
     /// The client's memory.
     pub memory: Remote,
 }
@@ -34,7 +36,7 @@ pub struct Request {
 impl Request {
     /// The request of a plan.
     pub fn new(plan: &Plan, seed: u64, memory: Remote) -> Self {
-        Self { test: plan.test, size: plan.size, depth: plan.depth, qps: plan.qps, seed, memory }
+        Self { test: plan.test, size: plan.size, depth: plan.depth, qps: plan.qps, seed, plain: plan.plain, memory }
     }
 
     /// As private data.
@@ -45,6 +47,7 @@ impl Request {
         octets.extend(self.depth.to_le_bytes());
         octets.extend(self.qps.to_le_bytes());
         octets.extend(self.seed.to_le_bytes());
+        octets.push(u8::from(self.plain));
         octets.extend(self.memory.stag.to_le_bytes());
         octets.extend(self.memory.offset.to_le_bytes());
         octets
@@ -60,6 +63,7 @@ impl Request {
             depth: reader.u32()?,
             qps: reader.u32()?,
             seed: reader.u64()?,
+            plain: reader.take::<1>()?[0] != 0,
             memory: Remote { stag: reader.u32()?, offset: reader.u64()? },
         };
         ((1..=SIZE_MAX).contains(&request.size)
@@ -69,7 +73,7 @@ impl Request {
     }
 }
 
-const TESTS: [Test; 8] = [
+const TESTS: [Test; 11] = [
     Test::WriteLatency,
     Test::ReadLatency,
     Test::SendLatency,
@@ -78,6 +82,9 @@ const TESTS: [Test; 8] = [
     Test::SendBandwidth,
     Test::WriteRate,
     Test::AtomicLatency,
+    Test::ImmediateLatency,
+    Test::CommitLatency,
+    Test::ConnectRate,
 ];
 
 fn test_number(test: Test) -> u8 {
@@ -90,6 +97,9 @@ fn test_number(test: Test) -> u8 {
         Test::SendBandwidth => 6,
         Test::WriteRate => 7,
         Test::AtomicLatency => 8,
+        Test::ImmediateLatency => 9,
+        Test::CommitLatency => 10,
+        Test::ConnectRate => 11,
         Test::RawLatency | Test::RawBandwidth | Test::StreamLatency | Test::StreamBandwidth => 0,
     }
 }
@@ -230,6 +240,7 @@ mod tests {
             depth: 64,
             qps: 16,
             seed: 0x0123_4567_89AB_CDEF,
+            plain: true,
             memory: Remote { stag: 7, offset: 1 << 40 },
         };
         assert_eq!(Request::from_octets(&request.to_octets()), Some(request));
@@ -252,7 +263,7 @@ mod tests {
 
     #[test]
     fn foreign_private_data_is_none_of_ours() {
-        for octets in [&[][..], b"uwpf", b"uwpf\x01", b"uwpf\x02aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[0; 64]] {
+        for octets in [&[][..], b"uwpf", b"uwpf\x02", b"uwpf\x03aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[0; 64]] {
             assert_eq!(Request::from_octets(octets), None);
             assert_eq!(data_from_octets(octets), None);
             assert_eq!(memory_from_octets(octets), None);
@@ -263,6 +274,7 @@ mod tests {
             depth: 1,
             qps: 1,
             seed: 0,
+            plain: false,
             memory: Remote { stag: 0, offset: 0 },
         };
         assert_eq!(Request::from_octets(&huge.to_octets()), None);
