@@ -141,7 +141,7 @@ impl Stream {
     /// (RFC 5044 section 7.1.2); this holds for a Terminate too.
     #[inline]
     pub fn may_transmit(&self) -> bool {
-        self.heard || !self.is_responder()
+        self.heard || self.role == Role::Initiator
     }
 
     pub(crate) fn is_responder(&self) -> bool {
