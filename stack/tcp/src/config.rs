@@ -77,7 +77,8 @@ pub struct Config {
     /// How long an acknowledgment may wait for data to travel with (RFC 9293 §3.8.6.3: less than 500 ms).
     pub delayed_ack: Duration,
     /// Received segments after which an acknowledgment waits no longer (RFC 9293 §3.8.6.3: at least every second
-    /// full-sized one). Counted in segments of any size.
+    /// full-sized one). Counted in segments of any size. Behind a gap, or a segment that came twice, each is acknowledged for a
+    /// while.
     pub ack_every: u32,
     /// Probes of a silent peer; `None` for none.
     pub keep_alive: Option<KeepAlive>,

@@ -11,6 +11,10 @@ use crate::reassembly::{Offered, Reassembly, Run};
 /// A peer without SACK counts duplicate acknowledgments; this many in a batch are not merged (RFC 5681 §3.2 needs three).
 const DUPLICATES_OWED: u8 = 4;
 
+/// Segments in order that are acknowledged each at once after one was out of order, or came twice. A sender that has just repaired a
+/// loss has a small window: with an acknowledgment for every second segment, the loss of one leaves it to a time-out.
+const QUICK: u8 = 16;
+
 #[derive(Debug)]
 pub(crate) struct Receiver {
     /// IRS.
@@ -34,6 +38,8 @@ pub(crate) struct Receiver {
     duplicates_owed: u8,
     /// Segments with data since the last acknowledgment.
     unacknowledged: u32,
+    /// Segments that are still acknowledged at once.
+    quick: u8,
     /// When a delayed acknowledgment is due.
     pub(crate) ack_at: Instant,
     /// RCV.NXT in the last segment sent (Last.ACK.sent of RFC 7323 §4.3).
@@ -63,6 +69,7 @@ impl Receiver {
             ack_now: false,
             duplicates_owed: 0,
             unacknowledged: 0,
+            quick: 0,
             ack_at: Instant::NEVER,
             last_ack_sent: initial + 1,
             octets: 0,
@@ -270,7 +277,8 @@ impl Receiver {
         self.next = self.next + len;
         self.octets += u64::from(len);
         self.unacknowledged += 1;
-        if self.unacknowledged >= self.ack_every {
+        if self.unacknowledged >= self.ack_every || self.quick > 0 {
+            self.quick = self.quick.saturating_sub(1);
             self.ack_now = true;
         } else if self.ack_at == Instant::NEVER {
             self.ack_at = now.after_nanos(self.ack_delay);
@@ -280,6 +288,7 @@ impl Receiver {
     fn accept_ahead(&mut self, start: Position, end: Position, token: BufferToken) -> (Payload, Option<DropReason>) {
         // RFC 5681 §4.2: out of order is acknowledged at once.
         self.ack_now = true;
+        self.quick = QUICK;
         self.duplicates_owed = self.duplicates_owed.saturating_add(1).min(DUPLICATES_OWED);
         match self.reassembly.offer(start, end, 0, token, self.budget) {
             Offered::Held => (Payload::Held, None),
@@ -295,6 +304,8 @@ impl Receiver {
     pub(crate) fn note_duplicate(&mut self, start: Position, end: Position) {
         if start < end {
             self.duplicate = Some(Run { start, end });
+            // The acknowledgment of the first one may have been lost.
+            self.quick = QUICK;
         }
     }
 
