@@ -278,6 +278,25 @@ impl Mbuf {
         true
     }
 
+    /// What [`set_tx_checksum`](Mbuf::set_tx_checksum) asked for; `None` if that was no checksum.
+    pub fn tx_checksum(&self) -> Option<TxChecksum> {
+        // SAFETY: the reference keeps the header alive, and what is read of it is written only through a sole reference.
+        let header = unsafe { self.raw.as_ref() };
+        let flags = header.ol_flags;
+        let has = |flag: u64| flags & flag == flag;
+        // SAFETY: the union's members are integers of the same bits.
+        let word = unsafe { header.__bindgen_anon_3.tx_offload };
+        (has(sys::UWARP_TX_IP_CKSUM) || has(sys::UWARP_TX_TCP_CKSUM)).then(|| TxChecksum {
+            l2_len: (word & 0x7f) as u8,
+            l3_len: (word >> 7 & 0x1ff) as u16,
+            l4_len: (word >> 16) as u8,
+            ipv6: has(sys::UWARP_TX_IPV6),
+            ip: has(sys::UWARP_TX_IP_CKSUM),
+            tcp: has(sys::UWARP_TX_TCP_CKSUM),
+            segment_size: (word >> 24) as u16,
+        })
+    }
+
     /// Takes back what [`set_tx_checksum`](Mbuf::set_tx_checksum) asked for, and what a received packet's flags said. False, and
     /// nothing changed, if the buffer is shared.
     #[inline]

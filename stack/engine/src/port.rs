@@ -82,6 +82,8 @@ pub trait Buffer: Sized {
     fn received_checksums(&self) -> ReceivedChecksums;
     /// What the device shall compute.
     fn set_transmit_checksums(&mut self, checksums: TransmitChecksums);
+    /// What the device was told to compute. The octets are not whole without it.
+    fn transmit_checksums(&self) -> TransmitChecksums;
 }
 
 /// Whether frames can pass.

@@ -2,14 +2,17 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use common::{SECOND, contents, pattern, sge};
 use crossbeam::channel::unbounded;
+use uwarp_engine::Port;
 use uwarp_engine::command::Command;
+use uwarp_engine::port::{Batch, Buffer, TransmitChecksums};
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
 use uwarp_engine::ports::middlebox::Recutting;
-use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_engine::ports::{Decorated, LoopOptions, LoopPort};
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::{Access, Registration};
@@ -113,6 +116,31 @@ fn faults_can_be_switched_on_and_off_while_traffic_flows() {
     traffic(&mut world, &mut pairs, &regions, 20);
     let after = world.hosts[0].engine.as_ref().expect("alive").stats();
     assert_eq!(before.retransmissions, after.retransmissions);
+}
+
+#[test]
+fn a_marked_copy_of_a_frame_that_is_still_needed_has_its_checksum_computed_too() {
+    let (left, mut right) = LoopPort::pair(LoopOptions { checksums: false, ..LoopOptions::default() });
+    let mut port = Decorated::new(left);
+    let transmit = Rates { marking: 1.0, ..Rates::default() };
+    port.set_faults(Some(FaultRates { transmit, ..FaultRates::default() }));
+    // An IPv4 packet that allows it: ECT(0).
+    let mut octets = [0; 54];
+    (octets[12], octets[14], octets[15]) = (8, 0x45, 2);
+    let wanted = TransmitChecksums { ip: false, tcp: true, link_length: 14, ip_length: 20, tcp_length: 20 };
+    let mut frame = port.alloc().expect("free");
+    frame.fill(&octets);
+    frame.set_transmit_checksums(wanted);
+    let kept = frame.share();
+    port.tx_burst(&mut VecDeque::from([frame]));
+    let mut batch = Batch::new();
+    assert_eq!(right.rx_burst(&mut batch), 1);
+    assert_eq!((batch[0].data()[15], batch[0].transmit_checksums()), (3, wanted));
+    assert_eq!(
+        (kept.data()[15], kept.transmit_checksums()),
+        (2, wanted),
+        "the one that may be sent again is as it was"
+    );
 }
 
 #[test]

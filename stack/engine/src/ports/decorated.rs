@@ -142,6 +142,7 @@ fn copy_frame<B: Buffer>(from: &B, to: &mut B) {
         }
     }
     to.set_range(start, at - start);
+    to.set_transmit_checksums(from.transmit_checksums());
 }
 
 fn is_ip(frame: &[u8]) -> bool {

@@ -87,6 +87,16 @@ impl Buffer for Mbuf {
         };
         debug_assert!(set, "the offloads of a shared buffer");
     }
+
+    fn transmit_checksums(&self) -> TransmitChecksums {
+        self.tx_checksum().map_or_else(TransmitChecksums::default, |checksum| TransmitChecksums {
+            ip: checksum.ip,
+            tcp: checksum.tcp,
+            link_length: checksum.l2_len,
+            ip_length: checksum.l3_len,
+            tcp_length: checksum.l4_len,
+        })
+    }
 }
 
 #[inline]

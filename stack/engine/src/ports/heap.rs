@@ -87,11 +87,6 @@ pub struct HeapBuffer {
 }
 
 impl HeapBuffer {
-    /// What the device is told to compute.
-    pub fn transmit_checksums(&self) -> TransmitChecksums {
-        self.transmit
-    }
-
     /// Sets what the receiver is told about the checksums.
     pub fn set_received_checksums(&mut self, checksums: ReceivedChecksums) {
         self.received = checksums;
@@ -194,6 +189,10 @@ impl Buffer for HeapBuffer {
     #[inline]
     fn set_transmit_checksums(&mut self, checksums: TransmitChecksums) {
         self.transmit = checksums;
+    }
+
+    fn transmit_checksums(&self) -> TransmitChecksums {
+        self.transmit
     }
 }
 
