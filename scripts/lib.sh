@@ -36,4 +36,4 @@ need_packages() {
 
 build_packages="build-essential pkg-config libdpdk-dev libclang-dev"
 run_packages="iproute2"
-test_packages="tshark ethtool"
+test_packages="tshark ethtool nftables"

@@ -2,9 +2,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use sha2::{Digest, Sha256};
 
 /// The kernel's congestion control. It is said for every socket: the system's own choice paces by a model of the path and
@@ -131,6 +133,19 @@ pub fn receive(from: &mut impl Read) -> io::Result<Digested> {
     Ok(sink.digest())
 }
 
+/// Reads so many octets, and no more.
+///
+/// # Errors
+/// As the reader, or if the stream ends before.
+pub fn receive_exactly(from: &mut impl Read, octets: u64) -> io::Result<Digested> {
+    let mut from = from.take(octets);
+    let digested = receive(&mut from)?;
+    if digested.octets < octets {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("the end after {}", digested.octets)));
+    }
+    Ok(digested)
+}
+
 /// Waits for a thread and gives its error the name of its end.
 ///
 /// # Errors
@@ -163,6 +178,19 @@ pub fn kernel_connects(to: SocketAddr) -> io::Result<std::net::TcpStream> {
     let stream = std::net::TcpStream::connect(to)?;
     sockopt::set_tcp_congestion(&stream, CONGESTION)?;
     patient(stream)
+}
+
+/// A kernel socket that has begun to connect.
+///
+/// # Errors
+/// As the system.
+pub fn kernel_begins(to: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
+    match net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Limits the waits of a kernel socket.

@@ -1,8 +1,10 @@
-//! The Linux kernel's TCP as the peer of plain streams, over af_packet on a veth pair and over tap, each in a namespace of its
-//! own: whole transfers by hash, faults of every kind on the wire, short connections, half close, resets.
+//! The Linux kernel's TCP as the peer of plain streams, over af_packet on a veth pair and over tap, over IPv4 and IPv6, each in a
+//! namespace of its own: whole transfers by hash, faults of every kind on the wire, short connections, half close, resets in every
+//! state.
 //!
 //! The kernel uses CUBIC (said for each socket) with a floor of 5 ms under its retransmission timer, so that a lossy cell does
-//! not take its 200 ms for each loss. Faults are thrown by the stack's own port, both ways, by seed.
+//! not take its 200 ms for each loss. Both ends ask for ECN. Faults are thrown by the stack's own port, both ways, by seed; a router
+//! that drops by nftables' dice is a second source of loss, which shares nothing with the stack.
 //!
 //! `UWARP_LONG=1` moves a gibibyte for each device, opener and direction, 32 MiB a cell, and opens ten thousand connections;
 //! `UWARP_FIGURES=FOLDER` keeps the table of goodput.
@@ -10,18 +12,48 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
-use uwarp::{Config, Context, DeviceConfig, FaultOptions, TcpListener, TcpStream};
+use uwarp::config::Ecn;
+use uwarp::{Config, Context, DeviceConfig, FaultOptions, TcpListener, TcpStream, TcpStreamOptions};
 use uwarp_interop_tests::flows::{self, PATIENCE, Table, join};
-use uwarp_netns::{self as netns, End};
+use uwarp_interop_tests::witness;
+use uwarp_netns::{self as netns, End, Namespace};
 
-const STACK: &str = "10.77.0.1/24";
-const KERNEL: &str = "10.77.0.2/24";
 const MIB: u64 = 1 << 20;
+
+/// Addresses of both ends, on one link or with a router in between.
+#[derive(Clone, Copy)]
+struct Addresses {
+    stack: &'static str,
+    kernel: &'static str,
+    /// The router's addresses on the stack's link and on the kernel's, and the kernel's own there.
+    routed: [&'static str; 3],
+    /// As tshark calls the protocol.
+    field: &'static str,
+}
+
+const V4: Addresses = Addresses {
+    stack: "10.77.0.1/24",
+    kernel: "10.77.0.2/24",
+    routed: ["10.77.0.254/24", "10.78.0.254/24", "10.78.0.2/24"],
+    field: "ip",
+};
+const V6: Addresses = Addresses {
+    stack: "fd77::1/64",
+    kernel: "fd77::2/64",
+    routed: ["fd77::fe/64", "fd78::fe/64", "fd78::2/64"],
+    field: "ipv6",
+};
+
+/// The address without its prefix length.
+fn bare(address: &str) -> IpAddr {
+    let (address, _) = address.split_once('/').expect("a prefix length");
+    address.parse().expect("an address")
+}
 
 /// Whether the run is the long one.
 fn is_long() -> bool {
@@ -48,7 +80,10 @@ struct Amount {
 
 struct Bed {
     context: Context,
+    addresses: Addresses,
     kernel: IpAddr,
+    /// Where the kernel's sockets are, if not in this process's namespace.
+    host: Option<Namespace>,
     name: &'static str,
     table: Table,
     port: u16,
@@ -58,36 +93,159 @@ fn settings() {
     let set = |name: &str, value: &str| std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value).expect(name);
     set("tcp_rto_min_us", "5000");
     set("tcp_no_metrics_save", "1");
+    set("tcp_ecn", "1");
 }
 
-fn configure(device: DeviceConfig) -> Context {
-    let mut config = Config::new(device, STACK).expect("a good address").without_monitor();
+fn configure(device: DeviceConfig, addresses: Addresses) -> Context {
+    open(Config::new(device, addresses.stack).expect("a good address"))
+}
+
+fn open(config: Config) -> Context {
+    let mut config = config.without_monitor();
     config.tcp.rto_min = Duration::from_millis(5);
     config.tcp.time_wait = Duration::from_millis(50);
     config.tcp.timestamps = true;
+    config.tcp.ecn = Ecn::Offer;
     Context::open(config).expect("the context opens")
 }
 
 #[test]
 fn the_kernel_over_af_packet() {
-    netns::test_inside("the_kernel_over_af_packet", || {
-        settings();
-        netns::veth(1500, [End::silent("stack0"), End::kernel("kernel0", &[KERNEL])]).expect("a veth pair");
-        let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
-        all(Bed::new(configure(device), "af_packet"), true);
-    });
+    netns::test_inside("the_kernel_over_af_packet", || over_af_packet("af_packet", V4));
+}
+
+#[test]
+fn the_kernel_over_af_packet_and_ipv6() {
+    netns::test_inside("the_kernel_over_af_packet_and_ipv6", || over_af_packet("af_packet IPv6", V6));
 }
 
 #[test]
 fn the_kernel_over_tap() {
-    netns::test_inside("the_kernel_over_tap", || {
-        settings();
-        let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
-        let context = configure(device);
-        End::kernel("tap0", &[KERNEL]).bring_up().expect("an address on the tap");
-        // The driver computes checksums behind the faults, and would vouch for what they damage.
-        all(Bed::new(context, "tap"), false);
+    netns::test_inside("the_kernel_over_tap", || over_tap("tap", V4));
+}
+
+#[test]
+fn the_kernel_over_tap_and_ipv6() {
+    netns::test_inside("the_kernel_over_tap_and_ipv6", || over_tap("tap IPv6", V6));
+}
+
+fn over_af_packet(name: &'static str, addresses: Addresses) {
+    settings();
+    netns::veth(1500, [End::silent("stack0"), End::kernel("kernel0", &[addresses.kernel])]).expect("a veth pair");
+    let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
+    all(Bed::new(configure(device, addresses), name, addresses), true);
+}
+
+fn over_tap(name: &'static str, addresses: Addresses) {
+    settings();
+    let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
+    let context = configure(device, addresses);
+    End::kernel("tap0", &[addresses.kernel]).bring_up().expect("an address on the tap");
+    // The driver computes checksums behind the faults, and would vouch for what they damage.
+    all(Bed::new(context, name, addresses), false);
+}
+
+/// Loss that the stack's own dice have no part in: a router between it and the kernel drops what it is to forward.
+#[test]
+fn the_kernel_behind_a_router_that_drops() {
+    netns::test_inside("the_kernel_behind_a_router_that_drops", || {
+        for (name, addresses) in [("router", V4), ("router IPv6", V6)] {
+            behind_a_router(name, addresses);
+        }
     });
+}
+
+fn behind_a_router(name: &'static str, addresses: Addresses) {
+    let [near, far, kernel] = addresses.routed;
+    let (router, host) = (Namespace::new("router").expect("a namespace"), Namespace::new("host").expect("a namespace"));
+    let near_end = [near];
+    netns::veth(1500, [End::silent("stack0"), End::kernel("near0", &near_end).of(&router)]).expect("a veth pair");
+    let (far_end, kernel_end) = ([far], [kernel]);
+    netns::veth(1500, [End::kernel("far0", &far_end).of(&router), End::kernel("kernel0", &kernel_end).of(&host)])
+        .expect("a veth pair");
+    let write = |path: &str, value: &str| std::fs::write(path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
+    router
+        .inside(|| {
+            write("/proc/sys/net/ipv4/ip_forward", "1");
+            write("/proc/sys/net/ipv6/conf/all/forwarding", "1");
+        })
+        .expect("a thread inside");
+    host.ip(&["route", "add", "default", "via", &bare(far).to_string()]).expect("a route");
+    host.inside(settings).expect("a thread inside");
+    let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
+    let config = Config::new(device, addresses.stack).expect("a good address").gateway(bare(near));
+    let mut bed = Bed::new(open(config), name, Addresses { kernel, ..addresses });
+    bed.host = Some(host);
+    let size = count(4 * MIB, 32 * MIB);
+    for permille in [1, 10, 50] {
+        let drops = Drops::in_forwarding(&router, permille);
+        let cell = format!("loss {} %", f64::from(permille) / 10.0);
+        for (opens, way, to_kernel, to_stack) in [
+            (Opens::Kernel, "to the kernel", size, 0),
+            (Opens::Stack, "to the stack", 0, size),
+            (Opens::Kernel, "both ways", size, size),
+        ] {
+            bed.transfer(&format!("{cell}, {way}"), opens, Amount { to_kernel, to_stack });
+        }
+        assert!(drops.count() > 0, "{cell}: the router has dropped nothing");
+    }
+    bed.finish();
+    drop(bed);
+    netns::ip(["link", "delete", "stack0"]).expect("the veth pair goes");
+}
+
+/// A table of nftables in a namespace, which drops; it goes with the value.
+struct Drops<'a>(Option<&'a Namespace>);
+
+impl<'a> Drops<'a> {
+    const TABLE: [&'static str; 2] = ["inet", "uwarp"];
+
+    fn new(namespace: Option<&'a Namespace>, hook: &str, rule: &str) -> Self {
+        let drops = Drops(namespace);
+        let table = Self::TABLE.join(" ");
+        drops.nft(&format!("add table {table}"));
+        drops.nft(&format!("add chain {table} drops {{ type filter hook {hook} priority 0; }}"));
+        drops.nft(&format!("add rule {table} drops meta l4proto tcp {rule} counter drop"));
+        drops
+    }
+
+    /// Of so many in a thousand segments that are forwarded.
+    fn in_forwarding(router: &'a Namespace, permille: u32) -> Self {
+        Drops::new(Some(router), "forward", &format!("numgen random mod 1000 < {permille}"))
+    }
+
+    /// Of all that the kernel of this process's namespace would say to a SYN.
+    fn answers_to_a_syn() -> Drops<'static> {
+        Drops::new(None, "output", "tcp flags & (syn | ack) == syn | ack")
+    }
+
+    /// Of all that it says.
+    fn of_the_kernel() -> Drops<'static> {
+        Drops::new(None, "output", "")
+    }
+
+    fn nft(&self, command: &str) -> String {
+        let mut program = self.0.map_or_else(|| Command::new("nft"), |namespace| namespace.command("nft"));
+        let output =
+            program.arg(command).stdin(Stdio::null()).output().expect("nft is there (apt-get install nftables)");
+        assert!(output.status.success(), "nft {command}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Segments dropped.
+    fn count(&self) -> u64 {
+        let text = self.nft(&format!("list table {}", Self::TABLE.join(" ")));
+        let (_, behind) = text.split_once("counter packets ").expect("a counter");
+        behind.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+    }
+}
+
+impl Drop for Drops<'_> {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.nft(&format!("delete table {}", Self::TABLE.join(" ")));
+        }
+    }
 }
 
 fn all(mut bed: Bed, corruption: bool) {
@@ -97,18 +255,34 @@ fn all(mut bed: Bed, corruption: bool) {
     bed.short_connections(Opens::Stack);
     bed.half_close();
     bed.resets();
+    bed.resets_at_the_end();
+    bed.resets_while_opening();
     bed.nobody_listens();
     bed.options_are_used();
-    println!("{}", bed.table.text());
-    if let Some(path) = std::env::var_os("UWARP_FIGURES") {
-        let file = Path::new(&path).join(format!("kernel-tcp-{}.txt", bed.name));
-        std::fs::write(file, bed.table.text()).expect("the figures are written");
-    }
+    bed.finish();
 }
 
 impl Bed {
-    fn new(context: Context, name: &'static str) -> Self {
-        Self { context, kernel: "10.77.0.2".parse().unwrap(), name, table: Table::default(), port: 7000 }
+    fn new(context: Context, name: &'static str, addresses: Addresses) -> Self {
+        let kernel = bare(addresses.kernel);
+        Self { context, addresses, kernel, host: None, name, table: Table::default(), port: 7000 }
+    }
+
+    /// Runs `work` where the kernel's sockets are.
+    fn at_the_kernel<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.host {
+            Some(host) => host.inside(work).expect("a thread inside"),
+            None => work(),
+        }
+    }
+
+    /// The table of goodput.
+    fn finish(&self) {
+        println!("{}", self.table.text());
+        if let Some(path) = std::env::var_os("UWARP_FIGURES") {
+            let file = Path::new(&path).join(format!("kernel-tcp-{}.txt", self.name.replace(' ', "-").to_lowercase()));
+            std::fs::write(file, self.table.text()).expect("the figures are written");
+        }
     }
 
     /// A connection: the kernel's end and the stack's.
@@ -118,15 +292,17 @@ impl Bed {
                 self.port += 1;
                 let mut listener = TcpListener::bind(&self.context, self.port).expect("a free port");
                 let to = self.context.socket_address(self.port);
-                let kernel = thread::spawn(move || flows::kernel_connects(to));
-                let accepted = listener.accept_timeout(PATIENCE).expect("the listener works");
-                let (stream, peer) = accepted.expect("the kernel connects");
-                let kernel = kernel.join().unwrap().expect("the stack answers");
+                let (accepted, kernel) = thread::scope(|scope| {
+                    let kernel = scope.spawn(|| self.at_the_kernel(|| flows::kernel_connects(to)));
+                    (listener.accept_timeout(PATIENCE), kernel.join().unwrap())
+                });
+                let (stream, peer) = accepted.expect("the listener works").expect("the kernel connects");
+                let kernel = kernel.expect("the stack answers");
                 assert_eq!(peer, kernel.local_addr().unwrap());
                 (kernel, stream)
             }
             Opens::Stack => {
-                let listener = flows::kernel_listens(self.kernel).expect("a listening socket");
+                let listener = self.at_the_kernel(|| flows::kernel_listens(self.kernel)).expect("a listening socket");
                 let to = listener.local_addr().unwrap();
                 let stream = TcpStream::connect(&self.context, to).expect("the kernel answers");
                 let (kernel, _) = listener.accept().unwrap();
@@ -137,7 +313,16 @@ impl Bed {
 
     /// One transfer, both ways at once if both have something to say; every octet by hash.
     fn transfer(&mut self, cell: &str, opens: Opens, amount: Amount) {
-        let (mut kernel, mut stack) = self.connect(opens);
+        let ends = self.connect(opens);
+        self.transfer_between(cell, ends, amount);
+    }
+
+    fn transfer_between(
+        &mut self,
+        cell: &str,
+        (mut kernel, mut stack): (std::net::TcpStream, TcpStream),
+        amount: Amount,
+    ) {
         stack.set_read_timeout(Some(PATIENCE));
         stack.set_write_timeout(Some(PATIENCE));
         let seed = u64::from(self.port) << 32 | amount.to_kernel ^ amount.to_stack;
@@ -182,6 +367,7 @@ impl Bed {
             ("loss 5 %", FaultOptions { loss: 5.0, ..none }),
             ("reordering 5 %", FaultOptions { reorder: 5.0, ..none }),
             ("duplication 5 %", FaultOptions { duplicate: 5.0, ..none }),
+            ("CE marks 5 %", FaultOptions { mark: 5.0, ..none }),
             ("segments cut and joined", FaultOptions { recut: 30.0, ..none }),
             ("all of them 1 %", FaultOptions { loss: 1.0, reorder: 1.0, duplicate: 1.0, recut: 5.0, ..none }),
         ];
@@ -339,6 +525,94 @@ impl Bed {
         }
     }
 
+    /// Resets in the states that last as long as a segment's way: an acknowledgment is kept away meanwhile.
+    fn resets_at_the_end(&mut self) {
+        let (close_wait, states) = (0x08, [("FIN-WAIT-1", 0x04), ("CLOSING", 0x0b), ("LAST-ACK", 0x09)]);
+        for (state, number) in states {
+            for opens in [Opens::Kernel, Opens::Stack] {
+                let (kernel, mut stack) = self.connect(opens);
+                let port = stack.local_addr().expect("open").port();
+                if state == "LAST-ACK" {
+                    kernel.shutdown(Shutdown::Write).unwrap();
+                    self.wait_for("CLOSE-WAIT", |bed| bed.stack_state(port) == "CLOSE-WAIT");
+                }
+                let silence = FaultOptions { loss: 100.0, ..FaultOptions::default() };
+                self.context.set_faults(Some(silence)).expect("percentages");
+                stack.shutdown_write();
+                if state == "CLOSING" {
+                    self.wait_for("FIN-WAIT-1", |bed| bed.stack_state(port) == "FIN-WAIT-1");
+                    kernel.shutdown(Shutdown::Write).unwrap();
+                }
+                self.wait_for(state, |bed| bed.stack_state(port) == state);
+                sockopt::set_socket_linger(&kernel, Some(Duration::ZERO)).unwrap();
+                drop(kernel);
+                self.wait_for("the end", |bed| bed.stack_state(port).is_empty());
+                self.context.set_faults(None).expect("no faults");
+                let heard = until_error(&mut stack).or_else(|| until_refused(&mut stack));
+                assert_eq!(heard, Some(ErrorKind::ConnectionReset), "{state}: the stack hears of the kernel's reset");
+
+                let (kernel, mut stack) = self.connect(opens);
+                let ports = (kernel.local_addr().unwrap().port(), kernel.peer_addr().unwrap().port());
+                if state == "LAST-ACK" {
+                    stack.shutdown_write();
+                    self.wait_for("CLOSE-WAIT", |_| kernel_state(ports) == Some(close_wait));
+                }
+                let drops = Drops::of_the_kernel();
+                kernel.shutdown(Shutdown::Write).unwrap();
+                if state == "CLOSING" {
+                    stack.shutdown_write();
+                }
+                self.wait_for(state, |_| kernel_state(ports) == Some(number));
+                stack.abort();
+                self.wait_for("the end", |_| kernel_state(ports).is_none());
+                drop(drops);
+            }
+        }
+    }
+
+    /// Resets of a handshake that is half done.
+    fn resets_while_opening(&mut self) {
+        // The stack's answer is lost, the kernel has given up when it comes again.
+        self.port += 1;
+        let port = self.port;
+        let mut listener = TcpListener::bind(&self.context, port).expect("a free port");
+        self.context.set_faults(Some(FaultOptions { loss: 100.0, ..FaultOptions::default() })).expect("percentages");
+        let socket = flows::kernel_begins(self.context.socket_address(port)).expect("a socket");
+        self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port) == "SYN-RECEIVED");
+        drop(socket);
+        self.context.set_faults(None).expect("no faults");
+        self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port).is_empty());
+        assert!(listener.accept_timeout(Duration::ZERO).expect("it works").is_none(), "nobody was shown it");
+
+        // The same the other way round.
+        let listener = flows::kernel_listens(self.kernel).expect("a listening socket");
+        let to = listener.local_addr().unwrap();
+        let drops = Drops::answers_to_a_syn();
+        let stream = TcpStream::start_connect(&self.context, to, &TcpStreamOptions::default()).expect("it begins");
+        self.wait_for("SYN-RECEIVED", |_| kernel_state_of(to.port(), 0x03));
+        assert!(drops.count() > 0);
+        stream.abort();
+        drop(drops);
+        self.wait_for("SYN-RECEIVED", |_| !kernel_state_of(to.port(), 0x03));
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "nobody was shown it");
+    }
+
+    /// The state of the stack's connection with this port, by its name; none if there is no such connection.
+    fn stack_state(&self, port: u16) -> String {
+        let connections = self.context.stats().engines.into_iter().flat_map(|engine| engine.connections);
+        let mut ours = connections.filter(|connection| connection.local.port() == port);
+        ours.next().map(|connection| connection.tcp.state).unwrap_or_default()
+    }
+
+    fn wait_for(&self, what: &str, mut seen: impl FnMut(&Self) -> bool) {
+        let begin = Instant::now();
+        while !seen(self) {
+            assert!(begin.elapsed() < PATIENCE, "{}: {what}: {:#?}", self.name, self.context.stats().engines);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn nobody_listens(&mut self) {
         let to = self.context.socket_address(9);
         assert_eq!(flows::kernel_connects(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -346,38 +620,66 @@ impl Bed {
         assert_eq!(TcpStream::connect(&self.context, to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 
-    /// What the kernel was seen to use, by tshark.
+    /// What both were seen to use, by tshark.
     fn options_are_used(&mut self) {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let capture = folder.path().join("capture.pcap");
         self.context.start_capture(&capture).expect("a capture");
-        let faults = FaultOptions { loss: 2.0, incoming: true, seed: 99, ..FaultOptions::default() };
+        let faults = FaultOptions { loss: 2.0, mark: 2.0, incoming: true, seed: 99, ..FaultOptions::default() };
         for opens in [Opens::Kernel, Opens::Stack] {
+            // Whose SYN is lost does without ECN (RFC 3168 §6.1.1.1).
+            let ends = self.connect(opens);
             self.context.set_faults(Some(faults)).expect("percentages");
-            self.transfer("with a capture", opens, Amount { to_kernel: MIB, to_stack: MIB });
+            self.transfer_between("with a capture", ends, Amount { to_kernel: MIB, to_stack: MIB });
+            self.context.set_faults(None).expect("no faults");
         }
-        self.context.set_faults(None).expect("no faults");
         self.context.stop_capture();
-        let frames = |who: &str, filter: &str| {
-            let filter = format!("ip.src == {who} && {filter}");
-            let output = Command::new("tshark").arg("-r").arg(&capture).args(["-Y", &filter]).output().expect("tshark");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            output.stdout.split(|octet| *octet == b'\n').filter(|line| !line.is_empty()).count()
-        };
+        let field = self.addresses.field;
+        let (class, marks) = if field == "ip" { ("ip.dsfield.ecn", field) } else { ("ipv6.tclass.ecn", field) };
+        let ect = format!("tcp.len > 0 && {class} == 2");
         let uses = [
             ("window scaling", "tcp.flags.syn == 1 && tcp.options.wscale"),
             ("SACK permitted", "tcp.flags.syn == 1 && tcp.options.sack_perm"),
             ("SACK blocks", "tcp.options.sack.count > 0"),
             ("timestamps", "tcp.flags.syn == 0 && tcp.options.timestamp.tsval"),
+            ("ECN asked for", "tcp.flags.syn == 1 && tcp.flags.ack == 0 && tcp.flags.ece == 1 && tcp.flags.cwr == 1"),
+            ("ECN granted", "tcp.flags.syn == 1 && tcp.flags.ack == 1 && tcp.flags.ece == 1 && tcp.flags.cwr == 0"),
+            ("ECT on data", &ect),
+            ("echoes of marks", "tcp.flags.syn == 0 && tcp.flags.ece == 1"),
+            ("reactions to them", "tcp.flags.syn == 0 && tcp.flags.cwr == 1 && tcp.len > 0"),
         ];
-        for (who, name) in [("10.77.0.2", "the kernel"), ("10.77.0.1", "the stack")] {
+        for (who, name) in [(self.kernel, "the kernel"), (bare(self.addresses.stack), "the stack")] {
             for (what, filter) in uses {
-                let count = frames(who, filter);
-                println!("{:<10} {name}: {what} in {count} segments", self.name);
-                assert!(count > 0, "{name} uses {what}");
+                let count = witness::count(&capture, &format!("{marks}.src == {who} && {filter}"));
+                println!("{:<14} {name}: {what} in {count} segments", self.name);
+                assert!(count > 0, "{name}: {what}");
             }
         }
     }
+}
+
+/// The state of the kernel's socket with this port, and this one of its peer, as the system numbers it; none if there is no such
+/// socket.
+fn kernel_state(ports: (u16, u16)) -> Option<u8> {
+    kernel_sockets().into_iter().find(|(local, peer, _)| (*local, *peer) == ports).map(|(_, _, state)| state)
+}
+
+/// Whether a socket of the kernel with this local port is in this state.
+fn kernel_state_of(local: u16, wanted: u8) -> bool {
+    kernel_sockets().into_iter().any(|(port, _, state)| port == local && state == wanted)
+}
+
+/// Local port, peer's port and state of every TCP socket in this namespace.
+fn kernel_sockets() -> Vec<(u16, u16, u8)> {
+    let text =
+        ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default());
+    let port = |address: &str| u16::from_str_radix(address.rsplit_once(':')?.1, 16).ok();
+    let socket = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, local, peer, state, ..] = words[..] else { return None };
+        Some((port(local)?, port(peer)?, u8::from_str_radix(state, 16).ok()?))
+    };
+    text.iter().flat_map(|text| text.lines()).filter_map(socket).collect()
 }
 
 /// Sends and receives at once on one stream of the stack; ends its own half behind the last octet.
