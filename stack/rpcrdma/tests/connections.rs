@@ -185,3 +185,23 @@ fn many_calls_share_a_connection() {
     assert!(peak <= 16 && peak > 1, "{peak}");
     assert_eq!(rig.client.stats().connections, 1);
 }
+
+#[test]
+fn a_responder_that_cannot_answer_ends_the_connection() {
+    let (here, there) = {
+        let mut there = config(2);
+        // Enough for its messages and a short result, and not for a long one.
+        there.limits.registered_octets = 1 << 20;
+        uwarp::Context::pair_in_process(config(1), there).unwrap()
+    };
+    let server = Server::new(&there, ResponderOptions::default());
+    let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
+    let peer = there.socket_address(PORT);
+    let client = uwarp_rpcrdma::requester::Requester::start_connect(&here, peer, bindings(), options).unwrap();
+    let mut rig = Rig { client, server };
+    assert_eq!(rig.results(get(100_000, vec![vec![0; 100_000]])), get_results(100_000));
+    let id = rig.client.start(get(2_000_000, vec![vec![0; 2_000_000]])).unwrap();
+    let finished = rig.finish(id);
+    assert!(matches!(finished.outcome, Err(CallError::Lost)), "the requester knows that a reply is lost");
+    assert_eq!(rig.server.over.len(), 1);
+}

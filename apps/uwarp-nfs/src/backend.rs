@@ -1,0 +1,227 @@
+//! A connection to an NFS server over the kernel's TCP, with record marking (RFC 5531 §11).
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// The bit of a record mark that says that this fragment is the last.
+const LAST: u32 = 1 << 31;
+/// Longest record that is taken: no server gives more than a few MiB to a READ.
+const RECORD_MAX: usize = 66 << 20;
+/// Octets that are read at once.
+const ROOM: usize = 256 << 10;
+/// Limit on each attempt to connect. The clients' engine turns by itself meanwhile.
+const CONNECT: Duration = Duration::from_millis(500);
+/// Pause between two attempts, at first and at last.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+
+/// The server.
+#[derive(Debug)]
+pub struct Backend {
+    address: SocketAddr,
+    stream: Option<TcpStream>,
+    /// What the stream has not taken yet, from here on in the first one.
+    outgoing: VecDeque<Vec<u8>>,
+    sent: usize,
+    /// What has come and is not a whole fragment.
+    incoming: Vec<u8>,
+    taken: usize,
+    /// Fragments of the next record.
+    record: Vec<u8>,
+    room: Vec<u8>,
+    again: Instant,
+    pause: Duration,
+}
+
+/// What became of a look at the server.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Word {
+    /// A record.
+    Record(Vec<u8>),
+    /// Nothing.
+    Nothing,
+    /// It was connected, for the first time or again: what has no reply is to be sent.
+    Connected,
+}
+
+impl Backend {
+    /// A server that is not connected yet.
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            stream: None,
+            outgoing: VecDeque::new(),
+            sent: 0,
+            incoming: Vec::new(),
+            taken: 0,
+            record: Vec::new(),
+            room: vec![0; ROOM],
+            again: Instant::now(),
+            pause: PAUSES[0],
+        }
+    }
+
+    /// Whether there is a connection.
+    pub fn is_connected(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Sends a record, less than 2^31 octets, as soon as the stream takes it.
+    pub fn send(&mut self, record: &[u8]) {
+        let mut marked = Vec::with_capacity(record.len() + 4);
+        marked.extend_from_slice(&(LAST | record.len() as u32).to_be_bytes());
+        marked.extend_from_slice(record);
+        self.outgoing.push_back(marked);
+    }
+
+    /// Goes on without waiting. A connection that is lost is made again, with pauses; what was to be sent is forgotten then.
+    pub fn poll(&mut self) -> Word {
+        if self.stream.is_none() {
+            return self.connect();
+        }
+        match self.go_on() {
+            Ok(Some(record)) => Word::Record(record),
+            Ok(None) => Word::Nothing,
+            Err(_) => {
+                self.lose();
+                Word::Nothing
+            }
+        }
+    }
+
+    fn connect(&mut self) -> Word {
+        if Instant::now() < self.again {
+            return Word::Nothing;
+        }
+        let made = TcpStream::connect_timeout(&self.address, CONNECT).and_then(|stream| {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        });
+        match made {
+            Ok(stream) => {
+                self.stream = Some(stream);
+                self.pause = PAUSES[0];
+                Word::Connected
+            }
+            Err(_) => {
+                self.again = Instant::now() + self.pause;
+                self.pause = (2 * self.pause).min(PAUSES[1]);
+                Word::Nothing
+            }
+        }
+    }
+
+    fn lose(&mut self) {
+        self.stream = None;
+        self.outgoing.clear();
+        self.incoming.clear();
+        self.record.clear();
+        (self.sent, self.taken) = (0, 0);
+        self.again = Instant::now() + self.pause;
+    }
+
+    fn go_on(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some(stream) = &mut self.stream else { return Ok(None) };
+        while let Some(first) = self.outgoing.front() {
+            match stream.write(&first[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+            if self.sent == first.len() {
+                self.outgoing.pop_front();
+                self.sent = 0;
+            }
+        }
+        if let Some(record) = self.next_record()? {
+            return Ok(Some(record));
+        }
+        let Some(stream) = &mut self.stream else { return Ok(None) };
+        match stream.read(&mut self.room) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                self.incoming.drain(..self.taken);
+                self.taken = 0;
+                self.incoming.extend_from_slice(&self.room[..count]);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        self.next_record()
+    }
+
+    /// A record, if all of it has come.
+    fn next_record(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            let rest = &self.incoming[self.taken..];
+            let Some(mark) = rest.first_chunk().map(|mark| u32::from_be_bytes(*mark)) else { return Ok(None) };
+            let length = (mark & !LAST) as usize;
+            if self.record.len() + length > RECORD_MAX {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            let Some(fragment) = rest.get(4..4 + length) else { return Ok(None) };
+            self.record.extend_from_slice(fragment);
+            self.taken += 4 + length;
+            if mark & LAST != 0 {
+                return Ok(Some(std::mem::take(&mut self.record)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn until(backend: &mut Backend, what: impl Fn(&Word) -> bool) -> Word {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let word = backend.poll();
+            if what(&word) {
+                return word;
+            }
+            assert!(Instant::now() < deadline, "nothing comes");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn records_come_in_fragments_and_connections_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut backend = Backend::new(listener.local_addr().unwrap());
+        for _ in 0..2 {
+            until(&mut backend, |word| *word == Word::Connected);
+            let (mut server, _) = listener.accept().unwrap();
+            backend.send(b"call");
+            assert_eq!(backend.poll(), Word::Nothing);
+            let mut got = [0; 8];
+            server.read_exact(&mut got).unwrap();
+            assert_eq!(&got, b"\x80\0\0\x04call");
+            // Two fragments, then a record of one, octet by octet.
+            for octet in b"\0\0\0\x02re\x80\0\0\x03ply\x80\0\0\x01x" {
+                server.write_all(&[*octet]).unwrap();
+            }
+            assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"reply".to_vec()));
+            assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"x".to_vec()));
+            // In the middle of a record.
+            server.write_all(b"\x80\0\0\x09half").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_record_without_end_ends_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut backend = Backend::new(listener.local_addr().unwrap());
+        until(&mut backend, |word| *word == Word::Connected);
+        let (mut server, _) = listener.accept().unwrap();
+        server.write_all(&[0x7f, 0xff, 0xff, 0xff]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while backend.is_connected() {
+            assert_eq!(backend.poll(), Word::Nothing);
+            assert!(Instant::now() < deadline);
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! A client over RDMA, the gateway, and an NFS server of somebody else's behind it.
+
+use nfs3_server::memfs::{MemFs, MemFsConfig};
+use nfs3_server::tcp::{NFSTcp as _, NFSTcpListener};
+use nfs3_types::nfs3::{
+    CREATE3args, CREATE3resfail, CREATE3resok, GETATTR3args, LOOKUP3args, LOOKUP3resfail, LOOKUP3resok, Nfs3Option,
+    Nfs3Result, READ3args, READ3resfail, READ3resok, READDIR3args, READDIR3resfail, READDIR3resok, WRITE3args,
+    WRITE3resfail, WRITE3resok, cookieverf3, createhow3, diropargs3, nfs_fh3, nfsstat3, sattr3, stable_how,
+};
+use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp::{Config, Context, ListenOptions, Listener};
+use uwarp_nfs::gateway::{Gateway, PORT, Policy};
+use uwarp_rpcrdma::binding::Binding;
+use uwarp_rpcrdma::nfs3::Nfs3;
+use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
+use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
+use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_sys, system_credential};
+use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
+use uwarp_rpcrdma::xdr::{put_opaque, put_padding};
+
+/// Far longer than anything takes: only a defect makes a test wait for it.
+const LONG: Duration = Duration::from_secs(60);
+
+const GETATTR: u32 = 1;
+const LOOKUP: u32 = 3;
+const READ: u32 = 6;
+const WRITE: u32 = 7;
+const CREATE: u32 = 8;
+const REMOVE: u32 = 12;
+const RENAME: u32 = 14;
+const READDIR: u32 = 16;
+
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut octets = vec![0; length];
+    fastrand::Rng::with_seed(seed).fill(&mut octets);
+    octets
+}
+
+/// A server with one large file and many small ones. It ends with the process.
+fn server() -> SocketAddr {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut config = MemFsConfig::default();
+            config.add_file("/large", pattern(1, 3_000_001));
+            for number in 0..300 {
+                config.add_file(&format!("/file-{number:03}"), vec![0; number]);
+            }
+            let listener = NFSTcpListener::bind("127.0.0.1:0", MemFs::new(config).unwrap()).await.unwrap();
+            sender.send(listener.get_listen_port()).unwrap();
+            listener.handle_forever().await.unwrap();
+        });
+    });
+    SocketAddr::from(([127, 0, 0, 1], receiver.recv().unwrap()))
+}
+
+/// The handle of the export's root, by the MOUNT protocol as a client asks for it: over TCP, of the server itself.
+fn root(server: SocketAddr) -> nfs_fh3 {
+    let mut call = Vec::new();
+    CallHeader { xid: 7, program: 100_005, version: 3, procedure: 1, credential: Auth::NONE, verifier: Auth::NONE }
+        .encode(&mut call);
+    put_opaque(&mut call, b"/");
+    let mut stream = TcpStream::connect(server).unwrap();
+    stream.write_all(&(1 << 31 | call.len() as u32).to_be_bytes()).unwrap();
+    stream.write_all(&call).unwrap();
+    let mut mark = [0; 4];
+    stream.read_exact(&mut mark).unwrap();
+    let mut record = vec![0; (u32::from_be_bytes(mark) & 0x7fff_ffff) as usize];
+    stream.read_exact(&mut record).unwrap();
+    let (header, at) = ReplyHeader::parse(&record).unwrap();
+    assert_eq!(header.status, Status::Success);
+    assert_eq!(record[at..at + 4], [0; 4], "MNT3_OK");
+    nfs_fh3 { data: Opaque::owned(Opaque::unpack(&mut &record[at + 4..]).unwrap().0.as_ref().to_vec()) }
+}
+
+struct Rig {
+    client: Requester,
+    there: Context,
+    listener: Listener,
+    server: SocketAddr,
+    policy: Policy,
+    gateways: Vec<Gateway>,
+}
+
+fn config(host: u8) -> Config {
+    Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline()
+}
+
+impl Rig {
+    fn new(server: SocketAddr, policy: Policy) -> Self {
+        let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+        let listener = there.listen(PORT, ListenOptions::default()).unwrap();
+        let bindings: Vec<Arc<dyn Binding>> = vec![Arc::new(Nfs3)];
+        let client =
+            Requester::start_connect(&here, there.socket_address(PORT), bindings, RequesterOptions::default()).unwrap();
+        Self { client, there, listener, server, policy, gateways: Vec::new() }
+    }
+
+    fn step(&mut self) {
+        if let Some(request) = self.listener.try_next().unwrap() {
+            let bindings: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Nfs3)]);
+            let (options, retries) = (ResponderOptions::default(), Arc::new(Retries::default()));
+            let responder = Responder::accept(&self.there, request, bindings, options, retries).unwrap();
+            self.gateways.push(Gateway::new(responder, self.server, self.policy));
+        }
+        self.gateways.retain_mut(|gateway| gateway.step().is_ok());
+    }
+
+    fn start(&mut self, procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> CallId {
+        let mut octets = Vec::new();
+        arguments.pack(&mut octets).unwrap();
+        let mut walk = Walk::new(&octets, 0, Removed::Nothing);
+        Nfs3.arguments(3, procedure, &mut walk).unwrap();
+        let items = walk.finish().unwrap();
+        let arguments = split(&octets, &items, |_| unreachable!()).unwrap();
+        let credential = OwnedAuth::from(system_credential(&auth_sys(1, "client", 0, 0, &[])));
+        let call = Call { program: 100_003, version: 3, procedure, credential, arguments, rooms, ..Call::default() };
+        self.client.start(call).unwrap()
+    }
+
+    fn finished(&mut self) -> Finished {
+        let deadline = Instant::now() + LONG;
+        loop {
+            self.step();
+            if let Some(finished) = self.client.poll() {
+                return finished;
+            }
+            assert!(Instant::now() < deadline, "no end: {:?} {:?}", self.client, self.client.stats());
+        }
+    }
+
+    /// Calls, and gives the results as the types of somebody else read them.
+    fn call<T: Unpack>(&mut self, procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> T {
+        let id = self.start(procedure, arguments, rooms);
+        let finished = self.finished();
+        assert_eq!(finished.id, id);
+        read_results(finished)
+    }
+
+    fn lookup(&mut self, root: &nfs_fh3, name: &str) -> nfs_fh3 {
+        let what = diropargs3 { dir: root.clone(), name: name.as_bytes().to_vec().into() };
+        match self.call(LOOKUP, &LOOKUP3args { what }, vec![]) {
+            Nfs3Result::<LOOKUP3resok, LOOKUP3resfail>::Ok(found) => found.object,
+            Nfs3Result::Err((status, _)) => panic!("{name}: {status:?}"),
+        }
+    }
+
+    /// Reads a file in pieces, as a client does that mounted with that rsize.
+    fn read(&mut self, file: &nfs_fh3, size: u32, reduced: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        loop {
+            let arguments = READ3args { file: file.clone(), offset: out.len() as u64, count: size };
+            let rooms = if reduced { vec![vec![0; size as usize]] } else { vec![] };
+            let Nfs3Result::<READ3resok<'static>, READ3resfail>::Ok(piece) = self.call(READ, &arguments, rooms) else {
+                panic!("no READ");
+            };
+            out.extend_from_slice(piece.data.as_ref());
+            if piece.eof {
+                return out;
+            }
+        }
+    }
+}
+
+fn read_results<T: Unpack>(finished: Finished) -> T {
+    let reply = finished.outcome.unwrap();
+    assert_eq!(reply.status, Status::Success);
+    let mut octets = Vec::new();
+    for part in &reply.results {
+        octets.extend_from_slice(part.octets());
+        put_padding(&mut octets, part.octets().len());
+    }
+    let (results, length) = T::unpack(&mut &octets[..]).unwrap();
+    assert_eq!(length, octets.len(), "nothing is left over");
+    results
+}
+
+fn new_file(root: &nfs_fh3, name: &str) -> CREATE3args<'static> {
+    let where_ = diropargs3 { dir: root.clone(), name: name.as_bytes().to_vec().into() };
+    CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) }
+}
+
+#[test]
+fn files_are_read_and_written_through_the_gateway() {
+    let server = server();
+    let root = root(server);
+    let mut rig = Rig::new(server, Policy::default());
+    let large = rig.lookup(&root, "large");
+    // Into Write chunks, in a long reply, and within messages.
+    for (size, reduced) in [(1 << 20, true), (262_144, false), (2000, true)] {
+        if size == 2000 {
+            let small = rig.lookup(&root, "file-299");
+            assert_eq!(rig.read(&small, size, reduced), [0; 299]);
+        } else {
+            assert!(rig.read(&large, size, reduced) == pattern(1, 3_000_001), "{size}");
+        }
+    }
+    let Nfs3Result::<CREATE3resok, CREATE3resfail>::Ok(made) = rig.call(CREATE, &new_file(&root, "new"), vec![]) else {
+        panic!("no CREATE");
+    };
+    let Nfs3Option::Some(file) = made.obj else { panic!("no handle") };
+    let data = pattern(2, 1_500_003);
+    for (index, piece) in data.chunks(400_001).enumerate() {
+        let arguments = WRITE3args {
+            file: file.clone(),
+            offset: index as u64 * 400_001,
+            count: piece.len() as u32,
+            stable: stable_how::FILE_SYNC,
+            data: Opaque::borrowed(piece),
+        };
+        let Nfs3Result::<WRITE3resok, WRITE3resfail>::Ok(done) = rig.call(WRITE, &arguments, vec![]) else {
+            panic!("no WRITE");
+        };
+        assert_eq!((done.count, done.committed), (piece.len() as u32, stable_how::FILE_SYNC));
+    }
+    assert!(rig.read(&file, 1 << 20, true) == data);
+    let stats = rig.gateways[0].stats();
+    assert!(stats.read >= 1_500_003, "by RDMA Read: {stats:?}");
+    assert!(stats.written >= 2 * 3_000_001 + 1_500_003, "by RDMA Write: {stats:?}");
+    assert_eq!(rig.client.stats().connections, 1);
+}
+
+#[test]
+fn a_directory_of_many_names_comes_in_long_replies() {
+    let server = server();
+    let root = root(server);
+    let mut rig = Rig::new(server, Policy::default());
+    let (mut names, mut cookie, mut cookieverf) = (Vec::new(), 0, cookieverf3::default());
+    loop {
+        let arguments = READDIR3args { dir: root.clone(), cookie, cookieverf, count: 8192 };
+        let Nfs3Result::<READDIR3resok<'static>, READDIR3resfail>::Ok(page) = rig.call(READDIR, &arguments, vec![])
+        else {
+            panic!("no READDIR");
+        };
+        cookieverf = page.cookieverf;
+        for entry in &page.reply.entries.0 {
+            cookie = entry.cookie;
+            names.push(String::from_utf8(entry.name.0.as_ref().to_vec()).unwrap());
+        }
+        if page.reply.eof {
+            break;
+        }
+    }
+    names.retain(|name| name.starts_with("file-"));
+    names.sort();
+    assert_eq!(names, (0..300).map(|number| format!("file-{number:03}")).collect::<Vec<_>>());
+    assert!(rig.gateways[0].stats().long_replies > 0);
+}
+
+#[test]
+fn many_calls_at_once_keep_their_replies() {
+    let server = server();
+    let root = root(server);
+    let mut rig = Rig::new(server, Policy::default());
+    let files: Vec<nfs_fh3> = (0..40).map(|number| rig.lookup(&root, &format!("file-{:03}", 7 * number))).collect();
+    let calls: Vec<CallId> = files
+        .iter()
+        .map(|file| rig.start(READ, &READ3args { file: file.clone(), offset: 0, count: 5000 }, vec![vec![1; 5000]]))
+        .collect();
+    for _ in 0..40 {
+        let finished = rig.finished();
+        let number = calls.iter().position(|id| *id == finished.id).unwrap();
+        let Nfs3Result::<READ3resok<'static>, READ3resfail>::Ok(read) = read_results(finished) else {
+            panic!("no READ");
+        };
+        assert_eq!(read.data.as_ref(), vec![0; 7 * number]);
+    }
+}
+
+#[test]
+fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
+    let server = server();
+    let root = root(server);
+    let mut rig = Rig::new(server, Policy { read_only: true });
+    let large = rig.lookup(&root, "large");
+    assert_eq!(rig.read(&large, 1 << 20, true).len(), 3_000_001);
+    let Nfs3Result::<CREATE3resok, CREATE3resfail>::Err((status, _)) =
+        rig.call(CREATE, &new_file(&root, "new"), vec![])
+    else {
+        panic!("a file was made");
+    };
+    assert_eq!(status, nfsstat3::NFS3ERR_ROFS);
+    let arguments =
+        WRITE3args { file: large, offset: 0, count: 5, stable: stable_how::UNSTABLE, data: Opaque::borrowed(b"hello") };
+    let Nfs3Result::<WRITE3resok, WRITE3resfail>::Err((status, _)) = rig.call(WRITE, &arguments, vec![]) else {
+        panic!("a file was changed");
+    };
+    assert_eq!(status, nfsstat3::NFS3ERR_ROFS);
+    use nfs3_types::nfs3::{REMOVE3args, REMOVE3resfail, REMOVE3resok, RENAME3args, RENAME3resfail, RENAME3resok};
+    let name = |name: &str| diropargs3 { dir: root.clone(), name: name.as_bytes().to_vec().into() };
+    let removed: Nfs3Result<REMOVE3resok, REMOVE3resfail> =
+        rig.call(REMOVE, &REMOVE3args { object: name("large") }, vec![]);
+    assert!(matches!(removed, Nfs3Result::Err((nfsstat3::NFS3ERR_ROFS, _))));
+    let renamed: Nfs3Result<RENAME3resok, RENAME3resfail> =
+        rig.call(RENAME, &RENAME3args { from: name("large"), to: name("other") }, vec![]);
+    assert!(matches!(renamed, Nfs3Result::Err((nfsstat3::NFS3ERR_ROFS, _))));
+    rig.lookup(&root, "large");
+}
+
+#[test]
+fn calls_outlive_a_server_that_was_away() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
+    let file = nfs_fh3 { data: Opaque::borrowed(b"handle") };
+    let id = rig.start(GETATTR, &GETATTR3args { object: file }, vec![]);
+    let mut xids = Vec::new();
+    for round in 0..3 {
+        // It takes the call, and twice it goes without an answer.
+        backend.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + LONG;
+        let mut stream = loop {
+            rig.step();
+            assert!(rig.client.poll().is_none());
+            if let Ok((stream, _)) = backend.accept() {
+                break stream;
+            }
+            assert!(Instant::now() < deadline);
+        };
+        stream.set_nonblocking(true).unwrap();
+        let mut record = Vec::new();
+        let mut room = [0; 500];
+        while record.len() < 4
+            || record.len() < 4 + (u32::from_be_bytes(record[..4].try_into().unwrap()) & 0x7fff_ffff) as usize
+        {
+            rig.step();
+            assert!(rig.client.poll().is_none());
+            if let Ok(count) = stream.read(&mut room) {
+                record.extend_from_slice(&room[..count]);
+            }
+            assert!(Instant::now() < deadline);
+        }
+        let (call, _) = CallHeader::parse(&record[4..]).unwrap();
+        assert_eq!((call.program, call.procedure, call.credential.flavor), (100_003, GETATTR, 1));
+        xids.push(call.xid);
+        if round == 2 {
+            let mut reply = Vec::new();
+            ReplyHeader { xid: call.xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut reply);
+            // NFS3ERR_STALE.
+            reply.extend_from_slice(&70_u32.to_be_bytes());
+            stream.set_nonblocking(false).unwrap();
+            stream.write_all(&(1 << 31 | reply.len() as u32).to_be_bytes()).unwrap();
+            stream.write_all(&reply).unwrap();
+            let finished = rig.finished();
+            assert_eq!(finished.id, id);
+            assert_eq!(finished.outcome.unwrap().results, [Part::Octets(70_u32.to_be_bytes().to_vec())]);
+        }
+    }
+    assert!(xids.iter().all(|xid| *xid == xids[0]), "the server can know the call again");
+    assert_eq!(rig.gateways[0].outstanding(), 0);
+}
