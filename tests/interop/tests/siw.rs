@@ -1,15 +1,17 @@
 //! The Linux kernel's own iWARP (siw, in a guest) as the peer: rping against `uwarp-ping`, and a program of the guest that does as
 //! it is told. What went over the wire is read by tshark.
 
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use uwarp::{
     AcceptOptions, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, Config, ConnectError, ConnectOptions,
     Context, DeviceConfig, DisconnectReason, Error, Established, Features, ListenOptions, ReceiveRequest, SendRequest,
-    Status, TerminateCode,
+    Status, TcpListener, TerminateCode,
 };
 use uwarp_interop_tests::siw::{Attachment, GUEST, Guest, STACK};
 use uwarp_interop_tests::stack::{Endpoint, PATIENCE};
@@ -239,14 +241,22 @@ struct Told {
     established: Established,
 }
 
+/// What every connection to siw needs, and a port that none had before: to tshark a Request on a port that has been used already
+/// is an FPDU of the former connection, and a bad one.
+fn connect_options(options: ConnectOptions) -> ConnectOptions {
+    static PORT: AtomicU16 = AtomicU16::new(61_000);
+    let local_port = Some(PORT.fetch_add(1, Ordering::Relaxed));
+    ConnectOptions { first_fpdu_delay: FIRST_FPDU_DELAY, local_port, ..options }
+}
+
 impl Told {
     fn connect(context: &Context, port: u16, size: usize, features: Features) -> Self {
         let peer = SocketAddr::new(GUEST.parse().expect("an address"), port);
-        let options = ConnectOptions { first_fpdu_delay: FIRST_FPDU_DELAY, features, ..ConnectOptions::default() };
         let deadline = Instant::now() + PATIENCE;
         loop {
             let mut endpoint = Endpoint::with_region(context, 2 * size);
-            match context.connect(&mut endpoint.queue_pair, peer, options.clone()) {
+            let options = connect_options(ConnectOptions { features, ..ConnectOptions::default() });
+            match context.connect(&mut endpoint.queue_pair, peer, options) {
                 Ok(established) => return Self { endpoint, established },
                 // It may be starting.
                 Err(Error::Connect { reason: ConnectError::Refused, .. }) if Instant::now() < deadline => {
@@ -505,8 +515,7 @@ fn start_up_frames_at_siws_limits(context: &Context) {
     let peer = SocketAddr::new(GUEST.parse().expect("an address"), LISTENING);
     let connect = |options: ConnectOptions| {
         let mut endpoint = Endpoint::new(context);
-        let options = ConnectOptions { first_fpdu_delay: FIRST_FPDU_DELAY, ..options };
-        let established = context.connect(&mut endpoint.queue_pair, peer, options)?;
+        let established = context.connect(&mut endpoint.queue_pair, peer, connect_options(options))?;
         Ok::<_, Error>(Told { endpoint, established })
     };
     // It takes 256 octets, IRD and ORD among them, and resets the connection for more.
@@ -565,16 +574,37 @@ fn check_conversations(capture: &Path) {
     assert!(count(capture, "iwarp_mpa.req") > 60, "each connection begins with a Request");
 }
 
+/// Whether the guest's device has VIRTIO_NET_F_HOST_TSO4, the bit 11.
+const HAS_TSO: &str = "cut -c 12 /sys/bus/virtio/drivers/virtio_net/virtio*/features";
+
+/// siw gives its FPDUs to TCP one by one. A plain stream comes in segments that no wire would carry, in chains of buffers.
+fn a_plain_stream_comes_in_segments_beyond_the_mtu(context: &Context, guest: &mut Guest) {
+    assert_eq!(guest.run(HAS_TSO).success().trim(), "1", "the guest's driver has the offload");
+    let mut listener = TcpListener::bind(context, 7480).expect("a free port");
+    let sender = guest.start("yes abcdefg | head -c 4000000 | nc 10.77.0.1 7480");
+    let accepted = listener.accept_timeout(PATIENCE).expect("the listener works");
+    let (mut stream, _) = accepted.expect("the guest connects");
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).expect("all of it comes");
+    assert!(received.len() == 4_000_000 && received.chunks(8).all(|line| line == b"abcdefg\n"));
+    drop(stream);
+    guest.finish(sender).success();
+}
+
 #[test]
 fn siw_and_the_stack_do_as_each_is_told_over_vhost() {
     let link = Link::new(true);
     let capture = link.path("capture.pcap");
     let context =
         Context::open(Config { pcap: Some(capture.clone()), ..link.configuration() }).expect("the context opens");
-    every_conversation(&context, &mut link.guest());
+    let mut guest = link.guest();
+    every_conversation(&context, &mut guest);
     check_events(&context);
+    a_plain_stream_comes_in_segments_beyond_the_mtu(&context, &mut guest);
+    drop(guest);
     context.close().expect("closed");
     check_conversations(&capture);
+    assert!(count(&capture, "tcp.len > 3000") > 100, "most of the plain stream came in large segments");
 }
 
 #[test]
