@@ -72,8 +72,10 @@ fn lines(text: &str) -> usize {
 }
 
 fn tshark(capture: &Path, more: &[&str]) -> String {
-    // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA.
-    dissect(capture, &[&["--disable-protocol", "rpcordma"], more].concat())
+    // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA. An ephemeral port of ours may be the assigned
+    // one of another protocol, which it would see there if it did not look for MPA first.
+    let choices = ["--disable-protocol", "rpcordma", "-o", "tcp.try_heuristic_first:TRUE"];
+    dissect(capture, &[&choices, more].concat())
 }
 
 fn dissect(capture: &Path, more: &[&str]) -> String {
