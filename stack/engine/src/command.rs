@@ -215,9 +215,12 @@ pub struct ShutdownReport {
 /// A queue pair as it is handed to an engine.
 #[derive(Debug)]
 pub struct QueuePairSetup {
-    /// Its number: unique in the context, below the engine's `limits.queue_pairs`, its bit in the doorbells, and its
-    /// stream number for the scope of memory regions.
+    /// Its number: unique in the context, below the engine's `limits.queue_pairs`, and its bit in the doorbells. Used again
+    /// when the queue pair is gone.
     pub number: u32,
+    /// Its stream for the scope of memory regions: never another's, so that what was registered for a queue pair that is gone
+    /// is not within reach of the next one with its number.
+    pub stream: u32,
     /// Protection domain of the memory that it may use.
     pub domain: u32,
     /// How many queue pairs the protection domain has now: peers may invalidate an STag of the whole domain only while it

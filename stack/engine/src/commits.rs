@@ -83,8 +83,12 @@ impl Commits {
             return None;
         }
         let pending = self.pending.remove(&reply.key)?;
-        if self.pending.is_empty() {
-            self.limits.clear();
+        // Most end in their order. One that does not must not keep the limits of all behind it.
+        while self.limits.front().is_some_and(|(_, key)| !self.pending.contains_key(key)) {
+            self.limits.pop_front();
+        }
+        if self.limits.len() > 2 * self.pending.len() + 64 {
+            self.limits.retain(|(_, key)| self.pending.contains_key(key));
         }
         (!pending.told).then_some((pending.asker, pending.status, reply.key))
     }
@@ -351,5 +355,66 @@ impl<P: Port> Core<P> {
         };
         queue_pair.held.push_back(Held { completion, queue, waits_for });
         self.tell_held(queue_pair);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn asked(commits: &mut Commits, at: Instant) -> u64 {
+        let key = commits.next_key;
+        commits.next_key += 1;
+        let pending = Pending {
+            asker: Asker::Message { queue_pair: 1 },
+            outstanding: 1,
+            status: CommitStatus::Success,
+            told: false,
+        };
+        commits.pending.insert(key, pending);
+        commits.limits.push_back((at + Duration::from_secs(30), key));
+        key
+    }
+
+    #[test]
+    fn one_commit_that_does_not_end_keeps_no_traces_of_those_that_do() {
+        let mut commits = Commits::new(None);
+        let slow = asked(&mut commits, Instant::ZERO);
+        for _ in 0..100_000 {
+            let key = asked(&mut commits, Instant::ZERO);
+            let ended = commits.take(CommitReply { key, status: CommitStatus::Success });
+            assert!(ended.is_some_and(|(_, status, told)| (status, told) == (CommitStatus::Success, key)));
+            assert!(commits.limits.len() < 100);
+        }
+        assert_eq!(commits.expire(Instant::ZERO + Duration::from_secs(29)).map(|(_, key)| key), None);
+        assert_eq!(commits.expire(Instant::ZERO + Duration::from_secs(30)).map(|(_, key)| key), Some(slow));
+        assert!(commits.take(CommitReply { key: slow, status: CommitStatus::Success }).is_none(), "told already");
+        assert_eq!((commits.pending.len(), commits.limits.len()), (0, 0));
+    }
+
+    #[test]
+    fn writes_that_are_remembered_are_few_and_cover_all() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..200 {
+            let mut written = WrittenRanges::default();
+            let mut octets = vec![[false; 512]; 3];
+            for _ in 0..random.usize(..200) {
+                let (stag, offset) = (random.u32(..3), random.u64(..500));
+                let length = random.u64(1..=512 - offset);
+                written.add(stag, offset, length);
+                octets[stag as usize][offset as usize..(offset + length) as usize].fill(true);
+            }
+            assert!(written.0.len() <= RANGES + 3);
+            for (stag, octets) in octets.iter().enumerate() {
+                for at in (0..512).filter(|at| octets[*at as usize]) {
+                    let covered = written
+                        .0
+                        .iter()
+                        .any(|(of, from, length)| *of == stag as u32 && (*from..from + length).contains(&at));
+                    assert!(covered, "octet {at} of {stag}");
+                }
+            }
+        }
     }
 }

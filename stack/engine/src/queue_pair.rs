@@ -557,7 +557,7 @@ impl QueuePair {
     pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {
         QueuePair {
             number: setup.number,
-            association: Association { domain: DomainId(setup.domain), stream: StreamId(setup.number) },
+            association: Association { domain: DomainId(setup.domain), stream: StreamId(setup.stream) },
             domain_queue_pairs: setup.domain_queue_pairs,
             stage: Stage::Idle,
             connection: None,

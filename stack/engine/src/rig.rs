@@ -204,6 +204,7 @@ impl<P: Port> Host<P> {
         self.domain_queue_pairs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
             number,
+            stream: number,
             domain: 1,
             domain_queue_pairs: Arc::clone(&self.domain_queue_pairs),
             send_queue,

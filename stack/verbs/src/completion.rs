@@ -6,6 +6,7 @@ use crate::driver::{self, Backoff};
 use crate::error::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::work::{Completion, URGENT_COMPLETION};
@@ -18,6 +19,31 @@ pub(crate) struct CompletionQueueCore {
     // Not the whole of the context: dropped queue pairs that linger inside of the context hold this.
     core: Arc<Core>,
     notifier: Arc<Notifier>,
+    _entries: Entries,
+}
+
+/// Elements that count against the context's limit.
+#[derive(Debug)]
+struct Entries {
+    count: usize,
+    core: Arc<Core>,
+}
+
+impl Entries {
+    fn take(core: &Arc<Core>, count: usize) -> Result<Self, Error> {
+        let limit = core.config.limits.completion_entries;
+        let more = |now: usize| now.checked_add(count).filter(|sum| *sum <= limit);
+        match core.completion_entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Self { count, core: Arc::clone(core) }),
+            Err(_) => Err(Error::Limit { what: "element of a completion queue", field: "completion-entries", limit }),
+        }
+    }
+}
+
+impl Drop for Entries {
+    fn drop(&mut self) {
+        self.core.completion_entries.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }
 
 impl CompletionQueueCore {
@@ -70,6 +96,7 @@ impl CompletionQueue {
                 format!("choose 1 to {most} (limits.completion-depth)"),
             ));
         }
+        let entries = Entries::take(shared.core(), depth * shared.engines.len())?;
         let limit = shared.config.limits.completion_queues;
         let number = shared.completion_queues.take().ok_or(Error::Limit {
             what: "completion queue",
@@ -84,8 +111,12 @@ impl CompletionQueue {
             }
         };
         let id = CompletionQueueId(number);
-        let core =
-            Arc::new(CompletionQueueCore { id, core: Arc::clone(shared.core()), notifier: Arc::clone(&notifier) });
+        let core = Arc::new(CompletionQueueCore {
+            id,
+            core: Arc::clone(shared.core()),
+            notifier: Arc::clone(&notifier),
+            _entries: entries,
+        });
         let lanes = shared
             .engines
             .iter()
@@ -243,7 +274,22 @@ impl AsFd for CompletionQueue {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, Context};
+    use crate::{Config, Context, Error};
+
+    #[test]
+    fn elements_of_all_queues_together_have_a_limit() {
+        let config = |address| Config::without_device(address).unwrap().without_monitor();
+        let mut first = config("10.0.0.1/24");
+        first.limits.completion_entries = 100;
+        let (context, _peer) = Context::pair_in_process(first, config("10.0.0.2/24")).unwrap();
+        for _ in 0..10 {
+            let most = context.create_completion_queue(60).unwrap();
+            let refused = context.create_completion_queue(41).unwrap_err();
+            assert!(matches!(refused, Error::Limit { field: "completion-entries", limit: 100, .. }), "{refused}");
+            let rest = context.create_completion_queue(40).unwrap();
+            drop((most, rest));
+        }
+    }
 
     #[test]
     fn numbers_of_dropped_queues_are_used_again() {

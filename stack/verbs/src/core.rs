@@ -103,6 +103,8 @@ pub(crate) struct Core {
     pub(crate) queue_pairs: Numbers,
     /// Small numbers, used again: every engine keeps a list of its lanes by them.
     pub(crate) completion_queues: Numbers,
+    /// Elements of the completion queues that there are.
+    pub(crate) completion_entries: AtomicUsize,
     pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
     pub(crate) opened: Instant,
     pub(crate) waiters: Arc<Waiters>,
@@ -141,6 +143,7 @@ impl Core {
             regions,
             queue_pairs,
             completion_queues,
+            completion_entries: AtomicUsize::new(0),
             port: Mutex::new(port),
             opened: Instant::now(),
             waiters,

@@ -231,6 +231,8 @@ struct Unbound {
 #[derive(Debug)]
 pub struct QueuePair {
     number: u32,
+    /// Never another's, unlike the number.
+    stream: u32,
     domain: u32,
     /// Taken when the queue pair is dropped.
     membership: Option<Membership>,
@@ -284,6 +286,7 @@ impl QueuePair {
         let engine = &shared.engines[0];
         Ok(Self {
             number,
+            stream: shared.next_object(),
             domain,
             membership: Some(Membership::new(members)),
             send,
@@ -560,6 +563,11 @@ impl QueuePair {
         &self.shared
     }
 
+    /// What regions of its own are registered for.
+    pub(crate) fn stream(&self) -> u32 {
+        self.stream
+    }
+
     pub(crate) fn domain(&self) -> u32 {
         self.domain
     }
@@ -594,6 +602,7 @@ impl QueuePair {
         self.wake = Arc::clone(engine.wake());
         engine.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
             number: self.number,
+            stream: self.stream,
             domain: self.domain,
             domain_queue_pairs: Arc::clone(members),
             send_queue: unbound.send,

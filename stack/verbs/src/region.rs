@@ -22,7 +22,7 @@ pub enum RegionScope<'a> {
 ///
 /// Peers can change it at any time, so it is reached by copies and by loads and stores of whole words; it is an ordinary
 /// `[u8]` again after [`deregister`](Self::deregister). Dropping the region revokes the STag, waits until no engine uses it, and
-/// frees the memory.
+/// frees the memory; of a durable region, it waits for the commits that are under way, too.
 #[derive(Debug)]
 pub struct MemoryRegion {
     registration: Registration,
@@ -54,7 +54,7 @@ fn scope_of(shared: &Shared, domain: u32, scope: RegionScope<'_>) -> Result<Scop
                     "register in the queue pair's own domain",
                 ));
             }
-            Scope::Stream { domain: DomainId(domain), stream: StreamId(queue_pair.number()) }
+            Scope::Stream { domain: DomainId(domain), stream: StreamId(queue_pair.stream()) }
         }
     })
 }

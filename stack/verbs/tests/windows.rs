@@ -216,6 +216,52 @@ fn what_cannot_be_bound_or_invalidated_fails_in_order() {
 }
 
 #[test]
+fn what_was_a_queue_pairs_own_is_not_the_next_ones_with_its_number() {
+    in_both_modes(|mode| {
+        let (mut a, mut b) = (config(1, mode), config(2, mode));
+        // So few that the number comes again at once.
+        (a.limits.queue_pairs, b.limits.queue_pairs) = (1, 1);
+        let (a, b) = uwarp::Context::pair_in_process(a, b).unwrap();
+        let domain = b.allocate_domain();
+        let cq = b.create_completion_queue(64).unwrap();
+        let mut listener = b.listen(PORT, uwarp::ListenOptions::default()).unwrap();
+        let mut kept = None;
+        for round in 0..2 {
+            let mut client = Side::new(&a);
+            let mut server = domain.create_queue_pair(&uwarp::QueuePairOptions::new(&cq)).unwrap();
+            assert_eq!(server.number(), 0);
+            let options = uwarp::ConnectOptions::default();
+            let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+            let request = listener.next(LONG).unwrap().expect("a connection request");
+            let accepting = request.start_accept(&mut server, uwarp::AcceptOptions::default()).unwrap();
+            connecting.wait(&mut client.qp).unwrap();
+            accepting.wait(&mut server).unwrap();
+            let region = kept.get_or_insert_with(|| {
+                let scope = RegionScope::QueuePair(&server);
+                domain.register_scoped(vec![0; 64], Access::REMOTE_WRITE, scope).unwrap()
+            });
+            let octets = [round + 1; 8];
+            let write = SendRequest::write_inline(1, &octets, region.stag(), region.remote_offset());
+            client.qp.post_send(&[write.signalled()]).unwrap();
+            if round == 0 {
+                client.expect(1);
+                until(&[&a, &b], "the octets", || region.load_acquire_u8(7).unwrap() == 1);
+                client.qp.disconnect();
+            }
+            assert!(client.qp.wait_disconnected(LONG).unwrap());
+            assert!(server.wait_disconnected(LONG).unwrap());
+            let not_associated = TerminateCode { layer: 1, error_type: 1, code: 2 };
+            let expected = (round == 1).then_some(DisconnectReason::PeerTerminated(not_associated));
+            assert_eq!(client.qp.disconnect_reason().filter(|_| round == 1), expected);
+            assert_eq!(region.to_vec(0, 8).unwrap(), [1; 8]);
+            drop((client, server));
+            let gone = || b.stats().objects.queue_pairs + a.stats().objects.queue_pairs == 0;
+            until(&[&a, &b], "the end of the queue pairs", gone);
+        }
+    });
+}
+
+#[test]
 fn a_peer_cannot_invalidate_a_region_that_has_windows() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);

@@ -368,6 +368,7 @@ impl Config {
             ("regions", limits.regions, RegionTable::MAX_SLOTS as usize),
             ("queue-depth", limits.queue_depth, 1 << 20),
             ("completion-depth", limits.completion_depth, 1 << 24),
+            ("completion-entries", limits.completion_entries, 1 << 32),
             ("backlog", limits.backlog, 1 << 16),
         ] {
             if !(1..=most).contains(&value) {

@@ -240,6 +240,8 @@ pub struct Limits {
     pub queue_depth: usize,
     /// Longest completion queue.
     pub completion_depth: usize,
+    /// Elements of all completion queues together, those of each engine counted.
+    pub completion_entries: usize,
     /// Connections of which requests wait in a listener.
     pub backlog: usize,
 }
@@ -253,6 +255,7 @@ impl Default for Limits {
             registered_octets: 1 << 40,
             queue_depth: 16_384,
             completion_depth: 1 << 20,
+            completion_entries: 1 << 24,
             backlog: 1024,
         }
     }
