@@ -23,6 +23,7 @@ pub mod ipv6;
 pub mod mpa;
 mod octets;
 pub mod rdmap;
+pub mod session_control;
 pub mod tcp;
 
 pub use error::WireError;
