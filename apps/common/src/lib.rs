@@ -6,6 +6,7 @@
 //! - [`units`]: sizes and times as people write them on a command line.
 //! - [`outcome`]: exit status and error sentences (2 for a bad command line or configuration, 1 for anything else).
 //! - [`output`]: tables, JSON, progress bars.
+//! - [`pair`]: two processes that measure each other.
 //! - [`signals`]: a flag that Ctrl-C sets.
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ pub mod channel;
 pub mod network;
 pub mod outcome;
 pub mod output;
+pub mod pair;
 pub mod signals;
 pub mod units;
 

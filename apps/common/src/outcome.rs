@@ -3,7 +3,7 @@
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 
 /// An error of the command line or the configuration: exit status 2.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,19 @@ impl std::fmt::Display for Silent {
 }
 
 impl std::error::Error for Silent {}
+
+/// Turns the end of a child, which has said itself what was wrong, into this process's end.
+///
+/// # Errors
+/// [`Silent`] with the child's status, or the signal that ended it.
+pub fn of_child(status: ExitStatus) -> anyhow::Result<()> {
+    match status.code() {
+        Some(0) => Ok(()),
+        // A status of 1 to 255: it comes from a process.
+        Some(code) => Err(Silent(code as u8).into()),
+        None => anyhow::bail!("a process of the pair was ended by a signal ({status})"),
+    }
+}
 
 /// An error of the command line or the configuration, with its sentence.
 pub fn usage(sentence: impl Into<String>) -> anyhow::Error {

@@ -13,9 +13,8 @@ mod samples;
 mod streams;
 
 use cli::{Cli, ClientArguments, Command, ServerArguments};
-use std::process::{ExitCode, ExitStatus};
+use std::process::ExitCode;
 use uwarp::config::EngineMode;
-use uwarp_app::outcome::Silent;
 use uwarp_app::{Role, signals, usage};
 
 fn main() -> ExitCode {
@@ -80,14 +79,4 @@ fn end_with_parent(wanted: bool) -> anyhow::Result<()> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     }
     Ok(())
-}
-
-/// Turns the end of a child, which has said itself what was wrong, into this process's end.
-fn outcome_of(status: ExitStatus) -> anyhow::Result<()> {
-    match status.code() {
-        Some(0) => Ok(()),
-        // A status of 1 to 255: it comes from a process.
-        Some(code) => Err(Silent(code as u8).into()),
-        None => anyhow::bail!("a process of the pair was ended by a signal ({status})"),
-    }
 }

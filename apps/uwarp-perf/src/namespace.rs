@@ -1,10 +1,10 @@
 //! A network of its own for devices that are kernel interfaces: `pair` runs itself again in a fresh network namespace,
 //! which disappears with the last process in it, whatever ended that.
 
-use crate::outcome_of;
 use anyhow::Context as _;
 use std::time::{Duration, Instant};
 use uwarp_app::DeviceKind;
+use uwarp_app::outcome::of_child;
 use uwarp_netns::{self as netns, End};
 
 /// Tells the second run that it is inside.
@@ -32,7 +32,7 @@ pub fn is_inside() -> bool {
 pub fn enter() -> anyhow::Result<()> {
     let status = netns::again_inside(WHO, std::env::args_os().skip(1))
         .context("a pair on kernel interfaces wants a network namespace of its own")?;
-    outcome_of(status)
+    of_child(status)
 }
 
 /// Makes what joins the two sides before they start: for af_packet a veth pair, for tap a bridge.

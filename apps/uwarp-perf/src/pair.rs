@@ -2,43 +2,14 @@
 
 use crate::cli::{Amount, PairArguments, Plan};
 use crate::namespace::{self, CLIENT_INTERFACE, SERVER_INTERFACE};
-use crate::outcome_of;
-use crate::report::{CacheLine, Report};
+use crate::report::Report;
 use anyhow::Context as _;
-use std::io::Read as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 use uwarp_app::cacheline;
 use uwarp_app::network::fits_a_socket;
-use uwarp_app::{DeviceKind, signals, usage};
-
-/// How long the server may take to notice that the client has left.
-const FAREWELL: Duration = Duration::from_secs(10);
-
-/// A child that is ended when it is forgotten.
-struct Side {
-    child: Child,
-}
-
-impl Side {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
-        let child = command.stdin(Stdio::null()).spawn().context("cannot start a process of the pair")?;
-        Ok(Self { child })
-    }
-
-    fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
-        self.child.try_wait().context("cannot ask for a process of the pair")
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        // Of a child that has ended both do nothing.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use uwarp_app::pair::{self, CacheLine, choose_cpus};
+use uwarp_app::{DeviceKind, usage};
 
 /// Runs a pair.
 ///
@@ -69,30 +40,6 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let after = cacheline::round_trip(server_cpu, client_cpu);
     report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
     report.publish(arguments.options.json.as_deref())
-}
-
-/// The CPUs of server and client: those named, or the first two that this process may use, or the only one.
-fn choose_cpus(named: &[usize]) -> anyhow::Result<[usize; 2]> {
-    let usable = cacheline::usable();
-    match *named {
-        [] => match usable[..] {
-            [first, second, ..] => Ok([first, second]),
-            [only] => Ok([only, only]),
-            [] => Ok([0, 0]),
-        },
-        [server, client] => {
-            for cpu in named {
-                if !usable.contains(cpu) {
-                    return Err(usage(format!(
-                        "--cpus names CPU {cpu}, which this process may not use: choose of {}",
-                        usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
-                    )));
-                }
-            }
-            Ok([server, client])
-        }
-        _ => Err(usage("--cpus wants two numbers, of the server's and the client's CPU, such as 0,1")),
-    }
 }
 
 /// What a pair decides itself cannot be chosen.
@@ -151,7 +98,7 @@ fn run_both(
     };
 
     let mut server = command("server", cpus[0], SERVER_INTERFACE);
-    server.arg("--once").stdout(Stdio::null());
+    server.arg("--once");
     if plan.test.is_raw() {
         server.arg("--raw");
     }
@@ -159,7 +106,6 @@ fn run_both(
         server.arg("--streams");
     }
     let mut client = command("client", cpus[1], CLIENT_INTERFACE);
-    client.stdout(Stdio::piped());
     client.args([plan.test.name(), &network.default_address(uwarp_app::Role::Server).to_string()]);
     client.args(["--json", "-"]);
     client.args(["--size", &plan.size.to_string()]);
@@ -182,47 +128,6 @@ fn run_both(
         client.arg("--pcap").arg(file);
     }
 
-    let mut server = Side::start(&mut server)?;
-    let mut client = Side::start(&mut client)?;
-    let mut output = client.child.stdout.take().context("the client has no standard output")?;
-    let reader = std::thread::spawn(move || {
-        let mut text = String::new();
-        output.read_to_string(&mut text).map(|_| text)
-    });
-    namespace::join(kind, || Ok(!signals::interrupted() && client.ended()?.is_none() && server.ended()?.is_none()))?;
-    wait(&mut server, &mut client)?;
-    let text = reader
-        .join()
-        .map_err(|_| anyhow::anyhow!("the client's result was not read"))?
-        .context("cannot read the client's result")?;
+    let text = pair::run(&mut server, &mut client, |going| namespace::join(kind, going))?;
     serde_json::from_str(&text).context("the client's result cannot be read")
-}
-
-/// Waits for the client, then for the server. If one fails the other is ended.
-fn wait(server: &mut Side, client: &mut Side) -> anyhow::Result<()> {
-    let mut left = None;
-    loop {
-        if signals::interrupted() {
-            anyhow::bail!("interrupted");
-        }
-        if left.is_none()
-            && let Some(status) = client.ended()?
-        {
-            outcome_of(status)?;
-            left = Some(Instant::now());
-        }
-        if let Some(status) = server.ended()? {
-            outcome_of(status)?;
-            if left.is_some() {
-                return Ok(());
-            }
-            // The server has seen the client leave, which therefore is about to end.
-            let status = client.child.wait().context("cannot wait for the client")?;
-            return outcome_of(status);
-        }
-        if left.is_some_and(|since: Instant| since.elapsed() > FAREWELL) {
-            anyhow::bail!("the server did not end within {FAREWELL:?} of the client");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

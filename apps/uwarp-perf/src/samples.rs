@@ -1,7 +1,7 @@
 //! Samples of a timed run: written to a plain list while the clock runs, into a histogram when it does not.
 
-use crate::report::Latency;
 use hdrhistogram::Histogram;
+use uwarp_app::pair::Latency;
 
 /// Samples between two visits to the histogram: few enough to stay in the first-level cache.
 const CHUNK: usize = 2048;
@@ -49,12 +49,6 @@ impl Samples {
     /// The percentiles.
     pub fn latency(&mut self) -> Latency {
         self.flush();
-        Latency {
-            min: self.histogram.min(),
-            p50: self.histogram.value_at_quantile(0.5),
-            p99: self.histogram.value_at_quantile(0.99),
-            p99_9: self.histogram.value_at_quantile(0.999),
-            max: self.histogram.max(),
-        }
+        Latency::of(&self.histogram)
     }
 }

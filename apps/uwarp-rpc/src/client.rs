@@ -2,7 +2,7 @@
 
 use crate::cli::{Amount, Plan, RunArguments, Test, Transport};
 use crate::program::{self, Blobs, CPU, ECHO, GET, NULL, PROGRAM, PUT, VERSION};
-use crate::report::{CpuTime, Latency, Report};
+use crate::report::{CpuTime, Report};
 use crate::{open, stream};
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context};
+use uwarp_app::pair::Latency;
 use uwarp_app::signals;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
 use uwarp_rpcrdma::rpc::Status;
@@ -148,7 +149,7 @@ pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Res
         calls: 0,
         seconds: 0.0,
         verified: 0,
-        latency_ns: Latency { min: 0, p50: 0, p99: 0, p99_9: 0, max: 0 },
+        latency_ns: Latency::default(),
         gbit_per_s: None,
         calls_per_s: 0.0,
         cpu_us_per_call: CpuTime { client: 0.0, server: 0.0 },
@@ -267,13 +268,7 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
     let mib = octets / f64::from(1 << 20);
     report.calls = calls;
     report.seconds = seconds;
-    report.latency_ns = Latency {
-        min: samples.min(),
-        p50: samples.value_at_quantile(0.5),
-        p99: samples.value_at_quantile(0.99),
-        p99_9: samples.value_at_quantile(0.999),
-        max: samples.max(),
-    };
+    report.latency_ns = Latency::of(&samples);
     report.calls_per_s = calls as f64 / seconds;
     let each = |nanoseconds: u64, unit: f64, count: f64| nanoseconds as f64 / unit / count;
     report.cpu_us_per_call =

@@ -4,22 +4,8 @@ use crate::cli::{Test, Transport};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use uwarp_app::output;
+use uwarp_app::pair::{CacheLine, Latency};
 use uwarp_app::units::{format_nanoseconds, format_size};
-
-/// Percentiles of a latency, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Latency {
-    /// The shortest.
-    pub min: u64,
-    /// The median.
-    pub p50: u64,
-    /// 99 of 100 are shorter.
-    pub p99: u64,
-    /// 999 of 1000 are shorter.
-    pub p99_9: u64,
-    /// The longest.
-    pub max: u64,
-}
 
 /// CPU time of each side's process.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,15 +14,6 @@ pub struct CpuTime {
     pub client: f64,
     /// The server's.
     pub server: f64,
-}
-
-/// Round trip of a cache line between the two CPUs, in nanoseconds: tells whether the host moved them.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CacheLine {
-    /// Before the test.
-    pub before: f64,
-    /// After it.
-    pub after: f64,
 }
 
 /// One result.

@@ -1,0 +1,150 @@
+//! Two processes of one program, a server and its client, each on a CPU of its own: what the tools that measure share.
+
+use crate::{cacheline, signals, usage};
+use anyhow::Context as _;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::io::Read as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::outcome::of_child;
+
+/// How long the server may take to notice that the client has left.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Percentiles of a latency, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The shortest.
+    pub min: u64,
+    /// The median.
+    pub p50: u64,
+    /// 99 of 100 are shorter.
+    pub p99: u64,
+    /// 999 of 1000 are shorter.
+    pub p99_9: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+impl Latency {
+    /// Those of what was recorded.
+    pub fn of(samples: &Histogram<u64>) -> Self {
+        Self {
+            min: samples.min(),
+            p50: samples.value_at_quantile(0.5),
+            p99: samples.value_at_quantile(0.99),
+            p99_9: samples.value_at_quantile(0.999),
+            max: samples.max(),
+        }
+    }
+}
+
+/// Round trip of a cache line between the two CPUs, in nanoseconds: tells whether the host moved them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CacheLine {
+    /// Before the test.
+    pub before: f64,
+    /// After it.
+    pub after: f64,
+}
+
+/// The CPUs of server and client: those named, or the first two that this process may use, or the only one.
+///
+/// # Errors
+/// Not two, or one that this process may not use.
+pub fn choose_cpus(named: &[usize]) -> anyhow::Result<[usize; 2]> {
+    let usable = cacheline::usable();
+    match *named {
+        [] => Ok(match usable[..] {
+            [first, second, ..] => [first, second],
+            [only] => [only, only],
+            [] => [0, 0],
+        }),
+        [server, client] => {
+            if let Some(cpu) = named.iter().find(|cpu| !usable.contains(cpu)) {
+                return Err(usage(format!(
+                    "--cpus names CPU {cpu}, which this process may not use: choose of {}",
+                    usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+                )));
+            }
+            Ok([server, client])
+        }
+        _ => Err(usage("--cpus wants two numbers, of the server's and the client's CPU, such as 0,1")),
+    }
+}
+
+/// A child that is ended when it is forgotten.
+struct Side(Child);
+
+impl Side {
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        Ok(Self(command.stdin(Stdio::null()).spawn().context("cannot start a process of the pair")?))
+    }
+
+    fn has_ended(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
+        self.0.try_wait().context("cannot ask for a process of the pair")
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // Of a child that has ended both do nothing.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the server, then the client, and waits for both; gives what the client wrote to its standard output. `join` runs
+/// once both are started, with a question that says whether both still run and nobody wants them to stop.
+///
+/// # Errors
+/// A side failed (it said why), `join` did, or the server did not end after the client; the other is ended then.
+pub fn run(
+    server: &mut Command,
+    client: &mut Command,
+    join: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()>,
+) -> anyhow::Result<String> {
+    let mut server = Side::start(server.stdout(Stdio::null()))?;
+    let mut client = Side::start(client.stdout(Stdio::piped()))?;
+    let mut output = client.0.stdout.take().context("the client has no standard output")?;
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        output.read_to_string(&mut text).map(|_| text)
+    });
+    join(&mut || Ok(!signals::interrupted() && client.has_ended()?.is_none() && server.has_ended()?.is_none()))?;
+    wait(&mut server, &mut client)?;
+    reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the client's result was not read"))?
+        .context("cannot read the client's result")
+}
+
+/// Waits for the client, then for the server.
+fn wait(server: &mut Side, client: &mut Side) -> anyhow::Result<()> {
+    let mut left = None;
+    loop {
+        if signals::interrupted() {
+            anyhow::bail!("interrupted");
+        }
+        if left.is_none()
+            && let Some(status) = client.has_ended()?
+        {
+            of_child(status)?;
+            left = Some(Instant::now());
+        }
+        if let Some(status) = server.has_ended()? {
+            of_child(status)?;
+            if left.is_some() {
+                return Ok(());
+            }
+            // The server has seen the client leave, which therefore is about to end.
+            return of_child(client.0.wait().context("cannot wait for the client")?);
+        }
+        if left.is_some_and(|since: Instant| since.elapsed() > FAREWELL) {
+            anyhow::bail!("the server did not end within {FAREWELL:?} of the client");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
