@@ -191,6 +191,8 @@ impl<P: Port> Core<P> {
                             status = status.max(CommitStatus::Unsupported);
                         }
                         CommitTarget::Plain => {}
+                        // Nanoseconds a line: less than asking somebody.
+                        CommitTarget::Persistent(range) => range.write_back(),
                         CommitTarget::Durable { durable, offset, length } => {
                             match durable.commit(offset, length, key, &self.commits.mailbox) {
                                 Ok(()) => outstanding += 1,
@@ -310,8 +312,10 @@ impl<P: Port> Core<P> {
             let (mut at, mut left) = (offset, length);
             while left > 0 {
                 let part = u32::try_from(left).unwrap_or(u32::MAX);
-                let asked = turn.commit_targets(queue_pair.association, stag, at, part, |target| {
-                    if let CommitTarget::Durable { durable, offset, length } = target {
+                let asked = turn.commit_targets(queue_pair.association, stag, at, part, |target| match target {
+                    CommitTarget::Plain => {}
+                    CommitTarget::Persistent(range) => range.write_back(),
+                    CommitTarget::Durable { durable, offset, length } => {
                         match durable.commit(offset, length, key, &self.commits.mailbox) {
                             Ok(()) => outstanding += 1,
                             Err(_) => failed = true,

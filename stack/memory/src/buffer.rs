@@ -6,10 +6,12 @@ mod tests;
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::MmapMut;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// What to ask of the system for a mapping's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +38,8 @@ enum Owner {
     Mapping { _mapping: MmapMut },
     /// Memory that someone else frees.
     Raw,
+    /// A mapping of persistent memory.
+    Persistent,
     /// Another buffer's, which a committer reads too. It is never given out but by [`RegionBuffer::unshared`].
     Shared { buffer: Arc<RegionBuffer> },
 }
@@ -74,6 +78,28 @@ impl RegionBuffer {
     /// accesses require) until the buffer is dropped, inside or outside of a registration.
     pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
+    }
+
+    /// `length` octets of a file in persistent memory, from `offset` on (a multiple of the page size), mapped so that a cache
+    /// line that is written back is durable with all that is needed to find it again (MAP_SYNC). The file has to be that long.
+    ///
+    /// # Safety
+    /// Nobody may make the file shorter as long as the buffer is there, and what others change in it they have to change in ways
+    /// that tolerate a peer's accesses, as with [`raw`](Self::raw).
+    ///
+    /// # Errors
+    /// What mmap(2) says; the file's system does not offer this (on Linux: it is not mounted with DAX); no octets.
+    pub unsafe fn persistent(file: &impl AsFd, offset: u64, length: usize) -> io::Result<RegionBuffer> {
+        if !crate::persist::IS_KNOWN {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the system chooses where, so that nothing is mapped over.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, file, offset)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
+        Ok(RegionBuffer { start, length, owner: Owner::Persistent })
     }
 
     /// The same memory once more, for a registration.
@@ -166,6 +192,10 @@ impl Drop for RegionBuffer {
             // SAFETY: as in `into_vec`, which forgets the buffer, so that this happens once.
             drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.length, capacity) });
         }
+        if let Owner::Persistent = self.owner {
+            // SAFETY: the mapping that `persistent` made, and nobody reaches it any more. Failing leaves it mapped.
+            let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+        }
     }
 }
 
@@ -175,6 +205,7 @@ impl fmt::Debug for RegionBuffer {
             Owner::Vector { .. } => "vector",
             Owner::Mapping { .. } => "mapping",
             Owner::Raw => "raw",
+            Owner::Persistent => "persistent",
             Owner::Shared { .. } => "shared",
         };
         formatter

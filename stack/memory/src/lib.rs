@@ -23,6 +23,7 @@ mod durable;
 mod epoch;
 pub mod kernels;
 mod key;
+mod persist;
 mod registration;
 mod shared_bytes;
 mod table;
@@ -37,5 +38,5 @@ pub use durable::{CommitMailbox, CommitReply, CommitStatus, Committer, Durable, 
 pub use epoch::{EngineEpoch, GracePeriod};
 pub use registration::{RangeError, Registration};
 pub use table::{RegionTable, RegisterError, TaggedBase, Unregistered};
-pub use turn::{CommitTarget, Turn};
+pub use turn::{CommitTarget, PersistentRange, Turn};
 pub use window::{BindPiece, Window};

@@ -129,12 +129,21 @@ pub(crate) const WINDOW: u64 = 1 << 34;
 pub(crate) const BINDING: u64 = 1 << 35;
 /// Commits of the region go to a committer.
 pub(crate) const DURABLE: u64 = 1 << 36;
+/// A commit of the region writes caches back.
+pub(crate) const PERSISTENT: u64 = 1 << 38;
 /// What peers write there is to be durable before a later message of theirs is told.
 pub(crate) const TRANSPARENT: u64 = 1 << 37;
 pub(crate) const ACCESS_SHIFT: u32 = 40;
 pub(crate) const GENERATION_SHIFT: u32 = 44;
 /// What tells a region from those that were in its slot before, also if its STag should be the same by chance.
 pub(crate) const IDENTITY: u64 = 0xffff_ffff | u64::MAX << GENERATION_SHIFT;
+
+/// How a region is kept, and whether messages wait for that.
+enum Keeping {
+    Plain,
+    Persistent(bool),
+    Store(Box<Durable>, bool),
+}
 
 /// Where an access goes.
 pub(crate) enum Reached<'a> {
@@ -188,7 +197,23 @@ impl RegionTable {
         scope: Scope,
         base: TaggedBase,
     ) -> Result<Registration, Unregistered> {
-        self.register_as(buffer.into(), access, scope, base, None)
+        self.register_as(buffer.into(), access, scope, base, Keeping::Plain)
+    }
+
+    /// Registers persistent memory ([`RegionBuffer::persistent`]): a commit writes the caches of its octets back, in the turn that
+    /// it comes in. `transparent` as for [`register_durable`](Self::register_durable).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); the buffer comes back.
+    pub fn register_persistent(
+        self: &Arc<Self>,
+        buffer: RegionBuffer,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+        transparent: bool,
+    ) -> Result<Registration, Unregistered> {
+        self.register_as(buffer, access, scope, base, Keeping::Persistent(transparent))
     }
 
     /// Registers `buffer` as a durable region, whose octets a commit makes durable in `store`. What the store holds at the
@@ -211,7 +236,8 @@ impl RegionTable {
         let memory = Arc::new(buffer.into());
         let (durable, committer) = durable(Arc::clone(&memory), store);
         let durable = Box::new(durable);
-        match self.register_as(RegionBuffer::shared(memory), access, scope, base, Some((durable, transparent))) {
+        match self.register_as(RegionBuffer::shared(memory), access, scope, base, Keeping::Store(durable, transparent))
+        {
             Ok(registration) => Ok((registration, committer)),
             Err(Unregistered { buffer, error }) => {
                 drop(committer);
@@ -226,7 +252,7 @@ impl RegionTable {
         access: Access,
         scope: Scope,
         base: TaggedBase,
-        durable: Option<(Box<Durable>, bool)>,
+        keeping: Keeping,
     ) -> Result<Registration, Unregistered> {
         let (index, stag) = match self.allocate(buffer.len() as u64) {
             Ok(allocated) => allocated,
@@ -247,13 +273,16 @@ impl RegionTable {
         entry.start.store(buffer.start().as_ptr(), Relaxed);
         let access = u64::from(access.bits()) << ACCESS_SHIFT;
         let generation = entry.state.load(Relaxed) & (u64::MAX << GENERATION_SHIFT);
-        let (durable, kind) = match durable {
-            None => (None, 0),
-            Some((durable, false)) => (Some(durable), DURABLE),
-            Some((durable, true)) => {
-                self.transparent.fetch_add(1, Relaxed);
-                (Some(durable), DURABLE | TRANSPARENT)
-            }
+        let (durable, kind, transparent) = match keeping {
+            Keeping::Plain => (None, 0, false),
+            Keeping::Persistent(transparent) => (None, PERSISTENT, transparent),
+            Keeping::Store(durable, transparent) => (Some(durable), DURABLE, transparent),
+        };
+        let kind = if transparent {
+            self.transparent.fetch_add(1, Relaxed);
+            kind | TRANSPARENT
+        } else {
+            kind
         };
         let way = durable.as_deref().map_or(std::ptr::null(), std::ptr::from_ref);
         entry.durable.store(way.cast_mut(), Relaxed);
@@ -313,7 +342,7 @@ impl RegionTable {
     pub(crate) fn deregister(&self, index: u32, octets: u64) {
         let entry = &self.entries[index as usize];
         // In one step, so that an engine that is binding the window finds that it is too late.
-        let kind = VALID | WINDOW | BINDING | DURABLE | TRANSPARENT;
+        let kind = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
         let gone = |state: u64| Some((state & !kind).wrapping_add(1 << GENERATION_SHIFT));
         let before = entry.state.fetch_update(AcqRel, Acquire, gone).unwrap_or_default();
         self.grace_period().wait();

@@ -14,8 +14,8 @@ use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
 use crate::shared_bytes;
-use crate::table::{DURABLE, Entry, Reached, RegionTable, TRANSPARENT, WINDOW};
-use crate::window::BindPiece;
+use crate::table::{DURABLE, Entry, PERSISTENT, Reached, RegionTable, TRANSPARENT, WINDOW};
+use crate::window::{BindPiece, Run};
 
 /// A turn of an engine, from [`EngineEpoch::enter`](crate::EngineEpoch::enter) until it is dropped.
 ///
@@ -251,17 +251,15 @@ impl<'a> Turn<'a> {
         }
         let octets = length as usize;
         match self.table.reach(association, stag, offset, octets, Access::REMOTE_WRITE)? {
-            Reached::Memory(_) => {
-                let (entry, state) = self.table.find(stag).ok_or(AccessError::InvalidStag)?;
-                let distance = offset.wrapping_sub(entry.base.load(Relaxed));
-                take(target(entry, state, distance, u64::from(length)));
+            Reached::Memory(start) => {
+                let (region, state) = self.table.find(stag).ok_or(AccessError::InvalidStag)?;
+                let distance = offset.wrapping_sub(region.base.load(Relaxed));
+                take(target(&Run { start, length: octets, region, state, distance }));
                 Ok(())
             }
             Reached::Window(window, distance) => {
                 self.table.runs(window, distance, octets, |_| ())?;
-                self.table.runs(window, distance, octets, |run| {
-                    take(target(run.region, run.state, run.distance, run.length as u64));
-                })
+                self.table.runs(window, distance, octets, |run| take(target(&run)))
             }
         }
     }
@@ -309,6 +307,8 @@ impl<'a> Turn<'a> {
 pub enum CommitTarget<'a> {
     /// Octets of a region that is not durable.
     Plain,
+    /// Octets of persistent memory: to be seen to at once, by [`PersistentRange::write_back`].
+    Persistent(PersistentRange<'a>),
     /// Octets of a durable region.
     Durable {
         /// The way to its committer.
@@ -320,9 +320,36 @@ pub enum CommitTarget<'a> {
     },
 }
 
-fn target(entry: &Entry, state: u64, offset: u64, length: u64) -> CommitTarget<'_> {
-    let durable = entry.durable.load(Relaxed);
-    if state & DURABLE == 0 || durable.is_null() {
+/// A range of persistent memory, for as long as the turn lasts.
+#[derive(Clone, Copy)]
+pub struct PersistentRange<'a> {
+    start: NonNull<u8>,
+    length: usize,
+    turn: PhantomData<&'a ()>,
+}
+
+impl PersistentRange<'_> {
+    /// Writes the caches back: then the octets are durable.
+    pub fn write_back(&self) {
+        // SAFETY: the range was resolved in this turn, which is not over.
+        unsafe { crate::persist::write_back(self.start, self.length) };
+    }
+}
+
+impl fmt::Debug for PersistentRange<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("PersistentRange").field("length", &self.length).finish_non_exhaustive()
+    }
+}
+
+fn target<'a>(run: &Run<'a>) -> CommitTarget<'a> {
+    let (offset, length) = (run.distance, run.length as u64);
+    if run.state & PERSISTENT != 0 {
+        let range = PersistentRange { start: run.start, length: run.length, turn: PhantomData };
+        return CommitTarget::Persistent(range);
+    }
+    let durable = run.region.durable.load(Relaxed);
+    if run.state & DURABLE == 0 || durable.is_null() {
         return CommitTarget::Plain;
     }
     // SAFETY: the slot was found to be a durable region's in this turn; its owner drops what it points to only after the turns

@@ -309,6 +309,22 @@ impl ProtectionDomain {
         region::register_durable(&self.shared, self.number, buffer.into(), access, scope, store, transparent)
     }
 
+    /// Registers persistent memory: of a file in it ([`RegionBuffer::persistent`]), or such as keeps what is in the machine's
+    /// memory by other means. A Commit writes the processor's caches back, in the engine's turn, and is answered at once; with
+    /// `transparent` as [`MemoryType::CommitRequired`] has it.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_persistent(
+        &self,
+        buffer: RegionBuffer,
+        access: Access,
+        scope: RegionScope<'_>,
+        transparent: bool,
+    ) -> Result<MemoryRegion, Error> {
+        region::register_persistent(&self.shared, self.number, buffer, access, scope, transparent)
+    }
+
     /// A memory window, not bound to anything yet. It takes one of the context's regions
     /// ([`Limits::regions`](crate::config::Limits#structfield.regions)).
     pub fn allocate_window(&self) -> Result<MemoryWindow, Error> {

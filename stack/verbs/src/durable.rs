@@ -9,7 +9,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use uwarp_memory::{Access, PageAdvice, RegionBuffer, Store};
 
-/// What a region's memory is, and so what a Commit of it means (draft-talpey-rdma-commit §3.1.1). Peers see nothing of it.
+/// What a region's memory is, and so what a Commit of it means (draft-talpey-rdma-commit §3.1.1). Peers see nothing of it. The
+/// third type, persistent memory, has a call of its own
+/// ([`ProtectionDomain::register_persistent`](crate::ProtectionDomain::register_persistent)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryType {

@@ -81,6 +81,23 @@ pub(crate) fn register_durable(
     Ok(MemoryRegion { registration, _committer: Some(CommitterThread(Some(thread))) })
 }
 
+pub(crate) fn register_persistent(
+    shared: &Arc<Shared>,
+    domain: u32,
+    buffer: RegionBuffer,
+    access: Access,
+    scope: RegionScope<'_>,
+    transparent: bool,
+) -> Result<MemoryRegion, Error> {
+    shared.check_open()?;
+    let scope = scope_of(shared, domain, scope)?;
+    let registration = shared
+        .regions
+        .register_persistent(buffer, access, scope, TaggedBase::Virtual, transparent)
+        .map_err(|unregistered| unregistered.error)?;
+    Ok(MemoryRegion { registration, _committer: None })
+}
+
 pub(crate) fn register(
     shared: &Arc<Shared>,
     domain: u32,

@@ -112,6 +112,25 @@ fn plain_ranges_are_copied_and_commits_of_them_promise_nothing() {
 }
 
 #[test]
+fn persistent_memory_is_committed_in_place() {
+    in_both_modes(|mode| {
+        let (mut client, server) = committing(mode);
+        // What keeps it is not the stack's affair: ordinary memory will do to see that it works.
+        let memory = uwarp::RegionBuffer::zeroed(4096, uwarp::PageAdvice::Normal).unwrap();
+        let region = server.pd.register_persistent(memory, Access::REMOTE_WRITE, RegionScope::Domain, false).unwrap();
+        let (stag, offset) = (region.stag(), region.remote_offset());
+        for round in 0..20u8 {
+            let octets = [round; 100];
+            let write = SendRequest::write_inline(1, &octets, stag, offset + 50).with_commit();
+            client.qp.post_send(&[write.signalled()]).unwrap();
+            assert_eq!(client.expect(1).commit_status(), Some(0));
+            assert_eq!(region.to_vec(50, 100).unwrap(), octets);
+        }
+        assert_eq!(region.deregister_buffer().len(), 4096);
+    });
+}
+
+#[test]
 fn a_file_that_cannot_be_written_gives_a_status_and_the_connection_stays() {
     in_both_modes(|mode| {
         let (mut client, server) = committing(mode);

@@ -272,6 +272,23 @@ fn memory_that_is_not_durable_is_committed_in_words_only() {
 }
 
 #[test]
+fn persistent_memory_is_committed_at_once_and_holds_no_message_up() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let region = world.hosts[1]
+        .regions
+        .register_persistent(vec![0; 300].into(), Access::ALL, Scope::Domain(DomainId(1)), TaggedBase::Zero, true)
+        .expect("the table has room");
+    let source = world.hosts[0].register(vec![7; 300], Access::LOCAL_READ);
+    assert!(server.post_receive(1, &[]));
+    assert!(post_write_commit(&mut client, 2, sge(&source, 0, 300), (region.stag(), 0)));
+    assert!(client.post_simple(3, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), 8)));
+    assert!(client.post_simple(4, SendOpcode::Send, None, (0, 0)));
+    let done = completions(&mut world, &mut client, 3);
+    assert_eq!(statuses(&done[..1]), [(2, Status::Success, Some(0))]);
+    assert_eq!(completions(&mut world, &mut server, 1)[0].status, Status::Success);
+}
+
+#[test]
 fn a_store_that_does_not_answer_has_a_time_limit() {
     let mut world = World::new(1, SimOptions::default());
     world.add(HostOptions::default(), |_| {});

@@ -70,7 +70,7 @@ fn ask(table: &Arc<RegionTable>, stag: u32, offset: u64, length: u32, key: u64, 
             durable.commit(offset, length, key, mailbox).unwrap();
             parts += 1;
         }
-        CommitTarget::Plain => panic!("not durable"),
+        CommitTarget::Plain | CommitTarget::Persistent(_) => panic!("not durable"),
     })
     .unwrap();
     parts
@@ -212,7 +212,7 @@ fn a_window_leads_to_the_committers_of_its_regions() {
     let mut seen = Vec::new();
     turn.commit_targets(US, stag, 25, 20, |target| {
         seen.push(match target {
-            CommitTarget::Plain => None,
+            CommitTarget::Plain | CommitTarget::Persistent(_) => None,
             CommitTarget::Durable { offset, length, .. } => Some((offset, length)),
         });
     })
@@ -224,4 +224,37 @@ fn a_window_leads_to_the_committers_of_its_regions() {
     drop(writable);
     assert!(!epoch.enter().has_transparent());
     assert_eq!(committer.work(), 0);
+}
+
+#[test]
+fn persistent_memory_is_written_back_where_it_is() {
+    let table = RegionTable::new(8, 1 << 30, 1);
+    let scope = Scope::Domain(US.domain);
+    let octets: Vec<u8> = (0..1000u32).map(|at| at as u8).collect();
+    let region = table.register_persistent(octets.clone().into(), WRITE, scope, TaggedBase::Zero, true).unwrap();
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    assert!(turn.has_transparent() && turn.is_transparent(region.stag(), 5));
+    for (offset, length) in [(0, 1), (63, 2), (64, 64), (1, 999), (999, 1), (0, 1000)] {
+        let mut ranges = 0;
+        turn.commit_targets(US, region.stag(), offset, length, |target| {
+            let CommitTarget::Persistent(range) = target else { panic!("{target:?}") };
+            range.write_back();
+            ranges += 1;
+        })
+        .unwrap();
+        assert_eq!(ranges, 1);
+    }
+    drop(turn);
+    assert_eq!(region.deregister().as_slice(), octets, "nothing was changed by it");
+    assert!(!epoch.enter().has_transparent());
+}
+
+#[test]
+fn a_file_that_is_not_in_persistent_memory_is_refused() {
+    let file = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    // SAFETY: the file is this test's alone, and stays as long as it is.
+    let refused = unsafe { RegionBuffer::persistent(&file, 0, 4096) }.unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()), "{refused}");
 }
