@@ -6,3 +6,4 @@
 
 pub mod backend;
 pub mod gateway;
+pub mod relay;

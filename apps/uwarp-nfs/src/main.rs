@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::config::{EngineMode, InterfaceAddress};
-use uwarp::{Context, ListenOptions};
+use uwarp::{Context, ListenOptions, TcpListener};
 use uwarp_app::{NetworkFlags, Role, signals, usage};
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
+use uwarp_nfs::relay::Relay;
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
@@ -20,9 +21,12 @@ Examples:
   uwarp-nfs --backend 127.0.0.1:2049 --device af_packet --interface eth1 --address 10.1.0.5/24
   uwarp-nfs --backend nas.example:2049 --device pci:0000:03:00.0 --address 10.1.0.5/24 --allow 10.1.0.0/24 --read-only
 
-A client mounts NFS version 3 at this address over RDMA. The MOUNT protocol is the server's own: the client asks it over TCP,
-where it listens (with Linux: -o vers=3,proto=rdma,port=20049,mountaddr=SERVER,nolock).";
+A client mounts NFS version 3 at this address over RDMA, or over TCP. The MOUNT protocol, which is not for RDMA, is asked for over TCP at the
+same address. With Linux, if the server answers MOUNT on the port of --backend, as many do that are not the kernel's:
+  mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=2049,nolock 10.1.0.5:/ /mnt";
 
+/// TCP port of NFS.
+const TCP_PORT: u16 = 2049;
 /// How long clients may take to leave at the end.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// Rounds without anything to do after which the thread sleeps a little.
@@ -41,7 +45,11 @@ struct Arguments {
     #[arg(long, short, default_value_t = PORT)]
     port: u16,
 
-    /// Refuse what would change files or directories
+    /// Port for plain TCP, which is passed on to the server as it is
+    #[arg(long, default_value_t = TCP_PORT)]
+    tcp_port: u16,
+
+    /// Refuse what would change files or directories over RDMA; what comes over TCP is the server's to refuse
     #[arg(long)]
     read_only: bool,
 
@@ -69,6 +77,9 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let policy = Policy { read_only: arguments.read_only };
     let context = Context::open(config)?;
     let mut listener = context.listen(arguments.port, ListenOptions::default())?;
+    let mut plain = TcpListener::bind(&context, arguments.tcp_port)?;
+    plain.set_nonblocking(true);
+    let mut relays: Vec<Relay> = Vec::new();
     eprintln!("NFS over RDMA on {} in front of {server}", context.socket_address(arguments.port));
     let bindings: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Nfs3)]);
     let retries = Arc::new(Retries::default());
@@ -77,8 +88,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     while !signals::interrupted() {
         if let Some(request) = listener.try_next()? {
             let peer = request.peer();
-            if !arguments.allow.is_empty() && !arguments.allow.iter().any(|subnet| subnet.contains(peer.ip())) {
-                eprintln!("client {peer} is of no subnet that --allow names");
+            if !arguments.allows(peer) {
                 request.reject(&[])?;
                 continue;
             }
@@ -92,7 +102,25 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
             }
             idle = 0;
         }
+        if let Ok((stream, peer)) = plain.accept()
+            && arguments.allows(peer)
+        {
+            match Relay::new(stream, server) {
+                Ok(relay) => relays.push(relay),
+                Err(error) => eprintln!("client {peer} over TCP: {error}"),
+            }
+            idle = 0;
+        }
         idle = idle.saturating_add(1);
+        relays.retain_mut(|relay| match relay.step() {
+            Ok(Some(busy)) => {
+                if busy {
+                    idle = 0;
+                }
+                true
+            }
+            Ok(None) | Err(_) => false,
+        });
         clients.retain_mut(|client| match client.step() {
             Ok(busy) => {
                 if busy {
@@ -110,7 +138,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
             std::thread::sleep(NAP);
         }
     }
-    drop(listener);
+    drop((listener, plain, relays));
     // What is answered goes out; what is not, clients send again to whoever comes next.
     let start = Instant::now();
     for client in &mut clients {
@@ -123,6 +151,17 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     drop(clients);
     context.close()?;
     Ok(())
+}
+
+impl Arguments {
+    /// Whether this client may come; says so if not.
+    fn allows(&self, peer: SocketAddr) -> bool {
+        let allowed = self.allow.is_empty() || self.allow.iter().any(|subnet| subnet.contains(peer.ip()));
+        if !allowed {
+            eprintln!("client {peer} is of no subnet that --allow names");
+        }
+        allowed
+    }
 }
 
 fn resolve(name: &str) -> anyhow::Result<SocketAddr> {
