@@ -7,8 +7,10 @@ mod markers;
 mod mpa_startup;
 mod rpc_header;
 mod stream;
+mod tcp;
 
 pub use frame::frame;
 pub use markers::markers;
 pub use mpa_startup::mpa_startup;
 pub use rpc_header::rpc_header;
+pub use tcp::tcp;

@@ -1,7 +1,7 @@
 //! FPDUs to RDMAP: a stream in full operation is fed with octets as TCP would deliver them.
 
 use uwarp_iwarp::framing::{Framed, deframe};
-use uwarp_iwarp::opcode::Features;
+use uwarp_iwarp::opcode::{COMMIT_REGION_LIMIT, Features};
 use uwarp_iwarp::startup::{Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, Responder, ResponderOptions};
 use uwarp_iwarp::{Delivery, Message, Stream};
 use uwarp_wire::ddp::{Header, TaggedHeader};
@@ -167,7 +167,23 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
         }
         Delivery::AtomicResponse { .. } => panic!("no atomic is outstanding"),
         Delivery::Immediate { data, .. } => assert!(ulpdu.ends_with(&data.to_octets())),
-        Delivery::Terminate(_) | Delivery::ReadyToReceive | Delivery::Ignored => {}
+        Delivery::CommitRequest(commit) => {
+            assert!(commit.regions.len() as u32 <= COMMIT_REGION_LIMIT && (!commit.exceeds || commit.regions.is_empty()));
+            let ticket = stream.accept_commit(commit.head);
+            stream.recycle(commit.regions);
+            assert!(stream.commit_done(ticket, 0) && !stream.commit_done(ticket, 1), "a commit ends once");
+            if stream.next_commit().is_some() {
+                let message = stream.commit_response().expect("one is being answered");
+                assert_eq!(message.opcode(), Opcode::CommitResponse);
+                *position += 32;
+                stream.response_sent(*position);
+                if position.is_multiple_of(8) {
+                    stream.acknowledged(*position);
+                }
+            }
+        }
+        Delivery::CommitResponse { .. } => panic!("no commit is outstanding"),
+        Delivery::CommitPart | Delivery::Terminate(_) | Delivery::ReadyToReceive | Delivery::Ignored => {}
     }
 }
 

@@ -35,6 +35,11 @@ fn markers() {
 }
 
 #[test]
+fn tcp() {
+    replay("tcp", uwarp_fuzz::tcp);
+}
+
+#[test]
 fn mpa_startup() {
     replay("mpa_startup", uwarp_fuzz::mpa_startup);
 }

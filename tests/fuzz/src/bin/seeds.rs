@@ -33,6 +33,52 @@ fn main() {
     messages.add("private-data", &[0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3]);
     vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"), &messages);
     recorded(&data, &frames, &startups);
+    lives(&Corpus::new(&directory, "tcp"));
+}
+
+/// Short lives of a TCP connection, in the language of the target `tcp`.
+fn lives(corpus: &Corpus) {
+    const POLL: &[u8] = &[255];
+    // A segment: kind of flags, exact numbers, window, options, no blocks; length and ECN follow.
+    let segment = |kind: u8, options: &[u8], len: u16, ecn: u8| -> Vec<u8> {
+        [&[0, kind, 0, 0, 0x40, 0][..], options, &[0], &len.to_be_bytes(), &[ecn]].concat()
+    };
+    // MSS 1000, shift 7, SACK.
+    let syn_options: &[u8] = &[7, 3, 232, 7];
+    let (ack, fin, syn_ack) = (0, 3, 4);
+    let plain = |kind| segment(kind, &[0], 0, 0);
+    let passive = |settings: u8, kind: u8| [&[settings, kind, 0x40, 0], syn_options, POLL, &plain(ack)[..]].concat();
+    let push: &[u8] = &[160, 3, 232];
+    let wait: &[u8] = &[200, 0, 200, 10];
+    let close: &[u8] = &[233];
+    corpus.add(
+        "active",
+        &[&[0x66, 0xf1], POLL, &segment(syn_ack, syn_options, 0, 0), push, POLL, &plain(ack), close, POLL, &plain(fin)]
+            .concat(),
+    );
+    corpus.add("passive-data", &[&passive(0x66, 0xf0)[..], &segment(ack, &[0], 1000, 0), POLL, &plain(fin)].concat());
+    corpus.add("peer-closes", &[&passive(0x66, 0xf2)[..], &plain(fin), POLL, push, close, POLL, &plain(ack)].concat());
+    corpus.add("time-outs", &[&passive(0x60, 0xf0)[..], push, push, POLL, wait, wait, &plain(ack), POLL].concat());
+    corpus.add("grows", &[&passive(0x6e, 0xf0)[..], push, POLL, push, &[180, 0, 50], POLL, &plain(ack), POLL].concat());
+    corpus.add(
+        "path-and-window",
+        &[&passive(0xa6, 0xf0)[..], push, push, POLL, &[195, 2, 0], POLL, &[190, 0, 0, 0], &plain(ack), POLL, wait]
+            .concat(),
+    );
+    // Ahead of a gap, twice, overlapping, and then the gap.
+    let ahead =
+        |distance: u8, len: u16| [&[0, ack, 1, distance, 0, 0x40, 0, 0, 0][..], &len.to_be_bytes(), &[0]].concat();
+    corpus.add(
+        "gaps",
+        &[&passive(0x66, 0xf0)[..], &ahead(100, 50), &ahead(60, 60), &ahead(100, 50), POLL, &ahead(0, 200), POLL]
+            .concat(),
+    );
+    // With ECN, and DCTCP's echo.
+    corpus.add(
+        "marks",
+        &[&passive(0x66, 0xf4)[..], &segment(ack, &[0], 900, 3), &segment(ack, &[0], 900, 2), POLL, push, POLL]
+            .concat(),
+    );
 }
 
 struct Corpus(PathBuf);
