@@ -332,6 +332,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         self.starved = false;
         self.free_known = 0;
+        self.look_ahead(batch);
         for frame in batch.drain(..) {
             self.receive_frame(turn, frame);
         }

@@ -6,6 +6,7 @@
 
 use std::hash::BuildHasher;
 
+use uwarp_memory::kernels::prefetch;
 use uwarp_wire::address::FlowKey;
 
 const EMPTY: u64 = u64::MAX;
@@ -53,6 +54,12 @@ impl FlowTable {
             }
             place = (place + 1) & mask;
         }
+    }
+
+    /// Asks for the place where the search for a tag begins.
+    #[inline]
+    pub(crate) fn prefetch(&self, tag: u32) {
+        prefetch(&self.slots[tag as usize & (self.slots.len() - 1)]);
     }
 
     /// Adds a connection that is not there yet.

@@ -31,6 +31,7 @@ mod icmp;
 mod ingress;
 mod lanes;
 mod listener;
+mod lookahead;
 mod neighbours;
 mod output;
 mod path;

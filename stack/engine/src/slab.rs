@@ -1,5 +1,6 @@
 //! Indexed stores: connections with generation-checked handles, and the buffers that TCP knows by number.
 
+use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::BufferToken;
 
 /// Names one entry of a [`Slab`]; never valid again once the entry is removed.
@@ -78,6 +79,14 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.entries.get_mut(index as usize)?.value.as_deref_mut()
+    }
+
+    /// Asks for the place of an entry, which says where the entry is.
+    #[inline]
+    pub(crate) fn prefetch_place(&self, index: u32) {
+        if let Some(entry) = self.entries.get(index as usize) {
+            prefetch(entry);
+        }
     }
 
     #[inline]

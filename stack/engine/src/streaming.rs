@@ -96,6 +96,13 @@ impl Streaming {
         free as u32
     }
 
+    /// Asks for what a received segment and its answer touch.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        self.receive.places().into_iter().chain(self.send.places()).for_each(kernels::prefetch_line);
+        kernels::prefetch(&*self.shared);
+    }
+
     /// Whether a segment that owes no answer leaves nothing to do: nothing waits in the application's ring.
     #[inline]
     fn is_quiet(&self) -> bool {

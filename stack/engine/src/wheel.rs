@@ -5,6 +5,7 @@
 //! deadline moves later leaves its entry where it is, and the engine looks at the true deadline when the entry fires.
 //! A tick is 2^15 ns (about 33 µs): far below the shortest timer (the delayed ACK).
 
+use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::Instant;
 
 /// Nanoseconds of a tick as a power of two.
@@ -77,6 +78,14 @@ impl Wheel {
         }
         self.link(index, when);
         self.earliest = self.earliest.min(when);
+    }
+
+    /// Asks for entry `index`.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: u32) {
+        if let Some(node) = self.nodes.get(index as usize) {
+            prefetch(node);
+        }
     }
 
     /// Takes entry `index` out.

@@ -120,6 +120,14 @@ impl ByteProducer {
         count
     }
 
+    /// Addresses of what the next [`write`](Self::write) touches: the cursor, and the place of the octet that comes next. For
+    /// whoever wants to have them near by then.
+    #[inline]
+    pub fn places(&self) -> [usize; 2] {
+        let shared = &*self.shared;
+        [std::ptr::from_ref(&shared.tail).addr(), shared.octets.address(self.tail & (shared.octets.len() - 1))]
+    }
+
     /// Says that nothing more will be put in, as dropping the end does. What is in the ring can still be read.
     pub fn close(&mut self) {
         self.shared.producer_gone.store(true, Release);
@@ -166,6 +174,15 @@ impl ByteConsumer {
     #[inline]
     pub fn capacity(&self) -> usize {
         self.shared.octets.len()
+    }
+
+    /// Addresses of what the next [`read`](Self::read) touches: both cursors, and the place of the octet that comes next. For
+    /// whoever wants to have them near by then.
+    #[inline]
+    pub fn places(&self) -> [usize; 3] {
+        let shared = &*self.shared;
+        let cursors = [&shared.tail, &shared.head].map(|cursor| std::ptr::from_ref(cursor).addr());
+        [cursors[0], cursors[1], shared.octets.address(self.head & (shared.octets.len() - 1))]
     }
 
     /// How many octets are in the ring.

@@ -46,6 +46,12 @@ mod standard {
             self.0.len()
         }
 
+        /// Where the octet `at` lies.
+        #[inline(always)]
+        pub(crate) fn address(&self, at: usize) -> usize {
+            self.0.as_ptr().addr() + at
+        }
+
         /// Copies to the octets from `at` on.
         ///
         /// # Safety
@@ -93,6 +99,10 @@ impl Octets {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+
+    pub(crate) fn address(&self, at: usize) -> usize {
+        self.0.as_ptr().addr() + at
     }
 
     pub(crate) unsafe fn write(&self, at: usize, from: &[u8]) {

@@ -480,6 +480,12 @@ impl Connection {
         size_of::<Connection>() + self.queue.heap() + self.receiver.reassembly.heap()
     }
 
+    /// Addresses of what an acknowledgment touches outside of the value. For an owner who wants to have them near by then.
+    #[inline]
+    pub fn places(&self) -> [usize; 2] {
+        self.queue.places()
+    }
+
     /// A snapshot for people and tests.
     pub fn info(&self) -> Info {
         let mut info = Info {

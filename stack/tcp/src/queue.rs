@@ -338,6 +338,12 @@ impl SendQueue {
         self.records.capacity() * size_of::<Record>() + self.segments.capacity() * size_of::<Segment>()
     }
 
+    /// Addresses of the oldest record and of the oldest segment.
+    #[inline]
+    pub(crate) fn places(&self) -> [usize; 2] {
+        [self.records.as_slices().0.as_ptr().addr(), self.segments.as_slices().0.as_ptr().addr()]
+    }
+
     #[inline]
     fn record(&self, number: u32) -> Option<&Record> {
         self.records.get(number.wrapping_sub(self.first_record) as usize)

@@ -6,15 +6,18 @@ mod tests;
 
 pub use build::{Path, TcpChecksum, emit_fragment, emit_icmp, emit_icmp6, emit_packet, prepend_tcp, tcp_headers_len};
 
+use core::net::{Ipv4Addr, Ipv6Addr};
+
 use crate::WireError;
 use crate::address::{FlowKey, IpAddress};
 use crate::arp::ArpPacket;
 use crate::checksum::{self, PartialSum};
-use crate::ethernet::{EtherType, EthernetAddress, EthernetHeader, VlanTag};
+use crate::ethernet::{self, EtherType, EthernetAddress, EthernetHeader, VlanTag};
 use crate::icmp::{self, IcmpMessage};
 use crate::icmp6::{self, Icmp6Message};
-use crate::ipv4::Ipv4Header;
+use crate::ipv4::{self, Ipv4Header};
 use crate::ipv6::{self, Ipv6Header, Walked};
+use crate::octets::{u16_at, u32_at};
 use crate::tcp::{self, TcpHeader, TcpOptions};
 
 /// What a received frame is.
@@ -247,6 +250,37 @@ pub fn classify(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
         })),
         _ => classify_unusual_tcp(ethernet, ip, ip_offset, l4),
     }
+}
+
+/// The connection that a frame seems to be of, for whoever wants to make ready for it: nothing of the frame is verified, so
+/// [`classify`] may think otherwise. `None` if TCP's ports are not where they are in the usual packet: IPv4 or IPv6 without options,
+/// with a VLAN tag or without.
+#[inline]
+pub fn peek_flow(frame: &[u8]) -> Option<FlowKey> {
+    let kind = u16_at(frame.get(..ethernet::HEADER_LEN)?, 12);
+    let (kind, packet) = if kind == EtherType::VLAN.0 {
+        let tagged = frame.get(..ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN)?;
+        (u16_at(tagged, ethernet::HEADER_LEN + 2), &frame[ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN..])
+    } else {
+        (kind, &frame[ethernet::HEADER_LEN..])
+    };
+    let (remote, local, ports) = if kind == EtherType::IPV4.0 {
+        let (ip, rest) = packet.split_first_chunk::<{ ipv4::HEADER_LEN }>()?;
+        if ip[0] != 0x45 || ip[9] != tcp::PROTOCOL {
+            return None;
+        }
+        let address = |at| Ipv4Addr::from_bits(u32_at(ip, at)).into();
+        (address(12), address(16), rest.first_chunk::<4>()?)
+    } else {
+        let (ip, rest) = packet.split_first_chunk::<{ ipv6::HEADER_LEN }>()?;
+        if kind != EtherType::IPV6.0 || ip[6] != tcp::PROTOCOL {
+            return None;
+        }
+        let address =
+            |at: usize| -> Option<IpAddress> { Some(Ipv6Addr::from(*ip.get(at..)?.first_chunk::<16>()?).into()) };
+        (address(8)?, address(24)?, rest.first_chunk::<4>()?)
+    };
+    Some(FlowKey { remote, local, remote_port: u16_at(ports, 0), local_port: u16_at(ports, 2) })
 }
 
 /// A segment with other options than the usual ones, or one that is no segment.

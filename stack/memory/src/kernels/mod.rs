@@ -127,6 +127,32 @@ pub fn checksum_sum(octets: &[u8]) -> u32 {
     unsafe { (kernels().sum)(octets.as_ptr(), octets.len()) }
 }
 
+/// Octets of a cache line.
+const LINE: usize = 64;
+
+/// Asks the processor to bring the octets of `value` near, for somebody who needs them soon, and does not wait for them.
+#[inline(always)]
+pub fn prefetch<T: ?Sized>(value: &T) {
+    let start = std::ptr::from_ref(value).cast::<u8>().addr();
+    // From the start of a line on, so that the last one is not left out.
+    for address in (start - start % LINE..start + size_of_val(value)).step_by(LINE) {
+        prefetch_line(address);
+    }
+}
+
+/// The same for the cache line at an address, whatever is there.
+#[inline(always)]
+pub fn prefetch_line(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint; it reads nothing that the program could see, and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Copies into memory that others may access at the same time.
 ///
 /// # Safety

@@ -191,3 +191,15 @@ fn what_is_selected_can_be_forced() {
     assert_eq!(selected(), available()[0].name);
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
 }
+
+#[test]
+fn a_prefetch_may_be_of_anything_and_changes_nothing() {
+    let octets = [7_u8; 200];
+    prefetch(&octets[3..]);
+    prefetch(&octets[..0]);
+    prefetch(&());
+    for address in [0, 1, usize::MAX] {
+        prefetch_line(address);
+    }
+    assert_eq!(octets, [7; 200]);
+}

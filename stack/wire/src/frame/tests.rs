@@ -56,6 +56,27 @@ fn repair_ip(frame: &mut [u8]) {
     frame[24..26].copy_from_slice(&value.to_be_bytes());
 }
 
+#[test]
+fn a_peek_sees_the_flow_of_usual_frames_and_of_no_others() {
+    for path in [path(None), path(Some(VlanTag(7))), path6(), Path { vlan: Some(VlanTag(1)), ..path6() }] {
+        let mut header = TcpHeader::new(TcpFlags::ACK);
+        (header.source_port, header.destination_port) = (1000, 2000);
+        let frame = build(&path, &header, 0, b"octets");
+        assert_eq!(peek_flow(&frame), Some(tcp_of(&frame).flow));
+        let ip = path.headers_len() - if path.source.is_ipv4() { 20 } else { 40 };
+        let protocol = ip + if path.source.is_ipv4() { 9 } else { 6 };
+        for length in 0..path.headers_len() + 4 {
+            assert_eq!(peek_flow(&frame[..length]), None, "{length}");
+        }
+        let mut other = frame.clone();
+        other[protocol] = 17;
+        assert_eq!(peek_flow(&other), None);
+        other = frame.clone();
+        other[ip - 2..ip].copy_from_slice(&[8, 6]);
+        assert_eq!(peek_flow(&other), None);
+    }
+}
+
 proptest! {
     #[test]
     fn any_octets_classify_without_panic(
