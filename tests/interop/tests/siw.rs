@@ -44,7 +44,9 @@ struct Link {
 impl Link {
     fn new(offloads: bool) -> Self {
         let link = Self { folder: tempfile::tempdir().expect("a folder"), offloads };
-        let text = link.configuration().to_toml().expect("a configuration");
+        let socket = link.path("vhost");
+        let device = format!("[device]\nkind = \"vhost\"\nsocket = {socket:?}\ntso = {offloads}\n");
+        let text = format!("address = {STACK:?}\n{device}[monitor]\nenabled = false\n");
         std::fs::write(link.path("uwarp.toml"), text).expect("a file");
         link
     }
