@@ -120,7 +120,7 @@ fn what_was_completed_is_delivered_although_everything_is_dropped() {
     });
 }
 
-/// Buffers, connections and objects in use, which have to be the same before and after.
+/// Buffers, connections and objects in use: none when nothing is left of anything.
 fn in_use(context: &Context) -> BTreeMap<&'static str, u64> {
     let stats = context.stats();
     assert!(stats.silent_engines.is_empty());
@@ -145,7 +145,6 @@ fn nothing_is_left_of_many_connections() {
     in_both_modes(|mode| {
         let (a, b) = pair(mode);
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
-        let before = [in_use(&a), in_use(&b)];
         for round in 0..100_u64 {
             let (mut client, mut server) = (Side::new(&a), Side::new(&b));
             connect_by(&mut listener, &mut client, &mut server);
@@ -165,7 +164,9 @@ fn nothing_is_left_of_many_connections() {
                 _ => {}
             }
         }
-        until(&[&a, &b], "everything is given back", || [in_use(&a), in_use(&b)] == before);
+        // Not as much as at the start, when announcements of the addresses may be under way.
+        let is_idle = |context| in_use(context).values().all(|count| *count == 0);
+        until(&[&a, &b], "everything is given back", || is_idle(&a) && is_idle(&b));
     });
 }
 
