@@ -203,7 +203,11 @@ impl Context {
 
     /// Injects faults into the frames that are sent from now on, or stops doing so.
     pub fn set_faults(&self, faults: Option<FaultOptions>) -> Result<(), Error> {
-        open::set_faults(&self.shared, faults)
+        open::set_faults(&self.shared, faults)?;
+        // An engine reads its mailbox before it looks for work, once a turn: without its answer, what the caller posts next
+        // might still leave in a turn that has not heard of the faults.
+        self.shared.snapshot(true);
+        Ok(())
     }
 
     /// Starts to write all frames to a capture file. Engines beyond the first write to the same name with `.1`, `.2`, ...
