@@ -13,10 +13,10 @@ use uwarp_app::cacheline;
 use crate::kernel::{Namespaces, Test};
 use crate::programs::{RawC, UwarpPerf};
 
-/// A part is compared only if a cache line's round trip, before and after it, was at most this many times the shortest one
-/// of the whole run. The host of a virtual machine moves its CPUs: what was measured meanwhile belongs to two machines, and
-/// what was measured on distant CPUs to another one.
-const NEAR: f64 = 1.4;
+/// The host of a virtual machine moves its CPUs, and what is measured on CPUs at another distance belongs to another
+/// machine. So only the parts are compared around which a cache line's round trip stayed within this factor of one value:
+/// that one within which most parts of the run lie.
+const SAME: f64 = 1.25;
 /// Fewer parts than this give no ratio.
 const ENOUGH: usize = 3;
 /// The raw figure must come this close to the C program's before a ratio to it means anything.
@@ -28,7 +28,7 @@ pub struct Options {
     /// Devices, one after the other
     #[arg(long, value_delimiter = ',', default_value = "virtio,memif")]
     device: Vec<String>,
-    /// Rounds of A B A B; medians are over the rounds in which the machine's CPUs lay nearest to each other
+    /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Length of one part in milliseconds: the shorter, the less the machine changes in it
@@ -54,15 +54,22 @@ struct Sample {
     cacheline_ns: Option<[f64; 2]>,
 }
 
+impl Sample {
+    fn is_at(&self, distance: f64) -> bool {
+        let at = |line: f64| line <= distance * SAME && line >= distance / SAME;
+        self.cacheline_ns.is_none_or(|[before, after]| at(before) && at(after))
+    }
+}
+
 /// The outcomes of one part in all rounds.
 #[derive(Default, Serialize)]
 struct Figure(Vec<Sample>);
 
 impl Figure {
-    /// What was measured with the CPUs as near as `limit` nanoseconds, ascending.
-    fn kept(&self, limit: f64) -> Vec<f64> {
-        let near = |sample: &&Sample| sample.cacheline_ns.is_none_or(|line| line[0].max(line[1]) <= limit);
-        let mut values: Vec<f64> = self.0.iter().filter(near).map(|sample| sample.value).collect();
+    /// What was measured with the CPUs as far apart as `distance` nanoseconds, ascending.
+    fn kept(&self, distance: f64) -> Vec<f64> {
+        let mut values: Vec<f64> =
+            self.0.iter().filter(|sample| sample.is_at(distance)).map(|sample| sample.value).collect();
         values.sort_by(f64::total_cmp);
         values
     }
@@ -91,21 +98,21 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(&all)?;
         std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let nearest = all
-        .values()
-        .flat_map(BTreeMap::values)
-        .flat_map(|figure| &figure.0)
-        .filter_map(|sample| sample.cacheline_ns)
-        .flatten()
-        .reduce(f64::min);
-    let limit = nearest.map_or(f64::INFINITY, |nearest| NEAR * nearest);
-    if let Some(nearest) = nearest {
+    let samples = || all.values().flat_map(BTreeMap::values).flat_map(|figure| &figure.0);
+    let kept = |distance: f64| samples().filter(|sample| sample.is_at(distance)).count();
+    let distance = samples().filter_map(|sample| sample.cacheline_ns).flatten().max_by_key(|&line| kept(line));
+    if let Some(distance) = distance {
         println!(
-            "a cache line's round trip was {nearest:.0} ns at best; kept are the parts in which it was at most {limit:.0} ns"
+            "kept are the {} of {} parts around which a cache line's round trip was {:.0} to {:.0} ns",
+            kept(distance),
+            samples().count(),
+            distance / SAME,
+            distance * SAME
         );
     }
+    let distance = distance.unwrap_or_default();
     for (device, figures) in &all {
-        print(device, figures, limit);
+        print(device, figures, distance);
     }
     Ok(())
 }
@@ -166,7 +173,7 @@ const PARTS: &[(&str, &str, usize, &[&str])] = &[
     ("Write rate", "write-rate", 64, &["--depth", "64"]),
 ];
 
-fn print(device: &str, figures: &Figures, limit: f64) {
+fn print(device: &str, figures: &Figures, distance: f64) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["figure", "median", "min", "max", "kept", "dropped"]);
     for column in 1..6 {
@@ -174,7 +181,7 @@ fn print(device: &str, figures: &Figures, limit: f64) {
     }
     let middle = |kept: &[f64]| kept.get(kept.len() / 2).copied();
     for (name, figure) in figures {
-        let kept = figure.kept(limit);
+        let kept = figure.kept(distance);
         let of = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         table.add_row([
             name.clone(),
@@ -187,7 +194,7 @@ fn print(device: &str, figures: &Figures, limit: f64) {
     }
     println!("{device}\n{table}");
     let median = |name: &str| {
-        let kept = figures.get(name)?.kept(limit);
+        let kept = figures.get(name)?.kept(distance);
         middle(&kept).filter(|_| kept.len() >= ENOUGH)
     };
     let ratio = |what: &str, of: &str| match (median(what), median(of)) {
