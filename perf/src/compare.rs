@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uwarp_app::cacheline;
 
 use crate::kernel::{Namespaces, Test};
@@ -43,10 +43,13 @@ pub struct Options {
     /// Also write every sample and the medians here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure nothing, print what was written with --json
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    from: Option<PathBuf>,
 }
 
 /// One part's outcome.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Sample {
     /// In the unit that the figure's name ends with.
     value: f64,
@@ -62,7 +65,7 @@ impl Sample {
 }
 
 /// The outcomes of one part in all rounds.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Figure(Vec<Sample>);
 
 impl Figure {
@@ -79,6 +82,11 @@ type Figures = BTreeMap<String, Figure>;
 
 /// Runs the comparison.
 pub fn run(options: &Options) -> anyhow::Result<()> {
+    if let Some(path) = &options.from {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        show(&serde_json::from_str(&text).with_context(|| format!("{} is no recorded run", path.display()))?);
+        return Ok(());
+    }
     ensure!(options.rounds >= 1, "--rounds must be at least 1");
     let perf = UwarpPerf::find()?;
     let folder = tempfile::tempdir()?;
@@ -98,6 +106,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(&all)?;
         std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
+    show(&all);
+    Ok(())
+}
+
+/// Prints a run, device by device.
+fn show(all: &BTreeMap<String, Figures>) {
     let samples = || all.values().flat_map(BTreeMap::values).flat_map(|figure| &figure.0);
     let kept = |distance: f64| samples().filter(|sample| sample.is_at(distance)).count();
     let distance = samples().filter_map(|sample| sample.cacheline_ns).flatten().max_by_key(|&line| kept(line));
@@ -111,10 +125,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         );
     }
     let distance = distance.unwrap_or_default();
-    for (device, figures) in &all {
+    for (device, figures) in all {
         print(device, figures, distance);
     }
-    Ok(())
 }
 
 /// One round over one device.
