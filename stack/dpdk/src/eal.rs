@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dpdk_sys::{self as sys, fast};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, gate, log, maintenance, pool};
+use crate::{Error, gate, log, maintenance, pool, signal};
 
 /// How DPDK is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,7 +247,7 @@ pub fn free_hugepages() -> u64 {
 }
 
 fn start(config: &EalConfig) -> Result<Eal, Error> {
-    ignore_broken_pipes();
+    signal::ignore_broken_pipes();
     let words = config.arguments();
     let arguments = words[1..].join(" ");
     let (report, reported) = mpsc::sync_channel(1);
@@ -255,7 +255,7 @@ fn start(config: &EalConfig) -> Result<Eal, Error> {
     std::thread::Builder::new()
         .name("uwarp-eal".to_owned())
         .spawn(move || {
-            block_signals();
+            signal::block();
             let result = start_here(&words, verbose);
             let running = result.is_ok();
             if report.send(result).is_ok() && running {
@@ -316,24 +316,4 @@ pub(crate) fn last_error() -> i32 {
 pub(crate) fn error_text(number: i32) -> String {
     // SAFETY: the text is static or the thread's own, and copied here.
     unsafe { CStr::from_ptr(sys::rte_strerror(number.abs())) }.to_string_lossy().into_owned()
-}
-
-fn ignore_broken_pipes() {
-    // SAFETY: asks for, and sets, the action of one signal; no handler is involved.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_DFL {
-            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-        }
-    }
-}
-
-/// The threads that EAL starts inherit this, so signals stay the application's.
-fn block_signals() {
-    // SAFETY: the set is filled in before it is used.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
-    }
 }

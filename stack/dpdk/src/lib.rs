@@ -26,6 +26,7 @@ mod pool;
 mod port;
 mod queue;
 mod ring;
+mod signal;
 
 pub use device::{DeviceConfig, MemifRole};
 pub use eal::{Eal, EalConfig, ThreadRegistration, list_drivers};

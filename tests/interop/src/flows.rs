@@ -103,7 +103,7 @@ impl Sink {
     }
 }
 
-/// The tap driver uses signals, which interrupt whoever waits.
+/// A call that a signal interrupted is no failure.
 fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {

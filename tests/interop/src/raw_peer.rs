@@ -104,25 +104,37 @@ impl RawPeer {
         Ok(Ulpdu(frame.split_off(2)))
     }
 
-    /// Whether nothing comes for a while.
-    pub fn is_silent_for(&mut self, time: Duration) -> bool {
+    /// Waits a while in which nothing may come.
+    ///
+    /// # Panics
+    ///
+    /// If something comes, or the end; it is told.
+    #[track_caller]
+    pub fn expect_silence(&mut self, time: Duration) {
         let patience = self.stream.read_timeout().ok().flatten();
         let _ = self.stream.set_read_timeout(Some(time));
-        let nothing = matches!(
-            self.stream.peek(&mut [0]),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-        );
+        let mut octets = [0; 256];
+        match self.stream.peek(&mut octets) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Ok(length) => panic!("instead of silence came {:02x?}", &octets[..length]),
+            Err(error) => panic!("instead of silence came: {error}"),
+        }
         let _ = self.stream.set_read_timeout(patience);
-        nothing
     }
 
-    /// Whether the peer has closed its half: nothing more comes, with or without a reset.
-    pub fn at_end(&mut self) -> bool {
-        let mut octet = [0];
-        match self.stream.read(&mut octet) {
-            Ok(0) => true,
-            Ok(_) => false,
-            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    /// Waits until the peer has closed its half: nothing more comes, with or without a reset.
+    ///
+    /// # Panics
+    ///
+    /// If something else comes, or nothing for too long; it is told.
+    #[track_caller]
+    pub fn expect_end(&mut self) {
+        let mut octets = [0; 256];
+        match self.stream.read(&mut octets) {
+            Ok(0) => {}
+            Ok(length) => panic!("instead of the end came {:02x?}", &octets[..length]),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+            Err(error) => panic!("instead of the end came: {error}"),
         }
     }
 }

@@ -112,7 +112,7 @@ fn the_kernel_connects(context: &Context) {
     the_stack_speaks(&mut endpoint, &mut peer);
 
     endpoint.queue_pair.disconnect();
-    assert!(peer.at_end(), "a graceful end is a FIN");
+    peer.expect_end();
     drop(peer);
     assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
 }
@@ -252,7 +252,7 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
         });
         let mut peer = peer.expect("started").join().expect("the peer's start-up");
         endpoint.queue_pair.post_send(&[SendRequest::send_inline(3, b"the stack first")]).unwrap();
-        assert!(peer.is_silent_for(Duration::from_millis(100)), "the responder spoke before the indication");
+        peer.expect_silence(Duration::from_millis(100));
         peer.send_ulpdu(&indication).unwrap();
         if second == 0x4000 {
             assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::read_response(1, 0, b""));
@@ -260,7 +260,7 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
         assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::send(1, b"the stack first"));
         assert_eq!(endpoint.completion().status, Status::Success);
         endpoint.queue_pair.disconnect();
-        assert!(peer.at_end());
+        peer.expect_end();
         drop(peer);
         assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
     }
@@ -322,7 +322,7 @@ fn extensions_go_both_ways(context: &Context) {
     assert_eq!(done.iter().map(|one| one.id).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(done[2].original_value(), Some(42));
     endpoint.queue_pair.disconnect();
-    assert!(peer.at_end());
+    peer.expect_end();
 }
 
 /// siw answers an opcode that it does not know with Terminate 0/2/06, on x86 in a bit order of its own.
@@ -340,7 +340,7 @@ fn a_peer_like_siw_knows_no_extensions(context: &Context) {
         peer.send_ulpdu(&raw_peer::untagged(true, 7, 2, 1, 0, &terminate)).unwrap();
         let failed = endpoint.completion();
         assert_eq!((failed.id, failed.status), (3, Status::RemoteOperation));
-        assert!(peer.at_end());
+        peer.expect_end();
         drop(peer);
         assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
         let code = TerminateCode { layer: 0, error_type: 2, code: 6 };
@@ -398,7 +398,7 @@ fn markers_go_either_way(context: &Context) {
         } else {
             endpoint.queue_pair.disconnect();
         }
-        assert!(peer.at_end());
+        peer.expect_end();
     }
 }
 
@@ -474,7 +474,7 @@ fn faults_cost_their_own_connection(context: &Context) {
         peer.send(&frames(stag, base)).unwrap();
         let answer = peer.read_ulpdu().unwrap_or_else(|error| panic!("{name}: no Terminate: {error}"));
         assert_eq!(answer.terminate(), Some(*terminate), "{name}");
-        assert!(peer.at_end(), "{name}: FIN behind the Terminate");
+        peer.expect_end();
         drop(peer);
         assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "{name}");
         assert_eq!(endpoint.octets(4096, 16), [0; 16], "{name}: nothing was placed");

@@ -16,7 +16,7 @@ use crate::log::Mark;
 use crate::maintenance::{Cure, Reconnector};
 use crate::plan::{self, Plan, Socket};
 use crate::pool::Pool;
-use crate::{DeviceConfig, Eal, Error, HEADROOM, ring};
+use crate::{DeviceConfig, Eal, Error, HEADROOM, ring, signal};
 
 /// Between two attempts to reach a peer.
 const RETRY: Duration = Duration::from_millis(10);
@@ -146,6 +146,12 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
 
     let features = configure(port, plan, options, &limits)?;
     let queues = set_up_queues(eal, port, plan, options, &limits, node, features)?;
+    if matches!(config, DeviceConfig::Tap { .. }) {
+        signal::keep_those_of_taps().map_err(|error| Error::System {
+            what: format!("the signals of {} cannot be kept from other threads", plan.name),
+            reason: error.to_string(),
+        })?;
+    }
     start(port, plan, options, deadline)?;
 
     // A virtual wire delivers what is on it whatever the address; on a shared one this is what makes several addresses work.
