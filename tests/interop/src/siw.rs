@@ -13,7 +13,7 @@ pub const GUEST: &str = "10.77.0.2";
 pub const STACK: &str = "10.77.0.1/24";
 
 /// Longest wait for the guest to start and for each of its commands: under emulation, beside other tests, it is slow.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// What the guest's network device is joined to.
 #[derive(Debug, Clone, Copy)]

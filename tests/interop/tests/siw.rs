@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use uwarp::{
     AcceptOptions, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, Config, ConnectError, ConnectOptions,
     Context, DeviceConfig, DisconnectReason, Error, Established, Features, ListenOptions, ReceiveRequest, SendRequest,
-    Status, TcpListener, TerminateCode,
+    Status, TcpListener, TcpStreamOptions, TerminateCode,
 };
 use uwarp_interop_tests::siw::{Attachment, GUEST, Guest, STACK};
 use uwarp_interop_tests::stack::{Endpoint, PATIENCE};
@@ -21,6 +21,8 @@ use uwarp_netns::{self as netns, End};
 
 /// siw may leave a message unread that comes right behind its MPA Reply, until a second one comes.
 const FIRST_FPDU_DELAY: Duration = Duration::from_millis(200);
+/// Silence after which a guest that was too slow even for that is sent the second one.
+const NUDGE_AFTER: Duration = Duration::from_secs(3);
 /// Longest message, and octets of the largest Write and Read.
 const LARGE: usize = 1 << 20;
 
@@ -75,12 +77,16 @@ impl Link {
     }
 
     fn client(&self, arguments: &[&str]) -> Command {
-        self.ping(&[&["-c", "-a", GUEST, "--first-fpdu-delay", "200ms"], arguments].concat())
+        // Nothing but waiting helps a tool that waits for an answer itself, so it waits longer than `FIRST_FPDU_DELAY`.
+        self.ping(&[&["-c", "-a", GUEST, "--first-fpdu-delay", "500ms"], arguments].concat())
     }
 }
 
 /// Rounds and octets of each: a segment, and as much as rping can.
 const PINGS: [(usize, usize); 4] = [(1, 64), (100, 64), (1, 65535), (100, 65535)];
+
+/// Waits until the stack answers. rping's connection is refused if its server is about to listen only, and it does not try again.
+const UNTIL_ANSWERED: &str = "timeout 60 sh -c 'until ping -c 1 -W 1 10.77.0.1; do usleep 50000; done' >/dev/null 2>&1";
 
 /// Prints how many rounds a server of rping has seen.
 const COUNT: &str = "grep -c '^server ping data: rdma-ping-' /tmp/rping";
@@ -105,7 +111,8 @@ fn every_ping(offloads: bool) {
         let server = link.server(flags);
         let guest = guest.get_or_insert_with(|| link.guest());
         for (rounds, size) in PINGS {
-            guest.run(&format!("rping -c -a 10.77.0.1 -C {rounds} -S {size} -V")).success();
+            let rping = format!("{UNTIL_ANSWERED} && rping -c -a 10.77.0.1 -C {rounds} -S {size} -V");
+            guest.run(&rping).success();
         }
         server.end();
         let expected: usize = PINGS.iter().map(|(rounds, _)| rounds).sum();
@@ -137,7 +144,8 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
     let server = link.server(&["--markers"]);
     let mut guest = link.guest();
     // siw has no markers, as initiator and as responder; it can say no only as the latter.
-    let refused = guest.run("timeout 30 rping -c -a 10.77.0.1 -C 1");
+    guest.run(UNTIL_ANSWERED).success();
+    let refused = guest.run("timeout 60 rping -c -a 10.77.0.1 -C 1");
     assert_ne!(refused.status, 0, "{refused:?}");
     server.end();
     let rping = guest.start("rping -s");
@@ -149,7 +157,7 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
     assert_ne!(guest.finish(rping).status, 0);
     for kind in ["--peer-to-peer", "--peer-to-peer=write", "--peer-to-peer=read"] {
         let capture = link.path("capture.pcap");
-        let rping = guest.start("timeout 20 rping -s -v");
+        let rping = guest.start("timeout 60 rping -s -v");
         run(link.client(&["-C", "3", "-V", kind, "--pcap"]).arg(&capture));
         let output = guest.finish(rping).output;
         assert_eq!(output.matches("server ping data: rdma-ping-").count(), 3, "{kind}: {output}");
@@ -162,29 +170,31 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
 
 /// Waits until the guest has a stream in full operation, and lets it run for a while.
 const UNTIL_RUNNING: &str =
-    "timeout 30 sh -c 'until rdma resource show cm_id | grep -q CONNECT; do usleep 50000; done' && sleep 1";
+    "timeout 60 sh -c 'until rdma resource show cm_id | grep -q CONNECT; do usleep 50000; done' && sleep 1";
 
 #[test]
 fn either_side_survives_the_others_death() {
     let link = Link::new(false);
     let server = link.server(&[]);
     let mut guest = link.guest();
-    let endless = "rping -c -a 10.77.0.1 -C 1000000 -S 4096";
-    let again = "rping -c -a 10.77.0.1 -C 5 -V";
+    let endless = "echo $$ >/tmp/pid; exec rping -c -a 10.77.0.1 -C 1000000 -S 4096";
+    let again = &format!("{UNTIL_ANSWERED} && rping -c -a 10.77.0.1 -C 5 -V");
 
-    let rping = guest.start(&format!("echo $$ >/tmp/pid; exec {endless}"));
+    guest.run(UNTIL_ANSWERED).success();
+    let rping = guest.start(endless);
     guest.run(&format!("{UNTIL_RUNNING} && kill -9 $(cat /tmp/pid)")).success();
     assert_eq!(guest.finish(rping).status, 128 + 9);
     guest.run(again).success();
 
     // rping may be waiting for what will never come, and then hears of nothing: it has no keep-alive.
-    let rping = guest.start(&format!("timeout -s KILL 10 {endless}"));
+    let rping = guest.start(endless);
     guest.run(UNTIL_RUNNING).success();
     drop(server);
     let server = link.server(&[]);
-    // It has either been killed, or heard of it by the reset with which the next server answers: for rping an end like others.
-    guest.finish(rping);
     guest.run(again).success();
+    // Or it has heard of it, by the reset with which the next server answers: for rping an end like others.
+    guest.run("kill -9 $(cat /tmp/pid) || true").success();
+    guest.finish(rping);
     server.end();
 
     // The other way round.
@@ -310,7 +320,13 @@ impl Told {
 
     fn next_message(&mut self) -> (Completion, Vec<u8>) {
         loop {
-            let completion = self.endpoint.completion();
+            let completion = self.endpoint.completions.next(NUDGE_AFTER).expect("the queue works");
+            let completion = completion.unwrap_or_else(|| {
+                // No octets, which siw takes under any STag.
+                let nudge = SendRequest::write(0, &[], 1, 0);
+                self.endpoint.queue_pair.post_send(&[nudge]).expect("room");
+                self.endpoint.completion()
+            });
             let why = self.endpoint.queue_pair.disconnect_reason();
             assert_eq!(completion.status, Status::Success, "{completion:?}, {why:?}");
             if completion.opcode == CompletionOpcode::Receive {
@@ -370,7 +386,7 @@ fn every_conversation(context: &Context, guest: &mut Guest) {
     many_connections_one_after_another_and_at_once(context, guest);
     start_up_frames_at_siws_limits(context);
     // Nothing of it all is left in the kernel but the listener, which is running still.
-    guest.run("for i in $(seq 50); do rdma resource show qp | grep -q lqpn || exit 0; usleep 100000; done; rdma resource show qp; exit 1").success();
+    guest.run("for i in $(seq 300); do rdma resource show qp | grep -q lqpn || exit 0; usleep 100000; done; rdma resource show qp; exit 1").success();
     drop(listener);
 }
 
@@ -576,17 +592,38 @@ fn check_conversations(capture: &Path) {
     assert!(count(capture, "iwarp_mpa.req") > 60, "each connection begins with a Request");
 }
 
+/// How often the guest's sender is held up until it has a backlog.
+const BACKLOGS: usize = 5;
 /// Whether the guest's device has VIRTIO_NET_F_HOST_TSO4, the bit 11.
 const HAS_TSO: &str = "cut -c 12 /sys/bus/virtio/drivers/virtio_net/virtio*/features";
 
-/// siw gives its FPDUs to TCP one by one. A plain stream comes in segments that no wire would carry, in chains of buffers.
+/// Waits until the guest's sender to port 7480 has 16 KiB that it may not send: `tx_queue` of its one socket.
+const UNTIL_BACKLOG: &str = concat!(
+    r#"timeout 60 sh -c 'until awk "\$3 ~ /:1D38\$/ && substr(\$5, 1, 8) \"\" >= \"00004000\" { found = 1 } "#,
+    r#"END { exit !found }" /proc/net/tcp; do usleep 20000; done'"#,
+);
+
+/// siw gives its FPDUs to TCP one by one. A plain stream comes in segments that no wire would carry, in chains of buffers, as soon
+/// as its sender has more to send than the window lets it: so nothing is read before it has, however slow it is.
 fn a_plain_stream_comes_in_segments_beyond_the_mtu(context: &Context, guest: &mut Guest) {
     assert_eq!(guest.run(HAS_TSO).success().trim(), "1", "the guest's driver has the offload");
+    guest.run("yes abcdefg | head -c 4000000 >/tmp/plain").success();
     let mut listener = TcpListener::bind(context, 7480).expect("a free port");
-    let sender = guest.start("yes abcdefg | head -c 4000000 | nc 10.77.0.1 7480");
+    let sender = guest.start("nc 10.77.0.1 7480 </tmp/plain");
     let accepted = listener.accept_timeout(PATIENCE).expect("the listener works");
     let (mut stream, _) = accepted.expect("the guest connects");
-    let mut received = Vec::new();
+    let window = TcpStreamOptions::default().receive_buffer;
+    let mut received = vec![0; BACKLOGS * window];
+    for all in received.chunks_mut(window) {
+        let deadline = Instant::now() + PATIENCE;
+        // Less than a segment of it is left.
+        while stream.readable() < window - 1460 {
+            assert!(Instant::now() < deadline, "the window does not fill: {} octets", stream.readable());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        guest.run(UNTIL_BACKLOG).success();
+        stream.read_exact(all).expect("it is there, or comes");
+    }
     stream.read_to_end(&mut received).expect("all of it comes");
     assert!(received.len() == 4_000_000 && received.chunks(8).all(|line| line == b"abcdefg\n"));
     drop(stream);
@@ -606,8 +643,8 @@ fn siw_and_the_stack_do_as_each_is_told_over_vhost() {
     drop(guest);
     context.close().expect("closed");
     check_conversations(&capture);
-    // All of it in the largest ones would be 62.
-    assert!(count(&capture, "tcp.len > 3000") > 10, "the plain stream came in large segments");
+    let large = count(&capture, "tcp.len > 1460");
+    assert!(large >= BACKLOGS, "the plain stream came in large segments: {large}");
 }
 
 #[test]
