@@ -182,6 +182,32 @@ pub fn veth(mtu: u16, ends: [End<'_>; 2]) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes a switch (the kernel's bridge, `switch0`) in this process's namespace, and for each of `interfaces` a veth pair whose
+/// other end is one of its ports. All ends are silent.
+///
+/// # Errors
+/// See [`run`]; there can be 15 interfaces.
+pub fn switch(mtu: u16, interfaces: &[&str]) -> io::Result<()> {
+    if interfaces.len() > 15 {
+        return Err(io::Error::other(format!("{} interfaces: a switch has 15 ports at most", interfaces.len())));
+    }
+    let mtu = mtu.to_string();
+    ip(["link", "add", "name", "switch0", "type", "bridge"])?;
+    End::silent("switch0").bring_up()?;
+    for (number, interface) in interfaces.iter().enumerate() {
+        // As `INDEXES`: among so many, processes meet in a fanout group whose numbers differ by a multiple of 4096.
+        let index = (16 + ((number + 1) << 12)).to_string();
+        let port = format!("port{number}");
+        ip(["link", "add", "name", interface, "index", &index, "mtu", &mtu]
+            .iter()
+            .chain(&["type", "veth", "peer", "name", &port, "mtu", &mtu]))?;
+        ip(["link", "set", &port, "master", "switch0"])?;
+        End::silent(&port).bring_up()?;
+        End::silent(interface).bring_up()?;
+    }
+    Ok(())
+}
+
 /// Whether this process is the one that `who` runs inside a namespace.
 pub fn is_inside(who: &str) -> bool {
     std::env::var_os(INSIDE).is_some_and(|inside| inside == who)
