@@ -1,5 +1,5 @@
 //! Network namespaces and what joins them, for tools and tests that need the kernel's network without touching the
-//! machine's own. All of it needs the right to make network namespaces, and iproute2.
+//! machine's own. All of it needs the right to make network namespaces, and iproute2. Mounts have such a place here, too.
 
 #![forbid(unsafe_code)]
 
@@ -219,14 +219,26 @@ pub fn is_inside(who: &str) -> bool {
 /// # Errors
 /// The system refuses, or there is no `unshare` (util-linux).
 pub fn again_inside<A: AsRef<OsStr>>(who: &str, arguments: impl IntoIterator<Item = A>) -> io::Result<ExitStatus> {
+    again_unshared("--net", who, arguments)
+}
+
+fn again_unshared<A: AsRef<OsStr>>(
+    what: &str,
+    who: &str,
+    arguments: impl IntoIterator<Item = A>,
+) -> io::Result<ExitStatus> {
     let mut command = Command::new("unshare");
-    command.arg("--net");
+    command.arg(what);
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    command.arg("--").arg(std::env::current_exe()?).args(arguments).env(INSIDE, who).status().map_err(|error| {
-        io::Error::new(error.kind(), format!("'unshare' (util-linux) gives network namespaces, and: {error}"))
-    })
+    command
+        .arg("--")
+        .arg(std::env::current_exe()?)
+        .args(arguments)
+        .env(INSIDE, who)
+        .status()
+        .map_err(|error| io::Error::new(error.kind(), format!("'unshare' (util-linux) gives namespaces, and: {error}")))
 }
 
 /// Runs the body of test `name` in a process of its own inside a fresh network namespace and passes its outcome on.
@@ -236,10 +248,23 @@ pub fn again_inside<A: AsRef<OsStr>>(who: &str, arguments: impl IntoIterator<Ite
 /// # Panics
 /// If the body does, or there can be no namespace.
 pub fn test_inside(name: &str, body: impl FnOnce()) {
+    test_unshared("--net", name, body);
+}
+
+/// The same with a view of the file systems of its own: what is mounted there is seen there only, and goes with the last process.
+///
+/// # Panics
+/// As [`test_inside`].
+pub fn test_among_own_mounts(name: &str, body: impl FnOnce()) {
+    test_unshared("--mount", name, body);
+}
+
+fn test_unshared(what: &str, name: &str, body: impl FnOnce()) {
     if is_inside(name) {
         return body();
     }
-    let status = again_inside(name, [name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
+    let arguments = [name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"];
+    let status = again_unshared(what, name, arguments);
     assert!(status.as_ref().is_ok_and(ExitStatus::success), "{name} failed inside its namespace: {status:?}");
 }
 

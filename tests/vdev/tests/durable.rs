@@ -1,0 +1,320 @@
+//! What a Commit was answered for is there after everything that was not synced is lost: the target is a process that is killed, and
+//! its file lies on a disk that forgets with the process which serves it, killed too ([`uwarp_vdev_tests::disk`]). And each failure of
+//! such a disk comes back as the status of a Commit, over a connection that lives on.
+//!
+//! 6 losses; 100 in the long run. That a disk which only says that it syncs is found out shows that the first test can fail.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use uwarp::{
+    AcceptOptions, Access, CommitStatus, Completion, Config, ConnectOptions, Context, Features, ListenOptions,
+    Listener, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain, QueuePairState, ReadyToReceiveKinds,
+    RegionScope, SendRequest, Status,
+};
+use uwarp_netns as netns;
+use uwarp_vdev_tests::disk::{Disk, Trouble};
+use uwarp_vdev_tests::endpoint::{Endpoint, PORT, Place};
+use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
+use uwarp_vdev_tests::peer::{self, Peer};
+use uwarp_vdev_tests::{PATIENCE, count};
+
+/// Records of the region, each a number four times.
+const RECORDS: usize = 256;
+const RECORD: usize = 32;
+const REGION: usize = RECORDS * RECORD;
+/// Writes with Commit that are under way at once.
+const DEPTH: usize = 12;
+const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
+
+#[derive(Serialize, Deserialize)]
+enum Task {
+    Disk(Disk),
+    Target { wire: Wire, file: PathBuf },
+}
+
+/// What a process other than the test's own does.
+fn be_peer(task: Task) {
+    match task {
+        Task::Disk(disk) => be_disk(&disk),
+        Task::Target { wire, file } => be_target(&wire, &file),
+    }
+}
+
+fn be_disk(disk: &Disk) {
+    let mounted = disk.mount().expect("a FUSE file system (root and /dev/fuse)");
+    peer::tell("mounted");
+    for word in peer::words() {
+        mounted.set_trouble(serde_json::from_str(&word).expect("a trouble or none"));
+        peer::tell("set");
+    }
+}
+
+/// While a test waits for another process nobody turns its engine: no connection is given up for that.
+fn patient(mut config: Config) -> Config {
+    config.tcp.user_timeout = Some(PATIENCE);
+    config.tcp.keep_alive.enabled = false;
+    config
+}
+
+/// Offers the file to the test, which writes first; registers it anew on demand.
+fn be_target(wire: &Wire, path: &PathBuf) {
+    let context = Context::open(patient(wire.config(Side::Client)).threaded(1)).expect("the context opens");
+    let domain = context.allocate_domain();
+    let mut region = register(&domain, path);
+    let completions = context.create_completion_queue(8).expect("a completion queue");
+    let options = uwarp::QueuePairOptions::new(&completions).depth(4, 4);
+    let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
+    let start = Instant::now();
+    let queue_pair = loop {
+        let mut queue_pair = domain.create_queue_pair(&options).expect("a queue pair");
+        let options = ConnectOptions::default()
+            .features(COMMIT)
+            .peer_to_peer(ReadyToReceiveKinds::ALL)
+            .private_data(Place::of(&region).to_octets())
+            .timeout(PATIENCE);
+        match context.connect(&mut queue_pair, server, options) {
+            Ok(_) => break queue_pair,
+            // The device may still be about to find its peer.
+            Err(error) if start.elapsed() < PATIENCE => eprintln!("tries again: {error}"),
+            Err(error) => panic!("{error}: {:#?}", context.stats()),
+        }
+    };
+    for _anew in peer::words() {
+        drop(region);
+        region = register(&domain, path);
+        peer::tell(&serde_json::to_string(&Place::of(&region).to_octets()).expect("octets"));
+    }
+    drop(queue_pair);
+}
+
+fn register(domain: &ProtectionDomain, path: &PathBuf) -> MemoryRegion {
+    let file = File::options().read(true).write(true).open(path).expect("the disk's file");
+    let ranges = [MemoryRange::File { file: &file, offset: 0, length: REGION }];
+    let kind = MemoryType::CommitRequired { transparent: false };
+    let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    domain.register_ranges(&ranges, kind, access, RegionScope::Domain).expect("a durable region")
+}
+
+/// A disk and a target at work, and what makes the next ones.
+struct Machine {
+    disk: Peer,
+    target: Peer,
+}
+
+struct Rig {
+    name: &'static str,
+    network: Network,
+    folder: tempfile::TempDir,
+    context: Context,
+    listener: Listener,
+    lives: usize,
+}
+
+impl Rig {
+    fn new(name: &'static str) -> Self {
+        let network = Network::new(Device::Virtio);
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("platter"), [0; REGION]).expect("a file");
+        let context = Context::open(patient(network.wire.config(Side::Server)).inline()).expect("the context opens");
+        let listener = context.listen(PORT, ListenOptions::default()).expect("a free port");
+        Self { name, network, folder, context, listener, lives: 0 }
+    }
+
+    /// Starts a disk with what is on its platter, and a target on it.
+    fn start(&mut self, deceitful: bool) -> (Machine, Endpoint) {
+        self.lives += 1;
+        let mountpoint = self.folder.path().join(format!("mount-{}", self.lives));
+        std::fs::create_dir(&mountpoint).expect("a folder");
+        let disk = Disk { platter: self.folder.path().join("platter"), mountpoint, deceitful };
+        let file = disk.file();
+        let disk = Peer::start(self.name, &Task::Disk(disk));
+        assert_eq!(disk.told(), "mounted");
+        let target = Peer::start(self.name, &Task::Target { wire: self.network.wire.clone(), file });
+        let mut endpoint = Endpoint::new(&self.context, REGION);
+        let request = self.listener.next(PATIENCE).expect("the listener works");
+        let request = request.unwrap_or_else(|| panic!("no request came: {:#?}", self.context.stats()));
+        endpoint.place = Some(Place::from_octets(request.private_data()));
+        let options = AcceptOptions::default().features(COMMIT).timeout(PATIENCE);
+        request.accept(&mut endpoint.queue_pair, options).expect("the start-up succeeds");
+        (Machine { disk, target }, endpoint)
+    }
+}
+
+/// What the peer's region holds.
+fn read_back(endpoint: &mut Endpoint) -> Vec<u8> {
+    let place = endpoint.place();
+    let sink = endpoint.region.sge(..).expect("all of it");
+    endpoint.post(&[SendRequest::read(u64::MAX, &[sink], place.stag, place.offset)]);
+    assert_eq!(endpoint.success().id, u64::MAX);
+    endpoint.region.to_vec(0, REGION).expect("all of it")
+}
+
+/// Of each record the newest number that was said to be durable, and the newest that was sent at all.
+struct Account {
+    durable: [u64; RECORDS],
+    sent: [u64; RECORDS],
+    under_way: HashMap<u64, usize>,
+    next: u64,
+    random: fastrand::Rng,
+}
+
+impl Account {
+    fn new(seed: u64) -> Self {
+        Self {
+            durable: [0; RECORDS],
+            sent: [0; RECORDS],
+            under_way: HashMap::new(),
+            next: 1,
+            random: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    fn post(&mut self, endpoint: &mut Endpoint) {
+        let (record, number) = (self.random.usize(..RECORDS), self.next);
+        let octets = [number.to_be_bytes(); RECORD / 8].concat();
+        let place = endpoint.place();
+        let offset = place.offset + (record * RECORD) as u64;
+        endpoint.post(&[SendRequest::write_inline(number, &octets, place.stag, offset).with_commit()]);
+        self.sent[record] = number;
+        self.under_way.insert(number, record);
+        self.next += 1;
+    }
+
+    fn take(&mut self, completion: &Completion) {
+        let record = self.under_way.remove(&completion.id).expect("completed once");
+        if completion.status == Status::Success {
+            assert_eq!(completion.commit_status(), Some(0));
+            self.durable[record] = self.durable[record].max(completion.id);
+        }
+    }
+
+    /// Keeps the connection busy until so many Commits have succeeded.
+    fn work(&mut self, endpoint: &mut Endpoint, wanted: usize) {
+        for _ in 0..wanted {
+            while self.under_way.len() < DEPTH {
+                self.post(endpoint);
+            }
+            let completion = endpoint.success();
+            self.take(&completion);
+        }
+    }
+
+    /// What has become of the rest when the peer is gone: it may have succeeded before.
+    fn settle(&mut self, endpoint: &mut Endpoint) {
+        endpoint.queue_pair.abort();
+        let start = Instant::now();
+        while !self.under_way.is_empty() || endpoint.queue_pair.state() != QueuePairState::Disconnected {
+            assert!(start.elapsed() < PATIENCE, "no end: {:?}", self.under_way);
+            if let Some(completion) = endpoint.completions.poll_one() {
+                self.take(&completion);
+            }
+        }
+    }
+
+    /// Records that are not at least as new as what was said to be durable. What is newer was on its way, and may be there in part.
+    fn lost(&self, region: &[u8]) -> usize {
+        let is_lost = |(record, octets): (usize, &[u8])| {
+            octets.chunks(8).any(|word| {
+                let found = u64::from_be_bytes(word.try_into().expect("eight octets"));
+                assert!(found <= self.sent[record], "record {record} has {found}, which nobody wrote there");
+                found < self.durable[record]
+            })
+        };
+        region.chunks(RECORD).enumerate().filter(|chunk| is_lost(*chunk)).count()
+    }
+}
+
+const SURVIVES: &str = "what_was_committed_survives_the_loss_of_everything_else";
+
+#[test]
+fn what_was_committed_survives_the_loss_of_everything_else() {
+    netns::test_among_own_mounts(SURVIVES, || {
+        if let Some(task) = peer::task::<Task>() {
+            return be_peer(task);
+        }
+        let mut rig = Rig::new(SURVIVES);
+        let mut account = Account::new(1);
+        let losses = count(6, 100);
+        for loss in 0..losses {
+            let (machine, mut endpoint) = rig.start(false);
+            assert_eq!(account.lost(&read_back(&mut endpoint)), 0, "lost the {loss}. time");
+            let wanted = account.random.usize(1..2000);
+            account.work(&mut endpoint, wanted);
+            let (first, second) =
+                if loss % 2 == 0 { (machine.disk, machine.target) } else { (machine.target, machine.disk) };
+            first.kill();
+            second.kill();
+            account.settle(&mut endpoint);
+        }
+        // What only was said to be durable is found to be lost.
+        let (machine, mut endpoint) = rig.start(true);
+        assert_eq!(account.lost(&read_back(&mut endpoint)), 0, "lost the last time");
+        account.work(&mut endpoint, 100);
+        machine.disk.kill();
+        machine.target.kill();
+        account.settle(&mut endpoint);
+        let (_machine, mut endpoint) = rig.start(false);
+        assert!(account.lost(&read_back(&mut endpoint)) > 0, "a disk that does not sync is not found out");
+    });
+}
+
+const FAILS: &str = "each_failure_of_a_store_is_a_status";
+
+#[test]
+fn each_failure_of_a_store_is_a_status() {
+    netns::test_among_own_mounts(FAILS, || {
+        if let Some(task) = peer::task::<Task>() {
+            return be_peer(task);
+        }
+        let mut rig = Rig::new(FAILS);
+        let (Machine { mut disk, mut target }, mut endpoint) = rig.start(false);
+        let mut number = 0;
+        let mut commit = |endpoint: &mut Endpoint| {
+            number += 1;
+            let place = endpoint.place();
+            let octets = u64::to_be_bytes(number);
+            endpoint.post(&[SendRequest::write_inline(number, &octets, place.stag, place.offset).with_commit()]);
+            let completion = endpoint.completions.next(PATIENCE).expect("the queue works").expect("an answer");
+            let status = completion.commit_status().and_then(CommitStatus::from_code);
+            let expected = if status == Some(CommitStatus::Success) { Status::Success } else { Status::CommitFailed };
+            assert_eq!((completion.id, completion.status), (number, expected), "{completion:?}");
+            // The octets are in memory all the same.
+            assert_eq!(read_back(endpoint)[..8], octets);
+            status.expect("one of ours")
+        };
+        assert_eq!(commit(&mut endpoint), CommitStatus::Success);
+        for (trouble, status, stays) in [
+            (Trouble::Full, CommitStatus::NoSpace, false),
+            (Trouble::Busy, CommitStatus::Transient, false),
+            (Trouble::ReadOnly, CommitStatus::ReadOnly, true),
+            (Trouble::Broken, CommitStatus::Failure, true),
+            (Trouble::Unsyncable, CommitStatus::Failure, true),
+        ] {
+            let mut set = |trouble: Option<Trouble>| {
+                disk.say(&serde_json::to_string(&trouble).expect("a word"));
+                assert_eq!(disk.told(), "set");
+            };
+            set(Some(trouble));
+            for _ in 0..3 {
+                assert_eq!(commit(&mut endpoint), status, "{trouble:?}");
+            }
+            set(None);
+            let after = if stays { status } else { CommitStatus::Success };
+            assert_eq!(commit(&mut endpoint), after, "after {trouble:?}");
+            target.say("anew");
+            let place: Vec<u8> = serde_json::from_str(&target.told()).expect("octets");
+            endpoint.place = Some(Place::from_octets(&place));
+            assert_eq!(commit(&mut endpoint), CommitStatus::Success, "registered anew after {trouble:?}");
+        }
+        disk.kill();
+        for _ in 0..2 {
+            assert_eq!(commit(&mut endpoint), CommitStatus::Failure, "a disk that is gone");
+        }
+        assert_eq!(endpoint.queue_pair.state(), QueuePairState::Connected);
+        endpoint.disconnect();
+    });
+}
