@@ -45,6 +45,11 @@ fn mpa_startup() {
 }
 
 #[test]
+fn queue_pair() {
+    replay("queue_pair", uwarp_fuzz::queue_pair);
+}
+
+#[test]
 fn rpc_header() {
     replay("rpc_header", uwarp_fuzz::rpc_header);
 }

@@ -34,6 +34,52 @@ fn main() {
     vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"), &messages);
     recorded(&data, &frames, &startups);
     lives(&Corpus::new(&directory, "tcp"));
+    conversations(&Corpus::new(&directory, "queue_pair"));
+}
+
+/// What a peer and an application say to each other, in the language of the target `queue_pair`.
+fn conversations(corpus: &Corpus) {
+    // All features, three reads.
+    const SETTINGS: &[u8] = &[0x37];
+    const WAIT: &[u8] = &[14, 1];
+    const RECEIVE: &[u8] = &[9];
+    const COMMITTERS: &[u8] = &[13];
+    // Octets that say: nothing unusual about the segment.
+    const PLAIN: &[u8] = &[0, 0, 0];
+    let write = |region: u8, at: u8| [&[2, region, at, 0, 8, 0][..], b"contents"].concat();
+    let message = |opcode: u8, octets: &[u8]| [&[5, opcode, octets.len() as u8][..], octets, PLAIN].concat();
+    let request = |kind: u8, region: u8, at: u8| [&[6, kind, 32, region, at][..], PLAIN].concat();
+    let response = |kind: u8, identifier: u8| [&[8, kind, identifier, 0, 0, 0][..], PLAIN].concat();
+    let work = |kind: u8| vec![10, kind, 64];
+    let hello = write(0, 0);
+    let add =
+        |name: &str, steps: &[&[u8]]| corpus.add(name, &[&[SETTINGS, &hello][..], steps, &[WAIT]].concat().concat());
+    add("write", &[&write(1, 200)]);
+    add("write-beyond", &[&write(1, 250)]);
+    add("write-to-read-only", &[&write(4, 0)]);
+    add("send", &[RECEIVE, &message(3, b"a message")]);
+    add("send-too-long", &[RECEIVE, &message(3, &[1; 40])]);
+    add("send-without-receive", &[&message(3, b"")]);
+    // The place of the STag stands before the octets that are plain.
+    add("send-invalidate", &[RECEIVE, &[5, 4, 0, 0, 0, 1, 0, 0], WAIT, &write(1, 0)]);
+    add("immediate", &[RECEIVE, &message(8, &[7; 8])]);
+    add("read", &[&request(0, 4, 10), &request(1, 0, 0)]);
+    add("read-beyond", &[&request(0, 4, 250)]);
+    add("reads-beyond-the-limit", &[&request(0, 4, 10).repeat(6)]);
+    add("atomics", &[&request(2, 0, 8), &request(6, 0, 16), &request(2, 0, 9)]);
+    add("commit", &[&request(3, 2, 10), WAIT, COMMITTERS]);
+    add("commit-of-several", &[&[6, 7, 32, 2, 10, 3, 0, 16], PLAIN, WAIT, COMMITTERS]);
+    add("told-when-durable", &[RECEIVE, &write(3, 0), &message(3, b"log"), WAIT, COMMITTERS]);
+    add("terminate", &[RECEIVE, &work(2), &message(7, &[0x12, 5, 0, 0])]);
+    add("not-framed", &[&[1, 8, 0, 2, 1, 2, 3, 4, 5, 6]]);
+    let all: Vec<u8> = (0..7).flat_map(work).collect();
+    add("work", &[&all, WAIT, &[8, 0, 0, 0, 0, 0], PLAIN]);
+    // A Read Response into the second half of the inbox.
+    add("work-read", &[&work(2), WAIT, &[2, 8, 128, 1, 32, 0], &[9; 32]]);
+    add("work-atomic", &[&work(4), WAIT, &response(0, 0)]);
+    add("work-commit", &[&work(5), &work(6), WAIT, &response(1, 0), &response(1, 1)]);
+    add("disconnect", &[RECEIVE, &work(0), &[15, 0], WAIT, &[15, 1]]);
+    add("invalidate", &[&[15, 2], &write(2, 0)]);
 }
 
 /// Short lives of a TCP connection, in the language of the target `tcp`.
