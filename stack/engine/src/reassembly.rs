@@ -4,6 +4,7 @@
 //! of use to nobody else. When the budget is used up the packet that has waited longest makes room, so that a flood of first
 //! fragments cannot keep others out for the whole time limit.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -34,6 +35,8 @@ struct Key {
 
 #[derive(Debug)]
 struct Packet {
+    /// Its number in [`Reassembly::ages`].
+    age: u64,
     until: Instant,
     route: Route,
     protocol: u8,
@@ -74,10 +77,15 @@ pub(crate) enum Taken {
     Problem { pointer: u32 },
 }
 
-/// All packets that are not complete.
+/// All packets that are not complete. What a fragment costs grows with the logarithm of their number: a flood of first fragments
+/// fills the budget, and must not make those of others dear.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
     packets: HashMap<Key, Packet>,
+    /// Packets by the order in which their first fragment to arrive came, which is that of their time limits, too.
+    ages: BTreeMap<u64, Key>,
+    /// Packets begun, ever.
+    begun: u64,
     budget: usize,
     used: usize,
 }
@@ -85,7 +93,7 @@ pub(crate) struct Reassembly {
 impl Reassembly {
     /// With room for so many octets; 0 takes no fragments at all.
     pub(crate) fn new(budget: usize) -> Reassembly {
-        Reassembly { packets: HashMap::new(), budget, used: 0 }
+        Reassembly { packets: HashMap::new(), ages: BTreeMap::new(), begun: 0, budget, used: 0 }
     }
 
     /// Octets in use.
@@ -108,7 +116,9 @@ impl Reassembly {
             let pointer = (frame.payload_offset - frame.route.ip_offset - 6) as u32;
             return if v4 { Taken::Refused } else { Taken::Problem { pointer } };
         }
-        if piece.is_empty() || piece.len() + OVERHEAD > self.budget {
+        let quoted = if frame.offset == 0 { frame.route.ip_len.min(QUOTED) } else { 0 };
+        let wanted = piece.len() + quoted + OVERHEAD;
+        if piece.is_empty() || wanted > self.budget {
             return Taken::Refused;
         }
         let key = Key {
@@ -117,11 +127,12 @@ impl Reassembly {
             identification: frame.identification,
             protocol: if v4 { frame.protocol } else { 0 },
         };
-        self.make_room(piece.len() + OVERHEAD, &key);
-        let used = &mut self.used;
+        self.make_room(wanted, &key);
         let packet = self.packets.entry(key).or_insert_with(|| {
-            *used += OVERHEAD;
-            Packet::new(now + LIMIT, frame)
+            self.begun += 1;
+            self.ages.insert(self.begun, key);
+            self.used += OVERHEAD;
+            Packet::new(self.begun, now + LIMIT, frame)
         });
         let before = packet.memory();
         let fits = packet.add(frame, octets, piece);
@@ -138,14 +149,14 @@ impl Reassembly {
 
     fn remove(&mut self, key: &Key) -> Option<Packet> {
         let packet = self.packets.remove(key)?;
+        self.ages.remove(&packet.age);
         self.used -= packet.memory() + OVERHEAD;
         Some(packet)
     }
 
     fn make_room(&mut self, wanted: usize, spared: &Key) {
         while self.used + wanted > self.budget {
-            let others = self.packets.iter().filter(|(key, _)| *key != spared);
-            let oldest = others.min_by_key(|(_, packet)| packet.until).map(|(key, _)| *key);
+            let oldest = self.ages.values().find(|key| *key != spared).copied();
             // Alone and still too large.
             let key = oldest.unwrap_or(*spared);
             if self.remove(&key).is_none() {
@@ -156,20 +167,27 @@ impl Reassembly {
 
     /// When the next packet is given up.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.packets.values().map(|packet| packet.until).min()
+        self.oldest().map(|(_, until)| until)
     }
 
     /// A packet whose time is over: its route, and the beginning of its first fragment if that came.
     pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(Route, Vec<u8>)> {
-        let key = self.packets.iter().find(|(_, packet)| packet.until <= now).map(|(key, _)| *key)?;
+        let (key, _) = self.oldest().filter(|(_, until)| *until <= now)?;
         let packet = self.remove(&key)?;
         Some((packet.route, packet.quoted))
+    }
+
+    /// The packet that has waited longest, and until when it does.
+    fn oldest(&self) -> Option<(Key, Instant)> {
+        let (_, key) = self.ages.first_key_value()?;
+        self.packets.get(key).map(|packet| (*key, packet.until))
     }
 }
 
 impl Packet {
-    fn new(until: Instant, frame: &FragmentFrame) -> Packet {
+    fn new(age: u64, until: Instant, frame: &FragmentFrame) -> Packet {
         Packet {
+            age,
             until,
             route: frame.route,
             protocol: frame.protocol,

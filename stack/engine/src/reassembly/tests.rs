@@ -139,3 +139,34 @@ fn time_runs_out_with_the_first_fragment_quoted() {
     assert!(quoted.is_empty(), "without the first fragment there is nobody to tell (RFC 4443 §3.3)");
     assert_eq!((table.used(), table.deadline()), (0, None));
 }
+
+#[test]
+fn the_longest_wait_makes_room_whatever_completes_in_between() {
+    let mut table = Reassembly::new(100_000);
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut waiting: Vec<u32> = Vec::new();
+    let mut made_room = 0;
+    for id in 0..3000u32 {
+        if random.u8(..) < 80 && !waiting.is_empty() {
+            let done = waiting.remove(random.usize(..waiting.len()));
+            let taken = give(&mut table, at(u64::from(id)), done % 2 == 0, done, 320, false, &[2; 8]);
+            assert!(matches!(taken, Taken::Whole(_)), "{done}: {taken:?}");
+        }
+        // A first fragment of any size; the time limit is far longer than the budget's reach.
+        let length = random.usize(1..=40) * 8;
+        let taken = give(&mut table, at(u64::from(id)), id % 2 == 0, id, 320 - length, true, &vec![1; length]);
+        assert!(matches!(taken, Taken::Waiting), "{id}: {taken:?}");
+        waiting.push(id);
+        if length < 320 {
+            give(&mut table, at(u64::from(id)), id % 2 == 0, id, 0, true, &vec![1; 320 - length]);
+        }
+        let gone = waiting.len() - table.ages.len();
+        waiting.drain(..gone);
+        made_room += gone;
+        assert_eq!(table.ages.values().map(|key| key.identification).collect::<Vec<_>>(), waiting);
+        assert_eq!(table.packets.len(), waiting.len());
+        assert_eq!(table.deadline(), table.packets.values().map(|packet| packet.until).min());
+        assert!(table.used() <= 100_000);
+    }
+    assert!(made_room > 1000, "{made_room}");
+}
