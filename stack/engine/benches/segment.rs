@@ -7,7 +7,6 @@
 //! core when its turn comes; before the burst is worked on it is looked through, as the engine does (`lookahead.rs`), and without
 //! that in `taken_at_once`. `cargo bench -p uwarp-engine --bench segment`.
 
-use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 
@@ -17,12 +16,25 @@ use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp;
 use smoltcp::time::Instant as PeerInstant;
 use smoltcp::wire::{HardwareAddress, IpCidr, Ipv4Address};
-use uwarp_memory::kernels::{checksum_sum, prefetch, prefetch_line};
+use uwarp_memory::kernels::{checksum_sum, prefetch, prefetch_range};
 use uwarp_tcp::{BufferToken, Config, Connection, Instant, Payload};
-use uwarp_wire::address::{FlowKey, IpAddress};
+use uwarp_wire::address::FlowKey;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, peek_flow, prepend_tcp};
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
+
+/// The engine's own, which it shows to nobody else.
+#[allow(dead_code, unused_imports)]
+#[path = "../src"]
+mod engine {
+    #[path = "flow.rs"]
+    pub(crate) mod flow;
+    #[path = "template.rs"]
+    pub(crate) mod template;
+}
+
+use engine::flow::FlowTable;
+use engine::template::Template;
 
 const BURST: usize = 32;
 const LENGTH: usize = 64;
@@ -86,14 +98,21 @@ trait Stack {
     fn answers(&self) -> u64;
 }
 
+/// A connection as its owner has it.
+struct Owned {
+    flow: FlowKey,
+    template: Template,
+    tcp: Connection,
+}
+
 struct Ours {
     // As the engine has them: apart from each other, and larger than what a segment touches.
     #[allow(clippy::vec_box)]
-    connections: Vec<Box<Connection>>,
+    connections: Vec<Box<Owned>>,
     received: Vec<Vec<u8>>,
-    /// Connections that are to be answered in this turn, and their peers.
-    asked: Vec<(usize, IpAddress, u16)>,
-    flows: HashMap<FlowKey, u32, foldhash::fast::FixedState>,
+    /// Connections that are to be answered in this turn.
+    asked: Vec<usize>,
+    flows: FlowTable,
     buffers: Vec<Storage>,
     free: Vec<u32>,
     now: Instant,
@@ -110,7 +129,7 @@ impl Ours {
             connections: Vec::new(),
             received: Vec::new(),
             asked: Vec::new(),
-            flows: HashMap::default(),
+            flows: FlowTable::new(1),
             buffers: vec![[0; HEADROOM + LENGTH]; fars.len() + BURST],
             free: (0..(fars.len() + BURST) as u32).rev().collect(),
             now: Instant::from_nanos(1_000_000_000),
@@ -128,33 +147,44 @@ impl Ours {
             let ack = far.frame(TcpFlags::ACK, &[]);
             let Ok(Frame::Tcp(ack)) = classify(&ack, ack.len()) else { panic!("an ACK") };
             connection.on_segment(ours.now, &ack.header, 0, 0, BufferToken(0));
-            ours.flows.insert(syn.flow, index as u32);
-            ours.connections.push(Box::new(connection));
+            let path = Path::new(OUR_MAC, THEIR_MAC, US.into(), THEM.into());
+            let template = Template::new(&path, PORT, far.port).expect("one version of IP");
+            ours.flows.insert(ours.flows.tag(&syn.flow), index as u32);
+            ours.connections.push(Box::new(Owned { flow: syn.flow, template, tcp: connection }));
         }
         ours
     }
 
     /// Asks for what the frames will touch, a step of all of them at a time.
     fn look_ahead(&self, frames: &[Vec<u8>]) {
-        let mut numbers = [None; BURST];
-        for (number, frame) in numbers.iter_mut().zip(frames) {
-            *number = peek_flow(frame).and_then(|flow| self.flows.get(&flow));
+        let mut tags = [None; BURST];
+        for (tag, frame) in tags.iter_mut().zip(frames) {
+            *tag = peek_flow(frame).map(|flow| self.flows.tag(&flow));
+            tag.inspect(|tag| self.flows.prefetch(*tag));
+        }
+        let numbers = tags.map(|tag| tag.and_then(|tag| self.flows.find(tag, |_| true)));
+        for number in numbers.into_iter().flatten() {
+            prefetch(&self.connections[number as usize]);
         }
         for number in numbers.into_iter().flatten() {
-            prefetch(&*self.connections[*number as usize]);
+            let connection = &*self.connections[number as usize];
+            prefetch(&connection.flow);
+            prefetch(&connection.template);
+            prefetch_range(connection.tcp.places());
         }
         for number in numbers.into_iter().flatten() {
-            self.connections[*number as usize].places().into_iter().for_each(prefetch_line);
+            self.connections[number as usize].tcp.queue_places().into_iter().for_each(prefetch_range);
         }
     }
 
-    fn receive(&mut self, frame: &[u8]) -> Option<(usize, IpAddress, u16)> {
+    fn receive(&mut self, frame: &[u8]) -> Option<usize> {
         let Ok(Frame::Tcp(tcp)) = classify(frame, frame.len()) else { return None };
         if !tcp.checksum_is_good(frame, checksum_sum) {
             return None;
         }
-        let number = *self.flows.get(&tcp.flow)? as usize;
-        let connection = &mut self.connections[number];
+        let is_it = |number| self.connections[number as usize].flow == tcp.flow;
+        let number = self.flows.find(self.flows.tag(&tcp.flow), is_it)? as usize;
+        let connection = &mut self.connections[number].tcp;
         let received = connection.on_segment(self.now, &tcp.header, tcp.payload_len as u32, tcp.ecn, BufferToken(!0));
         while let Some(token) = connection.pop_acknowledged() {
             self.free.push(token.0);
@@ -162,11 +192,11 @@ impl Ours {
         let Payload::InOrder { skip, len } = received.payload else { return None };
         let from = tcp.payload_offset + skip as usize;
         self.application.get_mut(..len as usize)?.copy_from_slice(frame.get(from..from + len as usize)?);
-        Some((number, tcp.flow.remote, tcp.flow.remote_port))
+        Some(number)
     }
 
-    fn reply(&mut self, number: usize, remote: IpAddress, port: u16) {
-        let connection = &mut self.connections[number];
+    fn reply(&mut self, number: usize) {
+        let Owned { template, tcp: connection, .. } = &mut *self.connections[number];
         if connection.send_space() >= LENGTH as u32
             && let Some(token) = self.free.pop()
         {
@@ -177,13 +207,10 @@ impl Ours {
             && let Some(transmit) = connection.poll_transmit(self.now)
         {
             let Some(slice) = transmit.payload else { continue };
-            let mut header = transmit.header;
-            (header.source_port, header.destination_port) = (PORT, port);
-            let path = Path::new(OUR_MAC, THEIR_MAC, US.into(), remote);
             let (headroom, payload) = self.buffers[slice.token.0 as usize].split_at_mut(HEADROOM);
-            let checksum = TcpChecksum::Full { payload_sum: checksum_sum(payload) };
-            let headers = prepend_tcp(headroom, &path, &header, transmit.ecn, slice.len as usize, checksum);
-            self.answers += u64::from(black_box(headers).is_ok());
+            let sum = Some(checksum_sum(payload));
+            let headers = template.prepend(headroom, &transmit.header, transmit.ecn, slice.len as usize, sum);
+            self.answers += u64::from(black_box(headers).is_some());
         }
         // The owner's timer.
         black_box(connection.deadline());
@@ -206,8 +233,8 @@ impl Stack for Ours {
         let mut asked = std::mem::take(&mut self.asked);
         asked.extend(frames.iter().filter_map(|frame| self.receive(frame)));
         self.received = frames;
-        for (number, remote, port) in asked.drain(..) {
-            self.reply(number, remote, port);
+        for number in asked.drain(..) {
+            self.reply(number);
         }
         self.asked = asked;
     }

@@ -1,5 +1,6 @@
 //! One connection as the engine has it: TCP below, the phase of its iWARP life above.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use uwarp_iwarp::framing::mulpdu;
@@ -17,9 +18,16 @@ use crate::queue_pair::QueuePair;
 use crate::streaming::Streaming;
 use crate::template::Template;
 
-/// A connection.
+/// A connection. First what is rare, then what each segment touches, then TCP's part: see [`Connection::places`].
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Connection {
+    /// An MPA start-up frame that is still to be handed to TCP.
+    pub(crate) startup_frame: Option<Vec<u8>>,
+    /// Why it ends: the first reason counts.
+    pub(crate) end: Option<DisconnectReason>,
+    /// Octets of an FPDU that has not come whole.
+    pub(crate) gather: Vec<u8>,
     pub(crate) flow: FlowKey,
     /// Its tag in the flow table.
     pub(crate) tag: u32,
@@ -49,20 +57,14 @@ pub(crate) struct Connection {
     pub(crate) confirmed: u32,
     /// Number of the queue pair, once bound.
     pub(crate) queue_pair: Option<u32>,
-    pub(crate) tcp: uwarp_tcp::Connection,
     pub(crate) phase: Phase,
     /// The plain stream that it is, or was before MPA took over.
     pub(crate) stream: Option<Streaming>,
-    /// An MPA start-up frame that is still to be handed to TCP.
-    pub(crate) startup_frame: Option<Vec<u8>>,
     /// TCP is closed once everything up to here was handed to it.
     pub(crate) close_when_sent: bool,
-    /// Octets of an FPDU that has not come whole.
-    pub(crate) gather: Vec<u8>,
     /// The phase's own time limit.
     pub(crate) deadline: Option<Instant>,
-    /// Why it ends: the first reason counts.
-    pub(crate) end: Option<DisconnectReason>,
+    pub(crate) tcp: uwarp_tcp::Connection,
 }
 
 /// Where a connection stands in its iWARP life.
@@ -256,6 +258,12 @@ impl Running {
 }
 
 impl Connection {
+    /// Addresses of what a usual segment touches here, beside TCP's part.
+    #[inline]
+    pub(crate) fn places(&self) -> Range<usize> {
+        std::ptr::from_ref(&self.flow).addr()..std::ptr::from_ref(&self.tcp).addr()
+    }
+
     /// Notes why the connection ends, unless that is known already.
     pub(crate) fn ends_by(&mut self, reason: DisconnectReason) {
         self.end.get_or_insert(reason);

@@ -5,7 +5,7 @@
 //! on that. Here all segments of a burst go those steps together, so that their waits run side by side.
 
 use arrayvec::ArrayVec;
-use uwarp_memory::kernels::{prefetch, prefetch_line};
+use uwarp_memory::kernels::prefetch_range;
 use uwarp_wire::frame::peek_flow;
 
 use crate::core::Core;
@@ -41,13 +41,14 @@ impl<P: Port> Core<P> {
         }
         for index in &indexes {
             if let Some(connection) = self.connections.get(*index) {
-                prefetch(connection);
+                prefetch_range(connection.places());
+                prefetch_range(connection.tcp.places());
                 self.wheel.prefetch(*index);
             }
         }
         for index in indexes {
             if let Some(connection) = self.connections.get(index) {
-                connection.tcp.places().into_iter().for_each(prefetch_line);
+                connection.tcp.queue_places().into_iter().for_each(prefetch_range);
                 if let Some(stream) = &connection.stream {
                     stream.prefetch();
                 }

@@ -31,17 +31,18 @@ struct Saved {
     algorithm: Algorithm,
 }
 
-/// The state of congestion control of one connection.
+/// The state of congestion control of one connection: first what is rare, then what each segment touches.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Controller {
+    saved: Option<Saved>,
+    algorithm: Algorithm,
+    initial: u32,
     window: u32,
     threshold: u32,
     segment: u32,
-    initial: u32,
     /// Octets in flight when something was sent last, and the window then.
     used: (u32, u32),
-    algorithm: Algorithm,
-    saved: Option<Saved>,
 }
 
 /// A bound for the window that no calculation can pass: the largest window that TCP can offer (RFC 7323 §2.3).
@@ -64,6 +65,12 @@ impl Controller {
             },
             saved: None,
         }
+    }
+
+    /// Where that begins which each segment touches.
+    #[inline]
+    pub(crate) fn place(&self) -> usize {
+        core::ptr::from_ref(&self.window).addr()
     }
 
     /// cwnd.

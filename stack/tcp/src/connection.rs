@@ -1,5 +1,7 @@
 //! The connection: its parts, and the plain questions and orders of its owner.
 
+use core::ops::Range;
+
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 use crate::congestion::Controller;
@@ -32,13 +34,18 @@ pub(crate) fn isn_beyond(highest: Position, proposed: SeqNumber) -> SeqNumber {
     if highest.near(proposed) > highest { proposed } else { (highest + ISN_DISTANCE).sequence() }
 }
 
-/// Plain counters of one connection.
+/// Counters of what every segment counts.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct Traffic {
     pub(crate) octets_sent: u64,
-    pub(crate) octets_retransmitted: u64,
     pub(crate) segments_sent: u64,
     pub(crate) segments_received: u64,
+}
+
+/// Counters of what is rare.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) octets_retransmitted: u64,
     pub(crate) segments_retransmitted: u64,
     pub(crate) timeouts: u32,
     pub(crate) tail_loss_probes: u32,
@@ -70,10 +77,32 @@ impl Pending {
 }
 
 /// One TCP connection. See the crate's documentation for how to drive it.
+///
+/// Where there are many connections, a segment costs what it takes to bring its connection near: cache lines. So the order of the
+/// fields counts, here and in the parts: what is rare stands at both ends, what each segment touches in between
+/// ([`Connection::places`]).
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Connection {
+    pub(crate) config: Config,
+    pub(crate) challenges: Challenges,
+    pub(crate) counters: Counters,
+    pub(crate) persist_backoff: u32,
+    pub(crate) peer_mss: u16,
+    pub(crate) path_mss: u16,
+    /// Ends with what is not rare.
+    pub(crate) congestion: Controller,
     pub(crate) phase: Phase,
     pub(crate) pending: Pending,
+    pub(crate) keep_alive_probes: u32,
+    /// [`Config::send_ahead`].
+    send_ahead: u32,
+    /// [`Config::nagle`], which can be changed.
+    pub(crate) nagle: bool,
+    /// [`Config::restart_after_idle`].
+    pub(crate) restart_after_idle: bool,
+    /// The link went down: probe even if keep-alive is off.
+    pub(crate) link_doubtful: bool,
     /// SACK may be sent and received.
     pub(crate) sack: bool,
     /// The owner has closed: the FIN goes behind what was pushed.
@@ -89,30 +118,22 @@ pub struct Connection {
     pub(crate) largest_window: u32,
     /// Payload octets of a data segment.
     pub(crate) segment: u32,
-    pub(crate) peer_mss: u16,
-    pub(crate) path_mss: u16,
     /// SND.WL1 and SND.WL2.
     pub(crate) window_sequence: Position,
     pub(crate) window_acknowledgment: Position,
-    pub(crate) queue: SendQueue,
-    pub(crate) receiver: Receiver,
-    pub(crate) timestamps: TimestampState,
-    pub(crate) rtt: RttEstimator,
-    pub(crate) congestion: Controller,
-    pub(crate) ecn: EcnState,
-    pub(crate) recovery: Recovery,
-    pub(crate) timers: Timers,
+    pub(crate) traffic: Traffic,
     pub(crate) last_received: Instant,
     pub(crate) last_sent: Instant,
     /// Since when the oldest octet waits for its acknowledgment, or the peer's window is shut without a sign of life.
     pub(crate) waiting_since: Instant,
-    pub(crate) persist_backoff: u32,
-    pub(crate) keep_alive_probes: u32,
-    /// The link went down: probe even if keep-alive is off.
-    pub(crate) link_doubtful: bool,
-    pub(crate) challenges: Challenges,
-    pub(crate) counters: Counters,
-    pub(crate) config: Config,
+    pub(crate) timers: Timers,
+    pub(crate) rtt: RttEstimator,
+    pub(crate) timestamps: TimestampState,
+    pub(crate) ecn: EcnState,
+    pub(crate) receiver: Receiver,
+    pub(crate) recovery: Recovery,
+    /// Ends with what is rare.
+    pub(crate) queue: SendQueue,
 }
 
 impl Connection {
@@ -121,6 +142,9 @@ impl Connection {
         let mut connection = Connection {
             phase,
             pending: Pending::default(),
+            send_ahead: config.send_ahead,
+            nagle: config.nagle,
+            restart_after_idle: config.restart_after_idle,
             sack: config.sack,
             closing: false,
             fin_sent: false,
@@ -149,6 +173,7 @@ impl Connection {
             link_doubtful: false,
             challenges: Challenges::new(config, now),
             counters: Counters::default(),
+            traffic: Traffic::default(),
             config: *config,
         };
         connection.measure(true);
@@ -285,7 +310,7 @@ impl Connection {
     /// Switches Nagle's rule (RFC 9293 §3.7.4 asks that an application can). What it held back leaves with the next
     /// [`Connection::poll_transmit`].
     pub fn set_nagle(&mut self, on: bool) {
-        self.config.nagle = on;
+        self.nagle = on;
     }
 
     /// Changes [`Config::fin_wait_2`], for a wait that begins from now on.
@@ -302,7 +327,7 @@ impl Connection {
         }
         let by_peer = self.window_edge().octets_since(self.queue.next());
         let by_congestion = self.congestion.window().saturating_sub(self.in_flight());
-        let wanted = u64::from(by_peer.min(by_congestion)) + u64::from(self.config.send_ahead);
+        let wanted = u64::from(by_peer.min(by_congestion)) + u64::from(self.send_ahead);
         let unsent = self.queue.unsent();
         if unsent == 0 {
             return u32::try_from(wanted).unwrap_or(u32::MAX).max(self.segment);
@@ -397,7 +422,7 @@ impl Connection {
             header.acknowledgment = self.receiver.next().sequence();
             header.options.timestamps = self.timestamps.option(now);
         }
-        self.counters.segments_sent += 1;
+        self.traffic.segments_sent += 1;
         Transmit { header, payload: None, retransmission: false, ecn: 0 }
     }
 
@@ -480,9 +505,15 @@ impl Connection {
         size_of::<Connection>() + self.queue.heap() + self.receiver.reassembly.heap()
     }
 
-    /// Addresses of what an acknowledgment touches outside of the value. For an owner who wants to have them near by then.
+    /// Addresses of what a usual segment touches of the value. For an owner who wants to have it near by then.
     #[inline]
-    pub fn places(&self) -> [usize; 2] {
+    pub fn places(&self) -> Range<usize> {
+        self.congestion.place()..self.queue.rare_place()
+    }
+
+    /// Addresses of what an acknowledgment touches outside of the value: the oldest record, and the oldest segment that was sent.
+    #[inline]
+    pub fn queue_places(&self) -> [Range<usize>; 2] {
         self.queue.places()
     }
 
@@ -511,10 +542,10 @@ impl Connection {
             reordering_seen: self.recovery.reordering_seen(),
             octets_acknowledged: self.octets_acknowledged(),
             octets_received: self.receiver.octets(),
-            octets_sent: self.counters.octets_sent,
+            octets_sent: self.traffic.octets_sent,
             octets_retransmitted: self.counters.octets_retransmitted,
-            segments_sent: self.counters.segments_sent,
-            segments_received: self.counters.segments_received,
+            segments_sent: self.traffic.segments_sent,
+            segments_received: self.traffic.segments_received,
             segments_retransmitted: self.counters.segments_retransmitted,
             timeouts: self.counters.timeouts,
             tail_loss_probes: self.counters.tail_loss_probes,

@@ -76,7 +76,7 @@ impl Connection {
         ecn: u8,
         token: BufferToken,
     ) -> Received {
-        self.counters.segments_received += 1;
+        self.traffic.segments_received += 1;
         if self.ecn.is_plain(ecn)
             && let Some(received) = self.predicted(now, header, payload_len)
         {

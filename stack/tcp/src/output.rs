@@ -97,7 +97,7 @@ impl Connection {
         }
         header.window = self.receiver.offer(flags.contains(TcpFlags::SYN));
         header.options.timestamps = self.timestamps.option(now);
-        self.counters.segments_sent += 1;
+        self.traffic.segments_sent += 1;
         header
     }
 
@@ -124,7 +124,7 @@ impl Connection {
         header.acknowledgment = number;
         header.window = self.receiver.window_from(older);
         header.options.timestamps = self.timestamps.option(now);
-        self.counters.segments_sent += 1;
+        self.traffic.segments_sent += 1;
         Some(Transmit { header, payload: None, retransmission: false, ecn: 0 })
     }
 
@@ -231,7 +231,7 @@ impl Connection {
                 return Fresh::Wait;
             }
             // RFC 9293 §3.7.4: what is left does not fill a segment, and more may come.
-            if self.config.nagle && self.queue.unsent() < u64::from(self.segment) && !self.closing {
+            if self.nagle && self.queue.unsent() < u64::from(self.segment) && !self.closing {
                 return Fresh::Wait;
             }
         }
@@ -245,7 +245,7 @@ impl Connection {
 
     /// RFC 5681 §4.1: after an idle retransmission time-out the window falls back to the initial one.
     fn restart_after_idle(&mut self, now: Instant) {
-        if !self.config.restart_after_idle || !self.queue.segments().is_empty() {
+        if !self.restart_after_idle || !self.queue.segments().is_empty() {
             return;
         }
         let idle = now.nanos_since(self.last_sent);
@@ -317,7 +317,7 @@ impl Connection {
     ) -> Transmit {
         let (marks, ecn) = if len > 0 { self.ecn.data_marks(!retransmission) } else { (TcpFlags::NONE, 0) };
         let header = self.header(now, flags | marks, sequence);
-        self.counters.octets_sent += u64::from(len);
+        self.traffic.octets_sent += u64::from(len);
         self.last_sent = now;
         self.congestion.sent(self.in_flight());
         if self.timers.retransmit == Instant::NEVER {
@@ -367,7 +367,7 @@ impl Connection {
         }
         let slice = self.queue.probe_octet()?;
         let header = self.header(now, TcpFlags::ACK, self.queue.next());
-        self.counters.octets_sent += 1;
+        self.traffic.octets_sent += 1;
         self.receiver.ack_sent(self.sack, false);
         Some(Transmit { header, payload: Some(slice), retransmission: self.persist_backoff > 1, ecn: 0 })
     }
@@ -390,8 +390,8 @@ impl Connection {
     /// The user time-out begins to run, unless it does already.
     fn begin_waiting(&mut self, now: Instant) {
         self.waiting_since = now;
-        if let Some(patience) = self.config.user_timeout
-            && self.timers.user == Instant::NEVER
+        if self.timers.user == Instant::NEVER
+            && let Some(patience) = self.config.user_timeout
         {
             self.timers.user = now.after_nanos(nanos(patience));
         }

@@ -5,11 +5,18 @@
 //! the SYN or the FIN. Octets in flight, selectively acknowledged and held for lost are counted per segment, so the three
 //! sums and the list always agree.
 
+use core::ops::Range;
 use std::collections::VecDeque;
 
 use crate::event::{BufferToken, Slice};
 use crate::instant::Instant;
 use crate::position::Position;
+
+/// An empty list goes back to its first place, so that one which is never long stays within one cache line.
+#[inline]
+fn begin_anew<T>(list: &mut VecDeque<T>) {
+    list.clear();
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
@@ -119,7 +126,9 @@ impl Delivered {
     }
 }
 
+/// First what each segment touches, then what is rare.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct SendQueue {
     records: VecDeque<Record>,
     /// Number of `records[0]`.
@@ -141,10 +150,10 @@ pub(crate) struct SendQueue {
     sacked: u32,
     sacked_segments: u32,
     lost: u32,
-    /// No segment before this position is lost.
-    lost_from: Position,
     /// The highest end of a delivered segment (RFC 8985, RACK.fack).
     forward: Position,
+    /// No segment before this position is lost.
+    lost_from: Position,
     /// Blocks that were taken into the scoreboard lately: every segment inside is marked.
     blocks: [(Position, Position); 4],
 }
@@ -301,6 +310,9 @@ impl SendQueue {
             self.unsent_record = self.unsent_record.wrapping_add(1);
         }
         self.first_record = self.first_record.wrapping_add(1);
+        if self.records.is_empty() {
+            begin_anew(&mut self.records);
+        }
         Some(record.token)
     }
 
@@ -340,8 +352,16 @@ impl SendQueue {
 
     /// Addresses of the oldest record and of the oldest segment.
     #[inline]
-    pub(crate) fn places(&self) -> [usize; 2] {
-        [self.records.as_slices().0.as_ptr().addr(), self.segments.as_slices().0.as_ptr().addr()]
+    pub(crate) fn places(&self) -> [Range<usize>; 2] {
+        let records = self.records.as_slices().0.as_ptr().addr();
+        let segments = self.segments.as_slices().0.as_ptr().addr();
+        [records..records + size_of::<Record>(), segments..segments + size_of::<Segment>()]
+    }
+
+    /// Where that begins which is rare.
+    #[inline]
+    pub(crate) fn rare_place(&self) -> usize {
+        core::ptr::from_ref(&self.blocks).addr()
     }
 
     #[inline]
@@ -553,6 +573,9 @@ impl SendQueue {
             } else {
                 break;
             }
+        }
+        if self.segments.is_empty() {
+            begin_anew(&mut self.segments);
         }
         delivered.advanced = position.octets_since(self.unacknowledged);
         self.unacknowledged = position;

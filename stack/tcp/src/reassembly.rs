@@ -32,9 +32,15 @@ pub(crate) enum Offered {
     OverBudget,
 }
 
-/// Held payloads in the order of the sequence space, without overlaps, and the runs that they make.
+/// Held payloads in the order of the sequence space, without overlaps, and the runs that they make. Nothing but a pointer, until
+/// something comes out of order.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
+    lists: Option<Box<Lists>>,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
     held: VecDeque<Held>,
     /// The most recently changed run first (RFC 2018 §4).
     runs: Vec<Run>,
@@ -46,47 +52,54 @@ impl Reassembly {
     /// Whether nothing is held.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.lists.as_ref().is_none_or(|lists| lists.held.is_empty())
     }
 
     /// Whether the owner has every buffer back.
     pub(crate) fn is_drained(&self) -> bool {
-        self.held.is_empty() && self.discarded.is_empty()
+        self.lists.as_ref().is_none_or(|lists| lists.held.is_empty() && lists.discarded.is_empty())
     }
 
     /// Buffers held.
     pub(crate) fn len(&self) -> usize {
-        self.held.len()
+        self.lists.as_ref().map_or(0, |lists| lists.held.len())
     }
 
     /// The runs, the most recently changed first.
+    #[inline]
     pub(crate) fn runs(&self) -> &[Run] {
-        &self.runs
+        self.lists.as_ref().map_or(&[], |lists| &lists.runs)
     }
 
     /// A buffer that is not needed any more.
     #[inline]
     pub(crate) fn pop_discarded(&mut self) -> Option<BufferToken> {
-        self.discarded.pop()
+        self.lists.as_mut()?.discarded.pop()
     }
 
     /// Octets of heap in use.
     pub(crate) fn heap(&self) -> usize {
-        self.held.capacity() * size_of::<Held>()
-            + self.runs.capacity() * size_of::<Run>()
-            + self.discarded.capacity() * size_of::<BufferToken>()
+        self.lists.as_ref().map_or(0, |lists| size_of::<Lists>() + lists.heap())
     }
 
+    /// Gives memory back.
     pub(crate) fn shrink(&mut self) {
-        self.held.shrink_to(0);
-        self.runs.shrink_to(0);
-        self.discarded.shrink_to(0);
+        if self.is_drained() {
+            self.lists = None;
+        }
+        if let Some(lists) = &mut self.lists {
+            lists.held.shrink_to(0);
+            lists.runs.shrink_to(0);
+            lists.discarded.shrink_to(0);
+        }
     }
 
     /// Gives everything up.
     pub(crate) fn clear(&mut self) {
-        self.discarded.extend(self.held.drain(..).map(|held| held.token));
-        self.runs.clear();
+        if let Some(lists) = &mut self.lists {
+            lists.discarded.extend(lists.held.drain(..).map(|held| held.token));
+            lists.runs.clear();
+        }
     }
 
     /// Offers the payload `start .. end`, of which `skip` octets before `start` are not wanted; at most `budget` buffers
@@ -99,6 +112,57 @@ impl Reassembly {
         token: BufferToken,
         budget: u32,
     ) -> Offered {
+        self.lists.get_or_insert_default().offer(start, end, skip, token, budget)
+    }
+
+    /// The stream ends at `position`: whatever claims to be behind it is given up.
+    pub(crate) fn end_at(&mut self, position: Position) {
+        if let Some(lists) = &mut self.lists {
+            lists.end_at(position);
+        }
+    }
+
+    /// Data up to `next` is handed out from elsewhere: drops what was received twice.
+    pub(crate) fn drop_before(&mut self, next: Position) {
+        if let Some(lists) = &mut self.lists {
+            lists.drop_before(next);
+        }
+    }
+
+    /// How far the stream reaches without a gap if it reaches to `next` without what is held.
+    pub(crate) fn reach(&mut self, next: Position) -> Position {
+        self.lists.as_mut().map_or(next, |lists| lists.reach(next))
+    }
+
+    /// Whether something before `next` waits to be taken.
+    #[inline]
+    pub(crate) fn has_deliverable(&self, next: Position) -> bool {
+        self.lists.as_ref().is_some_and(|lists| lists.has_deliverable(next))
+    }
+
+    /// The first held payload, if it lies before `next`, which is where the stream without gaps ends.
+    #[inline]
+    pub(crate) fn take(&mut self, next: Position) -> Option<HeldPayload> {
+        self.lists.as_mut()?.take(next)
+    }
+
+    /// Panics if the lists do not agree. For tests.
+    #[cfg(any(test, debug_assertions))]
+    pub(crate) fn check(&self, next: Position) {
+        if let Some(lists) = &self.lists {
+            lists.check(next);
+        }
+    }
+}
+
+impl Lists {
+    fn heap(&self) -> usize {
+        self.held.capacity() * size_of::<Held>()
+            + self.runs.capacity() * size_of::<Run>()
+            + self.discarded.capacity() * size_of::<BufferToken>()
+    }
+
+    fn offer(&mut self, start: Position, end: Position, skip: u32, token: BufferToken, budget: u32) -> Offered {
         let mut new = Held { start, end, skip, token };
         // Nearly always the new payload is the last one.
         let mut at = self.held.partition_point(|held| held.start <= new.start);
@@ -167,8 +231,7 @@ impl Reassembly {
         self.runs.insert(0, joined);
     }
 
-    /// The stream ends at `position`: whatever claims to be behind it is given up.
-    pub(crate) fn end_at(&mut self, position: Position) {
+    fn end_at(&mut self, position: Position) {
         while let Some(back) = self.held.back_mut()
             && back.end > position
         {
@@ -190,8 +253,7 @@ impl Reassembly {
         self.runs.retain(|run| run.start < run.end);
     }
 
-    /// Data up to `next` is handed out from elsewhere: drops what was received twice.
-    pub(crate) fn drop_before(&mut self, next: Position) {
+    fn drop_before(&mut self, next: Position) {
         while let Some(front) = self.held.front()
             && front.end <= next
         {
@@ -206,23 +268,19 @@ impl Reassembly {
         }
     }
 
-    /// How far the stream reaches without a gap if it reaches to `next` without what is held.
-    pub(crate) fn reach(&mut self, next: Position) -> Position {
+    fn reach(&mut self, next: Position) -> Position {
         // Runs are apart from each other, so only one can touch.
         let reached = self.runs.iter().find(|run| run.start <= next && run.end > next).map_or(next, |run| run.end);
         self.runs.retain(|run| run.end > reached);
         reached
     }
 
-    /// Whether something before `next` waits to be taken.
-    #[inline]
-    pub(crate) fn has_deliverable(&self, next: Position) -> bool {
+    fn has_deliverable(&self, next: Position) -> bool {
         self.held.front().is_some_and(|front| front.end <= next)
     }
 
-    /// The first held payload, if it lies before `next`, which is where the stream without gaps ends.
     #[inline]
-    pub(crate) fn take(&mut self, next: Position) -> Option<HeldPayload> {
+    fn take(&mut self, next: Position) -> Option<HeldPayload> {
         let front = self.held.front()?;
         if front.end > next {
             return None;
@@ -232,9 +290,8 @@ impl Reassembly {
         Some(taken)
     }
 
-    /// Panics if the lists do not agree. For tests.
     #[cfg(any(test, debug_assertions))]
-    pub(crate) fn check(&self, next: Position) {
+    fn check(&self, next: Position) {
         let mut at = None;
         for held in &self.held {
             assert!(held.start < held.end);

@@ -44,7 +44,6 @@ pub(crate) struct Receiver {
     pub(crate) ack_at: Instant,
     /// RCV.NXT in the last segment sent (Last.ACK.sent of RFC 7323 §4.3).
     last_ack_sent: Position,
-    octets: u64,
     most: u32,
     ack_every: u32,
     ack_delay: u64,
@@ -72,7 +71,6 @@ impl Receiver {
             quick: 0,
             ack_at: Instant::NEVER,
             last_ack_sent: initial + 1,
-            octets: 0,
             most,
             ack_every: config.ack_every.max(1),
             ack_delay: nanos(config.delayed_ack),
@@ -121,7 +119,8 @@ impl Receiver {
 
     /// Stream octets received in order.
     pub(crate) fn octets(&self) -> u64 {
-        self.octets
+        // The SYN and the FIN take a number each.
+        self.next.since(self.initial + 1) - u64::from(self.finished())
     }
 
     /// Whether nothing is held and nothing is to be reported: the fast path is open.
@@ -256,18 +255,15 @@ impl Receiver {
         }
         // RFC 5681 §4.2: a segment that fills a gap is acknowledged at once.
         self.ack_now = true;
-        let before = self.next;
         if self.reassembly.has_deliverable(self.next) {
             // The owner has not taken what came before: keep the order.
             self.reassembly.offer(self.next, end, skip, token, u32::MAX);
             self.next = self.reassembly.reach(self.next);
-            self.octets += self.next.since(before);
             return (Payload::Held, None);
         }
         let len = end.octets_since(self.next);
         self.reassembly.drop_before(end);
         self.next = self.reassembly.reach(end);
-        self.octets += self.next.since(before);
         (Payload::InOrder { skip, len }, None)
     }
 
@@ -275,7 +271,6 @@ impl Receiver {
     #[inline]
     pub(crate) fn advance_in_order(&mut self, now: Instant, len: u32) {
         self.next = self.next + len;
-        self.octets += u64::from(len);
         self.unacknowledged += 1;
         if self.unacknowledged >= self.ack_every || self.quick > 0 {
             self.quick = self.quick.saturating_sub(1);

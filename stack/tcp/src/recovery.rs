@@ -120,9 +120,10 @@ struct Undo {
     fast: bool,
 }
 
+/// First what each segment touches, then what is rare.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Recovery {
-    pub(crate) mode: Mode,
     /// RACK.xmit_ts and RACK.end_seq of the segment sent last among the delivered ones.
     sent_at: Instant,
     end: Position,
@@ -141,6 +142,7 @@ pub(crate) struct Recovery {
     /// The next retransmission leaves whatever the congestion window says.
     pub(crate) force: bool,
     pub(crate) doubt: Doubt,
+    pub(crate) mode: Mode,
     undo: Option<Undo>,
 }
 

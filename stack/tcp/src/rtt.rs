@@ -20,6 +20,8 @@ pub(crate) struct RttEstimator {
     sampled: bool,
     /// Expiries of the timer since the last valid sample (RFC 6298 §5.5).
     backoff: u32,
+    /// RTO without back-off, worked out when one of its parts changes: it is asked for several times a segment.
+    base: u64,
     /// Smallest sample of the current and of the previous window.
     minimum: [u64; 2],
     window_start: Instant,
@@ -33,15 +35,17 @@ pub(crate) struct RttEstimator {
 impl RttEstimator {
     pub(crate) fn new(config: &Config) -> RttEstimator {
         let ceiling = nanos(config.rto_max).max(1);
+        let initial = nanos(config.rto_initial).clamp(1, ceiling);
         RttEstimator {
             smoothed: 0,
             variation: 0,
+            base: initial,
             sampled: false,
             backoff: 0,
             minimum: [u64::MAX; 2],
             window_start: Instant::ZERO,
             peer_ack_delay: nanos(config.peer_ack_delay),
-            initial: nanos(config.rto_initial).clamp(1, ceiling),
+            initial,
             floor: nanos(config.rto_min).clamp(1, ceiling),
             ceiling,
         }
@@ -59,12 +63,24 @@ impl RttEstimator {
             self.sampled = true;
             self.smoothed = sample;
             self.variation = sample / 2;
+            self.base = self.estimate();
             return;
         }
         let spread = (segments / 2).max(1).ilog2().min(8);
         let deviation = self.smoothed.abs_diff(sample);
         self.variation = self.variation - (self.variation >> (2 + spread)) + (deviation >> (2 + spread));
         self.smoothed = self.smoothed - (self.smoothed >> (3 + spread)) + (sample >> (3 + spread));
+        self.base = self.estimate();
+    }
+
+    /// RTO without back-off (RFC 6298 §2.3 to §2.5).
+    #[inline]
+    fn estimate(&self) -> u64 {
+        if !self.sampled {
+            return self.initial;
+        }
+        let estimate = self.smoothed + (4 * self.variation).max(GRANULARITY);
+        estimate.max(self.smoothed + self.peer_ack_delay).clamp(self.floor, self.ceiling)
     }
 
     #[inline]
@@ -92,17 +108,11 @@ impl RttEstimator {
     /// RTO, back-off included.
     #[inline]
     pub(crate) fn timeout(&self) -> u64 {
-        let base = if self.sampled {
-            let estimate = self.smoothed + (4 * self.variation).max(GRANULARITY);
-            estimate.max(self.smoothed + self.peer_ack_delay).clamp(self.floor, self.ceiling)
-        } else {
-            self.initial
-        };
-        if self.backoff == 0 { base } else { self.back_off(base) }
+        if self.backoff == 0 { self.base } else { self.back_off() }
     }
 
-    fn back_off(&self, base: u64) -> u64 {
-        base.checked_shl(self.backoff.min(32)).map_or(self.ceiling, |time| time.clamp(base, self.ceiling))
+    fn back_off(&self) -> u64 {
+        self.base.checked_shl(self.backoff.min(32)).map_or(self.ceiling, |time| time.clamp(self.base, self.ceiling))
     }
 
     /// The time until a tail loss probe (RFC 8985 §7.2).
@@ -134,12 +144,14 @@ impl RttEstimator {
     pub(crate) fn syn_was_lost(&mut self) {
         self.backoff = 0;
         self.initial = self.initial.max(3_000_000_000.min(self.initial.saturating_mul(3))).min(self.ceiling);
+        self.base = self.estimate();
     }
 
     /// A probe turned out to have been needless: the peer delays its acknowledgments for longer.
     pub(crate) fn peer_delays_longer(&mut self) {
         // No stack in use delays longer than 60 ms without being told to, and RFC 9293 allows 500 ms.
         self.peer_ack_delay = (self.peer_ack_delay * 2).clamp(1_000_000, 60_000_000);
+        self.base = self.estimate();
     }
 
     /// Consecutive expiries.

@@ -149,16 +149,16 @@ fn the_longest_wait_makes_room_whatever_completes_in_between() {
     for id in 0..3000u32 {
         if random.u8(..) < 80 && !waiting.is_empty() {
             let done = waiting.remove(random.usize(..waiting.len()));
-            let taken = give(&mut table, at(u64::from(id)), done % 2 == 0, done, 320, false, &[2; 8]);
+            let taken = give(&mut table, at(u64::from(id)), done.is_multiple_of(2), done, 320, false, &[2; 8]);
             assert!(matches!(taken, Taken::Whole(_)), "{done}: {taken:?}");
         }
         // A first fragment of any size; the time limit is far longer than the budget's reach.
         let length = random.usize(1..=40) * 8;
-        let taken = give(&mut table, at(u64::from(id)), id % 2 == 0, id, 320 - length, true, &vec![1; length]);
+        let taken = give(&mut table, at(u64::from(id)), id.is_multiple_of(2), id, 320 - length, true, &vec![1; length]);
         assert!(matches!(taken, Taken::Waiting), "{id}: {taken:?}");
         waiting.push(id);
         if length < 320 {
-            give(&mut table, at(u64::from(id)), id % 2 == 0, id, 0, true, &vec![1; 320 - length]);
+            give(&mut table, at(u64::from(id)), id.is_multiple_of(2), id, 0, true, &vec![1; 320 - length]);
         }
         let gone = waiting.len() - table.ages.len();
         waiting.drain(..gone);

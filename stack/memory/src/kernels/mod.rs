@@ -12,6 +12,7 @@ mod x86;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+use std::ops::Range;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -134,8 +135,14 @@ const LINE: usize = 64;
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     let start = std::ptr::from_ref(value).cast::<u8>().addr();
+    prefetch_range(start..start + size_of_val(value));
+}
+
+/// The same for a range of addresses, whatever is there.
+#[inline(always)]
+pub fn prefetch_range(addresses: Range<usize>) {
     // From the start of a line on, so that the last one is not left out.
-    for address in (start - start % LINE..start + size_of_val(value)).step_by(LINE) {
+    for address in (addresses.start - addresses.start % LINE..addresses.end).step_by(LINE) {
         prefetch_line(address);
     }
 }

@@ -198,6 +198,9 @@ fn a_prefetch_may_be_of_anything_and_changes_nothing() {
     prefetch(&octets[3..]);
     prefetch(&octets[..0]);
     prefetch(&());
+    let at = octets.as_ptr().addr();
+    prefetch_range(at..at + 200);
+    prefetch_range(at..at);
     for address in [0, 1, usize::MAX] {
         prefetch_line(address);
     }
