@@ -1,0 +1,119 @@
+//! The target's side without I/O: who may write, and what a file holds.
+
+use crate::layout::{Geometry, Identity, PAGE, START, Table, WORDS};
+use crate::message::ToTarget;
+use crate::record::{Found, Record, Tail};
+
+/// What a target answers to a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The writer is let in, once this identity is in the file and the connections of all other writers are over.
+    Admit(Identity),
+    /// It is not, for this reason.
+    Refuse(String),
+}
+
+/// Judges a claim by what the target knows. Anything but a claim is refused.
+pub fn judge(identity: &Identity, claim: &ToTarget) -> Verdict {
+    let ToTarget::Claim { epoch, established, log, replicas } = *claim else {
+        return Verdict::Refuse("this is no claim".to_owned());
+    };
+    let refuse = |reason: String| Verdict::Refuse(reason);
+    if identity.log != 0 && identity.log != log {
+        return refuse(format!("this is a copy of log {:016x}, and not of {log:016x}", identity.log));
+    }
+    if identity.log != 0 && identity.replicas != replicas {
+        return refuse(format!("this log has {} targets, and not {replicas}: name them all", identity.replicas));
+    }
+    // An equal epoch was asked for by another writer, which most targets cannot have let in if they let in this one.
+    let later = epoch > identity.epoch || established && epoch == identity.epoch;
+    if !later {
+        return refuse(format!("a later writer was here (epoch {}, and this one has {epoch})", identity.epoch));
+    }
+    Verdict::Admit(Identity { epoch, ..*identity })
+}
+
+/// What [`walk`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// The words and the table.
+    pub table: Table,
+    /// Where the valid records end.
+    pub tail: Tail,
+    /// Whether there is a record where the head says: a log without one has lost something.
+    pub has_head: bool,
+}
+
+/// Goes through the records of a region from its start on. `read` fills octets from an offset of the region.
+///
+/// # Errors
+/// What `read` says, and a table that cannot be read.
+pub fn walk<Error: From<String>>(
+    geometry: &Geometry,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Error>,
+    mut each: impl FnMut(u64, &Record<'_>) -> Result<(), Error>,
+) -> Result<Walk, Error> {
+    let (begin, length) = geometry.table();
+    let mut octets = vec![0; (WORDS + length) as usize];
+    let (words, entries) = octets.split_at_mut(WORDS as usize);
+    read(START, words)?;
+    read(begin, entries)?;
+    let table = Table::parse(geometry, &octets).map_err(Error::from)?;
+    let mut tail = Tail { position: table.start, ..Tail::default() };
+    // A log that is empty has its head where it starts.
+    let mut has_head = table.head <= table.start;
+    let mut room = Vec::new();
+    let mut needs = crate::record::HEADER;
+    while let Some(pieces) = table.pieces(geometry, tail.position, needs as u64) {
+        room.resize(needs, 0);
+        let mut rest = &mut room[..];
+        for (offset, length) in pieces {
+            let (part, behind) = rest.split_at_mut(length as usize);
+            read(offset, part)?;
+            rest = behind;
+        }
+        match tail.find(&room) {
+            Found::Needs(more) => needs = more,
+            Found::End => break,
+            Found::Record(record) => {
+                has_head |= tail.position == table.head;
+                each(tail.position, &record)?;
+                tail = record.tail;
+                needs = crate::record::HEADER;
+            }
+        }
+    }
+    Ok(Walk { table, tail, has_head })
+}
+
+/// The octets of a new file's first page.
+pub fn first_page(identity: Identity) -> Vec<u8> {
+    let mut page = identity.to_octets().to_vec();
+    page.resize(PAGE as usize, 0);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDENTITY: Identity =
+        Identity { geometry: Geometry { segment: 4096, entries: 4, slots: 4 }, log: 7, replicas: 3, epoch: 5 };
+
+    fn claim(epoch: u64, established: bool, log: u64, replicas: u32) -> Verdict {
+        judge(&IDENTITY, &ToTarget::Claim { epoch, established, log, replicas })
+    }
+
+    #[test]
+    fn only_a_later_writer_of_the_same_log_is_let_in() {
+        assert_eq!(claim(6, false, 7, 3), Verdict::Admit(Identity { epoch: 6, ..IDENTITY }));
+        assert_eq!(claim(5, true, 7, 3), Verdict::Admit(IDENTITY));
+        for refused in [claim(5, false, 7, 3), claim(4, true, 7, 3), claim(6, false, 8, 3), claim(6, true, 7, 1)] {
+            assert!(matches!(refused, Verdict::Refuse(_)), "{refused:?}");
+        }
+        assert!(matches!(judge(&IDENTITY, &ToTarget::Hello { renew: false }), Verdict::Refuse(_)));
+        let blank = Identity::new(IDENTITY.geometry);
+        let admitted = judge(&blank, &ToTarget::Claim { epoch: 1, established: false, log: 9, replicas: 1 });
+        assert_eq!(admitted, Verdict::Admit(Identity { epoch: 1, ..blank }), "a copy it is only when it has joined");
+    }
+}

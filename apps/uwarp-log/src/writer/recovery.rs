@@ -1,0 +1,346 @@
+//! From nothing to a log that is open, and targets that were away.
+
+use super::peer::{Behind, Op, Scan, Stage};
+use super::{Action, CHUNK, COMMIT_REGIONS, Over, Phase, Writer, alike};
+use crate::layout::{Geometry, PAGE, START, Table, WORDS};
+use crate::message::ToTarget;
+use crate::record::{Found, Kind, Tail};
+
+impl Writer {
+    /// Most targets are not what they were while the log was chosen: everything again, with a later epoch. What was put
+    /// under this one may be at some target, and must not be mixed with what comes.
+    pub(super) fn begin_again(&mut self) {
+        self.phase = Phase::Gathering;
+        for peer in &mut self.peers {
+            if peer.is_claimed() || matches!(peer.stage, Stage::Claiming) {
+                peer.epoch = peer.epoch.max(self.epoch);
+                peer.stage = Stage::Waiting;
+                // What is on its way comes before anything that is read from now on.
+                peer.flight.iter_mut().for_each(|op| *op = Op::Stale);
+                (peer.under_way, peer.head_posted) = (0, false);
+            }
+            peer.durable = None;
+        }
+        self.pending.clear();
+        self.cache.clear();
+    }
+
+    pub(super) fn welcome(&mut self, target: usize, log: u64, epoch: u64, geometry: Geometry) {
+        let problem = geometry.check().err().or_else(|| {
+            let other = self.peers.iter().filter_map(|peer| peer.geometry).find(|other| !alike(other, &geometry));
+            other.map(|other| {
+                format!("its segments have {} octets, those of others {}", geometry.segment, other.segment)
+            })
+        });
+        let peer = &mut self.peers[target];
+        if let Some(problem) = problem {
+            peer.problem = Some(problem);
+            peer.stage = Stage::Useless;
+            return;
+        }
+        peer.geometry = Some(geometry);
+        (peer.log, peer.epoch) = (log, epoch);
+        peer.stage = Stage::Waiting;
+        match self.phase {
+            Phase::Gathering => {}
+            Phase::Choosing if epoch >= self.epoch => self.begin_again(),
+            Phase::Choosing => self.claim(target, false),
+            Phase::Opening { .. } | Phase::Open if epoch > self.epoch => self.over = Some(Over::Superseded { epoch }),
+            Phase::Opening { .. } | Phase::Open => self.claim(target, true),
+        }
+    }
+
+    /// Begins when the targets that are here decide what was acknowledged: most of those that have the log, or all. A
+    /// target without any log may have lost it.
+    pub(super) fn claim_if_enough(&mut self) {
+        let waiting = self.peers.iter().filter(|peer| matches!(peer.stage, Stage::Waiting));
+        let logs: Vec<u64> = waiting.clone().map(|peer| peer.log).filter(|log| *log != 0).collect();
+        if logs.len() < self.quorum() && waiting.clone().count() < self.options.targets {
+            return;
+        }
+        if let Some(other) = logs.iter().find(|log| **log != logs[0]) {
+            self.over = Some(Over::DifferentLogs(logs[0], *other));
+            return;
+        }
+        self.epoch = waiting.map(|peer| peer.epoch).max().unwrap_or(0).max(self.epoch) + 1;
+        self.log = logs.first().copied().unwrap_or(self.options.new_log);
+        self.phase = Phase::Choosing;
+        for target in 0..self.peers.len() {
+            if matches!(self.peers[target].stage, Stage::Waiting) {
+                self.claim(target, false);
+            }
+        }
+    }
+
+    fn claim(&mut self, target: usize, established: bool) {
+        let replicas = self.options.targets as u32;
+        let claim = ToTarget::Claim { epoch: self.epoch, established, log: self.log, replicas };
+        self.peers[target].stage = Stage::Claiming;
+        self.actions.push_back((target, Action::Send(claim)));
+    }
+
+    pub(super) fn claimed(&mut self, target: usize, epoch: u64, geometry: Geometry) {
+        let peer = &mut self.peers[target];
+        // An answer to a claim with an epoch that was given up is followed by another.
+        if !matches!(peer.stage, Stage::Claiming) || epoch != self.epoch {
+            return;
+        }
+        peer.geometry = Some(geometry);
+        peer.stage = Stage::Reading;
+        let (begin, length) = geometry.table();
+        let mut pieces = vec![(START, WORDS)];
+        pieces.extend((0..length).step_by(CHUNK as usize).map(|at| (begin + at, CHUNK.min(length - at))));
+        peer.flight.push_back(Op::Table);
+        self.actions.push_back((target, Action::Read(pieces)));
+    }
+
+    pub(super) fn refused(&mut self, target: usize, reason: String, epoch: u64) {
+        if !matches!(self.peers[target].stage, Stage::Claiming) {
+            return;
+        }
+        if epoch < self.epoch {
+            self.over = Some(Over::Refused { target, reason });
+        } else if self.phase == Phase::Choosing {
+            self.peers[target].epoch = epoch;
+            self.peers[target].stage = Stage::Waiting;
+            self.begin_again();
+        } else {
+            self.over = Some(Over::Superseded { epoch });
+        }
+    }
+
+    pub(super) fn table_read(&mut self, target: usize, octets: &[u8]) {
+        let peer = &mut self.peers[target];
+        let Some(geometry) = peer.geometry else { return };
+        match Table::parse(&geometry, octets) {
+            Ok(table) => {
+                let from = table.scan_from();
+                peer.learn(table);
+                let tail = Tail { position: from, ..Tail::default() };
+                peer.stage = Stage::Scanning(Box::new(Scan { from, tail, octets: Vec::new() }));
+                self.scan_on(target);
+            }
+            Err(problem) => self.failed(target, &problem),
+        }
+    }
+
+    /// Reads the next part of a copy, up to the end of a segment; or the copy has ended.
+    fn scan_on(&mut self, target: usize) {
+        let peer = &mut self.peers[target];
+        let (Stage::Scanning(scan), Some(geometry)) = (&peer.stage, peer.geometry) else { return };
+        let at = scan.tail.position + scan.octets.len() as u64;
+        let segment = u64::from(geometry.segment);
+        let length = (segment - at % segment).min(CHUNK);
+        let place = |number| peer.segments.get(&number).map(|place| place.0);
+        match geometry.pieces(at, length, place) {
+            Some(pieces) => {
+                peer.flight.push_back(Op::Scan);
+                self.actions.push_back((target, Action::Read(pieces)));
+            }
+            None => self.scanned(target),
+        }
+    }
+
+    pub(super) fn scan_read(&mut self, target: usize, octets: &[u8]) {
+        let peer = &mut self.peers[target];
+        let Stage::Scanning(scan) = &mut peer.stage else { return };
+        scan.octets.extend_from_slice(octets);
+        let mut used = 0;
+        let more = loop {
+            match scan.tail.find(&scan.octets[used..]) {
+                Found::Needs(_) => break true,
+                Found::End => break false,
+                Found::Record(record) => {
+                    used += (record.tail.position - scan.tail.position) as usize;
+                    scan.tail = record.tail;
+                }
+            }
+        };
+        scan.octets.drain(..used);
+        if more {
+            self.scan_on(target);
+        } else {
+            self.scanned(target);
+        }
+    }
+
+    fn scanned(&mut self, target: usize) {
+        let peer = &mut self.peers[target];
+        let Stage::Scanning(scan) = &peer.stage else { return };
+        let (from, tail) = (scan.from, scan.tail);
+        let nothing = tail.position == from;
+        if nothing && peer.head > peer.start || peer.durable.is_some_and(|durable| tail.position < durable) {
+            peer.problem = Some("it has lost what it had committed: give it an empty file".to_owned());
+            peer.stage = Stage::Useless;
+            peer.durable = None;
+            if matches!(self.phase, Phase::Choosing) {
+                self.begin_again();
+            }
+            return;
+        }
+        peer.stage = Stage::Scanned(tail);
+        if matches!(self.phase, Phase::Opening { .. } | Phase::Open) {
+            self.bring_up(target, tail);
+        }
+    }
+
+    /// Chooses the log when those that decide have been read.
+    pub(super) fn choose_if_enough(&mut self) {
+        let scanned = self.peers.iter().enumerate().filter_map(|(target, peer)| match &peer.stage {
+            Stage::Scanned(tail) => Some((target, *tail, peer)),
+            _ => None,
+        });
+        let knowing = scanned.clone().filter(|(.., peer)| peer.log != 0).count();
+        if knowing < self.quorum() && scanned.clone().count() < self.options.targets {
+            return;
+        }
+        let start = scanned.clone().map(|(.., peer)| peer.start).max().unwrap_or(0);
+        let Some((source, tail, _)) = scanned.max_by_key(|(_, tail, _)| (tail.epoch, tail.position)) else { return };
+        (self.start, self.tail) = (start, tail);
+        (self.acked, self.acked_begin, self.acked_sequence) = (start, start, 0);
+        (self.cached_from, self.acked) = (tail.position, tail.position);
+        self.cache.clear();
+        self.firsts = self.peers[source].segments.iter().map(|(number, (_, entry))| (*number, entry.first)).collect();
+        self.settle(source);
+        self.put(Kind::Mark, &[]);
+        self.phase = Phase::Opening { source, mark: self.tail.position };
+        for target in 0..self.peers.len() {
+            if let Stage::Scanned(tail) = self.peers[target].stage {
+                self.bring_up(target, tail);
+            }
+        }
+    }
+
+    /// Has the chosen copy committed: what was read is what its memory has, and its store may lack.
+    fn settle(&mut self, source: usize) {
+        let peer = &mut self.peers[source];
+        peer.settle_slots(self.tail.position);
+        let Some(geometry) = peer.geometry else { return };
+        peer.stage = Stage::Settling { end: self.tail.position };
+        let from = peer.head.max(peer.start);
+        let place = |number| peer.segments.get(&number).map(|place| place.0);
+        let mut pieces = vec![(0, PAGE + geometry.table().1)];
+        pieces.extend(geometry.pieces(from, self.tail.position - from, place).unwrap_or_default());
+        let parts: Vec<_> = pieces.chunks(COMMIT_REGIONS).collect();
+        for (number, part) in parts.iter().enumerate() {
+            peer.flight.push_back(Op::Settle { last: number + 1 == parts.len() });
+            self.actions.push_back((source, Action::Commit(part.to_vec())));
+        }
+    }
+
+    pub(super) fn settled(&mut self, target: usize) {
+        let peer = &mut self.peers[target];
+        let Stage::Settling { end } = peer.stage else { return };
+        peer.durable = Some(end);
+        peer.stage = Stage::Behind(Behind { at: end, busy: false });
+    }
+
+    /// Begins to give a target what it lacks. Up to its head its copy is the log's; if it was brought up by this writer
+    /// before, as far as it had come.
+    fn bring_up(&mut self, target: usize, tail: Tail) {
+        let peer = &mut self.peers[target];
+        // A copy that ends before the log starts is of no use any more.
+        let at = if tail.position < self.start {
+            peer.segments.clear();
+            self.start
+        } else {
+            peer.durable.unwrap_or(0).max(peer.head).max(self.start).min(tail.position)
+        };
+        // What its copy has behind that is written over where it lies: some of it may be acknowledged.
+        peer.settle_slots(tail.position);
+        peer.durable = Some(at);
+        peer.problem = None;
+        if let Some(geometry) = peer.geometry {
+            // The writer before may have written entries that it did not commit, and which are relied on now.
+            peer.flight.push_back(Op::Settle { last: false });
+            self.actions.push_back((target, Action::Commit(vec![(0, PAGE + geometry.table().1)])));
+        }
+        peer.stage = Stage::Behind(Behind { at, busy: false });
+    }
+
+    /// Goes on with a target that lacks something.
+    pub(super) fn advance(&mut self, target: usize) {
+        let peer = &mut self.peers[target];
+        match peer.stage {
+            Stage::Draining { shrink: false } if peer.flight.is_empty() => {
+                let at = peer.durable.unwrap_or(self.start);
+                peer.stage = Stage::Behind(Behind { at, busy: false });
+            }
+            Stage::Behind(_) => {}
+            _ => return,
+        }
+        let peer = &self.peers[target];
+        let Stage::Behind(Behind { at, busy: false }) = peer.stage else { return };
+        if peer.start < self.start {
+            // First, since the slots of what is before it are needed.
+            if !peer.flight.iter().any(|op| matches!(op, Op::Start(_))) {
+                self.write_start(target);
+            }
+            return;
+        }
+        let (log, replicas) = (self.log, self.options.targets as u32);
+        let peer = &mut self.peers[target];
+        // What is between was dropped meanwhile.
+        let at = at.max(self.start);
+        peer.durable = peer.durable.max(Some(at));
+        if at >= self.tail.position {
+            peer.stage = Stage::Live;
+            if peer.log == 0 {
+                peer.log = log;
+                self.actions.push_back((target, Action::Send(ToTarget::Joined { log, replicas })));
+            }
+            return;
+        }
+        let length = CHUNK.min(self.tail.position - at);
+        if !peer.has_room(at, length) {
+            peer.problem = Some("there is no room for what the log keeps".to_owned());
+            if self.phase == Phase::Open && self.options.overwrite {
+                self.drop_oldest();
+            }
+            return;
+        }
+        if at >= self.cached_from {
+            let from = (at - self.cached_from) as usize;
+            let octets = self.cache[from..from + length as usize].to_vec();
+            self.copy(target, at, &octets);
+            return;
+        }
+        let length = length.min(self.cached_from - at);
+        let incarnation = peer.incarnation;
+        for source in 0..self.peers.len() {
+            let peer = &mut self.peers[source];
+            let (Stage::Live | Stage::Behind(_), Some(geometry)) = (&peer.stage, peer.geometry) else { continue };
+            if source == target || peer.durable < Some(at + length) {
+                continue;
+            }
+            let place = |number| peer.segments.get(&number).map(|place| place.0);
+            let Some(pieces) = geometry.pieces(at, length, place) else { continue };
+            peer.flight.push_back(Op::Fetch { for_peer: target, incarnation, position: at });
+            self.actions.push_back((source, Action::Read(pieces)));
+            self.peers[target].stage = Stage::Behind(Behind { at, busy: true });
+            return;
+        }
+    }
+
+    pub(super) fn fetched(&mut self, target: usize, incarnation: u64, position: u64, octets: &[u8]) {
+        let peer = &mut self.peers[target];
+        if peer.incarnation != incarnation {
+            return;
+        }
+        let Stage::Behind(behind) = &mut peer.stage else { return };
+        behind.busy = false;
+        // Octets that were dropped meanwhile may be others' already.
+        if position >= self.start {
+            self.copy(target, position, octets);
+        }
+    }
+
+    fn copy(&mut self, target: usize, at: u64, octets: &[u8]) {
+        let peer = &mut self.peers[target];
+        let Some(writes) = peer.writes(at, octets, &self.firsts) else { return };
+        peer.stage = Stage::Behind(Behind { at, busy: true });
+        peer.problem = None;
+        peer.flight.push_back(Op::Copy { end: at + octets.len() as u64 });
+        self.actions.push_back((target, Action::Write(writes, None)));
+    }
+}

@@ -1,0 +1,493 @@
+//! Writers and targets that die at random, over a model of connections, memory and stores: nothing that was acknowledged is
+//! lost, and no head is without its record. The same over engines and a network is in `tests/sim`.
+
+use std::collections::{BTreeMap, VecDeque};
+use uwarp_log::layout::{Geometry, Identity, Piece};
+use uwarp_log::message::{ToClient, ToTarget, Window};
+use uwarp_log::record::{Kind, Tail};
+use uwarp_log::target::{self, Verdict, Walk};
+use uwarp_log::writer::{Action, AppendError, Options, Writer};
+
+const SEGMENT: u32 = 4096;
+
+/// What a writer hears of a target.
+enum Reply {
+    Message(ToClient),
+    Read(Vec<u8>),
+    Committed(bool),
+}
+
+/// One connection, with what was asked by it and not carried out, and what was answered and has not arrived.
+struct Connection {
+    writer: u64,
+    asked: VecDeque<Action>,
+    /// How far the first of them is carried out.
+    step: u32,
+    answered: VecDeque<Reply>,
+}
+
+/// A target: its memory, what its process gave to the system, and what is safe.
+struct Target {
+    up: bool,
+    identity: Identity,
+    memory: Vec<u8>,
+    cache: Vec<(usize, Vec<u8>)>,
+    safe: Vec<u8>,
+    connections: Vec<Connection>,
+    /// Syncs say that they are done, and are not.
+    lies: bool,
+}
+
+impl Target {
+    fn new(geometry: Geometry, lies: bool) -> Self {
+        let octets = vec![0; geometry.region() as usize];
+        let identity = Identity::new(geometry);
+        Self { up: true, identity, memory: octets.clone(), cache: vec![], safe: octets, connections: vec![], lies }
+    }
+
+    /// What its store holds after a loss of power: of what was not synced any part, eight octets at a time.
+    fn after_power_loss(&self, random: &mut fastrand::Rng) -> Vec<u8> {
+        let mut store = self.safe.clone();
+        for (offset, octets) in &self.cache {
+            let share = random.u32(..=4);
+            for (number, word) in octets.chunks(8).enumerate() {
+                if random.u32(..4) < share {
+                    store[offset + number * 8..][..word.len()].copy_from_slice(word);
+                }
+            }
+        }
+        store
+    }
+
+    fn die(&mut self, power: bool, random: &mut fastrand::Rng) {
+        self.safe = if power {
+            self.after_power_loss(random)
+        } else {
+            // The system still has what a process gave it.
+            let mut store = self.safe.clone();
+            self.cache.iter().for_each(|(offset, octets)| store[*offset..][..octets.len()].copy_from_slice(octets));
+            store
+        };
+        self.cache.clear();
+        self.connections.clear();
+        self.up = false;
+    }
+
+    fn start(&mut self) {
+        self.up = true;
+        self.safe.truncate(self.identity.geometry.region() as usize);
+        self.memory = self.safe.clone();
+    }
+
+    fn window() -> Window {
+        Window { stag: 1, offset: 0 }
+    }
+
+    /// Carries out a step of a connection's work. A commit takes three, so that a death can come between.
+    fn work(&mut self, number: usize) {
+        let Some(action) = self.connections[number].asked.front().cloned() else { return };
+        let reply = match action {
+            Action::Write(writes, _) => {
+                if self.connections[number].step == 0 {
+                    for (offset, octets) in &writes {
+                        self.memory[*offset as usize..][..octets.len()].copy_from_slice(octets);
+                    }
+                }
+                let pieces: Vec<Piece> = writes.iter().map(|(offset, octets)| (*offset, octets.len() as u64)).collect();
+                if !self.commit(number, &pieces) {
+                    return;
+                }
+                Some(Reply::Committed(true))
+            }
+            Action::Commit(pieces) => {
+                if !self.commit(number, &pieces) {
+                    return;
+                }
+                Some(Reply::Committed(true))
+            }
+            Action::Read(pieces) => {
+                let part = |(at, length): &Piece| self.memory[*at as usize..][..*length as usize].to_vec();
+                Some(Reply::Read(pieces.iter().flat_map(part).collect()))
+            }
+            Action::Send(message) => self.hear(number, &message).map(Reply::Message),
+            Action::Reconnect => unreachable!("the driver does that"),
+        };
+        // A claim ends the connections of others, and this is the only one then.
+        let number = number.min(self.connections.len() - 1);
+        let connection = &mut self.connections[number];
+        connection.asked.pop_front();
+        connection.step = 0;
+        connection.answered.extend(reply);
+    }
+
+    /// A step of a commit; whether it is done.
+    fn commit(&mut self, number: usize, pieces: &[Piece]) -> bool {
+        self.connections[number].step += 1;
+        match self.connections[number].step {
+            1 => false,
+            2 => {
+                for (offset, length) in pieces {
+                    let at = *offset as usize;
+                    self.cache.push((at, self.memory[at..at + *length as usize].to_vec()));
+                }
+                false
+            }
+            _ => {
+                if !self.lies {
+                    for (offset, octets) in self.cache.drain(..) {
+                        self.safe[offset..][..octets.len()].copy_from_slice(&octets);
+                    }
+                }
+                true
+            }
+        }
+    }
+
+    fn hear(&mut self, number: usize, message: &ToTarget) -> Option<ToClient> {
+        let geometry = self.identity.geometry;
+        match message {
+            ToTarget::Hello { .. } => {
+                let Identity { log, epoch, geometry, .. } = self.identity;
+                Some(ToClient::Welcome { log, epoch, geometry, window: Self::window() })
+            }
+            ToTarget::Claim { epoch, .. } => match target::judge(&self.identity, message) {
+                Verdict::Admit(identity) => {
+                    self.identity = identity;
+                    let own = self.connections.swap_remove(number);
+                    self.connections = vec![own];
+                    Some(ToClient::Claimed { epoch: *epoch, geometry, window: Self::window() })
+                }
+                Verdict::Refuse(reason) => Some(ToClient::Refused { reason, epoch: self.identity.epoch }),
+            },
+            ToTarget::Joined { log, replicas } => {
+                (self.identity.log, self.identity.replicas) = (*log, *replicas);
+                None
+            }
+            ToTarget::Shrunk { slots } => {
+                self.identity.geometry = Geometry { slots: *slots, ..geometry };
+                // The region is registered anew from its file.
+                for (offset, octets) in self.cache.drain(..) {
+                    self.safe[offset..][..octets.len()].copy_from_slice(&octets);
+                }
+                self.start();
+                Some(ToClient::Region { geometry: self.identity.geometry, window: Self::window() })
+            }
+        }
+    }
+}
+
+fn walk(geometry: &Geometry, store: &[u8], mut each: impl FnMut(u64, &[u8])) -> Walk {
+    let read = |offset: u64, out: &mut [u8]| {
+        out.copy_from_slice(&store[offset as usize..][..out.len()]);
+        Ok::<(), String>(())
+    };
+    target::walk(geometry, read, |_, record| {
+        each(record.tail.sequence, if record.kind == Kind::Payload { record.payload } else { b"mark" });
+        Ok(())
+    })
+    .expect("stores can be read")
+}
+
+/// What is wrong.
+type Fault = String;
+
+struct Model {
+    random: fastrand::Rng,
+    targets: Vec<Target>,
+    writer: Writer,
+    number: u64,
+    overwrite: bool,
+    /// Payloads by sequence number: of this writer, and of all that were acknowledged.
+    appended: BTreeMap<u64, Vec<u8>>,
+    acknowledged: BTreeMap<u64, Vec<u8>>,
+    counted: u64,
+}
+
+impl Model {
+    fn new(seed: u64, lies: bool) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = if random.u32(..4) == 0 { 1 } else { 3 };
+        let targets = (0..count)
+            .map(|_| {
+                let slots = random.u32(5..12);
+                Target::new(Geometry { segment: SEGMENT, entries: slots, slots }, lies)
+            })
+            .collect();
+        let overwrite = random.bool();
+        let mut model = Self {
+            random,
+            targets,
+            writer: Writer::new(Options::new(count, 1)),
+            number: 0,
+            overwrite,
+            appended: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
+            counted: 0,
+        };
+        model.start_writer();
+        model
+    }
+
+    fn start_writer(&mut self) {
+        let options = Options {
+            head_every: self.random.u64(1..10_000),
+            window: self.random.u64(2000..20_000),
+            overwrite: self.overwrite,
+            ..Options::new(self.targets.len(), 77)
+        };
+        self.writer = Writer::new(options);
+        self.number += 1;
+        self.appended.clear();
+    }
+
+    fn own(&self, target: usize) -> Option<usize> {
+        self.targets[target].connections.iter().position(|one| one.writer == self.number)
+    }
+
+    /// Takes what the writer wants done.
+    fn carry(&mut self) {
+        while let Some((target, action)) = self.writer.next_action() {
+            let own = self.own(target);
+            match (own, action) {
+                (Some(own), Action::Reconnect) => {
+                    self.targets[target].connections.remove(own);
+                }
+                (Some(own), action) => self.targets[target].connections[own].asked.push_back(action),
+                (None, _) => {}
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), Fault> {
+        let target = self.random.usize(..self.targets.len());
+        let connected = self.own(target);
+        match self.random.u32(..100) {
+            0..10 if self.targets[target].up && connected.is_none() => {
+                self.targets[target].connections.push(Connection {
+                    writer: self.number,
+                    asked: VecDeque::new(),
+                    step: 0,
+                    answered: VecDeque::new(),
+                });
+                self.writer.connected(target);
+            }
+            10..55 if !self.targets[target].connections.is_empty() => {
+                let number = self.random.usize(..self.targets[target].connections.len());
+                let others = self.targets[target].connections.len();
+                self.targets[target].work(number);
+                if self.targets[target].connections.len() < others && self.own(target).is_none() {
+                    self.writer.lost(target);
+                }
+            }
+            55..90 => {
+                if let Some(own) = connected
+                    && let Some(reply) = self.targets[target].connections[own].answered.pop_front()
+                {
+                    match reply {
+                        Reply::Message(message) => self.writer.message(target, message),
+                        Reply::Read(octets) => self.writer.read_done(target, &octets),
+                        Reply::Committed(success) => self.writer.committed(target, success),
+                    }
+                }
+            }
+            90..99 => self.append()?,
+            _ => self.writer.flush(),
+        }
+        self.carry();
+        self.count()
+    }
+
+    fn append(&mut self) -> Result<(), Fault> {
+        let length = if self.random.u32(..10) == 0 { self.random.usize(..9000) } else { self.random.usize(..600) };
+        let payload: Vec<u8> = (0..length).map(|_| self.random.u8(..)).collect();
+        match self.writer.append(&payload) {
+            Ok(sequence) => {
+                self.appended.insert(sequence, payload);
+                Ok(())
+            }
+            Err(AppendError::NotNow | AppendError::Full | AppendError::Over(_)) => Ok(()),
+            Err(other) => Err(format!("{other:?}")),
+        }
+    }
+
+    fn count(&mut self) -> Result<(), Fault> {
+        let known = self.writer.acknowledged();
+        while let Some((&sequence, _)) = self.appended.first_key_value()
+            && sequence <= known
+            && let Some((_, payload)) = self.appended.pop_first()
+        {
+            self.counted += 1;
+            if self.acknowledged.insert(sequence, payload).is_some() {
+                return Err(format!("number {sequence} was acknowledged twice"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What would be found if the power went now: by those that decide, whoever they are.
+    fn check(&mut self) -> Result<(), Fault> {
+        let quorum = self.writer.quorum();
+        let mut found: Vec<(Tail, BTreeMap<u64, Vec<u8>>, u64)> = Vec::new();
+        for target in &self.targets {
+            let store = target.after_power_loss(&mut self.random);
+            let mut records = BTreeMap::new();
+            let walk = walk(&target.identity.geometry, &store, |sequence, payload| {
+                records.insert(sequence, payload.to_vec());
+            });
+            if !walk.has_head {
+                return Err(format!("a head at {} without its record: {walk:?}", walk.table.head));
+            }
+            found.push((walk.tail, records, walk.table.start));
+        }
+        for deciding in 1u32..1 << found.len() {
+            if deciding.count_ones() as usize != quorum {
+                continue;
+            }
+            let part =
+                || found.iter().enumerate().filter(|(number, _)| deciding & 1 << number != 0).map(|(_, one)| one);
+            let Some((tail, records, own)) = part().max_by_key(|(tail, ..)| (tail.epoch, tail.position)) else {
+                continue;
+            };
+            let start = part().map(|(.., start)| *start).max().unwrap_or(0);
+            if tail.position < start {
+                return Err(format!("the log ends at {} and starts at {start}", tail.position));
+            }
+            // What was dropped to make room need not be there.
+            let first = if *own > 0 || start > 0 { records.keys().next().copied().unwrap_or(u64::MAX) } else { 0 };
+            if start > 0 && !self.overwrite {
+                return Err("something was dropped".to_owned());
+            }
+            for (sequence, payload) in self.acknowledged.range(first..) {
+                if records.get(sequence) != Some(payload) {
+                    return Err(format!("record {sequence} is lost to {deciding:b} with its end at {tail:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, turns: usize) -> Result<(), Fault> {
+        for _ in 0..turns {
+            self.turn()?;
+            match self.random.u32(..400) {
+                0 => self.start_writer(),
+                1 | 2 => {
+                    let target = self.random.usize(..self.targets.len());
+                    if self.targets[target].up {
+                        let power = self.random.bool();
+                        let connected = self.own(target).is_some();
+                        self.targets[target].die(power, &mut self.random);
+                        if connected {
+                            self.writer.lost(target);
+                        }
+                    }
+                }
+                3..10 => {
+                    let target = self.random.usize(..self.targets.len());
+                    if !self.targets[target].up {
+                        self.targets[target].start();
+                    }
+                }
+                10 => {
+                    let target = self.random.usize(..self.targets.len());
+                    if let Some(own) = self.own(target) {
+                        let slots = self.random.u32(3..8).min(self.targets[target].identity.geometry.slots);
+                        let connection = &mut self.targets[target].connections[own];
+                        connection.answered.push_back(Reply::Message(ToClient::Shrink { slots }));
+                    }
+                }
+                11..20 => self.check()?,
+                _ => {}
+            }
+            if self.writer.over().is_some() {
+                self.start_writer();
+            }
+        }
+        Ok(())
+    }
+
+    /// Most targets have given back what the log needs now, while they did not take part: that is for the operator.
+    fn is_too_small(&self) -> bool {
+        let small = self.writer.status().iter().filter(|status| status.problem.is_some()).count();
+        small > self.targets.len() - self.writer.quorum() && self.targets.iter().all(|target| target.up)
+    }
+
+    /// Every copy is one, but for targets that gave back too much while they were away.
+    fn is_whole(&self) -> bool {
+        let small = self.writer.status().iter().filter(|status| status.problem.is_some()).count();
+        self.writer.live() >= self.writer.quorum() && self.writer.live() + small >= self.targets.len()
+    }
+
+    /// Everything works again: the log opens, and all copies become whole.
+    fn recover(&mut self) -> Result<(), Fault> {
+        for target in &mut self.targets {
+            if !target.up {
+                target.start();
+            }
+        }
+        self.start_writer();
+        for turn in 0..200_000 {
+            self.turn()?;
+            if let Some(over) = self.writer.over() {
+                if turn > 100_000 {
+                    return Err(over.to_string());
+                }
+                self.start_writer();
+            }
+            let full = self.writer.tail().position - self.writer.start() > 8 * u64::from(SEGMENT) && !self.overwrite;
+            if self.is_too_small() {
+                return self.check();
+            }
+            let written = self.writer.is_open() && self.is_whole();
+            if written && (turn > 5000 || full) {
+                break;
+            }
+        }
+        for _ in 0..200_000 {
+            if self.writer.is_flushed() && self.is_whole() {
+                return self.check();
+            }
+            self.writer.flush();
+            for target in 0..self.targets.len() {
+                if let Some(own) = self.own(target) {
+                    self.targets[target].work(own);
+                }
+            }
+            let before = self.appended.len();
+            self.turn()?;
+            if self.appended.len() > before && self.appended.len() > 10_000 {
+                return Err("it is never done".to_owned());
+            }
+        }
+        Err(format!("the log does not come to rest: {:?}", self.writer.status()))
+    }
+}
+
+fn live_and_die(seed: u64, lies: bool) -> Result<u64, Fault> {
+    let mut model = Model::new(seed, lies);
+    let turns = model.random.usize(100..6000);
+    model.run(turns)?;
+    if !lies {
+        model.recover()?;
+    }
+    model.check()?;
+    Ok(model.counted)
+}
+
+#[test]
+fn nothing_that_was_acknowledged_is_lost() {
+    let mut counted = 0;
+    for seed in 0..1000 {
+        match live_and_die(seed, false) {
+            Ok(count) => counted += count,
+            Err(fault) => panic!("seed {seed}: {fault}"),
+        }
+    }
+    assert!(counted > 20_000, "only {counted} records were acknowledged");
+}
+
+#[test]
+fn a_sync_that_is_left_out_is_found_out() {
+    let found = (0..100).filter(|seed| live_and_die(*seed, true).is_err()).count();
+    assert!(found > 60, "of 100 runs without syncs {found} were noticed");
+}
