@@ -4,6 +4,7 @@
 use anyhow::{Context as _, bail};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 use uwarp::{
     Access, Completion, CompletionOpcode, CompletionQueue, ConnectError, ConnectOptions, Context, DisconnectReason,
@@ -32,7 +33,9 @@ pub struct Shape {
 pub enum Event {
     /// A message came.
     Message(Vec<u8>),
-    /// Work of the tool's own was done.
+    /// Immediate Data came.
+    Immediate(u64),
+    /// Work of the tool's own was done; or it is a Commit that failed, after which the connection goes on.
     Done(Completion),
     /// The peer closed the connection, or it was lost.
     Closed,
@@ -143,6 +146,11 @@ impl Channel {
         }
     }
 
+    /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd). Poll once more before waiting for it.
+    pub fn arm(&mut self) {
+        self.completions.arm();
+    }
+
     /// Reaps one completion; `None` also if it was of this module's own affairs.
     fn step(&mut self) -> anyhow::Result<Option<Event>> {
         if self.closed {
@@ -157,6 +165,7 @@ impl Channel {
                 self.closed = true;
                 return Ok(Some(Event::Closed));
             }
+            Status::CommitFailed if completion.id & OWN == 0 => {}
             status => bail!("a request failed: {status:?}"),
         }
         if completion.id & OWN == 0 {
@@ -165,6 +174,10 @@ impl Channel {
         // Below the number of messages, see the identifiers above.
         let slot = (completion.id & !OWN) as usize;
         if completion.opcode == CompletionOpcode::Receive {
+            if let Some(data) = completion.immediate_data() {
+                self.post_receive(slot)?;
+                return Ok(Some(Event::Immediate(data)));
+            }
             let mut message = vec![0; completion.length as usize];
             self.buffers.read(slot * self.shape.message, &mut message)?;
             self.post_receive(slot)?;
@@ -179,6 +192,12 @@ impl Channel {
         // The completions may be there a moment before the reason.
         let _ = self.queue_pair.wait_disconnected(Duration::from_millis(100));
         why_disconnected(&mut self.queue_pair)
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.completions.as_fd()
     }
 }
 

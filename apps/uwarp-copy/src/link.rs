@@ -85,6 +85,7 @@ impl Link {
                         .context("the other side sent a message that is none of this version's")?;
                     return Ok(Happening::Message(message));
                 }
+                Some(Event::Immediate(_)) => bail!("the other side sent Immediate Data, which nobody asked for"),
                 Some(Event::Done(completion)) => return Ok(Happening::Done(completion)),
                 Some(Event::Closed) => return Ok(Happening::Closed),
                 None if signals::interrupted() => bail!("interrupted"),

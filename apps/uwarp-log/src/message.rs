@@ -59,10 +59,8 @@ pub enum ToClient {
         log: u64,
         /// The latest writer that was let in.
         epoch: u64,
-        /// Sizes of the region.
+        /// Sizes of the region. Where it is, only those learn who are let in.
         geometry: Geometry,
-        /// Where it is.
-        window: Window,
     },
     /// The writer is let in, and every other one is not any more.
     Claimed {
@@ -102,7 +100,7 @@ mod tests {
     fn the_longest_message_fits() {
         let geometry = Geometry { segment: u32::MAX, entries: u32::MAX, slots: u32::MAX };
         let window = Window { stag: u32::MAX, offset: u64::MAX };
-        let welcome = ToClient::Welcome { log: u64::MAX, epoch: u64::MAX, geometry, window };
-        assert!(serde_json::to_vec(&welcome).unwrap().len() < MAX_MESSAGE);
+        let claimed = ToClient::Claimed { epoch: u64::MAX, geometry, window };
+        assert!(serde_json::to_vec(&claimed).unwrap().len() < MAX_MESSAGE);
     }
 }

@@ -44,12 +44,13 @@ pub struct Walk {
     pub has_head: bool,
 }
 
-/// Goes through the records of a region from its start on. `read` fills octets from an offset of the region.
+/// Goes through the records of a region, from its start on or from where a walk has ended before. `read` fills octets from an offset of the region.
 ///
 /// # Errors
 /// What `read` says, and a table that cannot be read.
 pub fn walk<Error: From<String>>(
     geometry: &Geometry,
+    from: Option<Tail>,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Error>,
     mut each: impl FnMut(u64, &Record<'_>) -> Result<(), Error>,
 ) -> Result<Walk, Error> {
@@ -59,9 +60,11 @@ pub fn walk<Error: From<String>>(
     read(START, words)?;
     read(begin, entries)?;
     let table = Table::parse(geometry, &octets).map_err(Error::from)?;
-    let mut tail = Tail { position: table.start, ..Tail::default() };
+    // What a walk has gone through may have been dropped since.
+    let mut tail =
+        from.filter(|tail| tail.position >= table.start).unwrap_or(Tail { position: table.start, ..Tail::default() });
     // A log that is empty has its head where it starts.
-    let mut has_head = table.head <= table.start;
+    let mut has_head = table.head <= table.start || table.head < tail.position;
     let mut room = Vec::new();
     let mut needs = crate::record::HEADER;
     while let Some(pieces) = table.pieces(geometry, tail.position, needs as u64) {

@@ -293,7 +293,7 @@ impl Writer {
     /// A message came from a target.
     pub fn message(&mut self, target: usize, message: ToClient) {
         match message {
-            ToClient::Welcome { log, epoch, geometry, .. } => self.welcome(target, log, epoch, geometry),
+            ToClient::Welcome { log, epoch, geometry } => self.welcome(target, log, epoch, geometry),
             ToClient::Claimed { epoch, geometry, .. } => self.claimed(target, epoch, geometry),
             ToClient::Refused { reason, epoch } => self.refused(target, reason, epoch),
             ToClient::Shrink { slots } => self.peers[target].shrink = Some(slots),
@@ -453,14 +453,20 @@ impl Writer {
             .find(|(_, first)| u64::from(*first) < size)
             .map(|(segment, first)| segment * size + u64::from(first));
         let Some(start) = next.filter(|start| *start <= self.acked_begin) else { return false };
+        self.raise_start(start);
+        true
+    }
+
+    /// Moves the log's start, never back: what is before it at a target may be overwritten already.
+    fn raise_start(&mut self, start: u64) {
         self.start = start;
-        self.firsts = self.firsts.split_off(&(start / size));
+        self.firsts = self.firsts.split_off(&(start / self.segment_size()));
         for target in 0..self.peers.len() {
-            if matches!(self.peers[target].stage, Stage::Live) {
+            let peer = &self.peers[target];
+            if matches!(peer.stage, Stage::Live) && peer.start < start {
                 self.write_start(target);
             }
         }
-        true
     }
 
     fn write_start(&mut self, target: usize) {

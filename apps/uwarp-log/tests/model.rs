@@ -148,7 +148,7 @@ impl Target {
         match message {
             ToTarget::Hello { .. } => {
                 let Identity { log, epoch, geometry, .. } = self.identity;
-                Some(ToClient::Welcome { log, epoch, geometry, window: Self::window() })
+                Some(ToClient::Welcome { log, epoch, geometry })
             }
             ToTarget::Claim { epoch, .. } => match target::judge(&self.identity, message) {
                 Verdict::Admit(identity) => {
@@ -181,7 +181,7 @@ fn walk(geometry: &Geometry, store: &[u8], mut each: impl FnMut(u64, &[u8])) -> 
         out.copy_from_slice(&store[offset as usize..][..out.len()]);
         Ok::<(), String>(())
     };
-    target::walk(geometry, read, |_, record| {
+    target::walk(geometry, None, read, |_, record| {
         each(record.tail.sequence, if record.kind == Kind::Payload { record.payload } else { b"mark" });
         Ok(())
     })

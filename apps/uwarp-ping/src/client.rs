@@ -84,7 +84,7 @@ fn wait(channel: &mut Channel) -> anyhow::Result<()> {
     loop {
         match channel.next(Duration::from_millis(100))? {
             Some(Event::Message(_)) => return Ok(()),
-            Some(Event::Done(_)) => {}
+            Some(Event::Done(_) | Event::Immediate(_)) => {}
             Some(Event::Closed) => bail!("the connection is over: {}", channel.why_closed()),
             None if signals::interrupted() => bail!("interrupted"),
             None if start.elapsed() > PATIENCE => {

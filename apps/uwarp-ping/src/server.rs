@@ -89,7 +89,7 @@ fn advert(channel: &mut Channel) -> anyhow::Result<Option<Advert>> {
                     .map(Some)
                     .context("the client sent a message that is none of rping's");
             }
-            Some(Event::Done(_)) => {}
+            Some(Event::Done(_) | Event::Immediate(_)) => {}
             Some(Event::Closed) => return Ok(None),
             None if signals::interrupted() => return Ok(None),
             None => {}
@@ -101,7 +101,7 @@ fn wait_work(channel: &mut Channel) -> anyhow::Result<()> {
     loop {
         match channel.next(Duration::from_millis(100))? {
             Some(Event::Done(_)) => return Ok(()),
-            Some(Event::Message(_)) => bail!("the client sent a message out of turn"),
+            Some(Event::Message(_) | Event::Immediate(_)) => bail!("the client sent a message out of turn"),
             Some(Event::Closed) => bail!("the connection is over: {}", channel.why_closed()),
             None if signals::interrupted() => bail!("interrupted"),
             None => {}

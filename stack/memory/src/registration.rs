@@ -167,6 +167,18 @@ impl Registration {
         Ok(())
     }
 
+    /// Writes the processor's caches of `length` octets back, and waits until that is done: in a region of persistent memory,
+    /// this makes the owner's own stores durable, as a Commit does a peer's.
+    ///
+    /// # Errors
+    /// [`RangeError::Bounds`].
+    pub fn write_back(&self, offset: usize, length: usize) -> Result<(), RangeError> {
+        let start = self.locate(offset, length)?;
+        // SAFETY: within the region, which is there as long as `self`.
+        unsafe { crate::persist::write_back(start, length) };
+        Ok(())
+    }
+
     /// Sets `length` octets to `value`.
     ///
     /// # Errors

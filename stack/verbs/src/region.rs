@@ -180,6 +180,14 @@ impl MemoryRegion {
         self.registration.write(offset, octets).map_err(|_| self.outside(offset, octets.len()))
     }
 
+    /// Writes the processor's caches of a part of the region back, and waits until that is done: in persistent memory
+    /// ([`register_persistent`](crate::ProtectionDomain::register_persistent)), this makes stores of this side durable, as a
+    /// Commit does a peer's.
+    pub fn write_back(&self, range: std::ops::Range<usize>) -> Result<(), Error> {
+        let length = range.end.saturating_sub(range.start);
+        self.registration.write_back(range.start, length).map_err(|_| self.outside(range.start, length))
+    }
+
     /// Sets a part of the region to one value.
     pub fn fill(&self, range: std::ops::Range<usize>, value: u8) -> Result<(), Error> {
         let length = range.end.saturating_sub(range.start);

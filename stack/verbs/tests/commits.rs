@@ -126,6 +126,11 @@ fn persistent_memory_is_committed_in_place() {
             assert_eq!(client.expect(1).commit_status(), Some(0));
             assert_eq!(region.to_vec(50, 100).unwrap(), octets);
         }
+        // The owner's own stores, up to the end and not beyond.
+        region.write(4000, &[9; 96]).unwrap();
+        region.write_back(4000..4096).unwrap();
+        assert!(region.write_back(4000..4097).is_err());
+        assert_eq!(region.to_vec(4000, 96).unwrap(), [9; 96]);
         assert_eq!(region.deregister_buffer().len(), 4096);
     });
 }

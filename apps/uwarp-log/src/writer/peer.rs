@@ -22,9 +22,9 @@ pub(super) enum Stage {
     /// Its records are read, from the head on.
     Scanning(Box<Scan>),
     Scanned(Tail),
-    /// The chosen copy is committed.
+    /// Words and table are committed, and of the chosen copy the end.
     Settling {
-        /// Where it ends.
+        /// Up to here it is the log's.
         end: u64,
     },
     /// It gets what it lacks.

@@ -238,6 +238,11 @@ impl Writer {
     /// Begins to give a target what it lacks. Up to its head its copy is the log's; if it was brought up by this writer
     /// before, as far as it had come.
     fn bring_up(&mut self, target: usize, tail: Tail) {
+        // A former writer had dropped something, and only this target has heard of it.
+        let start = self.peers[target].start;
+        if start > self.start {
+            self.raise_start(start);
+        }
         let peer = &mut self.peers[target];
         // A copy that ends before the log starts is of no use any more.
         let at = if tail.position < self.start {
@@ -248,14 +253,14 @@ impl Writer {
         };
         // What its copy has behind that is written over where it lies: some of it may be acknowledged.
         peer.settle_slots(tail.position);
-        peer.durable = Some(at);
         peer.problem = None;
+        peer.stage = Stage::Settling { end: at };
         if let Some(geometry) = peer.geometry {
-            // The writer before may have written entries that it did not commit, and which are relied on now.
-            peer.flight.push_back(Op::Settle { last: false });
+            // A start and entries may have been written and not committed. They are relied on now: slots that they do not
+            // name will be written over.
+            peer.flight.push_back(Op::Settle { last: true });
             self.actions.push_back((target, Action::Commit(vec![(0, PAGE + geometry.table().1)])));
         }
-        peer.stage = Stage::Behind(Behind { at, busy: false });
     }
 
     /// Goes on with a target that lacks something.

@@ -287,6 +287,7 @@ impl Session {
                 .map(Some)
                 .context("the other side sent a message that is none of this version's"),
             Event::Done(_) => Ok(None),
+            Event::Immediate(_) => bail!("the other side sent Immediate Data on the control connection"),
             Event::Closed => {
                 let why = self.control.as_mut().context(NO_CONTROL)?.why_closed();
                 bail!("the control connection is over: {why}")

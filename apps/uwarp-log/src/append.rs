@@ -1,0 +1,186 @@
+//! The writing side.
+
+use crate::AppendOptions;
+use crate::link::{Driver, Place};
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
+use uwarp_app::{NetworkFlags, Role, output, signals, usage};
+use uwarp_log::record::MAX_PAYLOAD;
+use uwarp_log::writer::{AppendError, Options};
+
+/// Lines that are read ahead.
+const AHEAD: usize = 1024;
+/// How long the others may take in the end, with most copies whole.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// What was done.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The log's number, in hexadecimal.
+    pub log: String,
+    /// This writer's epoch.
+    pub epoch: u64,
+    /// Records appended and acknowledged.
+    pub records: u64,
+    /// Number of the last record that is acknowledged.
+    pub last: u64,
+    /// Targets that have everything.
+    pub live: usize,
+    /// Seconds from the log's opening to the last acknowledgment.
+    pub seconds: f64,
+}
+
+/// The targets that were named, or the one that the flags of the network lead to.
+///
+/// # Errors
+/// Neither one nor three, or one that is none.
+pub fn places(network: &NetworkFlags, targets: &[String]) -> anyhow::Result<Vec<Place>> {
+    if targets.is_empty() {
+        return Ok(vec![Place::Address((network.default_address(Role::Server), crate::PORT).into())]);
+    }
+    if targets.len() != 1 && targets.len() != 3 {
+        return Err(usage(format!("a log has one target or three: {} were named", targets.len())));
+    }
+    targets.iter().map(|text| Place::parse(text, crate::PORT)).collect()
+}
+
+/// Lines of a file or of standard input, read by a thread: the engines must turn while nothing comes.
+fn lines(file: Option<&Path>) -> anyhow::Result<Receiver<std::io::Result<Vec<u8>>>> {
+    let input: Box<dyn BufRead + Send> = match file {
+        Some(path) => Box::new(BufReader::new(File::open(path).with_context(|| path.display().to_string())?)),
+        None => Box::new(BufReader::new(std::io::stdin())),
+    };
+    let (sender, receiver) = sync_channel(AHEAD);
+    std::thread::spawn(move || {
+        for line in input.split(b'\n') {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+/// Appends lines.
+///
+/// # Errors
+/// Too few targets, a log that is full, another writer; or what the device says.
+pub fn run(
+    network: &NetworkFlags,
+    places: Vec<Place>,
+    options: &AppendOptions,
+    file: Option<&Path>,
+    acknowledge: bool,
+    json: Option<&Path>,
+) -> anyhow::Result<()> {
+    let input = lines(file)?;
+    // Not 0, which says that there is no log.
+    let new_log = fastrand::u64(1..);
+    let writing =
+        Options { notify: options.notify, overwrite: options.overwrite, ..Options::new(places.len(), new_log) };
+    let mut driver = Driver::new(network, places, writing)?;
+    let mut waiting: Option<Vec<u8>> = None;
+    let mut unacknowledged = VecDeque::new();
+    let (mut records, mut ended) = (0u64, false);
+    let (mut opened, mut progress, mut last) = (None, Instant::now(), Instant::now());
+    let mut finished: Option<Instant> = None;
+    loop {
+        let busy = driver.turn()?;
+        if let Some(over) = driver.writer.over() {
+            bail!("{over}");
+        }
+        if driver.writer.is_open() && opened.is_none() {
+            opened = Some(Instant::now());
+        }
+        // Records, as many as are taken.
+        while driver.writer.is_open() {
+            if waiting.is_none() && !ended && !signals::interrupted() {
+                match input.try_recv() {
+                    Ok(line) => waiting = Some(line.context("the lines cannot be read")?),
+                    Err(TryRecvError::Empty) => {}
+                    Err(TryRecvError::Disconnected) => ended = true,
+                }
+            }
+            let Some(line) = &waiting else { break };
+            match driver.writer.append(line) {
+                Ok(sequence) => unacknowledged.push_back(sequence),
+                Err(AppendError::NotNow) => break,
+                Err(AppendError::TooLong) => {
+                    bail!("line {} has {} octets: a record has at most {MAX_PAYLOAD}", records + 1, line.len())
+                }
+                Err(AppendError::Full) => bail!(
+                    "the log is full after {records} of these records: append with --overwrite, or begin one with larger files"
+                ),
+                Err(AppendError::Over(over)) => bail!("{over}"),
+            }
+            waiting = None;
+        }
+        let acknowledged = driver.writer.acknowledged();
+        while unacknowledged.front().is_some_and(|first| *first <= acknowledged) {
+            if let Some(sequence) = unacknowledged.pop_front()
+                && acknowledge
+            {
+                output::print(sequence);
+            }
+            records += 1;
+            (progress, last) = (Instant::now(), Instant::now());
+        }
+        let idle = waiting.is_none() && unacknowledged.is_empty() && driver.writer.is_open();
+        if idle {
+            progress = Instant::now();
+            driver.writer.flush();
+            if (ended || signals::interrupted()) && driver.writer.is_flushed() {
+                // Those that are on their way get there, if it does not take long.
+                let since = *finished.get_or_insert_with(Instant::now);
+                let limit = if options.all { options.patience } else { SETTLE };
+                let whole = driver.writer.live() == driver.options().targets;
+                if whole || since.elapsed() > limit {
+                    if options.all && !whole {
+                        bail!("not all targets have everything after {limit:?}:{}", driver.complaints());
+                    }
+                    break;
+                }
+            }
+        }
+        if signals::interrupted() && !idle && opened.is_none() {
+            bail!("interrupted");
+        }
+        if progress.elapsed() > options.patience {
+            bail!(
+                "{} of {} targets are needed, and did not answer for {:?}: start them, or name others.{}",
+                driver.writer.quorum(),
+                driver.options().targets,
+                options.patience,
+                driver.complaints()
+            );
+        }
+        if !busy && (idle || !driver.writer.is_open()) {
+            // Lines may be slow to come: not at the cost of a whole core.
+            std::thread::sleep(Duration::from_micros(200));
+        } else if !busy {
+            std::thread::yield_now();
+        }
+    }
+    let outcome = Outcome {
+        log: format!("{:016x}", driver.writer.log()),
+        epoch: driver.writer.epoch(),
+        records,
+        last: driver.writer.acknowledged(),
+        live: driver.writer.live(),
+        seconds: opened.map_or(0.0, |opened| last.saturating_duration_since(opened).as_secs_f64()),
+    };
+    driver.close()?;
+    if json != Some(Path::new("-")) && !acknowledge {
+        output::print(format!(
+            "{} records in {:.2} s, up to number {}; {} targets have them all",
+            outcome.records, outcome.seconds, outcome.last, outcome.live
+        ));
+    }
+    json.map_or(Ok(()), |path| output::write_json(path, &outcome))
+}

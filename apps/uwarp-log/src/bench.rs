@@ -1,0 +1,643 @@
+//! How long a durable append takes, three ways, beside a local write and sync.
+
+use crate::link::FEATURES;
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use uwarp::config::EngineMode;
+use uwarp::{
+    AcceptOptions, Access, Completion, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ListenOptions,
+    MemoryRange, MemoryRegion, MemoryType, PageAdvice, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest,
+    RegionBuffer, RegionScope, SendRequest, Status,
+};
+use uwarp_app::channel::part;
+use uwarp_app::pair::{self, CacheLine, Latency, choose_cpus};
+use uwarp_app::units::{format_nanoseconds, format_size, parse_count, parse_size};
+use uwarp_app::{NetworkFlags, Role, cacheline, output, signals, usage};
+
+/// Appends before those that are timed.
+const WARM_UP: u64 = 200;
+/// Appends that are captured, for their round trips.
+const CAPTURED: u64 = 20;
+/// Records of the store, which are written in turn.
+const SLOTS: u64 = 256;
+/// Octets of a request beside its data: where these are, and the record's slot.
+const REQUEST: usize = 24;
+/// A slot that no record has: the server tells how often it was woken, and ends.
+const END: u64 = u64::MAX;
+/// How long one side may say nothing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How records get into the other side's store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// A Send says where the record is; the server reads it by RDMA, syncs, and replies
+    Pull,
+    /// A Send brings the record; the server copies it, syncs, and replies
+    Send,
+    /// RDMA Write and Commit; the server's program sleeps
+    Commit,
+    /// No network: a thread of this process writes and syncs
+    Local,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Method::Pull => "pull",
+            Method::Send => "send",
+            Method::Commit => "commit",
+            Method::Local => "local",
+        }
+    }
+}
+
+/// What keeps the records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Keeper {
+    /// Persistent memory, emulated by ordinary memory: a sync writes cache lines back
+    Memory,
+    /// A file: a sync is fdatasync
+    File,
+}
+
+impl Keeper {
+    fn name(self) -> &'static str {
+        match self {
+            Keeper::Memory => "memory",
+            Keeper::File => "file",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArguments {
+    /// What keeps the records [default: memory, then file]
+    #[arg(long, value_enum)]
+    store: Option<Keeper>,
+    /// How they get there [default: all, in turn]
+    #[arg(long, value_enum)]
+    method: Vec<Method>,
+    /// Octets of a record
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4K")]
+    size: u64,
+    /// Records that are timed [default: 20k in memory, 1k in a file]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_count)]
+    count: Option<u64>,
+    /// Rounds: each method in turn, so often
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    rounds: u32,
+    /// Where the file is [default: the temporary directory]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+    /// CPUs of server and client [default: the first two]
+    #[arg(long, value_name = "CPU,CPU", value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// Let the server's own thread turn its engine, so that nobody has to be woken (not the way of a server with other work)
+    #[arg(long)]
+    inline_server: bool,
+    /// Write the result to this file, or - for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One side of a measurement.
+#[derive(Args, Clone, Debug)]
+pub struct SideArguments {
+    #[arg(long, value_enum)]
+    side: Role,
+    #[arg(long, value_enum)]
+    method: Method,
+    #[arg(long, value_enum)]
+    store: Keeper,
+    #[arg(long)]
+    size: u64,
+    #[arg(long)]
+    count: u64,
+    #[arg(long)]
+    directory: PathBuf,
+    #[arg(long)]
+    cpu: usize,
+}
+
+/// One result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// How records got there.
+    pub method: Method,
+    /// What kept them.
+    pub store: Keeper,
+    /// The device, as it was named on the command line.
+    pub device: String,
+    /// Who turned the server's engine.
+    pub server: String,
+    /// Octets of a record.
+    pub size: u64,
+    /// Records that were timed.
+    pub records: u64,
+    /// From the start of an append to its end.
+    pub latency_ns: Latency,
+    /// Round trips of an append, counted in a capture of 20; none without a network.
+    pub round_trips: Option<f64>,
+    /// How often the server's program was woken, for each record that was timed; none without a network.
+    pub wakes: Option<f64>,
+    /// Cache-line round trips between the two CPUs.
+    pub cacheline_ns: Option<CacheLine>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// A bad command line, or a side that failed, which said why.
+pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result<()> {
+    if !(1..=65_536).contains(&arguments.size) {
+        return Err(usage("records of the benchmark have 1 to 64K octets"));
+    }
+    let cpus = choose_cpus(&arguments.cpus)?;
+    let folder = match &arguments.directory {
+        Some(directory) => tempfile::Builder::new().prefix("uwarp-log-").tempdir_in(directory),
+        None => tempfile::Builder::new().prefix("uwarp-log-").tempdir(),
+    }
+    .context("cannot make a directory for the file")?;
+    let stores = arguments.store.map_or(vec![Keeper::Memory, Keeper::File], |store| vec![store]);
+    let methods = match &arguments.method[..] {
+        [] => &[Method::Local, Method::Pull, Method::Send, Method::Commit],
+        methods => methods,
+    };
+    let mut reports = Vec::new();
+    for store in stores {
+        for _ in 0..arguments.rounds {
+            for method in methods {
+                let before = cacheline::round_trip(cpus[0], cpus[1]);
+                let mut report = measure(network, arguments, *method, store, folder.path(), cpus)?;
+                let after = cacheline::round_trip(cpus[0], cpus[1]);
+                report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
+                reports.push(report);
+            }
+        }
+    }
+    if arguments.json.as_deref() != Some(Path::new("-")) {
+        output::print(table(&reports));
+    }
+    arguments.json.as_deref().map_or(Ok(()), |path| output::write_json(path, &reports))
+}
+
+fn table(reports: &[Report]) -> String {
+    let mut table = output::table([
+        "store",
+        "method",
+        "server",
+        "size",
+        "records",
+        "p50",
+        "p99",
+        "max",
+        "round trips",
+        "wakes",
+        "cache line, ns",
+    ]);
+    for report in reports {
+        let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
+        table.add_row([
+            report.store.name().to_owned(),
+            report.method.name().to_owned(),
+            report.server.clone(),
+            format_size(report.size),
+            report.records.to_string(),
+            format_nanoseconds(report.latency_ns.p50),
+            format_nanoseconds(report.latency_ns.p99),
+            format_nanoseconds(report.latency_ns.max),
+            number(report.round_trips),
+            number(report.wakes),
+            report.cacheline_ns.map_or_else(String::new, |line| format!("{:.0} → {:.0}", line.before, line.after)),
+        ]);
+    }
+    output::align_numbers(&mut table, 3);
+    table.to_string()
+}
+
+fn measure(
+    network: &NetworkFlags,
+    arguments: &BenchArguments,
+    method: Method,
+    store: Keeper,
+    folder: &Path,
+    cpus: [usize; 2],
+) -> anyhow::Result<Report> {
+    let count = arguments.count.unwrap_or(if store == Keeper::Memory { 20_000 } else { 1000 }).max(1);
+    if method == Method::Local {
+        return local(network, arguments.size, count, store, folder, cpus[1]);
+    }
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let command = |side: &str, cpu: usize| {
+        let mut command = Command::new(&own);
+        command.args(["bench-side", "--side", side, "--method", method.name(), "--store", store.name()]);
+        command.args(["--size", &arguments.size.to_string(), "--count", &count.to_string(), "--cpu", &cpu.to_string()]);
+        command.arg("--directory").arg(folder).args(network.to_arguments());
+        command.arg("--socket").arg(folder.join("bench.sock"));
+        command
+    };
+    let mut server = command("server", cpus[0]);
+    server.args(["--engine", if arguments.inline_server { "inline" } else { "threaded" }]);
+    let mut client = command("client", cpus[1]);
+    client.args(["--engine", "inline"]);
+    let text = pair::run(&mut server, &mut client, |_| Ok(()))?;
+    let mut report: Report = serde_json::from_str(&text).context("the client's result cannot be read")?;
+    report.server = if arguments.inline_server { "inline" } else { "threaded" }.to_owned();
+    Ok(report)
+}
+
+/// One side.
+///
+/// # Errors
+/// What the device or the store says.
+pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let mut config = network.resolve(arguments.side, EngineMode::Inline)?;
+    let inline = config.engine.mode == EngineMode::Inline;
+    if !inline {
+        config.engine.cpus = vec![arguments.cpu];
+    }
+    let context = Context::open(config)?;
+    if !cacheline::pin(arguments.cpu) {
+        return Err(usage(format!("this process may not run on CPU {}", arguments.cpu)));
+    }
+    match arguments.side {
+        Role::Server => serve(&context, arguments)?,
+        Role::Client => {
+            let report =
+                client(&context, arguments, &network.kind().to_string(), network.default_address(Role::Server))?;
+            output::write_json(Path::new("-"), &report)?;
+        }
+    }
+    context.close()?;
+    Ok(())
+}
+
+/// What keeps the records of a side that syncs itself.
+enum Store {
+    Memory(MemoryRegion),
+    File(MemoryRegion, File),
+}
+
+impl Store {
+    fn new(domain: &ProtectionDomain, arguments: &SideArguments, access: Access) -> anyhow::Result<Store> {
+        let length = (SLOTS * arguments.size) as usize;
+        Ok(match arguments.store {
+            Keeper::Memory => {
+                let memory = RegionBuffer::zeroed(length, PageAdvice::Normal).context("no memory for the store")?;
+                Store::Memory(domain.register_persistent(memory, access, RegionScope::Domain, false)?)
+            }
+            Keeper::File => {
+                Store::File(domain.register_zeroed(length, access)?, file(arguments.size, &arguments.directory)?)
+            }
+        })
+    }
+
+    fn region(&self) -> &MemoryRegion {
+        match self {
+            Store::Memory(region) | Store::File(region, _) => region,
+        }
+    }
+
+    /// Makes a record durable, which is in the region.
+    fn sync(&self, offset: usize, room: &mut [u8]) -> anyhow::Result<()> {
+        match self {
+            Store::Memory(region) => region.write_back(offset..offset + room.len())?,
+            Store::File(region, file) => {
+                region.read(offset, room)?;
+                file.write_all_at(room, offset as u64)
+                    .and_then(|()| file.sync_data())
+                    .context("the file cannot be written")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A file of written blocks, so that a sync has nothing to see to but data.
+fn file(size: u64, folder: &Path) -> anyhow::Result<File> {
+    let file = tempfile::tempfile_in(folder).context("no file for the store")?;
+    file.write_all_at(&vec![0; (SLOTS * size) as usize], 0)
+        .and_then(|()| file.sync_all())
+        .context("the file cannot be written")?;
+    Ok(file)
+}
+
+/// A queue pair with its completions, and memory for what comes and goes.
+struct End {
+    queue_pair: QueuePair,
+    completions: CompletionQueue,
+    /// What goes, then what comes.
+    memory: MemoryRegion,
+    size: usize,
+    /// How often nothing was there, and this thread slept until something was.
+    wakes: u64,
+}
+
+impl End {
+    fn new(context: &Context, domain: &ProtectionDomain, size: usize) -> anyhow::Result<End> {
+        let completions = context.create_completion_queue(64)?;
+        let queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(16, 16))?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let memory = domain.register_zeroed(2 * size, access)?;
+        let mut end = End { queue_pair, completions, memory, size, wakes: 0 };
+        end.receive()?;
+        Ok(end)
+    }
+
+    fn receive(&mut self) -> anyhow::Result<()> {
+        let place = self.memory.sge(self.size..)?;
+        self.queue_pair.post_receive(&[ReceiveRequest::new(0, &[place])])?;
+        Ok(())
+    }
+
+    fn next(&mut self) -> anyhow::Result<Completion> {
+        let start = Instant::now();
+        loop {
+            if let Some(completion) = self.completions.poll_one() {
+                if completion.status != Status::Success {
+                    bail!("a request failed: {:?}", completion.status);
+                }
+                return Ok(completion);
+            }
+            if self.completions.wait(Duration::from_secs(1))? {
+                self.wakes += 1;
+            } else if start.elapsed() > PATIENCE || signals::interrupted() {
+                bail!("the other side says nothing");
+            }
+        }
+    }
+
+    fn send(&mut self, length: usize) -> anyhow::Result<()> {
+        let source = [self.memory.sge(..length)?];
+        self.queue_pair.post_send(&[SendRequest::send(1, &source)])?;
+        Ok(())
+    }
+}
+
+fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
+    let size = arguments.size as usize;
+    let domain = context.allocate_domain();
+    let mut listener = context.listen(crate::PORT, ListenOptions::default())?;
+    let mut end = End::new(context, &domain, size + REQUEST)?;
+    // Written by the client, or by this side.
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let (store, target) = match (arguments.method, arguments.store) {
+        (Method::Commit, Keeper::File) => {
+            let file = file(arguments.size, &arguments.directory)?;
+            let length = SLOTS as usize * size;
+            let range = MemoryRange::File { file: &file, offset: 0, length };
+            let memory_type = MemoryType::CommitRequired { transparent: false };
+            (None, Some(domain.register_ranges(&[range], memory_type, access, RegionScope::Domain)?))
+        }
+        _ => (Some(Store::new(&domain, arguments, access)?), None),
+    };
+    let request = listener.next(PATIENCE)?.context("no client came")?;
+    let region = target.as_ref().or(store.as_ref().map(Store::region)).context("there is a region")?;
+    let mut place = region.stag().to_be_bytes().to_vec();
+    place.extend(region.remote_offset().to_be_bytes());
+    request.accept(&mut end.queue_pair, AcceptOptions::default().private_data(place).features(FEATURES))?;
+    let mut room = vec![0; size];
+    let mut head = [0; REQUEST];
+    loop {
+        let received = end.next()?;
+        if received.opcode != CompletionOpcode::Receive {
+            continue;
+        }
+        end.memory.read(size + REQUEST, &mut head)?;
+        let double = |at: usize| head[at..].first_chunk().map_or(0, |part| u64::from_be_bytes(*part));
+        let (stag, source, slot) = (double(0), double(8), double(16));
+        if slot == END {
+            // This message has woken the thread, too.
+            end.memory.write(0, &end.wakes.saturating_sub(1).to_be_bytes())?;
+            end.send(8)?;
+            part(context, &mut end.queue_pair)?;
+            return Ok(());
+        }
+        let Some(store) = &store else { bail!("nothing but the end is asked of this server") };
+        let offset = (slot % SLOTS) as usize * size;
+        if arguments.method == Method::Pull {
+            let sink = [store.region().sge(offset..offset + size)?];
+            let read = SendRequest::read(2, &sink, stag as u32, source).signalled();
+            end.queue_pair.post_send(&[read])?;
+            while end.next()?.opcode != CompletionOpcode::Read {}
+        } else {
+            end.memory.read(size + 2 * REQUEST, &mut room)?;
+            store.region().write(offset, &room)?;
+        }
+        end.receive()?;
+        store.sync(offset, &mut room)?;
+        end.memory.write(0, &slot.to_be_bytes())?;
+        end.send(8)?;
+    }
+}
+
+fn client(
+    context: &Context,
+    arguments: &SideArguments,
+    device: &str,
+    server: std::net::IpAddr,
+) -> anyhow::Result<Report> {
+    let size = arguments.size as usize;
+    let domain = context.allocate_domain();
+    let options = ConnectOptions::default().features(FEATURES);
+    let (mut end, established) = uwarp_app::channel::connect(
+        context,
+        (server, crate::PORT).into(),
+        &options,
+        PATIENCE,
+        || End::new(context, &domain, size + REQUEST),
+        |end| &mut end.queue_pair,
+    )?;
+    let (stag, offset) = established.private_data.split_at_checked(4).context("the server does not say where")?;
+    let stag = stag.first_chunk().map_or(0, |part| u32::from_be_bytes(*part));
+    let offset = offset.first_chunk().map_or(0, |part| u64::from_be_bytes(*part));
+    let record: Vec<u8> = (0..size).map(|at| at as u8).collect();
+    end.memory.write(REQUEST, &record)?;
+    let append = |end: &mut End, number: u64| -> anyhow::Result<()> {
+        // Each record is another.
+        let slot = number % SLOTS;
+        end.memory.write(REQUEST, &number.to_be_bytes()[..size.min(8)])?;
+        if arguments.method == Method::Commit {
+            let source = [end.memory.sge(REQUEST..REQUEST + size)?];
+            let write = SendRequest::write(3, &source, stag, offset + slot * size as u64);
+            end.queue_pair.post_send(&[write.with_commit().signalled()])?;
+            return end.next().map(|_| ());
+        }
+        request(end, size, slot)?;
+        end.send(if arguments.method == Method::Pull { REQUEST } else { REQUEST + size })?;
+        while end.next()?.opcode != CompletionOpcode::Receive {}
+        end.receive()
+    };
+    for number in 0..WARM_UP.min(arguments.count) {
+        append(&mut end, number)?;
+    }
+    let mut samples = Histogram::<u64>::new(3).context("no histogram")?;
+    for number in 0..arguments.count {
+        let start = Instant::now();
+        append(&mut end, number)?;
+        samples.saturating_record(start.elapsed().as_nanos() as u64);
+    }
+    let path = arguments.directory.join("bench.pcap");
+    context.start_capture(&path)?;
+    context.poll();
+    for number in 0..CAPTURED {
+        append(&mut end, number)?;
+    }
+    context.stop_capture();
+    context.poll();
+    request(&end, size, END)?;
+    end.send(REQUEST)?;
+    while end.next()?.opcode != CompletionOpcode::Receive {}
+    let mut wakes = [0; 8];
+    end.memory.read(size + REQUEST, &mut wakes)?;
+    part(context, &mut end.queue_pair)?;
+    let appended = WARM_UP.min(arguments.count) + arguments.count + CAPTURED;
+    Ok(Report {
+        method: arguments.method,
+        store: arguments.store,
+        device: device.to_owned(),
+        server: String::new(),
+        size: arguments.size,
+        records: arguments.count,
+        latency_ns: Latency::of(&samples),
+        round_trips: Some(round_trips(&path, context.socket_address(0).ip())? as f64 / CAPTURED as f64),
+        wakes: Some(u64::from_be_bytes(wakes) as f64 / appended as f64),
+        cacheline_ns: None,
+    })
+}
+
+/// The request in front of what is sent.
+fn request(end: &End, size: usize, slot: u64) -> anyhow::Result<()> {
+    let source = end.memory.remote_offset() + REQUEST as u64;
+    let words = [u64::from(end.memory.stag()), source, slot];
+    // What comes is behind, so the record stays where it is.
+    debug_assert!(end.size >= size + REQUEST);
+    Ok(end.memory.write(0, &words.map(u64::to_be_bytes).concat())?)
+}
+
+/// How often data turned back to the client, in a capture.
+fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
+    let file = File::open(path).context("the capture cannot be opened")?;
+    let mut reader = pcap_file::pcap::PcapReader::new(file).context("the capture cannot be read")?;
+    let (mut trips, mut away) = (0, false);
+    // The end of what was sent, each way: what is sent again is no turn.
+    let mut ends: [Option<u32>; 2] = [None; 2];
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.context("the capture cannot be read")?;
+        let Some((from, sequence, payload)) = data(&packet.data) else { continue };
+        let leaves = from == own;
+        // Lengths of segments: far below what a u32 holds.
+        let last = sequence.wrapping_add(payload as u32);
+        let known = &mut ends[usize::from(leaves)];
+        // Serial numbers (RFC 9293 §3.4): ahead if less than half of all are between.
+        let is_new = known.is_none_or(|known| (1..1 << 31).contains(&last.wrapping_sub(known)));
+        if payload == 0 || !is_new {
+            continue;
+        }
+        *known = Some(last);
+        trips += u64::from(away && !leaves);
+        away = leaves;
+    }
+    Ok(trips)
+}
+
+/// Source, sequence number and octets of payload of a frame, if it is TCP.
+fn data(frame: &[u8]) -> Option<(std::net::IpAddr, u32, usize)> {
+    let (packet, kind) = (frame.get(14..)?, frame.get(12..14)?);
+    let (source, segment): (std::net::IpAddr, &[u8]) = match kind {
+        [0x08, 0x00] if packet.get(9) == Some(&6) => {
+            let length = usize::from(u16::from_be_bytes([*packet.get(2)?, *packet.get(3)?]));
+            let header = usize::from(packet[0] & 15) * 4;
+            (<[u8; 4]>::try_from(packet.get(12..16)?).ok()?.into(), packet.get(header..length)?)
+        }
+        [0x86, 0xdd] if packet.get(6) == Some(&6) => {
+            let length = usize::from(u16::from_be_bytes([*packet.get(4)?, *packet.get(5)?]));
+            (<[u8; 16]>::try_from(packet.get(8..24)?).ok()?.into(), packet.get(40..40 + length)?)
+        }
+        _ => return None,
+    };
+    let header = usize::from(*segment.get(12)? >> 4) * 4;
+    let sequence = u32::from_be_bytes(*segment.get(4..)?.first_chunk()?);
+    Some((source, sequence, segment.len().checked_sub(header)?))
+}
+
+/// Writes and syncs in this process.
+fn local(
+    network: &NetworkFlags,
+    size: u64,
+    count: u64,
+    store: Keeper,
+    folder: &Path,
+    cpu: usize,
+) -> anyhow::Result<Report> {
+    let mut samples = Histogram::<u64>::new(3).context("no histogram")?;
+    let result = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| -> anyhow::Result<()> {
+            if !cacheline::pin(cpu) {
+                return Err(usage(format!("this process may not run on CPU {cpu}")));
+            }
+            // No engine ever runs in these contexts: they give memory that can be written back.
+            let config =
+                |address: &str| uwarp::Config::without_device(address).map(|config| config.inline().without_monitor());
+            let (context, _other) = Context::pair_in_process(config("10.0.0.1/24")?, config("10.0.0.2/24")?)?;
+            let domain = context.allocate_domain();
+            let region = match store {
+                Keeper::Memory => {
+                    let buffer =
+                        RegionBuffer::zeroed((SLOTS * size) as usize, PageAdvice::Normal).context("no memory")?;
+                    Some(domain.register_persistent(buffer, Access::LOCAL_WRITE, RegionScope::Domain, false)?)
+                }
+                Keeper::File => None,
+            };
+            let file = file(size, folder)?;
+            let mut record: Vec<u8> = (0..size).map(|at| at as u8).collect();
+            for number in 0..WARM_UP.min(count) + count {
+                let words = number.to_be_bytes();
+                let part = record.len().min(8);
+                record[..part].copy_from_slice(&words[..part]);
+                let offset = number % SLOTS * size;
+                let start = Instant::now();
+                match &region {
+                    Some(region) => {
+                        region.write(offset as usize, &record)?;
+                        region.write_back(offset as usize..(offset + size) as usize)?;
+                    }
+                    None => {
+                        file.write_all_at(&record, offset)
+                            .and_then(|()| file.sync_data())
+                            .context("the file cannot be written")?;
+                    }
+                }
+                if number >= WARM_UP.min(count) {
+                    samples.saturating_record(start.elapsed().as_nanos() as u64);
+                }
+            }
+            Ok(())
+        });
+        thread.join().map_err(|_| anyhow::anyhow!("the thread that writes failed"))?
+    });
+    result?;
+    Ok(Report {
+        method: Method::Local,
+        store,
+        device: network.kind().to_string(),
+        server: String::new(),
+        size,
+        records: count,
+        latency_ns: Latency::of(&samples),
+        round_trips: None,
+        wakes: None,
+        cacheline_ns: None,
+    })
+}

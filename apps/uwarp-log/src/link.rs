@@ -1,0 +1,433 @@
+//! Carries out what a writer wants done: connections to the targets, and the work on them. One thread turns everything.
+
+use anyhow::{Context as _, bail};
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use uwarp::config::EngineMode;
+use uwarp::{
+    Access, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, SendRequest, Sge, Status,
+};
+use uwarp_app::channel::{Channel, Event, Shape, part};
+use uwarp_app::network::SERVER_ADDRESS;
+use uwarp_app::{NetworkFlags, Role, usage};
+use uwarp_log::message::{GREETING, MAX_MESSAGE, ToClient, Window};
+use uwarp_log::writer::{Action, Options, Writer};
+
+/// What both sides have to agree on.
+pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
+/// Messages, and the target's receives for Immediate Data of records that are under way.
+pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 256, work: 1024 };
+
+/// Octets that what is under way to a target is copied to, or read into.
+const STAGING: usize = 8 << 20;
+/// Actions under way at a target: their requests fit the send queue, and their Immediate Data the target's receives.
+const ACTIONS: usize = 32;
+/// Pause between attempts to reach a target.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Pause between attempts to open a device.
+const REOPEN: Duration = Duration::from_millis(400);
+/// How long an attempt to open a device waits for the other end: nothing else happens meanwhile.
+const OPEN: Duration = Duration::from_millis(100);
+
+/// Where a target is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// At the other end of a socket device of its own.
+    Socket(PathBuf),
+    /// On the network of the one device.
+    Address(SocketAddr),
+}
+
+impl Place {
+    /// Reads a place: a path has a slash, everything else is an address with or without a port.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn parse(text: &str, port: u16) -> anyhow::Result<Place> {
+        if text.contains('/') {
+            return Ok(Place::Socket(PathBuf::from(text)));
+        }
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return Ok(Place::Address(address));
+        }
+        match text.parse::<IpAddr>() {
+            Ok(address) => Ok(Place::Address((address, port).into())),
+            Err(_) => Err(usage(format!(
+                "'{text}' is no target: write an address, ADDRESS:PORT, or the path of a socket with a slash in it"
+            ))),
+        }
+    }
+}
+
+enum State {
+    /// Not connected; to be tried again then.
+    Down(Instant),
+    Connecting(Box<Channel>, Connecting),
+    Up(Box<Channel>),
+}
+
+/// What an action under way waits for.
+struct Posted {
+    /// Octets of the staging memory that it holds, with what was left unused before them.
+    staged: usize,
+    /// Where they begin, and how many of them were read.
+    read: Option<(usize, usize)>,
+}
+
+struct Link {
+    place: Place,
+    /// The device, which may be another link's too.
+    context: Option<Context>,
+    state: State,
+    staging: Option<MemoryRegion>,
+    /// Where the next octets go, and how many are free.
+    next: usize,
+    free: usize,
+    window: Option<Window>,
+    wanted: VecDeque<Action>,
+    posted: VecDeque<Posted>,
+    /// Why the last attempt failed.
+    why: String,
+}
+
+/// A writer with its connections.
+pub struct Driver {
+    /// The writer.
+    pub writer: Writer,
+    network: NetworkFlags,
+    links: Vec<Link>,
+    options: Options,
+}
+
+impl Driver {
+    /// One for these targets.
+    ///
+    /// # Errors
+    /// The flags of the network are wrong.
+    pub fn new(network: &NetworkFlags, places: Vec<Place>, options: Options) -> anyhow::Result<Driver> {
+        network.resolve(Role::Client, EngineMode::Inline)?;
+        let link = |place| Link {
+            place,
+            context: None,
+            state: State::Down(Instant::now()),
+            staging: None,
+            next: 0,
+            free: STAGING,
+            window: None,
+            wanted: VecDeque::new(),
+            posted: VecDeque::new(),
+            why: String::new(),
+        };
+        let links = places.into_iter().map(link).collect();
+        Ok(Driver { writer: Writer::new(options), network: network.clone(), links, options })
+    }
+
+    /// Why each target that does not take part does not, as lines.
+    pub fn complaints(&self) -> String {
+        let mut text = String::new();
+        for ((number, link), status) in self.links.iter().enumerate().zip(self.writer.status()) {
+            let place = match &link.place {
+                Place::Socket(path) => path.display().to_string(),
+                Place::Address(address) => address.to_string(),
+            };
+            let problem = status.problem.as_deref().unwrap_or(&link.why);
+            text += &format!(
+                "\n  target {number} ({place}): {}{}{problem}",
+                status.stage,
+                if problem.is_empty() { "" } else { ", " }
+            );
+        }
+        text
+    }
+
+    /// Does what can be done; whether anything happened.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn turn(&mut self) -> anyhow::Result<bool> {
+        let mut busy = false;
+        for target in 0..self.links.len() {
+            busy |= self.reach(target)?;
+            busy |= self.hear(target)?;
+        }
+        while let Some((target, action)) = self.writer.next_action() {
+            busy = true;
+            if action == Action::Reconnect {
+                self.links[target].down();
+            } else if !matches!(self.links[target].state, State::Down(_)) {
+                self.links[target].wanted.push_back(action);
+            }
+        }
+        for target in 0..self.links.len() {
+            match self.links[target].post() {
+                Ok(posted) => busy |= posted,
+                Err(error) => self.drop_link(target, &error),
+            }
+        }
+        for link in &self.links {
+            if let Some(context) = &link.context {
+                busy |= context.poll();
+            }
+        }
+        Ok(busy)
+    }
+
+    fn drop_link(&mut self, target: usize, error: &anyhow::Error) {
+        self.links[target].why = format!("{error:#}");
+        self.links[target].down();
+        self.writer.lost(target);
+    }
+
+    /// Makes a connection that is not there.
+    fn reach(&mut self, target: usize) -> anyhow::Result<bool> {
+        match &mut self.links[target].state {
+            State::Up(_) => return Ok(false),
+            State::Down(at) if Instant::now() < *at => return Ok(false),
+            State::Down(_) => {
+                if let Err(error) = self.start_connecting(target) {
+                    let link = &mut self.links[target];
+                    link.why = format!("{error:#}");
+                    link.state = State::Down(Instant::now() + REOPEN);
+                }
+            }
+            State::Connecting(channel, connecting) => match connecting.poll(channel.queue_pair()) {
+                Ok(None) => return Ok(false),
+                Ok(Some(established)) => {
+                    let link = &mut self.links[target];
+                    if established.private_data != GREETING {
+                        bail!("what answers there is not uwarp-log, or of another version");
+                    }
+                    let State::Connecting(channel, _) = std::mem::replace(&mut link.state, State::Down(Instant::now()))
+                    else {
+                        return Ok(false);
+                    };
+                    link.state = State::Up(channel);
+                    link.why.clear();
+                    self.writer.connected(target);
+                }
+                Err(error) => {
+                    let link = &mut self.links[target];
+                    link.why = error.to_string();
+                    link.state = State::Down(Instant::now() + PAUSE);
+                }
+            },
+        }
+        Ok(true)
+    }
+
+    fn start_connecting(&mut self, target: usize) -> anyhow::Result<()> {
+        let (peer, socket) = match &self.links[target].place {
+            Place::Address(address) => (*address, None),
+            Place::Socket(path) => {
+                let server =
+                    if self.network.ipv6 { self.network.default_address(Role::Server) } else { SERVER_ADDRESS.into() };
+                ((server, crate::PORT).into(), Some(path.clone()))
+            }
+        };
+        if self.links[target].context.is_none() {
+            // All targets with addresses share the one device.
+            let shared =
+                self.links.iter().find(|link| matches!(link.place, Place::Address(_)) && link.context.is_some());
+            let context = match (&socket, shared) {
+                (None, Some(link)) => link.context.clone(),
+                _ => None,
+            };
+            let context = match context {
+                Some(context) => context,
+                None => {
+                    let mut network = self.network.clone();
+                    network.socket = socket.or(network.socket);
+                    network.wait = network.wait.or(Some(OPEN));
+                    Context::open(network.resolve(Role::Client, EngineMode::Inline)?)?
+                }
+            };
+            self.links[target].context = Some(context);
+        }
+        let link = &mut self.links[target];
+        let Some(context) = &link.context else { return Ok(()) };
+        let domain = context.allocate_domain();
+        // Peers do not reach the writer's memory but by its own Reads.
+        link.staging = Some(domain.register_zeroed(STAGING, Access::LOCAL_WRITE)?);
+        (link.next, link.free) = (0, STAGING);
+        let mut channel = Box::new(Channel::new(context, &domain, SHAPE)?);
+        let options =
+            ConnectOptions::default().private_data(GREETING).features(FEATURES).timeout(Duration::from_secs(2));
+        let connecting = context.start_connect(channel.queue_pair(), peer, options)?;
+        link.state = State::Connecting(channel, connecting);
+        Ok(())
+    }
+
+    /// Tells the writer what happened.
+    fn hear(&mut self, target: usize) -> anyhow::Result<bool> {
+        let mut busy = false;
+        while let State::Up(channel) = &mut self.links[target].state {
+            let event = match channel.poll() {
+                Ok(None) => break,
+                Ok(Some(event)) => event,
+                Err(error) => {
+                    self.drop_link(target, &error);
+                    return Ok(true);
+                }
+            };
+            busy = true;
+            match event {
+                Event::Message(octets) => {
+                    let message: ToClient = serde_json::from_slice(&octets)
+                        .context("a target sent a message that is none of this version's")?;
+                    if let ToClient::Claimed { window, .. } | ToClient::Region { window, .. } = message {
+                        self.links[target].window = Some(window);
+                    }
+                    self.writer.message(target, message);
+                }
+                Event::Done(completion) => self.done(target, &completion)?,
+                Event::Immediate(_) => {}
+                Event::Closed => {
+                    let why = channel.why_closed();
+                    self.links[target].why = why;
+                    self.links[target].down();
+                    self.writer.lost(target);
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    fn done(&mut self, target: usize, completion: &Completion) -> anyhow::Result<()> {
+        let link = &mut self.links[target];
+        let Some(Posted { staged, read }) = link.posted.pop_front() else { return Ok(()) };
+        link.free += staged;
+        match (read, &link.staging) {
+            (Some((begin, length)), Some(staging)) => {
+                let octets = staging.to_vec(begin, length)?;
+                self.writer.read_done(target, &octets);
+            }
+            _ => {
+                if completion.status != Status::Success {
+                    link.why = format!("a commit failed with status {:?}", completion.commit_status());
+                }
+                self.writer.committed(target, completion.status == Status::Success);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the connections in order, when everything is done.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn close(mut self) -> anyhow::Result<()> {
+        for link in &mut self.links {
+            if let (State::Up(channel), Some(context)) = (&mut link.state, &link.context) {
+                part(context, channel.queue_pair())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The writer's options.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+}
+
+impl Link {
+    fn down(&mut self) {
+        if let State::Up(channel) = &mut self.state {
+            channel.queue_pair().abort();
+        }
+        self.state = State::Down(Instant::now() + PAUSE);
+        self.wanted.clear();
+        self.posted.clear();
+        self.staging = None;
+    }
+
+    /// Takes octets of the staging memory, in one piece: where they begin, and how many are not free any more.
+    fn stage(&mut self, length: usize) -> Option<(usize, usize)> {
+        let skipped = if self.next + length > STAGING { STAGING - self.next } else { 0 };
+        if skipped + length > self.free {
+            return None;
+        }
+        let begin = if skipped > 0 { 0 } else { self.next };
+        self.next = begin + length;
+        self.free -= skipped + length;
+        Some((begin, skipped + length))
+    }
+
+    /// Posts what is wanted and fits; whether anything did.
+    fn post(&mut self) -> anyhow::Result<bool> {
+        let mut any = false;
+        while let Some(action) = self.wanted.front() {
+            if self.posted.len() >= ACTIONS {
+                break;
+            }
+            let length = match action {
+                Action::Write(pieces, _) => pieces.iter().map(|(_, octets)| octets.len()).sum(),
+                Action::Read(pieces) => pieces.iter().map(|(_, length)| *length as usize).sum(),
+                _ => 0,
+            };
+            let Some((begin, staged)) = self.stage(length) else { break };
+            let Some(action) = self.wanted.pop_front() else { break };
+            self.carry_out(action, begin, length, staged)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    fn carry_out(&mut self, action: Action, begin: usize, length: usize, staged: usize) -> anyhow::Result<()> {
+        let (State::Up(channel), Some(staging)) = (&mut self.state, &self.staging) else { return Ok(()) };
+        let Window { stag, offset: base } = self.window.unwrap_or(Window { stag: 0, offset: 0 });
+        match action {
+            Action::Send(message) => {
+                let octets = serde_json::to_vec(&message).context("a message cannot be written as JSON")?;
+                self.free += staged;
+                return channel.send(&octets);
+            }
+            Action::Read(pieces) => {
+                let mut at = begin;
+                for (number, (offset, length)) in pieces.iter().enumerate() {
+                    let sink = [staging.sge(at..at + *length as usize)?];
+                    let read = SendRequest::read(1, &sink, stag, base + offset);
+                    let read = if number + 1 == pieces.len() { read.signalled() } else { read };
+                    channel.queue_pair().post_send(&[read])?;
+                    at += *length as usize;
+                }
+                self.posted.push_back(Posted { staged, read: Some((begin, length)) });
+            }
+            Action::Write(pieces, notify) => {
+                let mut at = begin;
+                for (offset, octets) in &pieces {
+                    staging.write(at, octets)?;
+                    let source = [staging.sge(at..at + octets.len())?];
+                    let write = SendRequest::write(1, &source, stag, base + offset);
+                    let write = if pieces.len() == 1 { write.with_commit().signalled() } else { write };
+                    channel.queue_pair().post_send(&[write])?;
+                    at += octets.len();
+                }
+                if pieces.len() > 1 {
+                    let parts = pieces.iter().map(|(offset, octets)| (*offset, octets.len() as u64));
+                    commit(channel, stag, base, parts)?;
+                }
+                if let Some(sequence) = notify {
+                    channel.queue_pair().post_send(&[SendRequest::immediate(2, sequence)])?;
+                }
+                self.posted.push_back(Posted { staged, read: None });
+            }
+            Action::Commit(pieces) => {
+                commit(channel, stag, base, pieces.into_iter())?;
+                self.posted.push_back(Posted { staged, read: None });
+            }
+            Action::Reconnect => {}
+        }
+        Ok(())
+    }
+}
+
+fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item = (u64, u64)>) -> anyhow::Result<()> {
+    // A table has at most a MiB, everything else is shorter.
+    let regions: Vec<Sge> =
+        parts.map(|(offset, length)| Sge { stag, length: length as u32, offset: base + offset }).collect();
+    channel.queue_pair().post_send(&[SendRequest::commit(1, &regions).signalled()])?;
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! A replicated durable log over RDMA Commit, and its targets.
+#![forbid(unsafe_code)]
+
+mod append;
+mod bench;
+mod link;
+mod pair;
+mod serve;
+
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use uwarp::config::EngineMode;
+use uwarp_app::units::{parse_count, parse_duration, parse_size};
+use uwarp_app::{NetworkFlags, Role, output, signals};
+use uwarp_log::record::Kind;
+
+/// Port that targets listen on unless told otherwise.
+pub const PORT: u16 = 20_060;
+
+const EXAMPLES: &str = "\
+Examples:
+  uwarp-log pair                          three targets and a writer on this machine, and what every file holds in the end
+  uwarp-log pair --targets 1 --count 10k --size 4K
+  uwarp-log bench                         what Write with Commit saves: latency, round trips, and how often the target wakes up
+
+  In four terminals, a target in each of three (the socket joins each with the writer):
+    uwarp-log target /srv/a.log --socket /tmp/a.sock
+    uwarp-log target /srv/b.log --socket /tmp/b.sock
+    uwarp-log target /srv/c.log --socket /tmp/c.sock
+    journalctl -f | uwarp-log append --target /tmp/a.sock --target /tmp/b.sock --target /tmp/c.sock
+  and afterwards, or meanwhile:
+    uwarp-log read /srv/b.log
+
+A target lends its file's memory to the writer, which puts records there by RDMA Write and has them made durable by RDMA
+Commit: the target's program sleeps. A record is acknowledged when one of one or two of three targets have it in their
+files. Kill what you like: a new writer finds everything that was acknowledged, and a target that comes back is brought up
+to date. Always name all targets of a log.";
+
+/// Appends records to a durable log that other processes keep, by RDMA Write and Commit.
+#[derive(Parser, Debug)]
+#[command(name = "uwarp-log", version, after_help = EXAMPLES, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    #[command(flatten)]
+    network: NetworkFlags,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Keep a copy of the log in a file, until interrupted
+    Target(TargetArguments),
+    /// Append lines, from standard input or a file
+    Append(AppendArguments),
+    /// Print the records that a target's file holds
+    Read(ReadArguments),
+    /// Start targets and a writer on this machine, append, and compare what the files hold
+    Pair(PairArguments),
+    /// Time a durable append: by RDMA Write and Commit, by Sends, and without a network
+    Bench(bench::BenchArguments),
+    /// One side of a benchmark
+    #[command(hide = true)]
+    BenchSide(bench::SideArguments),
+}
+
+#[derive(Args, Debug)]
+struct TargetArguments {
+    /// The file; it is made if it is not there
+    file: PathBuf,
+    /// Octets of a new file
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64M")]
+    size: u64,
+    /// Octets of its segments, the same in all targets: what is dropped at once when the log is full
+    #[arg(long, value_name = "SIZE", value_parser = parse_segment, default_value = "64K")]
+    segment: u32,
+    /// Print records when they are durable here (the writer has to append with --notify)
+    #[arg(long)]
+    follow: bool,
+    /// Take commands from standard input: 'shrink SIZE' asks the writer to give memory back, 'status' tells what is
+    #[arg(long)]
+    control: bool,
+    /// Port to listen on
+    #[arg(long, short, default_value_t = PORT)]
+    port: u16,
+}
+
+/// How to append.
+#[derive(Args, Clone, Debug)]
+pub struct AppendOptions {
+    /// When the log is full, drop the oldest segment (otherwise this is an error)
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Wake the targets' programs with each record, by Immediate Data
+    #[arg(long)]
+    pub notify: bool,
+    /// How long most targets may be away
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    pub patience: std::time::Duration,
+    /// Wait for all targets in the end, not for most of them only
+    #[arg(long)]
+    pub all: bool,
+}
+
+#[derive(Args, Debug)]
+struct AppendArguments {
+    /// File with the lines [default: standard input]
+    file: Option<PathBuf>,
+    /// A target: an address, ADDRESS:PORT, or the path of a socket; one, or three times [default: the one of --socket]
+    #[arg(long = "target", short, value_name = "TARGET")]
+    targets: Vec<String>,
+    #[command(flatten)]
+    options: AppendOptions,
+    /// Print the number of each record when it is acknowledged
+    #[arg(long)]
+    acknowledge: bool,
+    /// Write the result to this file, or - for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct ReadArguments {
+    /// The file
+    file: PathBuf,
+    /// Print a summary instead of records
+    #[arg(long)]
+    summary: bool,
+    /// Write records (in hexadecimal) and summary to this file, or - for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What a pair does.
+#[derive(Args, Debug)]
+pub struct PairArguments {
+    /// Targets: 1 or 3
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
+    targets: u8,
+    /// Records
+    #[arg(long, value_name = "NUMBER", value_parser = parse_count, default_value = "1000")]
+    count: u64,
+    /// Octets of each
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "100")]
+    size: u64,
+    /// Directory for the files [default: a temporary one]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+    /// Write the result to this file, or - for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn parse_segment(text: &str) -> Result<u32, String> {
+    match parse_size(text)? {
+        size @ 4096..=0x10_0000 if size.is_multiple_of(4096) => Ok(size as u32),
+        _ => Err("segments have 4K to 1M octets, a multiple of 4K".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    uwarp_app::run::<Cli>(|cli| {
+        signals::install()?;
+        let network = &cli.network;
+        match &cli.command {
+            Command::Target(arguments) => {
+                let TargetArguments { file, size, segment, follow, control, port } = arguments;
+                let config = network.resolve(Role::Server, EngineMode::Threaded)?;
+                let service = serve::Service {
+                    file,
+                    size: *size,
+                    segment: *segment,
+                    follow: *follow,
+                    control: *control,
+                    port: *port,
+                };
+                serve::run(config, &service)
+            }
+            Command::Append(arguments) => {
+                let AppendArguments { file, targets, options, acknowledge, json } = arguments;
+                let places = append::places(network, targets)?;
+                append::run(network, places, options, file.as_deref(), *acknowledge, json.as_deref())
+            }
+            Command::Read(arguments) => read(arguments),
+            Command::Pair(arguments) => pair::run(network, arguments),
+            Command::Bench(arguments) => bench::run(network, arguments),
+            Command::BenchSide(arguments) => bench::side(network, arguments),
+        }
+    })
+}
+
+/// What a file holds.
+#[derive(Debug, Serialize)]
+struct Contents {
+    /// Which log it is a copy of, in hexadecimal; 0 is none yet.
+    log: String,
+    /// Targets of that log.
+    targets: u32,
+    /// The latest writer that was let in.
+    epoch: u64,
+    /// Positions of the first record, of the last one known to be acknowledged, and of the end.
+    start: u64,
+    head: u64,
+    end: u64,
+    /// Number of the last record.
+    last: u64,
+    /// Whether the record at the head is there.
+    whole: bool,
+    /// Payloads by number, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    records: Option<Vec<(u64, String)>>,
+}
+
+fn read(arguments: &ReadArguments) -> anyhow::Result<()> {
+    use anyhow::Context as _;
+    let name = || arguments.file.display().to_string();
+    let file = File::open(&arguments.file).with_context(name)?;
+    let quiet = arguments.summary || arguments.json.is_some();
+    let mut records = Vec::new();
+    let (identity, walk) = serve::walk_file(&file, |sequence, kind, payload| {
+        if kind == Kind::Payload && !quiet {
+            output::print(String::from_utf8_lossy(payload));
+        } else if kind == Kind::Payload && arguments.json.is_some() && !arguments.summary {
+            records.push((sequence, payload.iter().map(|octet| format!("{octet:02x}")).collect()));
+        }
+        Ok(())
+    })
+    .with_context(name)?;
+    let contents = Contents {
+        log: format!("{:016x}", identity.log),
+        targets: identity.replicas,
+        epoch: identity.epoch,
+        start: walk.table.start,
+        head: walk.table.head,
+        end: walk.tail.position,
+        last: walk.tail.sequence,
+        whole: walk.has_head,
+        records: (!arguments.summary).then_some(records),
+    };
+    if let Some(path) = &arguments.json {
+        output::write_json(path, &contents)?;
+    } else if arguments.summary {
+        output::print(format!(
+            "log {}, {} targets, epoch {}: positions {} to {}, head at {}, last record {}",
+            contents.log, contents.targets, contents.epoch, contents.start, contents.end, contents.head, contents.last
+        ));
+    }
+    if !walk.has_head {
+        anyhow::bail!("{}: the record at the head is missing, so this copy has lost what it had made durable", name());
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! `pair`: targets and a writer as processes of their own, over virtio, and what the files hold in the end.
+
+use crate::append::Outcome;
+use crate::{PairArguments, serve};
+use anyhow::{Context as _, bail};
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use uwarp_app::network::fits_a_socket;
+use uwarp_app::outcome::of_child;
+use uwarp_app::{DeviceKind, NetworkFlags, output, usage};
+use uwarp_log::record::{Kind, MAX_PAYLOAD};
+
+/// A child that is ended when it is forgotten.
+struct Side(Child);
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // Of a child that has ended both do nothing.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs it.
+///
+/// # Errors
+/// A bad command line; a process that failed, which said why; or files that do not hold what was appended.
+pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<()> {
+    let PairArguments { targets, count, size, directory, json } = arguments;
+    if *targets == 2 {
+        return Err(usage("a log has one target or three: two are lost with the first of them"));
+    }
+    if *size > MAX_PAYLOAD as u64 {
+        return Err(usage(format!("a record has at most {MAX_PAYLOAD} octets")));
+    }
+    if !matches!(network.kind(), DeviceKind::Virtio | DeviceKind::Memif) || network.socket.is_some() {
+        return Err(usage("a pair runs over virtio or memif, and chooses its sockets: use 'target' and 'append'"));
+    }
+    let folder =
+        tempfile::Builder::new().prefix("uwarp-log-").tempdir().context("cannot make a temporary directory")?;
+    let place = directory.as_deref().unwrap_or(folder.path());
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let length = |payload: u64| (payload + 64) * count + (4 << 20);
+    let mut sides = Vec::new();
+    let mut writer = Command::new(&own);
+    writer.args(["append", "--all", "--json", "-"]).args(network.to_arguments());
+    let mut files = Vec::new();
+    for number in 0..*targets {
+        let (file, socket) = (place.join(format!("{number}.log")), folder.path().join(format!("{number}.sock")));
+        if !fits_a_socket(&socket) {
+            return Err(usage("the temporary directory's path is too long for a socket: set TMPDIR to a shorter one"));
+        }
+        let mut target = Command::new(&own);
+        target.arg("target").arg(&file).args(["--size", &length(*size).to_string()]);
+        target.args(network.to_arguments()).arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
+        sides.push(Side(target.spawn().context("cannot start a target")?));
+        writer.arg("--target").arg(&socket);
+        files.push(file);
+    }
+    let mut writer =
+        Side(writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start a writer")?);
+    let mut lines = writer.0.stdin.take().context("the writer has no standard input")?;
+    let (count, size) = (*count, *size as usize);
+    let feed = std::thread::spawn(move || -> std::io::Result<()> {
+        let mut lines = std::io::BufWriter::new(&mut lines);
+        (0..count).try_for_each(|number| lines.write_all(&[&payload(number, size)[..], b"\n"].concat()))
+    });
+    let text = std::io::read_to_string(writer.0.stdout.take().context("the writer has no standard output")?)
+        .context("the writer's result cannot be read")?;
+    of_child(writer.0.wait().context("cannot wait for the writer")?)?;
+    let fed = feed.join().map_err(|_| anyhow::anyhow!("the records were not made"))?;
+    fed.context("the writer did not take all records")?;
+    let outcome: Outcome = serde_json::from_str(&text).context("the writer's result cannot be read")?;
+    drop(sides);
+    for file in &files {
+        check(file, outcome.last, count, size)?;
+    }
+    if json.as_deref() != Some(Path::new("-")) {
+        output::print(format!(
+            "{} records of {size} octets acknowledged in {:.2} s; {} files hold them all",
+            outcome.records,
+            outcome.seconds,
+            files.len()
+        ));
+    }
+    json.as_deref().map_or(Ok(()), |path| output::write_json(path, &outcome))
+}
+
+/// The payload of a record: letters that tell it from others.
+fn payload(number: u64, size: usize) -> Vec<u8> {
+    let text = format!("{number:016x} ");
+    text.bytes().cycle().take(size).collect()
+}
+
+/// Checks that a file ends with what was appended.
+fn check(path: &Path, last: u64, count: u64, size: usize) -> anyhow::Result<()> {
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let first = last + 1 - count;
+    let mut found = 0;
+    let (_, walk) = serve::walk_file(&file, |sequence, kind, octets| {
+        if kind == Kind::Payload && sequence >= first {
+            if octets != payload(sequence - first, size) {
+                bail!("{}: record {sequence} is not what was appended", path.display());
+            }
+            found += 1;
+        }
+        Ok(())
+    })?;
+    if found != count || !walk.has_head || walk.tail.sequence != last {
+        bail!("{} holds {found} of {count} records", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,379 @@
+//! A target: lends its file's memory to the log's writer. It decides who that is, and otherwise sleeps.
+
+use crate::link::{FEATURES, SHAPE};
+use anyhow::{Context as _, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+use uwarp::config::EngineMode;
+use uwarp::{
+    AcceptOptions, Access, Config, Context, ListenOptions, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain,
+    RegionScope,
+};
+use uwarp_app::channel::{Channel, Event};
+use uwarp_app::{output, signals, units, usage};
+use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS, PAGE};
+use uwarp_log::message::{GREETING, ToClient, ToTarget, Window};
+use uwarp_log::record::Kind;
+use uwarp_log::target::{self, Verdict, Walk};
+
+/// How long a connection that is ended may take to be over.
+const END: Duration = Duration::from_secs(5);
+/// How often the signals are looked at, when nothing else happens.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// How a target works.
+pub struct Service<'a> {
+    /// The file.
+    pub file: &'a Path,
+    /// Octets of a new one, and of its segments.
+    pub size: u64,
+    /// See there.
+    pub segment: u32,
+    /// Print records as they come.
+    pub follow: bool,
+    /// Take commands from standard input.
+    pub control: bool,
+    /// Port to listen on.
+    pub port: u16,
+}
+
+/// A file of a log, which nobody else has open as a target.
+pub struct LogFile {
+    file: File,
+    /// What its first page says.
+    pub identity: Identity,
+}
+
+impl LogFile {
+    /// Opens a file, or makes one.
+    ///
+    /// # Errors
+    /// It is none of a log's, or cannot be opened or made.
+    pub fn open(path: &Path, size: u64, segment: u32) -> anyhow::Result<LogFile> {
+        let name = || path.display().to_string();
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).with_context(name)?;
+        if file.try_lock().is_err() {
+            bail!("{} is another target's: one process at a time", path.display());
+        }
+        if file.metadata().with_context(name)?.len() == 0 {
+            let geometry = Geometry::new(size, segment).map_err(usage)?;
+            let identity = Identity::new(geometry);
+            file.set_len(geometry.file()).with_context(name)?;
+            file.write_all_at(&target::first_page(identity), 0).with_context(name)?;
+            file.sync_all().with_context(name)?;
+        }
+        let identity = read_identity(&file).with_context(name)?;
+        Ok(LogFile { file, identity })
+    }
+
+    fn keep(&mut self, identity: Identity) -> anyhow::Result<()> {
+        self.file.write_all_at(&identity.to_octets(), 0).context("the file cannot be written")?;
+        self.file.sync_data().context("the file cannot be synced")?;
+        self.identity = identity;
+        Ok(())
+    }
+
+    fn register(&self, domain: &ProtectionDomain, follow: bool) -> anyhow::Result<MemoryRegion> {
+        let length = self.identity.geometry.region() as usize;
+        let range = MemoryRange::File { file: &self.file, offset: PAGE, length };
+        // A message that tells of a record waits until the record is durable.
+        let memory_type = MemoryType::CommitRequired { transparent: follow };
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        Ok(domain.register_ranges(&[range], memory_type, access, RegionScope::Domain)?)
+    }
+}
+
+/// Reads the first page of a log's file.
+///
+/// # Errors
+/// It is none.
+pub fn read_identity(file: &File) -> anyhow::Result<Identity> {
+    let mut octets = [0; 64];
+    file.read_exact_at(&mut octets, 0).context("this is not a log's file: it is too short")?;
+    Ok(Identity::from_octets(&octets)?)
+}
+
+/// Goes through the records that a file holds.
+///
+/// # Errors
+/// The file is no log's, or cannot be read; and what `each` says.
+pub fn walk_file(
+    file: &File,
+    mut each: impl FnMut(u64, Kind, &[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<(Identity, Walk)> {
+    struct Error(anyhow::Error);
+    impl From<String> for Error {
+        fn from(text: String) -> Self {
+            Error(anyhow::Error::msg(text))
+        }
+    }
+    let identity = read_identity(file)?;
+    let read = |offset: u64, out: &mut [u8]| {
+        file.read_exact_at(out, PAGE + offset)
+            .map_err(|error| Error(anyhow::Error::new(error).context("the file cannot be read")))
+    };
+    let walk = target::walk(&identity.geometry, None, read, |_, record| {
+        each(record.tail.sequence, record.kind, record.payload).map_err(Error)
+    });
+    walk.map(|walk| (identity, walk)).map_err(|Error(error)| error)
+}
+
+struct Target<'a> {
+    service: &'a Service<'a>,
+    log: LogFile,
+    domain: ProtectionDomain,
+    region: Option<MemoryRegion>,
+    /// Connections; the first is the writer's if there is one.
+    channels: Vec<Channel>,
+    has_writer: bool,
+    /// Where the next record to print begins.
+    shown: Option<uwarp_log::record::Tail>,
+    wakes: u64,
+}
+
+/// Serves until interrupted.
+///
+/// # Errors
+/// The file or the device cannot be opened, or fail.
+pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
+    if config.engine.mode == EngineMode::Inline {
+        return Err(usage("a target sleeps while its engine works: leave out --engine inline"));
+    }
+    let log = LogFile::open(service.file, service.size, service.segment)?;
+    let (_, walk) = walk_file(&log.file, |_, _, _| Ok(()))?;
+    if !walk.has_head {
+        bail!(
+            "{} has lost the record at its head, which was durable: use an empty file, and the other targets fill it",
+            service.file.display()
+        );
+    }
+    let context = Context::open(config)?;
+    let mut listener = context.listen(service.port, ListenOptions::default())?;
+    let domain = context.allocate_domain();
+    let region = Some(log.register(&domain, service.follow)?);
+    output::print(format!(
+        "serving on {}; {} holds records up to number {} (epoch {})",
+        context.socket_address(service.port),
+        service.file.display(),
+        walk.tail.sequence,
+        log.identity.epoch
+    ));
+    let mut target =
+        Target { service, log, domain, region, channels: Vec::new(), has_writer: false, shown: None, wakes: 0 };
+    let mut input = service.control.then(std::io::stdin);
+    let mut line = Vec::new();
+    while !signals::interrupted() {
+        let mut busy = false;
+        while let Some(request) = listener.try_next()? {
+            busy = true;
+            if request.private_data() != GREETING {
+                // A refusal that cannot be sent changes nothing here.
+                let _ = request.reject(b"this is uwarp-log, of another version or for other clients");
+                continue;
+            }
+            let mut channel = Channel::new(&context, &target.domain, SHAPE)?;
+            let options = AcceptOptions::default().private_data(GREETING).features(FEATURES);
+            match request.accept(channel.queue_pair(), options) {
+                Ok(_) => target.channels.push(channel),
+                Err(error) => eprintln!("uwarp-log: a connection was not made: {error}"),
+            }
+        }
+        busy |= target.turn()?;
+        if busy {
+            continue;
+        }
+        listener.arm();
+        target.channels.iter_mut().for_each(Channel::arm);
+        if target.turn()? {
+            continue;
+        }
+        let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(&listener, PollFlags::IN)];
+        waited.extend(target.channels.iter().map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)));
+        if let Some(input) = &input {
+            waited.push(PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN));
+        }
+        match poll(&mut waited, Some(&LOOK)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("waiting failed"),
+        }
+        let asked = input.is_some() && waited.last().is_some_and(|last| !last.revents().is_empty());
+        target.wakes += u64::from(waited[1..].iter().any(|one| !one.revents().is_empty()) && !asked);
+        if asked && let Some(open) = &input {
+            // Not by a buffer, which could hold lines that waiting does not see.
+            let mut octets = [0; 256];
+            match rustix::io::read(open, &mut octets) {
+                Ok(count @ 1..) => line.extend_from_slice(&octets[..count]),
+                _ => input = None,
+            }
+            while let Some(end) = line.iter().position(|octet| *octet == b'\n') {
+                let command: Vec<u8> = line.drain(..=end).collect();
+                target.command(String::from_utf8_lossy(&command).trim_end())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Target<'_> {
+    /// Sees to what has come; whether anything has.
+    fn turn(&mut self) -> anyhow::Result<bool> {
+        let mut busy = false;
+        let mut number = 0;
+        while number < self.channels.len() {
+            let event = match self.channels[number].poll() {
+                Ok(None) => {
+                    number += 1;
+                    continue;
+                }
+                Ok(Some(event)) => event,
+                Err(error) => {
+                    eprintln!("uwarp-log: a connection is given up: {error:#}");
+                    Event::Closed
+                }
+            };
+            busy = true;
+            match event {
+                Event::Message(octets) => match serde_json::from_slice(&octets) {
+                    Ok(message) => self.hear(&mut number, &message)?,
+                    Err(_) => self.end(number)?,
+                },
+                Event::Immediate(sequence) => self.show(sequence)?,
+                Event::Done(_) => {}
+                Event::Closed => {
+                    self.channels.remove(number);
+                    self.has_writer &= number != 0;
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    fn window(&self) -> Window {
+        self.region.as_ref().map_or(Window { stag: 0, offset: 0 }, |region| Window {
+            stag: region.stag(),
+            offset: region.remote_offset(),
+        })
+    }
+
+    /// Answers a message of connection `number`, which may have another number then.
+    fn hear(&mut self, number: &mut usize, message: &ToTarget) -> anyhow::Result<()> {
+        let answer = match message {
+            ToTarget::Hello { renew } => {
+                if *renew && !self.has_writer {
+                    // Commits failed: what the file has counts, and whether it can be synced now.
+                    self.region = None;
+                    self.region = Some(self.log.register(&self.domain, self.service.follow)?);
+                }
+                let Identity { log, epoch, geometry, .. } = self.log.identity;
+                ToClient::Welcome { log, epoch, geometry }
+            }
+            ToTarget::Claim { epoch, .. } => match target::judge(&self.log.identity, message) {
+                Verdict::Refuse(reason) => ToClient::Refused { reason, epoch: self.log.identity.epoch },
+                Verdict::Admit(identity) => {
+                    if self.has_writer && *number != 0 {
+                        // Nothing of the former writer is placed after this.
+                        self.end(0)?;
+                        *number -= 1;
+                    }
+                    self.log.keep(identity)?;
+                    self.channels.swap(0, *number);
+                    *number = 0;
+                    self.has_writer = true;
+                    self.shown = None;
+                    ToClient::Claimed { epoch: *epoch, geometry: identity.geometry, window: self.window() }
+                }
+            },
+            ToTarget::Joined { .. } | ToTarget::Shrunk { .. } if !self.has_writer || *number != 0 => {
+                return self.end(*number);
+            }
+            ToTarget::Joined { log, replicas } => {
+                return self.log.keep(Identity { log: *log, replicas: *replicas, ..self.log.identity });
+            }
+            ToTarget::Shrunk { slots } => {
+                let geometry = Geometry { slots: *slots, ..self.log.identity.geometry };
+                if *slots > self.log.identity.geometry.slots || geometry.check().is_err() {
+                    return self.end(*number);
+                }
+                // Everything that counts is committed, and so in the file.
+                self.region = None;
+                self.log.keep(Identity { geometry, ..self.log.identity })?;
+                self.log.file.set_len(geometry.file()).context("the file cannot be made shorter")?;
+                self.region = Some(self.log.register(&self.domain, self.service.follow)?);
+                output::print(format!("gave memory back: {} octets are left", geometry.file()));
+                ToClient::Region { geometry, window: self.window() }
+            }
+        };
+        self.tell(*number, &answer)
+    }
+
+    fn tell(&mut self, number: usize, message: &ToClient) -> anyhow::Result<()> {
+        let octets = serde_json::to_vec(message).context("a message cannot be written as JSON")?;
+        // A connection that is over is noticed where its events are looked at.
+        let _ = self.channels[number].send(&octets);
+        Ok(())
+    }
+
+    /// Ends a connection, so that nothing of it is placed any more.
+    fn end(&mut self, number: usize) -> anyhow::Result<()> {
+        let mut channel = self.channels.remove(number);
+        self.has_writer &= number != 0;
+        channel.queue_pair().abort();
+        if !channel.queue_pair().wait_disconnected(END)? {
+            bail!("a connection does not end within {END:?}");
+        }
+        Ok(())
+    }
+
+    /// A line of standard input.
+    fn command(&mut self, line: &str) -> anyhow::Result<()> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [] => {}
+            ["shrink", size] => match units::parse_size(size) {
+                Ok(size) => {
+                    let Geometry { segment, slots, .. } = self.log.identity.geometry;
+                    let wanted = Geometry::new(size, segment).map_or(MIN_SLOTS, |geometry| geometry.slots).min(slots);
+                    if self.has_writer {
+                        self.tell(0, &ToClient::Shrink { slots: wanted })?;
+                    } else {
+                        eprintln!("uwarp-log: nobody writes: a writer has to move what lies there");
+                    }
+                }
+                Err(error) => eprintln!("uwarp-log: {error}"),
+            },
+            ["status"] => {
+                let Identity { geometry, epoch, .. } = self.log.identity;
+                output::print(format!(
+                    "epoch {epoch}, {} octets, woken {} times by connections, {}",
+                    geometry.file(),
+                    self.wakes,
+                    if self.has_writer { "a writer is here" } else { "no writer" }
+                ));
+            }
+            _ => eprintln!("uwarp-log: '{line}' is no command: there are 'shrink SIZE' and 'status'"),
+        }
+        Ok(())
+    }
+
+    /// Prints records up to a number, which are durable here; whether most targets have them, the writer knows.
+    fn show(&mut self, sequence: u64) -> anyhow::Result<()> {
+        let (Some(region), true) = (&self.region, self.service.follow) else { return Ok(()) };
+        let geometry = self.log.identity.geometry;
+        let shown = self.shown.map_or(sequence - 1, |tail| tail.sequence);
+        let read = |offset: u64, out: &mut [u8]| region.read(offset as usize, out).map_err(|error| error.to_string());
+        let walk = target::walk(&geometry, self.shown, read, |_, record| {
+            if record.tail.sequence > shown && record.tail.sequence <= sequence {
+                if record.kind == Kind::Payload {
+                    output::print(String::from_utf8_lossy(record.payload));
+                }
+                self.shown = Some(record.tail);
+            }
+            Ok(())
+        });
+        walk.map(|_| ()).map_err(anyhow::Error::msg)
+    }
+}

@@ -1,0 +1,255 @@
+//! Targets and writers as processes over real devices, and what becomes of the log when they are killed.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SIGKILL.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-log"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn succeeds(output: &Output) -> Vec<u8> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout.clone()
+}
+
+/// Three targets' places in a directory.
+struct Places(tempfile::TempDir);
+
+impl Places {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn file(&self, number: usize) -> PathBuf {
+        self.0.path().join(format!("{number}.log"))
+    }
+
+    fn socket(&self, number: usize) -> PathBuf {
+        self.0.path().join(format!("{number}.sock"))
+    }
+
+    fn target(&self, number: usize, more: &[&str]) -> Process {
+        let mut command = program(&["target"]);
+        command.arg(self.file(number)).arg("--socket").arg(self.socket(number)).args(["--size", "4M"]).args(more);
+        Process(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn append(&self, count: usize, more: &[&str]) -> Command {
+        let mut command = program(&["append", "--patience", "60s"]);
+        for number in 0..count {
+            command.arg("--target").arg(self.socket(number));
+        }
+        command.args(more);
+        command
+    }
+
+    /// The records that a file holds, by number.
+    fn read(&self, number: usize) -> BTreeMap<u64, String> {
+        let output = program(&["read", "--json", "-"]).arg(self.file(number)).output().unwrap();
+        let contents: Value = serde_json::from_slice(&succeeds(&output)).unwrap();
+        assert_eq!(contents["whole"], true);
+        let octets = |text: &str| {
+            (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect::<Vec<u8>>()
+        };
+        let record = |record: &Value| {
+            (record[0].as_u64().unwrap(), String::from_utf8(octets(record[1].as_str().unwrap())).unwrap())
+        };
+        contents["records"].as_array().unwrap().iter().map(record).collect()
+    }
+}
+
+/// A writer that appends numbered lines and tells what is acknowledged.
+struct Writer {
+    _process: Process,
+    lines: ChildStdin,
+    acknowledged: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Writer {
+    fn start(places: &Places) -> Self {
+        let mut command = places.append(3, &["--acknowledge"]);
+        let mut process = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let lines = process.0.stdin.take().unwrap();
+        let acknowledged = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        Self { _process: process, lines, acknowledged }
+    }
+
+    /// Appends lines from `begin` on, and notes which are acknowledged under which number.
+    fn append(&mut self, begin: u64, count: u64, found: &mut BTreeMap<u64, String>) {
+        for line in begin..begin + count {
+            writeln!(self.lines, "line {line}").unwrap();
+        }
+        self.lines.flush().unwrap();
+        for line in begin..begin + count {
+            let number = self.acknowledged.next().expect("an acknowledgment").unwrap().parse().unwrap();
+            assert_eq!(found.insert(number, format!("line {line}")), None, "number {number} twice");
+        }
+    }
+}
+
+#[test]
+fn a_pair_over_each_device() {
+    for arguments in [
+        &["pair", "--count", "2000", "--json", "-"][..],
+        &["pair", "--targets", "1", "--count", "300", "--size", "20000", "--device", "memif", "--json", "-"],
+    ] {
+        let result: Value = serde_json::from_slice(&succeeds(&program(arguments).output().unwrap())).unwrap();
+        assert_eq!(result["live"], if arguments.contains(&"1") { 1 } else { 3 });
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_kills_of_writer_and_targets() {
+    let places = Places::new();
+    let mut targets: Vec<Process> = (0..3).map(|number| places.target(number, &[])).collect();
+    let (mut found, mut line) = (BTreeMap::new(), 0);
+    for round in 0..3 {
+        let mut writer = Writer::start(&places);
+        writer.append(line, 200, &mut found);
+        // One is away: the others are enough.
+        drop(targets.remove(0));
+        writer.append(line + 200, 200, &mut found);
+        targets.push(places.target(round, &[]));
+        writer.append(line + 400, 100, &mut found);
+        // The writer dies with lines under way, which may be in the log or not.
+        for more in 0..50 {
+            let _ = writeln!(writer.lines, "line {}", line + 500 + more);
+        }
+        line += 1000;
+        drop(writer);
+    }
+    let mut last =
+        places.append(3, &["--all", "--json", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    writeln!(last.stdin.take().unwrap(), "the last").unwrap();
+    let outcome: Value = serde_json::from_slice(&succeeds(&last.wait_with_output().unwrap())).unwrap();
+    assert_eq!(outcome["live"], 3);
+    found.insert(outcome["last"].as_u64().unwrap(), "the last".to_owned());
+    drop(targets);
+    let copies: Vec<_> = (0..3).map(|number| places.read(number)).collect();
+    assert!(copies[0] == copies[1] && copies[1] == copies[2], "the copies differ");
+    for (number, text) in &found {
+        assert_eq!(copies[0].get(number), Some(text), "record {number}");
+    }
+    assert_eq!(copies[0].last_key_value().unwrap().1, "the last");
+}
+
+#[test]
+fn a_target_gets_memory_back_without_a_broken_connection() {
+    let places = Places::new();
+    let mut command = program(&["target", "--control", "--size", "2M"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut target = Process(command.spawn().unwrap());
+    let mut control = target.0.stdin.take().unwrap();
+    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    let mut command = places.append(1, &["--overwrite", "--acknowledge"]);
+    let mut writer = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = writer.0.stdin.take().unwrap();
+    let mut acknowledged = BufReader::new(writer.0.stdout.take().unwrap()).lines();
+    let mut append = |from: usize| {
+        for number in from..from + 100 {
+            writeln!(lines, "{number} {}", "x".repeat(9000)).unwrap();
+        }
+        lines.flush().unwrap();
+        (0..100).map(|_| acknowledged.next().unwrap().unwrap().parse::<u64>().unwrap()).collect::<Vec<_>>()
+    };
+    let first = append(0);
+    let before = std::fs::metadata(places.file(0)).unwrap().len();
+    writeln!(control, "shrink 600K").unwrap();
+    let answer = said.next().unwrap().unwrap();
+    assert!(answer.starts_with("gave memory back"), "{answer}");
+    let after = std::fs::metadata(places.file(0)).unwrap().len();
+    assert!(after <= 600 << 10 && after < before, "{before} {after}");
+    let second = append(100);
+    // The same writer: nothing was broken off, or there would be another epoch's mark between.
+    assert_eq!(second[0], first[99] + 1);
+    drop((writer, target));
+    let copy = places.read(0);
+    assert!(copy[&second[99]].starts_with("199 x"));
+}
+
+#[test]
+fn the_targets_program_hears_of_records_that_are_durable() {
+    let places = Places::new();
+    let mut command = program(&["target", "--follow"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped());
+    let mut target = Process(command.spawn().unwrap());
+    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    let mut command = places.append(1, &["--notify"]);
+    let mut writer = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut lines = writer.stdin.take().unwrap();
+    for number in 0..500 {
+        writeln!(lines, "record {number}").unwrap();
+    }
+    for number in 0..500 {
+        assert_eq!(said.next().unwrap().unwrap(), format!("record {number}"));
+    }
+    drop(lines);
+    assert!(writer.wait().unwrap().success());
+}
+
+#[test]
+fn the_ways_to_append_differ_in_round_trips_and_wakes() {
+    let folder = tempfile::tempdir().unwrap();
+    let output =
+        program(&["bench", "--count", "100", "--json", "-", "--directory"]).arg(folder.path()).output().unwrap();
+    let reports: Vec<Value> = serde_json::from_slice(&succeeds(&output)).unwrap();
+    assert_eq!(reports.len(), 8);
+    for report in reports {
+        let round_trips = report["round_trips"].as_f64();
+        match report["method"].as_str().unwrap() {
+            "local" => assert_eq!(round_trips, None),
+            "pull" => assert_eq!(round_trips, Some(2.0), "{report}"),
+            "send" => assert_eq!(round_trips, Some(1.0), "{report}"),
+            _ => {
+                assert_eq!(round_trips, Some(1.0), "{report}");
+                assert_eq!(report["wakes"], 0.0, "{report}");
+            }
+        }
+        assert!(report["latency_ns"]["p50"].as_u64().unwrap() > 0);
+    }
+}
+
+#[test]
+fn mistakes_get_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other");
+    std::fs::write(&other, vec![7; 10_000]).unwrap();
+    let other = other.to_str().unwrap();
+    let new = folder.path().join("new");
+    let new = new.to_str().unwrap();
+    for (arguments, status, expected) in [
+        (&["append", "--target", "/tmp/a", "--target", "/tmp/b"][..], 2, "one target or three"),
+        (&["append", "--target", "somewhere"], 2, "is no target"),
+        (&["append", "--target", "/nonexistent/s", "--patience", "1s"], 1, "1 of 1 targets are needed"),
+        (&["read", "/nonexistent"], 1, "/nonexistent"),
+        (&["read", other], 1, "not a log's file"),
+        (&["target", other], 1, "not a log's file"),
+        (&["target", new, "--segment", "1000"], 2, "multiple of 4K"),
+        (&["target", new, "--engine", "inline"], 2, "sleeps"),
+        (&["pair", "--targets", "2"], 2, "one target or three"),
+    ] {
+        let output = program(arguments).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
+        assert!(text.contains(expected) && text.starts_with("uwarp-log: "), "{arguments:?}: {text}");
+    }
+    assert!(!Path::new(new).exists());
+}
