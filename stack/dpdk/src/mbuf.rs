@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -167,6 +168,13 @@ impl Mbuf {
             }
         }
         Mbuf { raw: self.raw }
+    }
+
+    /// Addresses of the header, for whoever wants to have it near before it is looked at.
+    #[inline]
+    pub fn header_place(&self) -> Range<usize> {
+        let start = self.raw.as_ptr().addr();
+        start..start + size_of::<rte_mbuf>()
     }
 
     /// Whether anybody else (the device included) has a reference to the first segment.

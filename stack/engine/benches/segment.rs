@@ -39,8 +39,9 @@ use engine::template::Template;
 const BURST: usize = 32;
 const LENGTH: usize = 64;
 const ETHERNET: usize = 14;
-/// Room for headers in front of a payload.
+/// Room for headers in front of a payload, and what the usual ones take of it.
 const HEADROOM: usize = 128;
+const HEADERS: usize = ETHERNET + 40;
 const PORT: u16 = 7;
 const US: Ipv4Address = Ipv4Address::new(10, 0, 0, 1);
 const THEM: Ipv4Address = Ipv4Address::new(10, 0, 0, 2);
@@ -175,10 +176,16 @@ impl Ours {
         for number in numbers.into_iter().flatten() {
             self.connections[number as usize].tcp.queue_places().into_iter().for_each(prefetch_range);
         }
+        for number in numbers.into_iter().flatten() {
+            if let Some(token) = self.connections[number as usize].tcp.oldest_record() {
+                prefetch(&self.buffers[token.0 as usize][HEADROOM - HEADERS..]);
+            }
+        }
     }
 
     fn receive(&mut self, frame: &[u8]) -> Option<usize> {
-        let Ok(Frame::Tcp(tcp)) = classify(frame, frame.len()) else { return None };
+        let classified = classify(frame, frame.len());
+        let Ok(Frame::Tcp(tcp)) = &classified else { return None };
         if !tcp.checksum_is_good(frame, checksum_sum) {
             return None;
         }

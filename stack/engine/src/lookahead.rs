@@ -6,6 +6,7 @@
 
 use arrayvec::ArrayVec;
 use uwarp_memory::kernels::prefetch_range;
+use uwarp_tcp::BufferToken;
 use uwarp_wire::frame::peek_flow;
 
 use crate::core::Core;
@@ -46,12 +47,25 @@ impl<P: Port> Core<P> {
                 self.wheel.prefetch(*index);
             }
         }
-        for index in indexes {
-            if let Some(connection) = self.connections.get(index) {
+        for index in &indexes {
+            if let Some(connection) = self.connections.get(*index) {
                 connection.tcp.queue_places().into_iter().for_each(prefetch_range);
                 if let Some(stream) = &connection.stream {
                     stream.prefetch();
                 }
+            }
+        }
+        // What is acknowledged goes back to the pool, and is what the pool gives next.
+        let mut tokens = ArrayVec::<BufferToken, BURST>::new();
+        for index in indexes {
+            if let Some(token) = self.connections.get(index).and_then(|connection| connection.tcp.oldest_record()) {
+                self.records.prefetch(token);
+                tokens.push(token);
+            }
+        }
+        for token in tokens {
+            if let Some(record) = self.records.get(token) {
+                record.buffer.prefetch();
             }
         }
     }

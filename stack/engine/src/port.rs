@@ -78,6 +78,8 @@ pub trait Buffer: Sized {
     /// # Errors
     /// Gives `tail` back if the frame is shared or cannot have so many parts.
     fn chain(&mut self, tail: Self) -> Result<(), Self>;
+    /// Asks the processor to bring near what giving the buffer back touches, and using it again. Nothing depends on it.
+    fn prefetch(&self) {}
     /// What the device found out about the checksums.
     fn received_checksums(&self) -> ReceivedChecksums;
     /// What the device shall compute.

@@ -151,6 +151,19 @@ impl<B> BufferStore<B> {
         }
     }
 
+    /// Asks for the place of a buffer.
+    #[inline]
+    pub(crate) fn prefetch(&self, token: BufferToken) {
+        if let Some(place) = self.buffers.get(token.0 as usize) {
+            prefetch(place);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, token: BufferToken) -> Option<&B> {
+        self.buffers.get(token.0 as usize)?.as_ref()
+    }
+
     #[inline]
     pub(crate) fn get_mut(&mut self, token: BufferToken) -> Option<&mut B> {
         self.buffers.get_mut(token.0 as usize)?.as_mut()

@@ -31,10 +31,25 @@ impl Connection {
             self.rtt.forget_backoff();
         }
         self.recovery.update(now, delivered, &self.rtt, |_| false);
+        self.progressed(now, delivered.octets)
+    }
+
+    /// The same for the oldest segment alone, which was sent once, at `sent_at`.
+    #[inline]
+    pub(crate) fn progress_oldest(&mut self, now: Instant, sent_at: Instant, octets: u32) -> Events {
+        let round_trip = now.nanos_since(sent_at);
+        self.rtt.sample(now, round_trip, self.queue.segments().len() + 1);
+        self.recovery.delivered(sent_at, self.queue.unacknowledged(), round_trip);
+        self.progressed(now, octets)
+    }
+
+    /// What every advance of `octets` means to windows and timers.
+    #[inline]
+    fn progressed(&mut self, now: Instant, octets: u32) -> Events {
         let unacknowledged = self.queue.unacknowledged();
         self.recovery.advanced(unacknowledged);
-        self.congestion.count_marks(delivered.advanced, false, unacknowledged, self.queue.next());
-        self.congestion.acknowledged(now, delivered.octets, self.rtt.smoothed().unwrap_or(0));
+        self.congestion.count_marks(octets, false, unacknowledged, self.queue.next());
+        self.congestion.acknowledged(now, octets, self.rtt.smoothed().unwrap_or(0));
         self.waiting_since = now;
         self.schedule_retransmission(now);
         let mut events = Events::SEND_SPACE;

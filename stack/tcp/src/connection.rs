@@ -517,6 +517,12 @@ impl Connection {
         self.queue.places()
     }
 
+    /// The buffer that will be given back next. For an owner who wants to have it near by then.
+    #[inline]
+    pub fn oldest_record(&self) -> Option<BufferToken> {
+        self.queue.oldest()
+    }
+
     /// A snapshot for people and tests.
     pub fn info(&self) -> Info {
         let mut info = Info {

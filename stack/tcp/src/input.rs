@@ -126,9 +126,13 @@ impl Connection {
             events |= self.set_window(window);
         }
         if acknowledgment > unacknowledged {
-            let mut delivered = Delivered::new();
-            self.queue.acknowledge(acknowledgment, &mut delivered);
-            events |= self.progress_plain(now, &delivered);
+            events |= if let Some((sent_at, octets)) = self.queue.acknowledge_oldest(acknowledgment) {
+                self.progress_oldest(now, sent_at, octets)
+            } else {
+                let mut delivered = Delivered::new();
+                self.queue.acknowledge(acknowledgment, &mut delivered);
+                self.progress_plain(now, &delivered)
+            };
         }
         let payload = if payload_len == 0 {
             Payload::None

@@ -350,6 +350,12 @@ impl SendQueue {
         self.records.capacity() * size_of::<Record>() + self.segments.capacity() * size_of::<Segment>()
     }
 
+    /// The oldest record's buffer.
+    #[inline]
+    pub(crate) fn oldest(&self) -> Option<BufferToken> {
+        self.records.front().map(|record| record.token)
+    }
+
     /// Addresses of the oldest record and of the oldest segment.
     #[inline]
     pub(crate) fn places(&self) -> [Range<usize>; 2] {
@@ -586,6 +592,30 @@ impl SendQueue {
         if self.lost_from < position {
             self.lost_from = position;
         }
+    }
+
+    /// The same, if that is just the oldest segment, which was sent once and is not overtaken: when it was sent, and its octets.
+    /// Otherwise nothing happens. For a time without losses and reports.
+    #[inline]
+    pub(crate) fn acknowledge_oldest(&mut self, position: Position) -> Option<(Instant, u32)> {
+        let segment = self.segments.front()?;
+        if segment.end() != position
+            || segment.retransmitted
+            || segment.fate != Fate::InFlight
+            || position < self.forward
+        {
+            return None;
+        }
+        let (sent_at, len) = (segment.sent_at, segment.len);
+        self.segments.pop_front();
+        if self.segments.is_empty() {
+            begin_anew(&mut self.segments);
+        }
+        self.in_flight -= len;
+        self.forward = position;
+        self.unacknowledged = position;
+        self.lost_from = self.lost_from.max(position);
+        Some((sent_at, len))
     }
 
     /// The peer holds `left .. right`. A segment counts when it lies in the block as a whole.

@@ -198,6 +198,12 @@ impl Recovery {
             // It answers an earlier transmission.
             return;
         }
+        self.delivered(sent_at, end, round_trip);
+    }
+
+    /// RFC 8985 §6.2, step 2: of what was delivered, the segment sent last.
+    #[inline]
+    pub(crate) fn delivered(&mut self, sent_at: Instant, end: Position, round_trip: u64) {
         self.rtt = round_trip;
         if (sent_at, end) > (self.sent_at, self.end) {
             self.sent_at = sent_at;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use uwarp_dpdk::{Mbuf, Queue, RxChecksum, TxChecksum};
+use uwarp_memory::kernels::prefetch_range;
 
 use crate::port::{
     BURST, Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums,
@@ -61,6 +62,11 @@ impl Buffer for Mbuf {
 
     fn chain(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
         self.chain_append(tail)
+    }
+
+    #[inline]
+    fn prefetch(&self) {
+        prefetch_range(self.header_place());
     }
 
     #[inline]
