@@ -93,12 +93,12 @@ fn sentence(error: &clap::Error) -> String {
 }
 
 /// Log lines go to standard error; `UWARP_LOG=debug` (or a filter such as `uwarp_engine=trace`) asks for more than
-/// warnings.
+/// warnings, and the comings and goings of an NFS server's clients.
 fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("UWARP_LOG")
         // What DPDK says of failures is in the errors of the calls; the rest of what it calls errors, such as a peer that
         // leaves, is normal here.
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,dpdk=off"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,uwarp_nfs=info,dpdk=off"));
     // A second call in one process (tests) keeps the first subscriber.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

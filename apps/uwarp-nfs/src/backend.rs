@@ -1,12 +1,11 @@
 //! A connection to an NFS server over the kernel's TCP, with record marking (RFC 5531 §11).
 
+use crate::records::{Records, record};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The bit of a record mark that says that this fragment is the last.
-const LAST: u32 = 1 << 31;
 /// Longest record that is taken: no server gives more than a few MiB to a READ.
 const RECORD_MAX: usize = 66 << 20;
 /// Octets that are read at once.
@@ -24,11 +23,7 @@ pub struct Backend {
     /// What the stream has not taken yet, from here on in the first one.
     outgoing: VecDeque<Vec<u8>>,
     sent: usize,
-    /// What has come and is not a whole fragment.
-    incoming: Vec<u8>,
-    taken: usize,
-    /// Fragments of the next record.
-    record: Vec<u8>,
+    incoming: Records,
     room: Vec<u8>,
     again: Instant,
     pause: Duration,
@@ -53,9 +48,7 @@ impl Backend {
             stream: None,
             outgoing: VecDeque::new(),
             sent: 0,
-            incoming: Vec::new(),
-            taken: 0,
-            record: Vec::new(),
+            incoming: Records::new(RECORD_MAX),
             room: vec![0; ROOM],
             again: Instant::now(),
             pause: PAUSES[0],
@@ -68,11 +61,8 @@ impl Backend {
     }
 
     /// Sends a record, less than 2^31 octets, as soon as the stream takes it.
-    pub fn send(&mut self, record: &[u8]) {
-        let mut marked = Vec::with_capacity(record.len() + 4);
-        marked.extend_from_slice(&(LAST | record.len() as u32).to_be_bytes());
-        marked.extend_from_slice(record);
-        self.outgoing.push_back(marked);
+    pub fn send(&mut self, message: &[u8]) {
+        self.outgoing.push_back(record([message]));
     }
 
     /// Goes on without waiting. A connection that is lost is made again, with pauses; what was to be sent is forgotten then.
@@ -117,8 +107,7 @@ impl Backend {
         self.stream = None;
         self.outgoing.clear();
         self.incoming.clear();
-        self.record.clear();
-        (self.sent, self.taken) = (0, 0);
+        self.sent = 0;
         self.again = Instant::now() + self.pause;
     }
 
@@ -135,39 +124,19 @@ impl Backend {
                 self.sent = 0;
             }
         }
-        if let Some(record) = self.next_record()? {
+        if let Some(record) = self.incoming.take()? {
             return Ok(Some(record));
         }
         let Some(stream) = &mut self.stream else { return Ok(None) };
         match stream.read(&mut self.room) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
-                self.incoming.drain(..self.taken);
-                self.taken = 0;
-                self.incoming.extend_from_slice(&self.room[..count]);
+                self.incoming.push(&self.room[..count]);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         }
-        self.next_record()
-    }
-
-    /// A record, if all of it has come.
-    fn next_record(&mut self) -> io::Result<Option<Vec<u8>>> {
-        loop {
-            let rest = &self.incoming[self.taken..];
-            let Some(mark) = rest.first_chunk().map(|mark| u32::from_be_bytes(*mark)) else { return Ok(None) };
-            let length = (mark & !LAST) as usize;
-            if self.record.len() + length > RECORD_MAX {
-                return Err(ErrorKind::InvalidData.into());
-            }
-            let Some(fragment) = rest.get(4..4 + length) else { return Ok(None) };
-            self.record.extend_from_slice(fragment);
-            self.taken += 4 + length;
-            if mark & LAST != 0 {
-                return Ok(Some(std::mem::take(&mut self.record)));
-            }
-        }
+        self.incoming.take()
     }
 }
 

@@ -1,61 +1,92 @@
-//! Puts RDMA in front of an NFS server.
+//! An NFS server over RDMA: of a directory, or in front of another server.
 #![forbid(unsafe_code)]
 
 use anyhow::Context as _;
 use clap::Parser;
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::config::{EngineMode, InterfaceAddress};
-use uwarp::{Context, ListenOptions, TcpListener};
+use uwarp::{Config, Context, ListenOptions, TcpListener};
 use uwarp_app::{NetworkFlags, Role, signals, usage};
+use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
+use uwarp_nfs::metrics::Metrics;
 use uwarp_nfs::relay::Relay;
+use uwarp_nfs::server::{Ports, Server};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-nfs --backend 127.0.0.1:2049 --device af_packet --interface eth1 --address 10.1.0.5/24
-  uwarp-nfs --backend nas.example:2049 --device pci:0000:03:00.0 --address 10.1.0.5/24 --allow 10.1.0.0/24 --read-only
+  uwarp-nfs /srv/data --device af_packet --interface eth1 --address 10.1.0.5/24
+  uwarp-nfs /srv/data --read-only --allow 10.1.0.0/24 --device pci:0000:03:00.0 --address 10.1.0.5/24
+  uwarp-nfs --backend nas.example:2049 --device af_packet --interface eth1 --address 10.1.0.5/24
 
-A client mounts NFS version 3 at this address over RDMA, or over TCP. The MOUNT protocol, which is not for RDMA, is asked for over TCP at the
-same address. With Linux, if the server answers MOUNT on the port of --backend, as many do that are not the kernel's:
+A Linux client mounts the directory, or a path below it, like this:
+  mount -t nfs -o vers=3,proto=rdma,port=20049,nolock 10.1.0.5:/ /mnt
+
+Through a gateway, if the server behind it answers MOUNT on the port of --backend, as many do that are not the kernel's:
   mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=2049,nolock 10.1.0.5:/ /mnt";
 
-/// TCP port of NFS.
-const TCP_PORT: u16 = 2049;
 /// How long clients may take to leave at the end.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// Rounds without anything to do after which the thread sleeps a little.
 const IDLE: u32 = 2000;
 const NAP: Duration = Duration::from_micros(50);
+/// How often metrics are written.
+const METRICS: Duration = Duration::from_secs(5);
 
-/// Puts NFS over RDMA (RFC 8166, RFC 8267) in front of an NFS version 3 server that speaks TCP.
+/// Serves NFS version 3 over RDMA (RFC 8166, RFC 8267): a directory, or a server that speaks TCP.
 #[derive(Parser, Debug)]
 #[command(name = "uwarp-nfs", version, after_help = EXAMPLES, max_term_width = 110)]
 struct Arguments {
-    /// The server: HOST:PORT
+    /// The directory to serve
+    #[arg(value_name = "DIRECTORY", conflicts_with = "backend", required_unless_present = "backend")]
+    directory: Option<PathBuf>,
+
+    /// Instead of a directory, the server to put RDMA in front of: HOST:PORT
     #[arg(long, value_name = "HOST:PORT")]
-    backend: String,
+    backend: Option<String>,
 
     /// Port to listen on
     #[arg(long, short, default_value_t = PORT)]
     port: u16,
 
-    /// Port for plain TCP, which is passed on to the server as it is
-    #[arg(long, default_value_t = TCP_PORT)]
+    /// Port for NFS over TCP; in front of another server, plain TCP is passed on to it from here
+    #[arg(long, default_value_t = Ports::default().nfs)]
     tcp_port: u16,
 
-    /// Refuse what would change files or directories over RDMA; what comes over TCP is the server's to refuse
+    /// Port for MOUNT, of a directory
+    #[arg(long, default_value_t = Ports::default().mount, conflicts_with = "backend")]
+    mount_port: u16,
+
+    /// Port for the port mapper, of a directory: clients look for it at 111
+    #[arg(long, default_value_t = Ports::default().port_mapper, conflicts_with = "backend")]
+    port_mapper: u16,
+
+    /// Refuse what would change files or directories; in front of another server, what comes over TCP is its own to refuse
     #[arg(long)]
     read_only: bool,
 
     /// Take clients of this subnet only; may be repeated
     #[arg(long, value_name = "ADDRESS/PREFIX")]
     allow: Vec<InterfaceAddress>,
+
+    /// Let a client's root be root here; otherwise it is nobody (65534)
+    #[arg(long, conflicts_with = "backend")]
+    no_root_squash: bool,
+
+    /// Threads that read, write and sync
+    #[arg(long, default_value_t = 4, conflicts_with = "backend", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+
+    /// Keep what was done in this file, in the text format of Prometheus
+    #[arg(long, value_name = "FILE", conflicts_with = "backend")]
+    metrics: Option<PathBuf>,
 
     #[command(flatten)]
     network: NetworkFlags,
@@ -64,16 +95,63 @@ struct Arguments {
 fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
         signals::install()?;
-        serve(&arguments)
+        let config = arguments.network.resolve(Role::Server, EngineMode::Threaded)?;
+        if config.engine.mode == EngineMode::Inline {
+            return Err(usage("--engine inline would stand still while files or a server are asked: leave it out"));
+        }
+        match (&arguments.directory, &arguments.backend) {
+            (Some(directory), _) => serve(&arguments, directory, config),
+            (None, Some(backend)) => forward(&arguments, backend, config),
+            (None, None) => Err(usage("what shall be served? Name a directory, or a server with --backend HOST:PORT")),
+        }
     })
 }
 
-fn serve(arguments: &Arguments) -> anyhow::Result<()> {
-    let server = resolve(&arguments.backend)?;
-    let config = arguments.network.resolve(Role::Server, EngineMode::Threaded)?;
-    if config.engine.mode == EngineMode::Inline {
-        return Err(usage("--engine inline would stand still while the server is asked: leave it out"));
+/// Serves a directory until interrupted.
+fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> anyhow::Result<()> {
+    let metrics = Arc::new(Metrics::default());
+    let options = DirectoryOptions { read_only: arguments.read_only, squash_root: !arguments.no_root_squash };
+    let directory = Directory::open(directory, options, Arc::clone(&metrics))
+        .map_err(|error| usage(format!("{} cannot be served: {error}", directory.display())))?;
+    let path = directory.path().to_owned();
+    if !directory.tells_callers_apart() {
+        eprintln!("this process is not root's: all callers have the rights of its user");
     }
+    let context = Context::open(config)?;
+    let ports = Ports {
+        rdma: arguments.port,
+        nfs: arguments.tcp_port,
+        mount: arguments.mount_port,
+        port_mapper: arguments.port_mapper,
+    };
+    let (threads, allow) = (arguments.threads.into(), arguments.allow.clone());
+    let mut server = Server::start(&context, ports, directory, Arc::clone(&metrics), allow, threads)?;
+    eprintln!("NFS over RDMA on {} of {}", context.socket_address(arguments.port), path.display());
+    let write_metrics = || match &arguments.metrics {
+        Some(file) => metrics.write(file).with_context(|| format!("metrics cannot be written to {}", file.display())),
+        None => Ok(()),
+    };
+    write_metrics()?;
+    let (mut idle, mut written) = (0_u32, Instant::now());
+    while !signals::interrupted() {
+        idle = if server.step()? { 0 } else { idle.saturating_add(1) };
+        if idle > IDLE {
+            std::thread::sleep(NAP);
+            if written.elapsed() > METRICS {
+                written = Instant::now();
+                write_metrics()?;
+            }
+        }
+    }
+    server.stop(FAREWELL);
+    write_metrics()?;
+    context.close()?;
+    Ok(())
+}
+
+/// Puts RDMA in front of a server until interrupted.
+fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Result<()> {
+    let server = resolve(backend)?;
     let policy = Policy { read_only: arguments.read_only };
     let context = Context::open(config)?;
     let mut listener = context.listen(arguments.port, ListenOptions::default())?;

@@ -1,22 +1,27 @@
 //! The program itself: how it starts, and how it ends.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
-#[test]
-fn it_serves_until_it_is_interrupted() {
-    let folder = tempfile::tempdir().unwrap();
+/// The program, what it goes on to say, and the first line of that.
+type Started = (std::process::Child, Lines<BufReader<ChildStderr>>, String);
+
+fn started(arguments: &[&str], socket: &std::path::Path) -> Started {
     let mut child = Command::new(env!("CARGO_BIN_EXE_uwarp-nfs"))
-        .args(["--backend", "127.0.0.1:2049", "--socket"])
-        .arg(folder.path().join("socket"))
+        .args(arguments)
+        .arg("--socket")
+        .arg(socket)
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
     let first = said.next().unwrap().unwrap();
-    assert_eq!(first, "NFS over RDMA on 10.77.0.1:20049 in front of 127.0.0.1:2049");
+    (child, said, first)
+}
+
+fn interrupt(mut child: std::process::Child) {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -34,8 +39,37 @@ fn it_serves_until_it_is_interrupted() {
 }
 
 #[test]
+fn it_serves_until_it_is_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, _said, first) = started(&["--backend", "127.0.0.1:2049"], &folder.path().join("socket"));
+    assert_eq!(first, "NFS over RDMA on 10.77.0.1:20049 in front of 127.0.0.1:2049");
+    interrupt(child);
+}
+
+#[test]
+fn a_directory_is_served_and_what_was_done_is_kept_in_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (served, metrics) = (folder.path().join("served"), folder.path().join("metrics"));
+    std::fs::create_dir(&served).unwrap();
+    let arguments = [served.to_str().unwrap(), "--metrics", metrics.to_str().unwrap()];
+    let (child, _said, first) = started(&arguments, &folder.path().join("socket"));
+    let path = served.canonicalize().unwrap();
+    assert_eq!(first, format!("NFS over RDMA on 10.77.0.1:20049 of {}", path.display()));
+    interrupt(child);
+    let text = std::fs::read_to_string(metrics).unwrap();
+    assert!(text.contains("uwarp_nfs_rdma_clients_total 0"), "{text}");
+}
+
+#[test]
 fn mistakes_of_the_command_line_end_with_two() {
-    for arguments in [&["--backend", "nowhere"][..], &[], &["--backend", "127.0.0.1:2049", "--engine", "inline"]] {
+    for arguments in [
+        &["--backend", "nowhere"][..],
+        &[],
+        &["--backend", "127.0.0.1:2049", "--engine", "inline"],
+        &["/tmp", "--backend", "127.0.0.1:2049"],
+        &["/nothing/of/this/name"],
+        &["/tmp", "--threads", "0"],
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_uwarp-nfs")).args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");

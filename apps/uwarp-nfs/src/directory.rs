@@ -1,0 +1,511 @@
+//! A directory of this machine as an NFS version 3 file system (RFC 1813).
+//!
+//! - [`caller`]: who calls, and how the kernel judges what they may do.
+//! - [`procedures`]: the procedures of the program.
+//! - `index`, `listing`, `attributes`: names of objects, READDIR, what NFS says of an object.
+//!
+//! An object is reached from the root by its names, one at a time and never through a symbolic link or into another file
+//! system, so there is no way out of the directory. Its handle says which object it is, not where: it holds for as long as the
+//! object exists, under any name, and over restarts of the server.
+
+mod attributes;
+pub mod caller;
+mod index;
+mod listing;
+pub mod procedures;
+
+pub use index::Key;
+
+use crate::metrics::Metrics;
+use attributes::{born, of_errno};
+use caller::{become_caller, become_server};
+use index::Index;
+use nfs3_types::nfs3::{nfs_fh3, nfsstat3};
+use nfs3_types::xdr_codec::Opaque;
+use rustix::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Octets of a handle.
+pub const HANDLE_LEN: usize = 24;
+/// First word of a handle: which kind it is.
+const HANDLE_KIND: u32 = 0x7577_0001;
+/// Objects that are kept open; each has up to three descriptors.
+const OPEN_MAX: usize = 256;
+/// Locks for changes, shared by objects.
+const LOCKS: usize = 64;
+/// How far names may lie below the root.
+const DEPTH_MAX: usize = 1000;
+/// After a search of the whole directory, the next one waits so many times as long as it took, and at least so long.
+const SEARCH_PAUSE: u32 = 20;
+const SEARCH_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// How the directory is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryOptions {
+    /// Refuse what would change it.
+    pub read_only: bool,
+    /// A client's root is nobody here.
+    pub squash_root: bool,
+}
+
+impl Default for DirectoryOptions {
+    fn default() -> Self {
+        Self { read_only: false, squash_root: true }
+    }
+}
+
+/// The directory.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    root: Arc<Object>,
+    device: (u32, u32),
+    options: DirectoryOptions,
+    /// Whether threads can become callers: the server is root's.
+    switches: bool,
+    /// Which directory its handles are of.
+    export: u32,
+    /// Changes when data that was not committed may be lost (RFC 1813 §3.3.7).
+    verifier: AtomicU64,
+    index: Mutex<Index>,
+    open: Mutex<Open>,
+    locks: [Mutex<()>; LOCKS],
+    syncs: [Mutex<()>; LOCKS],
+    /// Searches have it for themselves; renames, which would hide objects from them, share it.
+    tree: RwLock<()>,
+    search: Mutex<Search>,
+    metrics: Arc<Metrics>,
+    #[cfg(test)]
+    fail_sync: std::sync::atomic::AtomicBool,
+}
+
+/// A file, directory, or anything else in it.
+#[derive(Debug)]
+struct Object {
+    key: Key,
+    kind: FileType,
+    /// The object itself, not to be read from or written to.
+    path: OwnedFd,
+    reader: OnceLock<OwnedFd>,
+    writer: OnceLock<OwnedFd>,
+}
+
+/// Objects that are open, and when they were last asked for.
+#[derive(Debug, Default)]
+struct Open {
+    objects: HashMap<Key, (Arc<Object>, u64)>,
+    clock: u64,
+}
+
+/// Searches of the whole directory.
+#[derive(Debug, Default)]
+struct Search {
+    last: Option<(Instant, Duration)>,
+}
+
+impl Object {
+    /// A path that leads to it whatever became of its names.
+    fn link(&self) -> String {
+        format!("/proc/self/fd/{}", self.path.as_raw_fd())
+    }
+
+    fn stat(&self) -> Result<Statx, Errno> {
+        rustix::fs::statx(&self.path, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+    }
+
+    /// To read from, or to sync. Whether the caller may is asked elsewhere: the descriptor is everybody's.
+    fn reader(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.descriptor(&self.reader, OFlags::RDONLY)
+    }
+
+    /// To write to.
+    fn writer(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.descriptor(&self.writer, OFlags::RDWR)
+    }
+
+    fn descriptor<'a>(&'a self, slot: &'a OnceLock<OwnedFd>, how: OFlags) -> Result<BorrowedFd<'a>, Errno> {
+        use rustix::fd::AsFd as _;
+        if let Some(open) = slot.get() {
+            return Ok(open.as_fd());
+        }
+        // Opening anything else can have consequences: a device may rewind a tape.
+        if !matches!(self.kind, FileType::RegularFile | FileType::Directory) {
+            return Err(Errno::INVAL);
+        }
+        become_server();
+        let open = rustix::fs::open(self.link(), how | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
+        Ok(slot.get_or_init(|| open).as_fd())
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change of what is behind these locks is made at once.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Directory {
+    /// Opens a directory to serve it. The process's mask of permissions for new files is cleared: clients have applied theirs.
+    ///
+    /// # Errors
+    /// It is no directory, or the system has no /proc or no openat2 (Linux 5.6).
+    pub fn open(path: &Path, options: DirectoryOptions, metrics: Arc<Metrics>) -> std::io::Result<Self> {
+        let path = path.canonicalize()?;
+        let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::fs::openat2(&opened, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), WITHIN)?;
+        let stat = rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let root = Object::new(opened, &stat);
+        rustix::fs::stat(root.link())?;
+        rustix::process::umask(Mode::empty());
+        let identity = [root.key.inode.to_be_bytes(), root.key.born.to_be_bytes()].concat();
+        Ok(Self {
+            path,
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            export: crc32c::crc32c(&identity),
+            root: Arc::new(root),
+            options,
+            switches: rustix::process::geteuid().is_root(),
+            verifier: AtomicU64::new(fastrand::u64(..)),
+            index: Mutex::default(),
+            open: Mutex::default(),
+            locks: std::array::from_fn(|_| Mutex::new(())),
+            syncs: std::array::from_fn(|_| Mutex::new(())),
+            tree: RwLock::new(()),
+            search: Mutex::default(),
+            metrics,
+            #[cfg(test)]
+            fail_sync: std::sync::atomic::AtomicBool::new(false),
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How it is served.
+    pub fn options(&self) -> DirectoryOptions {
+        self.options
+    }
+
+    /// Whether callers are told apart: only a server of root's can act as they.
+    pub fn tells_callers_apart(&self) -> bool {
+        self.switches
+    }
+
+    /// The handle of what a path below the root names, for MOUNT. Empty components and `.` count for nothing.
+    ///
+    /// # Errors
+    /// What is wrong with the path; one that would lead out of the directory is NFS3ERR_ACCES.
+    pub fn mount(&self, path: &[u8]) -> Result<nfs_fh3, nfsstat3> {
+        become_server();
+        let mut object = Arc::clone(&self.root);
+        for name in path.split(|&octet| octet == b'/').filter(|name| !matches!(*name, b"" | b".")) {
+            if name == b".." {
+                return Err(nfsstat3::NFS3ERR_ACCES);
+            }
+            object = self.step(&object, name).map_err(of_errno)?.0;
+        }
+        match object.kind {
+            FileType::Directory => Ok(self.handle(object.key)),
+            _ => Err(nfsstat3::NFS3ERR_NOTDIR),
+        }
+    }
+
+    fn handle(&self, key: Key) -> nfs_fh3 {
+        let mut out = Vec::with_capacity(HANDLE_LEN);
+        out.extend_from_slice(&HANDLE_KIND.to_be_bytes());
+        out.extend_from_slice(&self.export.to_be_bytes());
+        out.extend_from_slice(&key.inode.to_be_bytes());
+        out.extend_from_slice(&key.born.to_be_bytes());
+        nfs_fh3 { data: Opaque::owned(out) }
+    }
+
+    fn key(&self, handle: &[u8]) -> Result<Key, nfsstat3> {
+        let handle: &[u8; HANDLE_LEN] = handle.try_into().map_err(|_| nfsstat3::NFS3ERR_BADHANDLE)?;
+        let number = |at: usize| u64::from_be_bytes(std::array::from_fn(|index| handle[at + index]));
+        if number(0) >> 32 != u64::from(HANDLE_KIND) {
+            return Err(nfsstat3::NFS3ERR_BADHANDLE);
+        }
+        // Of a directory that was here before, or lies elsewhere.
+        if number(0) as u32 != self.export {
+            return Err(nfsstat3::NFS3ERR_STALE);
+        }
+        Ok(Key { inode: number(8), born: number(16) })
+    }
+
+    /// What a handle stands for, and its attributes.
+    fn find(&self, handle: &[u8]) -> Result<(Arc<Object>, Statx), nfsstat3> {
+        let key = self.key(handle)?;
+        let object = self.object(key)?;
+        let stat = object.stat().map_err(of_errno)?;
+        if stat.stx_nlink == 0 {
+            // Only the descriptor here keeps it.
+            self.close(key);
+            return Err(nfsstat3::NFS3ERR_STALE);
+        }
+        Ok((object, stat))
+    }
+
+    /// The object of a key: one that is open, or found by its names.
+    fn object(&self, key: Key) -> Result<Arc<Object>, nfsstat3> {
+        if key == self.root.key {
+            return Ok(Arc::clone(&self.root));
+        }
+        if let Some(object) = locked(&self.open).get(key) {
+            return Ok(object);
+        }
+        become_server();
+        let was_known = !locked(&self.index).places(key).is_empty();
+        if let Some(object) = self.descend(key, &mut HashSet::new()) {
+            return Ok(object);
+        }
+        self.search(was_known);
+        self.descend(key, &mut HashSet::new()).ok_or(nfsstat3::NFS3ERR_STALE)
+    }
+
+    /// Goes from the root, or from the nearest ancestor that is open, to the object, by one of its names that is still right.
+    fn descend(&self, key: Key, visited: &mut HashSet<Key>) -> Option<Arc<Object>> {
+        if key == self.root.key {
+            return Some(Arc::clone(&self.root));
+        }
+        if let Some(object) = locked(&self.open).get(key) {
+            return Some(object);
+        }
+        if visited.len() > DEPTH_MAX || !visited.insert(key) {
+            return None;
+        }
+        let places = locked(&self.index).places(key);
+        for place in places {
+            let Some(parent) = self.descend(place.parent, visited) else { continue };
+            if let Ok((object, _)) = self.step(&parent, &place.name)
+                && object.key == key
+            {
+                return Some(object);
+            }
+            locked(&self.index).forget(key, place.parent, &place.name);
+        }
+        None
+    }
+
+    /// What a directory has under a name, as the thread's present user; it is kept open.
+    fn step(&self, parent: &Object, name: &[u8]) -> Result<(Arc<Object>, Statx), Errno> {
+        let how = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat2(&parent.path, name, how, Mode::empty(), WITHIN)?;
+        let stat = rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let object = Object::new(opened, &stat);
+        locked(&self.index).learn(object.key, parent.key, name);
+        Ok((locked(&self.open).put(object), stat))
+    }
+
+    /// Looks through the whole directory, since there is a handle of an object whose place is not known: the server was started
+    /// again, or others have moved it. `was_known`: it had a place since the start.
+    fn search(&self, was_known: bool) {
+        let mut search = locked(&self.search);
+        if let Some((ended, took)) = search.last {
+            // What had no place after the first search does not exist; each place since then was learned.
+            if !was_known || ended.elapsed() < SEARCH_PAUSE_MIN.max(took * SEARCH_PAUSE) {
+                return;
+            }
+        }
+        let _alone = self.tree.write().unwrap_or_else(PoisonError::into_inner);
+        let start = Instant::now();
+        let mut directories = vec![self.root.key];
+        while let Some(key) = directories.pop() {
+            // Those that wait are not open: there may be more of them than descriptors. What cannot be read has nothing to serve.
+            let Some(directory) = self.descend(key, &mut HashSet::new()) else { continue };
+            let Ok(names) = listing::names(&directory) else { continue };
+            for name in names {
+                let Ok(stat) = self.look(&directory, &name) else { continue };
+                let found = key_of(&stat);
+                locked(&self.index).learn(found, key, &name);
+                if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory {
+                    directories.push(found);
+                }
+            }
+        }
+        search.last = Some((Instant::now(), start.elapsed()));
+        Metrics::count(&self.metrics.searches);
+    }
+
+    /// Attributes of what a directory has under a name.
+    fn look(&self, parent: &Object, name: &[u8]) -> Result<Statx, Errno> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        let stat = rustix::fs::statx(&parent.path, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        if self.is_elsewhere(&stat) { Err(Errno::XDEV) } else { Ok(stat) }
+    }
+
+    /// Whether this is of another file system.
+    fn is_elsewhere(&self, stat: &Statx) -> bool {
+        (stat.stx_dev_major, stat.stx_dev_minor) != self.device
+    }
+
+    fn close(&self, key: Key) {
+        locked(&self.open).objects.remove(&key);
+    }
+
+    /// Locks out other changes of this object, so that the attributes before and after one are its own.
+    fn lock(&self, key: Key) -> MutexGuard<'_, ()> {
+        locked(&self.locks[lock_number(key)])
+    }
+
+    /// The same for two objects.
+    fn lock_two(&self, one: Key, other: Key) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+        // Always in the same order.
+        let (low, high) = (lock_number(one).min(lock_number(other)), lock_number(one).max(lock_number(other)));
+        (locked(&self.locks[low]), (low != high).then(|| locked(&self.locks[high])))
+    }
+
+    /// The thread becomes the caller, if there is a difference.
+    fn become_caller(&self, caller: &caller::Caller) -> Result<(), nfsstat3> {
+        if !self.switches {
+            return Ok(());
+        }
+        become_caller(caller).map_err(|error| {
+            tracing::error!("cannot act for user {}: {error}", caller.uid);
+            nfsstat3::NFS3ERR_SERVERFAULT
+        })
+    }
+
+    /// Brings to the disk what was changed of an object.
+    fn sync(&self, object: &Object, data_only: bool) -> Result<(), nfsstat3> {
+        // An error is told to one of those who sync at the same time. The others must see the new verifier.
+        let _alone = locked(&self.syncs[lock_number(object.key)]);
+        let synced = match object.writer.get() {
+            // An error in the background is told to descriptors that were open then, or to the next one that is opened.
+            Some(writer) if data_only => rustix::fs::fdatasync(writer),
+            Some(writer) => rustix::fs::fsync(writer),
+            None => object.reader().and_then(rustix::fs::fsync),
+        };
+        #[cfg(test)]
+        let synced = if self.fail_sync.load(Ordering::Relaxed) { Err(Errno::IO) } else { synced };
+        synced.map_err(|error| {
+            // The system tells this once, and then takes lost data for written: clients have to send it again.
+            self.verifier.fetch_add(1, Ordering::AcqRel);
+            Metrics::count(&self.metrics.failed_syncs);
+            tracing::error!("what was written to an object is lost: {error}");
+            of_errno(error)
+        })
+    }
+
+    /// The word by which clients see that uncommitted data may be lost.
+    fn verifier(&self) -> [u8; 8] {
+        self.verifier.load(Ordering::Acquire).to_be_bytes()
+    }
+}
+
+/// Names are gone to one at a time, within the file system, and never by a symbolic link.
+const WITHIN: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+
+fn lock_number(key: Key) -> usize {
+    key.inode as usize % LOCKS
+}
+
+fn key_of(stat: &Statx) -> Key {
+    Key { inode: stat.stx_ino, born: born(stat) }
+}
+
+impl Object {
+    fn new(path: OwnedFd, stat: &Statx) -> Self {
+        let kind = FileType::from_raw_mode(stat.stx_mode.into());
+        Self { key: key_of(stat), kind, path, reader: OnceLock::new(), writer: OnceLock::new() }
+    }
+}
+
+impl Open {
+    fn get(&mut self, key: Key) -> Option<Arc<Object>> {
+        self.clock += 1;
+        let (object, used) = self.objects.get_mut(&key)?;
+        *used = self.clock;
+        Some(Arc::clone(object))
+    }
+
+    /// Keeps an object open; gives the one that is open already, if there is one.
+    fn put(&mut self, object: Object) -> Arc<Object> {
+        if let Some(open) = self.get(object.key) {
+            return open;
+        }
+        if self.objects.len() >= OPEN_MAX {
+            let mut uses: Vec<u64> = self.objects.values().map(|(_, used)| *used).collect();
+            let (_, &mut middle, _) = uses.select_nth_unstable(OPEN_MAX / 8);
+            self.objects.retain(|_, (_, used)| *used > middle);
+        }
+        let object = Arc::new(object);
+        self.objects.insert(object.key, (Arc::clone(&object), self.clock));
+        object
+    }
+}
+
+/// An object's attributes may be changed by its owner alone, but a file is read and written by them too, whatever its mode
+/// says: it was open for that when they made it (RFC 1813 §4.4).
+fn may(object: &Object, stat: &Statx, caller: &caller::Caller, access: rustix::fs::Access) -> Result<(), nfsstat3> {
+    match rustix::fs::accessat(CWD, object.link(), access, AtFlags::EACCESS) {
+        Ok(()) => Ok(()),
+        Err(Errno::ACCESS) if stat.stx_uid == caller.uid && object.kind == FileType::RegularFile => Ok(()),
+        Err(error) => Err(of_errno(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::procedures::number;
+    use super::*;
+    use nfs3_types::nfs3::{COMMIT3args, COMMIT3res, Nfs3Result, WRITE3args, WRITE3res, stable_how};
+    use nfs3_types::xdr_codec::{Pack, Unpack};
+    use uwarp_rpcrdma::walk::Part;
+
+    fn call<T: Unpack>(directory: &Directory, procedure: u32, arguments: &impl Pack, data: &[u8]) -> T {
+        let mut octets = Vec::new();
+        arguments.pack(&mut octets).unwrap();
+        let arguments = [Part::Octets(octets), Part::Item(data.to_vec())];
+        let caller = caller::Caller { uid: 0, gid: 0, groups: Vec::new() };
+        let answer = directory.call(&caller, procedure, &arguments, Vec::new());
+        T::unpack(&mut answer.results[0].octets()).unwrap().0
+    }
+
+    #[test]
+    fn a_failed_sync_is_told_and_has_clients_send_again() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let options = DirectoryOptions { read_only: false, squash_root: false };
+        let directory = Directory::open(folder.path(), options, Arc::default()).unwrap();
+        let root = Arc::clone(&directory.root);
+        let file = directory.handle(directory.step(&root, b"file").unwrap().0.key);
+        let write = |stable| {
+            let arguments =
+                WRITE3args { file: file.clone(), offset: 0, count: 4, stable, data: Opaque::borrowed(b"data") };
+            match call::<WRITE3res>(&directory, number::WRITE, &arguments, b"data") {
+                Nfs3Result::Ok(done) => Ok(done.verf),
+                Nfs3Result::Err((error, _)) => Err(error),
+            }
+        };
+        let commit = || {
+            let arguments = COMMIT3args { file: file.clone(), offset: 0, count: 0 };
+            match call::<COMMIT3res>(&directory, number::COMMIT, &arguments, b"") {
+                Nfs3Result::Ok(done) => Ok(done.verf),
+                Nfs3Result::Err((error, _)) => Err(error),
+            }
+        };
+        let fail = |fails| directory.fail_sync.store(fails, Ordering::Relaxed);
+        let first = write(stable_how::UNSTABLE).unwrap();
+        assert_eq!(commit(), Ok(first));
+        fail(true);
+        assert_eq!(write(stable_how::FILE_SYNC), Err(nfsstat3::NFS3ERR_IO));
+        let second = write(stable_how::UNSTABLE).unwrap();
+        assert_ne!(second, first);
+        assert_eq!(commit(), Err(nfsstat3::NFS3ERR_IO));
+        fail(false);
+        // The system says that all is well again; what was written before is not.
+        let third = commit().unwrap();
+        assert!(third != first && third != second);
+        assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,139 @@
+//! Who calls, and how a thread becomes that user for as long as the kernel has to judge what may be done.
+
+use rustix::io::Errno;
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::{process::Gid, process::Uid};
+use std::cell::RefCell;
+use uwarp_rpcrdma::rpc::{Auth, Status};
+use uwarp_rpcrdma::xdr::Reader;
+
+/// User and group of callers who are nobody.
+pub const NOBODY: u32 = 65_534;
+/// auth_stat AUTH_BADCRED and AUTH_TOOWEAK (RFC 5531 §9).
+const AUTH_BADCRED: u32 = 1;
+const AUTH_TOOWEAK: u32 = 5;
+/// Flavors (RFC 5531 §8.1).
+const AUTH_NONE: u32 = 0;
+const AUTH_SYS: u32 = 1;
+/// Bounds of an AUTH_SYS credential (RFC 5531 appendix A).
+const MACHINE_MAX: usize = 255;
+const GROUPS_MAX: u32 = 16;
+
+/// A user of a client, as the server sees them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// More groups.
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Who has no name here.
+    pub fn nobody() -> Self {
+        Self { uid: NOBODY, gid: NOBODY, groups: Vec::new() }
+    }
+
+    /// The caller with this credential. With `squash`, a client's root is nobody, and so is its group.
+    ///
+    /// # Errors
+    /// How the call is to be denied: the credential cannot be read, or is of a flavor that is not known here.
+    pub fn of(credential: &Auth<'_>, squash: bool) -> Result<Self, Status> {
+        match credential.flavor {
+            AUTH_NONE => Ok(Self::nobody()),
+            AUTH_SYS => Self::parse(credential.body, squash).ok_or(Status::AuthError(AUTH_BADCRED)),
+            _ => Err(Status::AuthError(AUTH_TOOWEAK)),
+        }
+    }
+
+    fn parse(body: &[u8], squash: bool) -> Option<Self> {
+        let mut reader = Reader::new(body);
+        reader.u32().ok()?;
+        reader.opaque(MACHINE_MAX).ok()?;
+        // The last number is the system calls' word for "leave it as it is": a thread that asked for it would stay root.
+        let known = |id: u32| if id == u32::MAX || (squash && id == 0) { NOBODY } else { id };
+        let (uid, gid) = (known(reader.u32().ok()?), known(reader.u32().ok()?));
+        let count = reader.u32().ok()?;
+        if count > GROUPS_MAX {
+            return None;
+        }
+        let groups = (0..count).map(|_| reader.u32().ok().map(known)).collect::<Option<_>>()?;
+        Some(Self { uid, gid, groups })
+    }
+}
+
+thread_local! {
+    /// Who this thread is; the server itself if nobody.
+    static CURRENT: RefCell<Option<Caller>> = const { RefCell::new(None) };
+}
+
+/// Makes this thread the caller, for the kernel's checks of permission. Of use to a server of root's alone.
+///
+/// # Errors
+/// The kernel refuses it; the thread is the server then.
+pub(super) fn become_caller(caller: &Caller) -> Result<(), Errno> {
+    CURRENT.with_borrow_mut(|current| {
+        if current.as_ref() == Some(caller) {
+            return Ok(());
+        }
+        if current.take().is_some() {
+            back();
+        }
+        let groups: Vec<Gid> = caller.groups.iter().map(|&id| Gid::from_raw(id)).collect();
+        let became = set_thread_groups(&groups)
+            .and_then(|()| set_thread_res_gid(None, Gid::from_raw(caller.gid), None))
+            .and_then(|()| set_thread_res_uid(None, Uid::from_raw(caller.uid), None));
+        match became {
+            Ok(()) => *current = Some(caller.clone()),
+            Err(_) => back(),
+        }
+        became
+    })
+}
+
+/// Makes this thread the server again.
+pub(super) fn become_server() {
+    CURRENT.with_borrow_mut(|current| {
+        if current.take().is_some() {
+            back();
+        }
+    });
+}
+
+fn back() {
+    // The saved user and group are still root's.
+    let returned = set_thread_res_uid(None, Uid::ROOT, None)
+        .and_then(|()| set_thread_res_gid(None, Gid::ROOT, None))
+        .and_then(|()| set_thread_groups(&[]));
+    // To go on as somebody else would be to give one caller's rights to another.
+    returned.expect("a thread of root's can become root again");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uwarp_rpcrdma::rpc::{auth_sys, system_credential};
+
+    #[test]
+    fn credentials_are_read_and_root_is_nobody_if_told_so() {
+        let of = |uid, gid, groups: &[u32], squash| {
+            Caller::of(&system_credential(&auth_sys(1, "client", uid, gid, groups)), squash).unwrap()
+        };
+        assert_eq!(of(7, 8, &[9, 10], true), Caller { uid: 7, gid: 8, groups: vec![9, 10] });
+        assert_eq!(of(0, 0, &[0, 5], true), Caller { uid: NOBODY, gid: NOBODY, groups: vec![NOBODY, 5] });
+        assert_eq!(of(0, 0, &[0], false), Caller { uid: 0, gid: 0, groups: vec![0] });
+        assert_eq!(
+            of(u32::MAX, u32::MAX, &[u32::MAX], false),
+            Caller { uid: NOBODY, gid: NOBODY, groups: vec![NOBODY] }
+        );
+        assert_eq!(Caller::of(&Auth::NONE, false), Ok(Caller::nobody()));
+        assert_eq!(Caller::of(&Auth { flavor: 6, body: &[] }, false), Err(Status::AuthError(AUTH_TOOWEAK)));
+        let body = auth_sys(1, "client", 7, 8, &[9]);
+        for cut in 0..body.len() {
+            let cut = system_credential(&body[..cut]);
+            assert_eq!(Caller::of(&cut, false), Err(Status::AuthError(AUTH_BADCRED)));
+        }
+    }
+}

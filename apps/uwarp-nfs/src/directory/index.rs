@@ -1,0 +1,73 @@
+//! Where the objects of the directory are, by what their handles say.
+
+use std::collections::HashMap;
+
+/// What an object is known by, for as long as it exists, whatever its name: its number in the file system, and when it was
+/// made, since numbers are given again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Inode.
+    pub inode: u64,
+    /// Nanoseconds of its birth since 1970; zero in a file system that does not keep it.
+    pub born: u64,
+}
+
+/// A name of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) parent: Key,
+    pub(super) name: Box<[u8]>,
+}
+
+/// The names of the objects that have been seen. It may be behind what others do to the directory: who goes to a place checks
+/// what is there.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    places: HashMap<Key, Vec<Place>>,
+}
+
+impl Index {
+    /// An object was seen under this name.
+    pub(super) fn learn(&mut self, key: Key, parent: Key, name: &[u8]) {
+        let places = self.places.entry(key).or_default();
+        if !places.iter().any(|place| place.parent == parent && *place.name == *name) {
+            places.push(Place { parent, name: name.into() });
+        }
+    }
+
+    /// It is not there any more.
+    pub(super) fn forget(&mut self, key: Key, parent: Key, name: &[u8]) {
+        if let Some(places) = self.places.get_mut(&key) {
+            places.retain(|place| place.parent != parent || *place.name != *name);
+            if places.is_empty() {
+                self.places.remove(&key);
+            }
+        }
+    }
+
+    /// Its names, the last one that was seen first.
+    pub(super) fn places(&self, key: Key) -> Vec<Place> {
+        self.places.get(&key).map(|places| places.iter().rev().cloned().collect()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_has_as_many_places_as_links() {
+        let (root, file) = (Key { inode: 2, born: 0 }, Key { inode: 9, born: 5 });
+        let mut index = Index::default();
+        for name in [&b"a"[..], b"b", b"a"] {
+            index.learn(file, root, name);
+        }
+        let names =
+            |index: &Index| -> Vec<Vec<u8>> { index.places(file).iter().map(|place| place.name.to_vec()).collect() };
+        assert_eq!(names(&index), [b"b", b"a"]);
+        index.forget(file, root, b"b");
+        assert_eq!(names(&index), [b"a"]);
+        index.forget(file, root, b"a");
+        assert!(names(&index).is_empty() && index.places.is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! READDIR and READDIRPLUS (RFC 1813 §3.3.16, §3.3.17).
+//!
+//! A cookie is the file system's own position behind an entry: it stays good while names come and go, and over restarts, so the
+//! cookie verifier is always zero.
+
+use super::attributes::{after, attributes, of_errno};
+use super::{Directory, Object, WITHIN, become_server, key_of, locked};
+use nfs3_types::nfs3::{Nfs3Option, nfsstat3, post_op_attr};
+use nfs3_types::xdr_codec::Pack;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
+use std::sync::Arc;
+use uwarp_rpcrdma::xdr::{put_opaque, put_u32, put_u64};
+
+/// Octets of names that are asked of the file system at once.
+const ROOM: usize = 32 << 10;
+/// Octets behind the entries: the end of the list, and whether it is the directory's.
+const END: usize = 4 + 4;
+/// The status, which is not counted.
+const STATUS: usize = 4;
+/// Most octets of a listing, whatever the client has room for.
+const LISTING_MAX: usize = 1 << 20;
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    pub(super) cookie: u64,
+    /// Octets of the whole result.
+    pub(super) most: u32,
+    /// READDIRPLUS: octets of names and cookies alone.
+    pub(super) plus: Option<u32>,
+}
+
+/// A directory's descriptor with a position of its own, as the thread's present user.
+fn open(directory: &Object) -> Result<OwnedFd, Errno> {
+    if directory.kind != FileType::Directory {
+        return Err(Errno::NOTDIR);
+    }
+    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat2(&directory.path, ".", how, Mode::empty(), WITHIN)
+}
+
+/// All names of a directory.
+pub(super) fn names(directory: &Object) -> Result<Vec<Vec<u8>>, Errno> {
+    let opened = open(directory)?;
+    let mut room = Vec::with_capacity(ROOM);
+    let mut entries = RawDir::new(opened, room.spare_capacity_mut());
+    let mut out = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") {
+            out.push(name.to_vec());
+        }
+    }
+    Ok(out)
+}
+
+impl Directory {
+    /// A piece of a listing, with the directory's attributes in front: the result of READDIR or READDIRPLUS. The thread is the
+    /// caller.
+    pub(super) fn list(&self, directory: &Arc<Object>, question: Question) -> Result<Vec<u8>, nfsstat3> {
+        let opened = open(directory).map_err(of_errno)?;
+        // What it has and where its entries are is no secret to who may read it; but names below need the right to go there.
+        if question.cookie != 0 {
+            rustix::fs::seek(&opened, SeekFrom::Start(question.cookie)).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
+        }
+        let mut out = Vec::new();
+        put_u32(&mut out, nfsstat3::NFS3_OK as u32);
+        pack_into(&mut out, &after(directory.stat()));
+        put_u64(&mut out, 0);
+        let (begin, most) = (out.len(), (question.most as usize).min(LISTING_MAX));
+        let limit = (STATUS + most).checked_sub(END).ok_or(nfsstat3::NFS3ERR_TOOSMALL)?;
+        let (mut room, mut names, mut ended) = (Vec::with_capacity(ROOM), 0, true);
+        let mut entries = RawDir::new(&opened, room.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(of_errno)?;
+            let (name, from) = (entry.file_name().to_bytes(), out.len());
+            put_u32(&mut out, 1);
+            // Nothing is told of what is above the root.
+            let above = name == b".." && directory.key == self.root.key;
+            put_u64(&mut out, if above { self.root.key.inode } else { entry.ino() });
+            put_opaque(&mut out, name);
+            put_u64(&mut out, entry.next_entry_cookie());
+            names += out.len() - from;
+            if question.plus.is_some() {
+                self.describe(directory, name, &mut out);
+            }
+            let too_long = out.len() > limit || question.plus.is_some_and(|most| names > most as usize && from > begin);
+            if too_long {
+                out.truncate(from);
+                ended = false;
+                break;
+            }
+        }
+        if out.len() == begin && !ended {
+            return Err(nfsstat3::NFS3ERR_TOOSMALL);
+        }
+        put_u32(&mut out, 0);
+        put_u32(&mut out, u32::from(ended));
+        Ok(out)
+    }
+
+    /// Attributes and handle of an entry; absent where the caller may not look, and of what is another file system's.
+    fn describe(&self, directory: &Arc<Object>, name: &[u8], out: &mut Vec<u8>) {
+        let looked = match name {
+            b"." => directory.stat(),
+            b".." => Err(Errno::ACCESS),
+            _ => self.look(directory, name),
+        };
+        let Ok(stat) = looked else {
+            put_u32(out, 0);
+            put_u32(out, 0);
+            return;
+        };
+        let key = key_of(&stat);
+        if name != b"." {
+            locked(&self.index).learn(key, directory.key, name);
+        }
+        pack_into::<post_op_attr>(out, &Nfs3Option::Some(attributes(&stat)));
+        pack_into(out, &Nfs3Option::Some(self.handle(key)));
+    }
+
+    /// The directory above; the root is above itself.
+    pub(super) fn parent(&self, directory: &Arc<Object>) -> Result<Arc<Object>, nfsstat3> {
+        become_server();
+        if directory.key == self.root.key {
+            return Ok(Arc::clone(&self.root));
+        }
+        let places = locked(&self.index).places(directory.key);
+        places
+            .iter()
+            .find_map(|place| {
+                let parent = self.object(place.parent).ok()?;
+                (self.step(&parent, &place.name).ok()?.0.key == directory.key).then_some(parent)
+            })
+            .ok_or(nfsstat3::NFS3ERR_STALE)
+    }
+}
+
+/// Packs a value of NFS's types.
+pub(super) fn pack_into<T: Pack>(out: &mut Vec<u8>, value: &T) {
+    out.reserve(value.packed_size());
+    // What is too long for XDR does not come from the system's calls.
+    value.pack(out).expect("memory takes what is packed");
+}

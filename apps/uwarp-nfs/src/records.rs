@@ -1,0 +1,95 @@
+//! Record marking (RFC 5531 §11): how RPC messages lie in a TCP stream.
+
+use std::io::{self, ErrorKind};
+use uwarp_rpcrdma::xdr::put_padding;
+
+/// The bit of a record mark that says that this fragment is the last.
+const LAST: u32 = 1 << 31;
+
+/// Takes records out of the octets of a stream.
+#[derive(Debug)]
+pub struct Records {
+    most: usize,
+    /// What has come and is not a whole fragment, from `taken` on.
+    incoming: Vec<u8>,
+    taken: usize,
+    /// Fragments of the next record.
+    record: Vec<u8>,
+}
+
+impl Records {
+    /// Records of at most so many octets.
+    pub fn new(most: usize) -> Self {
+        Self { most, incoming: Vec::new(), taken: 0, record: Vec::new() }
+    }
+
+    /// These octets have come.
+    pub fn push(&mut self, octets: &[u8]) {
+        self.incoming.drain(..self.taken);
+        self.taken = 0;
+        self.incoming.extend_from_slice(octets);
+    }
+
+    /// A record, if all of it has come.
+    ///
+    /// # Errors
+    /// It is longer than any may be.
+    pub fn take(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            let rest = &self.incoming[self.taken..];
+            let Some(mark) = rest.first_chunk().map(|mark| u32::from_be_bytes(*mark)) else { return Ok(None) };
+            let length = (mark & !LAST) as usize;
+            if self.record.len() + length > self.most {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            let Some(fragment) = rest.get(4..4 + length) else { return Ok(None) };
+            self.record.extend_from_slice(fragment);
+            self.taken += 4 + length;
+            if mark & LAST != 0 {
+                return Ok(Some(std::mem::take(&mut self.record)));
+            }
+        }
+    }
+
+    /// Forgets all that has come.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.most);
+    }
+}
+
+/// A record of one fragment: pieces of XDR, each with its padding; less than 2^31 octets.
+pub fn record<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    for piece in pieces {
+        out.extend_from_slice(piece);
+        put_padding(&mut out, piece.len());
+    }
+    let length = out.len() as u32 - 4;
+    out[..4].copy_from_slice(&(LAST | length).to_be_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_in_fragments_of_any_size_and_have_a_bound() {
+        let mut records = Records::new(6);
+        let stream = b"\0\0\0\x02re\x80\0\0\x03ply\x80\0\0\x01x\0\0\0\0\x80\0\0\0";
+        for step in 1..stream.len() {
+            let mut got = Vec::new();
+            for octets in stream.chunks(step) {
+                records.push(octets);
+                while let Some(record) = records.take().unwrap() {
+                    got.push(record);
+                }
+            }
+            assert_eq!(got, [&b"reply"[..], b"x", b""]);
+        }
+        records.push(b"\0\0\0\x04long\0\0\0\x03");
+        assert_eq!(records.take().unwrap_err().kind(), ErrorKind::InvalidData);
+        records.clear();
+        assert_eq!(record([&b"head"[..], b"data!"]), b"\x80\0\0\x0cheaddata!\0\0\0");
+    }
+}

@@ -1,0 +1,305 @@
+//! The NFS server of a directory: connections over RDMA and over TCP, and the service behind them.
+
+use crate::directory::Directory;
+use crate::directory::procedures::{TRANSFER_MAX, number};
+use crate::metrics::Metrics;
+use crate::programs::{MOUNT, MOUNT_VERSION, Mounts, PORT_MAPPER, PORT_MAPPER_HIGH, PORT_MAPPER_LOW};
+use crate::programs::{PortMapper, Registration};
+use crate::service::{Call, Finished, Programs, Service};
+use crate::stream::StreamClient;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp::config::InterfaceAddress;
+use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
+use uwarp_rpcrdma::binding::Binding;
+use uwarp_rpcrdma::nfs3::{self, Nfs3};
+use uwarp_rpcrdma::responder::{Over, Request, Responder, ResponderOptions, Retries, Token};
+use uwarp_rpcrdma::walk::Part;
+use uwarp_rpcrdma::xdr::Reader;
+
+/// Octets that the chunks of a connection's calls may take.
+const MEMORY: u64 = 32 << 20;
+
+/// Ports to listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// NFS over RDMA.
+    pub rdma: u16,
+    /// NFS over TCP.
+    pub nfs: u16,
+    /// MOUNT.
+    pub mount: u16,
+    /// The port mapper.
+    pub port_mapper: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self { rdma: nfs3::PORT, nfs: 2049, mount: 20_048, port_mapper: 111 }
+    }
+}
+
+/// Connections that are served at once, of each kind; others are turned away.
+const CLIENTS_MAX: usize = 1000;
+
+/// Where a reply goes.
+#[derive(Debug)]
+enum To {
+    Rdma(u64, Token),
+    Stream(u64, u32),
+}
+
+/// The server. One thread owns it and turns it by [`step`](Self::step).
+pub struct Server {
+    context: Context,
+    listener: Listener,
+    streams: Vec<TcpListener>,
+    bindings: Arc<[Arc<dyn Binding>]>,
+    retries: Arc<Retries>,
+    allow: Vec<InterfaceAddress>,
+    metrics: Arc<Metrics>,
+    service: Service<To>,
+    rdma: HashMap<u64, Responder>,
+    tcp: HashMap<u64, StreamClient>,
+    next: u64,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = formatter.debug_struct("Server");
+        out.field("rdma", &self.rdma.len()).field("tcp", &self.tcp.len()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Serves a directory to clients of these subnets, or to all, with so many threads for what waits for the disk.
+    ///
+    /// # Errors
+    /// A port is taken, or the system has no more threads.
+    pub fn start(
+        context: &Context,
+        ports: Ports,
+        directory: Directory,
+        metrics: Arc<Metrics>,
+        allow: Vec<InterfaceAddress>,
+        threads: usize,
+    ) -> anyhow::Result<Self> {
+        let address = context.socket_address(ports.rdma).ip();
+        let over = |rdma, port, program, version| Registration { program, version, rdma, port };
+        let mut registrations = vec![
+            over(false, ports.nfs, nfs3::PROGRAM, 3),
+            over(true, ports.rdma, nfs3::PROGRAM, 3),
+            over(false, ports.mount, MOUNT, MOUNT_VERSION),
+        ];
+        let mapper = |version| over(false, ports.port_mapper, PORT_MAPPER, version);
+        registrations.extend((PORT_MAPPER_LOW..=PORT_MAPPER_HIGH).map(mapper));
+        let programs = Programs {
+            directory,
+            mounts: Mounts::default(),
+            port_mapper: PortMapper::new(address, registrations),
+            metrics: Arc::clone(&metrics),
+        };
+        let mut streams = Vec::new();
+        // All programs answer on each: some clients are told one port for both.
+        for port in [ports.nfs, ports.mount, ports.port_mapper] {
+            let mut listener = TcpListener::bind(context, port)?;
+            listener.set_nonblocking(true);
+            streams.push(listener);
+        }
+        Ok(Self {
+            context: context.clone(),
+            listener: context.listen(ports.rdma, ListenOptions::default())?,
+            streams,
+            bindings: Arc::new([Arc::new(Nfs3)]),
+            retries: Arc::default(),
+            allow,
+            metrics,
+            service: Service::start(Arc::new(programs), threads)?,
+            rdma: HashMap::new(),
+            tcp: HashMap::new(),
+            next: 0,
+        })
+    }
+
+    /// Goes on without waiting; false if there was nothing to do.
+    ///
+    /// # Errors
+    /// The context or its engine is gone.
+    pub fn step(&mut self) -> Result<bool, Error> {
+        let accepted = self.accept()?;
+        Ok(self.serve() || accepted)
+    }
+
+    /// Clients over RDMA that are there.
+    pub fn rdma_clients(&self) -> usize {
+        self.rdma.len()
+    }
+
+    /// Answers what has been asked, lets all clients go, and ends; waits no longer than `limit`.
+    pub fn stop(mut self, limit: Duration) {
+        let start = Instant::now();
+        // What has come is carried out; replies go out in front of the end of the connection.
+        while self.service.outstanding() > 0 && start.elapsed() < limit {
+            if !self.serve() {
+                std::thread::yield_now();
+            }
+        }
+        self.dismiss();
+        while !self.rdma.is_empty() && start.elapsed() < limit {
+            self.serve();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Ends the connections over RDMA behind what was answered, without waiting.
+    pub fn dismiss(&mut self) {
+        for responder in self.rdma.values_mut() {
+            responder.disconnect();
+        }
+    }
+
+    fn accept(&mut self) -> Result<bool, Error> {
+        let mut busy = false;
+        if let Some(request) = self.listener.try_next()? {
+            busy = true;
+            let peer = request.peer();
+            if !self.allows(peer) || self.rdma.len() >= CLIENTS_MAX {
+                request.reject(&[])?;
+            } else {
+                let options = ResponderOptions {
+                    longest_call: u64::from(TRANSFER_MAX) + (64 << 10),
+                    memory: MEMORY,
+                    ..ResponderOptions::default()
+                };
+                let (bindings, retries) = (Arc::clone(&self.bindings), Arc::clone(&self.retries));
+                match Responder::accept(&self.context, request, bindings, options, retries) {
+                    Ok(responder) => {
+                        tracing::info!("client {peer} is here");
+                        Metrics::count(&self.metrics.rdma_clients);
+                        self.next += 1;
+                        self.rdma.insert(self.next, responder);
+                    }
+                    Err(error) => tracing::warn!("client {peer}: {error}"),
+                }
+            }
+        }
+        for index in 0..self.streams.len() {
+            if let Ok((stream, peer)) = self.streams[index].accept() {
+                busy = true;
+                if self.allows(peer) && self.tcp.len() < CLIENTS_MAX {
+                    Metrics::count(&self.metrics.tcp_clients);
+                    self.next += 1;
+                    self.tcp.insert(self.next, StreamClient::new(stream));
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    fn allows(&self, peer: SocketAddr) -> bool {
+        let allowed = self.allow.is_empty() || self.allow.iter().any(|subnet| subnet.contains(peer.ip()));
+        if !allowed {
+            Metrics::count(&self.metrics.not_allowed);
+            tracing::warn!("client {peer} is of no subnet that may come");
+        }
+        allowed
+    }
+
+    /// Takes calls, and answers those that have been carried out.
+    fn serve(&mut self) -> bool {
+        let mut busy = false;
+        let service = &mut self.service;
+        self.rdma.retain(|&id, responder| {
+            loop {
+                match responder.poll() {
+                    Ok(Some(request)) => {
+                        busy = true;
+                        submit(service, responder, id, request);
+                    }
+                    Ok(None) => return true,
+                    Err(Over { reason }) => {
+                        let (peer, calls) = (responder.peer(), responder.stats().calls);
+                        tracing::info!("client {peer} has left after {calls} calls ({reason:?})");
+                        return false;
+                    }
+                }
+            }
+        });
+        self.tcp.retain(|&id, client| {
+            loop {
+                match client.poll() {
+                    Ok(Some(call)) => {
+                        busy = true;
+                        let to = To::Stream(id, call.xid);
+                        let call = Call {
+                            client: client.peer(),
+                            xid: call.xid,
+                            program: call.program,
+                            version: call.version,
+                            procedure: call.procedure,
+                            credential: call.credential,
+                            arguments: call.arguments,
+                            room: Vec::new(),
+                        };
+                        service.submit(call, to);
+                    }
+                    Ok(None) => return true,
+                    Err(_) => return false,
+                }
+            }
+        });
+        while let Some(Finished { to, answer, arguments }) = self.service.poll() {
+            busy = true;
+            match to {
+                // Whoever has left meanwhile asks again on the next connection.
+                To::Rdma(id, token) => {
+                    if let Some(responder) = self.rdma.get_mut(&id) {
+                        responder.answer(token, answer);
+                        for part in arguments {
+                            if let Part::Item(memory) = part {
+                                responder.recycle(memory);
+                            }
+                        }
+                    }
+                }
+                To::Stream(id, xid) => {
+                    if let Some(client) = self.tcp.get_mut(&id)
+                        && client.answer(xid, &answer).is_err()
+                    {
+                        self.tcp.remove(&id);
+                    }
+                }
+            }
+        }
+        busy
+    }
+}
+
+fn submit(service: &mut Service<To>, responder: &mut Responder, id: u64, request: Request) {
+    let room = if request.program == nfs3::PROGRAM && request.procedure == number::READ {
+        read_count(&request.arguments).map_or_else(Vec::new, |count| responder.buffer(count))
+    } else {
+        Vec::new()
+    };
+    let call = Call {
+        client: responder.peer(),
+        xid: request.token.xid(),
+        program: request.program,
+        version: request.version,
+        procedure: request.procedure,
+        credential: request.credential,
+        arguments: request.arguments,
+        room,
+    };
+    service.submit(call, To::Rdma(id, request.token));
+}
+
+/// Octets that a READ asks for (RFC 1813 §3.3.6), as far as it gets them.
+fn read_count(arguments: &[Part]) -> Option<usize> {
+    let mut reader = Reader::new(arguments.first()?.octets());
+    reader.opaque(64).ok()?;
+    reader.u64().ok()?;
+    Some(reader.u32().ok()?.min(TRANSFER_MAX) as usize)
+}

@@ -1,0 +1,243 @@
+//! Calls on their way through the programs: what is a duplicate waits for the first, everything else goes to threads that may
+//! wait for the disk.
+
+use crate::directory::Directory;
+use crate::directory::caller::Caller;
+use crate::directory::procedures;
+use crate::duplicates::{Duplicates, Identity, Verdict};
+use crate::metrics::Metrics;
+use crate::programs::{MOUNT, MOUNT_VERSION, Mounts, PORT_MAPPER, PORT_MAPPER_HIGH, PORT_MAPPER_LOW, PortMapper};
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+use uwarp_rpcrdma::nfs3;
+use uwarp_rpcrdma::responder::Answer;
+use uwarp_rpcrdma::rpc::{OwnedAuth, Status};
+use uwarp_rpcrdma::walk::Part;
+
+/// The only version of NFS here.
+const NFS_VERSION: u32 = 3;
+
+/// A call, however it came.
+#[derive(Debug)]
+pub struct Call {
+    /// Who sent it.
+    pub client: SocketAddr,
+    /// Its number.
+    pub xid: u32,
+    /// The program.
+    pub program: u32,
+    /// Its version.
+    pub version: u32,
+    /// The procedure.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: OwnedAuth,
+    /// The arguments; those of NFS as its binding takes them apart.
+    pub arguments: Vec<Part>,
+    /// Memory for the data of a READ.
+    pub room: Vec<u8>,
+}
+
+/// What the threads share.
+#[derive(Debug)]
+pub struct Programs {
+    /// NFS.
+    pub directory: Directory,
+    /// MOUNT.
+    pub mounts: Mounts,
+    /// The port mapper.
+    pub port_mapper: PortMapper,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Programs {
+    /// Carries a call out; may wait for the disk.
+    pub fn carry_out(&self, call: &mut Call) -> Answer {
+        let mismatch = |low, high| Answer::failure(Status::ProgramMismatch { low, high });
+        let answer = match call.program {
+            nfs3::PROGRAM if call.version == NFS_VERSION => self.nfs(call),
+            nfs3::PROGRAM => mismatch(NFS_VERSION, NFS_VERSION),
+            MOUNT if call.version == MOUNT_VERSION => {
+                self.mounts.call(&self.directory, call.client, call.procedure, octets(&call.arguments))
+            }
+            MOUNT => mismatch(MOUNT_VERSION, MOUNT_VERSION),
+            PORT_MAPPER if (PORT_MAPPER_LOW..=PORT_MAPPER_HIGH).contains(&call.version) => {
+                self.port_mapper.call(call.version, call.procedure, octets(&call.arguments))
+            }
+            PORT_MAPPER => mismatch(PORT_MAPPER_LOW, PORT_MAPPER_HIGH),
+            _ => Answer::failure(Status::ProgramUnavailable),
+        };
+        if answer.status != Status::Success {
+            Metrics::count(&self.metrics.refused);
+        }
+        answer
+    }
+
+    fn nfs(&self, call: &mut Call) -> Answer {
+        // Anybody may ask whether the program is there.
+        if call.procedure == procedures::number::NULL {
+            return Answer::success(Vec::new());
+        }
+        let squash = self.directory.options().squash_root;
+        let caller = match Caller::of(&call.credential.as_auth(), squash) {
+            Ok(caller) => caller,
+            Err(status) => return Answer::failure(status),
+        };
+        let start = Instant::now();
+        let answer = self.directory.call(&caller, call.procedure, &call.arguments, std::mem::take(&mut call.room));
+        if answer.status == Status::Success {
+            let ok = octets(&answer.results).starts_with(&[0; 4]);
+            self.metrics.called(call.procedure, ok, start.elapsed());
+        }
+        answer
+    }
+}
+
+fn octets(parts: &[Part]) -> &[u8] {
+    parts.first().map_or(&[], Part::octets)
+}
+
+/// A call for a thread.
+struct Job {
+    number: u64,
+    call: Call,
+}
+
+/// A call that was carried out. The arguments come back with it: their memory is of use again.
+struct Done {
+    number: u64,
+    answer: Answer,
+    arguments: Vec<Part>,
+}
+
+/// A reply, and whom it is for.
+#[derive(Debug)]
+pub struct Finished<T> {
+    /// Who asked.
+    pub to: T,
+    /// What comes of it.
+    pub answer: Answer,
+    /// The arguments, if they were used.
+    pub arguments: Vec<Part>,
+}
+
+/// The threads, and what is on its way through them. `T` says where a reply goes.
+pub struct Service<T> {
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    threads: Vec<JoinHandle<()>>,
+    open: HashMap<u64, (T, Option<Identity>)>,
+    next: u64,
+    duplicates: Duplicates<T>,
+    ready: VecDeque<Finished<T>>,
+    metrics: Arc<Metrics>,
+}
+
+impl<T> std::fmt::Debug for Service<T> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Service").field("open", &self.open.len()).finish_non_exhaustive()
+    }
+}
+
+impl<T> Service<T> {
+    /// Starts so many threads, at least one.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn start(programs: Arc<Programs>, threads: usize) -> std::io::Result<Self> {
+        let (jobs, waiting) = unbounded::<Job>();
+        let (finished, done) = unbounded();
+        let metrics = Arc::clone(&programs.metrics);
+        let threads = (0..threads.max(1))
+            .map(|number| {
+                let (programs, waiting, finished) = (Arc::clone(&programs), waiting.clone(), finished.clone());
+                std::thread::Builder::new()
+                    .name(format!("nfs-{number}"))
+                    .spawn(move || work(&programs, &waiting, &finished))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            jobs: Some(jobs),
+            done,
+            threads,
+            open: HashMap::new(),
+            next: 0,
+            duplicates: Duplicates::default(),
+            ready: VecDeque::new(),
+            metrics,
+        })
+    }
+
+    /// Takes a call. Its reply comes from [`poll`](Self::poll).
+    pub fn submit(&mut self, call: Call, to: T) {
+        let changes = call.program == nfs3::PROGRAM && procedures::changes(call.procedure);
+        let identity = changes.then(|| Identity::of(call.client.ip(), call.xid, call.procedure, &call.arguments));
+        let to = match identity {
+            None => to,
+            Some(identity) => match self.duplicates.begin(identity, to) {
+                Verdict::New(to) => to,
+                Verdict::Under => return Metrics::count(&self.metrics.duplicates),
+                Verdict::Known(to, answer) => {
+                    Metrics::count(&self.metrics.duplicates);
+                    return self.ready.push_back(Finished { to, answer, arguments: call.arguments });
+                }
+            },
+        };
+        self.next += 1;
+        self.open.insert(self.next, (to, identity));
+        if let Some(jobs) = &self.jobs {
+            // The threads live as long as this.
+            let _ = jobs.send(Job { number: self.next, call });
+        }
+    }
+
+    /// The next reply, without waiting.
+    pub fn poll(&mut self) -> Option<Finished<T>> {
+        while self.ready.is_empty() {
+            let Done { number, answer, arguments } = self.done.try_recv().ok()?;
+            let Some((to, identity)) = self.open.remove(&number) else { continue };
+            if let Some(identity) = identity {
+                for to in self.duplicates.end(identity, &answer) {
+                    self.ready.push_back(Finished { to, answer: answer.clone(), arguments: Vec::new() });
+                }
+            }
+            self.ready.push_front(Finished { to, answer, arguments });
+        }
+        self.ready.pop_front()
+    }
+
+    /// Calls under way.
+    pub fn outstanding(&self) -> usize {
+        self.open.len()
+    }
+}
+
+impl<T> Drop for Service<T> {
+    fn drop(&mut self) {
+        // What has been taken is carried out.
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(programs: &Programs, jobs: &Receiver<Job>, done: &Sender<Done>) {
+    for Job { number, mut call } in jobs {
+        // A defect here must not leave the client waiting for ever.
+        let answer = catch_unwind(AssertUnwindSafe(|| programs.carry_out(&mut call)))
+            .unwrap_or_else(|_| Answer::failure(Status::SystemError));
+        if done.send(Done { number, answer, arguments: call.arguments }).is_err() {
+            break;
+        }
+        if jobs.is_empty() {
+            procedures::rest();
+        }
+    }
+}

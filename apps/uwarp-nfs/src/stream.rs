@@ -1,0 +1,166 @@
+//! A client over a plain TCP stream.
+
+use crate::records::{Records, record};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use uwarp::TcpStream;
+use uwarp_rpcrdma::binding::Binding as _;
+use uwarp_rpcrdma::nfs3::{self, Nfs3};
+use uwarp_rpcrdma::responder::Answer;
+use uwarp_rpcrdma::rpc::{CallHeader, CallHeaderError, OwnedAuth, RPC_VERSION, ReplyHeader, Status};
+use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
+
+/// Longest record: the longest WRITE with its headers.
+const RECORD_MAX: usize = crate::directory::procedures::TRANSFER_MAX as usize + (64 << 10);
+/// Octets that are read at once.
+const ROOM: usize = 64 << 10;
+/// Calls of one client that may be under way; no more are read before.
+const CALLS_MAX: usize = 32;
+
+/// A call as it came.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StreamCall {
+    /// Its number.
+    pub xid: u32,
+    /// The program.
+    pub program: u32,
+    /// Its version.
+    pub version: u32,
+    /// The procedure.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: OwnedAuth,
+    /// The arguments.
+    pub arguments: Vec<Part>,
+}
+
+/// The client.
+#[derive(Debug)]
+pub struct StreamClient {
+    stream: TcpStream,
+    records: Records,
+    room: Vec<u8>,
+    outgoing: VecDeque<Vec<u8>>,
+    sent: usize,
+    under_way: usize,
+    ended: bool,
+}
+
+impl StreamClient {
+    /// With a stream that was accepted.
+    pub fn new(mut stream: TcpStream) -> Self {
+        stream.set_nodelay(true);
+        stream.set_nonblocking(true);
+        Self {
+            stream,
+            records: Records::new(RECORD_MAX),
+            room: vec![0; ROOM],
+            outgoing: VecDeque::new(),
+            sent: 0,
+            under_way: 0,
+            ended: false,
+        }
+    }
+
+    /// Goes on without waiting: the next call, if there is one.
+    ///
+    /// # Errors
+    /// The stream is over, or what comes is no RPC.
+    pub fn poll(&mut self) -> io::Result<Option<StreamCall>> {
+        self.write()?;
+        loop {
+            if self.under_way >= CALLS_MAX {
+                return Ok(None);
+            }
+            while let Some(record) = self.records.take()? {
+                if let Some(call) = self.parse(&record)? {
+                    self.under_way += 1;
+                    return Ok(Some(call));
+                }
+            }
+            if self.ended {
+                // What was asked before is still answered.
+                let idle = self.under_way == 0 && self.outgoing.is_empty();
+                return if idle { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(None) };
+            }
+            match self.stream.read(&mut self.room) {
+                Ok(0) => self.ended = true,
+                Ok(count) => self.records.push(&self.room[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Its address.
+    pub fn peer(&self) -> std::net::SocketAddr {
+        self.stream.peer_addr()
+    }
+
+    /// Answers one of its calls.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub fn answer(&mut self, xid: u32, answer: &Answer) -> io::Result<()> {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.reply(xid, answer);
+        self.write()
+    }
+
+    fn reply(&mut self, xid: u32, answer: &Answer) {
+        let mut header = Vec::new();
+        ReplyHeader { xid, verifier: answer.verifier.as_auth(), status: answer.status }.encode(&mut header);
+        let pieces = std::iter::once(&header[..]).chain(answer.results.iter().map(Part::octets));
+        self.outgoing.push_back(record(pieces));
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while let Some(first) = self.outgoing.front() {
+            match self.stream.write(&first[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+            if self.sent == first.len() {
+                self.outgoing.pop_front();
+                self.sent = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// A call; `None` if it was answered here, since it cannot be read.
+    fn parse(&mut self, record: &[u8]) -> io::Result<Option<StreamCall>> {
+        let (header, at) = match CallHeader::parse(record) {
+            Ok(parsed) => parsed,
+            Err(CallHeaderError::RpcVersion(_)) => {
+                let xid = u32::from_be_bytes(*record.first_chunk().ok_or(ErrorKind::InvalidData)?);
+                self.reply(xid, &Answer::failure(Status::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION }));
+                return Ok(None);
+            }
+            Err(CallHeaderError::Garbage) => return Err(ErrorKind::InvalidData.into()),
+        };
+        let octets = &record[at..];
+        let arguments = if header.program == nfs3::PROGRAM && Nfs3.versions().contains(&header.version) {
+            let mut walk = Walk::new(octets, at, Removed::Nothing);
+            let walked = Nfs3.arguments(header.version, header.procedure, &mut walk).and_then(|()| walk.finish());
+            match walked.ok().and_then(|items| split(octets, &items, |_| Vec::new()).ok()) {
+                Some(arguments) => arguments,
+                None => {
+                    self.reply(header.xid, &Answer::failure(Status::GarbageArguments));
+                    return Ok(None);
+                }
+            }
+        } else {
+            vec![Part::Octets(octets.to_vec())]
+        };
+        Ok(Some(StreamCall {
+            xid: header.xid,
+            program: header.program,
+            version: header.version,
+            procedure: header.procedure,
+            credential: header.credential.into(),
+            arguments,
+        }))
+    }
+}

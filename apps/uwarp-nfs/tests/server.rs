@@ -1,0 +1,237 @@
+//! A server of a directory, and clients over RDMA and over TCP in the same process.
+
+use nfs3_types::mount::mountres3;
+use nfs3_types::nfs3::{
+    CREATE3args, CREATE3res, Nfs3Result, READ3args, READ3res, WRITE3args, WRITE3res, createhow3, diropargs3, filename3,
+    nfs_fh3, sattr3, stable_how,
+};
+use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use uwarp::{Config, Context, TcpStream};
+use uwarp_nfs::directory::procedures::number;
+use uwarp_nfs::directory::{Directory, DirectoryOptions};
+use uwarp_nfs::metrics::Metrics;
+use uwarp_nfs::records::{Records, record};
+use uwarp_nfs::server::{Ports, Server};
+use uwarp_rpcrdma::binding::Binding as _;
+use uwarp_rpcrdma::nfs3::Nfs3;
+use uwarp_rpcrdma::requester::{Call, Requester, RequesterOptions};
+use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_sys, system_credential};
+use uwarp_rpcrdma::walk::{Removed, Walk, split};
+use uwarp_rpcrdma::xdr::{put_opaque, put_padding, put_u32};
+
+/// Far longer than anything takes: only a defect makes a test wait for it.
+const LONG: Duration = Duration::from_secs(60);
+
+struct Rig {
+    here: Context,
+    there: Context,
+    server: Server,
+    metrics: Arc<Metrics>,
+    folder: tempfile::TempDir,
+}
+
+fn packed(value: &impl Pack) -> Vec<u8> {
+    let mut octets = Vec::new();
+    value.pack(&mut octets).unwrap();
+    octets
+}
+
+impl Rig {
+    fn new(allow: &[&str]) -> Self {
+        let config = |host| Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+        let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = Arc::new(Metrics::default());
+        let options = DirectoryOptions { read_only: false, squash_root: false };
+        let directory = Directory::open(folder.path(), options, Arc::clone(&metrics)).unwrap();
+        let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
+        let server = Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), allow, 2).unwrap();
+        Self { here, there, server, metrics, folder }
+    }
+
+    fn requester(&mut self) -> Requester {
+        let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
+        let address = self.there.socket_address(Ports::default().rdma);
+        Requester::start_connect(&self.here, address, vec![Arc::new(Nfs3)], options).unwrap()
+    }
+
+    fn stream(&mut self, port: u16) -> TcpStream {
+        let mut stream =
+            TcpStream::start_connect(&self.here, self.there.socket_address(port), &Default::default()).unwrap();
+        stream.set_nonblocking(true);
+        self.until(|_| stream.check_connected().unwrap());
+        stream
+    }
+
+    fn until<T>(&mut self, mut look: impl FnMut(&mut Server) -> Option<T>) -> T {
+        let deadline = Instant::now() + LONG;
+        loop {
+            self.server.step().unwrap();
+            self.here.poll();
+            if let Some(found) = look(&mut self.server) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "nothing comes: {:?}", self.server);
+        }
+    }
+
+    /// A call over TCP: its results, or how it ended.
+    fn ask(&mut self, stream: &mut TcpStream, call: (u32, u32, u32), arguments: &[u8]) -> Result<Vec<u8>, Status> {
+        let mut message = Vec::new();
+        let body = auth_sys(1, "client", 0, 0, &[]);
+        let credential = system_credential(&body);
+        let (program, version, procedure) = call;
+        CallHeader { xid: 77, program, version, procedure, credential, verifier: Auth::NONE }.encode(&mut message);
+        message.extend_from_slice(arguments);
+        let message = record([&message[..]]);
+        let (mut sent, mut records, mut room) = (0, Records::new(4 << 20), vec![0; 4096]);
+        let reply = self.until(|_| {
+            if sent < message.len() {
+                sent += stream.write(&message[sent..]).unwrap_or(0);
+            }
+            match stream.read(&mut room) {
+                Ok(0) => panic!("the server has closed the stream"),
+                Ok(count) => records.push(&room[..count]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            records.take().unwrap()
+        });
+        let (header, at) = ReplyHeader::parse(&reply).unwrap();
+        assert_eq!(header.xid, 77);
+        if header.status == Status::Success { Ok(reply[at..].to_vec()) } else { Err(header.status) }
+    }
+
+    /// A call over RDMA.
+    fn call<T: Unpack>(&mut self, client: &mut Requester, procedure: u32, arguments: &impl Pack, room: usize) -> T {
+        let octets = packed(arguments);
+        let mut walk = Walk::new(&octets, 0, Removed::Nothing);
+        Nfs3.arguments(3, procedure, &mut walk).unwrap();
+        let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
+        let credential = OwnedAuth::from(system_credential(&auth_sys(1, "client", 0, 0, &[])));
+        let rooms = if room > 0 { vec![vec![0; room]] } else { vec![] };
+        let call = Call { program: 100_003, version: 3, procedure, credential, arguments, rooms, ..Call::default() };
+        client.start(call).unwrap();
+        let reply = self.until(|_| client.poll()).outcome.unwrap();
+        assert_eq!(reply.status, Status::Success);
+        let mut octets = Vec::new();
+        for part in &reply.results {
+            octets.extend_from_slice(part.octets());
+            put_padding(&mut octets, part.octets().len());
+        }
+        T::unpack(&mut &octets[..]).unwrap().0
+    }
+
+    /// As a client mounts: asks for the port of MOUNT, and there for the root.
+    fn mount(&mut self) -> nfs_fh3 {
+        let mut mapper = self.stream(111);
+        let mut asked = Vec::new();
+        for word in [100_005, 3, 6, 0] {
+            put_u32(&mut asked, word);
+        }
+        let port = self.ask(&mut mapper, (100_000, 2, 3), &asked).unwrap();
+        let port = u32::from_be_bytes(port.try_into().unwrap());
+        let mut mount = self.stream(port.try_into().unwrap());
+        let mut path = Vec::new();
+        put_opaque(&mut path, b"/");
+        let found = self.ask(&mut mount, (100_005, 3, 1), &path).unwrap();
+        match mountres3::unpack(&mut &found[..]).unwrap().0 {
+            mountres3::Ok(ok) => nfs_fh3 { data: Opaque::owned(ok.fhandle.0.to_vec()) },
+            mountres3::Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_client_mounts_over_tcp_and_moves_data_over_rdma() {
+    let mut rig = Rig::new(&[]);
+    let root = rig.mount();
+    let mut client = rig.requester();
+    let where_ = diropargs3 { dir: root, name: filename3(Opaque::borrowed(b"file")) };
+    let made = CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) };
+    let made: CREATE3res = rig.call(&mut client, number::CREATE, &made, 0);
+    let file = made.unwrap().obj.unwrap();
+    let data: Vec<u8> = (0..700_001_u32).map(|number| (number / 3) as u8).collect();
+    let write = |offset: u64, data: &[u8]| WRITE3args {
+        file: file.clone(),
+        offset,
+        count: data.len() as u32,
+        stable: stable_how::UNSTABLE,
+        data: Opaque::owned(data.to_vec()),
+    };
+    for (offset, piece) in [(300_000, &data[300_000..]), (0, &data[..300_000])] {
+        let done: WRITE3res = rig.call(&mut client, number::WRITE, &write(offset, piece), 0);
+        assert_eq!(done.unwrap().count as usize, piece.len());
+    }
+    assert!(std::fs::read(rig.folder.path().join("file")).unwrap() == data);
+    let read = READ3args { file, offset: 1, count: 1 << 20 };
+    let got: READ3res<'static> = rig.call(&mut client, number::READ, &read, 1 << 20);
+    let got = got.unwrap();
+    assert!(got.eof && got.data.as_ref() == &data[1..]);
+    // The same over TCP.
+    let mut stream = rig.stream(2049);
+    let found = rig.ask(&mut stream, (100_003, 3, number::READ), &packed(&read)).unwrap();
+    let Nfs3Result::Ok(over_tcp) = READ3res::unpack(&mut &found[..]).unwrap().0 else { panic!("no READ") };
+    assert!(over_tcp.data.as_ref() == &data[1..]);
+    let written = rig.metrics.written.load(Ordering::Relaxed);
+    assert_eq!(written, 700_001);
+    // It lets them go, and says so to them.
+    rig.server.dismiss();
+    rig.until(|server| {
+        assert!(client.poll().is_none());
+        (server.rdma_clients() == 0).then_some(())
+    });
+}
+
+#[test]
+fn what_is_no_call_of_its_programs_is_refused() {
+    let mut rig = Rig::new(&["10.0.0.0/24"]);
+    let mut stream = rig.stream(2049);
+    for (call, expected) in [
+        ((100_003, 4, 0), Status::ProgramMismatch { low: 3, high: 3 }),
+        ((100_005, 1, 0), Status::ProgramMismatch { low: 3, high: 3 }),
+        ((100_000, 9, 0), Status::ProgramMismatch { low: 2, high: 4 }),
+        ((100_227, 3, 0), Status::ProgramUnavailable),
+        ((100_003, 3, 99), Status::ProcedureUnavailable),
+        ((100_003, 3, number::WRITE), Status::GarbageArguments),
+        ((100_003, 3, number::LOOKUP), Status::GarbageArguments),
+    ] {
+        assert_eq!(rig.ask(&mut stream, call, &[]), Err(expected), "{call:?}");
+    }
+    for program in [100_003, 100_005, 100_000] {
+        assert_eq!(rig.ask(&mut stream, (program, 3, 0), &[]), Ok(vec![]), "null");
+    }
+    // What is no RPC ends the stream, and a record without end too.
+    for wrong in [&record([&[9; 40][..]])[..], &[0x7f, 0xff, 0xff, 0xff]] {
+        let mut stream = rig.stream(2049);
+        let (mut sent, mut room) = (false, [0; 10]);
+        rig.until(|_| {
+            sent = sent || stream.write(wrong).unwrap() == wrong.len();
+            match stream.read(&mut room) {
+                Ok(0) => Some(()),
+                Ok(_) => panic!("an answer"),
+                Err(error) => (error.kind() != ErrorKind::WouldBlock).then_some(()),
+            }
+        });
+    }
+}
+
+#[test]
+fn clients_of_other_subnets_are_kept_out() {
+    let mut rig = Rig::new(&["10.9.0.0/16"]);
+    let mut client = rig.requester();
+    client.start(Call { program: 100_003, version: 3, ..Call::default() }).unwrap();
+    assert!(rig.until(|_| client.poll()).outcome.is_err());
+    let mut stream = rig.stream(111);
+    let mut room = [0; 10];
+    rig.until(|_| match stream.read(&mut room) {
+        Ok(0) => Some(()),
+        Ok(_) => panic!("an answer"),
+        Err(error) => (error.kind() != ErrorKind::WouldBlock).then_some(()),
+    });
+    assert_eq!(rig.metrics.not_allowed.load(Ordering::Relaxed), 2);
+    assert_eq!(rig.server.rdma_clients(), 0);
+}
