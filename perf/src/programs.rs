@@ -84,7 +84,7 @@ impl RawC {
         Ok(Self { program })
     }
 
-    /// Median round trip of 64 octets over `device` in nanoseconds; `None` for a device that the program does not know.
+    /// Median round trip of a frame of [`WRITE_OF_64`] octets over `device` in nanoseconds; `None` for a device that the program does not know.
     pub fn pair(&self, device: &str, cpus: (usize, usize)) -> anyhow::Result<Option<f64>> {
         let device = match device {
             "memif" => "memif",
@@ -93,7 +93,7 @@ impl RawC {
             _ => return Ok(None),
         };
         let output = Command::new(&self.program)
-            .args(["--device", device, "--size", "64", "--iterations", "1000000"])
+            .args(["--device", device, "--size", WRITE_OF_64, "--iterations", "1000000"])
             .args(["--cpus", &format!("{},{}", cpus.0, cpus.1)])
             .stdin(Stdio::null())
             .output()?;
@@ -102,6 +102,10 @@ impl RawC {
         Ok(Some(report.latency_ns.p50))
     }
 }
+
+/// Octets of the frame that carries a Write of 64 octets: Ethernet 14, IP and TCP 40, FPDU 84. It is what
+/// `uwarp-perf raw-latency` sends unless told otherwise.
+const WRITE_OF_64: &str = "138";
 
 #[derive(Deserialize)]
 struct RawReport {

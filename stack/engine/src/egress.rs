@@ -52,6 +52,10 @@ impl<P: Port> Core<P> {
             more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut());
             self.give_queue_pair(queue_pair);
             more |= self.transmit(index, &mut connection);
+            if self.ready.is_empty() {
+                // Nobody else has anything to send: what is left of the turn need not be waited for.
+                self.flush();
+            }
         }
         if more && !connection.gone {
             Self::schedule(&mut self.ready, index, &mut connection);

@@ -51,8 +51,6 @@ pub struct Turned {
     pub transmitted: usize,
     /// Whether anything was done or is left to do at once: an idle engine may back off.
     pub busy: bool,
-    /// When the engine must be turned again even if nothing arrives; `None` if no timer runs.
-    pub next_deadline: Option<Instant>,
 }
 
 /// One poll-mode engine on one port. Built on the thread that turns it; it cannot leave that thread.
@@ -85,8 +83,20 @@ impl<P: Port> Engine<P> {
             let turn = self.epoch.enter();
             self.core.work(&turn, &mut self.batch);
         }
-        let transmitted = self.core.flush();
-        self.core.turned(worked, received, transmitted)
+        self.core.flush();
+        self.core.turned(worked, received)
+    }
+
+    /// When the engine must be turned again even if nothing arrives, as of the last turn; `None` if no timer runs.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.core.next_deadline()
+    }
+
+    /// Rings the doorbell of a queue pair or connection from the engine's own thread, which takes no locked operation: as
+    /// [`Doorbells::ring`](uwarp_ring::Doorbells::ring). False if that one has to be used, since too many have been rung.
+    #[inline]
+    pub fn ring_here(&mut self, number: u32) -> bool {
+        self.core.ring_here(number)
     }
 
     /// Ends everything at once, after a failure of the device or of the engine itself: all work is flushed, the oldest of

@@ -314,6 +314,11 @@ impl Pair {
         true
     }
 
+    /// Rings the doorbell, with nothing new in the queues.
+    pub fn ring(&self) {
+        self.doorbells.ring(self.number as usize);
+    }
+
     /// The next completion.
     pub fn poll(&mut self) -> Option<Completion> {
         self.completions.pop()
@@ -387,7 +392,7 @@ impl<P: Port> World<P> {
             let Some(engine) = &mut host.engine else { continue };
             let turned = engine.turn(self.now);
             busy |= turned.busy;
-            next = [next, turned.next_deadline].into_iter().flatten().min();
+            next = [next, engine.next_deadline()].into_iter().flatten().min();
         }
         next = [next, self.network.next_arrival()].into_iter().flatten().min();
         let soon = self.now + Duration::from_micros(1);

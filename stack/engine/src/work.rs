@@ -259,6 +259,7 @@ impl SendElement {
 
     /// Slot `index` (0 is the first) of this element with the given entries, or inline data if the flag is set.
     /// `entries` must have the length that the head says; what is missing is written as zero.
+    #[inline]
     pub fn encode(&self, entries: &[Sge], inline: &[u8], index: usize) -> Slot {
         let mut words = [0u64; 8];
         if index == 0 {

@@ -27,6 +27,20 @@ fn a_write_lands_where_it_was_aimed() {
     }
 }
 
+/// Posted work goes before what the device may have, but not for ever.
+#[test]
+fn a_queue_pair_that_is_rung_every_turn_hears_its_peer() {
+    let (mut world, mut client, server) = joined();
+    let source = world.hosts[0].register(pattern(50_000, 1), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 50_000], Access::REMOTE_WRITE);
+    client.post_simple(7, SendOpcode::Write, Some(sge(&source, 0, 50_000)), (target.stag(), 0));
+    assert!(world.run_until(SECOND, |_| {
+        client.ring();
+        server.ring();
+        contents(&target) == contents(&source)
+    }));
+}
+
 #[test]
 fn a_send_fills_the_oldest_receive_over_all_its_entries() {
     for length in [0u32, 1, 64, 3000, 50_000] {

@@ -137,6 +137,10 @@ impl Seat {
         }
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        self.engine.as_ref().and_then(|engine| each_kind!(engine, engine => engine.next_deadline()))
+    }
+
     #[cold]
     fn fail(&mut self, reason: &str) {
         tracing::error!(context = self.context, reason, "an engine panicked");
@@ -173,7 +177,7 @@ impl Seat {
                 if turned.busy || self.is_done() {
                     backoff.reset();
                 } else {
-                    let limit = match turned.next_deadline {
+                    let limit = match self.next_deadline() {
                         Some(deadline) => {
                             backoff.nap.min(Duration::from_nanos(deadline.as_nanos().saturating_sub(now.as_nanos())))
                         }
@@ -266,6 +270,20 @@ pub(crate) fn seat_here(seat: Seat) {
 /// Whether the calling thread turns this context's engine.
 pub(crate) fn is_seated_here(context: u64) -> bool {
     SEATS.try_with(|seats| seats.borrow().iter().any(|seat| seat.context == context)).unwrap_or(false)
+}
+
+/// Rings the doorbell of a queue pair or connection of an inline context. False if its engine is not on this thread, or busy:
+/// then the doorbells for all threads have to be used.
+#[inline]
+pub(crate) fn ring_inline(context: u64, number: u32) -> bool {
+    SEATS
+        .try_with(|seats| {
+            let Ok(mut seats) = seats.try_borrow_mut() else { return false };
+            let Some(seat) = seats.iter_mut().find(|seat| seat.context == context) else { return false };
+            let Some(engine) = &mut seat.engine else { return false };
+            each_kind!(engine, engine => engine.ring_here(number))
+        })
+        .unwrap_or(false)
 }
 
 /// Turns one inline context. `None` if it belongs to another thread.

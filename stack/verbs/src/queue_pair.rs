@@ -3,6 +3,7 @@
 use crate::completion::{CompletionQueue, CompletionQueueCore};
 use crate::context::Shared;
 use crate::core::{Core, NoReply};
+use crate::driver::ring_inline;
 use crate::error::{Error, PostError, PostErrorReason};
 use crate::request::{ReceiveRequest, SendLimits, SendRequest};
 use crate::shared_receives::SharedReceiveQueue;
@@ -357,6 +358,34 @@ impl QueuePair {
 
     #[inline]
     fn fill_send(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
+        if let [request] = requests {
+            return match self.fill_send_one(request) {
+                Ok(()) => (1, None),
+                Err(reason) => (0, Some(reason)),
+            };
+        }
+        self.fill_send_list(requests)
+    }
+
+    /// As [`fill_send_list`](Self::fill_send_list), for the most common list.
+    #[inline]
+    fn fill_send_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostErrorReason> {
+        let (element, entries, inline) = request.element(&self.limits)?;
+        let mut reservation = self.send.reserve(element.slots()).ok_or(PostErrorReason::Full)?;
+        if request.has_trailer() {
+            request.encode_with_trailer(&element, |slot| {
+                let _ = reservation.write(slot);
+            });
+        } else {
+            for index in 0..element.slots() {
+                let _ = reservation.write(element.encode(entries, inline, index));
+            }
+        }
+        reservation.commit();
+        Ok(())
+    }
+
+    fn fill_send_list(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
         let mut posted = 0;
         let limits = self.limits;
         // As many of the requests as possible are published together.
@@ -441,9 +470,7 @@ impl QueuePair {
             reservation.commit();
             posted += 1;
         }
-        if posted > 0 && self.unbound.is_none() {
-            self.ring();
-        }
+        // No doorbell: the engine looks for receives when a message comes, and now and then once the queue pair has failed.
         match reason {
             None => Ok(posted),
             Some(reason) => Err(PostError { posted, reason }),
@@ -452,9 +479,11 @@ impl QueuePair {
 
     #[inline]
     fn ring(&self) {
-        self.doorbells.ring(self.number as usize);
         if self.threaded {
+            self.doorbells.ring(self.number as usize);
             self.wake.fire_if_armed();
+        } else if !ring_inline(self.shared.id, self.number) {
+            self.doorbells.ring(self.number as usize);
         }
     }
 

@@ -161,6 +161,36 @@ fn inline_octets_are_free_at_once() {
 }
 
 #[test]
+fn work_on_many_queue_pairs_and_from_another_thread_waits_for_the_next_turn() {
+    let (a, b) = pair(Mode::Inline);
+    let mut listener = b.listen(PORT, uwarp::ListenOptions::default()).unwrap();
+    // More than an engine keeps in mind without its doorbells.
+    let mut pairs: Vec<_> = (0..70)
+        .map(|_| {
+            let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+            connect_by(&mut listener, &mut client, &mut server);
+            server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
+            (client, server)
+        })
+        .collect();
+    for (number, (client, _)) in pairs.iter_mut().enumerate() {
+        client.qp.post_send(&[SendRequest::send_inline(0, &number.to_le_bytes())]).unwrap();
+    }
+    for (number, (_, server)) in pairs.iter_mut().enumerate() {
+        server.expect(1);
+        assert_eq!(server.octets(0, 8), number.to_le_bytes());
+    }
+    // The engine is on this thread, who posts is not.
+    let (client, server) = &mut pairs[0];
+    server.qp.post_receive(&[ReceiveRequest::new(2, &[server.mr.sge(..8).unwrap()])]).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.qp.post_send(&[SendRequest::send_inline(0, b"elsewhen")]).unwrap());
+    });
+    server.expect(2);
+    assert_eq!(server.octets(0, 8), b"elsewhen");
+}
+
+#[test]
 fn a_full_queue_takes_what_fits_and_loses_nothing() {
     in_both_modes(|mode| {
         let (a, b) = pair(mode);

@@ -36,15 +36,31 @@ fn write(session: &mut Session, number: u64) -> anyhow::Result<()> {
         session.remote.stag,
         target,
     )])?;
-    Ok(())
+    // It leaves now: what the caller does next need not be waited for.
+    session.turn()
 }
 
-/// Whether message `number` of the other side has arrived.
-#[inline]
-fn is_written(session: &Session, number: u64) -> anyhow::Result<bool> {
-    let index = turn_of(session, number);
-    let last = session.layout.inward(index, 0) + session.layout.size - 1;
-    Ok(session.memory.load_acquire_u8(last as usize)? == mark(session, number))
+/// The last octet of a message that the other side writes: where it lies in memory, and what it will be. Found once for each
+/// message, since it takes divisions and the look at memory comes between any two turns.
+#[derive(Clone, Copy)]
+struct Awaited {
+    at: usize,
+    mark: u8,
+}
+
+impl Awaited {
+    #[inline]
+    fn new(session: &Session, number: u64) -> Self {
+        let index = turn_of(session, number);
+        let last = session.layout.inward(index, 0) + session.layout.size - 1;
+        Self { at: last as usize, mark: mark(session, number) }
+    }
+
+    /// Whether the message has arrived.
+    #[inline]
+    fn is_there(self, session: &Session) -> anyhow::Result<bool> {
+        Ok(session.memory.load_acquire_u8(self.at)? == self.mark)
+    }
 }
 
 /// Fills the outgoing slot of message `number`.
@@ -85,7 +101,8 @@ pub fn ask_by_write(session: &mut Session, number: u64, checked: bool) -> anyhow
         fill(session, number, 0)?;
     }
     write(session, number)?;
-    while !is_written(session, number)? {
+    let answer = Awaited::new(session, number);
+    while !answer.is_there(session)? {
         session.turn()?;
     }
     if checked {
@@ -101,7 +118,8 @@ pub fn ask_by_write(session: &mut Session, number: u64, checked: bool) -> anyhow
 pub fn answer_by_write(session: &mut Session, number: &mut u64, checked: bool) -> anyhow::Result<Verdict> {
     let mut verdict = None;
     loop {
-        while !is_written(session, *number)? {
+        let question = Awaited::new(session, *number);
+        while !question.is_there(session)? {
             session.turn()?;
             if session.is_time_to_look() && is_finished(session)? {
                 return Ok(verdict);
@@ -130,7 +148,7 @@ fn send(session: &mut Session, number: u64) -> anyhow::Result<()> {
     let index = turn_of(session, number);
     let entry = session.entry(session.layout.out(index, 0))?;
     session.queue_pairs[index as usize].post_send(&[SendRequest::send(number, &[entry])])?;
-    Ok(())
+    session.turn()
 }
 
 /// A receive that is still to be posted again: after the answer is on its way, not before.
@@ -244,6 +262,7 @@ pub fn fetch_add(session: &mut Session, number: u64, found: &mut [Option<u64>]) 
 pub fn ask_by_immediate(session: &mut Session, number: u64, used: &mut Used) -> anyhow::Result<()> {
     let index = turn_of(session, number);
     session.queue_pairs[index as usize].post_send(&[SendRequest::immediate(number, number)])?;
+    session.turn()?;
     if let Some((index, slot)) = used.take() {
         session.post_receive(index, slot)?;
     }
@@ -271,6 +290,7 @@ pub fn answer_by_immediate(session: &mut Session) -> anyhow::Result<Verdict> {
         let Some(data) = out[0].immediate_data() else { continue };
         let (index, slot) = parse_receive_id(out[0].id);
         session.queue_pairs[index as usize].post_send(&[SendRequest::immediate(data, data | ANSWER)])?;
+        session.turn()?;
         session.post_receive(index, slot)?;
     }
 }

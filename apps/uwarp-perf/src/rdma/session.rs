@@ -211,8 +211,9 @@ impl Session {
     #[inline]
     fn idle(&mut self) -> anyhow::Result<()> {
         self.spins += 1;
-        let patience = if self.inline { 2048 } else { 256 };
-        if self.spins.is_multiple_of(patience) {
+        // Powers of two: the remainder is taken every turn.
+        let patience: u32 = if self.inline { 2048 } else { 256 };
+        if self.spins & (patience - 1) == 0 {
             // Who is waited for may be waiting for this core; nobody else wants it where the figures are good.
             std::thread::yield_now();
         }
