@@ -1,7 +1,7 @@
 //! The side that asks and measures.
 
 use super::bandwidth::{Operation, Pump};
-use super::latency::{Used, ask_by_immediate, ask_by_send, ask_by_write, fetch_add, read, write_commit};
+use super::latency::{Exchange, Used, ask_by_immediate, ask_by_send, ask_by_write, fetch_add, read, write_commit};
 use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session};
 use super::wire::{Control, Request, data_to_octets, memory_from_octets};
@@ -116,16 +116,15 @@ fn checked_messages(plan: &Plan) -> u64 {
 
 fn ping_pong(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let by_write = plan.test == Test::WriteLatency;
+    let mut exchange = Exchange::new(session, 0)?;
     let mut number = 0_u64;
     let mut used: Used = None;
     let mut once = |session: &mut Session, checked: bool| {
-        let result = if by_write {
-            ask_by_write(session, number, checked)
-        } else {
-            ask_by_send(session, number, &mut used, checked)
-        };
+        if by_write {
+            return ask_by_write(session, &mut exchange, checked);
+        }
         number += 1;
-        result
+        ask_by_send(session, number - 1, &mut used, checked)
     };
     if plan.verify {
         report.verified = checked_messages(plan);

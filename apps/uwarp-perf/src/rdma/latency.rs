@@ -3,7 +3,7 @@
 
 use super::session::{Session, parse_receive_id};
 use super::wire::Control;
-use uwarp::{Completion, CompletionOpcode, SendRequest};
+use uwarp::{Completion, CompletionOpcode, SendRequest, Sge};
 
 /// Tells an answer's content from the question's.
 const ANSWER: u64 = 1 << 63;
@@ -21,45 +21,54 @@ fn turn_of(session: &Session, number: u64) -> u32 {
     (number % u64::from(session.layout.qps)) as u32
 }
 
-/// Writes message `number` to the other side.
-#[inline]
-fn write(session: &mut Session, number: u64) -> anyhow::Result<()> {
-    let index = turn_of(session, number);
-    let start = session.layout.out(index, 0);
-    let last = (start + session.layout.size - 1) as usize;
-    session.memory.store_release_u8(last, mark(session, number))?;
-    let entry = session.entry(start)?;
-    let target = session.remote.offset + session.layout.inward(index, 0);
-    session.queue_pairs[index as usize].post_send(&[SendRequest::write(
-        number,
-        &[entry],
-        session.remote.stag,
-        target,
-    )])?;
-    // It leaves now: what the caller does next need not be waited for.
-    session.turn()
-}
-
-/// The last octet of a message that the other side writes: where it lies in memory, and what it will be. Found once for each
-/// message, since it takes divisions and the look at memory comes between any two turns.
+/// A Write each way: where the octets are, and what the last ones will be. It is found out while a message is on its way, since
+/// it takes some divisions.
 #[derive(Clone, Copy)]
-struct Awaited {
-    at: usize,
+pub struct Exchange {
+    number: u64,
+    queue_pair: usize,
+    source: Sge,
+    target: u64,
+    last_out: usize,
+    last_in: usize,
     mark: u8,
 }
 
-impl Awaited {
-    #[inline]
-    fn new(session: &Session, number: u64) -> Self {
+impl Exchange {
+    /// Message `number` and the other side's one of the same number.
+    ///
+    /// # Errors
+    /// None that is to be expected.
+    pub fn new(session: &Session, number: u64) -> anyhow::Result<Self> {
         let index = turn_of(session, number);
-        let last = session.layout.inward(index, 0) + session.layout.size - 1;
-        Self { at: last as usize, mark: mark(session, number) }
+        let layout = &session.layout;
+        let last = |start: u64| (start + layout.size - 1) as usize;
+        Ok(Self {
+            number,
+            queue_pair: index as usize,
+            source: session.entry(layout.out(index, 0))?,
+            target: session.remote.offset + layout.inward(index, 0),
+            last_out: last(layout.out(index, 0)),
+            last_in: last(layout.inward(index, 0)),
+            mark: mark(session, number),
+        })
     }
 
-    /// Whether the message has arrived.
+    /// Writes our message to the other side.
     #[inline]
-    fn is_there(self, session: &Session) -> anyhow::Result<bool> {
-        Ok(session.memory.load_acquire_u8(self.at)? == self.mark)
+    fn write(&self, session: &mut Session) -> anyhow::Result<()> {
+        session.memory.store_release_u8(self.last_out, self.mark)?;
+        let request =
+            SendRequest::write(self.number, std::slice::from_ref(&self.source), session.remote.stag, self.target);
+        session.queue_pairs[self.queue_pair].post_send(&[request])?;
+        // It leaves now: what the caller does next need not be waited for.
+        session.turn()
+    }
+
+    /// Whether the other side's message has arrived.
+    #[inline]
+    fn is_there(&self, session: &Session) -> anyhow::Result<bool> {
+        Ok(session.memory.load_acquire_u8(self.last_in)? == self.mark)
     }
 }
 
@@ -91,20 +100,22 @@ fn refuse(verdict: Verdict) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The asking side of one Write ping-pong.
+/// The asking side of one Write ping-pong, which becomes the next one.
 ///
 /// # Errors
 /// The connection is lost, or (checked) the answer is wrong.
 #[inline]
-pub fn ask_by_write(session: &mut Session, number: u64, checked: bool) -> anyhow::Result<()> {
+pub fn ask_by_write(session: &mut Session, exchange: &mut Exchange, checked: bool) -> anyhow::Result<()> {
+    let number = exchange.number;
     if checked {
         fill(session, number, 0)?;
     }
-    write(session, number)?;
-    let answer = Awaited::new(session, number);
-    while !answer.is_there(session)? {
+    exchange.write(session)?;
+    let next = Exchange::new(session, number + 1)?;
+    while !exchange.is_there(session)? {
         session.turn()?;
     }
+    *exchange = next;
     if checked {
         refuse(wrong(session, 0, number, ANSWER, 1)?)?;
     }
@@ -117,9 +128,9 @@ pub fn ask_by_write(session: &mut Session, number: u64, checked: bool) -> anyhow
 /// The connection is lost.
 pub fn answer_by_write(session: &mut Session, number: &mut u64, checked: bool) -> anyhow::Result<Verdict> {
     let mut verdict = None;
+    let mut exchange = Exchange::new(session, *number)?;
     loop {
-        let question = Awaited::new(session, *number);
-        while !question.is_there(session)? {
+        while !exchange.is_there(session)? {
             session.turn()?;
             if session.is_time_to_look() && is_finished(session)? {
                 return Ok(verdict);
@@ -129,8 +140,9 @@ pub fn answer_by_write(session: &mut Session, number: &mut u64, checked: bool) -
             verdict = verdict.or(wrong(session, 0, *number, 0, 1)?);
             fill(session, *number, ANSWER)?;
         }
-        write(session, *number)?;
+        exchange.write(session)?;
         *number += 1;
+        exchange = Exchange::new(session, *number)?;
     }
 }
 
