@@ -482,7 +482,7 @@ fn client(
     for number in 0..WARM_UP.min(arguments.count) {
         append(&mut end, number)?;
     }
-    let mut samples = Histogram::<u64>::new(3).context("no histogram")?;
+    let mut samples = histogram()?;
     for number in 0..arguments.count {
         let start = Instant::now();
         append(&mut end, number)?;
@@ -552,6 +552,11 @@ fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
     Ok(trips)
 }
 
+/// Nanoseconds up to a minute: more is taken for a minute.
+fn histogram() -> anyhow::Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).context("no histogram")
+}
+
 /// Source, sequence number and octets of payload of a frame, if it is TCP.
 fn data(frame: &[u8]) -> Option<(std::net::IpAddr, u32, usize)> {
     let (packet, kind) = (frame.get(14..)?, frame.get(12..14)?);
@@ -581,7 +586,7 @@ fn local(
     folder: &Path,
     cpu: usize,
 ) -> anyhow::Result<Report> {
-    let mut samples = Histogram::<u64>::new(3).context("no histogram")?;
+    let mut samples = histogram()?;
     let result = std::thread::scope(|scope| {
         let thread = scope.spawn(|| -> anyhow::Result<()> {
             if !cacheline::pin(cpu) {
