@@ -17,6 +17,8 @@ int uwarp_errno(void);
 struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool);
 void uwarp_mbuf_raw_free(struct rte_mbuf *mbuf);
 void uwarp_mbuf_free_segment(struct rte_mbuf *mbuf);
+/* A buffer of the pool that shows what the first segment of another holds, and has a reference to that; or null. */
+struct rte_mbuf *uwarp_mbuf_view(struct rte_mempool *pool, struct rte_mbuf *of);
 /* Empties the calling thread's cache of the pool into the pool. */
 void uwarp_mempool_cache_flush(struct rte_mempool *pool);
 

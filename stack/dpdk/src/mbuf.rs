@@ -41,11 +41,15 @@ pub struct TxChecksum {
     pub ipv6: bool,
     /// Fill in the IPv4 header's checksum (its field must be 0).
     pub ip: bool,
-    /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented).
+    /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented; without the length if the packet
+    /// is to be cut).
     pub tcp: bool,
     /// Cut into segments of so many payload octets; 0: do not.
     pub segment_size: u16,
 }
+
+/// The flags that say whose the storage is.
+const KIND: u64 = sys::UWARP_MBUF_INDIRECT | sys::UWARP_MBUF_EXTERNAL;
 
 /// One reference to a packet: a buffer, or a chain of them. Dropping it gives the reference back.
 ///
@@ -128,10 +132,14 @@ impl Mbuf {
         usize::from(field!(self, data_off))
     }
 
-    /// The first segment's whole storage; `None` while anybody else (the device included) has a reference to it.
+    /// The first segment's whole storage; `None` while anybody else (the device included) has a reference to it, and if it is
+    /// another packet's (see [`Queue::view`](crate::Queue::view)).
     #[inline]
     pub fn storage_mut(&mut self) -> Option<&mut [u8]> {
         let header = self.header_mut()?;
+        if header.ol_flags & sys::UWARP_MBUF_INDIRECT != 0 {
+            return None;
+        }
         // SAFETY: the storage is `buf_len` octets of mapped memory that nobody else in this process refers to.
         Some(unsafe { std::slice::from_raw_parts_mut(header.buf_addr.cast::<u8>(), usize::from(header.buf_len)) })
     }
@@ -277,7 +285,7 @@ impl Mbuf {
         if checksum.segment_size != 0 {
             flags |= sys::UWARP_TX_TCP_SEG;
         }
-        header.ol_flags = flags;
+        header.ol_flags = flags | header.ol_flags & KIND;
         // The word that the C bit-fields make: l2_len 7 bits, l3_len 9, l4_len 8, tso_segsz 16, from the lowest bit on.
         header.__bindgen_anon_3.tx_offload = u64::from(checksum.l2_len & 0x7f)
             | u64::from(checksum.l3_len & 0x1ff) << 7
@@ -311,9 +319,15 @@ impl Mbuf {
     #[must_use]
     pub fn clear_tx_checksum(&mut self) -> bool {
         let Some(header) = self.header_mut() else { return false };
-        header.ol_flags = 0;
+        header.ol_flags &= KIND;
         header.__bindgen_anon_3.tx_offload = 0;
         true
+    }
+
+    /// The packet for C functions that take another reference to it.
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> *mut rte_mbuf {
+        self.raw.as_ptr()
     }
 
     /// Gives the reference out of Rust's hands.

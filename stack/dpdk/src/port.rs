@@ -111,6 +111,8 @@ pub struct Capabilities {
     pub rx_scatter: bool,
     /// The device cuts large TCP packets.
     pub tso: bool,
+    /// The most segments of a packet that it is to cut; 0 if it cuts none.
+    pub tso_max_segments: u16,
     /// The device joins received TCP segments.
     pub lro: bool,
     /// Received packets are spread over the queues by a hash.

@@ -81,6 +81,7 @@ pub(crate) struct Counters {
     pub(crate) retransmission_copies: u64,
     pub(crate) timeouts: u64,
     pub(crate) pure_acknowledgments: u64,
+    pub(crate) frames_to_be_cut: u64,
     pub(crate) resets_sent: u64,
     pub(crate) icmp_errors_sent: u64,
     pub(crate) icmp_errors_suppressed: u64,
@@ -141,6 +142,8 @@ pub(crate) struct Core<P: Port> {
     /// Where payload stands in a transmit buffer: room for all headers in front.
     pub(crate) payload_start: usize,
     pub(crate) offload_tcp: bool,
+    /// [`crate::port::Capabilities::segmentation_parts`].
+    pub(crate) segmentation_parts: usize,
     pub(crate) tcp_config: uwarp_tcp::Config,
     pub(crate) doorbells: Arc<Doorbells>,
     pub(crate) commands: Receiver<Command>,
@@ -249,6 +252,7 @@ impl<P: Port> Core<P> {
             chores_at: None,
             payload_start,
             offload_tcp: capabilities.transmit_tcp_checksum,
+            segmentation_parts: capabilities.segmentation_parts,
             tcp_config,
             doorbells: channels.doorbells,
             commands: channels.commands,

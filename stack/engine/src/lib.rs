@@ -42,6 +42,7 @@ mod reassembly;
 mod receive;
 mod requests;
 pub mod rig;
+mod segmentation;
 pub mod shared;
 mod slab;
 mod snapshot;

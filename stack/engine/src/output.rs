@@ -35,6 +35,9 @@ impl<P: Port> Core<P> {
             let path = self.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
             connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
+        if self.segmentation_parts > 2 && !connection.to_self {
+            return self.transmit_joined(connection);
+        }
         let mut budget = self.config.budgets.frames_per_connection;
         loop {
             if budget == 0 || !self.has_room() {
@@ -140,7 +143,7 @@ impl<P: Port> Core<P> {
 
     /// Makes a frame of one segment.
     #[inline]
-    fn emit(&mut self, connection: &Connection, transmit: &Transmit) {
+    pub(crate) fn emit(&mut self, connection: &Connection, transmit: &Transmit) {
         let Some(slice) = transmit.payload else { return self.emit_bare(connection, transmit) };
         if transmit.retransmission {
             self.counters.retransmissions += 1;
@@ -244,7 +247,7 @@ impl<P: Port> Core<P> {
     }
 
     #[inline]
-    fn enqueue(&mut self, frame: P::Buffer, to_self: bool) {
+    pub(crate) fn enqueue(&mut self, frame: P::Buffer, to_self: bool) {
         self.counters.octets_sent += frame.total_len() as u64;
         if to_self {
             self.counters.frames_sent += 1;
@@ -289,7 +292,7 @@ impl<P: Port> Core<P> {
 
 /// Writes the headers of a segment in front of its payload: from the connection's template, or from scratch.
 #[inline]
-fn write_headers(
+pub(crate) fn write_headers(
     headroom: &mut [u8],
     connection: &Connection,
     station: (EthernetAddress, Option<VlanTag>),
@@ -331,7 +334,7 @@ fn checksum(offload: bool, payload_sum: u32) -> TcpChecksum {
 
 /// The IPv4 header's own checksum costs less than asking for it.
 #[inline]
-fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) -> TransmitChecksums {
+pub(crate) fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) -> TransmitChecksums {
     let link = HEADER_LEN + if vlan.is_some() { VLAN_TAG_LEN } else { 0 };
     let ip = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
     TransmitChecksums {
@@ -340,6 +343,7 @@ fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) -> Transmit
         link_length: link as u8,
         ip_length: ip as u16,
         tcp_length: (headers - link - ip) as u8,
+        segment_size: 0,
     }
 }
 

@@ -49,6 +49,9 @@ pub struct TransmitChecksums {
     pub ip_length: u16,
     /// Length of the TCP header in octets.
     pub tcp_length: u8,
+    /// The frame is cut into segments of so many octets of payload; 0: it leaves as it is. The sum in the TCP checksum field is
+    /// then without the length.
+    pub segment_size: u16,
 }
 
 /// One frame's memory: an owned reference to it. Dropping it gives the memory back to its pool.
@@ -112,6 +115,8 @@ pub struct Capabilities {
     pub transmit_ip_checksum: bool,
     /// The device fills in TCP checksums.
     pub transmit_tcp_checksum: bool,
+    /// Parts that a frame may have which the device cuts into segments; 0 if it cuts none.
+    pub segmentation_parts: usize,
 }
 
 /// Levels of the receive and the transmit pool, in buffers.
@@ -135,6 +140,12 @@ pub trait Port {
 
     /// A fresh buffer of the transmit pool.
     fn alloc(&mut self) -> Option<Self::Buffer>;
+    /// A fresh buffer that shows `length` octets from `start` of another one's storage, and keeps that: a part of a chain. Only asked
+    /// of ports with [`Capabilities::segmentation_parts`].
+    fn view(&mut self, of: &Self::Buffer, start: usize, length: usize) -> Option<Self::Buffer> {
+        let _ = (of, start, length);
+        None
+    }
     /// Takes received frames, as many as `batch` has room for; returns how many.
     fn rx_burst(&mut self, batch: &mut Batch<Self::Buffer>) -> usize;
     /// Gives frames to the device: those taken are removed from the front; the rest stays in order. Returns how many

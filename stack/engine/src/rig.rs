@@ -38,11 +38,20 @@ pub struct HostOptions {
     pub queue_pairs: u32,
     /// Frames sent that the device holds on to, see [`SimPort::hold_sent`].
     pub device_holds: usize,
+    /// The device computes checksums and cuts frames of up to so many parts, see [`SimPort::offload`]; 0: it does neither.
+    pub segmentation_parts: usize,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        HostOptions { mtu: 1500, receive_buffers: 4096, transmit_buffers: 4096, queue_pairs: 64, device_holds: 0 }
+        HostOptions {
+            mtu: 1500,
+            receive_buffers: 4096,
+            transmit_buffers: 4096,
+            queue_pairs: 64,
+            device_holds: 0,
+            segmentation_parts: 0,
+        }
     }
 }
 
@@ -362,6 +371,9 @@ impl World<SimPort> {
         let number = self.hosts.len();
         let mut port = self.network.port(options.mtu, options.receive_buffers, options.transmit_buffers);
         port.hold_sent(options.device_holds);
+        if options.segmentation_parts > 0 {
+            port.offload(options.segmentation_parts);
+        }
         self.hosts.push(Host::new(port, number, options.queue_pairs, self.seed, adjust));
         number
     }

@@ -107,6 +107,7 @@ impl<P: Port> Core<P> {
             retransmission_copies: counters.retransmission_copies,
             timeouts: counters.timeouts,
             pure_acknowledgments: counters.pure_acknowledgments,
+            frames_to_be_cut: counters.frames_to_be_cut,
             cookies_sent: counters.cookies_sent,
             cookies_accepted: counters.cookies_accepted,
             time_wait: self.waits.len() as u64,

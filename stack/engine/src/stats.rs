@@ -212,6 +212,8 @@ pub struct EngineStats {
     pub timeouts: u64,
     /// Frames of pure acknowledgments.
     pub pure_acknowledgments: u64,
+    /// Frames of several segments, left to the device to cut.
+    pub frames_to_be_cut: u64,
     /// SYNs answered with a cookie, since the limit of half-open connections was reached.
     pub cookies_sent: u64,
     /// Connections that a cookie opened.

@@ -127,7 +127,8 @@ fn a_marked_copy_of_a_frame_that_is_still_needed_has_its_checksum_computed_too()
     // An IPv4 packet that allows it: ECT(0).
     let mut octets = [0; 54];
     (octets[12], octets[14], octets[15]) = (8, 0x45, 2);
-    let wanted = TransmitChecksums { ip: false, tcp: true, link_length: 14, ip_length: 20, tcp_length: 20 };
+    let wanted =
+        TransmitChecksums { ip: false, tcp: true, link_length: 14, ip_length: 20, tcp_length: 20, segment_size: 0 };
     let mut frame = port.alloc().expect("free");
     frame.fill(&octets);
     frame.set_transmit_checksums(wanted);

@@ -48,6 +48,8 @@ pub(crate) struct Receiver {
     ack_every: u32,
     ack_delay: u64,
     budget: u32,
+    /// Two segments' worth of octets: more than any one brings that no device has joined.
+    pair: u32,
     /// A segment's worth of window, below which the edge does not move (RFC 9293 §3.8.6.2.2).
     step: u32,
 }
@@ -75,6 +77,7 @@ impl Receiver {
             ack_every: config.ack_every.max(1),
             ack_delay: nanos(config.delayed_ack),
             budget: config.out_of_order_budget,
+            pair: 2 * u32::from(config.mss.max(64) - 12),
             step: u32::from(config.mss.max(64) - 12).min(most / 2).max(1),
         }
     }
@@ -271,7 +274,8 @@ impl Receiver {
     #[inline]
     pub(crate) fn advance_in_order(&mut self, now: Instant, len: u32) {
         self.next = self.next + len;
-        self.unacknowledged += 1;
+        // RFC 9293 §3.8.6.3: at least every second full-sized segment. A device that joins segments hides how many they were.
+        self.unacknowledged = self.unacknowledged.saturating_add(if len >= self.pair { self.ack_every } else { 1 });
         if self.unacknowledged >= self.ack_every || self.quick > 0 {
             self.quick = self.quick.saturating_sub(1);
             self.ack_now = true;

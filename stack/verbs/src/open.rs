@@ -47,6 +47,11 @@ pub(crate) fn open(config: Config) -> Result<Opened, Error> {
         rx_descriptors: config.buffers.descriptors,
         tx_descriptors: config.buffers.descriptors,
         wait_for_peer: config.wait_for_peer,
+        offloads: uwarp_dpdk::Offloads {
+            tso: config.tcp.segmentation_offload,
+            lro: config.tcp.segmentation_offload,
+            ..uwarp_dpdk::Offloads::default()
+        },
         ..uwarp_dpdk::PortOptions::default()
     };
     let port = uwarp_dpdk::Port::open(&eal, device, &options)?;

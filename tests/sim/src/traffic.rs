@@ -448,6 +448,9 @@ fn count(world: &World, tally: &mut Tally, plan: &Plan) {
                 tally.add(name, stats.faults.get(kind).copied().unwrap_or(0));
             }
         }
+        if plan.host.segmentation_parts > 0 {
+            tally.add("segmentation: frames left to the device", stats.frames_to_be_cut);
+        }
         if plan.host.device_holds > 0 {
             tally.add("recovered: retransmission of what the device held", stats.retransmission_copies);
         }
@@ -485,9 +488,10 @@ fn end(world: &mut World, streams: &[Stream], plan: &Plan) -> Result<(), String>
         let Some(engine) = &host.engine else { continue };
         let stats = engine.stats();
         let pools = stats.pools;
-        // The device's last frames are its own.
+        // The device's last frames are its own, each of several buffers if it cuts them.
+        let of_the_device = plan.host.device_holds * plan.host.segmentation_parts.max(1);
         if engine.buffers_held() != 0
-            || pools.transmit_free + (plan.host.device_holds as u32) < pools.transmit_total
+            || pools.transmit_free + (of_the_device as u32) < pools.transmit_total
             || pools.receive_free != pools.receive_total
         {
             return Err(format!("buffers are missing: {stats:?}"));

@@ -27,13 +27,18 @@ struct Bench {
 
 /// Two hosts and a stream between them; what the first sends is captured from before its connection on.
 fn bench(seed: u64, options: SimOptions, capture: Option<&std::path::Path>) -> Bench {
+    bench_of(seed, options, HostOptions::default(), capture.map(|path| (0, path)))
+}
+
+/// The same with hosts of any kind, and a capture at either.
+fn bench_of(seed: u64, options: SimOptions, host: HostOptions, capture: Option<(usize, &std::path::Path)>) -> Bench {
     let mut world = World::new(seed, options);
     for _ in 0..2 {
-        world.add(HostOptions::default(), |_| {});
+        world.add(host, |_| {});
     }
-    if let Some(path) = capture {
+    if let Some((number, path)) = capture {
         let (reply, opened) = crossbeam::channel::unbounded();
-        world.hosts[0].command(Command::StartCapture { path: path.to_owned(), reply });
+        world.hosts[number].command(Command::StartCapture { path: path.to_owned(), reply });
         world.run(Duration::from_micros(10));
         assert_eq!(opened.try_recv(), Ok(Ok(())));
     }
@@ -158,6 +163,32 @@ fn every_new_segment_holds_whole_fpdus_whatever_is_lost() {
         }
     }
     assert!(repeated > 100, "{repeated} segments were sent again");
+}
+
+#[test]
+fn what_the_device_cuts_out_of_one_frame_holds_whole_fpdus_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cut.pcap");
+    let host = HostOptions { segmentation_parts: 45, ..HostOptions::default() };
+    let mut bench = bench_of(11, SimOptions::default(), host, Some((1, &path)));
+    let mut random = fastrand::Rng::with_seed(11);
+    for id in 0..60 {
+        bench.write(id, random.u32(..200_000));
+    }
+    bench.complete(60);
+    bench.world.run(Duration::from_secs(1));
+    bench.world.hosts[1].command(Command::StopCapture);
+    bench.world.run(Duration::from_millis(1));
+    let (fresh, repeated) = segments(&path);
+    assert_eq!(repeated, 0);
+    let boundaries = boundaries(&fresh);
+    for segment in &fresh {
+        assert!(is_aligned(segment, &boundaries), "{} octets at {}", segment.octets.len(), segment.at);
+        assert!(segment.ip_packet <= 1500, "{} octets", segment.ip_packet);
+    }
+    let stats = bench.world.hosts[0].engine.as_ref().expect("it lives").stats();
+    assert!(stats.frames_sent * 4 < fresh.len() as u64, "{} frames, {} segments", stats.frames_sent, fresh.len());
+    assert!(stats.frames_to_be_cut > 60);
 }
 
 #[test]

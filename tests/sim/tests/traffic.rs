@@ -17,6 +17,10 @@ fn plan(seed: u64) -> Plan {
     if seed % 10 == 7 {
         plan.host.device_holds = 64;
     }
+    // Some compute checksums and cut segments out of longer frames, and some of those hold on to them.
+    if seed % 5 == 2 {
+        plan.host.segmentation_parts = [4, 17, 45][seed as usize / 5 % 3];
+    }
     // A middlebox cuts and joins segments on the way to both.
     if seed % 10 == 1 {
         plan.recutting = Some(Recutting { cutting: 0.2, joining: 0.5 });

@@ -197,6 +197,12 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         },
         rx_scatter: has(sys::UWARP_ETH_RX_SCATTER, features.rx) || !matches!(config, DeviceConfig::Pci { .. }),
         tso: has(sys::UWARP_ETH_TX_TCP_TSO, features.tx),
+        tso_max_segments: match (has(sys::UWARP_ETH_TX_TCP_TSO, features.tx), limits.tx_desc_lim.nb_seg_max) {
+            (false, _) => 0,
+            // Several such packets have to fit into the ring.
+            (true, 0) => plan.tx_descriptors / 4,
+            (true, most) => most.min(plan.tx_descriptors / 4),
+        },
         lro: has(sys::UWARP_ETH_RX_TCP_LRO, features.rx),
         rss: features.rss,
         rss_key_len: limits.hash_key_size,
@@ -433,7 +439,8 @@ pub(super) fn configure(
         | sys::UWARP_ETH_RX_SCATTER)
         & limits.rx_offload_capa;
     let tx = (pick(wanted.tx_checksum, sys::UWARP_ETH_TX_IPV4_CKSUM | sys::UWARP_ETH_TX_TCP_CKSUM)
-        | pick(wanted.tso, sys::UWARP_ETH_TX_TCP_TSO)
+        // The driver of tap takes no segment of full size: it compares the whole frame with the MTU.
+        | pick(wanted.tso && plan.tells_mtu.is_none(), sys::UWARP_ETH_TX_TCP_TSO)
         | sys::UWARP_ETH_TX_MULTI_SEGS)
         & limits.tx_offload_capa;
     let hash = (sys::UWARP_ETH_RSS_TCP4 | sys::UWARP_ETH_RSS_TCP6) & limits.flow_type_rss_offloads;

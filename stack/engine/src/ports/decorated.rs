@@ -352,6 +352,11 @@ impl<P: Port> Port for Decorated<P> {
     }
 
     #[inline]
+    fn view(&mut self, of: &P::Buffer, start: usize, length: usize) -> Option<P::Buffer> {
+        self.port.view(of, start, length)
+    }
+
+    #[inline]
     fn rx_burst(&mut self, batch: &mut Batch<P::Buffer>) -> usize {
         if self.extras.is_none() { self.port.rx_burst(batch) } else { self.rx_with_extras(batch) }
     }

@@ -86,7 +86,7 @@ impl Buffer for Mbuf {
                 ipv6: checksums.ip_length == 40,
                 ip: checksums.ip,
                 tcp: checksums.tcp,
-                segment_size: 0,
+                segment_size: checksums.segment_size,
             })
         } else {
             self.clear_tx_checksum()
@@ -101,6 +101,7 @@ impl Buffer for Mbuf {
             link_length: checksum.l2_len,
             ip_length: checksum.l3_len,
             tcp_length: checksum.l4_len,
+            segment_size: checksum.segment_size,
         })
     }
 }
@@ -134,6 +135,10 @@ impl DpdkPort {
             headroom: usize::from(device.headroom),
             transmit_ip_checksum: device.tx_ipv4_checksum,
             transmit_tcp_checksum: device.tx_tcp_checksum,
+            segmentation_parts: match device.tso && device.tx_tcp_checksum && device.tx_multi_segment {
+                true => usize::from(device.tso_max_segments),
+                false => 0,
+            },
         };
         DpdkPort { queue, capabilities, received: Vec::with_capacity(BURST) }
     }
@@ -145,6 +150,11 @@ impl Port for DpdkPort {
     #[inline]
     fn alloc(&mut self) -> Option<Mbuf> {
         self.queue.alloc()
+    }
+
+    #[inline]
+    fn view(&mut self, of: &Mbuf, start: usize, length: usize) -> Option<Mbuf> {
+        self.queue.view(of, start, length)
     }
 
     #[inline]

@@ -58,6 +58,7 @@ impl HeapPool {
             received: ReceivedChecksums::default(),
             transmit: TransmitChecksums::default(),
             tail: Vec::new(),
+            is_view: false,
         })
     }
 
@@ -82,8 +83,10 @@ pub struct HeapBuffer {
     length: u32,
     received: ReceivedChecksums,
     transmit: TransmitChecksums,
-    /// Further parts of a received frame.
+    /// Further parts of the frame.
     tail: Vec<HeapBuffer>,
+    /// The storage is another buffer's.
+    is_view: bool,
 }
 
 impl HeapBuffer {
@@ -102,6 +105,16 @@ impl HeapBuffer {
             room[..filled].copy_from_slice(&frame[..filled]);
         }
         self.set_range(start, filled);
+    }
+
+    /// Another buffer that shows `length` octets from `start` of this one's storage, and keeps it.
+    pub fn view(&self, start: usize, length: usize) -> HeapBuffer {
+        let mut view = self.share();
+        view.is_view = true;
+        view.tail.clear();
+        view.transmit = TransmitChecksums::default();
+        view.set_range(start, length);
+        view
     }
 
     fn octets(&self) -> &[u8] {
@@ -172,7 +185,7 @@ impl Buffer for HeapBuffer {
     }
 
     fn chain(&mut self, mut tail: HeapBuffer) -> Result<(), HeapBuffer> {
-        if self.is_shared() {
+        if self.is_shared() && !self.is_view {
             return Err(tail);
         }
         let further = std::mem::take(&mut tail.tail);

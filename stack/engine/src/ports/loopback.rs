@@ -66,6 +66,7 @@ pub(super) fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilitie
         headroom,
         transmit_ip_checksum: offload,
         transmit_tcp_checksum: offload,
+        segmentation_parts: 0,
     }
 }
 

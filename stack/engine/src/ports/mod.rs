@@ -5,6 +5,7 @@ pub mod dpdk;
 pub mod heap;
 pub mod loopback;
 pub mod middlebox;
+mod offload;
 pub mod sim;
 
 pub use decorated::Decorated;

@@ -17,6 +17,7 @@ use uwarp_wire::icmp6::Icmp6Message;
 
 use super::heap::{HeapBuffer, HeapPool};
 use super::loopback::capabilities;
+use super::offload;
 use crate::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
 use crate::steering::Steering;
 
@@ -369,6 +370,14 @@ pub struct SimPort {
 }
 
 impl SimPort {
+    /// From now on the device computes checksums, and cuts frames of up to `parts` parts into segments. To be called before an engine
+    /// has the port.
+    pub fn offload(&mut self, parts: usize) {
+        self.capabilities.transmit_ip_checksum = true;
+        self.capabilities.transmit_tcp_checksum = true;
+        self.capabilities.segmentation_parts = parts;
+    }
+
     /// From now on the device keeps a reference to the last `frames` frames sent, as devices do that look after their
     /// descriptors only when they need some.
     pub fn hold_sent(&mut self, frames: usize) {
@@ -390,6 +399,10 @@ impl Port for SimPort {
 
     fn alloc(&mut self) -> Option<HeapBuffer> {
         self.transmit_pool.alloc()
+    }
+
+    fn view(&mut self, of: &HeapBuffer, start: usize, length: usize) -> Option<HeapBuffer> {
+        Some(of.view(start, length))
     }
 
     fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
@@ -419,7 +432,16 @@ impl Port for SimPort {
         let network = &mut *self.network.borrow_mut();
         let taken = frames.len();
         for frame in frames.drain(..) {
-            network.send(self.now, self.node, frame.data());
+            let work = frame.transmit_checksums();
+            if work.tcp {
+                let octets: Vec<u8> =
+                    (0..frame.segment_count()).filter_map(|part| frame.segment(part)).flatten().copied().collect();
+                for segment in offload::finish(&octets, work) {
+                    network.send(self.now, self.node, &segment);
+                }
+            } else {
+                network.send(self.now, self.node, frame.data());
+            }
             if self.holds > 0 {
                 self.sent.push_back(frame);
                 if self.sent.len() > self.holds {

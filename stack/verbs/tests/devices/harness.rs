@@ -27,6 +27,8 @@ const ARGUMENTS: &str = "UWARP_TEST_ARGUMENTS";
 pub enum Device {
     /// virtio-user and vhost.
     Virtio { packed: bool },
+    /// The same, and vhost takes frames of several segments.
+    VirtioSegmentation,
     /// memif.
     Memif { zero_copy: bool },
     /// Packet sockets on the two ends of a veth pair, each in a network namespace.
@@ -77,7 +79,7 @@ impl Wire {
     /// there, so there is nothing to wait for; its client tries until it is heard.
     pub fn await_server(&self, server: &mut Role) -> Result<()> {
         match self.device {
-            Device::Virtio { .. } => Ok(()),
+            Device::Virtio { .. } | Device::VirtioSegmentation => Ok(()),
             Device::Memif { .. } | Device::AfPacket => server.await_line("ready"),
         }
     }
@@ -85,10 +87,15 @@ impl Wire {
     /// The configurations of the listening and of the connecting end: 10.99.0.1 and 10.99.0.2.
     pub fn configs(&self) -> Result<(Config, Config)> {
         let (server, client) = match self.device {
-            Device::Virtio { packed } => (
-                DeviceConfig::VirtioUser { socket: self.socket(), server: true, packed, queue_size: None, mac: None },
-                DeviceConfig::Vhost { socket: self.socket(), client: true, tso: false },
-            ),
+            Device::Virtio { .. } | Device::VirtioSegmentation => {
+                let packed = self.device == Device::Virtio { packed: true };
+                let tso = self.device == Device::VirtioSegmentation;
+                let socket = self.socket();
+                (
+                    DeviceConfig::VirtioUser { socket, server: true, packed, queue_size: None, mac: None },
+                    DeviceConfig::Vhost { socket: self.socket(), client: true, tso },
+                )
+            }
             Device::Memif { zero_copy } => {
                 let memif = |role| DeviceConfig::Memif {
                     role,

@@ -25,6 +25,7 @@ fn run(device: Device, mode: Mode, mtu: u16, (queue_pairs, depth): (u64, u64), l
     let (server, client) = wire.configs()?;
     let prepare = |config: uwarp::Config| {
         let mut config = config.mtu(mtu);
+        config.tcp.segmentation_offload = device == Device::VirtioSegmentation;
         if recut > 0.0 {
             config = config.faults(FaultOptions { recut, ..FaultOptions::default() });
         }
@@ -56,6 +57,8 @@ transfers! {
     virtio_split_threaded: Device::Virtio { packed: false }, Threaded, 1500, 4 x 8, 65_536;
     virtio_packed_inline: Device::Virtio { packed: true }, Inline, 1500, 4 x 8, 65_536;
     virtio_split_jumbo: Device::Virtio { packed: false }, Inline, 9000, 2 x 4, MIB;
+    virtio_cuts_segments_inline: Device::VirtioSegmentation, Inline, 1500, 4 x 8, 65_536;
+    virtio_cuts_segments_threaded: Device::VirtioSegmentation, Threaded, 1500, 1 x 2, MIB;
     virtio_many_queue_pairs: Device::Virtio { packed: false }, Inline, 1500, 16 x 64, 4_096;
     memif_inline: Device::Memif { zero_copy: false }, Inline, 1500, 1 x 1, MIB;
     memif_threaded: Device::Memif { zero_copy: false }, Threaded, 1500, 4 x 8, 65_536;

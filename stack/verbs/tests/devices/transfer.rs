@@ -48,6 +48,7 @@ impl Plan {
 /// Accepts the queue pairs, answers each Send with the sum of its octets, and ends when all have left.
 pub fn server(config: Config, arguments: &Arguments) -> Result<()> {
     let plan = Plan::new(arguments);
+    let segmentation = config.tcp.segmentation_offload;
     let context = Context::open(config)?;
     let mut completions = context.create_completion_queue(4 * plan.queue_pairs * plan.depth)?;
     let domain = context.allocate_domain();
@@ -88,6 +89,11 @@ pub fn server(config: Config, arguments: &Arguments) -> Result<()> {
                 .post_receive(&[ReceiveRequest::new(completion.id, &[memory.sge(start..start + plan.largest)?])])?;
             queue_pair.post_send(&[SendRequest::send_inline(0, &sum)])?;
         }
+    }
+    if segmentation {
+        // What was read of us left so, as far as one request brings several segments.
+        let engine = &context.stats().engines[0];
+        ensure!(engine.frames_to_be_cut > 0, "the device was given nothing to cut: {engine:?}");
     }
     Ok(())
 }
