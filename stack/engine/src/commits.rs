@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use crossbeam::channel::Receiver;
 use hashbrown::HashMap;
 use uwarp_iwarp::Fault;
+use uwarp_iwarp::Stream;
 use uwarp_iwarp::stream::{CommitTicket, InboundCommit};
 use uwarp_memory::{CommitMailbox, CommitReply, CommitStatus, CommitTarget, Turn};
 use uwarp_tcp::Instant;
@@ -116,6 +117,16 @@ pub(crate) struct Held {
     queue: CompletionQueueId,
     /// The commit that it waits for.
     waits_for: Option<u64>,
+    /// Requests of the peer that came before it.
+    requests: u64,
+}
+
+impl Held {
+    /// Whether the stream's next response is to a request that came behind this message, and so has to wait until it is told: a
+    /// response says that the messages before its request are complete (RFC 5040 appendix B, RFC 7306 section 7).
+    pub(crate) fn precedes_response(&self, stream: &Stream) -> bool {
+        stream.requests_answered() >= self.requests
+    }
 }
 
 /// What a queue pair has written to regions that want it durable before the next message is told: STag, offset, octets.
@@ -258,9 +269,8 @@ impl<P: Port> Core<P> {
                     }
                 }
                 self.tell_held(&mut queue_pair);
-                if queue_pair.overflowed.is_some()
-                    && let Some(index) = queue_pair.connection
-                {
+                // It may overflow a queue, and what is asked behind it may be answered now.
+                if let Some(index) = queue_pair.connection {
                     self.schedule_index(index);
                 }
                 self.give_queue_pair(Some(queue_pair));
@@ -341,7 +351,13 @@ impl<P: Port> Core<P> {
 
     /// Tells the application of a message that was received, now or when what it waits for is done.
     #[inline]
-    pub(crate) fn tell_receive(&mut self, queue_pair: &mut QueuePair, mut completion: Completion, hold: Hold) {
+    pub(crate) fn tell_receive(
+        &mut self,
+        queue_pair: &mut QueuePair,
+        stream: &Stream,
+        mut completion: Completion,
+        hold: Hold,
+    ) {
         let queue = queue_pair.receive_completions;
         let waits_for = match hold {
             Hold::Free if queue_pair.held.is_empty() => {
@@ -357,7 +373,7 @@ impl<P: Port> Core<P> {
             }
             Hold::Commit(key) => Some(key),
         };
-        queue_pair.held.push_back(Held { completion, queue, waits_for });
+        queue_pair.held.push_back(Held { completion, queue, waits_for, requests: stream.requests_accepted() });
         self.tell_held(queue_pair);
     }
 }

@@ -475,7 +475,9 @@ fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, li
         running.outgoing = Some(Outgoing { message, source: Source::Nothing, tail: None });
         return Ok(Chosen::Begun);
     }
-    if running.stream.has_response() {
+    if running.stream.has_response()
+        && !queue_pair.held.front().is_some_and(|held| held.precedes_response(&running.stream))
+    {
         if running.balance > 0 {
             let chosen = next_work(turn, running, queue_pair, limit)?;
             if !matches!(chosen, Chosen::Nothing) {

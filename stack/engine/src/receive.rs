@@ -6,7 +6,7 @@
 
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
-use uwarp_iwarp::{Delivery, Fault, SendEnd};
+use uwarp_iwarp::{Delivery, Fault, SendEnd, Stream};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
 use uwarp_wire::rdmap::ImmediateData;
 
@@ -253,7 +253,8 @@ impl<P: Port> Core<P> {
                 })
             }
             Ok(Delivery::Send { first, message_offset, payload, completes }) => {
-                self.on_send(turn, queue_pair, first, message_offset, payload, completes)
+                let begun = if first { self.begin_receive(queue_pair) } else { Ok(()) };
+                begun.and_then(|()| self.on_send(turn, queue_pair, &running.stream, message_offset, payload, completes))
             }
             Ok(Delivery::ReadRequest(read)) => {
                 let request = &read.request;
@@ -275,7 +276,9 @@ impl<P: Port> Core<P> {
                     }
                 }
             }
-            Ok(Delivery::Immediate { data, solicited }) => self.on_immediate(turn, queue_pair, data, solicited),
+            Ok(Delivery::Immediate { data, solicited }) => {
+                self.on_immediate(turn, queue_pair, &running.stream, data, solicited)
+            }
             Ok(Delivery::AtomicRequest(atomic)) => {
                 let request = &atomic.request;
                 match turn.check_atomic(queue_pair.association, request.stag.0, request.offset.0) {
@@ -318,14 +321,11 @@ impl<P: Port> Core<P> {
         &mut self,
         turn: &Turn<'_>,
         queue_pair: &mut QueuePair,
-        first: bool,
+        stream: &Stream,
         message_offset: u32,
         payload: &[u8],
         completes: Option<SendEnd>,
     ) -> Result<(), Failure> {
-        if first {
-            self.begin_receive(queue_pair)?;
-        }
         let association = queue_pair.association;
         queue_pair
             .receive
@@ -354,7 +354,7 @@ impl<P: Port> Core<P> {
                 completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
                 completion.invalidated = stag.0;
             }
-            self.tell_receive(queue_pair, completion, hold);
+            self.tell_receive(queue_pair, stream, completion, hold);
         }
         Ok(())
     }
@@ -377,6 +377,7 @@ impl<P: Port> Core<P> {
         &mut self,
         turn: &Turn<'_>,
         queue_pair: &mut QueuePair,
+        stream: &Stream,
         data: ImmediateData,
         solicited: bool,
     ) -> Result<(), Failure> {
@@ -388,7 +389,7 @@ impl<P: Port> Core<P> {
                 completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
             }
             completion.immediate = data.0;
-            self.tell_receive(queue_pair, completion, hold);
+            self.tell_receive(queue_pair, stream, completion, hold);
         }
         Ok(())
     }

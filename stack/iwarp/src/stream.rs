@@ -385,6 +385,16 @@ impl Stream {
         self.inbound.len()
     }
 
+    /// Requests of the peer (reads, atomics, commits) that were accepted on this stream so far.
+    pub fn requests_accepted(&self) -> u64 {
+        self.inbound.accepted()
+    }
+
+    /// How many of them are answered: the last segment of the response was handed to TCP.
+    pub fn requests_answered(&self) -> u64 {
+        self.inbound.done()
+    }
+
     /// Whether [`Stream::next_response`], [`Stream::next_atomic`] or [`Stream::next_commit`] has something to give.
     pub fn has_response(&self) -> bool {
         self.inbound.has_next()

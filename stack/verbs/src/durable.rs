@@ -22,7 +22,8 @@ pub enum MemoryType {
     CommitRequired {
         /// Besides, a Send or Immediate Data of a peer is told to the application only when what this peer wrote to the
         /// region before is durable. If that fails, the receive completes with
-        /// [`Status::CommitFailed`](crate::Status::CommitFailed), though the message is there.
+        /// [`Status::CommitFailed`](crate::Status::CommitFailed), though the message is there. What the peer asks for behind
+        /// the message (Reads, atomics, Commits) is answered behind it, too.
         transparent: bool,
     },
 }

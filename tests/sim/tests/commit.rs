@@ -395,6 +395,35 @@ fn messages_wait_for_what_was_written_before_them() {
 }
 
 #[test]
+fn what_is_asked_behind_a_message_that_waits_is_answered_behind_it() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, _shadow) = durable(&world, 1, 64, true);
+    let sink = world.hosts[0].register(vec![0; 64], Access::LOCAL_WRITE);
+    let source = world.hosts[0].register(vec![3; 64], Access::LOCAL_READ);
+    for id in 0..2 {
+        assert!(server.post_receive(id, &[]));
+    }
+    let read = |client: &mut Pair, id| {
+        assert!(client.post_simple(id, SendOpcode::Read, Some(sge(&sink, 0, 8)), (region.stag(), 0)));
+    };
+    for id in [10, 20] {
+        read(&mut client, id);
+        assert!(client.post_simple(id + 1, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), 0)));
+        assert!(client.post_simple(id + 2, SendOpcode::Send, None, (0, 0)));
+    }
+    read(&mut client, 30);
+    let ids = |done: Vec<Completion>| done.iter().map(|one| one.id).collect::<Vec<_>>();
+    // The first Read came before all messages; the others say that those before them are complete (RFC 5040 appendix B).
+    world.run(SECOND / 10);
+    assert_eq!(ids(client.poll_all()), [10, 11, 12]);
+    assert_eq!(server.poll_all(), []);
+    assert_eq!(committer.work(), 2);
+    world.run(SECOND / 10);
+    assert_eq!(ids(server.poll_all()), [0, 1]);
+    assert_eq!(ids(client.poll_all()), [20, 21, 22, 30]);
+}
+
+#[test]
 fn messages_that_still_wait_when_the_stream_ends_are_flushed() {
     let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
     let (region, mut committer, _shadow) = durable(&world, 1, 64, true);

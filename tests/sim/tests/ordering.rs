@@ -1,8 +1,11 @@
-//! The tables of order of RFC 5040 §5.5 and appendix B and of RFC 7306 §7, as properties of random schedules: both sides of
-//! a stream post whatever comes to their minds over a bad network, and what each sees is held against what the documents
-//! promise. What they only allow has to be met, too, or the schedules would show nothing.
+//! The tables of order of RFC 5040 §5.5 and appendix B, of RFC 7306 §7 and of draft-talpey-rdma-commit §3.2.3, as properties of random
+//! schedules: both sides of a stream post whatever comes to their minds over a bad network, and what each sees, and what its
+//! store would hold after a loss of power, is held against what the documents promise. What they only allow has to be met,
+//! too, or the schedules would show nothing.
 
 use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uwarp_engine::command::{ConnectionEvent, Features, StartupOptions};
@@ -11,7 +14,7 @@ use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{
     AtomicOperands, Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
 };
-use uwarp_memory::{Access, Registration};
+use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, TaggedBase};
 
 const SEEDS: u64 = 150;
 /// Operations of each side.
@@ -37,6 +40,8 @@ enum Kind {
     WriteImmediate { place: usize },
     Read { place: usize },
     FetchAdd,
+    Commit { place: usize },
+    WriteCommit { place: usize },
 }
 
 impl Kind {
@@ -67,14 +72,56 @@ struct Met {
     write_overtook_read: u64,
     /// A Read waited for nothing but saw exactly what had been written before.
     exact_reads: u64,
+    /// A Send completed at the sink while an earlier Commit of its stream was not answered.
+    send_overtook_commit: u64,
+    /// A Commit made a Write durable that was posted behind it.
+    write_overtook_commit: u64,
+    /// A Commit made durable exactly what had been written before.
+    exact_commits: u64,
     fenced: u64,
     frames_lost: u64,
 }
 
+/// What a durable region is kept in.
+#[derive(Debug, Default)]
+struct Kept {
+    /// What would be found after a loss of power.
+    safe: Vec<u8>,
+    cache: Vec<(u64, Vec<u8>)>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Keeper(Arc<Mutex<Kept>>);
+
+impl Keeper {
+    fn safe(&self, offset: u64, length: u32) -> Vec<u64> {
+        numbers(&self.0.lock().expect("not poisoned").safe[offset as usize..][..length as usize])
+    }
+}
+
+impl Store for Keeper {
+    fn write(&mut self, offset: u64, octets: &[u8]) -> io::Result<()> {
+        self.0.lock().expect("not poisoned").cache.push((offset, octets.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let kept = &mut *self.0.lock().expect("not poisoned");
+        for (offset, octets) in kept.cache.drain(..) {
+            kept.safe[offset as usize..][..octets.len()].copy_from_slice(&octets);
+        }
+        Ok(())
+    }
+}
+
 struct Side {
     pair: Pair,
-    /// What the peer's operations aim at.
+    /// What the peer's operations aim at, durable.
     target: Registration,
+    committer: Committer,
+    keeper: Keeper,
+    /// Messages are told when what was written before them is durable.
+    transparent: bool,
     /// What goes out: slot after slot.
     source: Registration,
     /// What Reads bring.
@@ -97,9 +144,20 @@ impl Side {
     fn new(world: &mut World, host: usize, seed: u64) -> Self {
         let pair = world.hosts[host].pair(PairOptions { send_depth: 256, ..PairOptions::default() });
         let host = &world.hosts[host];
+        let keeper = Keeper::default();
+        keeper.0.lock().expect("not poisoned").safe = vec![0; REGION];
+        let transparent = seed % 4 < 2;
+        let (scope, store) = (Scope::Domain(DomainId(1)), Box::new(keeper.clone()));
+        let (target, committer) = host
+            .regions
+            .register_durable(vec![0; REGION], Access::ALL, scope, TaggedBase::Zero, store, transparent)
+            .expect("the table has room");
         Side {
             pair,
-            target: host.register(vec![0; REGION], Access::ALL),
+            target,
+            committer,
+            keeper,
+            transparent,
             source: host.register(vec![0; DEPTH * PLACE_STRIDE as usize], Access::LOCAL_READ),
             sink: host.register(vec![0; DEPTH * PLACE_STRIDE as usize], Access::LOCAL_WRITE),
             inbox: host.register(vec![0; DEPTH * 8], Access::LOCAL_WRITE),
@@ -127,13 +185,15 @@ impl Side {
             return;
         }
         let place = self.random.usize(..PLACES);
-        let kind = match self.random.u8(..10) {
+        let kind = match self.random.u8(..12) {
             0 | 1 => Kind::Send,
             2 => Kind::Immediate,
             3..=5 => Kind::Write { place },
             6 => Kind::WriteImmediate { place },
             7 | 8 => Kind::Read { place },
-            _ => Kind::FetchAdd,
+            9 => Kind::FetchAdd,
+            10 => Kind::Commit { place },
+            _ => Kind::WriteCommit { place },
         };
         if kind.is_delivered() && self.delivered >= credit {
             return;
@@ -163,7 +223,7 @@ impl Side {
                 element.opcode = SendOpcode::Immediate;
                 element.remote_offset = id;
             }
-            Kind::Write { place } | Kind::WriteImmediate { place } => {
+            Kind::Write { place } | Kind::WriteImmediate { place } | Kind::WriteCommit { place } => {
                 let length = place_len(place);
                 let words = id.to_le_bytes().repeat(length as usize / 8);
                 self.source.write(slot as usize, &words).expect("in range");
@@ -172,6 +232,8 @@ impl Side {
                 if let Kind::WriteImmediate { .. } = kind {
                     element.opcode = SendOpcode::WriteImmediate;
                     entries.push(SendElement::immediate_entry(id));
+                } else if let Kind::WriteCommit { .. } = kind {
+                    element.opcode = SendOpcode::WriteCommit;
                 }
                 element.stag = target.stag();
                 element.remote_offset = target.base_offset() + place as u64 * PLACE_STRIDE;
@@ -193,6 +255,11 @@ impl Side {
                 element.stag = target.stag();
                 element.remote_offset = target.base_offset() + place as u64 * PLACE_STRIDE;
                 element.length = length;
+            }
+            Kind::Commit { place } => {
+                let offset = target.base_offset() + place as u64 * PLACE_STRIDE;
+                entries.push(Sge { stag: target.stag(), length: place_len(place), offset });
+                element.opcode = SendOpcode::Commit;
             }
             Kind::FetchAdd => {
                 let operands = AtomicOperands { add_swap: 1, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX };
@@ -217,6 +284,10 @@ impl Side {
 fn words(region: &Registration, offset: u64, length: u32) -> Vec<u64> {
     let mut octets = vec![0; length as usize];
     region.read(offset as usize, &mut octets).expect("in range");
+    numbers(&octets)
+}
+
+fn numbers(octets: &[u8]) -> Vec<u64> {
     octets.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight octets"))).collect()
 }
 
@@ -246,10 +317,20 @@ fn delivered(source: &mut Side, sink: &mut Side, completion: &Completion, met: &
             posted.id,
             seen.iter().min()
         );
+        let safe = sink.keeper.safe(place as u64 * PLACE_STRIDE, place_len(place));
+        assert!(
+            !sink.transparent || safe.iter().all(|word| *word >= least),
+            "message {} was told before Write {least} was durable in place {place}: {:?}",
+            posted.id,
+            safe.iter().min()
+        );
     }
-    let unanswered = |earlier: &&Posted| matches!(earlier.kind, Kind::Read { .. } | Kind::FetchAdd);
-    if source.under_way.iter().take_while(|earlier| earlier.id < posted.id).any(|earlier| unanswered(&earlier)) {
-        met.send_overtook_request += 1;
+    for earlier in source.under_way.iter().take_while(|earlier| earlier.id < posted.id) {
+        match earlier.kind {
+            Kind::Read { .. } | Kind::FetchAdd => met.send_overtook_request += 1,
+            Kind::Commit { .. } | Kind::WriteCommit { .. } => met.send_overtook_commit += 1,
+            _ => {}
+        }
     }
     sink.received += 1;
     sink.post_receive(sink.received + DEPTH as u64 - 1);
@@ -281,6 +362,23 @@ fn completed(poster: &mut Side, peer: &Side, completion: &Completion, met: &mut 
             let now = words(&peer.target, COUNTER, 8)[0];
             assert!(now >= poster.additions, "the word changes before its response is delivered");
         }
+        Kind::Commit { place } | Kind::WriteCommit { place } => {
+            assert_eq!(completion.commit_status(), Some(0));
+            let least = if posted.kind == (Kind::Commit { place }) { posted.before[place] } else { posted.id };
+            let safe = peer.keeper.safe(place as u64 * PLACE_STRIDE, place_len(place));
+            let (oldest, newest) = (safe.iter().min().expect("words"), safe.iter().max().expect("words"));
+            assert!(
+                *oldest >= least,
+                "Commit {} was answered when of Write {least} only {oldest} was durable",
+                posted.id
+            );
+            assert!(*newest <= poster.last_write[place]);
+            if *newest > least {
+                met.write_overtook_commit += 1;
+            } else {
+                met.exact_commits += 1;
+            }
+        }
         _ => return,
     }
     // What is answered was asked behind these, so they were complete before the answer was made.
@@ -298,7 +396,7 @@ fn run(seed: u64, met: &mut Met) {
     for _ in 0..2 {
         world.add(HostOptions::default(), |config| config.tcp.rto_min = Duration::from_millis(1));
     }
-    let features = Features { atomics: true, immediate: true, commit: false };
+    let features = Features { atomics: true, immediate: true, commit: true };
     let startup = StartupOptions { features, ord: 4, ird: 4, ..StartupOptions::default() };
     let requests = world.hosts[1].listen(7471);
     let mut sides = [Side::new(&mut world, 0, seed), Side::new(&mut world, 1, !seed)];
@@ -319,7 +417,14 @@ fn run(seed: u64, met: &mut Met) {
         open == [true; 2]
     }));
     let mut random = fastrand::Rng::with_seed(seed.rotate_left(32));
-    let finished = world.run_until(Duration::from_secs(60), |_| {
+    let finished = world.run_until(Duration::from_secs(60), |world| {
+        // Stores take their time, but not when everything waits for them.
+        let idle = world.network.next_arrival().is_none();
+        for side in &mut sides {
+            if idle || random.u8(..32) == 0 {
+                side.committer.work();
+            }
+        }
         // Receives first: what was delivered in a turn was so before anything that the same turn answered arrives.
         let polled = [sides[0].pair.poll_all(), sides[1].pair.poll_all()];
         for receives in [true, false] {
@@ -357,8 +462,9 @@ fn seeds(range: std::ops::Range<u64>) {
         run(seed, &mut met);
     }
     println!("{met:?}");
-    let Met { send_overtook_request, write_overtook_read, exact_reads, fenced, frames_lost } = met;
+    let Met { send_overtook_request, write_overtook_read, exact_reads, fenced, frames_lost, .. } = met;
     assert!(send_overtook_request > 0 && write_overtook_read > 0 && exact_reads > 0 && fenced > 0 && frames_lost > 0);
+    assert!(met.send_overtook_commit > 0 && met.write_overtook_commit > 0 && met.exact_commits > 0);
 }
 
 #[test]

@@ -279,6 +279,8 @@ pub struct Response {
 pub(crate) struct InboundReads {
     queue: LazyQueue<Inbound>,
     answered: u16,
+    /// Requests whose answer is sent, of all that there were.
+    done: u64,
     /// How many of them are atomics,
     atomics: u16,
     /// and how many are commits.
@@ -294,6 +296,7 @@ impl InboundReads {
         InboundReads {
             queue: LazyQueue::new(),
             answered: 0,
+            done: 0,
             atomics: 0,
             commits: 0,
             limit,
@@ -363,6 +366,16 @@ impl InboundReads {
             }
         }
         false
+    }
+
+    /// Requests that were accepted, of all that there were.
+    pub(super) fn accepted(&self) -> u64 {
+        self.done + self.queue.len() as u64 - u64::from(self.answered)
+    }
+
+    /// Requests whose answer is sent, of all that there were.
+    pub(super) const fn done(&self) -> u64 {
+        self.done
     }
 
     /// Whether there is a request whose answer is not under way.
@@ -461,6 +474,7 @@ impl InboundReads {
         if let Some(read) = self.queue.get_mut(usize::from(self.answered)) {
             read.end = stream_position;
             self.answered += 1;
+            self.done += 1;
         }
     }
 
