@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 pub const GUEST: &str = "10.77.0.2";
 /// The stack's address, with its prefix.
 pub const STACK: &str = "10.77.0.1/24";
+/// The guest's address of IPv6; the stack's is [`STACK6`], where a test gives it one.
+pub const GUEST6: &str = "fd77::2";
+/// The stack's address of IPv6, with its prefix.
+pub const STACK6: &str = "fd77::1/64";
 
 /// Longest wait for the guest to start and for each of its commands: under emulation, beside other tests, it is slow.
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -74,6 +78,7 @@ impl Guest {
         let socket = folder.path().join("agent");
         let mut command = Command::new(script);
         command.arg("run").args(["--offloads", if offloads { "on" } else { "off" }]);
+        command.args(["--address6", &format!("{GUEST6}/64")]);
         match attachment {
             Attachment::Vhost(path) => command.arg("--vhost").arg(path),
             Attachment::Tap(name) => command.args(["--tap", name]),

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use uwarp::{
     AcceptOptions, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, Config, ConnectError, ConnectOptions,
     Context, DeviceConfig, DisconnectReason, Error, Established, Features, ListenOptions, ReceiveRequest, SendRequest,
-    Status, TcpListener, TcpStreamOptions, TerminateCode,
+    Sge, Status, TcpListener, TcpStreamOptions, TerminateCode,
 };
-use uwarp_interop_tests::siw::{Attachment, GUEST, Guest, STACK};
+use uwarp_interop_tests::siw::{Attachment, GUEST, GUEST6, Guest, STACK, STACK6};
 use uwarp_interop_tests::stack::{Endpoint, PATIENCE};
 use uwarp_interop_tests::tools::{Guarded, run, tool};
 use uwarp_interop_tests::witness::{Testimony, count, examine};
@@ -34,6 +34,7 @@ const SEND_SOLICITED: usize = 5;
 const TERMINATE: usize = 7;
 const IMMEDIATE: usize = 8;
 const ATOMIC_REQUEST: usize = 10;
+const COMMIT_REQUEST: usize = 12;
 
 // --- rping ----------------------------------------------------------------------------------------------------------------------
 
@@ -48,8 +49,10 @@ impl Link {
         let link = Self { folder: tempfile::tempdir().expect("a folder"), offloads };
         let socket = link.path("vhost");
         let device = format!("[device]\nkind = \"vhost\"\nsocket = {socket:?}\ntso = {offloads}\n");
-        let text = format!("address = {STACK:?}\n{device}[monitor]\nenabled = false\n");
-        std::fs::write(link.path("uwarp.toml"), text).expect("a file");
+        for (name, address) in [("uwarp.toml", STACK), ("uwarp6.toml", STACK6)] {
+            let text = format!("address = {address:?}\n{device}[monitor]\nenabled = false\n");
+            std::fs::write(link.path(name), text).expect("a file");
+        }
         link
     }
 
@@ -67,8 +70,12 @@ impl Link {
     }
 
     fn ping(&self, arguments: &[&str]) -> Command {
+        self.ping_as("uwarp.toml", arguments)
+    }
+
+    fn ping_as(&self, configuration: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(tool("uwarp-ping"));
-        command.arg("--config").arg(self.path("uwarp.toml")).args(["--engine", "inline"]).args(arguments);
+        command.arg("--config").arg(self.path(configuration)).args(["--engine", "inline"]).args(arguments);
         command
     }
 
@@ -166,6 +173,26 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
         let indication = if kind.ends_with("read") { READ_REQUEST } else { WRITE };
         assert_eq!(testimony.opcodes[indication], 3 + 1, "{kind}: the indication before the rounds: {testimony:?}");
     }
+}
+
+#[test]
+fn siw_speaks_over_ipv6() {
+    let link = Link::new(false);
+    let capture = link.path("capture.pcap");
+    let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
+    let server = Guarded::start(&mut link.ping_as("uwarp6.toml", &[&["-s", "-P"], &pcap[..]].concat()));
+    let mut guest = link.guest();
+    guest.run(&UNTIL_ANSWERED.replace("10.77.0.1", "fd77::1")).success();
+    guest.run("rping -c -a fd77::1 -C 10 -S 65535 -V").success();
+    server.end();
+    check_ping(&examine(&capture), 10, true);
+    assert!(count(&capture, "ipv6 and iwarp_mpa") > 40);
+
+    let server = guest.start(&format!("rping -s -a {GUEST6} -S 65535 -v >/tmp/rping 2>/dev/null; {COUNT}"));
+    let arguments = ["-c", "-a", GUEST6, "--first-fpdu-delay", "500ms", "-C", "10", "-S", "65535", "-V"];
+    run(&mut link.ping_as("uwarp6.toml", &[&arguments, &pcap[..]].concat()));
+    assert_eq!(guest.finish(server).success().trim(), "10");
+    check_ping(&examine(&capture), 10, true);
 }
 
 /// Waits until the guest has a stream in full operation, and lets it run for a while.
@@ -423,6 +450,22 @@ fn data_goes_every_way(context: &Context) {
     assert_eq!(told.close(), DisconnectReason::Local);
 }
 
+/// The same, in a context of its own, as large as before.
+fn data_goes_every_way_without_crcs(link: &Link, guest: &mut Guest) {
+    let capture = link.path("without-crcs.pcap");
+    let mut config = Config { pcap: Some(capture.clone()), ..link.configuration() };
+    config.mpa.crc = false;
+    let context = Context::open(config).expect("the context opens");
+    // The guest's device comes back when it finds the new one.
+    guest.run(UNTIL_ANSWERED).success();
+    data_goes_every_way(&context);
+    context.close().expect("closed");
+    let testimony = examine(&capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert!(testimony.opcodes[WRITE] >= 2 * LARGE / 1500 && testimony.opcodes[SEND] >= LARGE / 1500, "{testimony:?}");
+    assert_eq!(testimony.good_crcs, 0, "{testimony:?}");
+}
+
 fn stags_are_invalidated_either_way(context: &Context) {
     let mut told = Told::connect(context, LISTENING, 4096, NO_FEATURES);
     let rights = uwarp::Access::REMOTE_WRITE;
@@ -446,15 +489,19 @@ fn stags_are_invalidated_either_way(context: &Context) {
 }
 
 fn extensions_are_refused_by_siw(context: &Context) {
-    let all = Features { atomics: true, immediate: true, commit: false };
-    for atomic in [true, false] {
+    let all = Features { atomics: true, immediate: true, commit: true };
+    for opcode in [ATOMIC_REQUEST, IMMEDIATE, COMMIT_REQUEST] {
         let mut told = Told::connect(context, LISTENING, 4096, all);
         let siw = told.offer();
-        let request =
-            if atomic { SendRequest::fetch_add(7, siw.stag, siw.offset, 1) } else { SendRequest::immediate(7, 1) };
+        let commit = [Sge { stag: siw.stag, length: siw.length, offset: siw.offset }];
+        let request = match opcode {
+            ATOMIC_REQUEST => SendRequest::fetch_add(7, siw.stag, siw.offset, 1),
+            IMMEDIATE => SendRequest::immediate(7, 1),
+            _ => SendRequest::commit(7, &commit),
+        };
         told.endpoint.queue_pair.post_send(&[request]).expect("room");
         let completion = told.endpoint.completion();
-        if atomic {
+        if opcode != IMMEDIATE {
             assert_eq!((completion.id, completion.status), (7, Status::RemoteOperation), "{completion:?}");
         }
         // Unexpected opcode (RFC 5040 §7.1).
@@ -568,7 +615,7 @@ fn check_events(context: &Context) {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(terminates, 3);
+    assert_eq!(terminates, 4);
 }
 
 fn check_conversations(capture: &Path) {
@@ -580,9 +627,10 @@ fn check_conversations(capture: &Path) {
         (SEND, 100),
         (SEND_INVALIDATE, 2),
         (SEND_SOLICITED, 1),
-        (TERMINATE, 3),
+        (TERMINATE, 4),
         (IMMEDIATE, 1),
         (ATOMIC_REQUEST, 1),
+        (COMMIT_REQUEST, 1),
     ];
     for (opcode, least) in expected {
         assert!(testimony.opcodes[opcode] >= least, "opcode {opcode}: {testimony:?}");
@@ -640,11 +688,11 @@ fn siw_and_the_stack_do_as_each_is_told_over_vhost() {
     every_conversation(&context, &mut guest);
     check_events(&context);
     a_plain_stream_comes_in_segments_beyond_the_mtu(&context, &mut guest);
-    drop(guest);
     context.close().expect("closed");
     check_conversations(&capture);
     let large = count(&capture, "tcp.len > 1460");
     assert!(large >= BACKLOGS, "the plain stream came in large segments: {large}");
+    data_goes_every_way_without_crcs(&link, &mut guest);
 }
 
 #[test]
