@@ -3,7 +3,9 @@
 mod common;
 
 use common::*;
-use uwarp::{Access, CompletionOpcode, PostErrorReason, ReceiveRequest, RegionScope, SendRequest, Status};
+use uwarp::{
+    Access, CompletionOpcode, MemoryRegion, PostErrorReason, ReceiveRequest, RegionScope, SendRequest, Status,
+};
 
 #[test]
 fn a_send_fills_the_peers_receive() {
@@ -358,4 +360,51 @@ fn completing_when_acknowledged_waits_for_the_peer() {
         client.expect(1);
         server.await_octet(0, b'z');
     });
+}
+
+/// 64 MiB and an octet; in the long run the longest message that there is, 2^32 − 1 octets (RFC 5040 §3.1), for which this needs
+/// 4 GiB of memory.
+#[test]
+fn messages_may_be_as_long_as_their_length_can_say() {
+    let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| value != "0");
+    let length = if is_long { u32::MAX as usize } else { (64 << 20) + 1 };
+    let (mut client, mut server) = connected(Mode::Threaded);
+    // Mostly zeros, which take no memory at the source; marks at both ends, around the middle, and where a mask may be short.
+    let source = client.pd.register_zeroed(length, Access::REMOTE_READ).unwrap();
+    let marked = [0, 1, (1 << 16) - 1, 1 << 24, length / 2 - 1, length / 2, length / 2 + 1, length - 2, length - 1];
+    for (number, at) in marked.into_iter().enumerate() {
+        source.write(at, &[1 + number as u8]).unwrap();
+    }
+    let sink = server.pd.register_zeroed(length, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    let arrived = |sink: &MemoryRegion| {
+        for (number, at) in marked.into_iter().enumerate() {
+            assert_eq!(sink.to_vec(at, 1).unwrap(), [1 + number as u8], "octet {at}");
+            sink.write(at, &[0]).unwrap();
+        }
+        assert_eq!(sink.to_vec(2, 1000).unwrap(), [0; 1000]);
+    };
+    let finish = |side: &mut Side, id: u64| {
+        let completion = side.cq.next(10 * LONG).unwrap().expect("it ends");
+        assert_eq!((completion.id, completion.status, completion.length as usize), (id, Status::Success, length));
+    };
+    server.qp.post_receive(&[ReceiveRequest::new(1, &[sink.sge(..).unwrap()])]).unwrap();
+    let all = [source.sge(..).unwrap()];
+    client.qp.post_send(&[SendRequest::send(2, &all).signalled()]).unwrap();
+    finish(&mut server, 1);
+    finish(&mut client, 2);
+    arrived(&sink);
+
+    client.qp.post_send(&[SendRequest::write(3, &all, sink.stag(), sink.remote_offset()).signalled()]).unwrap();
+    finish(&mut client, 3);
+    let deadline = std::time::Instant::now() + LONG;
+    while sink.load_acquire_u8(length - 1).unwrap() == 0 {
+        assert!(std::time::Instant::now() < deadline, "the last octet never came");
+        std::thread::yield_now();
+    }
+    arrived(&sink);
+
+    let into = [sink.sge(..).unwrap()];
+    server.qp.post_send(&[SendRequest::read(4, &into, source.stag(), source.remote_offset()).signalled()]).unwrap();
+    finish(&mut server, 4);
+    arrived(&sink);
 }

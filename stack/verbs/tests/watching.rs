@@ -3,7 +3,10 @@
 mod common;
 
 use common::*;
-use uwarp::{AsyncEvent, Context, ReceiveRequest, SendRequest, monitor};
+use uwarp::{
+    AcceptOptions, AsyncEvent, ConnectOptions, Context, DisconnectReason, ListenOptions, QueuePairOptions,
+    ReceiveRequest, SendRequest, Status, monitor,
+};
 
 #[test]
 fn statistics_show_connections_and_traffic() {
@@ -126,5 +129,42 @@ fn a_peers_terminate_is_an_event() {
         };
         // An invalid STag in a tagged message is found by DDP: layer 1, tagged buffer, invalid STag (RFC 5041 §7.1).
         assert_eq!((code.layer, code.error_type, code.code), (1, 1, 0));
+    });
+}
+
+#[test]
+fn a_completion_queue_that_overflows_is_an_event_and_loses_nothing() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut few = a.create_completion_queue(2).unwrap();
+        let domain = a.allocate_domain();
+        let mut client = domain.create_queue_pair(&QueuePairOptions::new(&few).signal_all()).unwrap();
+        let mut server = Side::new(&b);
+        let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+        let connecting = a.start_connect(&mut client, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let request = listener.next(LONG).unwrap().expect("a connection request");
+        let accepting = request.start_accept(&mut server.qp, AcceptOptions::default()).unwrap();
+        connecting.wait(&mut client).unwrap();
+        accepting.wait(&mut server.qp).unwrap();
+        let writes: Vec<_> = (0..20).map(|id| SendRequest::write(id, &[], 1, 0)).collect();
+        client.post_send(&writes).unwrap();
+        let events = a.events();
+        loop {
+            if let AsyncEvent::CompletionQueueOverflow { queue_pair, .. } =
+                events.wait(LONG).unwrap().expect("an event")
+            {
+                assert_eq!(queue_pair, client.number());
+                break;
+            }
+        }
+        // What had completed has done so, the rest is flushed, in order.
+        for id in 0..20 {
+            let completion = few.next(LONG).unwrap().expect("a completion");
+            assert_eq!(completion.id, id);
+            assert!(matches!(completion.status, Status::Success | Status::Flushed | Status::CompletionQueueOverflow));
+        }
+        assert!(client.wait_disconnected(LONG).unwrap());
+        let reason = DisconnectReason::LocalError(Status::CompletionQueueOverflow);
+        assert_eq!(client.disconnect_reason(), Some(reason));
     });
 }

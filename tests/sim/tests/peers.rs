@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crossbeam::channel::Receiver;
-use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, DisconnectReason, TerminateCode};
+use uwarp_engine::command::{
+    Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, ListenerId, TerminateCode,
+};
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Sge, Status};
 use uwarp_memory::{Access, Registration};
@@ -281,6 +283,37 @@ fn a_peer_that_never_sends_its_request_is_reset() {
     peer.send(&request()[..10]);
     assert!(peer.run_until(&mut world, 20 * SECOND, |peer, _| peer.events.contains(Events::RESET)));
     nothing_left(&mut world);
+}
+
+/// A hundred peers open a connection and say nothing: no more of them are held than the backlog has room for, and those not for long.
+#[test]
+fn silent_peers_are_held_up_to_the_backlog_and_until_their_time_is_over() {
+    const BACKLOG: u32 = 8;
+    let mut world = World::two();
+    let (sink, requests) = crossbeam::channel::unbounded();
+    let (reply, _) = crossbeam::channel::unbounded();
+    let requests_sink = EventSink::new(sink, None);
+    let listener = ListenerId(1);
+    world.hosts[1].command(Command::Listen { listener, port: PORT, backlog: BACKLOG, requests: requests_sink, reply });
+    let mut peers: Vec<_> = (100..200).map(|host| RawPeer::connect(&world, host, 1, PORT)).collect();
+    let flows = |world: &World| world.hosts[1].engine.as_ref().map_or(0, |engine| engine.flow_count());
+    let mut most = 0;
+    let end = world.now() + 30 * SECOND;
+    while world.now() < end {
+        for peer in &mut peers {
+            peer.turn(world.now());
+        }
+        most = most.max(flows(&world));
+        // What the peers wait for is no event of the world's.
+        world.run(Duration::from_millis(5));
+    }
+    assert!((1..=BACKLOG as usize).contains(&most), "{most} held at once");
+    assert!(requests.try_recv().is_err());
+    drop(peers);
+    assert!(world.run_until(60 * SECOND, |world| flows(world) == 0));
+    let client = world.hosts[0].pair(PairOptions::default());
+    let server = world.hosts[1].pair(PairOptions::default());
+    world.join((0, &client), (1, &server), &requests, PORT);
 }
 
 /// Right streams with a few octets changed: nothing panics, nobody else is hurt, everything comes back.
