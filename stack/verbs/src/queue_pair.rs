@@ -372,15 +372,9 @@ impl QueuePair {
     fn fill_send_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostErrorReason> {
         let (element, entries, inline) = request.element(&self.limits)?;
         let mut reservation = self.send.reserve(element.slots()).ok_or(PostErrorReason::Full)?;
-        if request.has_trailer() {
-            request.encode_with_trailer(&element, |slot| {
-                let _ = reservation.write(slot);
-            });
-        } else {
-            for index in 0..element.slots() {
-                let _ = reservation.write(element.encode(entries, inline, index));
-            }
-        }
+        request.encode(&element, entries, inline, |slot| {
+            let _ = reservation.write(slot);
+        });
         reservation.commit();
         Ok(())
     }
@@ -421,15 +415,9 @@ impl QueuePair {
                 let Ok((element, entries, inline)) = request.element(&limits) else {
                     continue;
                 };
-                if request.has_trailer() {
-                    request.encode_with_trailer(&element, |slot| {
-                        let _ = reservation.write(slot);
-                    });
-                    continue;
-                }
-                for index in 0..element.slots() {
-                    let _ = reservation.write(element.encode(entries, inline, index));
-                }
+                request.encode(&element, entries, inline, |slot| {
+                    let _ = reservation.write(slot);
+                });
             }
             reservation.commit();
             posted = end;

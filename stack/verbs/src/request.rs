@@ -281,15 +281,20 @@ impl<'a> SendRequest<'a> {
         })
     }
 
-    /// Whether something stands behind the payload in the element.
+    /// The slots of the request, from what [`element`](Self::element) gave.
     #[inline]
-    pub(crate) const fn has_trailer(&self) -> bool {
-        matches!(self.opcode, SendOpcode::WriteImmediate | SendOpcode::Bind)
+    pub(crate) fn encode(&self, element: &SendElement, entries: &[Sge], inline: &[u8], mut write: impl FnMut(Slot)) {
+        if matches!(self.opcode, SendOpcode::WriteImmediate | SendOpcode::Bind) {
+            return self.encode_with_trailer(element, write);
+        }
+        for index in 0..element.slots() {
+            write(element.encode(entries, inline, index));
+        }
     }
 
     /// The slots of a request with a trailer, which stands behind its entries or its inline data.
     #[cold]
-    pub(crate) fn encode_with_trailer(&self, element: &SendElement, mut write: impl FnMut(Slot)) {
+    fn encode_with_trailer(&self, element: &SendElement, mut write: impl FnMut(Slot)) {
         let mut entries = [Sge::default(); MAX_SEND_ENTRIES];
         let mut inline = [0; MAX_INLINE];
         match self.payload {
