@@ -17,6 +17,10 @@ use crate::programs::{RawC, UwarpPerf};
 /// machine. So only the parts are compared around which a cache line's round trip stayed within this factor of one value:
 /// that one within which most parts of the run lie.
 const SAME: f64 = 1.25;
+/// And only those around which the same arithmetic took no longer than this factor of the quickest time of the run: else
+/// another guest shares a core, which costs a path of many instructions half as much again, and one that waits for cache
+/// lines nothing.
+const UNDISTURBED: f64 = 1.12;
 /// Fewer parts than this give no ratio.
 const ENOUGH: usize = 3;
 /// The raw figure must come this close to the C program's before a ratio to it means anything.
@@ -28,7 +32,7 @@ pub struct Options {
     /// Devices, one after the other
     #[arg(long, value_delimiter = ',', default_value = "virtio,memif")]
     device: Vec<String>,
-    /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly
+    /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly and nobody else shared their cores
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Length of one part in milliseconds: the shorter, the less the machine changes in it
@@ -55,12 +59,45 @@ struct Sample {
     value: f64,
     /// A cache line's round trip between the two CPUs, before and after; none on one CPU.
     cacheline_ns: Option<[f64; 2]>,
+    /// Fixed arithmetic on both CPUs at once, before and after; none in runs recorded before it was looked at.
+    #[serde(default)]
+    arithmetic_ns: Option<[f64; 2]>,
 }
 
-impl Sample {
-    fn is_at(&self, distance: f64) -> bool {
-        let at = |line: f64| line <= distance * SAME && line >= distance / SAME;
-        self.cacheline_ns.is_none_or(|[before, after]| at(before) && at(after))
+/// What the machine must have been like around a part for it to count.
+#[derive(Clone, Copy)]
+struct Machine {
+    /// Round trip of a cache line in nanoseconds, give or take [`SAME`].
+    cacheline_ns: f64,
+    /// Quickest arithmetic in nanoseconds.
+    arithmetic_ns: f64,
+}
+
+impl Machine {
+    /// The one in which most of the parts were measured.
+    fn of(samples: &[&Sample]) -> Self {
+        let arithmetic_ns = samples
+            .iter()
+            .filter_map(|sample| sample.arithmetic_ns)
+            .flatten()
+            .min_by(f64::total_cmp)
+            .unwrap_or_default();
+        let kept = |machine: &Self| samples.iter().filter(|sample| machine.had(sample)).count();
+        samples
+            .iter()
+            .filter_map(|sample| sample.cacheline_ns)
+            .flatten()
+            .map(|cacheline_ns| Self { cacheline_ns, arithmetic_ns })
+            .max_by_key(kept)
+            // On one CPU there is no distance.
+            .unwrap_or(Self { cacheline_ns: 0.0, arithmetic_ns })
+    }
+
+    fn had(&self, sample: &Sample) -> bool {
+        let near = |line: f64| line <= self.cacheline_ns * SAME && line >= self.cacheline_ns / SAME;
+        let quick = |time: f64| time <= self.arithmetic_ns * UNDISTURBED;
+        sample.cacheline_ns.is_none_or(|times| times.into_iter().all(near))
+            && sample.arithmetic_ns.is_none_or(|times| times.into_iter().all(quick))
     }
 }
 
@@ -69,10 +106,10 @@ impl Sample {
 struct Figure(Vec<Sample>);
 
 impl Figure {
-    /// What was measured with the CPUs as far apart as `distance` nanoseconds, ascending.
-    fn kept(&self, distance: f64) -> Vec<f64> {
+    /// What was measured on `machine`, ascending.
+    fn kept(&self, machine: Machine) -> Vec<f64> {
         let mut values: Vec<f64> =
-            self.0.iter().filter(|sample| sample.is_at(distance)).map(|sample| sample.value).collect();
+            self.0.iter().filter(|sample| machine.had(sample)).map(|sample| sample.value).collect();
         values.sort_by(f64::total_cmp);
         values
     }
@@ -112,21 +149,22 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 
 /// Prints a run, device by device.
 fn show(all: &BTreeMap<String, Figures>) {
-    let samples = || all.values().flat_map(BTreeMap::values).flat_map(|figure| &figure.0);
-    let kept = |distance: f64| samples().filter(|sample| sample.is_at(distance)).count();
-    let distance = samples().filter_map(|sample| sample.cacheline_ns).flatten().max_by_key(|&line| kept(line));
-    if let Some(distance) = distance {
+    let samples: Vec<&Sample> = all.values().flat_map(BTreeMap::values).flat_map(|figure| &figure.0).collect();
+    let machine = Machine::of(&samples);
+    if machine.cacheline_ns > 0.0 {
         println!(
             "kept are the {} of {} parts around which a cache line's round trip was {:.0} to {:.0} ns",
-            kept(distance),
-            samples().count(),
-            distance / SAME,
-            distance * SAME
+            samples.iter().filter(|sample| machine.had(sample)).count(),
+            samples.len(),
+            machine.cacheline_ns / SAME,
+            machine.cacheline_ns * SAME,
         );
     }
-    let distance = distance.unwrap_or_default();
+    if machine.arithmetic_ns > 0.0 {
+        println!("and the same arithmetic took at most {:.0} ns", machine.arithmetic_ns * UNDISTURBED);
+    }
     for (device, figures) in all {
-        print(device, figures, distance);
+        print(device, figures, machine);
     }
 }
 
@@ -142,12 +180,14 @@ fn measure(
     let cpus = (options.cpus[0], options.cpus[1]);
     let duration = Duration::from_millis(options.milliseconds);
     let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
-    let mut before = cacheline::round_trip(cpus.0, cpus.1);
+    let look = || (cacheline::round_trip(cpus.0, cpus.1), cacheline::arithmetic(cpus.0, cpus.1));
+    let mut before = look();
     let mut add = |name: String, value: f64| {
-        let after = cacheline::round_trip(cpus.0, cpus.1);
-        let cacheline_ns = before.zip(after).map(|(before, after)| [before, after]);
+        let after = look();
+        let both = |before: Option<f64>, after| before.zip(after).map(|(before, after)| [before, after]);
+        let (cacheline_ns, arithmetic_ns) = (both(before.0, after.0), both(before.1, after.1));
         before = after;
-        figures.entry(name).or_default().0.push(Sample { value, cacheline_ns });
+        figures.entry(name).or_default().0.push(Sample { value, cacheline_ns, arithmetic_ns });
     };
     match c.pair(device, cpus)? {
         Some(p50_ns) => add("C raw latency, p50 ns".into(), p50_ns),
@@ -186,7 +226,7 @@ const PARTS: &[(&str, &str, usize, &[&str])] = &[
     ("Write rate", "write-rate", 64, &["--depth", "64"]),
 ];
 
-fn print(device: &str, figures: &Figures, distance: f64) {
+fn print(device: &str, figures: &Figures, machine: Machine) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["figure", "median", "min", "max", "kept", "dropped"]);
     for column in 1..6 {
@@ -194,7 +234,7 @@ fn print(device: &str, figures: &Figures, distance: f64) {
     }
     let middle = |kept: &[f64]| kept.get(kept.len() / 2).copied();
     for (name, figure) in figures {
-        let kept = figure.kept(distance);
+        let kept = figure.kept(machine);
         let of = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         table.add_row([
             name.clone(),
@@ -207,7 +247,7 @@ fn print(device: &str, figures: &Figures, distance: f64) {
     }
     println!("{device}\n{table}");
     let median = |name: &str| {
-        let kept = figures.get(name)?.kept(distance);
+        let kept = figures.get(name)?.kept(machine);
         middle(&kept).filter(|_| kept.len() >= ENOUGH)
     };
     let ratio = |what: &str, of: &str| match (median(what), median(of)) {

@@ -1,11 +1,15 @@
-//! How long a cache line takes from one CPU to the other and back. The host of a virtual machine moves its CPUs, which
-//! changes every other figure several times over: two results compare only if this one agrees.
+//! What a virtual machine's CPUs are at the moment. Its host moves them, and lets others run on the second thread of a
+//! core: the first changes how long a cache line takes from one CPU to the other and back ([`round_trip`]), the second how
+//! long a CPU takes for the same arithmetic ([`arithmetic`]). Either changes other figures by half and more: two results
+//! compare only if these agree.
 
+use std::hint::black_box;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Round trips of one measurement.
-const ROUNDS: u64 = 100_000;
+const ROUNDS: u64 = 10_000;
 /// Spins after which the other side is taken to be kept off its CPU.
 const SPINS_MAX: u32 = 50_000_000;
 
@@ -67,6 +71,47 @@ fn wait(line: &Line, round: u64) -> bool {
         std::hint::spin_loop();
     }
     false
+}
+
+/// Repetitions of one measurement of arithmetic, a few microseconds each.
+const REPETITIONS: usize = 400;
+/// Steps of one repetition.
+const STEPS: u64 = 4_000;
+
+/// Time of a fixed piece of arithmetic on two CPUs that work at it at once, in nanoseconds: the median of the slower one;
+/// none if one of them cannot be used. Whoever else runs on the second thread of one of their cores makes it longer.
+pub fn arithmetic(first: usize, second: usize) -> Option<f64> {
+    let together = Barrier::new(2);
+    let on = |cpu: usize| {
+        let pinned = pin(cpu);
+        together.wait();
+        pinned.then(|| {
+            let mut times: Vec<u128> = (0..REPETITIONS).map(|_| calculate()).collect();
+            times.sort_unstable();
+            times[REPETITIONS / 2] as f64
+        })
+    };
+    std::thread::scope(|scope| {
+        let sides = [scope.spawn(|| on(first)), scope.spawn(|| on(second))];
+        sides
+            .map(|side| side.join().ok().flatten())
+            .into_iter()
+            .try_fold(0.0, |slowest: f64, time| Some(slowest.max(time?)))
+    })
+}
+
+/// Four chains that do not wait for each other keep a core's units busy, so that a second thread on it is felt.
+fn calculate() -> u128 {
+    let start = Instant::now();
+    let mut chains = black_box([1_u64, 2, 3, 4]);
+    for step in 0..STEPS {
+        chains[0] = chains[0].wrapping_mul(3).wrapping_add(step);
+        chains[1] ^= (chains[1] >> 3).wrapping_add(step);
+        chains[2] = chains[2].wrapping_add(chains[2] << 2);
+        chains[3] = (chains[3] ^ step).wrapping_add(chains[3]);
+    }
+    black_box(chains);
+    start.elapsed().as_nanos()
 }
 
 /// CPUs that this process may run on.
