@@ -218,6 +218,10 @@ const PARTS: &[(&str, &str, usize, &[&str])] = &[
     ("Write latency", "write-latency", 64, &[]),
     ("Send latency", "send-latency", 64, &[]),
     ("Read latency", "read-latency", 64, &[]),
+    ("Read of 8 octets latency", "read-latency", 8, &[]),
+    ("atomic latency", "atomic-latency", 8, &[]),
+    ("Write and Commit latency, memory", "commit-latency", 64, &["--plain"]),
+    ("Write and Commit latency, file", "commit-latency", 64, &[]),
     ("raw bandwidth MTU 1500", "raw-bandwidth", 1460, &[]),
     ("Write bandwidth MTU 1500", "write-bandwidth", 65_536, &["--depth", "64"]),
     ("stream latency", "stream-latency", 64, &[]),
@@ -270,6 +274,7 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
             }
         }
     }
+    ratio("atomic latency, p50 ns", "Read of 8 octets latency, p50 ns");
     ratio("kernel TCP spinning, p50 ns", "Write latency, p50 ns");
     ratio("kernel TCP spinning, p50 ns", "stream latency, p50 ns");
     ratio("Write bandwidth MTU 1500, Gbit/s", "kernel TCP no offloads, Gbit/s");
