@@ -71,6 +71,21 @@ impl Guest {
     /// # Panics
     /// If it does not start; the reason is in the text.
     pub fn boot(attachment: Attachment<'_>, offloads: bool) -> Self {
+        Self::boot_with(attachment, offloads, &[])
+    }
+
+    /// The same, where port 2049 of this network namespace's loopback leads to the guest's NFS server, which is started: it serves
+    /// `/export`, which is memory of the guest's and empty.
+    ///
+    /// # Panics
+    /// As [`boot`](Self::boot), and if the server does not start.
+    pub fn boot_with_nfs_server(attachment: Attachment<'_>) -> Self {
+        let mut guest = Self::boot_with(attachment, false, &["--forward", "2049:2049"]);
+        guest.run("nfs-server").success();
+        guest
+    }
+
+    fn boot_with(attachment: Attachment<'_>, offloads: bool, more: &[&str]) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/siw-guest");
         let made = Command::new(&script).arg("prepare").stdin(Stdio::null()).output().expect("bash is there");
         assert!(made.status.success(), "the siw guest cannot be made: {}", String::from_utf8_lossy(&made.stderr));
@@ -78,7 +93,7 @@ impl Guest {
         let socket = folder.path().join("agent");
         let mut command = Command::new(script);
         command.arg("run").args(["--offloads", if offloads { "on" } else { "off" }]);
-        command.args(["--address6", &format!("{GUEST6}/64")]);
+        command.args(["--address6", &format!("{GUEST6}/64")]).args(more);
         match attachment {
             Attachment::Vhost(path) => command.arg("--vhost").arg(path),
             Attachment::Tap(name) => command.args(["--tap", name]),

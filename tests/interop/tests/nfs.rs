@@ -1,131 +1,18 @@
 //! A stock Linux client, in a guest whose kernel has siw, mounts `uwarp-nfs` over RDMA: a directory that it serves, or, as a
-//! gateway, an NFS server of another project.
+//! gateway, the kernel's own NFS server, or one of another project.
 
 use std::path::Path;
 use std::process::Command;
 
 use nfs3_server::memfs::{MemFs, MemFsConfig};
-use nfs3_server::nfs3_types::nfs3::{
-    createverf3, fattr3, filename3, nfspath3, nfsstat3, sattr3, set_size3, stable_how,
-};
 use nfs3_server::tcp::{NFSTcp as _, NFSTcpListener};
-use nfs3_server::vfs::{FileHandleU64, NfsFileSystem, NfsReadFileSystem, ReadDirPlusIterator};
 use uwarp::{Config, DeviceConfig};
 use uwarp_interop_tests::siw::{Attachment, Guest, STACK};
 use uwarp_interop_tests::tools::{Guarded, tool, wait_for};
 use uwarp_interop_tests::witness::{count, count_calls, examine};
+use uwarp_netns::Namespace;
 
-/// The library's files in memory, with holes: it answers a WRITE behind the end of a file with NFS3ERR_INVAL, but a client's WRITEs
-/// come in any order (RFC 1813 §3.3.7), and in another one than before when they are sent again.
-struct WithHoles(MemFs);
-
-impl NfsReadFileSystem for WithHoles {
-    type Handle = FileHandleU64;
-
-    fn root_dir(&self) -> FileHandleU64 {
-        self.0.root_dir()
-    }
-
-    async fn lookup(&self, directory: &FileHandleU64, name: &filename3<'_>) -> Result<FileHandleU64, nfsstat3> {
-        self.0.lookup(directory, name).await
-    }
-
-    async fn getattr(&self, file: &FileHandleU64) -> Result<fattr3, nfsstat3> {
-        self.0.getattr(file).await
-    }
-
-    async fn read(&self, file: &FileHandleU64, offset: u64, count: u32) -> Result<(Vec<u8>, bool), nfsstat3> {
-        self.0.read(file, offset, count).await
-    }
-
-    async fn readdirplus(
-        &self,
-        directory: &FileHandleU64,
-        cookie: u64,
-    ) -> Result<impl ReadDirPlusIterator<FileHandleU64>, nfsstat3> {
-        self.0.readdirplus(directory, cookie).await
-    }
-
-    async fn readlink(&self, link: &FileHandleU64) -> Result<nfspath3<'_>, nfsstat3> {
-        self.0.readlink(link).await
-    }
-}
-
-impl NfsFileSystem for WithHoles {
-    async fn setattr(&self, file: &FileHandleU64, attributes: sattr3) -> Result<fattr3, nfsstat3> {
-        self.0.setattr(file, attributes).await
-    }
-
-    async fn write(
-        &self,
-        file: &FileHandleU64,
-        offset: u64,
-        data: &[u8],
-        stable: stable_how,
-    ) -> Result<(fattr3, stable_how), nfsstat3> {
-        // The server has one thread, and nothing here waits: no other call comes in between.
-        if self.0.getattr(file).await?.size < offset {
-            self.0.setattr(file, sattr3 { size: set_size3::Some(offset), ..sattr3::default() }).await?;
-        }
-        self.0.write(file, offset, data, stable).await
-    }
-
-    async fn create(
-        &self,
-        directory: &FileHandleU64,
-        name: &filename3<'_>,
-        attributes: sattr3,
-    ) -> Result<(FileHandleU64, fattr3), nfsstat3> {
-        self.0.create(directory, name, attributes).await
-    }
-
-    async fn create_exclusive(
-        &self,
-        directory: &FileHandleU64,
-        name: &filename3<'_>,
-        verifier: createverf3,
-    ) -> Result<FileHandleU64, nfsstat3> {
-        self.0.create_exclusive(directory, name, verifier).await
-    }
-
-    async fn mkdir(
-        &self,
-        directory: &FileHandleU64,
-        name: &filename3<'_>,
-    ) -> Result<(FileHandleU64, fattr3), nfsstat3> {
-        self.0.mkdir(directory, name).await
-    }
-
-    async fn remove(&self, directory: &FileHandleU64, name: &filename3<'_>) -> Result<(), nfsstat3> {
-        self.0.remove(directory, name).await
-    }
-
-    async fn rename<'a>(
-        &self,
-        from: &FileHandleU64,
-        from_name: &filename3<'a>,
-        to: &FileHandleU64,
-        to_name: &filename3<'a>,
-    ) -> Result<(), nfsstat3> {
-        self.0.rename(from, from_name, to, to_name).await
-    }
-
-    async fn symlink<'a>(
-        &self,
-        directory: &FileHandleU64,
-        name: &filename3<'a>,
-        target: &nfspath3<'a>,
-        attributes: &sattr3,
-    ) -> Result<(FileHandleU64, fattr3), nfsstat3> {
-        self.0.symlink(directory, name, target, attributes).await
-    }
-
-    async fn commit(&self, file: &FileHandleU64, offset: u64, count: u32) -> Result<(), nfsstat3> {
-        self.0.commit(file, offset, count).await
-    }
-}
-
-/// A server with many names. It ends with the process.
+/// A server in user space, with many names. It ends with the process.
 fn server() -> u16 {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -136,7 +23,7 @@ fn server() -> u16 {
             for number in 0..500 {
                 config.add_file(&format!("/file-{number:03}"), vec![b'x'; number]);
             }
-            let listener = NFSTcpListener::bind("127.0.0.1:0", WithHoles(MemFs::new(config).unwrap())).await.unwrap();
+            let listener = NFSTcpListener::bind("127.0.0.1:0", MemFs::new(config).unwrap()).await.unwrap();
             sender.send(listener.get_listen_port()).unwrap();
             listener.handle_forever().await.unwrap();
         });
@@ -168,8 +55,13 @@ fn directory(folder: &Path, more: &[&str]) -> Guarded {
     uwarp_nfs(folder, &arguments)
 }
 
-const MOUNT: &str = "mkdir -p /mnt && mount -i -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=2049,nolock,\
-    addr=10.77.0.1,mountaddr=10.77.0.1 10.77.0.1:/ /mnt";
+/// Of a server that answers MOUNT on the port that it has NFS on: the gateway passes that on, too.
+const MOUNT_ON_ONE_PORT: &str = "mkdir -p /mnt && \
+    mount.nfs 10.77.0.1:/ /mnt -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=2049,nolock";
+
+/// Of the kernel's server, through the gateway; its MOUNT is asked where it is.
+const MOUNT_KERNEL: &str =
+    "mkdir -p /mnt && mount.nfs 10.77.0.1:/export /mnt -o vers=3,proto=rdma,port=20049,mountaddr=127.0.0.1,nolock";
 
 /// The command that people type: it asks for the ports by itself.
 const MOUNT_DIRECTORY: &str = "mkdir -p /mnt && mount.nfs 10.77.0.1:/ /mnt -o vers=3,proto=rdma,port=20049,nolock";
@@ -183,35 +75,44 @@ fn long() -> bool {
     std::env::var_os("UWARP_LONG").is_some_and(|value| value != "0")
 }
 
-/// As `sha256sum` prints it.
-fn hash(file: &Path) -> String {
-    use sha2::Digest as _;
-    let digest = sha2::Sha256::digest(std::fs::read(file).unwrap());
-    digest.iter().map(|octet| format!("{octet:02x}")).collect()
+/// Where the server has its files.
+enum Served<'a> {
+    /// In a folder of this machine.
+    Here(&'a Path),
+    /// In a folder of the guest.
+    InGuest(&'a str),
 }
 
-#[test]
-fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let served = folder.path().join("served");
-    std::fs::create_dir_all(served.join("many")).unwrap();
-    for number in 0..10_000 {
-        std::fs::write(served.join(format!("many/name-{number:05}")), "").unwrap();
+impl Served<'_> {
+    /// The hash of a file as the server has it, as `sha256sum` prints it.
+    fn hash(&self, guest: &mut Guest, name: &str) -> String {
+        match self {
+            Self::Here(folder) => {
+                use sha2::Digest as _;
+                let digest = sha2::Sha256::digest(std::fs::read(folder.join(name)).unwrap());
+                digest.iter().map(|octet| format!("{octet:02x}")).collect()
+            }
+            Self::InGuest(folder) => hash_in_guest(guest, &format!("{folder}/{name}")),
+        }
     }
-    let capture = folder.path().join("nfs.pcap");
-    let server = directory(folder.path(), &["--pcap", capture.to_str().unwrap()]);
-    let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
-    guest.run(MOUNT_DIRECTORY).success();
+}
+
+fn hash_in_guest(guest: &mut Guest, file: &str) -> String {
+    let line = guest.run(&format!("sha256sum <{file}")).success();
+    line.split_whitespace().next().expect("a hash").to_owned()
+}
+
+/// What a client does with a disk. `mount` mounts it on /mnt, where it is when this begins and not when it ends.
+fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
     let mounted = guest.run("grep /mnt /proc/mounts").success();
     assert!(mounted.contains("proto=rdma") && mounted.contains("vers=3"), "{mounted}");
     assert_eq!(guest.run("ls /mnt/many | sort -u | wc -l").success().trim(), "10000");
-    // Of many sizes: what lies on the disk, and what comes back to a client that remembers nothing.
+    let again = format!("umount /mnt && {mount}");
+    // Of many sizes: what the server has, and what comes back to a client that remembers nothing.
     for size in [1, 4096, 100_001, 4 << 20] {
-        let command =
-            format!("head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/copy && sha256sum </tmp/file");
-        let sum = guest.run(&command).success();
-        assert_eq!(sum.split_whitespace().next(), Some(&*hash(&served.join("copy"))), "{size}");
-        guest.run(&format!("umount /mnt && {MOUNT_DIRECTORY}")).success();
+        guest.run(&format!("head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/copy")).success();
+        assert_eq!(hash_in_guest(guest, "/tmp/file"), served.hash(guest, "copy"), "{size}");
+        guest.run(&again).success();
         guest.run("cmp /tmp/file /mnt/copy && rm /mnt/copy && ! test -e /mnt/copy").success();
     }
     for command in [
@@ -235,7 +136,8 @@ fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
             cp /tmp/file /mnt/own-$part & done; wait; \
             for file in shared own-0 own-1 own-2 own-3; do cmp /tmp/file /mnt/$file || exit 1; done",
     ] {
-        guest.run(command).success();
+        let outcome = guest.run(command);
+        assert_eq!(outcome.status, 0, "{command}: {}", outcome.output);
     }
     // git writes files that it may not write, moves and links them, and knows what has to be in them.
     guest
@@ -251,7 +153,7 @@ fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
         test $(git log --oneline | wc -l) = 3 && test \"$(readlink link)\" = folder-3 && \
         (cd /tmp/origin && find folder-* -type f) | while read -r file; do cmp /tmp/origin/$file $file || exit 1; done";
     guest.run(check).success();
-    guest.run(&format!("umount /mnt && {MOUNT_DIRECTORY}")).success();
+    guest.run(&again).success();
     guest.run(check).success();
     guest
         .run(
@@ -260,14 +162,87 @@ fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
         )
         .success();
     guest.run("umount /mnt").success();
+}
+
+/// A large file, there and back. It takes long under emulation.
+fn copy_a_large_file(guest: &mut Guest, mount: &str) {
+    let size = if long() { 64 << 20 } else { 16 << 20 };
+    guest.run(&format!("head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/large")).success();
+    guest.run(&format!("umount /mnt && {mount}")).success();
+    guest.run("cmp /tmp/file /mnt/large && umount /mnt").success();
+}
+
+/// Writes eight files into a folder below /mnt, and has the server killed meanwhile: `restart` ends it and starts another one,
+/// which is what it gives.
+fn outlive<T>(guest: &mut Guest, folder: &str, served: &Served<'_>, restart: impl FnOnce() -> T) -> T {
+    guest.run(&format!("mkdir -p /mnt/{folder} && head -c 6000000 /dev/urandom >/tmp/file")).success();
+    let command = format!("for number in 1 2 3 4 5 6 7 8; do cp /tmp/file /mnt/{folder}/copy-$number || exit 1; done");
+    let write = guest.start(&command);
+    // As soon as something of the second file is there, which the server is asked for.
+    guest.run(&format!("until test -s /mnt/{folder}/copy-2; do sleep 0.1; done")).success();
+    let second = restart();
+    guest.finish(write).success();
+    let hash = hash_in_guest(guest, "/tmp/file");
+    for number in 1..=8 {
+        assert_eq!(hash, served.hash(guest, &format!("{folder}/copy-{number}")), "{number}");
+    }
+    guest.run(&format!("rm /mnt/{folder}/copy-*")).success();
+    second
+}
+
+/// What is in the capture of a server that was used as a disk.
+fn have_dissected(capture: &Path) {
+    let testimony = examine(capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert_eq!(count_calls(capture, "rpcordma.errcode"), 0);
+    assert!(count_calls(capture, "nfs.procedure_v3 == 6 && rpcordma.writes_count == 1") > 10, "READs into chunks");
+    assert!(count_calls(capture, "rpcordma.reads_count == 1") > 10, "WRITEs out of chunks");
+    assert!(count(capture, "iwarp_rdma.opcode == 4") > 10, "replies that invalidate");
+}
+
+/// Runs a test where port 2049 is nobody's.
+fn in_a_namespace(test: impl FnOnce() + Send) {
+    let namespace = Namespace::new("nfs").unwrap();
+    namespace.ip(&["link", "set", "lo", "up"]).unwrap();
+    namespace.inside(test).unwrap();
+}
+
+#[test]
+fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    std::fs::create_dir_all(served.join("many")).unwrap();
+    for number in 0..10_000 {
+        std::fs::write(served.join(format!("many/name-{number:05}")), "").unwrap();
+    }
+    let capture = folder.path().join("nfs.pcap");
+    let server = directory(folder.path(), &["--pcap", capture.to_str().unwrap()]);
+    let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
+    guest.run(MOUNT_DIRECTORY).success();
+    use_as_a_disk(&mut guest, MOUNT_DIRECTORY, &Served::Here(&served));
     drop(guest);
     server.end();
-    let testimony = examine(&capture);
-    assert_eq!(testimony.complaints, [""; 0]);
-    assert_eq!(count_calls(&capture, "rpcordma.errcode"), 0);
-    assert!(count_calls(&capture, "nfs.procedure_v3 == 6 && rpcordma.writes_count == 1") > 10, "READs into chunks");
-    assert!(count_calls(&capture, "rpcordma.reads_count == 1") > 10, "WRITEs out of chunks");
+    have_dissected(&capture);
     assert!(count_calls(&capture, "portmap") > 0 && count_calls(&capture, "mount") > 0, "asked over TCP");
+}
+
+#[test]
+fn a_linux_client_uses_the_kernels_server_behind_a_gateway_as_it_would_a_disk() {
+    in_a_namespace(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let gateway = gateway(folder.path(), 2049);
+        let mut guest = Guest::boot_with_nfs_server(Attachment::Vhost(&folder.path().join("vhost")));
+        guest.run("mkdir /export/many && cd /export/many && seq -w 0 9999 | sed s/^/name-0/ | xargs touch").success();
+        // Over TCP it passes calls on as they are.
+        guest
+            .run(&format!("{} && ls /mnt && umount /mnt", MOUNT_KERNEL.replace("rdma,port=20049", "tcp,port=2049")))
+            .success();
+        guest.run(MOUNT_KERNEL).success();
+        use_as_a_disk(&mut guest, MOUNT_KERNEL, &Served::InGuest("/export"));
+        drop(guest);
+        gateway.end();
+        have_dissected(&folder.path().join("nfs.pcap"));
+    });
 }
 
 #[test]
@@ -277,92 +252,48 @@ fn a_hard_mount_outlives_a_directory_server_that_is_killed() {
     std::fs::create_dir(&served).unwrap();
     let first = directory(folder.path(), &[]);
     let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
-    guest.run(&format!("{MOUNT_DIRECTORY}{IMPATIENT}")).success();
-    guest.run("mkdir -p /mnt/one/two && head -c 6000000 /dev/urandom >/tmp/file").success();
-    let write = guest.start("for number in 1 2 3 4 5 6 7 8; do cp /tmp/file /mnt/one/two/copy-$number || exit 1; done");
-    guest.run("until test -s /mnt/one/two/copy-2; do sleep 0.1; done").success();
-    drop(first);
-    std::fs::remove_file(folder.path().join("vhost")).ok();
-    // It knows nothing of the handles that the client has, and finds what they are of.
-    let second = directory(folder.path(), &[]);
-    guest.finish(write).success();
-    let sum = guest.run("sha256sum </tmp/file").success();
-    for number in 1..=8 {
-        let copy = served.join(format!("one/two/copy-{number}"));
-        assert_eq!(sum.split_whitespace().next(), Some(&*hash(&copy)), "{number}");
-    }
-    // And a large one, there and back.
-    let size = if long() { 64 << 20 } else { 16 << 20 };
-    guest.run(&format!("rm /mnt/one/two/copy-* && head -c {size} /dev/urandom >/tmp/file")).success();
-    guest.run("cp /tmp/file /mnt/large").success();
-    guest.run(&format!("umount /mnt && {MOUNT_DIRECTORY}")).success();
-    guest.run("cmp /tmp/file /mnt/large && umount /mnt").success();
+    let mount = format!("{MOUNT_DIRECTORY}{IMPATIENT}");
+    guest.run(&mount).success();
+    let second = outlive(&mut guest, "one/two", &Served::Here(&served), || {
+        // Dropping it kills it.
+        drop(first);
+        std::fs::remove_file(folder.path().join("vhost")).ok();
+        // It knows nothing of the handles that the client has, and finds what they are of.
+        directory(folder.path(), &[])
+    });
+    copy_a_large_file(&mut guest, &mount);
     drop(guest);
     second.end();
-}
-
-#[test]
-fn a_linux_client_mounts_reads_and_writes() {
-    let folder = tempfile::tempdir().unwrap();
-    let gateway = gateway(folder.path(), server());
-    let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
-    guest.run(MOUNT).success();
-    let mounted = guest.run("grep /mnt /proc/mounts").success();
-    assert!(mounted.contains("proto=rdma") && mounted.contains("vers=3"), "{mounted}");
-    assert_eq!(guest.run("cat /mnt/hello").success(), "good morning\n");
-    assert_eq!(guest.run("ls /mnt | grep -c '^file-'").success().trim(), "500");
-    // Files of many sizes go there and come back from the server, not from the client's memory.
-    for size in [1, 4096, 100_001, 1 << 20, if long() { 64 << 20 } else { 8 << 20 }] {
-        guest
-            .run(&format!(
-                "head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/copy && md5sum </tmp/file >/tmp/sum"
-            ))
-            .success();
-        guest.run("umount /mnt").success();
-        guest.run(MOUNT).success();
-        guest.run("md5sum </mnt/copy | cmp - /tmp/sum").success();
-        guest.run("rm /mnt/copy && ! test -e /mnt/copy").success();
-    }
-    guest
-        .run("mv /mnt/file-007 /mnt/other && test $(wc -c </mnt/other) = 7 && mkdir /mnt/folder && rmdir /mnt/folder")
-        .success();
-    guest.run("umount /mnt").success();
-    drop(guest);
-    gateway.end();
-    let capture = folder.path().join("nfs.pcap");
-    let testimony = examine(&capture);
-    assert_eq!(testimony.complaints, [""; 0]);
-    assert_eq!(count_calls(&capture, "rpcordma.errcode"), 0);
-    assert!(
-        count_calls(&capture, "nfs.procedure_v3 == 6 && rpcordma.writes_count == 1") > 10,
-        "READs into Write chunks"
-    );
-    assert!(count_calls(&capture, "rpcordma.reads_count == 1") > 10, "WRITEs out of Read chunks");
-    assert!(count(&capture, "iwarp_rdma.opcode == 4") > 10, "replies that invalidate");
 }
 
 #[test]
 fn a_hard_mount_outlives_a_gateway_that_is_killed() {
+    in_a_namespace(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let first = gateway(folder.path(), 2049);
+        let mut guest = Guest::boot_with_nfs_server(Attachment::Vhost(&folder.path().join("vhost")));
+        let mount = format!("{MOUNT_KERNEL}{IMPATIENT}");
+        guest.run(&mount).success();
+        let second = outlive(&mut guest, "one/two", &Served::InGuest("/export"), || {
+            drop(first);
+            std::fs::remove_file(folder.path().join("vhost")).ok();
+            gateway(folder.path(), 2049)
+        });
+        copy_a_large_file(&mut guest, &mount);
+        drop(guest);
+        second.end();
+    });
+}
+
+#[test]
+fn a_linux_client_mounts_a_server_that_has_all_on_one_port() {
     let folder = tempfile::tempdir().unwrap();
-    let server = server();
-    let first = gateway(folder.path(), server);
+    let gateway = gateway(folder.path(), server());
     let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
-    guest.run(&MOUNT.replace(" 10.77.0.1:/ /mnt", &format!("{IMPATIENT} 10.77.0.1:/ /mnt"))).success();
-    guest.run("head -c 6000000 /dev/urandom >/tmp/file && md5sum </tmp/file >/tmp/sum").success();
-    let write = guest.start("for number in 1 2 3 4 5 6 7 8; do cp /tmp/file /mnt/copy-$number || exit 1; done");
-    // As soon as something of the second file is there, which the server is asked for.
-    guest.run("until test -s /mnt/copy-2; do sleep 0.1; done").success();
-    // Dropping it kills it.
-    drop(first);
-    std::fs::remove_file(folder.path().join("vhost")).ok();
-    let second = gateway(folder.path(), server);
-    guest.finish(write).success();
-    guest.run("umount /mnt").success();
-    guest.run(MOUNT).success();
-    for number in 1..=8 {
-        guest.run(&format!("md5sum </mnt/copy-{number} | cmp - /tmp/sum")).success();
-    }
-    guest.run("umount /mnt").success();
+    guest.run(MOUNT_ON_ONE_PORT).success();
+    assert_eq!(guest.run("cat /mnt/hello").success(), "good morning\n");
+    assert_eq!(guest.run("ls /mnt | grep -c '^file-'").success().trim(), "500");
+    guest.run("cp /mnt/hello /mnt/new && cmp /mnt/hello /mnt/new && umount /mnt").success();
     drop(guest);
-    second.end();
+    gateway.end();
 }
