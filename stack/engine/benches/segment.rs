@@ -4,7 +4,7 @@
 //!
 //! `one_by_one` answers each segment of one connection before it sees the next. `bursts_of_32` takes 32 segments of as many
 //! connections and then answers them, going through all connections in a random order, so that nothing of a connection is near the
-//! core when its turn comes; before the burst is worked on it is looked through, as the engine does (`lookahead.rs`), and without
+//! core when its turn comes; the burst is looked through ahead of the work, as the engine does (`lookahead.rs`), and without
 //! that in `taken_at_once`. `cargo bench -p uwarp-engine --bench segment`.
 
 use std::hint::black_box;
@@ -37,6 +37,8 @@ use engine::flow::FlowTable;
 use engine::template::Template;
 
 const BURST: usize = 32;
+/// Frames by which the look is ahead of the work.
+const DISTANCE: usize = 4;
 const LENGTH: usize = 64;
 const ETHERNET: usize = 14;
 /// Room for headers in front of a payload, and what the usual ones take of it.
@@ -48,8 +50,10 @@ const THEM: Ipv4Address = Ipv4Address::new(10, 0, 0, 2);
 const OUR_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
 const THEIR_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 2]);
 
-/// A frame with room in front.
-type Storage = [u8; HEADROOM + LENGTH];
+/// A frame with room in front, aligned as those of a device are.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Storage([u8; HEADROOM + LENGTH]);
 
 /// The far end of a connection, as far as it has to be one: what it sends next, and what it expects.
 #[derive(Clone, Copy)]
@@ -131,7 +135,7 @@ impl Ours {
             received: Vec::new(),
             asked: Vec::new(),
             flows: FlowTable::new(1),
-            buffers: vec![[0; HEADROOM + LENGTH]; fars.len() + BURST],
+            buffers: vec![Storage([0; HEADROOM + LENGTH]); fars.len() + BURST],
             free: (0..(fars.len() + BURST) as u32).rev().collect(),
             now: Instant::from_nanos(1_000_000_000),
             answers: 0,
@@ -156,8 +160,8 @@ impl Ours {
         ours
     }
 
-    /// Asks for what the frames will touch, a step of all of them at a time.
-    fn look_ahead(&self, frames: &[Vec<u8>]) {
+    /// Asks for what the frames will touch, a step of all of them at a time. Returns which connections they seem to be of.
+    fn look_ahead(&self, frames: &[Vec<u8>]) -> [Option<u32>; BURST] {
         let mut tags = [None; BURST];
         for (tag, frame) in tags.iter_mut().zip(frames) {
             *tag = peek_flow(frame).map(|flow| self.flows.tag(&flow));
@@ -167,30 +171,39 @@ impl Ours {
         for number in numbers.into_iter().flatten() {
             prefetch(&self.connections[number as usize]);
         }
-        for number in numbers.into_iter().flatten() {
-            let connection = &*self.connections[number as usize];
+        for place in 0..DISTANCE {
+            self.look_ahead_at(&numbers, place);
+        }
+        numbers
+    }
+
+    /// Asks for what the frame at `place` of the burst touches, and for what hangs on that of one that comes earlier.
+    #[inline]
+    fn look_ahead_at(&self, numbers: &[Option<u32>; BURST], place: usize) {
+        if let Some(Some(number)) = numbers.get(place) {
+            let connection = &*self.connections[*number as usize];
             prefetch(&connection.flow);
             prefetch(&connection.template);
             prefetch_range(connection.tcp.places());
         }
-        for number in numbers.into_iter().flatten() {
-            self.connections[number as usize].tcp.queue_places().into_iter().for_each(prefetch_range);
-        }
-        for number in numbers.into_iter().flatten() {
-            if let Some(token) = self.connections[number as usize].tcp.oldest_record() {
-                prefetch(&self.buffers[token.0 as usize][HEADROOM - HEADERS..]);
+        if let Some(Some(number)) = place.checked_sub(DISTANCE / 2).and_then(|place| numbers.get(place)) {
+            let connection = &self.connections[*number as usize].tcp;
+            prefetch_range(connection.further_places());
+            if let Some(token) = connection.oldest_record() {
+                prefetch(&self.buffers[token.0 as usize].0[HEADROOM - HEADERS..]);
             }
         }
     }
 
-    fn receive(&mut self, frame: &[u8]) -> Option<usize> {
+    fn receive(&mut self, frame: &[u8], guess: Option<u32>) -> Option<usize> {
         let classified = classify(frame, frame.len());
         let Ok(Frame::Tcp(tcp)) = &classified else { return None };
         if !tcp.checksum_is_good(frame, checksum_sum) {
             return None;
         }
         let is_it = |number| self.connections[number as usize].flow == tcp.flow;
-        let number = self.flows.find(self.flows.tag(&tcp.flow), is_it)? as usize;
+        let number =
+            guess.filter(|guess| is_it(*guess)).or_else(|| self.flows.find(self.flows.tag(&tcp.flow), is_it))? as usize;
         let connection = &mut self.connections[number].tcp;
         let received = connection.on_segment(self.now, &tcp.header, tcp.payload_len as u32, tcp.ecn, BufferToken(!0));
         while let Some(token) = connection.pop_acknowledged() {
@@ -207,14 +220,14 @@ impl Ours {
         if connection.send_space() >= LENGTH as u32
             && let Some(token) = self.free.pop()
         {
-            self.buffers[token as usize][HEADROOM..].copy_from_slice(&self.application);
+            self.buffers[token as usize].0[HEADROOM..].copy_from_slice(&self.application);
             connection.push(BufferToken(token), LENGTH as u32);
         }
         while connection.wants_transmit(self.now)
             && let Some(transmit) = connection.poll_transmit(self.now)
         {
             let Some(slice) = transmit.payload else { continue };
-            let (headroom, payload) = self.buffers[slice.token.0 as usize].split_at_mut(HEADROOM);
+            let (headroom, payload) = self.buffers[slice.token.0 as usize].0.split_at_mut(HEADROOM);
             let sum = Some(checksum_sum(payload));
             let headers = template.prepend(headroom, &transmit.header, transmit.ecn, slice.len as usize, sum);
             self.answers += u64::from(black_box(headers).is_some());
@@ -234,11 +247,14 @@ impl Stack for Ours {
     fn turn(&mut self, _: &[usize]) {
         self.now += Duration::from_micros(1);
         let frames = std::mem::take(&mut self.received);
-        if self.looks_ahead && frames.len() > 1 {
-            self.look_ahead(&frames);
-        }
+        let guesses = if self.looks_ahead && frames.len() > 1 { self.look_ahead(&frames) } else { [None; BURST] };
         let mut asked = std::mem::take(&mut self.asked);
-        asked.extend(frames.iter().filter_map(|frame| self.receive(frame)));
+        for (place, frame) in frames.iter().enumerate() {
+            if guesses[place].is_some() {
+                self.look_ahead_at(&guesses, place + DISTANCE);
+            }
+            asked.extend(self.receive(frame, guesses[place]));
+        }
         self.received = frames;
         for number in asked.drain(..) {
             self.reply(number);

@@ -24,6 +24,7 @@ use crate::handoff::Handoff;
 use crate::icmp::ErrorLimit;
 use crate::lanes::Lanes;
 use crate::listener::Listener;
+use crate::lookahead::DISTANCE;
 use crate::neighbours::Neighbours;
 use crate::path::Paths;
 use crate::port::{Batch, Buffer, LinkState, Port};
@@ -150,6 +151,8 @@ pub(crate) struct Core<P: Port> {
     pub(crate) events: EventSink<AsyncEvent>,
     pub(crate) connections: Slab<Connection>,
     pub(crate) flows: FlowTable,
+    /// The connection that the frame under way seems to be of.
+    pub(crate) guess: Option<u32>,
     pub(crate) wheel: Wheel,
     pub(crate) fired: Vec<u32>,
     pub(crate) queue_pairs: Vec<Option<Box<QueuePair>>>,
@@ -259,6 +262,7 @@ impl<P: Port> Core<P> {
             events: channels.events,
             connections: Slab::new(),
             flows: FlowTable::new(secret[0]),
+            guess: None,
             wheel: Wheel::new(),
             fired: Vec::new(),
             queue_pairs,
@@ -348,10 +352,15 @@ impl<P: Port> Core<P> {
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         self.starved = false;
         self.free_known = 0;
-        self.look_ahead(batch);
-        for frame in batch.drain(..) {
+        let guesses = self.look_ahead(batch);
+        for (place, frame) in batch.drain(..).enumerate() {
+            self.guess = guesses.get(place).copied().flatten();
+            if !guesses.is_empty() {
+                self.look_ahead_at(&guesses, place + DISTANCE);
+            }
             self.receive_frame(turn, frame);
         }
+        self.guess = None;
         // Frames that this very loop adds wait for the next turn.
         for _ in 0..self.loopback.len() {
             if let Some(frame) = self.loopback.pop_front() {

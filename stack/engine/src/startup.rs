@@ -209,10 +209,8 @@ impl<P: Port> Core<P> {
     /// The connection of a flow.
     #[inline]
     pub(crate) fn find(&self, flow: &FlowKey) -> Option<u32> {
-        let connections = &self.connections;
-        self.flows.find(self.flows.tag(flow), |index| {
-            connections.get(index).is_some_and(|connection| connection.flow == *flow)
-        })
+        let is_it = |index| self.connections.get(index).is_some_and(|connection| connection.flow == *flow);
+        self.guess.filter(|guess| is_it(*guess)).or_else(|| self.flows.find(self.flows.tag(flow), is_it))
     }
 
     /// TCP is open.

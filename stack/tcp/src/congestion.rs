@@ -31,18 +31,27 @@ struct Saved {
     algorithm: Algorithm,
 }
 
-/// The state of congestion control of one connection: first what is rare, then what each segment touches.
-#[derive(Clone, Copy, Debug)]
+/// The state of congestion control of one connection: what each segment touches.
+#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Controller {
-    saved: Option<Saved>,
-    algorithm: Algorithm,
-    initial: u32,
     window: u32,
     threshold: u32,
     segment: u32,
     /// Octets in flight when something was sent last, and the window then.
     used: (u32, u32),
+    /// The algorithm is DCTCP, which looks at each acknowledgment.
+    counts_marks: bool,
+    rare: Box<Rare>,
+}
+
+/// What congestion avoidance, losses and marks are about: not needed as long as a window is never used up.
+#[derive(Debug)]
+struct Rare {
+    algorithm: Algorithm,
+    saved: Option<Saved>,
+    /// The initial window.
+    initial: u32,
 }
 
 /// A bound for the window that no calculation can pass: the largest window that TCP can offer (RFC 7323 §2.3).
@@ -56,21 +65,23 @@ impl Controller {
             window: initial,
             threshold: u32::MAX,
             segment,
-            initial,
             used: (0, initial),
-            algorithm: match config.congestion {
-                Congestion::Reno => Algorithm::Reno { acknowledged: 0 },
-                Congestion::Cubic => Algorithm::Cubic(Cubic::default()),
-                Congestion::Dctcp => Algorithm::Dctcp(Dctcp::new(start)),
-            },
-            saved: None,
+            counts_marks: config.congestion == Congestion::Dctcp,
+            rare: Box::new(Rare {
+                algorithm: match config.congestion {
+                    Congestion::Reno => Algorithm::Reno { acknowledged: 0 },
+                    Congestion::Cubic => Algorithm::Cubic(Cubic::default()),
+                    Congestion::Dctcp => Algorithm::Dctcp(Dctcp::new(start)),
+                },
+                saved: None,
+                initial,
+            }),
         }
     }
 
-    /// Where that begins which each segment touches.
-    #[inline]
-    pub(crate) fn place(&self) -> usize {
-        core::ptr::from_ref(&self.window).addr()
+    /// Octets of heap in use.
+    pub(crate) fn heap(&self) -> usize {
+        size_of_val(&*self.rare)
     }
 
     /// cwnd.
@@ -88,9 +99,9 @@ impl Controller {
     /// The segment size is known, or has changed, before or during the connection.
     pub(crate) fn set_segment(&mut self, config: &Config, segment: u32, opening: bool) {
         self.segment = segment;
-        self.initial = initial_window(config, segment);
+        self.rare.initial = initial_window(config, segment);
         if opening {
-            self.window = self.initial;
+            self.window = self.rare.initial;
         }
         self.window = self.window.max(segment);
     }
@@ -128,7 +139,7 @@ impl Controller {
     }
 
     fn avoid(&mut self, now: Instant, octets: u32, rtt: u64) {
-        match &mut self.algorithm {
+        match &mut self.rare.algorithm {
             Algorithm::Reno { acknowledged } | Algorithm::Dctcp(Dctcp { owed: acknowledged, .. }) => {
                 // RFC 5681 §3.1, equation 3 in octets: one segment a window.
                 *acknowledged += octets;
@@ -154,7 +165,9 @@ impl Controller {
     /// For DCTCP: `octets` up to `acknowledgment` were acknowledged, with an echo of marks or without; `next` is SND.NXT.
     #[inline]
     pub(crate) fn count_marks(&mut self, octets: u32, echo: bool, acknowledgment: Position, next: Position) {
-        if let Algorithm::Dctcp(dctcp) = &mut self.algorithm {
+        if self.counts_marks
+            && let Algorithm::Dctcp(dctcp) = &mut self.rare.algorithm
+        {
             dctcp.count(octets, echo, acknowledgment, next);
         }
     }
@@ -163,8 +176,8 @@ impl Controller {
     /// §4.6, RFC 8257 §3.3). It stays at two segments at least, as after a loss. A mark is no guess, so there is nothing to
     /// take back.
     pub(crate) fn marked(&mut self, flight: u32) {
-        self.saved = None;
-        if let Algorithm::Dctcp(dctcp) = &mut self.algorithm {
+        self.rare.saved = None;
+        if let Algorithm::Dctcp(dctcp) = &mut self.rare.algorithm {
             self.threshold = dctcp.cut(self.window).max(2 * self.segment);
         } else {
             self.cut(flight);
@@ -178,7 +191,7 @@ impl Controller {
         if first {
             self.save();
             self.cut(flight);
-            if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+            if let Algorithm::Cubic(cubic) = &mut self.rare.algorithm {
                 cubic.timeout();
             }
         }
@@ -186,12 +199,13 @@ impl Controller {
     }
 
     fn save(&mut self) {
-        self.saved = Some(Saved { window: self.window, threshold: self.threshold, algorithm: self.algorithm });
+        self.rare.saved =
+            Some(Saved { window: self.window, threshold: self.threshold, algorithm: self.rare.algorithm });
     }
 
     fn cut(&mut self, flight: u32) {
         let lowest = 2 * self.segment;
-        self.threshold = match &mut self.algorithm {
+        self.threshold = match &mut self.rare.algorithm {
             // RFC 8257 §3.5: DCTCP takes a loss as any other does.
             Algorithm::Reno { acknowledged } | Algorithm::Dctcp(Dctcp { owed: acknowledged, .. }) => {
                 *acknowledged = 0;
@@ -214,17 +228,17 @@ impl Controller {
 
     /// Nothing had been lost: as if nothing had happened (RFC 4015 §3).
     pub(crate) fn undo(&mut self) -> bool {
-        let Some(saved) = self.saved.take() else { return false };
+        let Some(saved) = self.rare.saved.take() else { return false };
         self.window = self.window.max(saved.window);
         self.threshold = self.threshold.max(saved.threshold);
-        self.algorithm = saved.algorithm;
+        self.rare.algorithm = saved.algorithm;
         true
     }
 
     /// Nothing was sent for `idle` ns, longer than a retransmission time-out (RFC 5681 §4.1).
     pub(crate) fn restart(&mut self, idle: u64) {
-        self.window = self.window.min(self.initial);
-        if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+        self.window = self.window.min(self.rare.initial);
+        if let Algorithm::Cubic(cubic) = &mut self.rare.algorithm {
             cubic.paused(idle);
         }
     }

@@ -76,11 +76,16 @@ impl Pending {
     }
 }
 
+/// Takes no room, and makes what follows begin with a cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line;
+
 /// One TCP connection. See the crate's documentation for how to drive it.
 ///
 /// Where there are many connections, a segment costs what it takes to bring its connection near: cache lines. So the order of the
-/// fields counts, here and in the parts: what is rare stands at both ends, what each segment touches in between
-/// ([`Connection::places`]).
+/// fields counts, here and in the parts: what is rare stands at both ends or on the heap, what each segment touches in between, from the
+/// beginning of a line on ([`Connection::places`]).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Connection {
@@ -90,9 +95,24 @@ pub struct Connection {
     pub(crate) persist_backoff: u32,
     pub(crate) peer_mss: u16,
     pub(crate) path_mss: u16,
-    /// Ends with what is not rare.
+    /// Window scaling is in use, or offered while opening.
+    pub(crate) scaling: bool,
+    /// Position of the first octet of what is sent.
+    stream_start: Position,
+    /// Touched by each segment too, if they are in use.
+    pub(crate) timestamps: TimestampState,
+    line: Line,
     pub(crate) congestion: Controller,
     pub(crate) phase: Phase,
+    /// Payload octets of a data segment.
+    pub(crate) segment: u32,
+    /// SND.WND in octets.
+    pub(crate) window: u32,
+    /// The largest window that the peer ever offered (MAX.SND.WND of RFC 5961 §5.2, Max(SND.WND) of RFC 9293 §3.8.6.2.1).
+    pub(crate) largest_window: u32,
+    /// SND.WL1 and SND.WL2.
+    pub(crate) window_sequence: Position,
+    pub(crate) window_acknowledgment: Position,
     pub(crate) pending: Pending,
     pub(crate) keep_alive_probes: u32,
     /// [`Config::send_ahead`].
@@ -108,19 +128,10 @@ pub struct Connection {
     /// The owner has closed: the FIN goes behind what was pushed.
     pub(crate) closing: bool,
     pub(crate) fin_sent: bool,
-    /// Window scaling is in use, or offered while opening.
-    pub(crate) scaling: bool,
+    /// Timestamps are in use, or offered while opening: as [`TimestampState::enabled`].
+    pub(crate) stamped: bool,
     /// The peer's shift count.
     pub(crate) peer_shift: u8,
-    /// SND.WND in octets.
-    pub(crate) window: u32,
-    /// The largest window that the peer ever offered (MAX.SND.WND of RFC 5961 §5.2, Max(SND.WND) of RFC 9293 §3.8.6.2.1).
-    pub(crate) largest_window: u32,
-    /// Payload octets of a data segment.
-    pub(crate) segment: u32,
-    /// SND.WL1 and SND.WL2.
-    pub(crate) window_sequence: Position,
-    pub(crate) window_acknowledgment: Position,
     pub(crate) traffic: Traffic,
     pub(crate) last_received: Instant,
     pub(crate) last_sent: Instant,
@@ -128,12 +139,11 @@ pub struct Connection {
     pub(crate) waiting_since: Instant,
     pub(crate) timers: Timers,
     pub(crate) rtt: RttEstimator,
-    pub(crate) timestamps: TimestampState,
     pub(crate) ecn: EcnState,
     pub(crate) receiver: Receiver,
-    pub(crate) recovery: Recovery,
-    /// Ends with what is rare.
     pub(crate) queue: SendQueue,
+    /// Ends with what is rare.
+    pub(crate) recovery: Recovery,
 }
 
 impl Connection {
@@ -149,6 +159,9 @@ impl Connection {
             closing: false,
             fin_sent: false,
             scaling: config.window_scale,
+            stamped: config.timestamps,
+            stream_start: initial + 1,
+            line: Line,
             peer_shift: 0,
             window: 0,
             largest_window: 0,
@@ -206,6 +219,7 @@ impl Connection {
         let options = &syn.options;
         self.sack &= options.sack_permitted;
         self.timestamps.enabled &= options.timestamps.is_some();
+        self.stamped = self.timestamps.enabled;
         if let Some(timestamps) = options.timestamps
             && self.timestamps.enabled
         {
@@ -368,13 +382,13 @@ impl Connection {
 
     /// Stream octets pushed so far: the position behind the last record.
     pub fn octets_pushed(&self) -> u64 {
-        self.queue.end().since(self.queue.stream_start())
+        self.queue.end().since(self.stream_start)
     }
 
     /// Stream octets that the peer has acknowledged. A record whose end is not beyond this has arrived.
     #[inline]
     pub fn octets_acknowledged(&self) -> u64 {
-        self.queue.unacknowledged().min(self.queue.end()).since(self.queue.stream_start())
+        self.queue.unacknowledged().min(self.queue.end()).since(self.stream_start)
     }
 
     /// Nothing more will be pushed: sends what is queued, then a FIN (RFC 9293 §3.10.4). Receiving goes on.
@@ -502,19 +516,22 @@ impl Connection {
 
     /// Octets of memory in use, the value itself included.
     pub fn memory(&self) -> usize {
-        size_of::<Connection>() + self.queue.heap() + self.receiver.reassembly.heap()
+        let heap = self.congestion.heap() + self.queue.heap() + self.ecn.heap() + self.receiver.reassembly.heap();
+        size_of::<Connection>() + heap
     }
 
-    /// Addresses of what a usual segment touches of the value. For an owner who wants to have it near by then.
+    /// Addresses of what every usual segment touches of the value. For an owner who wants to have it near by then: looks at nothing
+    /// of it.
     #[inline]
     pub fn places(&self) -> Range<usize> {
-        self.congestion.place()..self.queue.rare_place()
+        core::ptr::from_ref(&self.line).addr()..self.recovery.rare_place()
     }
 
-    /// Addresses of what an acknowledgment touches outside of the value: the oldest record, and the oldest segment that was sent.
+    /// The same for what it touches besides, with what was agreed on for this connection.
     #[inline]
-    pub fn queue_places(&self) -> [Range<usize>; 2] {
-        self.queue.places()
+    pub fn further_places(&self) -> Range<usize> {
+        let start = core::ptr::from_ref(&self.timestamps).addr();
+        start..start + if self.stamped { size_of::<TimestampState>() } else { 0 }
     }
 
     /// The buffer that will be given back next. For an owner who wants to have it near by then.

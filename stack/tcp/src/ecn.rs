@@ -19,7 +19,7 @@ const REQUEST: TcpFlags = TcpFlags::ECE.with(TcpFlags::CWR);
 const OWED: usize = 4;
 
 /// The state of ECN of one connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct EcnState {
     /// Grant it when asked.
     willing: bool,
@@ -34,7 +34,7 @@ pub(crate) struct EcnState {
     /// The next new data carries CWR.
     announce: bool,
     /// Acknowledgments of DCTCP that have to leave before any other, oldest first: their numbers.
-    owed: [SeqNumber; OWED],
+    owed: Option<Box<[SeqNumber; OWED]>>,
     owed_count: u8,
     /// The echo of the first of them; they alternate.
     owed_echo: bool,
@@ -52,11 +52,16 @@ impl EcnState {
             exact,
             echo: false,
             announce: false,
-            owed: [SeqNumber(0); OWED],
+            owed: None,
             owed_count: 0,
             owed_echo: false,
             reacted: initial,
         }
+    }
+
+    /// Octets of heap in use.
+    pub(crate) fn heap(&self) -> usize {
+        self.owed.as_deref().map_or(0, size_of_val)
     }
 
     /// Whether both ends agreed.
@@ -120,10 +125,11 @@ impl EcnState {
     fn owe(&mut self, next: Position) {
         let number = next.sequence();
         let count = usize::from(self.owed_count);
+        let owed = self.owed.get_or_insert_with(|| Box::new([number; OWED]));
         if count == 0 {
             self.owed_echo = self.echo;
         }
-        if count > 0 && self.owed[count - 1] == number {
+        if count > 0 && owed[count - 1] == number {
             // Nothing came in between: the stretch before goes on.
             self.owed_count -= 1;
             return;
@@ -133,7 +139,7 @@ impl EcnState {
             self.owed_count -= 1;
             return;
         }
-        self.owed[count] = number;
+        owed[count] = number;
         self.owed_count += 1;
     }
 
@@ -145,11 +151,9 @@ impl EcnState {
 
     /// The oldest of them: its number, and whether it carries ECE.
     pub(crate) fn take_owed(&mut self) -> Option<(SeqNumber, bool)> {
-        if self.owed_count == 0 {
-            return None;
-        }
-        let first = (self.owed[0], self.owed_echo);
-        self.owed.rotate_left(1);
+        let owed = self.owed.as_mut().filter(|_| self.owed_count > 0)?;
+        let first = (owed[0], self.owed_echo);
+        owed.rotate_left(1);
         self.owed_count -= 1;
         self.owed_echo = !self.owed_echo;
         Some(first)

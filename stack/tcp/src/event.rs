@@ -6,7 +6,7 @@ use core::ops::{BitOr, BitOrAssign};
 use uwarp_wire::tcp::TcpHeader;
 
 /// Names a buffer of the owner. Its value means nothing to the connection.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Default)]
 pub struct BufferToken(pub u32);
 
 /// What to do with the payload of a received segment.

@@ -107,7 +107,7 @@ impl Connection {
         {
             return None;
         }
-        if self.timestamps.enabled {
+        if self.stamped {
             let timestamps = header.options.timestamps?;
             if self.timestamps.is_old(timestamps.value, now) {
                 return None;

@@ -96,7 +96,9 @@ impl Connection {
             }
         }
         header.window = self.receiver.offer(flags.contains(TcpFlags::SYN));
-        header.options.timestamps = self.timestamps.option(now);
+        if self.stamped {
+            header.options.timestamps = self.timestamps.option(now);
+        }
         self.traffic.segments_sent += 1;
         header
     }
@@ -190,7 +192,7 @@ impl Connection {
 
     #[inline]
     fn may_send_again(&self) -> bool {
-        if matches!(self.recovery.doubt, Doubt::Testing { .. }) {
+        if !self.recovery.is_open() && matches!(self.recovery.doubt, Doubt::Testing { .. }) {
             return false;
         }
         self.recovery.force || self.in_flight().saturating_add(self.segment) <= self.congestion.window()
@@ -224,7 +226,7 @@ impl Connection {
         }
         if !idle {
             let admitted = match self.recovery.doubt {
-                Doubt::Testing { left } => left > 0,
+                Doubt::Testing { left } if !self.recovery.is_open() => left > 0,
                 _ => self.in_flight().saturating_add(len) <= self.congestion.window(),
             };
             if !admitted {
@@ -259,7 +261,9 @@ impl Connection {
     fn send_fresh(&mut self, now: Instant, len: u32) -> Option<Transmit> {
         let sequence = self.queue.next();
         let slice = self.queue.send_fresh(now, len)?;
-        if let Doubt::Testing { left } = &mut self.recovery.doubt {
+        if !self.recovery.is_open()
+            && let Doubt::Testing { left } = &mut self.recovery.doubt
+        {
             *left = left.saturating_sub(1);
         }
         let flags = if self.queue.unsent() == 0 { TcpFlags::ACK | TcpFlags::PSH } else { TcpFlags::ACK };

@@ -9,10 +9,13 @@ use uwarp_wire::tcp::SeqNumber;
 ///
 /// Positions are ordered, so nothing inside the connection compares modulo 2^32; a header's number becomes a position
 /// once, next to a known one ([`Position::near`]).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Position(u64);
 
 impl Position {
+    /// Behind every position that a stream reaches.
+    pub(crate) const LAST: Position = Position(u64::MAX);
+
     /// The position of an initial sequence number. It lies above 2^32, so that what is before it exists too.
     #[inline]
     pub(crate) const fn first(initial: SeqNumber) -> Position {

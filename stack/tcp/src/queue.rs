@@ -5,20 +5,12 @@
 //! the SYN or the FIN. Octets in flight, selectively acknowledged and held for lost are counted per segment, so the three
 //! sums and the list always agree.
 
-use core::ops::Range;
-use std::collections::VecDeque;
-
 use crate::event::{BufferToken, Slice};
 use crate::instant::Instant;
 use crate::position::Position;
+use crate::short_queue::ShortQueue;
 
-/// An empty list goes back to its first place, so that one which is never long stays within one cache line.
-#[inline]
-fn begin_anew<T>(list: &mut VecDeque<T>) {
-    list.clear();
-}
-
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Record {
     start: Position,
     len: u32,
@@ -32,8 +24,9 @@ impl Record {
 }
 
 /// What is thought to have become of a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Fate {
+    #[default]
     InFlight,
     /// The peer reported it (RFC 2018); it may still forget it.
     Sacked,
@@ -42,15 +35,16 @@ pub(crate) enum Fate {
 }
 
 /// What a segment carries.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Content {
     Syn,
+    #[default]
     Data,
     Fin,
 }
 
 /// A part of the sequence space that was sent as one segment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Segment {
     pub(crate) start: Position,
     /// When it was sent last.
@@ -126,58 +120,56 @@ impl Delivered {
     }
 }
 
-/// First what each segment touches, then what is rare.
+/// What is of interest while something is lost or selectively acknowledged.
+#[derive(Debug, Default)]
+struct Marks {
+    /// Blocks that were taken into the scoreboard lately: every segment inside is marked.
+    blocks: [(Position, Position); 4],
+    /// No segment before this position is lost. Means nothing while none is.
+    lost_from: Position,
+    sacked_segments: u32,
+}
+
+/// The queue, without what is rare.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SendQueue {
-    records: VecDeque<Record>,
-    /// Number of `records[0]`.
-    first_record: u32,
-    /// Number of the first record that has unsent octets.
-    unsent_record: u32,
-    segments: VecDeque<Segment>,
+    /// Marked with the number of the first of them.
+    records: ShortQueue<Record>,
+    /// Marked with the number of the first record that has unsent octets.
+    segments: ShortQueue<Segment>,
     /// SND.UNA.
     unacknowledged: Position,
     /// SND.NXT: the end of `segments`.
     next: Position,
-    /// The end of what was ever sent; beyond `next` only for the octet of a window probe.
-    highest: Position,
     /// The end of the records.
     end: Position,
-    /// Position of the first octet of the stream.
-    stream_start: Position,
-    in_flight: u32,
-    sacked: u32,
-    sacked_segments: u32,
-    lost: u32,
     /// The highest end of a delivered segment (RFC 8985, RACK.fack).
     forward: Position,
-    /// No segment before this position is lost.
-    lost_from: Position,
-    /// Blocks that were taken into the scoreboard lately: every segment inside is marked.
-    blocks: [(Position, Position); 4],
+    in_flight: u32,
+    sacked: u32,
+    lost: u32,
+    /// The octet behind `next` has left in a window probe.
+    probed: bool,
+    /// None until something is marked.
+    marks: Option<Box<Marks>>,
 }
 
 impl SendQueue {
     /// A queue whose sequence space begins with a SYN at `initial`.
     pub(crate) fn new(initial: Position) -> SendQueue {
         SendQueue {
-            records: VecDeque::new(),
-            first_record: 0,
-            unsent_record: 0,
-            segments: VecDeque::new(),
+            records: ShortQueue::default(),
+            segments: ShortQueue::default(),
             unacknowledged: initial,
             next: initial,
-            highest: initial,
             end: initial + 1,
-            stream_start: initial + 1,
             in_flight: 0,
             sacked: 0,
-            sacked_segments: 0,
             lost: 0,
-            lost_from: initial,
             forward: initial,
-            blocks: [(initial, initial); 4],
+            probed: false,
+            marks: None,
         }
     }
 
@@ -196,18 +188,13 @@ impl SendQueue {
     /// The end of what was ever sent.
     #[inline]
     pub(crate) fn highest(&self) -> Position {
-        self.highest
+        self.next + u32::from(self.probed)
     }
 
     /// The end of what was pushed: where the FIN goes.
     #[inline]
     pub(crate) fn end(&self) -> Position {
         self.end
-    }
-
-    /// Position of the first octet of the stream.
-    pub(crate) fn stream_start(&self) -> Position {
-        self.stream_start
     }
 
     /// Octets sent and neither acknowledged, selectively acknowledged nor held for lost.
@@ -225,7 +212,7 @@ impl SendQueue {
     /// Segments selectively acknowledged.
     #[inline]
     pub(crate) fn sacked_segments(&self) -> u32 {
-        self.sacked_segments
+        self.marks.as_ref().map_or(0, |marks| marks.sacked_segments)
     }
 
     /// Octets held for lost.
@@ -242,7 +229,7 @@ impl SendQueue {
 
     /// Segments that are not acknowledged.
     #[inline]
-    pub(crate) fn segments(&self) -> &VecDeque<Segment> {
+    pub(crate) fn segments(&self) -> &ShortQueue<Segment> {
         &self.segments
     }
 
@@ -256,14 +243,15 @@ impl SendQueue {
     /// The last record if none of it was sent.
     #[inline]
     pub(crate) fn unsent_tail(&self) -> Option<(BufferToken, u32)> {
-        self.records.back().filter(|record| record.start >= self.highest).map(|record| (record.token, record.len))
+        self.records.back().filter(|record| record.start >= self.highest()).map(|record| (record.token, record.len))
     }
 
     /// Appends octets to the last record if none of it was sent. Returns whether it was so.
     #[inline]
     pub(crate) fn extend_tail(&mut self, octets: u32) -> bool {
+        let highest = self.highest();
         match self.records.back_mut() {
-            Some(record) if record.start >= self.highest => {
+            Some(record) if record.start >= highest => {
                 let Some(len) = record.len.checked_add(octets) else { return false };
                 record.len = len;
                 self.end = self.end + octets;
@@ -275,7 +263,7 @@ impl SendQueue {
 
     /// Nobody knows when the SYN was sent.
     pub(crate) fn forget_times(&mut self) {
-        for segment in &mut self.segments {
+        for segment in self.segments.iter_mut() {
             segment.retransmitted = true;
         }
     }
@@ -289,7 +277,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn pop_acknowledged(&mut self) -> Option<BufferToken> {
         let record = self.records.front()?;
-        if record.end() > self.unacknowledged || self.unacknowledged < self.stream_start {
+        if record.end() > self.unacknowledged {
             return None;
         }
         self.pop_record()
@@ -298,21 +286,16 @@ impl SendQueue {
     /// Whether [`SendQueue::pop_acknowledged`] has something.
     #[inline]
     pub(crate) fn has_acknowledged(&self) -> bool {
-        self.records
-            .front()
-            .is_some_and(|record| record.end() <= self.unacknowledged && self.unacknowledged >= self.stream_start)
+        self.records.front().is_some_and(|record| record.end() <= self.unacknowledged)
     }
 
     /// Any record, at the end of the connection.
     pub(crate) fn pop_record(&mut self) -> Option<BufferToken> {
         let record = self.records.pop_front()?;
-        if self.unsent_record == self.first_record {
-            self.unsent_record = self.unsent_record.wrapping_add(1);
+        if self.segments.mark == self.records.mark {
+            self.segments.mark = self.segments.mark.wrapping_add(1);
         }
-        self.first_record = self.first_record.wrapping_add(1);
-        if self.records.is_empty() {
-            begin_anew(&mut self.records);
-        }
+        self.records.mark = self.records.mark.wrapping_add(1);
         Some(record.token)
     }
 
@@ -335,19 +318,23 @@ impl SendQueue {
 
     /// Forgets what was sent, at the end of the connection. Records stay until they are popped.
     pub(crate) fn stop(&mut self) {
-        self.segments = VecDeque::new();
-        (self.in_flight, self.sacked, self.sacked_segments, self.lost) = (0, 0, 0, 0);
+        self.segments.reset();
+        (self.in_flight, self.sacked, self.lost) = (0, 0, 0);
+        self.marks = None;
     }
 
     /// Gives memory back that a busy time has left behind.
     pub(crate) fn shrink(&mut self) {
-        self.records.shrink_to(8);
-        self.segments.shrink_to(8);
+        self.records.shrink();
+        self.segments.shrink();
+        if self.sacked | self.lost == 0 {
+            self.marks = None;
+        }
     }
 
     /// Octets of heap in use.
     pub(crate) fn heap(&self) -> usize {
-        self.records.capacity() * size_of::<Record>() + self.segments.capacity() * size_of::<Segment>()
+        self.records.heap() + self.segments.heap() + self.marks.as_ref().map_or(0, |_| size_of::<Marks>())
     }
 
     /// The oldest record's buffer.
@@ -356,29 +343,15 @@ impl SendQueue {
         self.records.front().map(|record| record.token)
     }
 
-    /// Addresses of the oldest record and of the oldest segment.
-    #[inline]
-    pub(crate) fn places(&self) -> [Range<usize>; 2] {
-        let records = self.records.as_slices().0.as_ptr().addr();
-        let segments = self.segments.as_slices().0.as_ptr().addr();
-        [records..records + size_of::<Record>(), segments..segments + size_of::<Segment>()]
-    }
-
-    /// Where that begins which is rare.
-    #[inline]
-    pub(crate) fn rare_place(&self) -> usize {
-        core::ptr::from_ref(&self.blocks).addr()
-    }
-
     #[inline]
     fn record(&self, number: u32) -> Option<&Record> {
-        self.records.get(number.wrapping_sub(self.first_record) as usize)
+        self.records.get(number.wrapping_sub(self.records.mark) as usize)
     }
 
     /// The first record with unsent octets: its number, and itself. Records without octets are passed over.
     #[inline]
     fn unsent_record(&self) -> Option<(u32, Record)> {
-        let mut number = self.unsent_record;
+        let mut number = self.segments.mark;
         while let Some(record) = self.record(number) {
             if record.end() > self.next {
                 return Some((number, *record));
@@ -400,7 +373,7 @@ impl SendQueue {
         let (number, record) = self.unsent_record()?;
         let offset = self.next.octets_since(record.start);
         let len = len.min(record.len - offset);
-        let again = self.highest > self.next;
+        let again = self.probed;
         self.append(Segment {
             start: self.next,
             sent_at: now,
@@ -411,7 +384,7 @@ impl SendQueue {
             // The octet of a window probe may have arrived: its time is ambiguous.
             retransmitted: again,
         });
-        self.unsent_record = if offset + len == record.len { number.wrapping_add(1) } else { number };
+        self.segments.mark = if offset + len == record.len { number.wrapping_add(1) } else { number };
         Some(Slice { token: record.token, offset, len, whole_first_transmission: len == record.len && !again })
     }
 
@@ -432,16 +405,14 @@ impl SendQueue {
     fn append(&mut self, segment: Segment) {
         self.in_flight += segment.len;
         self.next = segment.end();
-        if self.next > self.highest {
-            self.highest = self.next;
-        }
+        self.probed = false;
         self.segments.push_back(segment);
     }
 
     /// The octet behind SND.NXT, as the payload of a window probe (RFC 9293 §3.8.6.1). It is not counted as sent.
     pub(crate) fn probe_octet(&mut self) -> Option<Slice> {
         let (_, record) = self.unsent_record()?;
-        self.highest = self.highest.max(self.next + 1);
+        self.probed = true;
         Some(Slice {
             token: record.token,
             offset: self.next.octets_since(record.start),
@@ -477,10 +448,12 @@ impl SendQueue {
         if self.lost == 0 {
             return None;
         }
-        let from = self.index_of(self.lost_from);
-        let index = self.segments.range(from..).position(|segment| segment.fate == Fate::Lost).map(|step| from + step);
-        if let Some(index) = index {
-            self.lost_from = self.segments[index].start;
+        let from = self.index_of(self.marks.as_ref()?.lost_from);
+        let index = self.segments.position_from(from, |segment| segment.fate == Fate::Lost);
+        if let Some(index) = index
+            && let Some(marks) = &mut self.marks
+        {
+            marks.lost_from = self.segments[index].start;
         }
         index
     }
@@ -495,7 +468,7 @@ impl SendQueue {
             self.segments.insert(index + 1, rest);
             self.forget_blocks();
             if segment.fate == Fate::Sacked {
-                self.sacked_segments += 1;
+                self.marks.get_or_insert_default().sacked_segments += 1;
             }
         }
         self.set_fate(index, Fate::InFlight);
@@ -508,7 +481,7 @@ impl SendQueue {
 
     /// Index of the segment with the highest sequence number that can be sent as a probe.
     pub(crate) fn last(&self) -> Option<usize> {
-        self.segments.iter().rposition(|segment| segment.fate != Fate::Sacked)
+        self.segments.last_position(|segment| segment.fate != Fate::Sacked)
     }
 
     #[inline]
@@ -517,7 +490,7 @@ impl SendQueue {
             Fate::InFlight => self.in_flight += len,
             Fate::Sacked => {
                 self.sacked += len;
-                self.sacked_segments += 1;
+                self.marks.get_or_insert_default().sacked_segments += 1;
             }
             Fate::Lost => self.lost += len,
         }
@@ -529,7 +502,7 @@ impl SendQueue {
             Fate::InFlight => self.in_flight -= len,
             Fate::Sacked => {
                 self.sacked -= len;
-                self.sacked_segments -= 1;
+                self.marks.get_or_insert_default().sacked_segments -= 1;
             }
             Fate::Lost => self.lost -= len,
         }
@@ -542,12 +515,13 @@ impl SendQueue {
         if before == fate {
             return;
         }
+        if fate == Fate::Lost {
+            let marks = self.marks.get_or_insert_default();
+            marks.lost_from = if self.lost == 0 { start } else { marks.lost_from.min(start) };
+        }
         self.uncount(before, len);
         self.count(fate, len);
         self.segments[index].fate = fate;
-        if fate == Fate::Lost && start < self.lost_from {
-            self.lost_from = start;
-        }
     }
 
     /// The peer has everything before `position` (at most [`SendQueue::highest`]).
@@ -580,17 +554,12 @@ impl SendQueue {
                 break;
             }
         }
-        if self.segments.is_empty() {
-            begin_anew(&mut self.segments);
-        }
         delivered.advanced = position.octets_since(self.unacknowledged);
         self.unacknowledged = position;
         if self.next < position {
             // The octet of a window probe was taken.
             self.next = position;
-        }
-        if self.lost_from < position {
-            self.lost_from = position;
+            self.probed = false;
         }
     }
 
@@ -608,13 +577,9 @@ impl SendQueue {
         }
         let (sent_at, len) = (segment.sent_at, segment.len);
         self.segments.pop_front();
-        if self.segments.is_empty() {
-            begin_anew(&mut self.segments);
-        }
         self.in_flight -= len;
         self.forward = position;
         self.unacknowledged = position;
-        self.lost_from = self.lost_from.max(position);
         Some((sent_at, len))
     }
 
@@ -623,7 +588,8 @@ impl SendQueue {
     /// A peer repeats its blocks, and grows them: what was taken from a block before is passed over.
     pub(crate) fn sack(&mut self, left: Position, right: Position, delivered: &mut Delivered) {
         let mut index = self.segments.partition_point(|segment| segment.start < left);
-        let mut known = self.blocks.iter().copied().find(|block| left <= block.1 && block.0 < right);
+        let blocks = self.marks.as_ref().map(|marks| marks.blocks).unwrap_or_default();
+        let mut known = blocks.into_iter().find(|block| left <= block.1 && block.0 < right);
         let mut slot = None;
         while let Some(segment) = self.segments.get(index).copied()
             && segment.end() <= right
@@ -642,19 +608,22 @@ impl SendQueue {
             }
             index += 1;
         }
-        for (place, block) in self.blocks.iter().enumerate() {
+        let blocks = &mut self.marks.get_or_insert_default().blocks;
+        for (place, block) in blocks.iter().enumerate() {
             if left <= block.0 && block.1 <= right {
                 slot = Some(place);
             }
         }
-        let slot = slot.unwrap_or(self.blocks.len() - 1);
-        self.blocks[slot] = (left, right);
-        self.blocks[..=slot].rotate_right(1);
+        let slot = slot.unwrap_or(blocks.len() - 1);
+        blocks[slot] = (left, right);
+        blocks[..=slot].rotate_right(1);
     }
 
     /// Segments have new borders: some may lie in a block that they only touched before.
     fn forget_blocks(&mut self) {
-        self.blocks = [(self.unacknowledged, self.unacknowledged); 4];
+        if let Some(marks) = &mut self.marks {
+            marks.blocks = Default::default();
+        }
     }
 
     /// The peer has dropped what it reported (RFC 2018 §8): nothing is thought to be there any more.
@@ -684,23 +653,24 @@ impl SendQueue {
         assert_eq!(self.sacked, sum(Fate::Sacked), "sacked");
         assert_eq!(self.lost, sum(Fate::Lost), "lost");
         assert_eq!(
-            self.sacked_segments as usize,
+            self.sacked_segments() as usize,
             self.segments.iter().filter(|segment| segment.fate == Fate::Sacked).count()
         );
         let mut at = self.unacknowledged;
-        for segment in &self.segments {
+        for segment in self.segments.iter() {
             assert_eq!(segment.start, at, "a gap in the scoreboard");
             assert!(segment.len > 0);
             at = segment.end();
         }
         assert_eq!(at, self.next);
-        assert!(self.unacknowledged <= self.next && self.next <= self.highest);
-        for (left, right) in self.blocks {
+        assert!(self.unacknowledged <= self.next && self.next <= self.highest());
+        let marks = self.marks.as_deref();
+        for (left, right) in marks.into_iter().flat_map(|marks| marks.blocks) {
             let inside = self.segments.iter().filter(|segment| left <= segment.start && segment.end() <= right);
             assert!(inside.into_iter().all(|segment| segment.fate == Fate::Sacked), "a block that was not taken");
         }
         if let Some(first) = self.segments.iter().find(|segment| segment.fate == Fate::Lost) {
-            assert!(self.lost_from <= first.start, "a lost segment out of sight");
+            assert!(marks.is_some_and(|marks| marks.lost_from <= first.start), "a lost segment out of sight");
         }
     }
 }

@@ -46,6 +46,8 @@ struct Lists {
     runs: Vec<Run>,
     /// Buffers that are to be given back.
     discarded: Vec<BufferToken>,
+    /// The duplicate to report first in the next acknowledgment (RFC 2883).
+    duplicate: Option<Run>,
 }
 
 impl Reassembly {
@@ -53,6 +55,24 @@ impl Reassembly {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.lists.as_ref().is_none_or(|lists| lists.held.is_empty())
+    }
+
+    /// Whether nothing is held, and nothing is to be reported.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.lists
+            .as_ref()
+            .is_none_or(|lists| lists.held.is_empty() && lists.runs.is_empty() && lists.duplicate.is_none())
+    }
+
+    /// Something came again: the next acknowledgment reports it.
+    pub(crate) fn note_duplicate(&mut self, duplicate: Run) {
+        self.lists.get_or_insert_default().duplicate = Some(duplicate);
+    }
+
+    /// What came again, if that was not reported yet.
+    pub(crate) fn take_duplicate(&mut self) -> Option<Run> {
+        self.lists.as_mut()?.duplicate.take()
     }
 
     /// Whether the owner has every buffer back.
@@ -84,7 +104,7 @@ impl Reassembly {
 
     /// Gives memory back.
     pub(crate) fn shrink(&mut self) {
-        if self.is_drained() {
+        if self.is_drained() && self.is_plain() {
             self.lists = None;
         }
         if let Some(lists) = &mut self.lists {

@@ -27,11 +27,9 @@ pub(crate) struct Receiver {
     space: u32,
     /// Our shift count, once it is agreed on.
     shift: u8,
-    /// Where the peer's FIN is.
-    fin: Option<Position>,
+    /// Where the peer's FIN is; behind everything until it has come.
+    fin: Position,
     pub(crate) reassembly: Reassembly,
-    /// The duplicate to report first in the next acknowledgment (RFC 2883).
-    duplicate: Option<Run>,
     /// Send an acknowledgment at the end of the batch.
     ack_now: bool,
     /// Further ones that must not be merged with it.
@@ -46,7 +44,8 @@ pub(crate) struct Receiver {
     last_ack_sent: Position,
     most: u32,
     ack_every: u32,
-    ack_delay: u64,
+    /// In ns: up to 4 s, where RFC 9293 §3.8.6.3 allows half of one.
+    ack_delay: u32,
     budget: u32,
     /// Two segments' worth of octets: more than any one brings that no device has joined.
     pair: u32,
@@ -64,9 +63,8 @@ impl Receiver {
             edge: initial + 1,
             space: most,
             shift: 0,
-            fin: None,
+            fin: Position::LAST,
             reassembly: Reassembly::default(),
-            duplicate: None,
             ack_now: false,
             duplicates_owed: 0,
             unacknowledged: 0,
@@ -75,7 +73,7 @@ impl Receiver {
             last_ack_sent: initial + 1,
             most,
             ack_every: config.ack_every.max(1),
-            ack_delay: nanos(config.delayed_ack),
+            ack_delay: u32::try_from(nanos(config.delayed_ack)).unwrap_or(u32::MAX),
             budget: config.out_of_order_budget,
             pair: 2 * u32::from(config.mss.max(64) - 12),
             step: u32::from(config.mss.max(64) - 12).min(most / 2).max(1),
@@ -117,7 +115,7 @@ impl Receiver {
 
     /// Whether the peer's FIN was received with everything before it.
     pub(crate) fn finished(&self) -> bool {
-        self.fin.is_some_and(|fin| self.next > fin)
+        self.next > self.fin
     }
 
     /// Stream octets received in order.
@@ -129,7 +127,7 @@ impl Receiver {
     /// Whether nothing is held and nothing is to be reported: the fast path is open.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.reassembly.is_empty() && self.fin.is_none() && self.duplicate.is_none()
+        self.reassembly.is_plain() && self.fin == Position::LAST
     }
 
     /// The window for a segment that is sent now, unscaled on a SYN. Moves the offered edge.
@@ -202,10 +200,10 @@ impl Receiver {
         fin: bool,
         token: BufferToken,
     ) -> (Payload, Option<DropReason>) {
-        let limit = self.fin.unwrap_or(self.edge).min(self.edge);
+        let limit = self.fin.min(self.edge);
         let wanted = end.min(limit);
-        if fin && self.fin.is_none() && end <= self.edge && end >= self.next {
-            self.fin = Some(end);
+        if fin && self.fin == Position::LAST && end <= self.edge && end >= self.next {
+            self.fin = end;
             self.reassembly.end_at(end);
         }
         let result = if start >= end {
@@ -215,7 +213,7 @@ impl Receiver {
             let reason = if end <= self.next {
                 self.note_duplicate(start, end);
                 DropReason::Duplicate
-            } else if self.fin.is_some_and(|fin| end > fin) {
+            } else if end > self.fin {
                 DropReason::DataAfterFin
             } else {
                 DropReason::OutsideWindow
@@ -233,11 +231,9 @@ impl Receiver {
         } else {
             self.accept_ahead(start, wanted, token)
         };
-        if let Some(fin) = self.fin
-            && self.next == fin
-        {
+        if self.next == self.fin {
             // The FIN takes one sequence number, and is acknowledged at once.
-            self.next = fin + 1;
+            self.next = self.fin + 1;
             self.ack_now = true;
         }
         result
@@ -280,7 +276,7 @@ impl Receiver {
             self.quick = self.quick.saturating_sub(1);
             self.ack_now = true;
         } else if self.ack_at == Instant::NEVER {
-            self.ack_at = now.after_nanos(self.ack_delay);
+            self.ack_at = now.after_nanos(u64::from(self.ack_delay));
         }
     }
 
@@ -292,7 +288,7 @@ impl Receiver {
         match self.reassembly.offer(start, end, 0, token, self.budget) {
             Offered::Held => (Payload::Held, None),
             Offered::Duplicate => {
-                self.duplicate = Some(Run { start, end });
+                self.reassembly.note_duplicate(Run { start, end });
                 (Payload::Discarded, Some(DropReason::Duplicate))
             }
             Offered::OverBudget => (Payload::Discarded, Some(DropReason::OutOfOrderBudget)),
@@ -302,7 +298,7 @@ impl Receiver {
     /// `start .. end` came again: report it (RFC 2883 §4), and acknowledge at once.
     pub(crate) fn note_duplicate(&mut self, start: Position, end: Position) {
         if start < end {
-            self.duplicate = Some(Run { start, end });
+            self.reassembly.note_duplicate(Run { start, end });
             // The acknowledgment of the first one may have been lost.
             self.quick = QUICK;
         }
@@ -347,19 +343,19 @@ impl Receiver {
         }
         if sack {
             // A segment with data has no room for blocks: a pure acknowledgment brings them.
-            self.ack_now = !reported && (!self.reassembly.runs().is_empty() || self.duplicate.is_some());
+            self.ack_now = !reported && (!self.reassembly.is_plain());
             self.duplicates_owed = 0;
         } else {
             self.duplicates_owed = self.duplicates_owed.saturating_sub(1);
             self.ack_now = self.duplicates_owed > 0;
-            self.duplicate = None;
+            self.reassembly.take_duplicate();
         }
     }
 
     /// The blocks for an acknowledgment: the duplicate first (RFC 2883 §4), then the runs, the latest first (RFC 2018 §4).
     pub(crate) fn take_blocks(&mut self, most: usize) -> SackBlocks {
         let mut blocks = SackBlocks::NONE;
-        let runs = self.duplicate.take().into_iter().chain(self.reassembly.runs().iter().copied());
+        let runs = self.reassembly.take_duplicate().into_iter().chain(self.reassembly.runs().iter().copied());
         for run in runs.take(most) {
             blocks.push(SackBlock { left: run.start.sequence(), right: run.end.sequence() });
         }

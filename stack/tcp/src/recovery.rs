@@ -17,6 +17,7 @@ const WINDOW_PERSISTENCE: u8 = 16;
 
 /// Whether losses are being repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Mode {
     /// No.
     Open,
@@ -129,21 +130,27 @@ pub(crate) struct Recovery {
     end: Position,
     /// RACK.rtt in ns.
     rtt: u64,
+    /// Duplicate acknowledgments from a peer without SACK.
+    pub(crate) duplicates: u32,
     reordering_seen: bool,
+    /// `probe` is open.
+    probing: bool,
+    /// `duplicate_round` has not ended.
+    in_round: bool,
+    /// The next retransmission leaves whatever the congestion window says.
+    pub(crate) force: bool,
+    /// Begins with what distinguishes the modes, which is all of it that is not rare.
+    pub(crate) mode: Mode,
+    /// Not [`Doubt::No`] in [`Mode::Loss`] alone.
+    pub(crate) doubt: Doubt,
+    probe: Probe,
+    /// RACK.dsack_round.
+    duplicate_round: Position,
+    undo: Option<Undo>,
     /// RACK.reo_wnd_mult.
     multiplier: u8,
     /// RACK.reo_wnd_persist.
     persistence: u8,
-    /// RACK.dsack_round.
-    duplicate_round: Option<Position>,
-    probe: Option<Probe>,
-    /// Duplicate acknowledgments from a peer without SACK.
-    pub(crate) duplicates: u32,
-    /// The next retransmission leaves whatever the congestion window says.
-    pub(crate) force: bool,
-    pub(crate) doubt: Doubt,
-    pub(crate) mode: Mode,
-    undo: Option<Undo>,
 }
 
 impl Recovery {
@@ -156,8 +163,10 @@ impl Recovery {
             reordering_seen: false,
             multiplier: 1,
             persistence: 0,
-            duplicate_round: None,
-            probe: None,
+            in_round: false,
+            duplicate_round: initial,
+            probing: false,
+            probe: Probe { end: initial, retransmission: false },
             duplicates: 0,
             force: false,
             doubt: Doubt::No,
@@ -173,13 +182,19 @@ impl Recovery {
     /// Whether losses are being repaired.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.mode == Mode::Open
+        matches!(self.mode, Mode::Open)
+    }
+
+    /// Where that begins which is rare.
+    #[inline]
+    pub(crate) fn rare_place(&self) -> usize {
+        core::ptr::from_ref(&self.mode).addr() + size_of::<u64>()
     }
 
     /// Whether nothing is being repaired, probed or counted: the fast path is open.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.is_open() && self.probe.is_none() && self.duplicates == 0
+        self.is_open() && !self.probing && self.duplicates == 0
     }
 
     /// RFC 8985 §6.2, steps 1 to 3. `echo_is_older`: the echoed timestamp is older than the segment's last transmission.
@@ -266,8 +281,9 @@ impl Recovery {
     /// The peer reported a duplicate (RFC 8985 §6.2, step 4). `next` is SND.NXT. Returns whether with this one everything
     /// sent again is known to have been needless (RFC 3708).
     pub(crate) fn duplicate_reported(&mut self, next: Position) -> bool {
-        if self.duplicate_round.is_none() {
-            self.duplicate_round = Some(next);
+        if !self.in_round {
+            self.in_round = true;
+            self.duplicate_round = next;
             self.multiplier = self.multiplier.saturating_add(1);
             self.persistence = WINDOW_PERSISTENCE;
         }
@@ -282,9 +298,7 @@ impl Recovery {
     #[inline]
     pub(crate) fn advanced(&mut self, unacknowledged: Position) {
         self.duplicates = 0;
-        if self.duplicate_round.is_some_and(|round| unacknowledged >= round) {
-            self.duplicate_round = None;
-        }
+        self.in_round = self.in_round && unacknowledged < self.duplicate_round;
     }
 
     /// A reaction begins that may have to be taken back.
@@ -332,12 +346,13 @@ impl Recovery {
     /// Whether a probe may be scheduled (RFC 8985 §7.2).
     #[inline]
     pub(crate) fn may_probe(&self, queue: &SendQueue) -> bool {
-        self.is_open() && self.probe.is_none() && queue.sacked() == 0 && queue.lost() == 0
+        self.is_open() && !self.probing && queue.sacked() == 0 && queue.lost() == 0
     }
 
     /// A probe was sent that ends at `end`.
     pub(crate) fn probe_sent(&mut self, end: Position, retransmission: bool) {
-        self.probe = Some(Probe { end, retransmission });
+        self.probing = true;
+        self.probe = Probe { end, retransmission };
     }
 
     /// RFC 8985 §7.4.2. `duplicate_of`: the end of a duplicate that the acknowledgment reports; `bare`: it acknowledges
@@ -349,8 +364,8 @@ impl Recovery {
         duplicate_of: Option<Position>,
         bare: bool,
     ) -> ProbeResult {
-        let Some(probe) = self.probe else { return ProbeResult::Pending };
-        if acknowledged < probe.end {
+        let probe = self.probe;
+        if !self.probing || acknowledged < probe.end {
             return ProbeResult::Pending;
         }
         let result = if !probe.retransmission {
@@ -364,12 +379,12 @@ impl Recovery {
         } else {
             return ProbeResult::Pending;
         };
-        self.probe = None;
+        self.probing = false;
         result
     }
 
     /// A time-out ends an open probe.
     pub(crate) fn forget_probe(&mut self) {
-        self.probe = None;
+        self.probing = false;
     }
 }

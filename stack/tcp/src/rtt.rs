@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::instant::{Instant, nanos};
+use crate::instant::Instant;
 use crate::{Config, Info};
 
 /// Clock granularity G of RFC 6298 §2.3: a poll-mode owner looks at its clock about this often.
@@ -26,27 +26,42 @@ pub(crate) struct RttEstimator {
     minimum: [u64; 2],
     window_start: Instant,
     /// What the peer is thought to delay acknowledgments by.
-    peer_ack_delay: u64,
-    initial: u64,
-    floor: u64,
-    ceiling: u64,
+    peer_ack_delay: Micros,
+    initial: Micros,
+    floor: Micros,
+    ceiling: Micros,
+}
+
+/// What is configured, in microseconds: fine enough for it, and up to 71 minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Micros(u32);
+
+impl Micros {
+    fn new(duration: Duration) -> Micros {
+        Micros(u32::try_from(duration.as_nanos().div_ceil(1000)).unwrap_or(u32::MAX))
+    }
+
+    #[inline]
+    fn nanos(self) -> u64 {
+        u64::from(self.0) * 1000
+    }
 }
 
 impl RttEstimator {
     pub(crate) fn new(config: &Config) -> RttEstimator {
-        let ceiling = nanos(config.rto_max).max(1);
-        let initial = nanos(config.rto_initial).clamp(1, ceiling);
+        let ceiling = Micros::new(config.rto_max).max(Micros(1));
+        let initial = Micros::new(config.rto_initial).clamp(Micros(1), ceiling);
         RttEstimator {
             smoothed: 0,
             variation: 0,
-            base: initial,
+            base: initial.nanos(),
             sampled: false,
             backoff: 0,
             minimum: [u64::MAX; 2],
             window_start: Instant::ZERO,
-            peer_ack_delay: nanos(config.peer_ack_delay),
+            peer_ack_delay: Micros::new(config.peer_ack_delay),
             initial,
-            floor: nanos(config.rto_min).clamp(1, ceiling),
+            floor: Micros::new(config.rto_min).clamp(Micros(1), ceiling),
             ceiling,
         }
     }
@@ -77,10 +92,10 @@ impl RttEstimator {
     #[inline]
     fn estimate(&self) -> u64 {
         if !self.sampled {
-            return self.initial;
+            return self.initial.nanos();
         }
         let estimate = self.smoothed + (4 * self.variation).max(GRANULARITY);
-        estimate.max(self.smoothed + self.peer_ack_delay).clamp(self.floor, self.ceiling)
+        estimate.max(self.smoothed + self.peer_ack_delay.nanos()).clamp(self.floor.nanos(), self.ceiling.nanos())
     }
 
     #[inline]
@@ -112,7 +127,8 @@ impl RttEstimator {
     }
 
     fn back_off(&self) -> u64 {
-        self.base.checked_shl(self.backoff.min(32)).map_or(self.ceiling, |time| time.clamp(self.base, self.ceiling))
+        let ceiling = self.ceiling.nanos();
+        self.base.checked_shl(self.backoff.min(32)).map_or(ceiling, |time| time.clamp(self.base, ceiling))
     }
 
     /// The time until a tail loss probe (RFC 8985 §7.2).
@@ -122,10 +138,10 @@ impl RttEstimator {
     #[inline]
     pub(crate) fn probe_timeout(&self) -> u64 {
         if self.sampled {
-            (2 * self.smoothed).saturating_add(self.peer_ack_delay).min(self.timeout())
+            (2 * self.smoothed).saturating_add(self.peer_ack_delay.nanos()).min(self.timeout())
         } else {
             // RFC 8985 §7.2: one second without a sample; never later than the RTO.
-            self.initial.min(self.timeout())
+            self.initial.nanos().min(self.timeout())
         }
     }
 
@@ -143,14 +159,14 @@ impl RttEstimator {
     /// RFC 6298 §5.7: after a SYN was sent again, data begins with a time-out of at least 3 s, or what is configured.
     pub(crate) fn syn_was_lost(&mut self) {
         self.backoff = 0;
-        self.initial = self.initial.max(3_000_000_000.min(self.initial.saturating_mul(3))).min(self.ceiling);
+        self.initial = Micros(3_000_000.min(self.initial.0.saturating_mul(3))).max(self.initial).min(self.ceiling);
         self.base = self.estimate();
     }
 
     /// A probe turned out to have been needless: the peer delays its acknowledgments for longer.
     pub(crate) fn peer_delays_longer(&mut self) {
         // No stack in use delays longer than 60 ms without being told to, and RFC 9293 allows 500 ms.
-        self.peer_ack_delay = (self.peer_ack_delay * 2).clamp(1_000_000, 60_000_000);
+        self.peer_ack_delay = Micros((self.peer_ack_delay.0.saturating_mul(2)).clamp(1_000, 60_000));
         self.base = self.estimate();
     }
 

@@ -5,7 +5,8 @@ mod channel;
 use std::time::Duration;
 
 use channel::{Faults, Pair};
-use uwarp_tcp::{Config, Connection};
+use uwarp_tcp::{Config, Connection, Instant};
+use uwarp_wire::tcp::SeqNumber;
 
 /// The most that an idle connection may take, heap included.
 const IDLE: usize = 2048;
@@ -16,6 +17,20 @@ fn idle_connection_is_small() {
     pair.run_for(Duration::from_millis(10));
     println!("{} octets, of which {} on the heap", pair.memory(0), pair.memory(0) - size_of::<Connection>());
     assert!(pair.memory(0) <= IDLE && pair.memory(1) <= IDLE, "{} and {}", pair.memory(0), pair.memory(1));
+}
+
+/// Cache lines of a connection that a usual segment touches: with many connections, each is a wait for memory.
+const LINES: usize = 9;
+
+#[test]
+fn what_a_segment_touches_lies_side_by_side() {
+    let connection = Connection::connect(&Config::default(), SeqNumber(1), Instant::ZERO);
+    let (places, further) = (connection.places(), connection.further_places());
+    println!("{} octets, and {} for timestamps", places.len(), further.len());
+    assert!(places.start % 64 == 0 && places.len().div_ceil(64) <= LINES, "{} octets", places.len());
+    assert!(further.end.div_ceil(64) - further.start / 64 == 1, "{further:?}");
+    let config = Config { timestamps: false, ..Config::default() };
+    assert!(Connection::connect(&config, SeqNumber(1), Instant::ZERO).further_places().is_empty());
 }
 
 #[test]

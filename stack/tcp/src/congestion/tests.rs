@@ -104,7 +104,7 @@ fn fast_convergence_leaves_room() {
     cubic.reduce(100_000);
     cubic.recovered();
     cubic.reduce(70_000);
-    let Algorithm::Cubic(inner) = cubic.algorithm else { unreachable!() };
+    let Algorithm::Cubic(inner) = cubic.rare.algorithm else { unreachable!() };
     // RFC 9438 §4.7: W_max = cwnd * (1 + 0.7) / 2.
     assert!(format!("{inner:?}").contains("maximum: 59.5"), "{inner:?}");
 }
