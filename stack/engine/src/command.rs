@@ -86,8 +86,9 @@ pub enum Command {
     },
     /// Binds a queue pair to this engine. It starts idle; posted receives may lie in its ring already.
     CreateQueuePair(Box<QueuePairSetup>),
-    /// Destroys a queue pair: resets its connection if there is one, drops the rings. Elements that had no completion
-    /// yet get none.
+    /// Destroys a queue pair and drops its rings. Elements that had no completion yet get none; what TCP has of its stream
+    /// goes out, with FIN behind it, and data that still come then are answered with a reset, but not before the peer of a
+    /// fault has had the time to read the Terminate.
     DestroyQueuePair {
         /// Its number.
         queue_pair: u32,
@@ -102,7 +103,7 @@ pub enum Command {
     Reject {
         /// Which.
         request: RequestId,
-        /// Private data of the reply, at most 508 octets.
+        /// Private data of the reply: at most 512 octets, 508 with revision 2.
         private_data: Vec<u8>,
     },
     /// Graceful end: work posted so far is finished, then FIN; later work is flushed.

@@ -488,8 +488,12 @@ impl<P: Port> Core<P> {
         {
             connection.queue_pair = None;
             match &connection.phase {
-                Phase::Running(running) if running.terminate.is_some() => {
-                    // The Terminate still has to go out; its own time limit runs.
+                Phase::Running(running)
+                    if running.terminate.is_some()
+                        || running.ending == Ending::Closed && connection.deadline.is_some() =>
+                {
+                    // A Terminate still has to go out, or the peer may not have read it: a reset, which is the answer to data
+                    // that nobody wants any more, could overtake it. Its own time limit runs.
                 }
                 Phase::Running(_) | Phase::Closing => {
                     let discarded = std::mem::take(&mut connection.gather);

@@ -19,8 +19,13 @@ use uwarp_ring::Notifier;
 /// What blocking calls add to a time limit, within which the engine itself reports the time-out.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Most octets of private data with MPA revision 2, whose IRD and ORD take four (RFC 6581 §5).
+/// Most octets of private data with MPA revision 2, whose IRD and ORD take four (RFC 6581 §5); with revision 1 it is 512
+/// (RFC 5044 §7.1.1). More than 252, or 256 with revision 1, do not interoperate with Linux.
 pub const MAX_PRIVATE_DATA: usize = 508;
+
+fn most_private_data(mpa_revision: u8) -> usize {
+    if mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA }
+}
 
 /// Wishes for a new connection as its initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +122,7 @@ impl ConnectOptions {
 /// Wishes for a new connection as its responder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptOptions {
-    /// Octets for the initiator, at most [`MAX_PRIVATE_DATA`].
+    /// Octets for the initiator, at most [`MAX_PRIVATE_DATA`] (512 if it speaks revision 1).
     pub private_data: Vec<u8>,
     /// Inbound RDMA Reads that are taken at once.
     pub ird: u16,
@@ -385,7 +390,7 @@ impl ConnectRequest {
 
     /// Accepts without waiting.
     pub fn start_accept(mut self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Connecting, Error> {
-        check_private_data(&options.private_data, MAX_PRIVATE_DATA)?;
+        self.check_private_data(&options.private_data)?;
         if queue_pair.shared().id != self.shared.id {
             return Err(Error::argument("the queue pair", "of another context", "use one of the listener's context"));
         }
@@ -417,9 +422,13 @@ impl ConnectRequest {
         Ok(Connecting::new(request.peer, true, timeout))
     }
 
-    /// Rejects with up to [`MAX_PRIVATE_DATA`] octets of explanation.
+    fn check_private_data(&self, octets: &[u8]) -> Result<(), Error> {
+        check_private_data(octets, most_private_data(self.request().map_or(2, |request| request.revision)))
+    }
+
+    /// Rejects with up to [`MAX_PRIVATE_DATA`] octets of explanation (512 if the initiator speaks revision 1).
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
-        check_private_data(private_data, MAX_PRIVATE_DATA)?;
+        self.check_private_data(private_data)?;
         self.refuse(private_data.to_vec());
         Ok(())
     }
@@ -430,7 +439,7 @@ impl ConnectRequest {
     /// # Errors
     /// The request came to a listener, or the connection is over.
     pub fn reject_to_stream(mut self, private_data: &[u8]) -> Result<TcpStream, Error> {
-        check_private_data(private_data, MAX_PRIVATE_DATA)?;
+        self.check_private_data(private_data)?;
         self.shared.check_here()?;
         let peer = self.peer();
         let Some(lent) = self.lent.take() else {
@@ -492,8 +501,7 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
             "it needs MPA revision 2 in the first attempt and excludes peer-to-peer start-up",
         ));
     }
-    let most = if options.mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA };
-    check_private_data(&options.private_data, most)?;
+    check_private_data(&options.private_data, most_private_data(options.mpa_revision))?;
     Ok(StartupOptions {
         private_data: options.private_data,
         ird: options.ird,

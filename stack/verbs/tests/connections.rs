@@ -44,6 +44,46 @@ fn a_peer_can_reject_with_private_data() {
     });
 }
 
+/// 512 octets (RFC 5044 §7.1.1), of which revision 2 takes four for itself (RFC 6581 §5).
+#[test]
+fn private_data_may_be_as_long_as_the_frame_allows() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+        for (mpa_revision, most) in [(1, 512), (2, 508)] {
+            let of = |length: usize| (0..length).map(|at| (at * 7) as u8).collect::<Vec<_>>();
+            let wishes = || ConnectOptions { mpa_revision, ..ConnectOptions::default() };
+            let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+            let ask = |client: &mut Side, length| {
+                a.start_connect(&mut client.qp, b.socket_address(PORT), wishes().private_data(of(length)))
+            };
+            let said = ask(&mut client, most + 1).err().map(|error| error.to_string());
+            assert!(said.is_some_and(|text| text.contains(&format!("at most {most} octets"))));
+
+            let connecting = ask(&mut client, most).unwrap();
+            let request = listener.next(LONG).unwrap().unwrap();
+            assert_eq!(request.private_data(), of(most));
+            let error = request.reject(&of(most + 1)).unwrap_err();
+            assert!(error.to_string().contains(&format!("at most {most} octets")), "{error}");
+            assert_eq!(connecting.wait(&mut client.qp).unwrap_err().rejection(), Some(&b""[..]));
+
+            let connecting = ask(&mut client, most).unwrap();
+            listener.next(LONG).unwrap().unwrap().reject(&of(most)).unwrap();
+            assert_eq!(connecting.wait(&mut client.qp).unwrap_err().rejection(), Some(&of(most)[..]));
+
+            let connecting = ask(&mut client, 1).unwrap();
+            let request = listener.next(LONG).unwrap().unwrap();
+            let accepting = request
+                .start_accept(&mut server.qp, AcceptOptions { private_data: of(most), ..AcceptOptions::default() })
+                .unwrap();
+            assert_eq!(connecting.wait(&mut client.qp).unwrap().private_data, of(most));
+            // The initiator speaks first, if only by its end.
+            client.qp.disconnect();
+            drop(accepting);
+        }
+    });
+}
+
 #[test]
 fn a_request_that_is_dropped_is_rejected() {
     in_both_modes(|mode| {

@@ -122,7 +122,7 @@ impl RawPeer {
         let _ = self.stream.set_read_timeout(patience);
     }
 
-    /// Waits until the peer has closed its half: nothing more comes, with or without a reset.
+    /// Waits until the peer has closed its half in order: FIN, and no reset.
     ///
     /// # Panics
     ///
@@ -133,7 +133,6 @@ impl RawPeer {
         match self.stream.read(&mut octets) {
             Ok(0) => {}
             Ok(length) => panic!("instead of the end came {:02x?}", &octets[..length]),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) => panic!("instead of the end came: {error}"),
         }
     }

@@ -128,6 +128,16 @@ impl RawPeer {
         self.tcp.close(world.now());
     }
 
+    /// Whether the engine has reset the connection.
+    pub fn is_reset(&self) -> bool {
+        self.events.contains(Events::RESET)
+    }
+
+    /// Whether the engine's TCP has acknowledged everything that was queued.
+    pub fn has_sent_everything(&self) -> bool {
+        self.waiting.is_empty() && self.records.is_empty()
+    }
+
     /// Receives and sends what is due at `now`.
     pub fn turn(&mut self, now: Instant) {
         self.port.set_now(now);

@@ -99,6 +99,44 @@ fn nothing_left(world: &mut World) {
     }
 }
 
+/// Behind a Terminate comes FIN and not a reset, however much the peer still sends and whether or not the application keeps the
+/// queue pair: a reset could take the Terminate from a peer that has not read it (RFC 5040 §6.2.1). What the peer sends is
+/// taken and placed nowhere, and a peer that never closes is reset when its time is over.
+fn drained(keep: bool) {
+    let mut scene = scene();
+    scene.greet();
+    scene.peer.send(&fpdu(&write(0x1234_5678, 0, &[0; 64])));
+    let good = fpdu(&write(scene.region.stag(), 0, &[7; 1024]));
+    for _ in 0..1024 {
+        scene.peer.send(&good);
+    }
+    assert_eq!(scene.peer.terminate(&mut scene.world), Some((1, 1, 0)));
+    if !keep {
+        scene.world.hosts[1].command(Command::DestroyQueuePair { queue_pair: scene.victim.number, done: None });
+    }
+    let limit = uwarp_engine::IwarpConfig::default().terminate_drain;
+    scene.peer.run_until(&mut scene.world, limit / 2, |peer, _| peer.is_reset());
+    assert!(!scene.peer.is_reset(), "before the peer had time to read");
+    assert!(scene.peer.events.contains(Events::PEER_FIN), "no FIN behind the Terminate");
+    assert!(scene.peer.has_sent_everything(), "what came behind the fault has to be taken");
+    let mut octets = [0; 8];
+    scene.region.read(0, &mut octets).expect("in bounds");
+    assert_eq!(octets, *b"hello\0\0\0", "placed behind a fault");
+    assert!(scene.peer.run_until(&mut scene.world, limit, |peer, _| peer.is_reset()), "a peer that never closes");
+    check_healthy(&mut scene.world, &mut scene.healthy);
+    nothing_left(&mut scene.world);
+}
+
+#[test]
+fn a_terminate_is_followed_by_fin_and_no_reset() {
+    drained(true);
+}
+
+#[test]
+fn a_terminate_is_followed_by_no_reset_though_the_queue_pair_is_gone() {
+    drained(false);
+}
+
 fn terminated(send: impl FnOnce(&mut Scene), layer: u8, error_type: u8, code: u8) {
     let mut scene = scene();
     assert!(scene.victim.post_receive(1, &[]));
