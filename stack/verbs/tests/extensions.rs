@@ -172,7 +172,7 @@ fn a_lock_in_the_peers_memory_excludes() {
 fn eight_queue_pairs_on_two_engines_and_a_thread_lose_no_addition() {
     const QUEUE_PAIRS: u64 = 8;
     const ENTRIES: usize = 1024;
-    let rounds: u64 = if std::env::var_os("UWARP_LONG").is_some() { 1_000_000 / QUEUE_PAIRS } else { 4_000 };
+    let rounds: u64 = 1_000_000 / QUEUE_PAIRS;
     let two = |host: u8| -> Config { config(host, Mode::Threaded).threaded(2) };
     let (a, b) = Context::pair_in_process(two(1), two(2)).unwrap();
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
