@@ -458,17 +458,93 @@ fn may(object: &Object, stat: &Statx, caller: &caller::Caller, access: rustix::f
 mod tests {
     use super::procedures::number;
     use super::*;
-    use nfs3_types::nfs3::{COMMIT3args, COMMIT3res, Nfs3Result, WRITE3args, WRITE3res, stable_how};
+    use nfs3_types::nfs3::{
+        COMMIT3args, COMMIT3res, CREATE3args, GETATTR3args, LINK3args, MKDIR3args, MKNOD3args, Nfs3Option, Nfs3Result,
+        READ3args, REMOVE3args, RENAME3args, RMDIR3args, SETATTR3args, SYMLINK3args, WRITE3args, WRITE3res, createhow3,
+        diropargs3, mknoddata3, sattr3, stable_how, symlinkdata3,
+    };
     use nfs3_types::xdr_codec::{Pack, Unpack};
-    use uwarp_rpcrdma::walk::Part;
+    use uwarp_rpcrdma::binding::Binding as _;
+    use uwarp_rpcrdma::nfs3::Nfs3;
+    use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
+    use uwarp_rpcrdma::xdr::Reader;
 
     fn call<T: Unpack>(directory: &Directory, procedure: u32, arguments: &impl Pack, data: &[u8]) -> T {
         let mut octets = Vec::new();
         arguments.pack(&mut octets).unwrap();
         let arguments = [Part::Octets(octets), Part::Item(data.to_vec())];
-        let caller = caller::Caller { uid: 0, gid: 0, groups: Vec::new() };
-        let answer = directory.call(&caller, procedure, &arguments, Vec::new());
+        let answer = directory.call(&ROOT, procedure, &arguments, Vec::new());
         T::unpack(&mut answer.results[0].octets()).unwrap().0
+    }
+
+    fn packed(value: &impl Pack) -> Vec<u8> {
+        let mut octets = Vec::new();
+        value.pack(&mut octets).unwrap();
+        octets
+    }
+
+    const ROOT: caller::Caller = caller::Caller { uid: 0, gid: 0, groups: Vec::new() };
+
+    /// Every change is on the disk before its call is answered, for it fails if it cannot be brought there; nothing else is synced.
+    #[test]
+    fn changes_are_synced_before_they_are_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["file", "gone", "moved"] {
+            std::fs::write(folder.path().join(name), "data").unwrap();
+        }
+        std::fs::create_dir_all(folder.path().join("other/empty")).unwrap();
+        let options = DirectoryOptions { read_only: false, squash_root: false };
+        let directory = Directory::open(folder.path(), options, Arc::default()).unwrap();
+        let root = Arc::clone(&directory.root);
+        let handle = |name: &[u8]| directory.handle(directory.step(&root, name).unwrap().0.key);
+        let (dir, file, other) = (directory.handle(root.key), handle(b"file"), handle(b"other"));
+        let at = |dir: &nfs_fh3, name: &'static str| diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
+        let attributes = sattr3::default;
+        let write = |stable| {
+            packed(&WRITE3args { file: file.clone(), offset: 0, count: 4, stable, data: Opaque::borrowed(b"data") })
+        };
+        let guard = Nfs3Option::None;
+        let target = symlinkdata3 { symlink_attributes: attributes(), symlink_data: b"file"[..].into() };
+        let pipe = mknoddata3::NF3FIFO(attributes());
+        let calls = [
+            (number::WRITE, write(stable_how::DATA_SYNC), true),
+            (number::WRITE, write(stable_how::FILE_SYNC), true),
+            (number::WRITE, write(stable_how::UNSTABLE), false),
+            (number::COMMIT, packed(&COMMIT3args { file: file.clone(), offset: 0, count: 0 }), true),
+            (
+                number::SETATTR,
+                packed(&SETATTR3args { object: file.clone(), new_attributes: attributes(), guard }),
+                true,
+            ),
+            (
+                number::CREATE,
+                packed(&CREATE3args { where_: at(&dir, "new"), how: createhow3::GUARDED(attributes()) }),
+                true,
+            ),
+            (number::MKDIR, packed(&MKDIR3args { where_: at(&dir, "made"), attributes: attributes() }), true),
+            (number::SYMLINK, packed(&SYMLINK3args { where_: at(&dir, "symlink"), symlink: target }), true),
+            (number::MKNOD, packed(&MKNOD3args { where_: at(&dir, "pipe"), what: pipe }), true),
+            (number::REMOVE, packed(&REMOVE3args { object: at(&dir, "gone") }), true),
+            (number::RMDIR, packed(&RMDIR3args { object: at(&other, "empty") }), true),
+            (number::RENAME, packed(&RENAME3args { from: at(&dir, "moved"), to: at(&other, "to") }), true),
+            (number::LINK, packed(&LINK3args { file: file.clone(), link: at(&dir, "link") }), true),
+            (number::GETATTR, packed(&GETATTR3args { object: file.clone() }), false),
+            (number::READ, packed(&READ3args { file: file.clone(), offset: 0, count: 4 }), false),
+        ];
+        directory.fail_sync.store(true, Ordering::Relaxed);
+        let mut failed = 0;
+        for (procedure, octets, synced) in calls {
+            let mut walk = Walk::new(&octets, 0, Removed::Nothing);
+            Nfs3.arguments(3, procedure, &mut walk).unwrap();
+            let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
+            let answer = directory.call(&ROOT, procedure, &arguments, Vec::new());
+            become_server();
+            let status = Reader::new(answer.results[0].octets()).u32().unwrap();
+            let expected = if synced { nfsstat3::NFS3ERR_IO } else { nfsstat3::NFS3_OK };
+            assert_eq!(status, expected as u32, "{}", procedures::NAMES[procedure as usize]);
+            failed += u64::from(synced);
+        }
+        assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), failed);
     }
 
     #[test]

@@ -261,6 +261,16 @@ mod tests {
     }
 
     #[test]
+    fn a_gateway_takes_clients_of_the_subnets_that_are_named() {
+        let peer = |host: [u8; 4]| SocketAddr::from((host, 700));
+        let of = |more: &[&str]| Arguments::parse_from([&["uwarp-nfs", "--backend", "127.0.0.1:2049"], more].concat());
+        assert!(of(&[]).allows(peer([192, 0, 2, 1])), "without any it takes all");
+        let some = of(&["--allow", "10.1.0.0/24", "--allow", "10.2.0.7/32"]);
+        assert!(some.allows(peer([10, 1, 0, 200])) && some.allows(peer([10, 2, 0, 7])));
+        assert!(!some.allows(peer([10, 1, 1, 200])) && !some.allows(peer([10, 2, 0, 8])));
+    }
+
+    #[test]
     fn a_server_is_named_with_its_port() {
         assert_eq!(resolve("127.0.0.1:2049").unwrap(), SocketAddr::from(([127, 0, 0, 1], 2049)));
         for wrong in ["127.0.0.1", ":", "127.0.0.1:port"] {

@@ -14,7 +14,7 @@ use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
 const RECORD_MAX: usize = crate::directory::procedures::TRANSFER_MAX as usize + (64 << 10);
 /// Octets that are read at once.
 const ROOM: usize = 64 << 10;
-/// Calls of one client that may be under way; no more are read before.
+/// Calls of one client whose replies it has not taken yet; no more are read before, so that one that takes none costs no more.
 const CALLS_MAX: usize = 32;
 
 /// A call as it came.
@@ -32,6 +32,50 @@ pub struct StreamCall {
     pub credential: OwnedAuth,
     /// The arguments.
     pub arguments: Vec<Part>,
+}
+
+/// Why a message is not carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is no call: the stream cannot be understood any more.
+    NoCall,
+    /// This is the answer to it.
+    Answer(u32, Answer),
+}
+
+impl StreamCall {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// It is no call, or one whose version of RPC is not known, or whose arguments are not those of its procedure (RFC 5531 §9).
+    pub fn parse(record: &[u8]) -> Result<Self, Refusal> {
+        let (header, at) = CallHeader::parse(record).map_err(|error| match (error, record.first_chunk()) {
+            (CallHeaderError::RpcVersion(_), Some(xid)) => {
+                let status = Status::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION };
+                Refusal::Answer(u32::from_be_bytes(*xid), Answer::failure(status))
+            }
+            _ => Refusal::NoCall,
+        })?;
+        let octets = &record[at..];
+        let arguments = if header.program == nfs3::PROGRAM && Nfs3.versions().contains(&header.version) {
+            let mut walk = Walk::new(octets, at, Removed::Nothing);
+            let walked = Nfs3.arguments(header.version, header.procedure, &mut walk).and_then(|()| walk.finish());
+            walked
+                .ok()
+                .and_then(|items| split(octets, &items, |_| Vec::new()).ok())
+                .ok_or_else(|| Refusal::Answer(header.xid, Answer::failure(Status::GarbageArguments)))?
+        } else {
+            vec![Part::Octets(octets.to_vec())]
+        };
+        Ok(Self {
+            xid: header.xid,
+            program: header.program,
+            version: header.version,
+            procedure: header.procedure,
+            credential: header.credential.into(),
+            arguments,
+        })
+    }
 }
 
 /// The client.
@@ -69,14 +113,20 @@ impl StreamClient {
     pub fn poll(&mut self) -> io::Result<Option<StreamCall>> {
         self.write()?;
         loop {
-            if self.under_way >= CALLS_MAX {
+            if self.under_way + self.outgoing.len() >= CALLS_MAX {
                 return Ok(None);
             }
-            while let Some(record) = self.records.take()? {
-                if let Some(call) = self.parse(&record)? {
-                    self.under_way += 1;
-                    return Ok(Some(call));
+            if let Some(record) = self.records.take()? {
+                match StreamCall::parse(&record) {
+                    Ok(call) => {
+                        self.under_way += 1;
+                        return Ok(Some(call));
+                    }
+                    Err(Refusal::Answer(xid, answer)) => self.reply(xid, &answer),
+                    Err(Refusal::NoCall) => return Err(ErrorKind::InvalidData.into()),
                 }
+                self.write()?;
+                continue;
             }
             if self.ended {
                 // What was asked before is still answered.
@@ -127,40 +177,5 @@ impl StreamClient {
             }
         }
         Ok(())
-    }
-
-    /// A call; `None` if it was answered here, since it cannot be read.
-    fn parse(&mut self, record: &[u8]) -> io::Result<Option<StreamCall>> {
-        let (header, at) = match CallHeader::parse(record) {
-            Ok(parsed) => parsed,
-            Err(CallHeaderError::RpcVersion(_)) => {
-                let xid = u32::from_be_bytes(*record.first_chunk().ok_or(ErrorKind::InvalidData)?);
-                self.reply(xid, &Answer::failure(Status::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION }));
-                return Ok(None);
-            }
-            Err(CallHeaderError::Garbage) => return Err(ErrorKind::InvalidData.into()),
-        };
-        let octets = &record[at..];
-        let arguments = if header.program == nfs3::PROGRAM && Nfs3.versions().contains(&header.version) {
-            let mut walk = Walk::new(octets, at, Removed::Nothing);
-            let walked = Nfs3.arguments(header.version, header.procedure, &mut walk).and_then(|()| walk.finish());
-            match walked.ok().and_then(|items| split(octets, &items, |_| Vec::new()).ok()) {
-                Some(arguments) => arguments,
-                None => {
-                    self.reply(header.xid, &Answer::failure(Status::GarbageArguments));
-                    return Ok(None);
-                }
-            }
-        } else {
-            vec![Part::Octets(octets.to_vec())]
-        };
-        Ok(Some(StreamCall {
-            xid: header.xid,
-            program: header.program,
-            version: header.version,
-            procedure: header.procedure,
-            credential: header.credential.into(),
-            arguments,
-        }))
     }
 }

@@ -302,6 +302,90 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
     rig.lookup(&root, "large");
 }
 
+/// The next record that the server gets.
+fn received(rig: &mut Rig, stream: &mut TcpStream) -> Vec<u8> {
+    stream.set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + LONG;
+    let mut record = Vec::new();
+    let mut room = [0; 500];
+    while record.len() < 4
+        || record.len() < 4 + (u32::from_be_bytes(record[..4].try_into().unwrap()) & 0x7fff_ffff) as usize
+    {
+        rig.step();
+        assert!(rig.client.poll().is_none());
+        if let Ok(count) = stream.read(&mut room) {
+            record.extend_from_slice(&room[..count]);
+        }
+        assert!(Instant::now() < deadline);
+    }
+    record.split_off(4)
+}
+
+fn reply(stream: &mut TcpStream, message: &[u8]) {
+    stream.set_nonblocking(false).unwrap();
+    stream.write_all(&(1 << 31 | message.len() as u32).to_be_bytes()).unwrap();
+    stream.write_all(message).unwrap();
+}
+
+/// A credential of RPCSEC_GSS (RFC 2203 §5.3.1): data, with this service.
+fn gss(service: u32) -> OwnedAuth {
+    let mut body = Vec::new();
+    for word in [1, 0, 4711, service] {
+        body.extend_from_slice(&u32::to_be_bytes(word));
+    }
+    put_opaque(&mut body, b"context");
+    OwnedAuth { flavor: 6, body }
+}
+
+#[test]
+fn calls_under_rpcsec_gss_go_through_as_they_are() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    // A gateway that is read-only cannot see what is in them.
+    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy { read_only: true });
+    let mut stream = None;
+    // Integrity and privacy: nothing but the two ends can read the arguments, so these need not even be any of a WRITE.
+    for (service, length) in [(2, 40), (3, 100_000)] {
+        let wrapped = pattern(service.into(), length);
+        let verifier = OwnedAuth { flavor: 6, body: pattern(7, 28) };
+        let call = Call {
+            program: 100_003,
+            version: 3,
+            procedure: WRITE,
+            credential: gss(service),
+            verifier: verifier.clone(),
+            arguments: vec![Part::Octets(wrapped.clone())],
+            ..Call::default()
+        };
+        let id = rig.client.start(call).unwrap();
+        let stream = stream.get_or_insert_with(|| {
+            backend.set_nonblocking(true).unwrap();
+            let deadline = Instant::now() + LONG;
+            loop {
+                rig.step();
+                assert!(rig.client.poll().is_none());
+                if let Ok((stream, _)) = backend.accept() {
+                    break stream;
+                }
+                assert!(Instant::now() < deadline);
+            }
+        });
+        let record = received(&mut rig, stream);
+        let (call, at) = CallHeader::parse(&record).unwrap();
+        assert_eq!((call.program, call.version, call.procedure), (100_003, 3, WRITE));
+        assert_eq!((OwnedAuth::from(call.credential), OwnedAuth::from(call.verifier)), (gss(service), verifier));
+        assert!(record[at..] == wrapped);
+        let (verifier, results) = (OwnedAuth { flavor: 6, body: pattern(8, 37) }, pattern(9, 60));
+        let mut message = Vec::new();
+        ReplyHeader { xid: call.xid, verifier: verifier.as_auth(), status: Status::Success }.encode(&mut message);
+        message.extend_from_slice(&results);
+        reply(stream, &message);
+        let finished = rig.finished();
+        assert_eq!(finished.id, id);
+        let outcome = finished.outcome.unwrap();
+        assert_eq!((outcome.verifier, outcome.results), (verifier, vec![Part::Octets(results)]));
+    }
+}
+
 #[test]
 fn calls_outlive_a_server_that_was_away() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -321,30 +405,16 @@ fn calls_outlive_a_server_that_was_away() {
             }
             assert!(Instant::now() < deadline);
         };
-        stream.set_nonblocking(true).unwrap();
-        let mut record = Vec::new();
-        let mut room = [0; 500];
-        while record.len() < 4
-            || record.len() < 4 + (u32::from_be_bytes(record[..4].try_into().unwrap()) & 0x7fff_ffff) as usize
-        {
-            rig.step();
-            assert!(rig.client.poll().is_none());
-            if let Ok(count) = stream.read(&mut room) {
-                record.extend_from_slice(&room[..count]);
-            }
-            assert!(Instant::now() < deadline);
-        }
-        let (call, _) = CallHeader::parse(&record[4..]).unwrap();
+        let record = received(&mut rig, &mut stream);
+        let (call, _) = CallHeader::parse(&record).unwrap();
         assert_eq!((call.program, call.procedure, call.credential.flavor), (100_003, GETATTR, 1));
         xids.push(call.xid);
         if round == 2 {
-            let mut reply = Vec::new();
-            ReplyHeader { xid: call.xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut reply);
+            let mut message = Vec::new();
+            ReplyHeader { xid: call.xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut message);
             // NFS3ERR_STALE.
-            reply.extend_from_slice(&70_u32.to_be_bytes());
-            stream.set_nonblocking(false).unwrap();
-            stream.write_all(&(1 << 31 | reply.len() as u32).to_be_bytes()).unwrap();
-            stream.write_all(&reply).unwrap();
+            message.extend_from_slice(&70_u32.to_be_bytes());
+            reply(&mut stream, &message);
             let finished = rig.finished();
             assert_eq!(finished.id, id);
             assert_eq!(finished.outcome.unwrap().results, [Part::Octets(70_u32.to_be_bytes().to_vec())]);
