@@ -280,16 +280,32 @@ fn a_shutdown_gives_up_on_a_dead_peer_when_its_time_is_over() {
 #[test]
 fn an_overflowing_completion_queue_loses_nothing_and_ends_the_queue_pair() {
     let options = PairOptions { completions: 4, ..PairOptions::default() };
-    let (mut world, mut client, _server, _requests) = joined_with(options);
+    let (mut world, mut client, _server, requests) = joined_with(options);
+    // A second stream of the same two engines, whose queue has room; it is in the middle of something.
+    let (mut bystander, mut its_peer) = join(&mut world, &requests, PairOptions::default());
+    let source = world.hosts[0].register(pattern(200_000, 5), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 200_000], Access::REMOTE_WRITE);
+    assert!(its_peer.post_receive(7, &[]));
+    bystander.post_simple(100, SendOpcode::Write, Some(sge(&source, 0, 200_000)), (target.stag(), 0));
     for id in 0..10 {
         client.post_simple(id, SendOpcode::Write, None, (0, 0));
     }
     let reason = DisconnectReason::LocalError(Status::CompletionQueueOverflow);
     assert_eq!(end(&mut world, &client, 5 * SECOND), reason);
     let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
-    assert!(matches!(told[0], AsyncEvent::CompletionQueueOverflow { .. }), "{told:?}");
+    let AsyncEvent::CompletionQueueOverflow { queue_pair, .. } = told[0] else { panic!("{told:?}") };
+    assert_eq!(queue_pair, client.number);
     let done = completions(&mut world, &mut client, 10, SECOND);
     assert_eq!(done.iter().map(|completion| completion.id).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+    // The other stream has noticed nothing of it (RFC 5040 section 8.1.1): what was under way arrives, and more is taken.
+    bystander.post_simple(101, SendOpcode::Send, None, (0, 0));
+    let done = completions(&mut world, &mut bystander, 2, SECOND);
+    let done: Vec<_> = done.iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [(100, Status::Success), (101, Status::Success)]);
+    let received = completions(&mut world, &mut its_peer, 1, SECOND);
+    assert_eq!(received.iter().map(|one| (one.id, one.status)).collect::<Vec<_>>(), [(7, Status::Success)]);
+    assert_eq!(contents(&target), contents(&source));
+    assert!(bystander.events.try_recv().is_err() && its_peer.events.try_recv().is_err(), "its connection stays");
 }
 
 #[test]

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{
-    Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, ListenerId, TerminateCode,
+    Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, Features, ListenerId, StartupOptions,
+    TerminateCode,
 };
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Sge, Status};
-use uwarp_memory::{Access, Registration};
+use uwarp_memory::{Access, DomainId, Registration, Scope, TaggedBase};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
 use uwarp_tcp::Events;
-use uwarp_wire::rdmap::Opcode;
+use uwarp_wire::ddp::{Header, QueueNumber, Stag, TaggedOffset};
+use uwarp_wire::rdmap::{AtomicRequest, CommitRegion, CommitRequest, Opcode, ReadRequest, Terminate};
 
 const PORT: u16 = 7471;
 const SECOND: Duration = Duration::from_secs(1);
@@ -245,6 +247,122 @@ fn more_reads_than_agreed_are_terminated() {
         2,
         2,
     );
+}
+
+/// As [`scene`], with atomics and commits, and memory that the peer's stream has no part in: of another domain, and of another
+/// queue pair of its own domain.
+fn scene_beside_others() -> (Scene, [Registration; 2]) {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let healthy = world.hosts[0].pair(PairOptions::default());
+    let healthy_server = world.hosts[1].pair(PairOptions::default());
+    world.join((0, &healthy), (1, &healthy_server), &requests, PORT);
+    let victim = world.hosts[1].pair(PairOptions::default());
+    let region = world.hosts[1].register(vec![0; 4096], Access::ALL);
+    let another = Scope::Domain(DomainId(2));
+    let of_a_domain = world.hosts[1].regions.register(vec![7; 64], Access::ALL, another, TaggedBase::Zero);
+    let of_a_stream = world.hosts[1].register_for(&healthy_server, vec![7; 64], Access::ALL);
+    let features = Features { atomics: true, commit: true, ..Features::default() };
+    let accept = StartupOptions { features, ..StartupOptions::default() };
+    let (peer, _) = RawPeer::start_with(&mut world, 9, 1, &victim, &requests, PORT, (&request(), accept));
+    let mut scene = Scene { world, requests, healthy, _healthy_server: healthy_server, victim, region, peer };
+    scene.greet();
+    (scene, [of_a_domain.expect("the table has room"), of_a_stream])
+}
+
+/// Waits for the Terminate, which has to be the first that is said.
+fn whole_terminate(scene: &mut Scene) -> Terminate {
+    let mut said = None;
+    scene.peer.run_until(&mut scene.world, 5 * SECOND, |peer, _| {
+        said = peer.take_fpdu();
+        said.is_some()
+    });
+    let said = said.expect("an answer");
+    let Ok(Header::Untagged(header)) = Header::parse(&said) else { panic!("{said:02x?}") };
+    assert_eq!(header.queue, QueueNumber::TERMINATE);
+    Terminate::parse(&said[18..]).expect("a Terminate")
+}
+
+#[test]
+fn requests_for_what_other_streams_have_are_terminated() {
+    type Make = fn(Stag) -> (Opcode, Vec<u8>);
+    let requests: [(&str, Make); 3] = [
+        ("Read", |source_stag| {
+            let (sink_stag, offset) = (Stag(0x1234), TaggedOffset(0));
+            let read = ReadRequest { sink_stag, sink_offset: offset, length: 8, source_stag, source_offset: offset };
+            (Opcode::ReadRequest, read.to_octets().to_vec())
+        }),
+        ("FetchAdd", |stag| {
+            let atomic = AtomicRequest {
+                operation: 0,
+                request_identifier: 1,
+                stag,
+                offset: TaggedOffset(0),
+                add_swap_data: 1,
+                add_swap_mask: 0,
+                compare_data: 0,
+                compare_mask: 0,
+            };
+            (Opcode::AtomicRequest, atomic.to_octets().to_vec())
+        }),
+        ("Commit", |stag| {
+            let mut octets = vec![0; CommitRequest::emit_len(1)];
+            CommitRequest::emit(1, &[CommitRegion { stag, length: 8, offset: TaggedOffset(0) }], &mut octets);
+            (Opcode::CommitRequest, octets)
+        }),
+    ];
+    for (name, make) in requests {
+        for other in 0..2 {
+            let (mut scene, others) = scene_beside_others();
+            let (opcode, body) = make(Stag(others[other].stag()));
+            let ulpdu = untagged(opcode, 1, 1, 0, &body);
+            scene.peer.send(&fpdu(&ulpdu));
+            let terminate = whole_terminate(&mut scene);
+            // RFC 5040 section 7.2: remote protection error, STag not associated with the stream.
+            let code = (terminate.layer.code(), terminate.error_type, terminate.code);
+            assert_eq!(code, (0, 1, 3), "{name}");
+            assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
+            assert!(terminate.ddp_header.is_some_and(|quoted| ulpdu.starts_with(quoted.as_slice())), "{name}");
+            // Figure 10 has an RDMAP header for Read Requests alone.
+            assert_eq!(terminate.read_request.is_some(), opcode == Opcode::ReadRequest, "{name}");
+            let mut octets = [0; 64];
+            others[other].read(0, &mut octets).expect("in range");
+            assert_eq!(octets, [7; 64], "{name}");
+            let code = TerminateCode { layer: 0, error_type: 1, code: 3 };
+            scene.check(Some(DisconnectReason::LocalTerminated(code)));
+        }
+    }
+}
+
+#[test]
+fn an_invalidation_of_what_the_stream_does_not_have_fails_the_receive_with_its_data_placed() {
+    for opcode in [Opcode::SendInvalidate, Opcode::SendSolicitedInvalidate] {
+        // Nobody's, of another domain, of another queue pair.
+        for other in [None, Some(0), Some(1)] {
+            let (mut scene, others) = scene_beside_others();
+            let inbox = scene.world.hosts[1].register(vec![0; 64], Access::LOCAL_WRITE);
+            for (id, offset) in [(5, 0), (6, 32)] {
+                assert!(scene.victim.post_receive(id, &[Sge { stag: inbox.stag(), length: 32, offset }]));
+            }
+            let stag = other.map_or(0xdead_be00, |other: usize| others[other].stag());
+            let mut ulpdu = untagged(opcode, 0, 1, 0, b"these have come");
+            ulpdu[2..6].copy_from_slice(&stag.to_be_bytes());
+            scene.peer.send(&fpdu(&ulpdu));
+            let terminate = whole_terminate(&mut scene);
+            // RFC 5040 section 7.2: remote protection error, STag cannot be invalidated.
+            assert_eq!((terminate.layer.code(), terminate.error_type, terminate.code), (0, 1, 9), "{stag:#x}");
+            assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16));
+            let done: Vec<_> = scene.victim.poll_all().iter().map(|one| (one.id, one.status)).collect();
+            assert_eq!(done, [(5, Status::RemoteOperation), (6, Status::Flushed)], "{stag:#x}");
+            let mut octets = [0; 64];
+            inbox.read(0, &mut octets).expect("in range");
+            assert_eq!(&octets[..16], b"these have come\0");
+            assert!(octets[16..].iter().all(|octet| *octet == 0));
+            assert!(others.iter().all(Registration::is_valid), "the STag stays");
+            let code = TerminateCode { layer: 0, error_type: 1, code: 9 };
+            scene.check(Some(DisconnectReason::LocalTerminated(code)));
+        }
+    }
 }
 
 #[test]
