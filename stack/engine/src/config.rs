@@ -147,7 +147,8 @@ pub struct Budgets {
     pub transmit_backlog: u32,
     /// Frames that one connection may send in one turn.
     pub frames_per_connection: u32,
-    /// Octets of FPDUs received in pieces that all connections together may hold.
+    /// Octets of memory that FPDUs of all connections may take of which some pieces have come and others not. A stream that would
+    /// need more ends.
     pub gather_octets: u64,
 }
 

@@ -258,6 +258,11 @@ impl Running {
 }
 
 impl Connection {
+    /// Whether octets that come still mean something: the stream is in full operation and has not ended.
+    pub(crate) fn delivers(&self) -> bool {
+        matches!(&self.phase, Phase::Running(running) if running.stream.delivers())
+    }
+
     /// Addresses of what a usual segment touches here, beside TCP's part.
     #[inline]
     pub(crate) fn places(&self) -> Range<usize> {

@@ -191,6 +191,7 @@ pub(crate) struct Core<P: Port> {
     /// Where chained frames are made contiguous.
     pub(crate) scratch: Vec<u8>,
     pub(crate) spare_gathers: Vec<Vec<u8>>,
+    /// Octets that the buffers of connections take for FPDUs in pieces.
     pub(crate) gathering: u64,
     pub(crate) counters: Counters,
     pub(crate) isn: IsnGenerator,

@@ -88,8 +88,7 @@ impl<P: Port> Core<P> {
         while let Some(token) = connection.tcp.drain_discarded() {
             self.held.remove(token);
         }
-        self.gathering -= connection.gather.len() as u64;
-        let gather = std::mem::take(&mut connection.gather);
+        let gather = self.resume_gather(&mut connection);
         self.give_gather(gather);
         if connection.unresolved {
             self.unresolved.retain(|other| *other != index);
@@ -496,8 +495,7 @@ impl<P: Port> Core<P> {
                     // that nobody wants any more, could overtake it. Its own time limit runs.
                 }
                 Phase::Running(_) | Phase::Closing => {
-                    let discarded = std::mem::take(&mut connection.gather);
-                    self.gathering -= discarded.len() as u64;
+                    let discarded = self.resume_gather(&mut connection);
                     self.give_gather(discarded);
                     self.finish_tcp(&mut connection);
                 }

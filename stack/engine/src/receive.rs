@@ -2,7 +2,9 @@
 //!
 //! An FPDU that lies whole in a frame is used in place. One that comes in pieces is put together in a buffer of the
 //! connection: a copy at once, instead of holding on to the device's buffers, so that a slow peer can pin heap memory
-//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool.
+//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool. The budget is looked at whenever a
+//! piece is put aside, and counts what the buffer takes and not what lies in it: a buffer that was grown for a long FPDU is
+//! used again for short ones.
 
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
@@ -39,6 +41,9 @@ impl From<Fault> for Failure {
         Failure { fault, receive, send }
     }
 }
+
+/// Octets of a buffer that are no waste for an FPDU in pieces, however short.
+const ROOMY: usize = 16 << 10;
 
 impl<P: Port> Core<P> {
     /// Octets of full operation, in order.
@@ -81,10 +86,14 @@ impl<P: Port> Core<P> {
     #[cold]
     fn on_marked_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
         let mut queue_pair = self.take_queue_pair(connection);
-        let mut gather = std::mem::take(&mut connection.gather);
-        self.gathering -= gather.len() as u64;
+        let mut gather = self.resume_gather(connection);
         if gather.capacity() == 0 {
             gather = self.take_gather();
+        }
+        let enough = gather.len() + octets.len();
+        if gather.capacity() < enough {
+            // Some more, so that not every piece moves those before it. It counts, so not much more.
+            gather.reserve_exact(enough + enough / 4 - gather.len());
         }
         gather.extend_from_slice(octets);
         let mut ulpdu = self.take_gather();
@@ -102,14 +111,7 @@ impl<P: Port> Core<P> {
                     self.counters.fpdus_received += 1;
                     self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &ulpdu);
                 }
-                Marked::Incomplete { .. } => {
-                    let left = (gather.len() - at) as u64;
-                    if self.gathering + left > self.config.budgets.gather_octets {
-                        self.fail_stream(connection, queue_pair.as_deref_mut(), Fault::LocalCatastrophic.into(), None);
-                        at = gather.len();
-                    }
-                    break;
-                }
+                Marked::Incomplete { .. } => break,
                 Marked::BadCrc => {
                     at = gather.len();
                     self.on_bad_crc(connection, queue_pair.as_deref_mut());
@@ -124,8 +126,7 @@ impl<P: Port> Core<P> {
         if gather.is_empty() || connection.gone {
             self.give_gather(gather);
         } else {
-            self.gathering += gather.len() as u64;
-            connection.gather = gather;
+            self.put_aside(connection, queue_pair.as_deref_mut(), gather);
         }
         self.give_gather(ulpdu);
         self.give_queue_pair(queue_pair);
@@ -156,14 +157,41 @@ impl<P: Port> Core<P> {
         octets: &[u8],
         needed: Option<usize>,
     ) {
-        let whole = needed.unwrap_or(LENGTH_LEN) as u64;
-        if self.gathering + whole > self.config.budgets.gather_octets {
+        let mut gather = self.take_gather();
+        let taken = gather.capacity();
+        if taken > ROOMY.max(4 * needed.unwrap_or(LENGTH_LEN))
+            || self.gathering + taken as u64 > self.config.budgets.gather_octets
+        {
+            // It was grown for a longer one.
+            self.give_gather(gather);
+            gather = Vec::new();
+        }
+        gather.extend_from_slice(octets);
+        self.put_aside(connection, queue_pair, gather);
+    }
+
+    /// Keeps what has come of an FPDU with its connection until more comes. Beyond the budget the stream ends, and nothing of it
+    /// is kept.
+    #[cold]
+    fn put_aside(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>, gather: Vec<u8>) {
+        if !connection.delivers() {
+            return self.give_gather(gather);
+        }
+        let taken = gather.capacity() as u64;
+        if self.gathering + taken > self.config.budgets.gather_octets {
+            drop(gather);
             return self.fail_stream(connection, queue_pair, Fault::LocalCatastrophic.into(), None);
         }
-        let mut gather = self.take_gather();
-        gather.extend_from_slice(octets);
-        self.gathering += gather.len() as u64;
+        self.gathering += taken;
         connection.gather = gather;
+    }
+
+    /// Takes what was put aside, which then counts no more; an empty buffer if that is nothing.
+    #[cold]
+    pub(crate) fn resume_gather(&mut self, connection: &mut Connection) -> Vec<u8> {
+        let gather = std::mem::take(&mut connection.gather);
+        self.gathering -= gather.capacity() as u64;
+        gather
     }
 
     /// A further piece of an FPDU. Gives what lies behind it.
@@ -176,8 +204,7 @@ impl<P: Port> Core<P> {
         octets: &'a [u8],
         crc: Option<fn(&[u8]) -> u32>,
     ) -> &'a [u8] {
-        let mut gather = std::mem::take(&mut connection.gather);
-        self.gathering -= gather.len() as u64;
+        let mut gather = self.resume_gather(connection);
         let mut rest = octets;
         loop {
             match deframe(&gather, crc) {
@@ -194,12 +221,16 @@ impl<P: Port> Core<P> {
                 }
                 Framed::Incomplete { needed } => {
                     if rest.is_empty() {
-                        self.gathering += gather.len() as u64;
-                        connection.gather = gather;
+                        self.put_aside(connection, queue_pair, gather);
                         return rest;
                     }
-                    let wanted = needed.unwrap_or(LENGTH_LEN) - gather.len();
-                    let (piece, behind) = rest.split_at(wanted.min(rest.len()));
+                    let whole = needed.unwrap_or(LENGTH_LEN);
+                    let (piece, behind) = rest.split_at((whole - gather.len()).min(rest.len()));
+                    let enough = gather.len() + piece.len();
+                    if gather.capacity() < enough {
+                        // Twice as much each time, but never more than the FPDU takes.
+                        gather.reserve_exact(whole.min(2 * enough) - gather.len());
+                    }
                     gather.extend_from_slice(piece);
                     rest = behind;
                 }
@@ -211,7 +242,8 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn on_bad_crc(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) {
-        self.counters.crc_errors += 1;
+        // Behind a fault nobody knows any more where FPDUs begin.
+        self.counters.crc_errors += u64::from(connection.delivers());
         self.fail_stream(connection, queue_pair, Fault::Crc.into(), None);
     }
 

@@ -101,6 +101,8 @@ impl<P: Port> Core<P> {
             octets_sent: counters.octets_sent,
             fpdus_received: counters.fpdus_received,
             fpdus_gathered: counters.fpdus_gathered,
+            // Looked up and not taken from the count that the budget goes by.
+            gather_octets: self.connections.iter().map(|(_, one)| one.gather.capacity() as u64).sum(),
             fpdus_sent: counters.fpdus_sent,
             crc_errors: counters.crc_errors,
             retransmissions: counters.retransmissions,

@@ -200,6 +200,8 @@ pub struct EngineStats {
     pub fpdus_received: u64,
     /// FPDUs received in several pieces and put together.
     pub fpdus_gathered: u64,
+    /// Octets of memory that FPDUs take of which some pieces have come and others not.
+    pub gather_octets: u64,
     /// FPDUs built.
     pub fpdus_sent: u64,
     /// FPDUs with a wrong CRC.

@@ -158,7 +158,7 @@ impl Stream {
     /// Whether received octets still mean something. After an error or a Terminate nothing more is delivered
     /// (RFC 5044 section 8).
     #[inline]
-    pub(crate) fn delivers(&self) -> bool {
+    pub fn delivers(&self) -> bool {
         self.is_open() && !self.faulted
     }
 

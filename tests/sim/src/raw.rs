@@ -34,6 +34,8 @@ pub struct RawPeer {
     records: HashMap<u32, Vec<u8>>,
     next_record: u32,
     waiting: VecDeque<Vec<u8>>,
+    /// The first segment of data from now on never leaves; its sequence number once that is known.
+    withheld: Option<Option<SeqNumber>>,
     /// Octets received in order and not taken yet.
     pub received: Vec<u8>,
     /// Everything that TCP reported.
@@ -61,6 +63,7 @@ impl RawPeer {
             records: HashMap::new(),
             next_record: 0,
             waiting: VecDeque::new(),
+            withheld: None,
             received: Vec::new(),
             events: Events::NONE,
         }
@@ -122,6 +125,16 @@ impl RawPeer {
         }
     }
 
+    /// Makes a gap: the first segment of data from now on does not leave, however often TCP sends it, until [`RawPeer::fill`].
+    pub fn withhold(&mut self) {
+        self.withheld = Some(None);
+    }
+
+    /// Lets what was withheld go, when TCP sends it again.
+    pub fn fill(&mut self) {
+        self.withheld = None;
+    }
+
     /// Sends FIN behind what is queued.
     pub fn close(&mut self, world: &mut World) {
         self.run_until(world, Duration::from_secs(1), |peer, _| peer.waiting.is_empty());
@@ -161,6 +174,12 @@ impl RawPeer {
             let payload = transmit
                 .payload
                 .map_or(&[][..], |slice| &self.records[&slice.token.0][slice.offset as usize..][..slice.len as usize]);
+            if let Some(withheld) = &mut self.withheld
+                && !payload.is_empty()
+                && *withheld.get_or_insert(transmit.header.sequence) == transmit.header.sequence
+            {
+                continue;
+            }
             let mut header = transmit.header;
             (header.source_port, header.destination_port) = (self.flow.local_port, self.flow.remote_port);
             let mut frame = vec![0; HEADROOM];

@@ -1,0 +1,236 @@
+//! A hundred peers that make an engine keep what it cannot use yet: FPDUs that stop in the middle, and data behind a gap. Each of
+//! them is within its rights; all together get no more memory than there is a budget for, and others do not notice.
+
+use std::time::Duration;
+
+use crossbeam::channel::Receiver;
+use uwarp_engine::command::{ConnectionEvent, ConnectionRequest, DisconnectReason, StartupOptions, TerminateCode};
+use uwarp_engine::config::Budgets;
+use uwarp_engine::ports::sim::SimOptions;
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::stats::EngineStats;
+use uwarp_engine::work::{SendOpcode, Sge, Status};
+use uwarp_iwarp::framing::{insert_markers, marked_len};
+use uwarp_memory::kernels::crc32c;
+use uwarp_memory::{Access, Registration};
+use uwarp_sim_tests::raw::{RawPeer, fpdu, request, write};
+
+const PORT: u16 = 7471;
+const SECOND: Duration = Duration::from_secs(1);
+const PEERS: u8 = 100;
+
+/// A peer, its stream's queue pair here, and the memory that it writes to.
+struct Hoarder {
+    peer: RawPeer,
+    pair: Pair,
+    region: Registration,
+    ended: bool,
+}
+
+/// Two engines, the second with a budget; a stream between them that nothing may happen to; and the peers.
+struct Scene {
+    world: World,
+    _requests: Receiver<ConnectionRequest>,
+    bystander: Pair,
+    its_peer: Pair,
+    hoarders: Vec<Hoarder>,
+}
+
+fn scene(budgets: Budgets, markers: bool, octets: usize) -> Scene {
+    let mut world = World::new(1, SimOptions::default());
+    world.add(HostOptions::default(), |_| {});
+    world.add(HostOptions { queue_pairs: 256, ..HostOptions::default() }, |config| config.budgets = budgets);
+    let requests = world.hosts[1].listen(PORT);
+    let bystander = world.hosts[0].pair(PairOptions::default());
+    let its_peer = world.hosts[1].pair(PairOptions::default());
+    world.join((0, &bystander), (1, &its_peer), &requests, PORT);
+    let asked = request();
+    let hoarders = (0..PEERS)
+        .map(|number| {
+            let pair = world.hosts[1].pair(PairOptions::default());
+            let region = world.hosts[1].register(vec![0; octets], Access::REMOTE_WRITE);
+            let accept = StartupOptions { markers, ..StartupOptions::default() };
+            let how = (&asked[..], accept);
+            let (peer, _) = RawPeer::start_with(&mut world, 100 + number, 1, &pair, &requests, PORT, how);
+            Hoarder { peer, pair, region, ended: false }
+        })
+        .collect();
+    Scene { world, _requests: requests, bystander, its_peer, hoarders }
+}
+
+impl Scene {
+    fn stats(&self) -> EngineStats {
+        self.world.hosts[1].engine.as_ref().expect("alive").stats()
+    }
+
+    /// Lets time go by for all; `look` sees the engine's statistics all the while.
+    fn go_on(&mut self, time: Duration, mut look: impl FnMut(&EngineStats)) {
+        let end = self.world.now() + time;
+        let step = (time / 500).max(Duration::from_micros(200));
+        while self.world.now() < end {
+            let now = self.world.now();
+            for hoarder in self.hoarders.iter_mut().filter(|hoarder| !hoarder.ended) {
+                hoarder.peer.turn(now);
+            }
+            // What the peers wait for is no event of the world's.
+            self.world.run(step);
+            look(&self.stats());
+            for hoarder in &mut self.hoarders {
+                match hoarder.pair.events.try_recv() {
+                    Ok(ConnectionEvent::Disconnected { reason, .. }) => {
+                        let code = TerminateCode { layer: 0, error_type: 0, code: 0 };
+                        assert_eq!(reason, DisconnectReason::LocalTerminated(code));
+                        hoarder.ended = true;
+                    }
+                    Ok(ConnectionEvent::Established(_)) | Err(_) => {}
+                    Ok(other) => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+
+    /// A Write and a Send go from the first engine to the second, and nothing happened to their stream before.
+    fn check_bystander(&mut self) {
+        let source = self.world.hosts[0].register((0..100_000).map(|at| at as u8 | 1).collect(), Access::LOCAL_READ);
+        let target = self.world.hosts[1].register(vec![0; 100_000], Access::REMOTE_WRITE);
+        assert!(self.its_peer.post_receive(3, &[]));
+        let local = Sge { stag: source.stag(), length: 100_000, offset: 0 };
+        assert!(self.bystander.post_simple(1, SendOpcode::Write, Some(local), (target.stag(), 0)));
+        assert!(self.bystander.post_simple(2, SendOpcode::Send, None, (0, 0)));
+        let mut told = None;
+        assert!(self.world.run_until(SECOND, |_| {
+            told = self.its_peer.poll();
+            told.is_some()
+        }));
+        assert_eq!(told.map(|told| (told.id, told.status)), Some((3, Status::Success)));
+        let (mut sent, mut there) = (vec![0; 100_000], vec![0; 100_000]);
+        source.read(0, &mut sent).expect("in range");
+        target.read(0, &mut there).expect("in range");
+        assert!(sent == there);
+        assert!(self.bystander.events.try_recv().is_err() && self.its_peer.events.try_recv().is_err());
+    }
+}
+
+/// All that peers send in pieces of a long FPDU without its end.
+fn stop_inside_fpdus(markers: bool) {
+    const BUDGET: u64 = 64 << 10;
+    const LENGTH: usize = 50_000;
+    let budgets = Budgets { gather_octets: BUDGET, ..Budgets::default() };
+    let mut scene = scene(budgets, markers, LENGTH);
+    let send = |scene: &mut Scene, from: usize, to: usize| {
+        for hoarder in scene.hoarders.iter_mut().filter(|hoarder| !hoarder.ended) {
+            let mut whole = fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH]));
+            if markers {
+                let length = whole.len();
+                whole.resize(marked_len(0, length), 0);
+                insert_markers(&mut whole, length, 0, Some(crc32c));
+            }
+            hoarder.peer.send(&whole[from..to.min(whole.len())]);
+        }
+    };
+    let mut most = 0;
+    let mut look = |stats: &EngineStats| most = most.max(stats.gather_octets);
+    // So little of each that there is room for all, though not for what they announce.
+    send(&mut scene, 0, 100);
+    scene.go_on(Duration::from_millis(20), &mut look);
+    assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended), "there is room for all");
+    assert!(scene.stats().gather_octets >= 100 * u64::from(PEERS));
+    send(&mut scene, 100, LENGTH);
+    scene.go_on(Duration::from_millis(100), &mut look);
+    // Until the engine has waited long enough for those to close whom it has sent a Terminate.
+    scene.go_on(3 * SECOND, &mut look);
+    let ended = scene.hoarders.iter().filter(|hoarder| hoarder.ended).count();
+    assert!((1..usize::from(PEERS)).contains(&ended), "whoever still fits goes on, and {ended} do not");
+    assert!((LENGTH as u64 / 2..=BUDGET).contains(&most), "{most} octets held");
+    assert!(scene.hoarders.iter().all(|hoarder| {
+        let mut octets = vec![1; LENGTH];
+        hoarder.region.read(0, &mut octets).is_ok() && octets.iter().all(|octet| *octet == 0)
+    }));
+    scene.check_bystander();
+    // The others go on as if nothing had been.
+    send(&mut scene, LENGTH, usize::MAX);
+    scene.go_on(Duration::from_millis(20), |_| ());
+    assert!(scene.hoarders.iter().filter(|hoarder| !hoarder.ended).all(|hoarder| {
+        let mut octets = vec![0; LENGTH];
+        hoarder.region.read(0, &mut octets).is_ok() && octets.iter().all(|octet| *octet == 9)
+    }));
+    assert_eq!(scene.hoarders.iter().filter(|hoarder| hoarder.ended).count(), ended);
+    let stats = scene.stats();
+    assert_eq!((stats.gather_octets, stats.crc_errors), (0, 0), "nothing waits any more, and nothing was misread");
+}
+
+#[test]
+fn fpdus_that_stop_in_the_middle_take_no_more_memory_than_their_budget() {
+    stop_inside_fpdus(false);
+}
+
+#[test]
+fn fpdus_with_markers_that_stop_in_the_middle_take_no_more_memory_than_their_budget() {
+    stop_inside_fpdus(true);
+}
+
+/// A buffer that was grown for a long FPDU is not kept for the first octets of a short one.
+#[test]
+fn a_short_fpdu_behind_a_long_one_takes_little() {
+    const BUDGET: u64 = 64 << 10;
+    const LENGTH: usize = 50_000;
+    let budgets = Budgets { gather_octets: BUDGET, ..Budgets::default() };
+    let mut scene = scene(budgets, false, LENGTH);
+    for number in 0..10 {
+        let hoarder = &mut scene.hoarders[number];
+        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])));
+        scene.go_on(Duration::from_millis(5), |stats| assert!(stats.gather_octets <= BUDGET));
+        assert!(scene.stats().fpdus_gathered > number as u64, "it came in pieces");
+        let hoarder = &mut scene.hoarders[number];
+        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[8; 100]))[..50]);
+        scene.go_on(Duration::from_millis(1), |stats| assert!(stats.gather_octets <= BUDGET));
+    }
+    assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended));
+    assert!((10 * 50..10 * 200).contains(&scene.stats().gather_octets), "all of them wait");
+    scene.check_bystander();
+}
+
+#[test]
+fn data_behind_gaps_takes_no_more_buffers_than_its_budget_and_comes_in_the_end() {
+    const BUDGET: u32 = 64;
+    const LENGTH: usize = 20 * 1400;
+    let budgets = Budgets { out_of_order: Some(BUDGET), ..Budgets::default() };
+    let mut scene = scene(budgets, false, LENGTH);
+    for hoarder in &mut scene.hoarders {
+        hoarder.peer.withhold();
+        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])));
+    }
+    let mut most = 0;
+    let held = |stats: &EngineStats| stats.connections.iter().map(|one| one.tcp.out_of_order_buffers).sum::<u64>();
+    scene.go_on(Duration::from_millis(200), |stats| {
+        most = most.max(held(stats));
+        let pools = &stats.pools;
+        assert!(pools.receive_total - pools.receive_free <= BUDGET, "{pools:?}");
+    });
+    let stats = scene.stats();
+    assert_eq!(most, u64::from(BUDGET), "as much as may be, and no more");
+    assert!(stats.drops["out-of-order-budget"] > 0, "{:?}", stats.drops);
+    scene.check_bystander();
+    // A gap that is filled: what was held is there, and what was not comes again.
+    for hoarder in &mut scene.hoarders {
+        hoarder.peer.fill();
+    }
+    let mut left = usize::from(PEERS);
+    for _ in 0..600 {
+        scene.go_on(SECOND / 10, |stats| assert!(held(stats) <= u64::from(BUDGET)));
+        left = scene
+            .hoarders
+            .iter()
+            .filter(|hoarder| {
+                let mut last = [0];
+                !(hoarder.region.read(LENGTH - 1, &mut last).is_ok() && last == [9])
+            })
+            .count();
+        if left == 0 {
+            break;
+        }
+    }
+    assert_eq!(left, 0, "peers whose data is missing");
+    assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended));
+    assert_eq!(held(&scene.stats()), 0);
+}
