@@ -24,9 +24,9 @@ pub struct Plan {
     pub host: HostOptions,
     /// Streams between the two hosts.
     pub streams: usize,
-    /// Octets that each end of a stream moves at least, over all of its work.
+    /// Octets that each end of a stream moves at least over all of its work, half of them in each direction.
     pub octets: usize,
-    /// Longest message.
+    /// Longest message: some are of that length, and some of none.
     pub longest: usize,
     /// Octets of random data that each end sends from; not below `longest`.
     pub source: usize,
@@ -71,8 +71,8 @@ impl Default for Plan {
 pub struct Tally {
     /// How often each kind was met.
     pub kinds: BTreeMap<&'static str, u64>,
-    /// Octets that arrived and were right.
-    pub octets: u64,
+    /// Octets that arrived and were right, by the host that they came from.
+    pub octets: [u64; 2],
     /// Virtual time that it took.
     pub time: Duration,
 }
@@ -87,7 +87,9 @@ impl Tally {
         for (kind, count) in &other.kinds {
             self.add(kind, *count);
         }
-        self.octets += other.octets;
+        for (own, others) in self.octets.iter_mut().zip(other.octets) {
+            *own += others;
+        }
         self.time += other.time;
     }
 
@@ -135,14 +137,18 @@ struct Stream {
 
 fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
-    let (mut total, mut target, mut inbox, mut sink) = (0, 0, 0, 0);
-    while total < plan.octets {
+    let (mut target, mut inbox, mut sink) = (0, 0, 0);
+    // What is written and sent goes to the peer, what is read comes from there.
+    while 2 * (target + inbox) < plan.octets || 2 * sink < plan.octets {
         let length = match random.u32(0..8) {
             0 => random.usize(0..=3),
             1 => random.usize(0..=128),
             2 => random.usize(1400..=1460),
             3 => random.usize(0..=8192),
-            4 => random.usize(0..=plan.longest),
+            4 => match random.u32(0..8) {
+                0 => plan.longest,
+                _ => random.usize(0..=plan.longest),
+            },
             _ => random.usize(0..=plan.longest / 16),
         }
         .min(plan.longest);
@@ -154,7 +160,6 @@ fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
         let from = random.usize(0..=plan.source - length);
         operations.push(Operation { opcode, from, to: *place, length });
         *place += length;
-        total += length;
     }
     // The last word: everything before it has arrived when it does.
     operations.push(Operation { opcode: SendOpcode::Send, from: 0, to: inbox, length: 0 });
@@ -300,10 +305,10 @@ impl Stream {
         Ok(broke)
     }
 
-    /// Compares everything that arrived; gives the number of octets.
-    fn verify(&self) -> Result<u64, String> {
+    /// Compares everything that arrived; gives the number of octets, by the host that they came from.
+    fn verify(&self) -> Result<[u64; 2], String> {
         let [left, right] = &self.ends;
-        let mut octets = 0;
+        let mut octets = [0; 2];
         for (end, peer) in [(left, right), (right, left)] {
             for one in &end.operations {
                 let (region, wanted) = match one.opcode {
@@ -317,7 +322,8 @@ impl Stream {
                     let at = found.iter().zip(&wanted[one.from..]).position(|(found, wanted)| found != wanted);
                     return Err(format!("wrong octets at {at:?} of {one:?}"));
                 }
-                octets += one.length as u64;
+                let from = if one.opcode == SendOpcode::Read { peer } else { end };
+                octets[from.host] += one.length as u64;
             }
         }
         Ok(octets)
@@ -376,8 +382,12 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     }
     let mut tally = Tally { time: world.now() - begin, ..Tally::default() };
     for stream in &streams {
-        tally.octets += stream.verify()?;
+        let octets = stream.verify()?;
+        tally.merge(&Tally { octets, ..Tally::default() });
         tally.add("recovered: stream set up anew", stream.restarts);
+        for end in &stream.ends {
+            count_lengths(&end.operations, plan.longest, &mut tally);
+        }
     }
     count(&world, &mut tally, plan);
     end(&mut world, &streams, plan)?;
@@ -427,6 +437,21 @@ fn stuck(world: &World, streams: &[Stream]) -> String {
         }
     }
     text
+}
+
+/// Counts the shortest and the longest messages, but for the last word, which is always empty.
+fn count_lengths(operations: &[Operation], longest: usize, tally: &mut Tally) {
+    let Some((_, operations)) = operations.split_last() else { return };
+    for (opcode, empty, whole) in [
+        (SendOpcode::Write, "message: Write of 0 octets", "message: Write of the greatest length"),
+        (SendOpcode::Send, "message: Send of 0 octets", "message: Send of the greatest length"),
+        (SendOpcode::Read, "message: Read of 0 octets", "message: Read of the greatest length"),
+    ] {
+        for (length, kind) in [(0, empty), (longest, whole)] {
+            let count = operations.iter().filter(|one| one.opcode == opcode && one.length == length).count();
+            tally.add(kind, count as u64);
+        }
+    }
 }
 
 fn count(world: &World, tally: &mut Tally, plan: &Plan) {

@@ -11,6 +11,9 @@ use uwarp_memory::Access;
 const PORT: u16 = 7471;
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// Octets of the message that each connection carries: two segments.
+const LENGTH: u32 = 2000;
+
 /// `rounds` times `at_once` connections that carry a message, from host 0 to host 1 or the other way, at the given loss.
 fn churn(rounds: usize, at_once: usize, loss: f64) {
     let mut world = World::new(3, SimOptions { loss, ..SimOptions::default() });
@@ -20,7 +23,8 @@ fn churn(rounds: usize, at_once: usize, loss: f64) {
         });
     }
     let requests = [world.hosts[0].listen(PORT), world.hosts[1].listen(PORT)];
-    let source = [0, 1].map(|host| world.hosts[host].register(vec![7; 2000], Access::LOCAL_READ));
+    let source = [0, 1].map(|host| world.hosts[host].register(vec![7; LENGTH as usize], Access::LOCAL_READ));
+    let inbox = [0, 1].map(|host| world.hosts[host].register(vec![0; at_once * LENGTH as usize], Access::LOCAL_WRITE));
     let options = PairOptions { send_depth: 8, receive_depth: 8, completions: 32, ..PairOptions::default() };
     for round in 0..rounds {
         let (from, to) = (round % 2, 1 - round % 2);
@@ -33,8 +37,10 @@ fn churn(rounds: usize, at_once: usize, loss: f64) {
             })
             .collect();
         let address = world.hosts[to].address;
-        for (client, server) in &mut pairs {
-            assert!(server.post_receive(1, &[]));
+        inbox[to].write(0, &vec![0; at_once * LENGTH as usize]).expect("in range");
+        for (slot, (client, server)) in pairs.iter_mut().enumerate() {
+            let offset = inbox[to].base_offset() + slot as u64 * u64::from(LENGTH);
+            assert!(server.post_receive(1, &[Sge { stag: inbox[to].stag(), length: LENGTH, offset }]));
             let timeout = MINUTE;
             world.hosts[from].connect(client, (address, PORT), StartupOptions { timeout, ..StartupOptions::default() });
         }
@@ -48,9 +54,8 @@ fn churn(rounds: usize, at_once: usize, loss: f64) {
                 while let Ok(event) = client.events.try_recv() {
                     match event {
                         ConnectionEvent::Established(_) => {
-                            // A receive without an entry takes an empty message only.
-                            let nothing = Sge { stag: source[from].stag(), length: 0, offset: 0 };
-                            assert!(client.post_simple(1, SendOpcode::Send, Some(nothing), (0, 0)));
+                            let whole = Sge { stag: source[from].stag(), length: LENGTH, offset: 0 };
+                            assert!(client.post_simple(1, SendOpcode::Send, Some(whole), (0, 0)));
                             let queue_pair = client.number;
                             world.hosts[from].command(Command::Disconnect { queue_pair });
                         }
@@ -59,12 +64,15 @@ fn churn(rounds: usize, at_once: usize, loss: f64) {
                     }
                 }
                 while let Some(completion) = server.poll() {
-                    received += usize::from(completion.status.is_success());
+                    received += usize::from(completion.status.is_success() && completion.length == LENGTH);
                 }
             }
             received == at_once && over == at_once
         });
         assert!(done, "round {round}: {accepted} accepted, {received} received, {over} over");
+        let mut octets = vec![0; at_once * LENGTH as usize];
+        inbox[to].read(0, &mut octets).expect("in range");
+        assert!(octets.iter().all(|octet| *octet == 7), "round {round}");
         for (client, server) in &pairs {
             let commands = [(from, client), (to, server)];
             for (host, pair) in commands {
