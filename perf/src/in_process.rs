@@ -15,6 +15,8 @@ use uwarp::{
     ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
+use crate::rpc::Pair;
+
 const PORT: u16 = 7471;
 /// Longest wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,10 +32,15 @@ pub enum Work {
     Read,
     /// Writes in bursts of 32, one completion each burst: one operation is one Write with its share of acknowledgments
     WriteStream,
+    /// A null call over RPC-over-RDMA; the size does not matter
+    RpcNull,
+    /// A READ of NFS over RPC-over-RDMA, whose data come by RDMA Write unless they fit into the reply
+    RpcRead,
 }
 
 impl Work {
-    const ALL: [Work; 4] = [Work::WritePingPong, Work::SendPingPong, Work::Read, Work::WriteStream];
+    const ALL: [Work; 6] =
+        [Work::WritePingPong, Work::SendPingPong, Work::Read, Work::WriteStream, Work::RpcNull, Work::RpcRead];
 
     fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
@@ -113,9 +120,13 @@ fn config(address: &str, options: &Options) -> anyhow::Result<Config> {
     Ok(config)
 }
 
+fn contexts(options: &Options) -> anyhow::Result<(Context, Context)> {
+    Ok(Context::pair_in_process(config("10.0.0.1/16", options)?, config("10.0.0.2/16", options)?)?)
+}
+
 /// Two connected ends on this thread.
 fn connected(options: &Options) -> anyhow::Result<(End, End)> {
-    let (here, there) = Context::pair_in_process(config("10.0.0.1/16", options)?, config("10.0.0.2/16", options)?)?;
+    let (here, there) = contexts(options)?;
     let (mut here, mut there) = (End::new(here, options)?, End::new(there, options)?);
     let mut listener = there.context.listen(PORT, ListenOptions::default())?;
     let address = there.context.socket_address(PORT);
@@ -156,6 +167,9 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
         "--size must be a multiple of 8: a message ends with its number"
     );
     ensure!(options.qps >= 1, "--qps must be at least 1");
+    if matches!(options.work, Work::RpcNull | Work::RpcRead) {
+        return measure_calls(options);
+    }
     let (mut here, mut there) = connected(options)?;
     let mut out = [Completion::default(); 64];
     let size = options.size;
@@ -213,9 +227,23 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
                 there.context.poll();
             }
         }
+        Work::RpcNull | Work::RpcRead => {}
     }
     let took = started.elapsed();
     Ok(took)
+}
+
+fn measure_calls(options: &Options) -> anyhow::Result<Duration> {
+    let (here, there) = contexts(options)?;
+    let mut pair = Pair::connect(&here, &there, options.size)?;
+    let started = Instant::now();
+    for _ in 0..options.iterations {
+        match options.work {
+            Work::RpcRead => pair.read()?,
+            _ => pair.null()?,
+        }
+    }
+    Ok(started.elapsed())
 }
 
 /// Runs one kind of work and prints its time.

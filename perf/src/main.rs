@@ -6,6 +6,7 @@ mod compare;
 mod in_process;
 mod kernel;
 mod programs;
+mod rpc;
 
 use clap::{Parser, Subcommand};
 

@@ -6,7 +6,7 @@ use crate::report::{CpuTime, Report};
 use crate::{open, stream};
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,14 +49,15 @@ trait Caller {
 
 struct Rdma {
     requester: Requester,
-    started: HashMap<CallId, Instant>,
+    /// Calls under way.
+    started: Vec<(CallId, Instant)>,
 }
 
 impl Caller for Rdma {
     fn start(&mut self, call: Call) -> anyhow::Result<()> {
         let now = Instant::now();
         let id = self.requester.start(call)?;
-        self.started.insert(id, now);
+        self.started.push((id, now));
         Ok(())
     }
 
@@ -68,7 +69,8 @@ impl Caller for Rdma {
         if reply.status != Status::Success {
             bail!("the call failed: {:?}", reply.status);
         }
-        let started = self.started.remove(&id).context("an end of a call that was not started")?;
+        let at = self.started.iter().position(|(started, _)| *started == id);
+        let (_, started) = self.started.swap_remove(at.context("an end of a call that was not started")?);
         let mut done = Done { started, octets: Vec::new(), blob: None };
         for part in arguments.into_iter().chain(reply.results) {
             match part {
@@ -185,7 +187,7 @@ fn reach(
     // While the server is starting, the requester tries again and again.
     let null = requester.call(call(NULL, Vec::new()), PATIENCE)?;
     null.outcome.with_context(|| format!("there is no connection to {server}"))?;
-    Ok(Rdma { requester, started: HashMap::new() })
+    Ok(Rdma { requester, started: Vec::new() })
 }
 
 fn call(procedure: u32, arguments: Vec<Part>) -> Call {

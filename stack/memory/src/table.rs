@@ -88,6 +88,8 @@ pub struct RegionTable {
 
 struct Allocator {
     free: Vec<u32>,
+    /// Given back, but turns may be under way that have seen them valid.
+    retired: Vec<u32>,
     registered_octets: u64,
     keys: KeyStream,
 }
@@ -138,6 +140,9 @@ pub(crate) const GENERATION_SHIFT: u32 = 44;
 /// What tells a region from those that were in its slot before, also if its STag should be the same by chance.
 pub(crate) const IDENTITY: u64 = 0xffff_ffff | u64::MAX << GENERATION_SHIFT;
 
+/// Slots that are given back together: one wait for them all.
+const RETIRED: usize = 64;
+
 /// How a region is kept, and whether messages wait for that.
 enum Keeping {
     Plain,
@@ -180,6 +185,7 @@ impl RegionTable {
             transparent: AtomicU32::new(0),
             allocator: Mutex::new(Allocator {
                 free: (0..slots).collect(),
+                retired: Vec::new(),
                 registered_octets: 0,
                 keys: KeyStream::new(seed),
             }),
@@ -319,6 +325,13 @@ impl RegionTable {
         if self.quota.saturating_sub(registered) < octets {
             return Err(RegisterError::Quota { asked: octets, registered, quota: self.quota });
         }
+        if allocator.free.is_empty() && !allocator.retired.is_empty() {
+            let retired = std::mem::take(&mut allocator.retired);
+            drop(allocator);
+            self.grace_period().wait();
+            allocator = self.allocator();
+            allocator.free.extend(retired);
+        }
         if allocator.free.is_empty() {
             return Err(RegisterError::TableFull { slots: self.slots });
         }
@@ -339,13 +352,20 @@ impl RegionTable {
     }
 
     /// Takes a region out of the table and waits until nothing uses it.
+    ///
+    /// There is nothing to wait for if the region is one stream's and its STag is not valid any more: the stream's engine, which
+    /// alone could use the memory, has made it so itself, between two accesses. An engine that serves a stranger who guesses
+    /// STags may be about to look at the slot all the same, so that is not used again before those turns have ended.
     pub(crate) fn deregister(&self, index: u32, octets: u64) {
         let entry = &self.entries[index as usize];
         // In one step, so that an engine that is binding the window finds that it is too late.
         let kind = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
         let gone = |state: u64| Some((state & !kind).wrapping_add(1 << GENERATION_SHIFT));
         let before = entry.state.fetch_update(AcqRel, Acquire, gone).unwrap_or_default();
-        self.grace_period().wait();
+        let is_unused = before & (VALID | ONE_STREAM | WINDOW | DURABLE) == ONE_STREAM;
+        if !is_unused {
+            self.grace_period().wait();
+        }
         let mut allocator = self.allocator();
         if before & TRANSPARENT != 0 {
             self.transparent.fetch_sub(1, Relaxed);
@@ -357,7 +377,17 @@ impl RegionTable {
         entry.most_pieces.store(0, Relaxed);
         entry.bound.store(0, Relaxed);
         allocator.registered_octets -= octets;
-        allocator.free.push(index);
+        if !is_unused {
+            allocator.free.push(index);
+            return;
+        }
+        allocator.retired.push(index);
+        if allocator.retired.len() == RETIRED {
+            let retired = std::mem::take(&mut allocator.retired);
+            drop(allocator);
+            self.grace_period().wait();
+            self.allocator().free.extend(retired);
+        }
     }
 
     /// Makes a region's STag invalid and waits until nothing uses it. The slot stays taken.
@@ -394,7 +424,8 @@ impl RegionTable {
 
     /// How many regions are registered.
     pub fn regions(&self) -> u32 {
-        self.slots - self.allocator().free.len() as u32
+        let allocator = self.allocator();
+        self.slots - (allocator.free.len() + allocator.retired.len()) as u32
     }
 
     /// How many octets are registered.

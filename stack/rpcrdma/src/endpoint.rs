@@ -5,8 +5,9 @@ use crate::xdr::XdrError;
 use std::collections::VecDeque;
 use std::time::Duration;
 use uwarp::{
-    Access, CompletionOpcode, CompletionQueue, Context, Error, MemoryRegion, PostErrorReason, ProtectionDomain,
-    QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge, Status,
+    Access, Completion, CompletionOpcode, CompletionQueue, Context, Error, MemoryRegion, PostErrorReason,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge,
+    Status,
 };
 
 /// Elements of the send queue besides one for each message.
@@ -18,6 +19,10 @@ const MESSAGE: u64 = 2;
 const TRANSFER: u64 = 3;
 /// How long a wait lasts before the connection's state is looked at.
 const LOOK: Duration = Duration::from_millis(100);
+/// Completions that are taken at once.
+const BATCH: usize = 32;
+/// Polls without anything after which the connection's state is looked at.
+const POLLS: u32 = 64;
 
 /// Message buffers of an endpoint.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +40,9 @@ pub(crate) struct Sizes {
 pub(crate) enum Event {
     /// A message of so many octets is in this receive.
     Received { slot: usize, length: usize },
-    /// A message was sent; with the number that it was given.
+    /// All messages up to this one, by the number that it was given, were sent.
     Sent { tag: u64 },
-    /// A Read or Write was carried out.
+    /// A Read was carried out.
     Done { tag: u64 },
     /// The connection is over. The work that ended it, if it was a Read or Write.
     Lost { status: Status, tag: Option<u64> },
@@ -53,7 +58,7 @@ pub(crate) enum Transfer {
 /// Work that is posted when there is room.
 #[derive(Debug)]
 enum Work {
-    Message { octets: Vec<u8>, invalidate: Option<u32>, tag: u64 },
+    Message { octets: Vec<u8>, invalidate: Option<u32>, tag: u64, told: bool },
     Transfer { kind: Transfer, entry: Sge, handle: u32, offset: u64, tag: u64 },
 }
 
@@ -63,12 +68,20 @@ pub(crate) struct Endpoint {
     // In the order in which they are dropped: memory goes when no queue pair uses it.
     pub(crate) queue_pair: QueuePair,
     completions: CompletionQueue,
+    /// Completions that were taken, of which so many have been looked at.
+    reaped: [Completion; BATCH],
+    taken: usize,
+    looked_at: usize,
+    /// Polls without anything since the connection's state was looked at.
+    fruitless: u32,
     receives: MemoryRegion,
     sends: MemoryRegion,
     domain: ProtectionDomain,
     sizes: Sizes,
-    /// Tags of messages by buffer.
-    tags: Vec<u64>,
+    /// Buffers of messages that were posted and are not known to be sent, with their tags, in order.
+    posted: VecDeque<(usize, u64)>,
+    /// How many of them, at the end, make no completion.
+    unsignalled: usize,
     free: Vec<usize>,
     waiting: VecDeque<Work>,
     pub(crate) agreement: Agreement,
@@ -88,11 +101,16 @@ impl Endpoint {
         Ok(Self {
             queue_pair,
             completions,
+            reaped: [Completion::default(); BATCH],
+            looked_at: 0,
+            taken: 0,
+            fruitless: 0,
             receives,
             sends,
             domain,
             sizes,
-            tags: vec![0; sizes.sends],
+            posted: VecDeque::with_capacity(sizes.sends),
+            unsignalled: 0,
             free: (0..sizes.sends).rev().collect(),
             waiting: VecDeque::new(),
             agreement,
@@ -120,29 +138,23 @@ impl Endpoint {
         self.domain.register_scoped(octets, access, scope)
     }
 
-    /// Sends a message when its turn comes; `tag`, less than 2^60, comes back when its buffer is free again, and all transfers
-    /// in front of it are done then too. With an STag, that of the peer's is invalidated (RFC 5040 §4.3).
+    /// Sends a message when its turn comes. With an STag, that of the peer's is invalidated (RFC 5040 §4.3). With `told`, an event
+    /// brings `tag` when its buffer is free again, and all transfers in front of it are done then too; without it, an event of
+    /// a later message may stand for this one.
     ///
     /// # Errors
     /// The message is longer than was agreed, or the queue pair does not take it.
-    pub(crate) fn send(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64) -> Result<(), Failure> {
+    pub(crate) fn send(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64, told: bool) -> Result<(), Failure> {
         if octets.len() > self.agreement.send as usize {
             return Err(Failure::Message);
         }
-        if self.waiting.is_empty()
-            && let Some(slot) = self.free.pop()
-        {
-            return match self.post_message(slot, octets, invalidate, tag) {
-                Ok(()) => Ok(()),
-                Err(Failure::Full) => {
-                    self.free.push(slot);
-                    self.waiting.push_back(Work::Message { octets: octets.to_vec(), invalidate, tag });
-                    Ok(())
-                }
-                Err(other) => Err(other),
-            };
+        if self.waiting.is_empty() {
+            match self.post_message(octets, invalidate, tag, told) {
+                Err(Failure::Full) => {}
+                other => return other,
+            }
         }
-        self.waiting.push_back(Work::Message { octets: octets.to_vec(), invalidate, tag });
+        self.waiting.push_back(Work::Message { octets: octets.to_vec(), invalidate, tag, told });
         self.post_waiting()
     }
 
@@ -159,16 +171,36 @@ impl Endpoint {
         self.post_waiting()
     }
 
-    fn post_message(&mut self, slot: usize, octets: &[u8], invalidate: Option<u32>, tag: u64) -> Result<(), Failure> {
+    fn post_message(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64, told: bool) -> Result<(), Failure> {
+        let Some(&slot) = self.free.last() else { return Err(Failure::Full) };
         let start = slot * self.sizes.send;
         self.sends.write(start, octets)?;
         let entry = [self.sends.sge(start..start + octets.len())?];
-        let mut request = SendRequest::send(MESSAGE << KIND_SHIFT | slot as u64, &entry).signalled();
+        let mut request = SendRequest::send(MESSAGE << KIND_SHIFT | slot as u64, &entry);
+        // Now and then in any case, so that buffers come back.
+        let signalled = told || self.unsignalled >= self.sizes.sends / 4;
+        if signalled {
+            request = request.signalled();
+        }
         if let Some(stag) = invalidate {
             request = request.invalidate(stag);
         }
-        self.tags[slot] = tag;
-        self.post(request)
+        self.post(request)?;
+        self.unsignalled = if signalled { 0 } else { self.unsignalled + 1 };
+        self.free.pop();
+        self.posted.push_back((slot, tag));
+        Ok(())
+    }
+
+    /// A message was sent, and so were those before it. Gives its tag.
+    fn sent(&mut self, slot: usize) -> u64 {
+        while let Some((free, tag)) = self.posted.pop_front() {
+            self.free.push(free);
+            if free == slot {
+                return tag;
+            }
+        }
+        0
     }
 
     fn post(&mut self, request: SendRequest<'_>) -> Result<(), Failure> {
@@ -183,23 +215,14 @@ impl Endpoint {
     fn post_waiting(&mut self) -> Result<(), Failure> {
         while let Some(work) = self.waiting.pop_front() {
             let posted = match &work {
-                Work::Message { octets, invalidate, tag } => match self.free.pop() {
-                    None => Err(Failure::Full),
-                    Some(slot) => {
-                        let posted = self.post_message(slot, octets, *invalidate, *tag);
-                        if posted.is_err() {
-                            self.free.push(slot);
-                        }
-                        posted
-                    }
-                },
+                Work::Message { octets, invalidate, tag, told } => self.post_message(octets, *invalidate, *tag, *told),
                 Work::Transfer { kind, entry, handle, offset, tag } => {
                     let (id, entries) = (TRANSFER << KIND_SHIFT | tag, [*entry]);
-                    let request = match kind {
-                        Transfer::Read => SendRequest::read(id, &entries, *handle, *offset),
+                    self.post(match kind {
+                        Transfer::Read => SendRequest::read(id, &entries, *handle, *offset).signalled(),
+                        // The message behind it says that it is done.
                         Transfer::Write => SendRequest::write(id, &entries, *handle, *offset),
-                    };
-                    self.post(request.signalled())
+                    })
                 }
             };
             match posted {
@@ -214,11 +237,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// What happened next, without waiting. An inline engine is turned.
+    /// What happened next, without waiting. An inline engine is turned unless something is left of its last turn.
     pub(crate) fn poll(&mut self) -> Result<Option<Event>, Failure> {
-        let Some(completion) = self.completions.poll_one() else {
-            return Ok(self.is_over().then_some(Event::Lost { status: Status::Flushed, tag: None }));
-        };
+        if self.looked_at == self.taken && !self.reap() {
+            self.fruitless += 1;
+            let lost = self.fruitless >= POLLS && self.is_over();
+            return Ok(lost.then_some(Event::Lost { status: Status::Flushed, tag: None }));
+        }
+        let completion = self.reaped[self.looked_at];
+        self.looked_at += 1;
         let low = completion.id & ((1 << KIND_SHIFT) - 1);
         let is_transfer = completion.id >> KIND_SHIFT == TRANSFER;
         if !completion.status.is_success() {
@@ -228,26 +255,39 @@ impl Endpoint {
         if completion.opcode == CompletionOpcode::Receive {
             return Ok(Some(Event::Received { slot, length: completion.length as usize }));
         }
-        let event = if is_transfer {
-            Event::Done { tag: low }
-        } else {
-            self.free.push(slot);
-            Event::Sent { tag: self.tags[slot] }
-        };
-        self.post_waiting()?;
+        let event = if is_transfer { Event::Done { tag: low } } else { Event::Sent { tag: self.sent(slot) } };
+        if !self.waiting.is_empty() {
+            self.post_waiting()?;
+        }
         Ok(Some(event))
+    }
+
+    /// Takes completions that are there; false if there are none.
+    fn reap(&mut self) -> bool {
+        self.looked_at = 0;
+        self.taken = self.completions.poll(&mut self.reaped);
+        self.taken > 0
     }
 
     /// Whether the connection has ended without work that could tell it: a responder whose requester uses all its credits has
     /// neither receives nor replies posted.
     fn is_over(&mut self) -> bool {
+        self.fruitless = 0;
         self.queue_pair.state() == QueuePairState::Disconnected
     }
 
     /// Waits until something happens, or the time is over.
-    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        if self.looked_at < self.taken {
+            return Ok(());
+        }
         // The end of the connection may make no completion.
-        self.completions.wait(timeout.min(LOOK))
+        self.looked_at = 0;
+        self.taken = self.completions.wait_for(&mut self.reaped, timeout.min(LOOK))?;
+        if self.taken == 0 {
+            self.fruitless = POLLS;
+        }
+        Ok(())
     }
 }
 

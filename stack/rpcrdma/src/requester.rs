@@ -6,7 +6,7 @@ use crate::binding::Binding;
 use crate::credits::Credits;
 use crate::endpoint::{Endpoint, Event, Failure, Sizes};
 use crate::header::{Body, DiscardReason, RdmaError, parse_reply};
-use crate::plan::{Limits, Plan, PlanError};
+use crate::plan::{Limits, PlanError};
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
 use crate::rpc::{OwnedAuth, Status};
 use crate::walk::{Part, WalkError};
@@ -65,7 +65,13 @@ impl RequesterOptions {
     fn sizes(&self) -> Sizes {
         let credits = self.credits.max(1) as usize;
         let octets = |size: u32| size.max(DEFAULT_INLINE_THRESHOLD) as usize;
-        Sizes { receives: credits, receive: octets(self.receive_size), sends: credits, send: octets(self.send_size) }
+        Sizes {
+            receives: credits,
+            receive: octets(self.receive_size),
+            // A few more than calls, so that not every message has to say that it has left.
+            sends: credits.max(SENDS),
+            send: octets(self.send_size),
+        }
     }
 }
 
@@ -92,7 +98,11 @@ pub struct Call {
 
 /// Which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CallId(u64);
+pub struct CallId {
+    // Identifiers are in the order of their calls.
+    serial: u64,
+    xid: u32,
+}
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,6 +217,10 @@ enum Link {
     Closed,
 }
 
+/// Least buffers for calls.
+const SENDS: usize = 8;
+/// Looks for the end of a call before the clock is looked at, which takes as long.
+const LOOKS: u32 = 256;
 /// Pause after a connection that could not be made, at first; it doubles.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause.
@@ -224,14 +238,14 @@ pub struct Requester {
     link: Link,
     credits: Credits,
     /// By XID.
-    calls: HashMap<u32, Pending>,
-    /// XIDs by identifier.
-    xids: HashMap<CallId, u32>,
+    calls: HashMap<u32, Box<Pending>, foldhash::fast::RandomState>,
+    /// How many of them somebody waits for.
+    outstanding: usize,
     /// XIDs of calls that wait for a credit, the oldest first.
     waiting: VecDeque<u32>,
     finished: VecDeque<Finished>,
     next_xid: u32,
-    next_id: u64,
+    next_serial: u64,
     /// A received message, and one to send.
     received: Vec<u8>,
     message: Vec<u8>,
@@ -301,12 +315,12 @@ impl Requester {
             options,
             bindings,
             link: Link::Closed,
-            calls: HashMap::new(),
-            xids: HashMap::new(),
+            calls: HashMap::default(),
+            outstanding: 0,
             waiting: VecDeque::new(),
             finished: VecDeque::new(),
             next_xid: fastrand::u32(..),
-            next_id: 0,
+            next_serial: 0,
             received: Vec::new(),
             message: Vec::new(),
             lost_at: Instant::now(),
@@ -332,7 +346,7 @@ impl Requester {
 
     /// Calls that have not ended.
     pub fn outstanding(&self) -> usize {
-        self.xids.len()
+        self.outstanding
     }
 
     /// The calls that may be under way now, by what the responder has granted.
@@ -365,21 +379,25 @@ impl Requester {
         let mut pending = Pending::new(xid, call, &self.bindings)?;
         match &self.link {
             Link::Up(endpoint) => {
-                if let Err(error) = Plan::new(&pending.shape(), &self.limits(endpoint)) {
+                if let Err(error) = pending.plan(&self.limits(endpoint)) {
                     return Err(Box::new(Refused { error: error.into(), call: pending.call }));
                 }
             }
             Link::Closed => return Err(Box::new(Refused { error: CallError::Lost, call: pending.call })),
             _ => {}
         }
-        let id = CallId(self.next_id);
-        self.next_id += 1;
+        let id = self.next_id(xid);
         pending.id = id;
         self.calls.insert(xid, pending);
-        self.xids.insert(id, xid);
+        self.outstanding += 1;
         self.waiting.push_back(xid);
         self.send_waiting();
         Ok(id)
+    }
+
+    fn next_id(&mut self, xid: u32) -> CallId {
+        self.next_serial += 1;
+        CallId { serial: self.next_serial, xid }
     }
 
     fn free_xid(&mut self) -> u32 {
@@ -395,16 +413,15 @@ impl Requester {
     /// [`Finished`]. If the responder is using its chunks, the connection is lost by that, and made anew for the others;
     /// [`abandon`](Self::abandon) avoids it.
     pub fn cancel(&mut self, id: CallId) {
-        let Some(xid) = self.xids.remove(&id) else { return };
-        let Some(pending) = self.calls.get_mut(&xid) else { return };
+        let Some(pending) = self.dismiss(id) else { return };
         pending.release();
         if pending.is_sent() {
             // The reply will come, take a receive, and free the credit.
             let finished = pending.finish(Err(CallError::Cancelled));
             self.finished.push_back(finished);
         } else {
-            self.waiting.retain(|waiting| *waiting != xid);
-            if let Some(mut pending) = self.calls.remove(&xid) {
+            self.waiting.retain(|waiting| *waiting != id.xid);
+            if let Some(mut pending) = self.calls.remove(&id.xid) {
                 self.finished.push_back(pending.finish(Err(CallError::Cancelled)));
             }
         }
@@ -412,10 +429,27 @@ impl Requester {
 
     /// Forgets a call: its memory stays until the reply has come, and is freed then. Nothing is [`Finished`] for it.
     pub fn abandon(&mut self, id: CallId) {
-        let Some(xid) = self.xids.remove(&id) else { return };
-        if self.waiting.contains(&xid) {
-            self.waiting.retain(|waiting| *waiting != xid);
-            self.calls.remove(&xid);
+        let Some(pending) = self.dismiss(id) else { return };
+        if !pending.is_sent() {
+            self.waiting.retain(|waiting| *waiting != id.xid);
+            self.calls.remove(&id.xid);
+        }
+    }
+
+    /// Nobody waits for a call any more. `None` if nobody did.
+    fn dismiss(&mut self, id: CallId) -> Option<&mut Pending> {
+        let pending = self.calls.get_mut(&id.xid).filter(|pending| pending.id == id && pending.wanted)?;
+        pending.wanted = false;
+        self.outstanding -= 1;
+        Some(pending)
+    }
+
+    /// A call has ended; whoever waits for it is told.
+    fn end(&mut self, mut pending: Box<Pending>, outcome: impl FnOnce(&mut Pending) -> Result<Reply, CallError>) {
+        if pending.wanted {
+            self.outstanding -= 1;
+            let outcome = outcome(&mut pending);
+            self.finished.push_back(pending.finish(outcome));
         }
     }
 
@@ -432,8 +466,10 @@ impl Requester {
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Finished>, Error> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            if let Some(finished) = self.poll() {
-                return Ok(Some(finished));
+            for _ in 0..LOOKS {
+                if let Some(finished) = self.poll() {
+                    return Ok(Some(finished));
+                }
             }
             if !self.wait(deadline)? {
                 return Ok(None);
@@ -452,8 +488,7 @@ impl Requester {
             Ok(id) => id,
             Err(refused) => {
                 let Refused { error, call } = *refused;
-                let id = CallId(self.next_id);
-                self.next_id += 1;
+                let id = self.next_id(self.next_xid);
                 return Ok(Finished { id, outcome: Err(error), arguments: call.arguments, rooms: call.rooms });
             }
         };
@@ -543,10 +578,8 @@ impl Requester {
     fn give_up(&mut self) {
         self.link = Link::Closed;
         self.waiting.clear();
-        for (_, mut pending) in self.calls.drain() {
-            if self.xids.remove(&pending.id).is_some() {
-                self.finished.push_back(pending.finish(Err(CallError::Lost)));
-            }
+        for (_, pending) in std::mem::take(&mut self.calls) {
+            self.end(pending, |_| Err(CallError::Lost));
         }
     }
 
@@ -554,23 +587,19 @@ impl Requester {
     fn lose(&mut self) {
         // The queue pair ends first, then its memory is taken back.
         self.link = Link::Closed;
-        let mut again: Vec<(CallId, u32)> = Vec::new();
-        self.calls.retain(|&xid, pending| {
+        let mut again: Vec<CallId> = Vec::new();
+        self.calls.retain(|_, pending| {
             pending.release();
-            if !pending.is_sent() {
-                return true;
-            }
             // Nobody waits for the reply to a cancelled one.
-            let wanted = self.xids.contains_key(&pending.id);
-            if wanted {
-                pending.unsend();
-                again.push((pending.id, xid));
+            if pending.is_sent() && pending.wanted {
+                again.push(pending.id);
             }
-            wanted
+            pending.unsend();
+            pending.wanted
         });
-        again.sort_unstable_by_key(|&(id, _)| std::cmp::Reverse(id));
-        for (_, xid) in again {
-            self.waiting.push_front(xid);
+        again.sort_unstable_by_key(|&id| std::cmp::Reverse(id));
+        for id in again {
+            self.waiting.push_front(id.xid);
             self.stats.resent += 1;
         }
         self.lost_at = Instant::now();
@@ -596,7 +625,7 @@ impl Requester {
             self.message.clear();
             let prepared =
                 pending.prepare(endpoint, &limits, self.credits.requested(), &mut self.message).and_then(|()| {
-                    match endpoint.send(&self.message, None, 0) {
+                    match endpoint.send(&self.message, None, 0, false) {
                         Ok(()) => Ok(()),
                         Err(Failure::Verbs(error)) => Err(CallError::Verbs(error)),
                         Err(Failure::Full | Failure::Message) => Err(CallError::Lost),
@@ -611,8 +640,7 @@ impl Requester {
                     // Whatever of it was registered is taken back (RFC 8166 §4.5.4).
                     if let Some(mut pending) = self.calls.remove(&xid) {
                         pending.release();
-                        self.xids.remove(&pending.id);
-                        self.finished.push_back(pending.finish(Err(error)));
+                        self.end(pending, |_| Err(error));
                     }
                 }
             }
@@ -661,10 +689,9 @@ impl Requester {
         self.stats.invalidated += u64::from(pending.was_invalidated());
         // Nothing is handed over, or even looked at, that the peer can still change (§4.4.1, §8.1.3).
         pending.release();
-        if self.xids.remove(&pending.id).is_some() {
-            let outcome = pending.outcome(verdict, &self.received[at..]);
-            self.finished.push_back(pending.finish(outcome));
-        }
+        let received = std::mem::take(&mut self.received);
+        self.end(pending, |pending| pending.outcome(verdict, &received[at..]));
+        self.received = received;
         Ok(())
     }
 }

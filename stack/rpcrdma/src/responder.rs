@@ -349,8 +349,11 @@ impl Responder {
         match event {
             Event::Received { slot, length } => {
                 self.stats.received += 1;
-                self.endpoint.message(slot, length, &mut self.received)?;
-                self.call(slot)
+                let mut message = std::mem::take(&mut self.received);
+                let taken = self.endpoint.message(slot, length, &mut message);
+                let looked_at = taken.map_err(Failure::from).and_then(|()| self.call(slot, &message));
+                self.received = message;
+                looked_at
             }
             Event::Done { tag } => self.pulled(tag),
             Event::Sent { tag } => {
@@ -365,18 +368,14 @@ impl Responder {
     }
 
     /// Looks at a received message.
-    fn call(&mut self, slot: usize) -> Result<(), Failure> {
-        match parse_call(&self.received) {
+    fn call(&mut self, slot: usize, message: &[u8]) -> Result<(), Failure> {
+        match parse_call(message) {
             Ok((header, at)) => {
                 if self.retries.breaks(self.peer.ip(), header.xid) {
                     // What ended the last connection would end this one too (§4.5.3).
                     return self.refuse(slot, header.xid, crate::header::VERSION, RdmaError::Chunk);
                 }
-                let payload = match header.body {
-                    Body::Message(_) => self.received.split_off(at),
-                    _ => Vec::new(),
-                };
-                self.begin(slot, header, payload)
+                self.begin(slot, header, &message[at..])
             }
             Err(CallFault::Discard(reason)) => {
                 self.stats.discarded += 1;
@@ -397,7 +396,7 @@ impl Responder {
         // The receive first: the requester may call again as soon as it has the answer (§3.3.1).
         self.endpoint.post_receive(slot)?;
         let tag = self.next_serial();
-        self.endpoint.send(&self.message, None, tag)?;
+        self.endpoint.send(&self.message, None, tag, false)?;
         self.resume()
     }
 

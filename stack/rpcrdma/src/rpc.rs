@@ -176,6 +176,8 @@ impl<'a> CallHeader<'a> {
 
     /// Writes the header behind what is in `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        // Six words, the flavors and their lengths, and what is padded.
+        out.reserve(48 + self.credential.body.len() + self.verifier.body.len());
         for word in [self.xid, CALL, RPC_VERSION, self.program, self.version, self.procedure] {
             put_u32(out, word);
         }
@@ -263,6 +265,8 @@ impl<'a> ReplyHeader<'a> {
 
     /// Writes the header behind what is in `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        // At most eight words, and a verifier.
+        out.reserve(36 + self.verifier.body.len());
         put_u32(out, self.xid);
         put_u32(out, REPLY);
         let (denied, words): (bool, &[u32]) = match &self.status {

@@ -187,6 +187,24 @@ fn many_calls_share_a_connection() {
 }
 
 #[test]
+fn message_buffers_come_back_whatever_their_number() {
+    // Not every message says that it has left: the next that does speaks for those before it.
+    for credits in [1, 2, 3, 8, 9, 40] {
+        let options = RequesterOptions { credits, ..RequesterOptions::default() };
+        let mut rig = Rig::new(options, ResponderOptions { credits, ..ResponderOptions::default() });
+        for _ in 0..20 {
+            let mut open: Vec<_> = (0..credits).map(|_| rig.client.start(call(NULL, vec![])).unwrap()).collect();
+            while !open.is_empty() {
+                let finished = rig.until("the end of a call", |rig| rig.client.poll());
+                open.retain(|id| *id != finished.id);
+                finished.outcome.unwrap();
+            }
+        }
+        assert_eq!(rig.client.stats().replies, 20 * u64::from(credits));
+    }
+}
+
+#[test]
 fn a_responder_that_cannot_answer_ends_the_connection() {
     let (here, there) = {
         let mut there = config(2);

@@ -256,6 +256,18 @@ impl CompletionQueue {
         }
     }
 
+    /// As [`poll`](Self::poll), but waits until there is a completion, or the time is over (0). What is there after a wait is
+    /// taken without another turn of an inline engine.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_for(&mut self, out: &mut [Completion], timeout: Duration) -> Result<usize, Error> {
+        match self.poll(out) {
+            0 if self.wait(timeout)? => Ok(self.reap(out)),
+            count => Ok(count),
+        }
+    }
+
     /// Waits for one completion; `None` when the time is over.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Completion>, Error> {
         if let Some(completion) = self.poll_one() {

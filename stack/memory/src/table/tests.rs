@@ -293,6 +293,52 @@ fn who_may_invalidate_what() {
 }
 
 #[test]
+fn what_its_only_stream_has_invalidated_comes_back_at_once_and_its_slot_later() {
+    let stream = Scope::Stream { domain: DOMAIN, stream: STREAM };
+    for slots in [1, 16] {
+        let table = RegionTable::new(slots, 1 << 20, 1);
+        let region = table.register(vec![7; LENGTH], Access::ALL, stream, TaggedBase::Zero).unwrap();
+        let mut epoch = table.engine();
+        let turn = epoch.enter();
+        turn.invalidate(US, region.stag(), false).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let table = &table;
+            let owner = scope.spawn(move || {
+                sender.send(region.deregister().into_vec().unwrap()).unwrap();
+                // With one slot only, this has to wait for the turn.
+                table.register(vec![8; LENGTH], Access::ALL, stream, TaggedBase::Zero).unwrap().stag()
+            });
+            // The turn is under way.
+            let memory = receiver.recv_timeout(std::time::Duration::from_secs(30));
+            if slots == 1 {
+                assert!(!owner.is_finished(), "the slot was used again during the turn");
+            }
+            drop(turn);
+            assert_eq!(memory.unwrap(), [7; LENGTH]);
+            assert!(owner.join().unwrap() > 0);
+        });
+        assert_eq!((table.regions(), table.registered_octets()), (0, 0));
+    }
+}
+
+#[test]
+fn slots_of_invalidated_regions_are_used_again() {
+    let stream = Scope::Stream { domain: DOMAIN, stream: STREAM };
+    let table = RegionTable::new(256, 1 << 20, 1);
+    let mut epoch = table.engine();
+    for _ in 0..10 * RETIRED {
+        let region = table.register(vec![7; LENGTH], Access::ALL, stream, TaggedBase::Zero).unwrap();
+        epoch.enter().invalidate(US, region.stag(), false).unwrap();
+        drop(region);
+        assert_eq!((table.regions(), table.registered_octets()), (0, 0));
+        let allocator = table.allocator();
+        assert!(allocator.retired.len() < RETIRED);
+        assert_eq!(allocator.free.len() + allocator.retired.len(), 256);
+    }
+}
+
+#[test]
 fn registering_and_deregistering_from_many_threads() {
     const THREADS: usize = 4;
     const ROUNDS: usize = 3_000;

@@ -4,7 +4,7 @@ use super::{Call, CallError, CallId, Finished, Refused, Reply};
 use crate::binding::{Binding, Greatest};
 use crate::endpoint::Endpoint;
 use crate::header::{Body, Chunks, DiscardReason, Header, ReadSegment, Segment, filled};
-use crate::plan::{Limits, Plan, Shape};
+use crate::plan::{Limits, Plan, PlanError, Shape};
 use crate::rpc::{CallHeader, MAX_AUTH, Protection, ReplyHeader, Status};
 use crate::walk::{Part, Removed, Returned, Walk, WalkError, split};
 use crate::xdr::{padding, put_padding};
@@ -47,6 +47,10 @@ pub(super) struct Pending {
     reply_header: usize,
     /// Lengths of the rooms, also while they are registered.
     rooms: Vec<usize>,
+    /// How it goes out, as long as the connection is the one that this was decided for.
+    plan: Option<Plan>,
+    /// Somebody waits for its end.
+    pub(super) wanted: bool,
     /// The chunks that were offered, once it is sent.
     offered: Option<Chunks>,
     lent: Lent,
@@ -55,7 +59,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(xid: u32, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<Self, Box<Refused>> {
+    pub(super) fn new(xid: u32, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<Box<Self>, Box<Refused>> {
         let Call { program, version, procedure, .. } = call;
         let known = bindings.iter().find(|binding| binding.program() == program);
         let arguments = match call.arguments.first() {
@@ -73,31 +77,44 @@ impl Pending {
         let credential = call.credential.as_auth();
         CallHeader { xid, program, version, procedure, credential, verifier: call.verifier.as_auth() }
             .encode(&mut header);
-        Ok(Self {
-            id: CallId(0),
+        Ok(Box::new(Self {
+            id: CallId { serial: 0, xid },
             binding: Arc::clone(binding),
             greatest,
             protection: credential.protection(),
             header,
             reply_header: ReplyHeader::longest(&credential),
             rooms: call.rooms.iter().map(Vec::len).collect(),
+            plan: None,
+            wanted: true,
             offered: None,
             lent: Lent::default(),
             reply: Vec::new(),
             call,
-        })
+        }))
     }
 
-    /// What a plan is made for.
-    pub(super) fn shape(&self) -> Shape<'_> {
-        Shape {
-            header: self.header.len(),
-            arguments: &self.call.arguments,
-            protection: self.protection,
-            rooms: &self.rooms,
-            greatest: &self.greatest,
-            reply_header: self.reply_header,
+    /// Decides how it goes out over a connection.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub(super) fn plan(&mut self, limits: &Limits) -> Result<Plan, PlanError> {
+        if let Some(plan) = self.plan {
+            return Ok(plan);
         }
+        let plan = Plan::new(
+            &Shape {
+                header: self.header.len(),
+                arguments: &self.call.arguments,
+                protection: self.protection,
+                rooms: &self.rooms,
+                greatest: &self.greatest,
+                reply_header: self.reply_header,
+            },
+            limits,
+        )?;
+        self.plan = Some(plan);
+        Ok(plan)
     }
 
     /// Whether it was sent on the present connection.
@@ -105,9 +122,10 @@ impl Pending {
         self.offered.is_some()
     }
 
-    /// Forgets that it was sent.
+    /// The connection is over: it was not sent on the next one, whose limits may be others.
     pub(super) fn unsend(&mut self) {
         self.offered = None;
+        self.plan = None;
     }
 
     /// Registers what the call lends, and writes the message.
@@ -118,15 +136,16 @@ impl Pending {
         credits: u32,
         message: &mut Vec<u8>,
     ) -> Result<(), CallError> {
-        let plan = Plan::new(&self.shape(), limits)?;
+        let plan = self.plan(limits)?;
         let mut chunks = Chunks::default();
-        // The Payload stream, reduced or not, and the position in the unreduced one.
-        let mut stream = self.header.clone();
-        let mut position = stream.len();
-        for (index, part) in self.call.arguments.iter_mut().enumerate() {
-            let length = part.octets().len();
-            match part {
-                Part::Item(data) if plan.reads && length > 0 => {
+        if plan.reads {
+            // Position in the unreduced message.
+            let mut position = self.header.len();
+            for (index, part) in self.call.arguments.iter_mut().enumerate() {
+                let length = part.octets().len();
+                if let Part::Item(data) = part
+                    && length > 0
+                {
                     let region = endpoint.register(std::mem::take(data), Access::REMOTE_READ)?;
                     let segments = cut(&region, length, limits.segment);
                     // A plan does not reach beyond 2^32 octets.
@@ -134,12 +153,8 @@ impl Pending {
                     chunks.reads.extend(segments.into_iter().map(|segment| ReadSegment { position, segment }));
                     self.lent.items.push((index, region));
                 }
-                Part::Octets(data) | Part::Item(data) => {
-                    stream.extend_from_slice(data);
-                    put_padding(&mut stream, length);
-                }
+                position += length + padding(length);
             }
-            position += length + padding(length);
         }
         if plan.writes {
             for (index, room) in self.call.rooms.iter_mut().enumerate() {
@@ -164,7 +179,9 @@ impl Pending {
         let body = match plan.long_call {
             None => Body::Message(chunks),
             Some(length) => {
-                let region = endpoint.register(std::mem::take(&mut stream), Access::REMOTE_READ)?;
+                let mut stream = Vec::with_capacity(length);
+                self.put_stream(&mut stream);
+                let region = endpoint.register(stream, Access::REMOTE_READ)?;
                 let call = cut(&region, length, limits.segment).into_iter();
                 chunks.reads.splice(0..0, call.map(|segment| ReadSegment { position: 0, segment }));
                 self.lent.long_call = Some(region);
@@ -173,13 +190,24 @@ impl Pending {
         };
         let header = Header { xid, credits, body };
         header.encode(message);
-        // Empty after a long call.
-        message.extend_from_slice(&stream);
+        if plan.long_call.is_none() {
+            self.put_stream(message);
+        }
         self.offered = match header.body {
             Body::Message(chunks) | Body::NoMessage(chunks) => Some(chunks),
             Body::Error { .. } => None,
         };
         Ok(())
+    }
+
+    /// Writes the Payload stream, without the items that are lent.
+    fn put_stream(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.header);
+        for part in &self.call.arguments {
+            // Nothing is left of an item that is lent.
+            out.extend_from_slice(part.octets());
+            put_padding(out, part.octets().len());
+        }
     }
 
     /// Whether the peer has invalidated something of it.

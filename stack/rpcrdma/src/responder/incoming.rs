@@ -64,7 +64,7 @@ struct Pulling {
 
 impl Responder {
     /// Begins to carry out a call whose transport header is right.
-    pub(super) fn begin(&mut self, slot: usize, header: Header, payload: Vec<u8>) -> Result<(), Failure> {
+    pub(super) fn begin(&mut self, slot: usize, header: Header, payload: &[u8]) -> Result<(), Failure> {
         let xid = header.xid;
         let (long, chunks) = match header.body {
             Body::Message(chunks) => (false, chunks),
@@ -93,10 +93,10 @@ impl Responder {
     }
 
     /// Looks at the RPC message, from which items may be missing, before they are read.
-    fn judge(&mut self, slot: usize, payload: Vec<u8>) -> Result<(), Failure> {
+    fn judge(&mut self, slot: usize, payload: &[u8]) -> Result<(), Failure> {
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
         let xid = call.xid;
-        let (header, at) = match CallHeader::parse(&payload) {
+        let (header, at) = match CallHeader::parse(payload) {
             Ok((header, at)) if header.xid == xid => (header, at),
             Err(CallHeaderError::RpcVersion(_)) => {
                 return self
@@ -129,8 +129,8 @@ impl Responder {
             Protection::Wrapped => Ok(()),
         };
         match walked.and_then(|()| walk.finish()) {
-            Ok(items) if places.is_empty() => self.hand_over(slot, &payload, at, &items, Vec::new()),
-            Ok(items) => self.pull(slot, Pull::Items { payload, header: at, items, chunks }),
+            Ok(items) if places.is_empty() => self.hand_over(slot, &header, &payload[at..], &items, Vec::new()),
+            Ok(items) => self.pull(slot, Pull::Items { payload: payload.to_vec(), header: at, items, chunks }),
             Err(WalkError::Garbage | WalkError::NotReduced) => self.deny(slot, Status::GarbageArguments),
             Err(WalkError::Ineligible) => self.refuse(slot, xid, VERSION, RdmaError::Chunk),
         }
@@ -205,10 +205,17 @@ impl Responder {
         };
         let mut sinks = pulling.sinks.into_iter().map(|sink| sink.map(MemoryRegion::deregister).unwrap_or_default());
         match pull {
-            Pull::Call(_) => self.judge(slot, sinks.next().unwrap_or_default()),
-            Pull::Items { payload, header, items, .. } => {
+            Pull::Call(_) => {
+                let call = sinks.next().unwrap_or_default();
+                let judged = self.judge(slot, &call);
+                self.pool.put(call);
+                judged
+            }
+            Pull::Items { payload, header: at, items, .. } => {
                 let sinks = sinks.collect();
-                self.hand_over(slot, &payload, header, &items, sinks)
+                // It was read once already.
+                let Ok((header, _)) = CallHeader::parse(&payload) else { return Err(Failure::Message) };
+                self.hand_over(slot, &header, &payload[at..], &items, sinks)
             }
         }
     }
@@ -216,15 +223,12 @@ impl Responder {
     fn hand_over(
         &mut self,
         slot: usize,
-        payload: &[u8],
-        at: usize,
+        header: &CallHeader<'_>,
+        arguments: &[u8],
         items: &[Item],
         mut sinks: Vec<Vec<u8>>,
     ) -> Result<(), Failure> {
-        // It was read once already.
-        let Ok((header, _)) = CallHeader::parse(payload) else { return Err(Failure::Message) };
-        let arguments =
-            split(&payload[at..], items, |chunk| sinks.get_mut(chunk).map(std::mem::take).unwrap_or_default())?;
+        let arguments = split(arguments, items, |chunk| sinks.get_mut(chunk).map(std::mem::take).unwrap_or_default())?;
         self.stats.calls += 1;
         self.ready.push_back(Request {
             token: Token { slot, xid: header.xid },

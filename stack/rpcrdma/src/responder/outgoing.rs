@@ -94,10 +94,11 @@ impl Responder {
         self.message.extend_from_slice(&stream);
         // Before the reply, so that the next call finds it (RFC 8166 §3.3.1).
         self.endpoint.post_receive(slot)?;
-        if !regions.is_empty() {
+        let lends = !regions.is_empty();
+        if lends {
             self.outgoing.push_back(Outgoing { serial, regions, items });
         }
-        self.endpoint.send(&self.message, invalidate, serial)?;
+        self.endpoint.send(&self.message, invalidate, serial, lends)?;
         self.stats.replies += 1;
         self.resume()
     }
