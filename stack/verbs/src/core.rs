@@ -1,6 +1,7 @@
 //! What all objects of one context share, and how it ends.
 
 use crate::config::Config;
+use crate::cpus::CommitCpus;
 use crate::driver::{self, Backoff, Health};
 use crate::error::Error;
 use crate::numbers::Numbers;
@@ -108,6 +109,8 @@ pub(crate) struct Core {
     pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
     pub(crate) opened: Instant,
     pub(crate) waiters: Arc<Waiters>,
+    /// Where committers run.
+    pub(crate) commit_cpus: CommitCpus,
     lingering: Mutex<Vec<Lingering>>,
     objects: AtomicU32,
     next_engine: AtomicUsize,
@@ -133,6 +136,7 @@ impl Core {
         regions: Arc<RegionTable>,
         port: Option<uwarp_dpdk::Port>,
         waiters: Arc<Waiters>,
+        commit_cpus: CommitCpus,
     ) -> Self {
         let queue_pairs = Numbers::new(config.limits.queue_pairs);
         let completion_queues = Numbers::new(config.limits.completion_queues);
@@ -147,6 +151,7 @@ impl Core {
             port: Mutex::new(port),
             opened: Instant::now(),
             waiters,
+            commit_cpus,
             lingering: Mutex::new(Vec::new()),
             objects: AtomicU32::new(1),
             next_engine: AtomicUsize::new(0),

@@ -211,6 +211,7 @@ pub mod config;
 mod connection;
 mod context;
 mod core;
+mod cpus;
 mod driver;
 mod durable;
 mod error;

@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Congestion, Ecn, EngineMode, FaultOptions};
 use crate::core::{Core, EngineHandle, Waiters};
+use crate::cpus::CommitCpus;
 use crate::driver::{self, EngineSeed, Health, PortSeed, Seat};
 use crate::error::Error;
 use crossbeam::channel::{Receiver, bounded, unbounded};
@@ -149,6 +150,7 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
     let mut engines: Vec<EngineHandle> = Vec::with_capacity(ports.len());
     let mut handoff = handoff(&config, ports.len()).into_iter();
     let steering = port.as_ref().filter(|_| ports.len() > 1).and_then(uwarp_dpdk::Port::rss);
+    let commit_cpus = CommitCpus::of(&config)?;
     for (index, port_seed) in ports.into_iter().enumerate() {
         let (commands, mailbox) = unbounded();
         let engine_config = engine_config(&config, index as u16, steering.as_ref());
@@ -177,14 +179,14 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
                 Ok(thread) => Some(thread),
                 Err(error) => {
                     // Those that run already are stopped again.
-                    Core::new(id, config, engines, regions, port, waiters).close();
+                    Core::new(id, config, engines, regions, port, waiters, commit_cpus).close();
                     return Err(error);
                 }
             },
         };
         engines.push(EngineHandle::new(commands, doorbells, wake, health, thread));
     }
-    let core = Arc::new(Core::new(id, config, engines, regions, port, waiters));
+    let core = Arc::new(Core::new(id, config, engines, regions, port, waiters, commit_cpus));
     if let Err(error) = apply_switches(&core) {
         core.close();
         return Err(error);

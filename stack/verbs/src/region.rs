@@ -74,9 +74,13 @@ pub(crate) fn register_durable(
         .regions
         .register_durable(buffer, access, scope, TaggedBase::Virtual, store, transparent)
         .map_err(|unregistered| unregistered.error)?;
+    let cpus = shared.commit_cpus.clone();
     let thread = std::thread::Builder::new()
         .name("uwarp-commit".to_owned())
-        .spawn(move || committer.run())
+        .spawn(move || {
+            cpus.apply();
+            committer.run();
+        })
         .map_err(Error::system("the thread of a durable region cannot be started"))?;
     Ok(MemoryRegion { registration, _committer: Some(CommitterThread(Some(thread))) })
 }

@@ -208,6 +208,47 @@ fn a_slow_store_holds_up_its_own_commits_only() {
     assert!(gate.1.load(Ordering::SeqCst) >= 1);
 }
 
+/// Tells on how many CPUs it may run.
+struct Where(std::sync::mpsc::Sender<Vec<usize>>);
+
+impl Store for Where {
+    fn write(&mut self, _offset: u64, _octets: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let cpus = core_affinity::get_core_ids().unwrap().iter().map(|core| core.id).collect();
+        self.0.send(cpus).map_err(io::Error::other)
+    }
+}
+
+#[test]
+fn a_pinned_application_does_not_pin_its_committers() {
+    let usable: Vec<usize> = core_affinity::get_core_ids().unwrap().iter().map(|core| core.id).collect();
+    for named in [vec![], vec![usable[0]]] {
+        // In a thread of its own, which is lost to other tests.
+        let (usable, named) = (usable.clone(), named);
+        let test = std::thread::spawn(move || {
+            let mut second = config(2, Mode::Threaded);
+            second.commit.cpus.clone_from(&named);
+            let (a, b) = Context::pair_in_process(config(1, Mode::Threaded), second).unwrap();
+            let last = *usable.last().unwrap();
+            assert!(core_affinity::set_for_current(core_affinity::CoreId { id: last }));
+            let (mut client, server) = connect_sides(&a, &b);
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let region = server
+                .pd
+                .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, Where(sender), false)
+                .unwrap();
+            let write = SendRequest::write_inline(1, b"log", region.stag(), region.remote_offset());
+            client.qp.post_send(&[write.with_commit().signalled()]).unwrap();
+            assert_eq!(client.expect(1).commit_status(), Some(0));
+            assert_eq!(receiver.recv().unwrap(), if named.is_empty() { usable } else { named });
+        });
+        test.join().unwrap();
+    }
+}
+
 #[test]
 fn a_message_is_told_when_what_came_before_it_is_durable() {
     in_both_modes(|mode| {

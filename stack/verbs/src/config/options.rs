@@ -219,11 +219,14 @@ pub struct CommitOptions {
     /// Answer a Commit of memory that is not durable with the status "not supported", instead of success, which promises
     /// nothing then (§2.1).
     pub strict: bool,
+    /// CPUs that the threads of durable regions may run on. Empty: those that the thread may use that opens the context, without
+    /// those of `engine.cpus` where two others at least are left.
+    pub cpus: Vec<usize>,
 }
 
 impl Default for CommitOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), strict: false }
+        Self { timeout: Duration::from_secs(30), strict: false, cpus: Vec::new() }
     }
 }
 

@@ -1,0 +1,86 @@
+//! Which CPUs the threads of durable regions run on.
+//!
+//! A thread inherits the CPUs of the one that starts it. An application that polls is pinned, often beside its engine, and a
+//! committer that inherited that would have to wait for the pollers, twice for each commit: when it is asked, and when the device
+//! has answered.
+
+use crate::config::Config;
+use crate::error::Error;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The CPUs of committers.
+#[derive(Clone, Debug)]
+pub(crate) struct CommitCpus(Vec<usize>);
+
+impl CommitCpus {
+    /// Those of the configuration, or chosen of what the calling thread may use.
+    ///
+    /// # Errors
+    /// The configuration names one that it may not use.
+    pub(crate) fn of(config: &Config) -> Result<Self, Error> {
+        let usable: Vec<usize> = match sched_getaffinity(None) {
+            Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+            Err(error) => {
+                tracing::debug!(%error, "the CPUs of this thread are not known");
+                config.commit.cpus.clone()
+            }
+        };
+        if let Some(&cpu) = config.commit.cpus.iter().find(|cpu| !usable.contains(cpu)) {
+            let usable: Vec<String> = usable.iter().map(usize::to_string).collect();
+            let usable = format!("this process may use the CPUs {}", usable.join(", "));
+            return Err(Error::argument("commit.cpus", cpu, usable));
+        }
+        Ok(Self(choose(&usable, &config.engine.cpus, &config.commit.cpus)))
+    }
+
+    /// Moves the calling thread there.
+    pub(crate) fn apply(&self) {
+        if self.0.is_empty() {
+            return;
+        }
+        let mut set = CpuSet::new();
+        for &cpu in &self.0 {
+            set.set(cpu);
+        }
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::warn!(%error, cpus = ?self.0, "the thread of a durable region stays on the CPUs of its maker");
+        }
+    }
+}
+
+/// What is asked for; else what is usable and polled by no engine. But a single CPU that would be left may be polled by somebody
+/// else, the peer on the same machine for instance: then the system chooses among all, by what they do at the time.
+fn choose(usable: &[usize], engines: &[usize], asked: &[usize]) -> Vec<usize> {
+    if !asked.is_empty() {
+        return asked.to_vec();
+    }
+    let others: Vec<usize> = usable.iter().copied().filter(|cpu| !engines.contains(cpu)).collect();
+    if others.len() >= 2 { others } else { usable.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn committers_keep_away_from_engines_where_there_is_room() {
+        for (usable, engines, asked, chosen) in [
+            (&[0, 1, 2, 3][..], &[1][..], &[][..], &[0, 2, 3][..]),
+            (&[0, 1, 2, 3], &[0, 1, 2], &[], &[0, 1, 2, 3]),
+            (&[0, 1], &[0], &[], &[0, 1]),
+            (&[0, 1], &[], &[], &[0, 1]),
+            (&[5], &[5], &[], &[5]),
+            (&[0, 1, 2, 3], &[1], &[1, 2], &[1, 2]),
+        ] {
+            assert_eq!(choose(usable, engines, asked), chosen, "{usable:?} {engines:?} {asked:?}");
+        }
+    }
+
+    #[test]
+    fn cpus_that_are_not_there_are_refused() {
+        let mut config = Config::without_device("10.0.0.1/24").unwrap();
+        config.commit.cpus = vec![CpuSet::MAX_CPU];
+        let error = CommitCpus::of(&config).unwrap_err();
+        assert!(matches!(error, Error::Argument { what: "commit.cpus", .. }), "{error}");
+    }
+}
