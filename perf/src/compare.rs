@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use uwarp_app::cacheline;
 
 use crate::kernel::{Namespaces, Test};
-use crate::programs::{RawC, UwarpPerf};
+use crate::programs::{RawC, UwarpPerf, UwarpRpc};
 
 /// The host of a virtual machine moves its CPUs, and what is measured on CPUs at another distance belongs to another
 /// machine. So only the parts are compared around which a cache line's round trip stayed within this factor of one value:
@@ -44,6 +44,9 @@ pub struct Options {
     /// Leave the kernel's TCP out (it needs root for its namespaces)
     #[arg(long)]
     no_kernel: bool,
+    /// Compare RPC over RDMA instead: with bare operations of the same size, and with RPC over a TCP stream
+    #[arg(long)]
+    rpc: bool,
     /// Also write every sample and the medians here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -62,6 +65,21 @@ struct Sample {
     /// Fixed arithmetic on both CPUs at once, before and after; none in runs recorded before it was looked at.
     #[serde(default)]
     arithmetic_ns: Option<[f64; 2]>,
+}
+
+/// A cache line's round trip, and the arithmetic.
+type Look = (Option<f64>, Option<f64>);
+
+/// Looks at the machine.
+fn look(cpus: (usize, usize)) -> Look {
+    (cacheline::round_trip(cpus.0, cpus.1), cacheline::arithmetic(cpus.0, cpus.1))
+}
+
+impl Sample {
+    fn new(value: f64, before: Look, after: Look) -> Self {
+        let both = |before: Option<f64>, after| before.zip(after).map(|(before, after)| [before, after]);
+        Self { value, cacheline_ns: both(before.0, after.0), arithmetic_ns: both(before.1, after.1) }
+    }
 }
 
 /// What the machine must have been like around a part for it to count.
@@ -126,16 +144,20 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     ensure!(options.rounds >= 1, "--rounds must be at least 1");
     let perf = UwarpPerf::find()?;
+    let rpc = if options.rpc { Some(UwarpRpc::find()?) } else { None };
     let folder = tempfile::tempdir()?;
     let c = RawC::build(folder.path())?;
-    let kernel = if options.no_kernel { None } else { Some(Namespaces::new()?) };
+    let kernel = if options.no_kernel || options.rpc { None } else { Some(Namespaces::new()?) };
 
     let mut all = BTreeMap::new();
     for device in &options.device {
         let mut figures = Figures::new();
         for round in 1..=options.rounds {
             eprintln!("{device}: round {round} of {}", options.rounds);
-            measure(options, device, &perf, &c, kernel.as_ref(), &mut figures)?;
+            match &rpc {
+                Some(rpc) => measure_calls(options, device, &perf, rpc, &mut figures)?,
+                None => measure(options, device, &perf, &c, kernel.as_ref(), &mut figures)?,
+            }
         }
         all.insert(device.clone(), figures);
     }
@@ -180,14 +202,11 @@ fn measure(
     let cpus = (options.cpus[0], options.cpus[1]);
     let duration = Duration::from_millis(options.milliseconds);
     let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
-    let look = || (cacheline::round_trip(cpus.0, cpus.1), cacheline::arithmetic(cpus.0, cpus.1));
-    let mut before = look();
+    let mut before = look(cpus);
     let mut add = |name: String, value: f64| {
-        let after = look();
-        let both = |before: Option<f64>, after| before.zip(after).map(|(before, after)| [before, after]);
-        let (cacheline_ns, arithmetic_ns) = (both(before.0, after.0), both(before.1, after.1));
+        let after = look(cpus);
+        figures.entry(name).or_default().0.push(Sample::new(value, before, after));
         before = after;
-        figures.entry(name).or_default().0.push(Sample { value, cacheline_ns, arithmetic_ns });
     };
     match c.pair(device, cpus)? {
         Some(p50_ns) => add("C raw latency, p50 ns".into(), p50_ns),
@@ -211,6 +230,55 @@ fn measure(
     }
     Ok(())
 }
+
+/// One round of calls over one device, each beside what it is compared with.
+fn measure_calls(
+    options: &Options,
+    device: &str,
+    perf: &UwarpPerf,
+    rpc: &UwarpRpc,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let cpus = (options.cpus[0], options.cpus[1]);
+    let duration = Duration::from_millis(options.milliseconds);
+    let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
+    let with = |more: &[&str]| [&flags[..], &more.iter().map(ToString::to_string).collect::<Vec<_>>()].concat();
+    let mut before = look(cpus);
+    let mut add = |values: Vec<(String, f64)>| {
+        let after = look(cpus);
+        for (name, value) in values {
+            figures.entry(name).or_default().0.push(Sample::new(value, before, after));
+        }
+        before = after;
+    };
+    // The messages of a null call have 68 octets there and 52 back.
+    let latency = perf.pair("send-latency", device, 64, &flags, duration)?.latency_ns.context("no latency")?;
+    add(vec![(SEND.to_owned(), latency.p50)]);
+    for (transport, name) in [("rdma", NULL), ("tcp", NULL_TCP)] {
+        let report = rpc.pair("null", device, transport, &flags, duration)?;
+        add(vec![(name.to_owned(), report.latency_ns.p50)]);
+    }
+    let rate = perf.pair("write-bandwidth", device, 1 << 20, &with(&["--depth", "8"]), duration)?.gbit_per_s;
+    add(vec![(WRITE.to_owned(), rate.context("no bandwidth")?)]);
+    for (transport, name) in [("rdma", READ), ("tcp", READ_TCP)] {
+        let report = rpc.pair("get", device, transport, &with(&["--size", "1M", "--depth", "8"]), duration)?;
+        let cpu = report.cpu_ms_per_mib.context("no CPU time")?;
+        let what = name.trim_end_matches(", Gbit/s");
+        add(vec![
+            (name.to_owned(), report.gbit_per_s.context("no bandwidth")?),
+            (format!("{what}, client's CPU µs/MiB"), 1e3 * cpu.client),
+            (format!("{what}, server's CPU µs/MiB"), 1e3 * cpu.server),
+        ]);
+    }
+    Ok(())
+}
+
+const SEND: &str = "Send latency, p50 ns";
+const NULL: &str = "null RPC over RDMA, p50 ns";
+const NULL_TCP: &str = "null RPC over a stream, p50 ns";
+const WRITE: &str = "Write bandwidth 1 MiB, Gbit/s";
+const READ: &str = "RPC read 1 MiB by RDMA, Gbit/s";
+const READ_TCP: &str = "RPC read 1 MiB over a stream, Gbit/s";
 
 /// Name, test of `uwarp-perf`, message size, further flags.
 const PARTS: &[(&str, &str, usize, &[&str])] = &[
@@ -265,6 +333,7 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
     const C: &str = "C raw latency, p50 ns";
     ratio(RAW, C);
     match (median(RAW), median(C)) {
+        _ if !figures.contains_key(RAW) => {}
         (Some(raw), Some(c)) if raw > HONEST * c => {
             println!("no ratio to the raw device: it is {:.2} x the C program's, more than {HONEST}", raw / c);
         }
@@ -275,6 +344,10 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
         }
     }
     ratio("atomic latency, p50 ns", "Read of 8 octets latency, p50 ns");
+    ratio(NULL, SEND);
+    ratio(NULL_TCP, NULL);
+    ratio(READ, WRITE);
+    ratio(READ, READ_TCP);
     ratio("kernel TCP spinning, p50 ns", "Write latency, p50 ns");
     ratio("kernel TCP spinning, p50 ns", "stream latency, p50 ns");
     ratio("Write bandwidth MTU 1500, Gbit/s", "kernel TCP no offloads, Gbit/s");

@@ -1,4 +1,4 @@
-//! The programs that are measured: `uwarp-perf` beside this one, and the C ping-pong built from perf/c.
+//! The programs that are measured: `uwarp-perf` and `uwarp-rpc` beside this one, and the C ping-pong built from perf/c.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,15 +25,70 @@ pub struct Latency {
     pub p50: f64,
 }
 
-/// `uwarp-perf`, which lies beside this program.
-pub struct UwarpPerf(PathBuf);
+/// What `uwarp-rpc --json` prints, as far as it is used here.
+#[derive(Debug, Deserialize)]
+pub struct RpcReport {
+    /// From the start of a call to its end.
+    pub latency_ns: Latency,
+    /// Payload.
+    pub gbit_per_s: Option<f64>,
+    /// Milliseconds of CPU time for each MiB.
+    pub cpu_ms_per_mib: Option<CpuTime>,
+}
+
+/// CPU time of each side.
+#[derive(Debug, Deserialize)]
+pub struct CpuTime {
+    /// The client's.
+    pub client: f64,
+    /// The server's.
+    pub server: f64,
+}
+
+/// A program that lies beside this one.
+struct Neighbour {
+    name: &'static str,
+    path: PathBuf,
+}
+
+impl Neighbour {
+    fn find(name: &'static str) -> anyhow::Result<Self> {
+        let path = std::env::current_exe()?.with_file_name(name);
+        ensure!(path.exists(), "{} is not there: cargo build --release -p {name}", path.display());
+        Ok(Self { name, path })
+    }
+
+    /// Runs `pair TEST` once over `device`, and reads what it prints.
+    fn pair<Read: serde::de::DeserializeOwned>(
+        &self,
+        test: &str,
+        device: &str,
+        more: &[String],
+        duration: Duration,
+    ) -> anyhow::Result<Read> {
+        let name = self.name;
+        let output = Command::new(&self.path)
+            .args(["pair", test, "--device", device, "--json", "-"])
+            .args(["--duration", &format!("{}ms", duration.as_millis())])
+            .args(more)
+            .stdin(Stdio::null())
+            .output()?;
+        if !output.status.success() {
+            bail!("{name} pair {test} over {device}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!("{name} pair {test} printed no report: {}", String::from_utf8_lossy(&output.stdout))
+        })
+    }
+}
+
+/// `uwarp-perf`.
+pub struct UwarpPerf(Neighbour);
 
 impl UwarpPerf {
     /// Finds it.
     pub fn find() -> anyhow::Result<Self> {
-        let path = std::env::current_exe()?.with_file_name("uwarp-perf");
-        ensure!(path.exists(), "{} is not there: cargo build --release -p uwarp-perf", path.display());
-        Ok(Self(path))
+        Neighbour::find("uwarp-perf").map(Self)
     }
 
     /// Runs `pair TEST` once.
@@ -45,18 +100,32 @@ impl UwarpPerf {
         more: &[String],
         duration: Duration,
     ) -> anyhow::Result<Report> {
-        let output = Command::new(&self.0)
-            .args(["pair", test, "--device", device, "--size", &size.to_string(), "--json", "-"])
-            .args(["--duration", &format!("{}ms", duration.as_millis())])
-            .args(more)
-            .stdin(Stdio::null())
-            .output()?;
-        if !output.status.success() {
-            bail!("uwarp-perf pair {test} over {device}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        serde_json::from_slice(&output.stdout).with_context(|| {
-            format!("uwarp-perf pair {test} printed no report: {}", String::from_utf8_lossy(&output.stdout))
-        })
+        let size = ["--size".to_owned(), size.to_string()];
+        self.0.pair(test, device, &[&size[..], more].concat(), duration)
+    }
+}
+
+/// `uwarp-rpc`.
+pub struct UwarpRpc(Neighbour);
+
+impl UwarpRpc {
+    /// Finds it.
+    pub fn find() -> anyhow::Result<Self> {
+        Neighbour::find("uwarp-rpc").map(Self)
+    }
+
+    /// Runs `pair TEST` once over one transport.
+    pub fn pair(
+        &self,
+        test: &str,
+        device: &str,
+        transport: &str,
+        more: &[String],
+        duration: Duration,
+    ) -> anyhow::Result<RpcReport> {
+        let transport = ["--transport".to_owned(), transport.to_owned()];
+        let reports: Vec<RpcReport> = self.0.pair(test, device, &[&transport[..], more].concat(), duration)?;
+        reports.into_iter().next().with_context(|| format!("uwarp-rpc pair {test} has no result"))
     }
 }
 
