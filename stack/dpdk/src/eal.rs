@@ -317,3 +317,25 @@ pub(crate) fn error_text(number: i32) -> String {
     // SAFETY: the text is static or the thread's own, and copied here.
     unsafe { CStr::from_ptr(sys::rte_strerror(number.abs())) }.to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dpdk_says_of_its_start_becomes_a_cause_and_a_cure() {
+        let config = EalConfig::default();
+        for denied in ["cannot open /dev/vfio/vfio: Permission denied", "mlock: Operation not permitted"] {
+            let error = explain(&config, denied.to_owned());
+            assert!(matches!(error, Error::Permission { .. }), "{error:?}");
+            let expected = format!(
+                "no permission for DPDK to start ({denied}): run without hugepages and PCI devices, or as root"
+            );
+            assert_eq!(error.to_string(), expected);
+        }
+        let error = explain(&config, "Cannot allocate memory".to_owned());
+        assert!(matches!(error, Error::OutOfMemory { memory_mib: 256, .. }), "{error:?}");
+        let error = explain(&config, "invalid option".to_owned());
+        assert_eq!(error.to_string(), "DPDK did not start: invalid option");
+    }
+}

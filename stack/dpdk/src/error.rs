@@ -99,3 +99,22 @@ pub enum Error {
     #[error("no free DPDK thread slot: at most 127 threads can be registered at a time")]
     NoThreadSlot,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those that a machine with all drivers and a test with all rights do not bring about.
+    #[test]
+    fn what_is_missing_is_named_with_its_cure() {
+        let driver =
+            Error::NoSuchDriver { driver: "net_memif".into(), available: vec!["net_tap".into(), "net_null".into()] };
+        assert_eq!(driver.to_string(), "DPDK has no driver net_memif here; there are: net_tap, net_null");
+        let permission = Error::Permission { what: "opening /dev/net/tun".into(), cure: "run as root".into() };
+        assert_eq!(permission.to_string(), "no permission for opening /dev/net/tun: run as root");
+        let text = Error::NoHugepages.to_string();
+        let script = text.split_whitespace().last().expect("the cure");
+        let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(script);
+        assert!(script.is_file(), "{text}: but there is no {}", script.display());
+    }
+}

@@ -53,11 +53,13 @@ fn eal_leaves_no_directory_behind() {
 #[test]
 fn a_bad_eal_configuration_leaves_a_second_try() {
     assert!(matches!(Eal::init(&EalConfig { memory_mib: 1, ..EalConfig::default() }), Err(Error::Configuration(_))));
+    let pages = common::hugepages();
     if uwarp_dpdk::eal::free_hugepages() == 0 {
         let error = Eal::init(&EalConfig { hugepages: true, ..EalConfig::default() }).unwrap_err();
         assert!(matches!(error, Error::NoHugepages));
         assert!(error.to_string().contains("hugepages = false"), "{error}");
     }
+    drop(pages);
     eal();
 }
 

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{
-    connect, contents, directory, eal, exchange, fill, memif, open, options, receive, send, sizes, vhost, virtio, whole,
+    Reserved, connect, contents, directory, eal, exchange, fill, memif, open, options, receive, send, sizes, vhost,
+    virtio, whole,
 };
 use uwarp_dpdk::{
     ChecksumStatus, DeviceConfig, Eal, EalConfig, MemifRole, Offloads, Port, PortOptions, Queue, TxChecksum,
@@ -330,11 +331,14 @@ fn offloads_that_are_not_wanted_are_off() {
 
 #[test]
 fn hugepages_when_asked() {
-    if uwarp_dpdk::eal::free_hugepages() < 200 {
-        eprintln!("no hugepages reserved: nothing is tested");
-        return;
-    }
-    let eal = Eal::init(&EalConfig { hugepages: true, ..EalConfig::default() }).unwrap();
+    let config = EalConfig { hugepages: true, ..EalConfig::default() };
+    let pages = u64::from(config.memory_mib) / 2;
+    // EAL keeps what it took until the process ends, and the kernel takes those back then.
+    let _reserved = Reserved::new(pages + 8);
+    let free = uwarp_dpdk::eal::free_hugepages();
+    let eal = Eal::init(&config).unwrap();
+    let taken = free - uwarp_dpdk::eal::free_hugepages();
+    assert!(taken >= pages, "{taken} of {pages} pages were taken");
 
     let directory = directory();
     for zero_copy in [false, true] {

@@ -2,7 +2,10 @@
 #![allow(dead_code)] // Each test program uses a part of it.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Mbuf, MemifRole, Port, PortOptions, Queue};
@@ -15,6 +18,49 @@ const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 
 pub fn eal() -> Eal {
     Eal::init(&EalConfig::default()).expect("DPDK starts")
+}
+
+/// The machine's hugepages for one test at a time: whoever counts on their number holds this.
+pub fn hugepages() -> File {
+    let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    let pool = File::open(pool).expect("a kernel with hugepages of 2 MiB");
+    pool.lock().expect("a lock");
+    pool
+}
+
+/// Hugepages that are reserved by the project's script, and given back.
+pub struct Reserved {
+    pool: File,
+    before: u64,
+}
+
+impl Reserved {
+    /// So many more than there are.
+    pub fn new(count: u64) -> Self {
+        let mut pool = hugepages();
+        let mut before = String::new();
+        pool.read_to_string(&mut before).expect("a number");
+        let before = before.trim().parse().expect("a number");
+        let reserved = Self { pool, before };
+        reserve(before + count).expect("root, and a machine with free memory");
+        reserved
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Err(error) = reserve(self.before) {
+            eprintln!("{error}");
+        }
+        let _ = self.pool.unlock();
+    }
+}
+
+/// Runs `scripts/hugepages`.
+fn reserve(count: u64) -> Result<(), String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/hugepages");
+    let output = Command::new(script).arg(count.to_string()).output().map_err(|error| error.to_string())?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
 pub fn options(mtu: u16) -> PortOptions {
