@@ -1,8 +1,9 @@
 //! Two processes over a real device: files there and back, and what is refused.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// A server that ends with the test.
 struct Server(Child);
@@ -142,33 +143,81 @@ fn a_server_may_store_nothing() {
     assert!(names(&served).is_empty());
 }
 
+/// Settings with which the end of a peer is noticed within seconds, and a file that takes no room and is never copied to its end
+/// before somebody ends that.
+fn endless(folder: &Path) -> (String, PathBuf) {
+    let settings = folder.join("settings.toml");
+    // The command line says which device and which address.
+    let text = "address = \"10.77.0.9/24\"\n\
+        [device]\nkind = \"ring\"\nname = \"unused\"\n\
+        [tcp]\nuser-timeout = \"3s\"\n\
+        [tcp.keep-alive]\nidle = \"1s\"\ninterval = \"500ms\"\nprobes = 4\n";
+    fs::write(&settings, text).unwrap();
+    let file = folder.join("file");
+    fs::File::create(&file).unwrap().set_len(1 << 36).unwrap();
+    (settings.to_str().unwrap().to_owned(), file)
+}
+
+/// Waits until a file is on its way to the directory: there is one that was not there `before`, and it has octets.
+fn wait_for_the_middle(directory: &Path, before: &[&str], tool: &mut Child) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let has_octets = |name: &String| fs::metadata(directory.join(name)).is_ok_and(|file| file.len() > 0);
+    while !names(directory).iter().any(|name| !before.contains(&name.as_str()) && has_octets(name)) {
+        assert!(Instant::now() < deadline, "nothing comes: {:?}", names(directory));
+        assert_eq!(tool.try_wait().unwrap(), None, "it is not at its end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_client_that_dies_leaves_no_half_file() {
     let folder = tempfile::tempdir().unwrap();
     let served = folder.path().join("served");
     fs::create_dir(&served).unwrap();
-    let file = folder.path().join("file");
-    fs::write(&file, vec![7; 64 << 20]).unwrap();
+    let (settings, file) = endless(folder.path());
     let socket = folder.path().join("s");
-    let _server = serve(&socket, "virtio", &served, &[]);
+    let _server = serve(&socket, "virtio", &served, &["--config", &settings, "--address", "10.77.0.1/24"]);
     let mut client =
         command(&socket, "virtio").arg("put").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // In the middle of it: as soon as something has been stored.
-    while names(&served).is_empty() && client.try_wait().unwrap().is_none() {
-        std::thread::yield_now();
-    }
+    wait_for_the_middle(&served, &[], &mut client);
     client.kill().unwrap();
     client.wait().unwrap();
-    // The server learns of it, or the file had been whole.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while names(&served).iter().any(|name| name != "file") {
-        assert!(std::time::Instant::now() < deadline, "{:?}", names(&served));
-        std::thread::sleep(std::time::Duration::from_millis(20));
+    // The server learns of it, and throws away what it has.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !names(&served).is_empty() {
+        assert!(!served.join("file").exists(), "a part of it has the name of the whole");
+        assert!(Instant::now() < deadline, "{:?}", names(&served));
+        std::thread::sleep(Duration::from_millis(20));
     }
     // And serves on.
+    let whole = vec![7; 100_000];
+    fs::write(&file, &whole).unwrap();
     let output = command(&socket, "virtio").arg("put").arg(&file).output().unwrap();
     succeeds(&output);
-    assert_eq!(fs::metadata(served.join("file")).unwrap().len(), 64 << 20);
+    assert!(fs::read(served.join("file")).unwrap() == whole);
+}
+
+#[test]
+fn a_server_that_dies_leaves_no_half_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (served, back) = (folder.path().join("served"), folder.path().join("back"));
+    fs::create_dir(&served).unwrap();
+    fs::create_dir(&back).unwrap();
+    // There is an older one, which stays as it is.
+    fs::write(back.join("file"), "older").unwrap();
+    let (settings, file) = endless(folder.path());
+    fs::rename(&file, served.join("file")).unwrap();
+    let socket = folder.path().join("s");
+    let server = serve(&socket, "virtio", &served, &[]);
+    let mut get = command(&socket, "virtio");
+    get.args(["get", "file", "--config", &settings, "--address", "10.77.0.2/24", "--output"]).arg(&back);
+    let mut client = get.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_the_middle(&back, &["file"], &mut client);
+    drop(server);
+    let output = client.wait_with_output().unwrap();
+    fails(&output, "'file' was not copied: the connection is over");
+    assert_eq!(names(&back), ["file"]);
+    assert_eq!(fs::read(back.join("file")).unwrap(), b"older");
 }
 
 #[test]
