@@ -28,7 +28,14 @@ fn check_latency(test: &str, device: &str) {
     let percentile = |name: &str| result["latency_ns"][name].as_u64().unwrap();
     let in_order = ["min", "p50", "p99", "p99_9", "max"].map(percentile);
     assert!(in_order[0] > 0 && in_order.is_sorted(), "{result}");
-    assert!(result["cacheline_ns"].get("before").is_some() || result["cacheline_ns"].is_null());
+    let line = &result["cacheline_ns"];
+    // On one CPU there is no way from one to the other.
+    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1) {
+        let measured = |name: &str| line[name].as_f64().is_some_and(|time| time > 0.0);
+        assert!(measured("before") && measured("after"), "{result}");
+    } else {
+        assert!(line.is_null(), "{result}");
+    }
 }
 
 fn check_bandwidth(test: &str, device: &str, more: &[&str]) {
@@ -118,19 +125,11 @@ fn lost_frames_cost_time_and_nothing_else() {
 
 #[test]
 fn af_packet_in_a_namespace_of_its_own() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: packet sockets need root here");
-        return;
-    }
     check_latency("write-latency", "af_packet");
     check_bandwidth("read-bandwidth", "af_packet", &["--size", "4K"]);
 }
 
 #[test]
 fn tap_joined_by_a_bridge() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: tap interfaces need root here");
-        return;
-    }
     check_latency("write-latency", "tap");
 }
