@@ -1,4 +1,5 @@
-//! A network of two hosts, each a process: a pair of sockets' ends, or a veth pair in a network namespace of its own.
+//! A network of two hosts, each a process: a pair of sockets' ends, or a veth pair or two taps on a bridge in a network namespace of
+//! its own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,8 @@ pub enum Device {
     Memif,
     /// A veth pair and packet sockets.
     AfPacket,
+    /// Two taps on a bridge.
+    Tap,
 }
 
 /// Which of the two hosts.
@@ -67,6 +70,9 @@ impl Wire {
                 netns: Some(self.place.clone()),
                 frame_count: None,
             },
+            (Device::Tap, _) => {
+                DeviceConfig::Tap { name: interface(side).to_owned(), mac: None, netns: Some(self.place.clone()) }
+            }
         }
     }
 
@@ -117,12 +123,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a network. af_packet needs the right to make network namespaces.
+    /// Makes a network. af_packet and tap need the right to make network namespaces.
     pub fn new(device: Device) -> Self {
-        if device == Device::AfPacket {
+        if matches!(device, Device::AfPacket | Device::Tap) {
             let namespace = Namespace::new("vdev").expect("a network namespace");
             let ends = [Side::Server, Side::Client].map(|side| End::silent(interface(side)).of(&namespace));
-            netns::veth(9000, ends).expect("a veth pair");
+            if device == Device::AfPacket {
+                netns::veth(9000, ends).expect("a veth pair");
+            } else {
+                join_taps(&namespace, ends).expect("two taps on a bridge");
+            }
             let wire = Wire { device, place: namespace.name().to_owned() };
             return Self { wire, _namespace: Some(namespace), _folder: None };
         }
@@ -131,4 +141,17 @@ impl Network {
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
         Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) }
     }
+}
+
+/// Makes taps that stay when the process that has them goes, and a bridge between them.
+fn join_taps(namespace: &Namespace, ends: [End<'_>; 2]) -> std::io::Result<()> {
+    namespace.ip(&["link", "add", "bridge", "type", "bridge"])?;
+    End::silent("bridge").of(namespace).bring_up()?;
+    for end in ends {
+        // The driver asks for a tap of several queues, and gets no other.
+        namespace.ip(&["tuntap", "add", end.interface, "mode", "tap", "multi_queue"])?;
+        namespace.ip(&["link", "set", end.interface, "master", "bridge"])?;
+        end.bring_up()?;
+    }
+    Ok(())
 }

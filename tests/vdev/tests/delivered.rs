@@ -11,8 +11,8 @@ use uwarp_vdev_tests::peer::Peer;
 
 const LENGTH: usize = 1 << 20;
 
-fn deliver(mode: &str, seed: u64) {
-    let network = Network::new(Device::Virtio);
+fn deliver(device: Device, mode: &str, seed: u64) {
+    let network = Network::new(device);
     let mut config = network.wire.config(Side::Server);
     config.tcp.user_timeout = Some(Duration::from_secs(30));
     config = if mode == "inline" { config.inline() } else { config.threaded(1) };
@@ -42,13 +42,21 @@ fn deliver(mode: &str, seed: u64) {
 #[test]
 fn by_processes_with_inline_engines() {
     for seed in 1..5 {
-        deliver("inline", seed);
+        deliver(Device::Virtio, "inline", seed);
     }
 }
 
 #[test]
 fn by_processes_with_threaded_engines() {
     for seed in 11..15 {
-        deliver("threaded", seed);
+        deliver(Device::Virtio, "threaded", seed);
+    }
+}
+
+/// The buffers of both directions are the client's, and go with it.
+#[test]
+fn over_memif() {
+    for (mode, seed) in [("inline", 21), ("threaded", 22)] {
+        deliver(Device::Memif, mode, seed);
     }
 }
