@@ -155,7 +155,8 @@ fn the_kernel_behind_a_router_that_drops() {
     });
 }
 
-fn behind_a_router(name: &'static str, addresses: Addresses) {
+/// The stack and, beyond a router, a kernel. Both ends go with the link `stack0`.
+fn routed(name: &'static str, addresses: Addresses) -> (Namespace, Bed) {
     let [near, far, kernel] = addresses.routed;
     let (router, host) = (Namespace::new("router").expect("a namespace"), Namespace::new("host").expect("a namespace"));
     let near_end = [near];
@@ -176,6 +177,39 @@ fn behind_a_router(name: &'static str, addresses: Addresses) {
     let config = Config::new(device, addresses.stack).expect("a good address").gateway(bare(near));
     let mut bed = Bed::new(open(config), name, Addresses { kernel, ..addresses });
     bed.host = Some(host);
+    (router, bed)
+}
+
+/// A kernel that sends to the stack, and in turn with it the same kernel that sends to another one, through a router that drops one in
+/// twenty segments either way. Nothing is asserted of the two but that every octet comes: their goodput is printed, and kept with
+/// `UWARP_FIGURES`. `perf/README.md` has figures of the long run.
+#[test]
+fn loss_towards_the_stack_and_towards_a_kernel() {
+    const OTHER: &str = "10.79.0.2/24";
+    netns::test_inside("loss_towards_the_stack_and_towards_a_kernel", || {
+        let (router, mut bed) = routed("five per cent", V4);
+        let other = Namespace::new("other").expect("a namespace");
+        // By hand, since a namespace has each index once, and the router has both of those of `netns::veth`.
+        let words =
+            ["link", "add", "side0", "mtu", "1500", "type", "veth", "peer", "name", "kernel1", "netns", other.name()];
+        router.ip(&words).expect("a veth pair");
+        End::kernel("side0", &["10.79.0.254/24"]).of(&router).bring_up().expect("the router's end");
+        End::kernel("kernel1", &[OTHER]).of(&other).bring_up().expect("the other kernel's end");
+        other.ip(&["route", "add", "default", "via", "10.79.0.254"]).expect("a route");
+        other.inside(settings).expect("a thread inside");
+        let size = count(MIB, 4 * MIB);
+        let drops = Drops::in_forwarding(&router, 50);
+        for _ in 0..count(1, 10) {
+            bed.transfer("to the stack", Opens::Kernel, Amount { to_kernel: 0, to_stack: size });
+            bed.transfer_to_another(&other, bare(OTHER), size);
+        }
+        assert!(drops.count() > 0, "the router has dropped nothing");
+        bed.finish();
+    });
+}
+
+fn behind_a_router(name: &'static str, addresses: Addresses) {
+    let (router, mut bed) = routed(name, addresses);
     let size = count(4 * MIB, 32 * MIB);
     for permille in [1, 10, 50] {
         let drops = Drops::in_forwarding(&router, permille);
@@ -347,6 +381,25 @@ impl Bed {
             panic!("{} {cell}: {error}\n{:#?}\n{:#?}", self.name, stack.tcp_info(), self.context.stats());
         }
         self.table.note(format!("{} {cell}", self.name), amount.to_kernel + amount.to_stack, begin);
+    }
+
+    /// From the kernel to another one.
+    fn transfer_to_another(&mut self, other: &Namespace, address: IpAddr, octets: u64) {
+        let listener = other.inside(|| flows::kernel_listens(address)).expect("a thread inside").expect("a socket");
+        let to = listener.local_addr().unwrap();
+        let begin = Instant::now();
+        let (sent, received) = thread::scope(|scope| {
+            let receiver = scope.spawn(|| flows::receive(&mut flows::patient(listener.accept()?.0)?));
+            let sent = self.at_the_kernel(|| {
+                let mut stream = flows::kernel_connects(to)?;
+                let sent = flows::send(&mut stream, 1, octets)?;
+                stream.shutdown(Shutdown::Write)?;
+                Ok::<_, io::Error>(sent)
+            });
+            (sent.expect("the kernel sends"), join("the other kernel", receiver).expect("it receives"))
+        });
+        assert_eq!(sent, received, "from kernel to kernel");
+        self.table.note(format!("{} to a kernel", self.name), octets, begin);
     }
 
     fn whole_transfers(&mut self) {
