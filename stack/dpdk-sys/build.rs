@@ -56,7 +56,7 @@ fn main() {
         bindgen::Builder::default()
             .header("shim/bindings.h")
             .clang_args(&flags)
-            .allowlist_function("rte_eal_(init|hotplug_add|hotplug_remove|get_runtime_dir)")
+            .allowlist_function("rte_eal_(init|hotplug_add|hotplug_remove|get_runtime_dir|alarm_set)")
             .allowlist_function("rte_(version|strerror|thread_register|thread_unregister|openlog_stream|log_set_global_level)")
             .allowlist_function("rte_dev_(probe|remove|name)")
             .allowlist_function(

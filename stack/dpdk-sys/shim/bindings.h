@@ -2,6 +2,7 @@
 #include <rte_config.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
+#include <rte_alarm.h>
 #include <rte_dev.h>
 #include <rte_ethdev.h>
 #include <rte_eth_ring.h>

@@ -12,9 +12,11 @@
 //! So the burst pays two plain stores and a load. Control calls that take a device's memory away hold the same gate,
 //! see [`exclusive`].
 
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
@@ -64,6 +66,8 @@ static GATE: AtomicU8 = AtomicU8::new(0);
 const CLOSED: u8 = 1;
 /// In `GATE`, for good: the kernel has no membarrier, so every burst has a full fence instead.
 const FENCED: u8 = 2;
+/// How long the interrupt thread is waited for at most.
+const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 /// All flags there are.
 static FLAGS: Mutex<Vec<Arc<BurstFlag>>> = Mutex::new(Vec::new());
 /// Whether somebody holds the gate closed. Not a guard, since the interrupt thread holds it between two calls.
@@ -171,6 +175,29 @@ pub(crate) fn exclusive<T>(work: impl FnOnce() -> T) -> T {
     unsafe { sys::uwarp_sparing_begin() };
     let _release = Release;
     work()
+}
+
+/// Waits until the interrupt thread has done what drivers have put off by an alarm. A virtio-user driver that finds its peer
+/// gone does so, and would find the device gone, too, if that were closed first.
+pub(crate) fn settle() {
+    unsafe extern "C" fn rung(done: *mut c_void) {
+        // SAFETY: `settle` gave the alarm one count of it.
+        let done = unsafe { Arc::from_raw(done.cast_const().cast::<AtomicBool>()) };
+        done.store(true, Ordering::Release);
+    }
+    let done = Arc::new(AtomicBool::new(false));
+    let given = Arc::into_raw(Arc::clone(&done));
+    // SAFETY: the function may be called at any time later, and is called once.
+    if unsafe { sys::rte_eal_alarm_set(1, Some(rung), given.cast_mut().cast()) } != 0 {
+        // SAFETY: the alarm was not set, so the count comes back here.
+        drop(unsafe { Arc::from_raw(given) });
+        return;
+    }
+    let start = Instant::now();
+    // Alarms go off in the order of their times.
+    while !done.load(Ordering::Acquire) && start.elapsed() < SETTLED_WITHIN {
+        std::thread::sleep(Duration::from_micros(20));
+    }
 }
 
 /// True while the interrupt thread handles events. Only that thread touches it.

@@ -16,12 +16,18 @@ pub(crate) fn ignore_broken_pipes() {
     }
 }
 
-/// Blocks every signal on this thread and those that it starts.
+/// Blocks every signal on this thread and those that it starts, but those of its own faults: the kernel ends a process that
+/// blocks them without a word.
 pub(crate) fn block() {
     // SAFETY: the set is filled in before it is used.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
+        for fault in
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS]
+        {
+            libc::sigdelset(&mut all, fault);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, ptr::null_mut());
     }
 }

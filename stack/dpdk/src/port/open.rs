@@ -42,7 +42,15 @@ impl Device {
     pub(crate) fn close(&mut self) {
         if let Some(port) = self.port.take() {
             let close = || close_device(&self.plan, port);
-            on_bus(|| if self.plan.restarts { gate::exclusive(close) } else { close() });
+            on_bus(|| {
+                if self.plan.gated {
+                    // The interrupt thread may be about to see the peer go.
+                    gate::settle();
+                    gate::exclusive(close);
+                } else {
+                    close();
+                }
+            });
         }
         self.ring = None;
     }

@@ -6,6 +6,7 @@ use dpdk_sys::{self as sys, rte_mempool};
 
 use super::PortOptions;
 use super::open::{self, Features, add, close_device, configure, on_bus, port_of, set_up_queue};
+use crate::gate;
 use crate::plan::Plan;
 
 /// All that is needed to make the device as it was.
@@ -29,7 +30,9 @@ impl Recipe {
     pub(crate) fn replug(&self, old: Option<u16>) -> Option<u16> {
         on_bus(|| {
             if let Some(port) = old {
-                close_device(&self.plan, port);
+                // The question for the link may just have put off by an alarm what the driver does about a peer that is gone.
+                gate::settle();
+                gate::exclusive(|| close_device(&self.plan, port));
             }
             if !self.plan.socket.as_ref().is_some_and(|socket| socket.path.exists()) || add(&self.plan) != 0 {
                 return None;
@@ -38,7 +41,8 @@ impl Recipe {
             if self.start(port) {
                 return Some(port);
             }
-            close_device(&self.plan, port);
+            gate::settle();
+            gate::exclusive(|| close_device(&self.plan, port));
             None
         })
     }
