@@ -2,6 +2,11 @@
 
 use std::process::Command;
 
+use uwarp::{
+    AcceptOptions, Access, CompletionFlags, Config, ConnectOptions, Context, DeviceConfig, ListenOptions,
+    ReceiveRequest, SendRequest, Status,
+};
+use uwarp_interop_tests::stack::{Endpoint, PATIENCE, open};
 use uwarp_interop_tests::tools::{Guarded, run, tool, wait_for};
 use uwarp_interop_tests::witness::{count, count_calls, count_with, examine};
 
@@ -9,6 +14,10 @@ const WRITE: usize = 0;
 const READ_REQUEST: usize = 1;
 const READ_RESPONSE: usize = 2;
 const SEND: usize = 3;
+const SEND_INVALIDATE: usize = 4;
+const SEND_SOLICITED_INVALIDATE: usize = 6;
+const ATOMIC_REQUEST: usize = 10;
+const ATOMIC_RESPONSE: usize = 11;
 
 #[test]
 fn tshark_finds_nothing_wrong_with_a_ping() {
@@ -58,6 +67,75 @@ fn tshark_finds_nothing_wrong_with_a_ping_over_ipv6_in_a_vlan() {
     assert_eq!(count_with(&capture, &checked, "tcp.checksum.status == Good"), count(&capture, "tcp"));
     assert_eq!(count(&capture, "icmpv6.checksum.status == Good"), count(&capture, "icmpv6"));
     assert!(count(&capture, "icmpv6.type == 135") > 0 && count(&capture, "icmpv6.type == 136") > 0);
+}
+
+#[test]
+fn tshark_finds_nothing_wrong_with_atomics() {
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("atomics.pcap");
+    run(Command::new(tool("uwarp-perf"))
+        .args(["pair", "atomic-latency", "--iterations", "50", "--pcap"])
+        .arg(&capture));
+    let testimony = examine(&capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    let (requests, responses) = (testimony.opcodes[ATOMIC_REQUEST], testimony.opcodes[ATOMIC_RESPONSE]);
+    assert!(requests >= 50 && responses == requests, "{testimony:?}");
+    assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+    // It knows an Atomic Request's fields, of FetchAdd here.
+    assert_eq!(count(&capture, "iwarp_rdma.opcode == 10 && iwarp_rdma.atomic.opcode == 0"), requests);
+}
+
+#[test]
+fn tshark_finds_nothing_wrong_with_messages_that_invalidate() {
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("invalidate.pcap");
+    let device = || DeviceConfig::Ring { name: "pair".to_owned(), loopback: false };
+    let server = open(device(), "10.0.0.1/24");
+    let config = Config::new(device(), "10.0.0.2/24").unwrap().without_monitor();
+    let client = Context::open(Config { pcap: Some(capture.clone()), ..config }).unwrap();
+    let (mut target, mut source) = (Endpoint::new(&server), Endpoint::new(&client));
+    let offered = [(); 2].map(|()| target.domain.register(vec![0; 64], Access::REMOTE_WRITE).unwrap());
+    for id in 0..2 {
+        target.queue_pair.post_receive(&[ReceiveRequest::new(id, &[target.region.sge(..64).unwrap()])]).unwrap();
+    }
+    let mut listener = server.listen(7471, ListenOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let target = &mut target;
+        scope.spawn(move || {
+            let request = listener.next(PATIENCE).unwrap().expect("a request comes");
+            request.accept(&mut target.queue_pair, AcceptOptions::default()).unwrap();
+        });
+        let peer = "10.0.0.1:7471".parse().unwrap();
+        client.connect(&mut source.queue_pair, peer, ConnectOptions::default()).unwrap();
+    });
+    let stags = offered.each_ref().map(|region| region.stag());
+    source
+        .queue_pair
+        .post_send(&[
+            SendRequest::send_inline(1, b"invalidates").invalidate(stags[0]),
+            SendRequest::send_inline(2, b"and calls").invalidate(stags[1]).solicited(),
+        ])
+        .unwrap();
+    for (number, length) in [11, 9].into_iter().enumerate() {
+        let received = target.completion();
+        assert_eq!((received.status, received.length), (Status::Success, length), "{received:?}");
+        assert_eq!(received.invalidated, stags[number]);
+        assert_eq!(received.flags.contains(CompletionFlags::SOLICITED), number == 1, "{received:?}");
+        assert_eq!(source.completion().status, Status::Success);
+        assert!(!offered[number].is_valid());
+    }
+    drop((target, source));
+    client.close().unwrap();
+    server.close().unwrap();
+    let testimony = examine(&capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert_eq!((testimony.opcodes[SEND_INVALIDATE], testimony.opcodes[SEND_SOLICITED_INVALIDATE]), (1, 1));
+    assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+    // The STag that it finds in each is the one that was offered.
+    for (opcode, stag) in [(4, stags[0]), (6, stags[1])] {
+        let filter = format!("iwarp_rdma.opcode == {opcode} && iwarp_rdma.inval_stag == {stag}");
+        assert_eq!(count(&capture, &filter), 1, "{filter}");
+    }
 }
 
 #[test]
