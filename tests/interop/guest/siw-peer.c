@@ -50,6 +50,13 @@ static struct ibv_mr *memory(struct peer *peer, size_t size)
     return mr;
 }
 
+static void forget(struct ibv_mr *mr)
+{
+    void *octets = mr->addr;
+    ibv_dereg_mr(mr);
+    free(octets);
+}
+
 static void *slot(struct peer *peer, uint64_t number)
 {
     return (char *)peer->received->addr + number * peer->size;
@@ -158,10 +165,11 @@ static void prepare(struct peer *peer)
 static void dismiss(struct peer *peer)
 {
     rdma_disconnect(peer->id);
-    ibv_dereg_mr(peer->received);
-    ibv_dereg_mr(peer->offered);
-    ibv_dereg_mr(peer->said);
+    forget(peer->received);
+    forget(peer->offered);
+    forget(peer->said);
     rdma_destroy_ep(peer->id);
+    free(peer);
 }
 
 static void *serve_in_thread(void *argument)
@@ -169,7 +177,6 @@ static void *serve_in_thread(void *argument)
     struct peer *peer = argument;
     serve(peer);
     dismiss(peer);
-    free(peer);
     return NULL;
 }
 
@@ -202,16 +209,17 @@ int main(int count, char **arguments)
         }
     }
     if (count == 5 && !strcmp(arguments[1], "connect")) {
-        struct peer peer = {.size = atoi(arguments[4])};
-        if (rdma_getaddrinfo(arguments[2], arguments[3], &hints, &found) || rdma_create_ep(&peer.id, found, NULL, &queues))
+        struct peer *peer = calloc(1, sizeof *peer);
+        if (rdma_getaddrinfo(arguments[2], arguments[3], &hints, &found) || rdma_create_ep(&peer->id, found, NULL, &queues))
             die("finding the way");
-        prepare(&peer);
-        if (rdma_connect(peer.id, &parameters))
+        peer->size = atoi(arguments[4]);
+        prepare(peer);
+        if (rdma_connect(peer->id, &parameters))
             die("connecting");
-        if (say_done(&peer, IBV_WR_SEND, 0, 0) != IBV_WC_SUCCESS)
+        if (say_done(peer, IBV_WR_SEND, 0, 0) != IBV_WC_SUCCESS)
             die("the first message");
-        int status = serve(&peer);
-        dismiss(&peer);
+        int status = serve(peer);
+        dismiss(peer);
         return status;
     }
     fprintf(stderr, "usage: siw-peer listen PORT SIZE | siw-peer connect ADDRESS PORT SIZE\n");

@@ -414,6 +414,10 @@ fn every_conversation(context: &Context, guest: &mut Guest) {
     start_up_frames_at_siws_limits(context);
     // Nothing of it all is left in the kernel but the listener, which is running still.
     guest.run("for i in $(seq 300); do rdma resource show qp | grep -q lqpn || exit 0; usleep 100000; done; rdma resource show qp; exit 1").success();
+    // And it has given back the memory of each: the guest has room for that of some seventy.
+    let resident = guest.run("awk '/VmRSS/ { print $2 }' /proc/$(pidof siw-peer)/status").success();
+    let resident: u32 = resident.trim().parse().expect("one siw-peer, and its KiB");
+    assert!(resident < 16 << 10, "siw-peer holds {resident} KiB");
     drop(listener);
 }
 
