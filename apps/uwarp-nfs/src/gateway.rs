@@ -59,6 +59,11 @@ impl Gateway {
         self.open.len()
     }
 
+    /// Takes no more calls of the client's; those that the server has are still answered.
+    pub fn stop_taking(&mut self) {
+        self.responder.stop_taking();
+    }
+
     /// Ends the client's connection in order.
     pub fn disconnect(&mut self) {
         self.responder.disconnect();

@@ -217,13 +217,16 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
         }
     }
     drop((listener, plain, relays));
-    // What is answered goes out; what is not, clients send again to whoever comes next.
+    // What the server has is answered; what it has not, clients send again to whoever comes next.
     let start = Instant::now();
-    for client in &mut clients {
-        client.disconnect();
-    }
+    clients.iter_mut().for_each(Gateway::stop_taking);
     while !clients.is_empty() && start.elapsed() < FAREWELL {
-        clients.retain_mut(|client| client.step().is_ok());
+        clients.retain_mut(|client| {
+            if client.outstanding() == 0 {
+                client.disconnect();
+            }
+            client.step().is_ok()
+        });
         std::thread::sleep(NAP);
     }
     drop(clients);

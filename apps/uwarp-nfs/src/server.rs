@@ -137,19 +137,21 @@ impl Server {
         self.rdma.len()
     }
 
-    /// Answers what has been asked, lets all clients go, and ends; waits no longer than `limit`.
+    /// Answers what is being carried out, lets all clients go, and ends; waits no longer than `limit`. What else they have sent is
+    /// not begun: nothing is done to the directory that its client does not hear of.
     pub fn stop(mut self, limit: Duration) {
         let start = Instant::now();
-        // What has come is carried out; replies go out in front of the end of the connection.
-        while self.service.outstanding() > 0 && start.elapsed() < limit {
+        self.rdma.values_mut().for_each(Responder::stop_taking);
+        self.tcp.values_mut().for_each(StreamClient::stop_taking);
+        let mut dismissed = false;
+        while !(self.rdma.is_empty() && self.tcp.is_empty()) && start.elapsed() < limit {
+            if !dismissed && self.service.outstanding() == 0 {
+                dismissed = true;
+                self.dismiss();
+            }
             if !self.serve() {
                 std::thread::yield_now();
             }
-        }
-        self.dismiss();
-        while !self.rdma.is_empty() && start.elapsed() < limit {
-            self.serve();
-            std::thread::yield_now();
         }
     }
 

@@ -142,6 +142,12 @@ impl StreamClient {
         }
     }
 
+    /// Reads no more calls; those that were given are answered, and the stream is over behind that.
+    pub fn stop_taking(&mut self) {
+        self.records = Records::new(RECORD_MAX);
+        self.ended = true;
+    }
+
     /// Its address.
     pub fn peer(&self) -> std::net::SocketAddr {
         self.stream.peer_addr()

@@ -187,6 +187,52 @@ fn a_client_mounts_over_tcp_and_moves_data_over_rdma() {
 }
 
 #[test]
+fn what_was_carried_out_before_the_end_is_answered() {
+    const SIZE: usize = 300_000;
+    const CALLS: u64 = 20;
+    let mut rig = Rig::new(&[]);
+    let dir = rig.mount();
+    let mut client = rig.requester();
+    let where_ = diropargs3 { dir, name: filename3(Opaque::borrowed(b"file")) };
+    let made = CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) };
+    let made: CREATE3res = rig.call(&mut client, number::CREATE, &made, 0);
+    let file = made.unwrap().obj.unwrap();
+    // Each waits for the disk, so that some are under way when the first is answered.
+    for index in 0..CALLS {
+        let (data, offset) = (Opaque::owned(vec![7; SIZE]), index * SIZE as u64);
+        let stable = stable_how::FILE_SYNC;
+        let octets = packed(&WRITE3args { file: file.clone(), offset, count: SIZE as u32, stable, data });
+        let mut walk = Walk::new(&octets, 0, Removed::Nothing);
+        Nfs3.arguments(3, number::WRITE, &mut walk).unwrap();
+        let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
+        let credential = OwnedAuth::from(system_credential(&auth_sys(1, "client", 0, 0, &[])));
+        let procedure = number::WRITE;
+        let call = Call { program: 100_003, version: 3, procedure, credential, arguments, ..Call::default() };
+        client.start(call).unwrap();
+    }
+    let first = rig.until(|_| client.poll());
+    assert_eq!(first.outcome.unwrap().status, Status::Success);
+    // Stopping takes a thread of its own here; the engines stay with this one.
+    let Rig { here, there, server, folder, metrics } = rig;
+    let stopping = std::thread::spawn(move || server.stop(LONG));
+    let deadline = Instant::now() + LONG;
+    let (mut finished, mut answered) = (1, 1);
+    while finished < CALLS || !stopping.is_finished() {
+        here.poll();
+        there.poll();
+        // What had not come to the server is for the client to send to another one.
+        if let Some(call) = client.poll() {
+            finished += 1;
+            answered += u64::from(call.outcome.is_ok());
+        }
+        assert!(Instant::now() < deadline, "{finished} finished, {answered} answered: {client:?}");
+    }
+    stopping.join().unwrap();
+    assert_eq!(metrics.written.load(Ordering::Relaxed), answered * SIZE as u64);
+    assert!(std::fs::metadata(folder.path().join("file")).unwrap().len() >= answered * SIZE as u64);
+}
+
+#[test]
 fn a_client_that_takes_no_replies_is_not_read_from() {
     const CALLS: u32 = 400;
     const SIZE: u32 = 64 << 10;

@@ -175,6 +175,8 @@ pub struct Responder {
     spent: Vec<Vec<u8>>,
     received: Vec<u8>,
     message: Vec<u8>,
+    /// Whether calls are still given to the application.
+    takes: bool,
     over: Option<Over>,
     stats: ResponderStats,
 }
@@ -239,6 +241,7 @@ impl Responder {
             spent: Vec::new(),
             received: Vec::new(),
             message: Vec::new(),
+            takes: true,
             over: None,
             stats: ResponderStats::default(),
             options,
@@ -285,7 +288,9 @@ impl Responder {
     /// The connection is over.
     pub fn poll(&mut self) -> Result<Option<Request>, Over> {
         loop {
-            if let Some(request) = self.ready.pop_front() {
+            if let Some(request) = self.ready.pop_front()
+                && self.takes
+            {
                 return Ok(Some(request));
             }
             if let Some(over) = self.over {
@@ -328,8 +333,15 @@ impl Responder {
         !self.outgoing.is_empty()
     }
 
-    /// Ends the connection after what was answered.
+    /// Gives no more calls, so that what has been given can be answered before the connection ends. The requester sends the
+    /// others again over its next one.
+    pub fn stop_taking(&mut self) {
+        self.takes = false;
+    }
+
+    /// Ends the connection after what was answered. Nothing that comes now could be: there are no more calls.
     pub fn disconnect(&mut self) {
+        self.stop_taking();
         self.endpoint.queue_pair.disconnect();
     }
 
