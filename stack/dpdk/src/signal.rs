@@ -1,4 +1,5 @@
-//! Signals stay the application's: none of its system calls is interrupted because of a device.
+//! Signals stay the application's: none of its system calls is interrupted because of a device. And what the driver of taps opens
+//! stays in this process.
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -32,18 +33,39 @@ pub(crate) fn block() {
     }
 }
 
+/// This process's descriptors of taps.
+fn taps() -> io::Result<Vec<c_int>> {
+    let mut taps = Vec::new();
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        // One that was closed meanwhile is of no concern.
+        let is_tap = fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/net/tun"));
+        taps.extend(entry.file_name().to_str().and_then(|name| name.parse::<c_int>().ok()).filter(|_| is_tap));
+    }
+    Ok(taps)
+}
+
+/// Keeps a tap device from the programs that this process starts: the driver leaves its descriptors open for them, and the
+/// interface would stay when the device is closed, with queues that take frames and lead nowhere.
+pub(crate) fn keep_from_children(interface: &str) -> io::Result<()> {
+    for descriptor in taps()? {
+        let about = fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
+        if about.lines().any(|line| line.strip_prefix("iff:").is_some_and(|name| name.trim() == interface)) {
+            // SAFETY: sets a flag; no pointers.
+            if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Gives the signals of this process's tap devices to a thread that does nothing else.
 ///
 /// The tap driver has the kernel send a signal with each frame, which saves an empty burst its system call. It would go to any
 /// thread of the process, and a system call with a time-out that it finds there ends with EINTR, restarted or not.
 pub(crate) fn keep_those_of_taps() -> io::Result<()> {
-    for entry in fs::read_dir("/proc/self/fd")? {
-        let entry = entry?;
-        // One that was closed meanwhile is of no concern.
-        let is_tap = fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/net/tun"));
-        let Some(descriptor) = entry.file_name().to_str().and_then(|name| name.parse().ok()).filter(|_| is_tap) else {
-            continue;
-        };
+    for descriptor in taps()? {
         // SAFETY: asks for numbers and changes nothing.
         let (signal, process) = unsafe { (libc::fcntl(descriptor, F_GETSIG), libc::fcntl(descriptor, libc::F_GETOWN)) };
         // The application may have taps of its own.

@@ -168,8 +168,12 @@ fn tap_goes_and_comes_again() {
             netns: Some(namespace.name().to_owned()),
         };
         let port = open(&eal, &device, &options(1500));
+        // A program that is started while the port is open has nothing of it.
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         drop(port);
         let gone = namespace.ip(&["link", "show", "uwtap"]).is_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
         assert!(gone, "the interface goes with the port");
     }
     for pool in eal.unused_pools() {

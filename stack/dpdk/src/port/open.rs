@@ -154,9 +154,10 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
 
     let features = configure(port, plan, options, &limits)?;
     let queues = set_up_queues(eal, port, plan, options, &limits, node, features)?;
-    if matches!(config, DeviceConfig::Tap { .. }) {
-        signal::keep_those_of_taps().map_err(|error| Error::System {
-            what: format!("the signals of {} cannot be kept from other threads", plan.name),
+    if let DeviceConfig::Tap { name, .. } = config {
+        let kept = signal::keep_those_of_taps().and_then(|()| signal::keep_from_children(name));
+        kept.map_err(|error| Error::System {
+            what: format!("{} cannot be kept from other threads and programs", plan.name),
             reason: error.to_string(),
         })?;
     }
