@@ -38,19 +38,50 @@ const COMMIT_REQUEST: usize = 12;
 
 // --- rping ----------------------------------------------------------------------------------------------------------------------
 
-/// A vhost-user socket that a guest comes to, and the tools that are behind it in turn.
+/// What a guest is joined to, and the tools that are behind it in turn.
 struct Link {
     folder: tempfile::TempDir,
-    offloads: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A vhost-user socket, with or without segmentation by the stack's device.
+    Vhost { offloads: bool },
+    /// Two taps on a bridge: `stack0` and `guest0`.
+    Tap,
 }
 
 impl Link {
-    fn new(offloads: bool) -> Self {
-        let link = Self { folder: tempfile::tempdir().expect("a folder"), offloads };
-        let socket = link.path("vhost");
-        let device = format!("[device]\nkind = \"vhost\"\nsocket = {socket:?}\ntso = {offloads}\n");
+    fn vhost(offloads: bool) -> Self {
+        Self::new(Kind::Vhost { offloads })
+    }
+
+    /// In this process's network namespace, which has to be the test's own.
+    fn tap() -> Self {
+        // The kernel between the two is a bridge, and says nothing itself.
+        netns::ip(["link", "add", "bridge0", "type", "bridge"]).expect("a kernel with bridges (CONFIG_BRIDGE)");
+        // The stack's side stays when a tool has gone; the driver takes a tap of several queues only.
+        for (port, more) in [("stack0", Some("multi_queue")), ("guest0", None)] {
+            netns::ip(["tuntap", "add", port, "mode", "tap"].into_iter().chain(more)).expect("a tap interface");
+            netns::ip(["link", "set", port, "master", "bridge0"]).expect("a port of the bridge");
+        }
+        for interface in ["stack0", "guest0", "bridge0"] {
+            End::silent(interface).bring_up().expect("up");
+        }
+        Self::new(Kind::Tap)
+    }
+
+    fn new(kind: Kind) -> Self {
+        let link = Self { folder: tempfile::tempdir().expect("a folder"), kind };
+        let device = match kind {
+            Kind::Vhost { offloads } => {
+                format!("kind = \"vhost\"\nsocket = {:?}\ntso = {offloads}\n", link.path("vhost"))
+            }
+            Kind::Tap => "kind = \"tap\"\nname = \"stack0\"\n".to_owned(),
+        };
         for (name, address) in [("uwarp.toml", STACK), ("uwarp6.toml", STACK6)] {
-            let text = format!("address = {address:?}\n{device}[monitor]\nenabled = false\n");
+            let text = format!("address = {address:?}\n[device]\n{device}[monitor]\nenabled = false\n");
             std::fs::write(link.path(name), text).expect("a file");
         }
         link
@@ -61,12 +92,20 @@ impl Link {
     }
 
     fn configuration(&self) -> Config {
-        let device = DeviceConfig::Vhost { socket: self.path("vhost"), client: false, tso: self.offloads };
+        let device = match self.kind {
+            Kind::Vhost { offloads } => {
+                DeviceConfig::Vhost { socket: self.path("vhost"), client: false, tso: offloads }
+            }
+            Kind::Tap => DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None },
+        };
         Config::new(device, STACK).expect("a good address").without_monitor()
     }
 
     fn guest(&self) -> Guest {
-        Guest::boot(Attachment::Vhost(&self.path("vhost")), self.offloads)
+        match self.kind {
+            Kind::Vhost { offloads } => Guest::boot(Attachment::Vhost(&self.path("vhost")), offloads),
+            Kind::Tap => Guest::boot(Attachment::Tap("guest0"), true),
+        }
     }
 
     fn ping(&self, arguments: &[&str]) -> Command {
@@ -100,16 +139,25 @@ const COUNT: &str = "grep -c '^server ping data: rdma-ping-' /tmp/rping";
 
 #[test]
 fn rping_and_uwarp_ping_understand_each_other() {
-    every_ping(false);
+    every_ping(&Link::vhost(false));
 }
 
 #[test]
 fn rping_and_uwarp_ping_understand_each_other_with_the_guests_segmentation_offload() {
-    every_ping(true);
+    every_ping(&Link::vhost(true));
 }
 
-fn every_ping(offloads: bool) {
-    let link = Link::new(offloads);
+/// Both are over tap in one guest, which takes longer to start than either.
+#[test]
+fn rping_and_uwarp_ping_understand_and_survive_each_other_over_tap() {
+    netns::test_inside("rping_and_uwarp_ping_understand_and_survive_each_other_over_tap", || {
+        let link = Link::tap();
+        let guest = every_ping(&link);
+        every_death(&link, Some(guest));
+    });
+}
+
+fn every_ping(link: &Link) -> Guest {
     let capture = link.path("capture.pcap");
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
     let mut guest = None;
@@ -133,6 +181,7 @@ fn every_ping(offloads: bool) {
             check_ping(&examine(&capture), rounds.parse().expect("a number"), crc);
         }
     }
+    guest.expect("it has been started")
 }
 
 /// Four Sends, a Read and at least one Write a round; every FPDU has a good CRC, or none has.
@@ -147,7 +196,7 @@ fn check_ping(testimony: &Testimony, rounds: usize, crc: bool) {
 
 #[test]
 fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
-    let link = Link::new(false);
+    let link = Link::vhost(false);
     let server = link.server(&["--markers"]);
     let mut guest = link.guest();
     // siw has no markers, as initiator and as responder; it can say no only as the latter.
@@ -177,7 +226,7 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
 
 #[test]
 fn siw_speaks_over_ipv6() {
-    let link = Link::new(false);
+    let link = Link::vhost(false);
     let capture = link.path("capture.pcap");
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
     let server = Guarded::start(&mut link.ping_as("uwarp6.toml", &[&["-s", "-P"], &pcap[..]].concat()));
@@ -201,9 +250,18 @@ const UNTIL_RUNNING: &str =
 
 #[test]
 fn either_side_survives_the_others_death() {
-    let link = Link::new(false);
+    every_death(&Link::vhost(false), None);
+}
+
+#[test]
+fn either_side_survives_the_others_death_with_the_guests_segmentation_offload() {
+    every_death(&Link::vhost(true), None);
+}
+
+/// With a guest that is on this link, or one of its own.
+fn every_death(link: &Link, guest: Option<Guest>) {
     let server = link.server(&[]);
-    let mut guest = link.guest();
+    let mut guest = guest.unwrap_or_else(|| link.guest());
     let endless = "echo $$ >/tmp/pid; exec rping -c -a 10.77.0.1 -C 1000000 -S 4096";
     let again = &format!("{UNTIL_ANSWERED} && rping -c -a 10.77.0.1 -C 5 -V");
 
@@ -658,7 +716,6 @@ const UNTIL_BACKLOG: &str = concat!(
 /// siw gives its FPDUs to TCP one by one. A plain stream comes in segments that no wire would carry, in chains of buffers, as soon
 /// as its sender has more to send than the window lets it: so nothing is read before it has, however slow it is.
 fn a_plain_stream_comes_in_segments_beyond_the_mtu(context: &Context, guest: &mut Guest) {
-    assert_eq!(guest.run(HAS_TSO).success().trim(), "1", "the guest's driver has the offload");
     guest.run("yes abcdefg | head -c 4000000 >/tmp/plain").success();
     let mut listener = TcpListener::bind(context, 7480).expect("a free port");
     let sender = guest.start("nc 10.77.0.1 7480 </tmp/plain");
@@ -684,41 +741,39 @@ fn a_plain_stream_comes_in_segments_beyond_the_mtu(context: &Context, guest: &mu
 
 #[test]
 fn siw_and_the_stack_do_as_each_is_told_over_vhost() {
-    let link = Link::new(true);
+    as_each_is_told(&Link::vhost(true));
+}
+
+#[test]
+fn siw_and_the_stack_do_as_each_is_told_over_vhost_without_the_guests_segmentation_offload() {
+    as_each_is_told(&Link::vhost(false));
+}
+
+#[test]
+fn siw_and_the_stack_do_as_each_is_told_over_tap() {
+    netns::test_inside("siw_and_the_stack_do_as_each_is_told_over_tap", || as_each_is_told(&Link::tap()));
+}
+
+fn as_each_is_told(link: &Link) {
     let capture = link.path("capture.pcap");
     let context =
         Context::open(Config { pcap: Some(capture.clone()), ..link.configuration() }).expect("the context opens");
     let mut guest = link.guest();
     every_conversation(&context, &mut guest);
     check_events(&context);
-    a_plain_stream_comes_in_segments_beyond_the_mtu(&context, &mut guest);
+    if let Kind::Vhost { offloads } = link.kind {
+        let expected = if offloads { "1" } else { "0" };
+        assert_eq!(guest.run(HAS_TSO).success().trim(), expected, "whether the guest's driver has the offload");
+    }
+    let cuts = link.kind == Kind::Vhost { offloads: true };
+    if cuts {
+        a_plain_stream_comes_in_segments_beyond_the_mtu(&context, &mut guest);
+    }
     context.close().expect("closed");
     check_conversations(&capture);
-    let large = count(&capture, "tcp.len > 1460");
-    assert!(large >= BACKLOGS, "the plain stream came in large segments: {large}");
-    data_goes_every_way_without_crcs(&link, &mut guest);
-}
-
-#[test]
-fn siw_and_the_stack_do_as_each_is_told_over_tap() {
-    netns::test_inside("siw_and_the_stack_do_as_each_is_told_over_tap", || {
-        let folder = tempfile::tempdir().expect("a folder");
-        let capture = folder.path().join("capture.pcap");
-        let device = DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None };
-        let config = Config::new(device, STACK).expect("a good address").without_monitor();
-        let context = Context::open(Config { pcap: Some(capture.clone()), ..config }).expect("the context opens");
-        // The kernel between the two is a bridge, and says nothing itself.
-        netns::ip(["tuntap", "add", "guest0", "mode", "tap"]).expect("a tap interface");
-        netns::ip(["link", "add", "bridge0", "type", "bridge"]).expect("a kernel with bridges (CONFIG_BRIDGE)");
-        for port in ["stack0", "guest0"] {
-            netns::ip(["link", "set", port, "master", "bridge0"]).expect("a port of the bridge");
-        }
-        for interface in ["stack0", "guest0", "bridge0"] {
-            End::silent(interface).bring_up().expect("up");
-        }
-        every_conversation(&context, &mut Guest::boot(Attachment::Tap("guest0"), true));
-        check_events(&context);
-        context.close().expect("closed");
-        check_conversations(&capture);
-    });
+    if cuts {
+        let large = count(&capture, "tcp.len > 1460");
+        assert!(large >= BACKLOGS, "the plain stream came in large segments: {large}");
+    }
+    data_goes_every_way_without_crcs(link, &mut guest);
 }
