@@ -9,7 +9,7 @@ use uwarp_engine::command::{Command, ConnectionEvent, Features, StartupOptions};
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{AtomicOperands, SendElement, SendFlags, SendOpcode, Sge};
-use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, StreamId, TaggedBase};
+use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, StreamId, TaggedBase, Window};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request};
 use uwarp_wire::ddp::{Header, MessageSequenceNumber, QueueNumber, Stag, TaggedHeader, TaggedOffset, UntaggedHeader};
 use uwarp_wire::rdmap::{
@@ -71,6 +71,8 @@ struct Memory {
     closed: [Registration; 4],
     /// Where receives and Reads put octets.
     inbox: Registration,
+    /// What posted work binds to open memory.
+    window: Window,
 }
 
 impl Memory {
@@ -103,6 +105,7 @@ impl Memory {
                 register(CANARY, Access::LOCAL_WRITE, domain),
             ],
             inbox: register(CANARY, Access::LOCAL_WRITE, domain),
+            window: regions.allocate_window(DomainId(1), 2).expect("the table has room"),
         }
     }
 
@@ -111,10 +114,15 @@ impl Memory {
         all.cycle().nth(usize::from(number % 9)).expect("there are nine")
     }
 
-    /// A place: mostly in one of the regions, near its ends or in it; sometimes anywhere.
+    /// The STag of one of the regions, or the window's.
+    fn stag(&self, number: u8) -> u32 {
+        if number == 9 { self.window.stag() } else { self.region(number).stag() }
+    }
+
+    /// A place: mostly in one of the regions or in the window, near its ends or in it; sometimes anywhere.
     fn place(&self, input: &mut Input) -> (Stag, TaggedOffset) {
         let (kind, at) = (input.octet(), input.octet());
-        let stag = if kind & 0xf0 == 0xf0 { Stag(input.word()) } else { Stag(self.region(kind & 0x0f).stag()) };
+        let stag = if kind & 0xf0 == 0xf0 { Stag(input.word()) } else { Stag(self.stag(kind & 0x0f)) };
         let offset = match kind >> 4 & 3 {
             0 | 1 => u64::from(at),
             2 => (REGION as u64).wrapping_add_signed(i64::from(at as i8)),
@@ -361,7 +369,13 @@ impl Life<'_> {
         let sink = [Sge { stag: self.memory.inbox.stag(), length, offset: REGION as u64 / 2 }];
         let peers = [Sge { stag: 77, length, offset: 0 }];
         let operands = AtomicOperands { add_swap: 1, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX }.to_octets();
-        let (entries, inline): (&[Sge], &[u8]) = match kind % 7 {
+        let with_immediate = [source[0], SendElement::immediate_entry(u64::from(kind))];
+        // To open memory, and to some of another domain, which has to be refused.
+        let bound = self.memory.open.get(length as usize & 7).unwrap_or(&self.memory.closed[1]);
+        let rights = if length & 8 == 0 { Access::REMOTE_READ | Access::REMOTE_WRITE } else { Access::ALL };
+        let bound = Sge { stag: bound.stag(), length: REGION as u32 / 2, offset: 64 };
+        let bind = [bound, SendElement::rights_entry(rights)];
+        let (entries, inline): (&[Sge], &[u8]) = match kind % 12 {
             0 => (&source, &[]),
             1 => {
                 element.opcode = SendOpcode::Write;
@@ -375,9 +389,9 @@ impl Life<'_> {
                 element = SendElement { opcode: SendOpcode::Immediate, stag: 0, length: 0, entries: 0, ..element };
                 (&[], &[])
             }
-            4 => {
+            number @ (4 | 7) => {
                 element = SendElement {
-                    opcode: SendOpcode::FetchAdd,
+                    opcode: if number == 4 { SendOpcode::FetchAdd } else { SendOpcode::CompareSwap },
                     flags: flags.union(SendFlags::INLINE),
                     length: AtomicOperands::LEN as u32,
                     entries: 0,
@@ -389,9 +403,30 @@ impl Life<'_> {
                 element = SendElement { opcode: SendOpcode::Commit, stag: 0, length: 0, ..element };
                 (&peers, &[])
             }
-            _ => {
+            6 => {
                 element.opcode = SendOpcode::WriteCommit;
                 (&source, &[])
+            }
+            8 => {
+                element = SendElement { opcode: SendOpcode::WriteImmediate, entries: 2, ..element };
+                (&with_immediate, &[])
+            }
+            9 => {
+                element.opcode = SendOpcode::SendInvalidate;
+                (&source, &[])
+            }
+            10 => {
+                // Now and then with an STag that was bound before, or never given.
+                let window = &mut self.memory.window;
+                let stag = if length & 1 == 0 { window.next_stag() } else { window.stag() };
+                let opcode = SendOpcode::Bind;
+                element = SendElement { opcode, stag, remote_offset: 0, length: 0, entries: 2, ..element };
+                (&bind, &[])
+            }
+            _ => {
+                let stag = if length >= 32 { self.memory.window.stag() } else { self.memory.stag(length as u8 & 15) };
+                element = SendElement { opcode: SendOpcode::LocalInvalidate, stag, length: 0, entries: 0, ..element };
+                (&[], &[])
             }
         };
         if self.pair.post(element, entries, inline) {

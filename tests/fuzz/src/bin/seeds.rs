@@ -76,6 +76,13 @@ fn conversations(corpus: &Corpus) {
     add("work", &[&all, WAIT, &[8, 0, 0, 0, 0, 0], PLAIN]);
     // A Read Response into the second half of the inbox.
     add("work-read", &[&work(2), WAIT, &[2, 8, 128, 1, 32, 0], &[9; 32]]);
+    let all: Vec<u8> = (7..12).flat_map(work).collect();
+    add("work-extensions", &[&all, WAIT, &response(0, 0)]);
+    // A window over open memory, written through; and one that is invalid again.
+    add("work-window", &[&work(10), WAIT, &write(9, 0)]);
+    add("work-window-invalidated", &[&work(10), &work(11), WAIT, &write(9, 0)]);
+    // The peer makes the window's STag invalid.
+    add("work-window-revoked", &[&work(10), RECEIVE, WAIT, &[5, 4, 0, 0, 0, 9, 0, 0], WAIT, &write(9, 0)]);
     add("work-atomic", &[&work(4), WAIT, &response(0, 0)]);
     add("work-commit", &[&work(5), &work(6), WAIT, &response(1, 0), &response(1, 1)]);
     add("disconnect", &[RECEIVE, &work(0), &[15, 0], WAIT, &[15, 1]]);
