@@ -5,6 +5,7 @@
 mod frame;
 mod markers;
 mod mpa_startup;
+mod nfs_call;
 mod queue_pair;
 mod rpc_header;
 mod stream;
@@ -13,6 +14,7 @@ mod tcp;
 pub use frame::frame;
 pub use markers::markers;
 pub use mpa_startup::mpa_startup;
+pub use nfs_call::nfs_call;
 pub use queue_pair::queue_pair;
 pub use rpc_header::rpc_header;
 pub use tcp::tcp;

@@ -45,6 +45,11 @@ fn mpa_startup() {
 }
 
 #[test]
+fn nfs_call() {
+    replay("nfs_call", uwarp_fuzz::nfs_call);
+}
+
+#[test]
 fn queue_pair() {
     replay("queue_pair", uwarp_fuzz::queue_pair);
 }

@@ -33,8 +33,66 @@ fn main() {
     messages.add("private-data", &[0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3]);
     vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"), &messages);
     recorded(&data, &frames, &startups);
+    calls(&data, &Corpus::new(&directory, "nfs_call"));
     lives(&Corpus::new(&directory, "tcp"));
     conversations(&Corpus::new(&directory, "queue_pair"));
+}
+
+/// Calls of the Linux client: each behind those that make known what it is about, and many behind each other.
+fn calls(data: &Path, corpus: &Corpus) {
+    let text = fs::read(data.join("nfs-calls.json")).expect("the calls are in the tree");
+    let all: Value = serde_json::from_slice(&text).expect("they are JSON");
+    let recorded: Vec<(&str, Vec<u8>)> = all["calls"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|entry| (entry["procedure"].as_str().expect("a name"), octets(entry["call"].as_str().expect("octets"))))
+        .collect();
+    let (_, access) = recorded.iter().find(|(procedure, _)| *procedure == "access").expect("it asks for access");
+    // Header and credential, as far as the arguments, which begin with a handle and its length.
+    let header = &access[..access.len() - 4 - 28];
+    let call = |procedure: u8, folder: u8, arguments: &[u8]| {
+        let mut message = header.to_vec();
+        message[23] = procedure;
+        message.extend_from_slice(&[0, 0, 0, 24, 0x75, 0x77, 0, 1, 0xff, 0xff, 0xff, 0xff, folder]);
+        message.extend_from_slice(&[0; 15]);
+        message.extend_from_slice(arguments);
+        framed(&message)
+    };
+    const LOOKUP: u8 = 3;
+    const COMMIT: u8 = 21;
+    let known = [
+        call(LOOKUP, 0, b"\0\0\0\x05hello\0\0\0"),
+        call(LOOKUP, 1, b"\0\0\0\x04file"),
+        call(LOOKUP, 0, b"\0\0\0\x04link"),
+    ]
+    .concat();
+    let mut several = Vec::new();
+    for (number, (procedure, message)) in recorded.iter().enumerate() {
+        let first = recorded.iter().position(|(other, _)| other == procedure) == Some(number);
+        if first {
+            // Options: neither read only nor with a root that is nobody.
+            corpus.add(procedure, &[&[0], &known[..], &framed(message)].concat());
+        }
+        several.push(framed(message));
+    }
+    corpus.add("commit", &[&[0], &known[..], &call(COMMIT, 2, &[0; 12])].concat());
+    for (part, calls) in several.chunks(20).enumerate() {
+        for (name, options) in [("all", 0), ("read-only", 3)] {
+            corpus.add(&format!("{name}-{part}"), &[&[options], &known[..], &calls.concat()].concat());
+        }
+    }
+}
+
+fn octets(hex: &str) -> Vec<u8> {
+    let pair = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
+    (0..hex.len()).step_by(2).map(pair).collect()
+}
+
+/// A call behind its length.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(message.len()).expect("a short call");
+    [&length.to_be_bytes()[..], message].concat()
 }
 
 /// What a peer and an application say to each other, in the language of the target `queue_pair`.
@@ -223,10 +281,7 @@ fn vectors(data: &Path, frames: &Corpus, startups: &Corpus, markers: &Corpus, me
     for entry in &list {
         let field = |name: &str| entry[name].as_str().expect("a string");
         let (name, hex) = (field("name"), field("hex"));
-        let octets: Vec<u8> = (0..hex.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits"))
-            .collect();
+        let octets = octets(hex);
         match field("layer") {
             "MPA" => startups.add_startup(name, &octets),
             "FPDU" if entry["fields"]["stream_offset"].is_u64() => {
