@@ -168,7 +168,9 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
         Delivery::AtomicResponse { .. } => panic!("no atomic is outstanding"),
         Delivery::Immediate { data, .. } => assert!(ulpdu.ends_with(&data.to_octets())),
         Delivery::CommitRequest(commit) => {
-            assert!(commit.regions.len() as u32 <= COMMIT_REGION_LIMIT && (!commit.exceeds || commit.regions.is_empty()));
+            assert!(
+                commit.regions.len() as u32 <= COMMIT_REGION_LIMIT && (!commit.exceeds || commit.regions.is_empty())
+            );
             let ticket = stream.accept_commit(commit.head);
             stream.recycle(commit.regions);
             assert!(stream.commit_done(ticket, 0) && !stream.commit_done(ticket, 1), "a commit ends once");

@@ -65,6 +65,7 @@ fn calls(data: &Path, corpus: &Corpus) {
         call(LOOKUP, 0, b"\0\0\0\x05hello\0\0\0"),
         call(LOOKUP, 1, b"\0\0\0\x04file"),
         call(LOOKUP, 0, b"\0\0\0\x04link"),
+        call(LOOKUP, 0, b"\0\0\0\x03out\0"),
     ]
     .concat();
     let mut several = Vec::new();
@@ -76,6 +77,11 @@ fn calls(data: &Path, corpus: &Corpus) {
         }
         several.push(framed(message));
     }
+    // From the folder that is made to its removal: the calls in between are about what is in it.
+    let at = |name| recorded.iter().position(|(procedure, _)| *procedure == name).expect("it is among them");
+    let between: Vec<u8> =
+        recorded[at("mkdir")..=at("rmdir")].iter().flat_map(|(_, message)| framed(message)).collect();
+    corpus.add("made-and-removed", &[&[0], &known[..], &between].concat());
     corpus.add("commit", &[&[0], &known[..], &call(COMMIT, 2, &[0; 12])].concat());
     for (part, calls) in several.chunks(20).enumerate() {
         for (name, options) in [("all", 0), ("read-only", 3)] {
