@@ -320,17 +320,13 @@ impl RegionTable {
     }
 
     fn allocate(&self, octets: u64) -> Result<(u32, u32), RegisterError> {
-        let mut allocator = self.allocator();
+        let allocator = &mut *self.allocator();
         let registered = allocator.registered_octets;
         if self.quota.saturating_sub(registered) < octets {
             return Err(RegisterError::Quota { asked: octets, registered, quota: self.quota });
         }
-        if allocator.free.is_empty() && !allocator.retired.is_empty() {
-            let retired = std::mem::take(&mut allocator.retired);
-            drop(allocator);
-            self.grace_period().wait();
-            allocator = self.allocator();
-            allocator.free.extend(retired);
+        if allocator.free.is_empty() {
+            self.free_retired(allocator);
         }
         if allocator.free.is_empty() {
             return Err(RegisterError::TableFull { slots: self.slots });
@@ -374,20 +370,34 @@ impl RegionTable {
             // Under the lock: a region that the window was bound to may be going at the same time.
             self.unbind(entry);
         }
-        entry.most_pieces.store(0, Relaxed);
-        entry.bound.store(0, Relaxed);
         allocator.registered_octets -= octets;
         if !is_unused {
-            allocator.free.push(index);
+            self.free(&mut allocator, index);
             return;
         }
         allocator.retired.push(index);
         if allocator.retired.len() == RETIRED {
-            let retired = std::mem::take(&mut allocator.retired);
-            drop(allocator);
-            self.grace_period().wait();
-            self.allocator().free.extend(retired);
+            self.free_retired(&mut allocator);
         }
+    }
+
+    /// Makes retired slots free when no turn is under way that may look at them. The lock is held meanwhile, so that they are in one
+    /// of the lists to everybody else; no turn takes it.
+    fn free_retired(&self, allocator: &mut Allocator) {
+        if allocator.retired.is_empty() {
+            return;
+        }
+        self.grace_period().wait();
+        for index in std::mem::take(&mut allocator.retired) {
+            self.free(allocator, index);
+        }
+    }
+
+    fn free(&self, allocator: &mut Allocator, index: u32) {
+        let entry = &self.entries[index as usize];
+        entry.most_pieces.store(0, Relaxed);
+        entry.bound.store(0, Relaxed);
+        allocator.free.push(index);
     }
 
     /// Makes a region's STag invalid and waits until nothing uses it. The slot stays taken.

@@ -1,4 +1,5 @@
 use std::collections::HashSet;
+use std::sync::mpsc::RecvTimeoutError;
 
 use super::*;
 use crate::access::{DomainId, StreamId};
@@ -307,12 +308,15 @@ fn what_its_only_stream_has_invalidated_comes_back_at_once_and_its_slot_later() 
             let owner = scope.spawn(move || {
                 sender.send(region.deregister().into_vec().unwrap()).unwrap();
                 // With one slot only, this has to wait for the turn.
-                table.register(vec![8; LENGTH], Access::ALL, stream, TaggedBase::Zero).unwrap().stag()
+                let stag = table.register(vec![8; LENGTH], Access::ALL, stream, TaggedBase::Zero).unwrap().stag();
+                sender.send(Vec::new()).unwrap();
+                stag
             });
             // The turn is under way.
             let memory = receiver.recv_timeout(std::time::Duration::from_secs(30));
             if slots == 1 {
-                assert!(!owner.is_finished(), "the slot was used again during the turn");
+                let early = receiver.recv_timeout(std::time::Duration::from_millis(50));
+                assert_eq!(early, Err(RecvTimeoutError::Timeout), "the slot was used again during the turn");
             }
             drop(turn);
             assert_eq!(memory.unwrap(), [7; LENGTH]);
@@ -320,6 +324,39 @@ fn what_its_only_stream_has_invalidated_comes_back_at_once_and_its_slot_later() 
         });
         assert_eq!((table.regions(), table.registered_octets()), (0, 0));
     }
+}
+
+/// Whoever registers while another waits for slots to become free waits too, instead of finding none.
+#[test]
+fn slots_that_become_free_are_everybodys() {
+    const SLOTS: u32 = 4;
+    let stream = Scope::Stream { domain: DOMAIN, stream: STREAM };
+    let table = RegionTable::new(SLOTS, 100, 1);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    for _ in 0..SLOTS {
+        let region = table.register(vec![7; 10], Access::ALL, stream, TaggedBase::Zero).unwrap();
+        turn.invalidate(US, region.stag(), false).unwrap();
+        drop(region);
+    }
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..SLOTS {
+            let (table, sender) = (&table, sender.clone());
+            scope.spawn(move || {
+                sender.send(table.register(vec![8; 30], Access::ALL, stream, TaggedBase::Zero)).unwrap();
+            });
+        }
+        assert!(
+            receiver.recv_timeout(std::time::Duration::from_millis(50)).is_err(),
+            "a slot was used during the turn"
+        );
+        drop(turn);
+        let registered: Vec<_> = receiver.iter().take(SLOTS as usize).collect();
+        // There are slots for all, and octets for three.
+        assert_eq!(registered.iter().filter(|region| region.is_ok()).count(), 3, "{registered:?}");
+        assert_eq!((table.regions(), table.registered_octets()), (3, 90));
+    });
 }
 
 #[test]
