@@ -82,6 +82,8 @@ pub(crate) struct Endpoint {
     posted: VecDeque<(usize, u64)>,
     /// How many of them, at the end, make no completion.
     unsignalled: usize,
+    /// Writes that were posted.
+    writes: usize,
     free: Vec<usize>,
     waiting: VecDeque<Work>,
     pub(crate) agreement: Agreement,
@@ -111,6 +113,7 @@ impl Endpoint {
             sizes,
             posted: VecDeque::with_capacity(sizes.sends),
             unsignalled: 0,
+            writes: 0,
             free: (0..sizes.sends).rev().collect(),
             waiting: VecDeque::new(),
             agreement,
@@ -218,11 +221,17 @@ impl Endpoint {
                 Work::Message { octets, invalidate, tag, told } => self.post_message(octets, *invalidate, *tag, *told),
                 Work::Transfer { kind, entry, handle, offset, tag } => {
                     let (id, entries) = (TRANSFER << KIND_SHIFT | tag, [*entry]);
-                    self.post(match kind {
+                    let request = match kind {
                         Transfer::Read => SendRequest::read(id, &entries, *handle, *offset).signalled(),
-                        // The message behind it says that it is done.
-                        Transfer::Write => SendRequest::write(id, &entries, *handle, *offset),
-                    })
+                        // The message behind it says that it is done; but with many a full queue has to say when there is
+                        // room again.
+                        Transfer::Write => {
+                            self.writes += 1;
+                            let write = SendRequest::write(id, &entries, *handle, *offset);
+                            if self.writes.is_multiple_of(WORK_DEPTH / 2) { write.signalled() } else { write }
+                        }
+                    };
+                    self.post(request)
                 }
             };
             match posted {
@@ -282,8 +291,8 @@ impl Endpoint {
             return Ok(());
         }
         // The end of the connection may make no completion.
-        self.looked_at = 0;
-        self.taken = self.completions.wait_for(&mut self.reaped, timeout.min(LOOK))?;
+        let taken = self.completions.wait_for(&mut self.reaped, timeout.min(LOOK))?;
+        (self.looked_at, self.taken) = (0, taken);
         if self.taken == 0 {
             self.fruitless = POLLS;
         }

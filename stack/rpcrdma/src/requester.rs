@@ -68,7 +68,7 @@ impl RequesterOptions {
         Sizes {
             receives: credits,
             receive: octets(self.receive_size),
-            // A few more than calls, so that not every message has to say that it has left.
+            // With few credits some more than calls, so that not every message has to say that it has left.
             sends: credits.max(SENDS),
             send: octets(self.send_size),
         }
@@ -466,7 +466,8 @@ impl Requester {
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Finished>, Error> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            for _ in 0..LOOKS {
+            let looks = if timeout.is_zero() || !matches!(self.link, Link::Up(_)) { 1 } else { LOOKS };
+            for _ in 0..looks {
                 if let Some(finished) = self.poll() {
                     return Ok(Some(finished));
                 }

@@ -67,6 +67,26 @@ fn chunks_may_have_many_segments_and_more_than_reads_at_once() {
     sweep(requester, ResponderOptions { reads: 1, ..ResponderOptions::default() });
 }
 
+/// Writes make no completions of their own: a reply with more of them than the queue pair takes goes on all the same.
+#[test]
+fn a_result_may_have_more_segments_than_a_queue_pair_has_room_for() {
+    const SEGMENT: usize = 64;
+    const SEGMENTS: usize = 700;
+    let requester = RequesterOptions {
+        segment: SEGMENT as u32,
+        send_size: 16_384,
+        receive_size: 16_384,
+        ..RequesterOptions::default()
+    };
+    let responder = ResponderOptions { send_size: 16_384, receive_size: 16_384, ..ResponderOptions::default() };
+    let mut rig = Rig::new(requester, responder);
+    let size = SEGMENT * SEGMENTS;
+    for _ in 0..3 {
+        assert_eq!(rig.results(get(size, vec![vec![0; size]])), get_results(size));
+    }
+    assert_eq!(rig.client.stats().connections, 1);
+}
+
 #[test]
 fn a_responder_may_invalidate_what_a_call_has_one_handle_for() {
     for (here, there, expected) in [(true, true, true), (true, false, false), (false, true, false)] {
