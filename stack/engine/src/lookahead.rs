@@ -22,8 +22,9 @@ pub(crate) const DISTANCE: usize = 4;
 pub(crate) type Guesses = ArrayVec<Option<u32>, BURST>;
 
 impl<P: Port> Core<P> {
-    /// Asks for what the first frames of a burst will touch, and where that lies of all. Changes nothing, and believes nothing that the frames say. Returns for each frame
-    /// which connection it may be of, so that it need not be looked up again; nothing if the burst was not looked through.
+    /// Asks for the places of the connections of a burst, and for what its first frames will touch. Changes nothing, and believes
+    /// nothing that the frames say. Returns for each frame which connection it may be of, so that it need not be looked up again;
+    /// nothing if the burst was not looked through.
     #[inline]
     pub(crate) fn look_ahead(&self, batch: &Batch<P::Buffer>) -> Guesses {
         if self.connections.len() >= CROWD && batch.len() > 1 { self.look_ahead_of_many(batch) } else { Guesses::new() }
@@ -52,25 +53,25 @@ impl<P: Port> Core<P> {
     /// for the place [`DISTANCE`] behind each frame, before that is worked on.
     #[inline]
     pub(crate) fn look_ahead_at(&self, guesses: &Guesses, place: usize) {
-        let connection_at = |place: Option<usize>| self.connections.get((*guesses.get(place?)?)?);
-        if let Some(connection) = connection_at(Some(place)) {
+        if let Some(&Some(index)) = guesses.get(place)
+            && let Some(connection) = self.connections.get(index)
+        {
             prefetch_range(connection.places());
             prefetch_range(connection.tcp.places());
-            if let Some(Some(index)) = guesses.get(place) {
-                self.wheel.prefetch(*index);
-            }
+            self.wheel.prefetch(index);
         }
-        if let Some(connection) = connection_at(place.checked_sub(1)) {
+        let connection_before = |by| self.connections.get((*guesses.get(place.checked_sub(by)?)?)?);
+        if let Some(connection) = connection_before(1) {
             prefetch_range(connection.tcp.further_places());
             if let Some(stream) = &connection.stream {
                 stream.prefetch();
             }
         }
         // What is acknowledged goes back to the pool, and is what the pool gives next.
-        if let Some(token) = connection_at(place.checked_sub(2)).and_then(|connection| connection.tcp.oldest_record()) {
+        if let Some(token) = connection_before(2).and_then(|connection| connection.tcp.oldest_record()) {
             self.records.prefetch(token);
         }
-        if let Some(token) = connection_at(place.checked_sub(3)).and_then(|connection| connection.tcp.oldest_record())
+        if let Some(token) = connection_before(3).and_then(|connection| connection.tcp.oldest_record())
             && let Some(record) = self.records.get(token)
         {
             record.buffer.prefetch();

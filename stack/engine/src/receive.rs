@@ -88,7 +88,7 @@ impl<P: Port> Core<P> {
         let mut queue_pair = self.take_queue_pair(connection);
         let mut gather = self.resume_gather(connection);
         if gather.capacity() == 0 {
-            gather = self.take_gather();
+            gather = self.gather_for(octets.len());
         }
         let enough = gather.len() + octets.len();
         if gather.capacity() < enough {
@@ -157,17 +157,20 @@ impl<P: Port> Core<P> {
         octets: &[u8],
         needed: Option<usize>,
     ) {
-        let mut gather = self.take_gather();
-        let taken = gather.capacity();
-        if taken > ROOMY.max(4 * needed.unwrap_or(LENGTH_LEN))
-            || self.gathering + taken as u64 > self.config.budgets.gather_octets
-        {
-            // It was grown for a longer one.
-            self.give_gather(gather);
-            gather = Vec::new();
-        }
+        let mut gather = self.gather_for(needed.unwrap_or(LENGTH_LEN));
         gather.extend_from_slice(octets);
         self.put_aside(connection, queue_pair, gather);
+    }
+
+    /// A buffer for so many octets: a used one, unless that was grown for far more, or is more than the budget has left.
+    fn gather_for(&mut self, wanted: usize) -> Vec<u8> {
+        let gather = self.take_gather();
+        let taken = gather.capacity();
+        if taken <= ROOMY.max(4 * wanted) && self.gathering + taken as u64 <= self.config.budgets.gather_octets {
+            return gather;
+        }
+        self.give_gather(gather);
+        Vec::new()
     }
 
     /// Keeps what has come of an FPDU with its connection until more comes. Beyond the budget the stream ends, and nothing of it

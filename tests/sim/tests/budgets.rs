@@ -111,6 +111,16 @@ impl Scene {
     }
 }
 
+/// An FPDU as it goes out at this place of its stream.
+fn on_the_wire(mut fpdu: Vec<u8>, markers: bool, position: u64) -> Vec<u8> {
+    if markers {
+        let length = fpdu.len();
+        fpdu.resize(marked_len(position, length), 0);
+        insert_markers(&mut fpdu, length, position, Some(crc32c));
+    }
+    fpdu
+}
+
 /// All that peers send in pieces of a long FPDU without its end.
 fn stop_inside_fpdus(markers: bool) {
     const BUDGET: u64 = 64 << 10;
@@ -119,12 +129,7 @@ fn stop_inside_fpdus(markers: bool) {
     let mut scene = scene(budgets, markers, LENGTH);
     let send = |scene: &mut Scene, from: usize, to: usize| {
         for hoarder in scene.hoarders.iter_mut().filter(|hoarder| !hoarder.ended) {
-            let mut whole = fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH]));
-            if markers {
-                let length = whole.len();
-                whole.resize(marked_len(0, length), 0);
-                insert_markers(&mut whole, length, 0, Some(crc32c));
-            }
+            let whole = on_the_wire(fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])), markers, 0);
             hoarder.peer.send(&whole[from..to.min(whole.len())]);
         }
     };
@@ -170,24 +175,35 @@ fn fpdus_with_markers_that_stop_in_the_middle_take_no_more_memory_than_their_bud
 }
 
 /// A buffer that was grown for a long FPDU is not kept for the first octets of a short one.
-#[test]
-fn a_short_fpdu_behind_a_long_one_takes_little() {
+fn short_behind_long(markers: bool) {
     const BUDGET: u64 = 64 << 10;
     const LENGTH: usize = 50_000;
     let budgets = Budgets { gather_octets: BUDGET, ..Budgets::default() };
-    let mut scene = scene(budgets, false, LENGTH);
+    let mut scene = scene(budgets, markers, LENGTH);
     for number in 0..10 {
         let hoarder = &mut scene.hoarders[number];
-        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])));
+        let long = on_the_wire(fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])), markers, 0);
+        hoarder.peer.send(&long);
         scene.go_on(Duration::from_millis(5), |stats| assert!(stats.gather_octets <= BUDGET));
-        assert!(scene.stats().fpdus_gathered > number as u64, "it came in pieces");
+        assert!(markers || scene.stats().fpdus_gathered > number as u64, "it came in pieces");
         let hoarder = &mut scene.hoarders[number];
-        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[8; 100]))[..50]);
+        let short = fpdu(&write(hoarder.region.stag(), 0, &[8; 100]));
+        hoarder.peer.send(&on_the_wire(short, markers, long.len() as u64)[..50]);
         scene.go_on(Duration::from_millis(1), |stats| assert!(stats.gather_octets <= BUDGET));
     }
     assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended));
     assert!((10 * 50..10 * 200).contains(&scene.stats().gather_octets), "all of them wait");
     scene.check_bystander();
+}
+
+#[test]
+fn a_short_fpdu_behind_a_long_one_takes_little() {
+    short_behind_long(false);
+}
+
+#[test]
+fn a_short_fpdu_with_markers_behind_a_long_one_takes_little() {
+    short_behind_long(true);
 }
 
 #[test]
