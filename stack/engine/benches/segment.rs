@@ -4,7 +4,7 @@
 //!
 //! `one_by_one` answers each segment of one connection before it sees the next. `bursts_of_32` takes 32 segments of as many
 //! connections and then answers them, going through all connections in a random order, so that nothing of a connection is near the
-//! core when its turn comes; the burst is looked through ahead of the work, as the engine does (`lookahead.rs`), and without
+//! core when its turn comes; the burst is looked through ahead of the work, much as the engine does (`lookahead.rs`), and without
 //! that in `taken_at_once`. `cargo bench -p uwarp-engine --bench segment`.
 
 use std::hint::black_box;
@@ -250,7 +250,7 @@ impl Stack for Ours {
         let guesses = if self.looks_ahead && frames.len() > 1 { self.look_ahead(&frames) } else { [None; BURST] };
         let mut asked = std::mem::take(&mut self.asked);
         for (place, frame) in frames.iter().enumerate() {
-            if guesses[place].is_some() {
+            if self.looks_ahead {
                 self.look_ahead_at(&guesses, place + DISTANCE);
             }
             asked.extend(self.receive(frame, guesses[place]));

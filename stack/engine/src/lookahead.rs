@@ -1,10 +1,10 @@
 //! What a burst will need, asked for before it is worked on.
 //!
-//! With many connections the state of each lies far from the core, and a burst meets as many of them as it has frames. Taken one by
-//! one each segment would wait for memory several times over: for its slot in the flow table, the connection behind it, and what hangs
-//! on that. Here all segments of a burst go the first of those steps together, so that their waits run side by side. The lines of the
-//! connections themselves are asked for a few segments ahead, while others are worked on: more of them than a core has under way at
-//! once are forgotten, or wait for each other.
+//! With many connections the state of each lies far from the core, and a burst meets as many of them as it has frames. Taken one
+//! by one each segment would wait for memory several times over: for its slot in the flow table, the connection behind it, and
+//! what hangs on that. Here all segments of a burst go the first of those steps together, so that their waits run side by side.
+//! The lines of the connections themselves are asked for a few segments ahead, while others are worked on: more of them than a
+//! core has under way at once are forgotten, or wait for each other.
 
 use arrayvec::ArrayVec;
 use uwarp_memory::kernels::prefetch_range;
@@ -49,8 +49,8 @@ impl<P: Port> Core<P> {
         guesses
     }
 
-    /// The same for what the frame at `place` of the burst touches, and what hangs on that of frames that come before it: to be called
-    /// for the place [`DISTANCE`] behind each frame, before that is worked on.
+    /// The same for what the frame at `place` of the burst touches, and what hangs on that of frames that come before it: to be
+    /// called for the place [`DISTANCE`] behind each frame, before that is worked on.
     #[inline]
     pub(crate) fn look_ahead_at(&self, guesses: &Guesses, place: usize) {
         if let Some(&Some(index)) = guesses.get(place)

@@ -84,8 +84,8 @@ struct Line;
 /// One TCP connection. See the crate's documentation for how to drive it.
 ///
 /// Where there are many connections, a segment costs what it takes to bring its connection near: cache lines. So the order of the
-/// fields counts, here and in the parts: what is rare stands at both ends or on the heap, what each segment touches in between, from the
-/// beginning of a line on ([`Connection::places`]).
+/// fields counts, here and in the parts: what is rare stands at both ends or on the heap, what each segment touches in between,
+/// from the beginning of a line on ([`Connection::places`]).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Connection {
@@ -512,6 +512,7 @@ impl Connection {
     pub fn release_idle_memory(&mut self) {
         self.queue.shrink();
         self.receiver.reassembly.shrink();
+        self.ecn.shrink();
     }
 
     /// Octets of memory in use, the value itself included.
@@ -520,8 +521,8 @@ impl Connection {
         size_of::<Connection>() + heap
     }
 
-    /// Addresses of what every usual segment touches of the value. For an owner who wants to have it near by then: looks at nothing
-    /// of it.
+    /// Addresses of what every usual segment touches of the value. For an owner who wants to have it near by then: looks at
+    /// nothing of it.
     #[inline]
     pub fn places(&self) -> Range<usize> {
         core::ptr::from_ref(&self.line).addr()..self.recovery.rare_place()

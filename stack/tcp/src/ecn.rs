@@ -19,7 +19,7 @@ const REQUEST: TcpFlags = TcpFlags::ECE.with(TcpFlags::CWR);
 const OWED: usize = 4;
 
 /// The state of ECN of one connection.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct EcnState {
     /// Grant it when asked.
     willing: bool,
@@ -141,6 +141,13 @@ impl EcnState {
         }
         owed[count] = number;
         self.owed_count += 1;
+    }
+
+    /// Gives memory back that an idle connection has no use for.
+    pub(crate) fn shrink(&mut self) {
+        if self.owed_count == 0 {
+            self.owed = None;
+        }
     }
 
     /// Whether an acknowledgment is owed that must not be merged with a later one.

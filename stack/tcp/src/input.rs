@@ -466,5 +466,6 @@ impl Connection {
         self.timers.stop();
         self.queue.shrink();
         self.receiver.reassembly.shrink();
+        self.ecn.shrink();
     }
 }

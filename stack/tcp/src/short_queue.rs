@@ -3,8 +3,8 @@
 use core::ops::{Index, IndexMut};
 use std::collections::VecDeque;
 
-/// The first element lies in place, beside what else a segment touches of its connection; all others on the heap, in memory that is
-/// taken when there is a second element for the first time, and looked at only while there is one.
+/// The first element lies in place, beside what else a segment touches of its connection; all others on the heap, in memory that
+/// is taken when there is a second element for the first time, and looked at only while there is one.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ShortQueue<T> {

@@ -20,7 +20,7 @@ use uwarp_ring::Notifier;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Most octets of private data with MPA revision 2, whose IRD and ORD take four (RFC 6581 §5); with revision 1 it is 512
-/// (RFC 5044 §7.1.1). More than 252, or 256 with revision 1, do not interoperate with Linux.
+/// (RFC 5044 §7.1.1). Linux takes 256 (its `MPA_MAX_PRIVDATA`), those four included, and answers more with a reset.
 pub const MAX_PRIVATE_DATA: usize = 508;
 
 fn most_private_data(mpa_revision: u8) -> usize {
