@@ -32,7 +32,8 @@ pub struct Options {
     /// Devices, one after the other
     #[arg(long, value_delimiter = ',', default_value = "virtio,memif")]
     device: Vec<String>,
-    /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly and nobody else shared their cores
+    /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly and nobody else
+    /// shared their cores
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Length of one part in milliseconds: the shorter, the less the machine changes in it

@@ -1,7 +1,7 @@
 //! Both ends in one thread, joined in memory: what the stack itself costs, with no device and no second core.
 //!
-//! Times of such a run depend on the machine; instructions, counted by callgrind, do not, so they are what shows from one change to the next
-//! whether the path of a packet grew.
+//! Times of such a run depend on the machine; instructions, counted by callgrind, do not, so they are what shows from one
+//! change to the next whether the path of a packet grew.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -153,7 +153,8 @@ impl RawC {
         Ok(Self { program })
     }
 
-    /// Median round trip of a frame of [`WRITE_OF_64`] octets over `device` in nanoseconds; `None` for a device that the program does not know.
+    /// Median round trip of a frame of [`WRITE_OF_64`] octets over `device` in nanoseconds; `None` for a device that the
+    /// program does not know.
     pub fn pair(&self, device: &str, cpus: (usize, usize)) -> anyhow::Result<Option<f64>> {
         let device = match device {
             "memif" => "memif",

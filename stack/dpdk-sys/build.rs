@@ -6,7 +6,8 @@ use std::process::{Command, exit};
 
 const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
 
-/// The libraries that code of ours calls. EAL loads every driver as a plug-in, so none is named here but net_ring, which has functions of its own.
+/// The libraries that code of ours calls. EAL loads every driver as a plug-in, so none is named here but net_ring, which has
+/// functions of its own.
 const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
 
 fn fail(message: &str) -> ! {

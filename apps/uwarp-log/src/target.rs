@@ -44,7 +44,8 @@ pub struct Walk {
     pub has_head: bool,
 }
 
-/// Goes through the records of a region, from its start on or from where a walk has ended before. `read` fills octets from an offset of the region.
+/// Goes through the records of a region, from its start on or from where a walk has ended before. `read` fills octets from an
+/// offset of the region.
 ///
 /// # Errors
 /// What `read` says, and a table that cannot be read.

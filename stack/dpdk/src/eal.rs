@@ -17,7 +17,8 @@ use crate::{Error, gate, log, maintenance, pool, signal};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EalConfig {
-    /// Use hugepages, which have to be reserved. Without them DPDK works on ordinary memory, at no loss of latency on virtual devices.
+    /// Use hugepages, which have to be reserved. Without them DPDK works on ordinary memory, at no loss of latency on virtual
+    /// devices.
     pub hugepages: bool,
     /// Memory for packets, rings and drivers, in MiB.
     pub memory_mib: u32,

@@ -3,8 +3,9 @@
 //! When a memif peer goes away, EAL's interrupt thread unmaps the memory that a burst on another thread may be copying to or
 //! from; the driver looks at the connection once, at the top of the burst, so that burst ends in a segmentation fault. The
 //! same thread resets the rings of a packed virtio-user device when its peer comes back, after a millisecond in which
-//! bursts are hoped to end. And a port that connects is stopped and started, or made anew, for its next peer. All are cured in one place: the shim's `epoll_wait` stands in front of libc's, and when it
-//! brings the interrupt thread events, the gate closes before the thread can handle them and opens when it asks for more.
+//! bursts are hoped to end. And a port that connects is stopped and started, or made anew, for its next peer. All are cured in
+//! one place: the shim's `epoll_wait` stands in front of libc's, and when it brings the interrupt thread events, the gate
+//! closes before the thread can handle them and opens when it asks for more.
 //!
 //! - An engine sets its flag, and looks at the gate; if that is closed it takes the flag back and finds no packets.
 //! - The closing side closes the gate, makes that known to all CPUs (membarrier), and waits until no flag is set.

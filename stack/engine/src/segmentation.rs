@@ -1,9 +1,10 @@
 //! Segments that leave as one frame, which the device cuts (TSO).
 //!
-//! TCP knows nothing of it: it gives segment by segment, each a record of its own, and keeps account of each. What it gives in one go,
-//! of equal size, with headers that differ in the sequence number alone, is put behind one header as a chain that shows the records'
-//! buffers. So the device's cuts fall where the records end. For RDMA each record is an FPDU, and every segment begins with one, as
-//! RFC 5044 §5.1 wants it; that is also why records of different sizes are not joined. What is sent again leaves by itself.
+//! TCP knows nothing of it: it gives segment by segment, each a record of its own, and keeps account of each. What it gives in
+//! one go, of equal size, with headers that differ in the sequence number alone, is put behind one header as a chain that shows
+//! the records' buffers. So the device's cuts fall where the records end. For RDMA each record is an FPDU, and every segment
+//! begins with one, as RFC 5044 §5.1 wants it; that is also why records of different sizes are not joined. What is sent again
+//! leaves by itself.
 
 use arrayvec::ArrayVec;
 use uwarp_tcp::{BufferToken, Slice, Transmit};

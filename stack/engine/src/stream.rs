@@ -225,7 +225,8 @@ impl StreamShared {
 
 /// A stream as its application has it: the ends of two rings.
 ///
-/// Reading and writing go to the rings and ring the engine's doorbell when the engine has something to do about it. Dropping it ends the stream: what was written is still sent.
+/// Reading and writing go to the rings and ring the engine's doorbell when the engine has something to do about it. Dropping it
+/// ends the stream: what was written is still sent.
 #[derive(Debug)]
 pub struct StreamEnds {
     receive: ByteConsumer,

@@ -1,5 +1,6 @@
-//! Floods over a real device: SYNs, acknowledgments, resets, fragments, ICMP errors and neighbours, made up by the ten thousand, while
-//! the kernel opens connections to the stack and streams over them. Every octet arrives, and memory stays where it was.
+//! Floods over a real device: SYNs, acknowledgments, resets, fragments, ICMP errors and neighbours, made up by the ten
+//! thousand, while the kernel opens connections to the stack and streams over them. Every octet arrives, and memory stays where
+//! it was.
 
 use std::net::Ipv4Addr;
 use std::process::Command;

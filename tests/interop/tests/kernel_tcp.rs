@@ -180,8 +180,9 @@ fn routed(name: &'static str, addresses: Addresses) -> (Namespace, Bed) {
     (router, bed)
 }
 
-/// A kernel that sends to the stack, and in turn with it the same kernel that sends to another one, through a router that drops one in
-/// twenty segments either way. Nothing is asserted of the two but that every octet comes: their goodput is printed, and kept with
+/// A kernel that sends to the stack, and in turn with it the same kernel that sends to another one, through a router that drops
+/// one in twenty segments either way. Nothing is asserted of the two but that every octet comes: their goodput is printed, and
+/// kept with
 /// `UWARP_FIGURES`. `perf/README.md` has figures of the long run.
 #[test]
 fn loss_towards_the_stack_and_towards_a_kernel() {

@@ -1,5 +1,5 @@
-//! The tables of order of RFC 5040 §5.5 and appendix B, of RFC 7306 §7 and of draft-talpey-rdma-commit §3.2.3, as properties of random
-//! schedules: both sides of a stream post whatever comes to their minds over a bad network, and what each sees, and what its
+//! The tables of order of RFC 5040 §5.5 and appendix B, of RFC 7306 §7 and of draft-talpey-rdma-commit §3.2.3, as properties of
+//! random schedules: both sides of a stream post whatever comes to their minds over a bad network, and what each sees, and what its
 //! store would hold after a loss of power, is held against what the documents promise. What they only allow has to be met,
 //! too, or the schedules would show nothing.
 

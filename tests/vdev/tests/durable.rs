@@ -1,6 +1,6 @@
 //! What a Commit was answered for is there after everything that was not synced is lost: the target is a process that is killed, and
-//! its file lies on a disk that forgets with the process which serves it, killed too ([`uwarp_vdev_tests::disk`]). And each failure of
-//! such a disk comes back as the status of a Commit, over a connection that lives on.
+//! its file lies on a disk that forgets with the process which serves it, killed too ([`uwarp_vdev_tests::disk`]). And each
+//! failure of such a disk comes back as the status of a Commit, over a connection that lives on.
 //!
 //! 6 losses; 100 in the long run. That a disk which only says that it syncs is found out shows that the first test can fail.
 

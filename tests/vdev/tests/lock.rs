@@ -1,6 +1,7 @@
-//! A lock in the memory of one process that four others hold in turn (RFC 7306 §5): a word with the number of the one that is served in
-//! its lower half, and the next free number in its upper half. A number is drawn by FetchAdd, whose mask keeps carries in the upper
-//! half; the lock is given back by CmpSwap, whose masks see and change the lower half only, while others draw numbers.
+//! A lock in the memory of one process that four others hold in turn (RFC 7306 §5): a word with the number of the one that is
+//! served in its lower half, and the next free number in its upper half. A number is drawn by FetchAdd, whose mask keeps
+//! carries in the upper half; the lock is given back by CmpSwap, whose masks see and change the lower half only, while others
+//! draw numbers.
 
 use std::time::{Duration, Instant};
 

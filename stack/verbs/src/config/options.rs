@@ -161,8 +161,9 @@ pub struct TcpOptions {
     pub ecn: Ecn,
     /// Window scaling and timestamps are always offered; selective acknowledgments can be switched off for measurements.
     pub sack: bool,
-    /// Leave it to the device to cut several segments out of one frame (TSO), and take such from it (LRO), where it can: virtio-user with
-    /// a vhost that has `tso`. Segments of RDMA streams begin with an FPDU all the same. A capture shows what the device was given.
+    /// Leave it to the device to cut several segments out of one frame (TSO), and take such from it (LRO), where it can:
+    /// virtio-user with a vhost that has `tso`. Segments of RDMA streams begin with an FPDU all the same. A capture shows what
+    /// the device was given.
     pub segmentation_offload: bool,
     /// Timestamps on every segment (RFC 7323): 12 octets each, protection against wrapped sequence numbers.
     pub timestamps: bool,

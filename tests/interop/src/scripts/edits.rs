@@ -15,7 +15,8 @@
 //! ```
 //!
 //! An edit reads like a patch: a line with two spaces in front is a line of the script that comes next, `-` takes the next
-//! such line out, `+` puts one in at this place, and `stop` ends the comparison there, where the ways part. A script that is not in the file is not played.
+//! such line out, `+` puts one in at this place, and `stop` ends the comparison there, where the ways part. A script that is
+//! not in the file is not played.
 
 use crate::scripts::parse::{Line, Script};
 
