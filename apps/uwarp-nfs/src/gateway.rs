@@ -101,15 +101,15 @@ impl Gateway {
         let xid = request.token.xid();
         let credential = request.credential.as_auth();
         let protection = credential.protection();
-        if self.policy.read_only {
-            let refusal = match protection {
-                Protection::None => read_only(request.procedure),
-                // What is wrapped cannot be answered in the server's place.
-                Protection::Wrapped => None,
+        if self.policy.read_only
+            && let Some(results) = read_only(request.procedure)
+        {
+            let answer = match protection {
+                Protection::None => Answer::success(vec![Part::Octets(results)]),
+                // Results that the client would believe only the server can make. The procedure is there to be read all the same.
+                Protection::Wrapped => Answer::failure(Status::AuthError(AUTH_TOOWEAK)),
             };
-            if let Some(results) = refusal {
-                return self.responder.answer(request.token, Answer::success(vec![Part::Octets(results)]));
-            }
+            return self.responder.answer(request.token, answer);
         }
         if self.open.contains_key(&xid) {
             // Two calls with one XID could not be told apart.
@@ -166,6 +166,9 @@ fn results(procedure: u32, protection: Protection, octets: &[u8]) -> Option<Vec<
     let items = walk.finish().ok()?;
     split(octets, &items, |_| Vec::new()).ok()
 }
+
+/// Rejected for security reasons (RFC 5531 §9).
+const AUTH_TOOWEAK: u32 = 5;
 
 /// NFS3ERR_ROFS (RFC 1813 §2.6), without attributes, for a procedure that changes something.
 fn read_only(procedure: u32) -> Option<Vec<u8>> {

@@ -130,6 +130,8 @@ pub struct Finished<T> {
 /// The threads, and what is on its way through them. `T` says where a reply goes.
 pub struct Service<T> {
     jobs: Option<Sender<Job>>,
+    /// The threads' end of `jobs`.
+    waiting: Receiver<Job>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
     open: HashMap<u64, (T, Option<Identity>)>,
@@ -164,6 +166,7 @@ impl<T> Service<T> {
             .collect::<Result<_, _>>()?;
         Ok(Self {
             jobs: Some(jobs),
+            waiting,
             done,
             threads,
             open: HashMap::new(),
@@ -220,8 +223,9 @@ impl<T> Service<T> {
 
 impl<T> Drop for Service<T> {
     fn drop(&mut self) {
-        // What has been taken is carried out.
+        // What a thread has begun it ends; nobody would hear of the rest.
         self.jobs = None;
+        while self.waiting.try_recv().is_ok() {}
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -278,7 +278,8 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
     let root = root(server);
     let mut rig = Rig::new(server, Policy { read_only: true });
     let large = rig.lookup(&root, "large");
-    assert_eq!(rig.read(&large, 1 << 20, true).len(), 3_000_001);
+    let before = rig.read(&large, 1 << 20, true);
+    assert_eq!(before.len(), 3_000_001);
     let Nfs3Result::<CREATE3resok, CREATE3resfail>::Err((status, _)) =
         rig.call(CREATE, &new_file(&root, "new"), vec![])
     else {
@@ -299,7 +300,32 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
     let renamed: Nfs3Result<RENAME3resok, RENAME3resfail> =
         rig.call(RENAME, &RENAME3args { from: name("large"), to: name("other") }, vec![]);
     assert!(matches!(renamed, Nfs3Result::Err((nfsstat3::NFS3ERR_ROFS, _))));
-    rig.lookup(&root, "large");
+    // Nor under RPCSEC_GSS, which any client may say that it uses.
+    let unreadable = OwnedAuth { flavor: 6, body: Vec::new() };
+    for credential in [gss(2), gss(3), unreadable] {
+        let mut octets = Vec::new();
+        arguments.pack(&mut octets).unwrap();
+        let arguments = vec![Part::Octets(octets)];
+        let call = Call { program: 100_003, version: 3, procedure: WRITE, credential, arguments, ..Call::default() };
+        rig.client.start(call).unwrap();
+        assert_eq!(rig.finished().outcome.unwrap().status, Status::AuthError(5));
+    }
+    let large = rig.lookup(&root, "large");
+    assert!(rig.read(&large, 1 << 20, true) == before);
+}
+
+/// The gateway's connection to the server.
+fn accepted(rig: &mut Rig, backend: &TcpListener) -> TcpStream {
+    backend.set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + LONG;
+    loop {
+        rig.step();
+        assert!(rig.client.poll().is_none());
+        if let Ok((stream, _)) = backend.accept() {
+            return stream;
+        }
+        assert!(Instant::now() < deadline);
+    }
 }
 
 /// The next record that the server gets.
@@ -340,8 +366,7 @@ fn gss(service: u32) -> OwnedAuth {
 #[test]
 fn calls_under_rpcsec_gss_go_through_as_they_are() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-    // A gateway that is read-only cannot see what is in them.
-    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy { read_only: true });
+    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
     let mut stream = None;
     // Integrity and privacy: nothing but the two ends can read the arguments, so these need not even be any of a WRITE.
     for (service, length) in [(2, 40), (3, 100_000)] {
@@ -357,18 +382,7 @@ fn calls_under_rpcsec_gss_go_through_as_they_are() {
             ..Call::default()
         };
         let id = rig.client.start(call).unwrap();
-        let stream = stream.get_or_insert_with(|| {
-            backend.set_nonblocking(true).unwrap();
-            let deadline = Instant::now() + LONG;
-            loop {
-                rig.step();
-                assert!(rig.client.poll().is_none());
-                if let Ok((stream, _)) = backend.accept() {
-                    break stream;
-                }
-                assert!(Instant::now() < deadline);
-            }
-        });
+        let stream = stream.get_or_insert_with(|| accepted(&mut rig, &backend));
         let record = received(&mut rig, stream);
         let (call, at) = CallHeader::parse(&record).unwrap();
         assert_eq!((call.program, call.version, call.procedure), (100_003, 3, WRITE));
@@ -395,16 +409,7 @@ fn calls_outlive_a_server_that_was_away() {
     let mut xids = Vec::new();
     for round in 0..3 {
         // It takes the call, and twice it goes without an answer.
-        backend.set_nonblocking(true).unwrap();
-        let deadline = Instant::now() + LONG;
-        let mut stream = loop {
-            rig.step();
-            assert!(rig.client.poll().is_none());
-            if let Ok((stream, _)) = backend.accept() {
-                break stream;
-            }
-            assert!(Instant::now() < deadline);
-        };
+        let mut stream = accepted(&mut rig, &backend);
         let record = received(&mut rig, &mut stream);
         let (call, _) = CallHeader::parse(&record).unwrap();
         assert_eq!((call.program, call.procedure, call.credential.flavor), (100_003, GETATTR, 1));
