@@ -83,6 +83,9 @@ pub struct Directory {
     metrics: Arc<Metrics>,
     #[cfg(test)]
     fail_sync: std::sync::atomic::AtomicBool,
+    /// Inodes of objects that were synced.
+    #[cfg(test)]
+    synced: Mutex<Vec<u64>>,
 }
 
 /// A file, directory, or anything else in it.
@@ -180,6 +183,8 @@ impl Directory {
             metrics,
             #[cfg(test)]
             fail_sync: std::sync::atomic::AtomicBool::new(false),
+            #[cfg(test)]
+            synced: Mutex::default(),
         })
     }
 
@@ -383,6 +388,8 @@ impl Directory {
             None => object.reader().and_then(rustix::fs::fsync),
         };
         #[cfg(test)]
+        locked(&self.synced).push(object.key.inode);
+        #[cfg(test)]
         let synced = if self.fail_sync.load(Ordering::Relaxed) { Err(Errno::IO) } else { synced };
         synced.map_err(|error| {
             // The system tells this once, and then takes lost data for written: clients have to send it again.
@@ -464,6 +471,7 @@ mod tests {
         diropargs3, mknoddata3, sattr3, stable_how, symlinkdata3,
     };
     use nfs3_types::xdr_codec::{Pack, Unpack};
+    use std::os::unix::fs::MetadataExt as _;
     use uwarp_rpcrdma::binding::Binding as _;
     use uwarp_rpcrdma::nfs3::Nfs3;
     use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
@@ -485,9 +493,15 @@ mod tests {
 
     const ROOT: caller::Caller = caller::Caller { uid: 0, gid: 0, groups: Vec::new() };
 
-    /// Every change is on the disk before its call is answered, for it fails if it cannot be brought there; nothing else is synced.
+    /// Every change is on the disk before its call is answered: whatever it has changed is synced, and it fails if that fails;
+    /// nothing else is synced.
     #[test]
     fn changes_are_synced_before_they_are_answered() {
+        check_syncs(false);
+        check_syncs(true);
+    }
+
+    fn check_syncs(fails: bool) {
         let folder = tempfile::tempdir().unwrap();
         for name in ["file", "gone", "moved"] {
             std::fs::write(folder.path().join(name), "data").unwrap();
@@ -507,42 +521,49 @@ mod tests {
         let target = symlinkdata3 { symlink_attributes: attributes(), symlink_data: b"file"[..].into() };
         let pipe = mknoddata3::NF3FIFO(attributes());
         let calls = [
-            (number::WRITE, write(stable_how::DATA_SYNC), true),
-            (number::WRITE, write(stable_how::FILE_SYNC), true),
-            (number::WRITE, write(stable_how::UNSTABLE), false),
-            (number::COMMIT, packed(&COMMIT3args { file: file.clone(), offset: 0, count: 0 }), true),
+            (number::WRITE, write(stable_how::DATA_SYNC), &["file"][..]),
+            (number::WRITE, write(stable_how::FILE_SYNC), &["file"]),
+            (number::WRITE, write(stable_how::UNSTABLE), &[]),
+            (number::COMMIT, packed(&COMMIT3args { file: file.clone(), offset: 0, count: 0 }), &["file"]),
             (
                 number::SETATTR,
                 packed(&SETATTR3args { object: file.clone(), new_attributes: attributes(), guard }),
-                true,
+                &["file"],
             ),
             (
                 number::CREATE,
                 packed(&CREATE3args { where_: at(&dir, "new"), how: createhow3::GUARDED(attributes()) }),
-                true,
+                &["new", "."],
             ),
-            (number::MKDIR, packed(&MKDIR3args { where_: at(&dir, "made"), attributes: attributes() }), true),
-            (number::SYMLINK, packed(&SYMLINK3args { where_: at(&dir, "symlink"), symlink: target }), true),
-            (number::MKNOD, packed(&MKNOD3args { where_: at(&dir, "pipe"), what: pipe }), true),
-            (number::REMOVE, packed(&REMOVE3args { object: at(&dir, "gone") }), true),
-            (number::RMDIR, packed(&RMDIR3args { object: at(&other, "empty") }), true),
-            (number::RENAME, packed(&RENAME3args { from: at(&dir, "moved"), to: at(&other, "to") }), true),
-            (number::LINK, packed(&LINK3args { file: file.clone(), link: at(&dir, "link") }), true),
-            (number::GETATTR, packed(&GETATTR3args { object: file.clone() }), false),
-            (number::READ, packed(&READ3args { file: file.clone(), offset: 0, count: 4 }), false),
+            (number::MKDIR, packed(&MKDIR3args { where_: at(&dir, "made"), attributes: attributes() }), &["."]),
+            (number::SYMLINK, packed(&SYMLINK3args { where_: at(&dir, "symlink"), symlink: target }), &["."]),
+            (number::MKNOD, packed(&MKNOD3args { where_: at(&dir, "pipe"), what: pipe }), &["."]),
+            (number::REMOVE, packed(&REMOVE3args { object: at(&dir, "gone") }), &["."]),
+            (number::RMDIR, packed(&RMDIR3args { object: at(&other, "empty") }), &["other"]),
+            (number::RENAME, packed(&RENAME3args { from: at(&dir, "moved"), to: at(&other, "to") }), &["other", "."]),
+            (number::LINK, packed(&LINK3args { file: file.clone(), link: at(&dir, "link") }), &["."]),
+            (number::GETATTR, packed(&GETATTR3args { object: file.clone() }), &[]),
+            (number::READ, packed(&READ3args { file: file.clone(), offset: 0, count: 4 }), &[]),
         ];
-        directory.fail_sync.store(true, Ordering::Relaxed);
+        directory.fail_sync.store(fails, Ordering::Relaxed);
         let mut failed = 0;
-        for (procedure, octets, synced) in calls {
+        for (procedure, octets, expected) in calls {
             let mut walk = Walk::new(&octets, 0, Removed::Nothing);
             Nfs3.arguments(3, procedure, &mut walk).unwrap();
             let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
             let answer = directory.call(&ROOT, procedure, &arguments, Vec::new());
             become_server();
             let status = Reader::new(answer.results[0].octets()).u32().unwrap();
-            let expected = if synced { nfsstat3::NFS3ERR_IO } else { nfsstat3::NFS3_OK };
-            assert_eq!(status, expected as u32, "{}", procedures::NAMES[procedure as usize]);
-            failed += u64::from(synced);
+            let name = procedures::NAMES[procedure as usize];
+            let fails = fails && !expected.is_empty();
+            let ends = if fails { nfsstat3::NFS3ERR_IO } else { nfsstat3::NFS3_OK };
+            assert_eq!(status, ends as u32, "{name}");
+            failed += u64::from(fails);
+            let synced = std::mem::take(&mut *locked(&directory.synced));
+            let inode = |path: &&str| std::fs::metadata(folder.path().join(path)).unwrap().ino();
+            let expected: Vec<u64> = expected.iter().map(inode).collect();
+            // One that fails is the last.
+            assert_eq!(synced, expected[..if fails { 1 } else { expected.len() }], "{name}");
         }
         assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), failed);
     }
