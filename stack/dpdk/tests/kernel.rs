@@ -9,13 +9,9 @@ use common::{PATIENCE, contents, eal, exchange, fill, open, options, receive, se
 use uwarp_dpdk::{DeviceConfig, Error, Port};
 use uwarp_netns::{self as netns, End, Namespace};
 
-/// A namespace of the test's own, if this user may make one.
-fn namespace() -> Option<Namespace> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("not root: no network namespaces, nothing is tested");
-        return None;
-    }
-    Some(Namespace::new("dpdk").expect("a namespace"))
+/// A namespace of the test's own.
+fn namespace() -> Namespace {
+    Namespace::new("dpdk").expect("root, and a kernel with network namespaces")
 }
 
 fn af_packet(namespace: &Namespace, interface: &str) -> DeviceConfig {
@@ -27,7 +23,7 @@ fn af_packet(namespace: &Namespace, interface: &str) -> DeviceConfig {
 }
 
 fn veth(mtu: u16) {
-    let Some(namespace) = namespace() else { return };
+    let namespace = namespace();
     netns::veth(mtu, ["uwa", "uwb"].map(|end| End::silent(end).of(&namespace))).expect("a veth pair");
     let eal = eal();
     let left = open(&eal, &af_packet(&namespace, "uwa"), &options(mtu));
@@ -85,7 +81,7 @@ fn udp_frame(destination: [u8; 6], source: [u8; 6], port: u16, payload: &[u8]) -
 }
 
 fn tap(mtu: u16) {
-    let Some(namespace) = namespace() else { return };
+    let namespace = namespace();
     let eal = eal();
     let device = DeviceConfig::Tap { name: "uwtap".to_owned(), mac: None, netns: Some(namespace.name().to_owned()) };
     let port = open(&eal, &device, &options(mtu));
@@ -159,7 +155,7 @@ fn tap_9000_is_refused() {
 
 #[test]
 fn tap_goes_and_comes_again() {
-    let Some(namespace) = namespace() else { return };
+    let namespace = namespace();
     let eal = eal();
     for _ in 0..3 {
         let device = DeviceConfig::Tap {
@@ -183,15 +179,12 @@ fn tap_goes_and_comes_again() {
 
 #[test]
 fn the_kernel_bridges_two_ports() {
-    let Some(namespace) = namespace() else { return };
+    let namespace = namespace();
     let eal = eal();
     let device =
         |name: &str| DeviceConfig::Tap { name: name.to_owned(), mac: None, netns: Some(namespace.name().to_owned()) };
     let (left, right) = (open(&eal, &device("uwl"), &options(1500)), open(&eal, &device("uwr"), &options(1500)));
-    if namespace.ip(&["link", "add", "uwbr", "type", "bridge"]).is_err() {
-        eprintln!("this kernel has no bridge");
-        return;
-    }
+    namespace.ip(&["link", "add", "uwbr", "type", "bridge"]).expect("a kernel with bridges (CONFIG_BRIDGE)");
     for name in ["uwl", "uwr"] {
         namespace.ip(&["link", "set", name, "master", "uwbr", "up"]).unwrap();
     }
@@ -206,7 +199,7 @@ fn the_kernel_bridges_two_ports() {
 /// The driver names a fanout group by process number XOR interface index, in 16 bits.
 #[test]
 fn a_fanout_group_that_is_taken_is_named() {
-    let Some(namespace) = namespace() else { return };
+    let namespace = namespace();
     for (interface, index, peer) in [("uwa", "10", "uwap"), ("uwb", "65546", "uwbp")] {
         namespace.ip(&["link", "add", interface, "index", index, "type", "veth", "peer", "name", peer]).unwrap();
         namespace.ip(&["link", "set", interface, "up"]).unwrap();

@@ -180,10 +180,7 @@ fn pcap_writes_what_it_reads() {
     let file = directory.path().join("frames.pcap");
     {
         let device = DeviceConfig::Pcap { receive: None, transmit: Some(file.clone()) };
-        let Ok(port) = Port::open(&eal, &device, &options(1500)) else {
-            // A capture file to receive from is the driver's least demand in some versions.
-            return;
-        };
+        let port = open(&eal, &device, &options(1500));
         let mut queue = port.take_queue(0).unwrap();
         for number in 0..10 {
             let mut mbuf = queue.alloc().unwrap();

@@ -9,3 +9,8 @@ pub mod siw;
 pub mod stack;
 pub mod tools;
 pub mod witness;
+
+/// Whether the run is the long one (`UWARP_LONG=1`), which is not for every change.
+pub fn is_long() -> bool {
+    std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0")
+}

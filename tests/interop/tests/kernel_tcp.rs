@@ -20,6 +20,7 @@ use rustix::net::sockopt;
 use uwarp::config::Ecn;
 use uwarp::{Config, Context, DeviceConfig, FaultOptions, TcpListener, TcpStream, TcpStreamOptions};
 use uwarp_interop_tests::flows::{self, PATIENCE, Table, join};
+use uwarp_interop_tests::is_long;
 use uwarp_interop_tests::witness;
 use uwarp_netns::{self as netns, End, Namespace};
 
@@ -53,11 +54,6 @@ const V6: Addresses = Addresses {
 fn bare(address: &str) -> IpAddr {
     let (address, _) = address.split_once('/').expect("a prefix length");
     address.parse().expect("an address")
-}
-
-/// Whether the run is the long one.
-fn is_long() -> bool {
-    std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 fn count<T>(normal: T, long: T) -> T {

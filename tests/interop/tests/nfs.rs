@@ -7,10 +7,11 @@ use std::process::Command;
 use nfs3_server::memfs::{MemFs, MemFsConfig};
 use nfs3_server::tcp::{NFSTcp as _, NFSTcpListener};
 use uwarp::{Config, DeviceConfig};
+use uwarp_interop_tests::is_long;
 use uwarp_interop_tests::siw::{Attachment, Guest, STACK};
 use uwarp_interop_tests::tools::{Guarded, tool, wait_for};
 use uwarp_interop_tests::witness::{count, count_calls, examine};
-use uwarp_netns::Namespace;
+use uwarp_netns as netns;
 
 /// A server in user space, with many names. It ends with the process.
 fn server() -> u16 {
@@ -69,11 +70,6 @@ const MOUNT_DIRECTORY: &str = "mkdir -p /mnt && mount.nfs 10.77.0.1:/ /mnt -o ve
 /// For servers that are killed: a client that has sent all that it had to, and waits for a reply, learns nothing of it before it
 /// sends the call again, in a minute. Here it does so in ten seconds.
 const IMPATIENT: &str = ",timeo=100";
-
-/// Whether there is time for what takes long under emulation.
-fn long() -> bool {
-    std::env::var_os("UWARP_LONG").is_some_and(|value| value != "0")
-}
 
 /// Where the server has its files.
 enum Served<'a> {
@@ -166,21 +162,31 @@ fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
 
 /// A large file, there and back. It takes long under emulation.
 fn copy_a_large_file(guest: &mut Guest, mount: &str) {
-    let size = if long() { 64 << 20 } else { 16 << 20 };
+    let size = if is_long() { 64 << 20 } else { 16 << 20 };
     guest.run(&format!("head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/large")).success();
     guest.run(&format!("umount /mnt && {mount}")).success();
     guest.run("cmp /tmp/file /mnt/large && umount /mnt").success();
 }
 
-/// Writes eight files into a folder below /mnt, and has the server killed meanwhile: `restart` ends it and starts another one,
-/// which is what it gives.
-fn outlive<T>(guest: &mut Guest, folder: &str, served: &Served<'_>, restart: impl FnOnce() -> T) -> T {
+/// Writes eight files into a folder of /mnt, and kills the server meanwhile, which has its socket in `work`; gives another one,
+/// which `start` makes.
+fn outlive(
+    guest: &mut Guest,
+    served: &Served<'_>,
+    first: Guarded,
+    work: &Path,
+    start: impl FnOnce() -> Guarded,
+) -> Guarded {
+    let folder = "one/two";
     guest.run(&format!("mkdir -p /mnt/{folder} && head -c 6000000 /dev/urandom >/tmp/file")).success();
     let command = format!("for number in 1 2 3 4 5 6 7 8; do cp /tmp/file /mnt/{folder}/copy-$number || exit 1; done");
     let write = guest.start(&command);
     // As soon as something of the second file is there, which the server is asked for.
     guest.run(&format!("until test -s /mnt/{folder}/copy-2; do sleep 0.1; done")).success();
-    let second = restart();
+    // Dropping it kills it.
+    drop(first);
+    std::fs::remove_file(work.join("vhost")).ok();
+    let second = start();
     guest.finish(write).success();
     let hash = hash_in_guest(guest, "/tmp/file");
     for number in 1..=8 {
@@ -201,10 +207,11 @@ fn have_dissected(capture: &Path) {
 }
 
 /// Runs a test where port 2049 is nobody's.
-fn in_a_namespace(test: impl FnOnce() + Send) {
-    let namespace = Namespace::new("nfs").unwrap();
-    namespace.ip(&["link", "set", "lo", "up"]).unwrap();
-    namespace.inside(test).unwrap();
+fn in_a_namespace(name: &str, test: impl FnOnce()) {
+    netns::test_inside(name, || {
+        netns::ip(["link", "set", "lo", "up"]).unwrap();
+        test();
+    });
 }
 
 #[test]
@@ -228,7 +235,7 @@ fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
 
 #[test]
 fn a_linux_client_uses_the_kernels_server_behind_a_gateway_as_it_would_a_disk() {
-    in_a_namespace(|| {
+    in_a_namespace("a_linux_client_uses_the_kernels_server_behind_a_gateway_as_it_would_a_disk", || {
         let folder = tempfile::tempdir().unwrap();
         let gateway = gateway(folder.path(), 2049);
         let mut guest = Guest::boot_with_nfs_server(Attachment::Vhost(&folder.path().join("vhost")));
@@ -254,13 +261,9 @@ fn a_hard_mount_outlives_a_directory_server_that_is_killed() {
     let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
     let mount = format!("{MOUNT_DIRECTORY}{IMPATIENT}");
     guest.run(&mount).success();
-    let second = outlive(&mut guest, "one/two", &Served::Here(&served), || {
-        // Dropping it kills it.
-        drop(first);
-        std::fs::remove_file(folder.path().join("vhost")).ok();
-        // It knows nothing of the handles that the client has, and finds what they are of.
-        directory(folder.path(), &[])
-    });
+    // The second one knows nothing of the handles that the client has, and finds what they are of.
+    let start = || directory(folder.path(), &[]);
+    let second = outlive(&mut guest, &Served::Here(&served), first, folder.path(), start);
     copy_a_large_file(&mut guest, &mount);
     drop(guest);
     second.end();
@@ -268,17 +271,14 @@ fn a_hard_mount_outlives_a_directory_server_that_is_killed() {
 
 #[test]
 fn a_hard_mount_outlives_a_gateway_that_is_killed() {
-    in_a_namespace(|| {
+    in_a_namespace("a_hard_mount_outlives_a_gateway_that_is_killed", || {
         let folder = tempfile::tempdir().unwrap();
         let first = gateway(folder.path(), 2049);
         let mut guest = Guest::boot_with_nfs_server(Attachment::Vhost(&folder.path().join("vhost")));
         let mount = format!("{MOUNT_KERNEL}{IMPATIENT}");
         guest.run(&mount).success();
-        let second = outlive(&mut guest, "one/two", &Served::InGuest("/export"), || {
-            drop(first);
-            std::fs::remove_file(folder.path().join("vhost")).ok();
-            gateway(folder.path(), 2049)
-        });
+        let start = || gateway(folder.path(), 2049);
+        let second = outlive(&mut guest, &Served::InGuest("/export"), first, folder.path(), start);
         copy_a_large_file(&mut guest, &mount);
         drop(guest);
         second.end();

@@ -43,32 +43,15 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Makes what the device needs. `None` if this user may not (af_packet wants network namespaces).
-    pub fn new(device: Device) -> Result<Option<Self>> {
-        let mut wire = Self { device, directory: tempfile::tempdir()?, namespaces: Vec::new() };
-        if device == Device::AfPacket && !wire.make_veth()? {
-            return Ok(None);
+    /// Makes what the device needs; af_packet wants network namespaces, and so root.
+    pub fn new(device: Device) -> Result<Self> {
+        let mut namespaces = Vec::new();
+        if device == Device::AfPacket {
+            let ends = [Namespace::new("verbs")?, Namespace::new("verbs")?];
+            netns::veth(9000, ends.each_ref().map(|namespace| End::silent("veth0").of(namespace)))?;
+            namespaces.extend(ends);
         }
-        Ok(Some(wire))
-    }
-
-    fn make_veth(&mut self) -> Result<bool> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: network namespaces need root");
-            return Ok(false);
-        }
-        for _ in 0..2 {
-            match Namespace::new("verbs") {
-                Ok(namespace) => self.namespaces.push(namespace),
-                Err(error) => {
-                    eprintln!("skipped: {error}");
-                    return Ok(false);
-                }
-            }
-        }
-        let [a, b] = self.namespaces.as_slice() else { bail!("no namespaces") };
-        netns::veth(9000, [a, b].map(|namespace| End::silent("veth0").of(namespace)))?;
-        Ok(true)
+        Ok(Self { device, directory: tempfile::tempdir()?, namespaces })
     }
 
     fn socket(&self) -> PathBuf {

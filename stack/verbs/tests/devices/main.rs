@@ -21,7 +21,7 @@ enum Mode {
 
 /// `recut` is the share of segments, in per cent, that a middlebox in front of both sides cuts and joins.
 fn run(device: Device, mode: Mode, mtu: u16, (queue_pairs, depth): (u64, u64), largest: u64, recut: f64) -> Result<()> {
-    let Some(wire) = Wire::new(device)? else { return Ok(()) };
+    let wire = Wire::new(device)?;
     let (server, client) = wire.configs()?;
     let prepare = |config: uwarp::Config| {
         let mut config = config.mtu(mtu);
