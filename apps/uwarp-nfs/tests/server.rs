@@ -40,6 +40,29 @@ fn packed(value: &impl Pack) -> Vec<u8> {
     octets
 }
 
+/// A call of NFS as a client over RDMA makes it.
+fn call_of(procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> Call {
+    let octets = packed(arguments);
+    let mut walk = Walk::new(&octets, 0, Removed::Nothing);
+    Nfs3.arguments(3, procedure, &mut walk).unwrap();
+    let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
+    let credential = OwnedAuth::from(system_credential(&auth_sys(1, "client", 0, 0, &[])));
+    Call { program: 100_003, version: 3, procedure, credential, arguments, rooms, ..Call::default() }
+}
+
+/// Sends what is left of some octets, as far as the stream takes it, and reads what is there.
+fn exchange(stream: &mut TcpStream, octets: &[u8], sent: &mut usize, records: &mut Records) {
+    if *sent < octets.len() {
+        *sent += stream.write(&octets[*sent..]).unwrap_or(0);
+    }
+    let mut room = [0; 16 << 10];
+    match stream.read(&mut room) {
+        Ok(0) => panic!("the server has closed the stream"),
+        Ok(count) => records.push(&room[..count]),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+    }
+}
+
 impl Rig {
     fn new(allow: &[&str]) -> Self {
         let config = |host| Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
@@ -88,16 +111,9 @@ impl Rig {
         CallHeader { xid: 77, program, version, procedure, credential, verifier: Auth::NONE }.encode(&mut message);
         message.extend_from_slice(arguments);
         let message = record([&message[..]]);
-        let (mut sent, mut records, mut room) = (0, Records::new(4 << 20), vec![0; 4096]);
+        let (mut sent, mut records) = (0, Records::new(4 << 20));
         let reply = self.until(|_| {
-            if sent < message.len() {
-                sent += stream.write(&message[sent..]).unwrap_or(0);
-            }
-            match stream.read(&mut room) {
-                Ok(0) => panic!("the server has closed the stream"),
-                Ok(count) => records.push(&room[..count]),
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            }
+            exchange(stream, &message, &mut sent, &mut records);
             records.take().unwrap()
         });
         let (header, at) = ReplyHeader::parse(&reply).unwrap();
@@ -107,14 +123,8 @@ impl Rig {
 
     /// A call over RDMA.
     fn call<T: Unpack>(&mut self, client: &mut Requester, procedure: u32, arguments: &impl Pack, room: usize) -> T {
-        let octets = packed(arguments);
-        let mut walk = Walk::new(&octets, 0, Removed::Nothing);
-        Nfs3.arguments(3, procedure, &mut walk).unwrap();
-        let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
-        let credential = OwnedAuth::from(system_credential(&auth_sys(1, "client", 0, 0, &[])));
         let rooms = if room > 0 { vec![vec![0; room]] } else { vec![] };
-        let call = Call { program: 100_003, version: 3, procedure, credential, arguments, rooms, ..Call::default() };
-        client.start(call).unwrap();
+        client.start(call_of(procedure, arguments, rooms)).unwrap();
         let reply = self.until(|_| client.poll()).outcome.unwrap();
         assert_eq!(reply.status, Status::Success);
         let mut octets = Vec::new();
@@ -123,6 +133,14 @@ impl Rig {
             put_padding(&mut octets, part.octets().len());
         }
         T::unpack(&mut &octets[..]).unwrap().0
+    }
+
+    /// Makes a file of this name in a directory.
+    fn create(&mut self, client: &mut Requester, dir: nfs_fh3, name: &'static str) -> nfs_fh3 {
+        let where_ = diropargs3 { dir, name: filename3(Opaque::borrowed(name.as_bytes())) };
+        let made = CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) };
+        let made: CREATE3res = self.call(client, number::CREATE, &made, 0);
+        made.unwrap().obj.unwrap()
     }
 
     /// As a client mounts: asks for the port of MOUNT, and there for the root.
@@ -150,10 +168,7 @@ fn a_client_mounts_over_tcp_and_moves_data_over_rdma() {
     let mut rig = Rig::new(&[]);
     let root = rig.mount();
     let mut client = rig.requester();
-    let where_ = diropargs3 { dir: root, name: filename3(Opaque::borrowed(b"file")) };
-    let made = CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) };
-    let made: CREATE3res = rig.call(&mut client, number::CREATE, &made, 0);
-    let file = made.unwrap().obj.unwrap();
+    let file = rig.create(&mut client, root, "file");
     let data: Vec<u8> = (0..700_001_u32).map(|number| (number / 3) as u8).collect();
     let write = |offset: u64, data: &[u8]| WRITE3args {
         file: file.clone(),
@@ -193,22 +208,13 @@ fn what_was_carried_out_before_the_end_is_answered() {
     let mut rig = Rig::new(&[]);
     let dir = rig.mount();
     let mut client = rig.requester();
-    let where_ = diropargs3 { dir, name: filename3(Opaque::borrowed(b"file")) };
-    let made = CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) };
-    let made: CREATE3res = rig.call(&mut client, number::CREATE, &made, 0);
-    let file = made.unwrap().obj.unwrap();
+    let file = rig.create(&mut client, dir, "file");
     // Each waits for the disk, so that some are under way when the first is answered.
     for index in 0..CALLS {
         let (data, offset) = (Opaque::owned(vec![7; SIZE]), index * SIZE as u64);
         let stable = stable_how::FILE_SYNC;
-        let octets = packed(&WRITE3args { file: file.clone(), offset, count: SIZE as u32, stable, data });
-        let mut walk = Walk::new(&octets, 0, Removed::Nothing);
-        Nfs3.arguments(3, number::WRITE, &mut walk).unwrap();
-        let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
-        let credential = OwnedAuth::from(system_credential(&auth_sys(1, "client", 0, 0, &[])));
-        let procedure = number::WRITE;
-        let call = Call { program: 100_003, version: 3, procedure, credential, arguments, ..Call::default() };
-        client.start(call).unwrap();
+        let write = WRITE3args { file: file.clone(), offset, count: SIZE as u32, stable, data };
+        client.start(call_of(number::WRITE, &write, vec![])).unwrap();
     }
     let first = rig.until(|_| client.poll());
     assert_eq!(first.outcome.unwrap().status, Status::Success);
@@ -275,16 +281,9 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
     let octets = rig.metrics.read.load(Ordering::Relaxed);
     assert!(octets < u64::from(CALLS / 2 * SIZE) / 2, "{octets} octets are kept for a client that does not want them");
     // It gets all of them when it takes them.
-    let (mut records, mut room, mut replies) = (Records::new(4 << 20), vec![0; 64 << 10], 0);
+    let (mut records, mut replies) = (Records::new(4 << 20), 0);
     rig.until(|_| {
-        if sent < messages.len() {
-            sent += stream.write(&messages[sent..]).unwrap_or(0);
-        }
-        match stream.read(&mut room) {
-            Ok(0) => panic!("the server has closed the stream"),
-            Ok(count) => records.push(&room[..count]),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-        }
+        exchange(&mut stream, &messages, &mut sent, &mut records);
         while records.take().unwrap().is_some() {
             replies += 1;
         }

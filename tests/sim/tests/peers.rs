@@ -23,22 +23,26 @@ struct Scene {
     world: World,
     requests: Receiver<ConnectionRequest>,
     healthy: Pair,
-    _healthy_server: Pair,
+    healthy_server: Pair,
     victim: Pair,
     region: Registration,
     peer: RawPeer,
 }
 
 fn scene() -> Scene {
+    scene_with(Access::REMOTE_WRITE | Access::REMOTE_READ, StartupOptions::default())
+}
+
+fn scene_with(access: Access, accept: StartupOptions) -> Scene {
     let mut world = World::two();
     let requests = world.hosts[1].listen(PORT);
     let healthy = world.hosts[0].pair(PairOptions::default());
     let healthy_server = world.hosts[1].pair(PairOptions::default());
     world.join((0, &healthy), (1, &healthy_server), &requests, PORT);
     let victim = world.hosts[1].pair(PairOptions::default());
-    let region = world.hosts[1].register(vec![0; 4096], Access::REMOTE_WRITE | Access::REMOTE_READ);
-    let peer = RawPeer::start(&mut world, 9, 1, &victim, &requests, PORT);
-    Scene { world, requests, healthy, _healthy_server: healthy_server, victim, region, peer }
+    let region = world.hosts[1].register(vec![0; 4096], access);
+    let (peer, _) = RawPeer::start_with(&mut world, 9, 1, &victim, &requests, PORT, (&request(), accept));
+    Scene { world, requests, healthy, healthy_server, victim, region, peer }
 }
 
 impl Scene {
@@ -252,20 +256,12 @@ fn more_reads_than_agreed_are_terminated() {
 /// As [`scene`], with atomics and commits, and memory that the peer's stream has no part in: of another domain, and of another
 /// queue pair of its own domain.
 fn scene_beside_others() -> (Scene, [Registration; 2]) {
-    let mut world = World::two();
-    let requests = world.hosts[1].listen(PORT);
-    let healthy = world.hosts[0].pair(PairOptions::default());
-    let healthy_server = world.hosts[1].pair(PairOptions::default());
-    world.join((0, &healthy), (1, &healthy_server), &requests, PORT);
-    let victim = world.hosts[1].pair(PairOptions::default());
-    let region = world.hosts[1].register(vec![0; 4096], Access::ALL);
-    let another = Scope::Domain(DomainId(2));
-    let of_a_domain = world.hosts[1].regions.register(vec![7; 64], Access::ALL, another, TaggedBase::Zero);
-    let of_a_stream = world.hosts[1].register_for(&healthy_server, vec![7; 64], Access::ALL);
     let features = Features { atomics: true, commit: true, ..Features::default() };
-    let accept = StartupOptions { features, ..StartupOptions::default() };
-    let (peer, _) = RawPeer::start_with(&mut world, 9, 1, &victim, &requests, PORT, (&request(), accept));
-    let mut scene = Scene { world, requests, healthy, _healthy_server: healthy_server, victim, region, peer };
+    let mut scene = scene_with(Access::ALL, StartupOptions { features, ..StartupOptions::default() });
+    let host = &scene.world.hosts[1];
+    let another = Scope::Domain(DomainId(2));
+    let of_a_domain = host.regions.register(vec![7; 64], Access::ALL, another, TaggedBase::Zero);
+    let of_a_stream = host.register_for(&scene.healthy_server, vec![7; 64], Access::ALL);
     scene.greet();
     (scene, [of_a_domain.expect("the table has room"), of_a_stream])
 }
