@@ -145,19 +145,23 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     ensure!(options.rounds >= 1, "--rounds must be at least 1");
     let perf = UwarpPerf::find()?;
-    let rpc = if options.rpc { Some(UwarpRpc::find()?) } else { None };
     let folder = tempfile::tempdir()?;
-    let c = RawC::build(folder.path())?;
-    let kernel = if options.no_kernel || options.rpc { None } else { Some(Namespaces::new()?) };
+    let peers = if options.rpc {
+        Peers::Calls(UwarpRpc::find()?)
+    } else {
+        let kernel = if options.no_kernel { None } else { Some(Namespaces::new()?) };
+        Peers::Operations(RawC::build(folder.path())?, kernel)
+    };
 
     let mut all = BTreeMap::new();
     for device in &options.device {
         let mut figures = Figures::new();
         for round in 1..=options.rounds {
             eprintln!("{device}: round {round} of {}", options.rounds);
-            match &rpc {
-                Some(rpc) => measure_calls(options, device, &perf, rpc, &mut figures)?,
-                None => measure(options, device, &perf, &c, kernel.as_ref(), &mut figures)?,
+            let mut part = Parts::new(options, &mut figures);
+            match &peers {
+                Peers::Calls(rpc) => measure_calls(&mut part, device, &perf, rpc)?,
+                Peers::Operations(c, kernel) => measure(&mut part, device, &perf, c, kernel.as_ref())?,
             }
         }
         all.insert(device.clone(), figures);
@@ -191,84 +195,98 @@ fn show(all: &BTreeMap<String, Figures>) {
     }
 }
 
+/// What uwarp's own operations are compared with.
+enum Peers {
+    /// C on the raw device, and the kernel's TCP.
+    Operations(RawC, Option<Namespaces>),
+    /// Calls over RDMA and over a stream.
+    Calls(UwarpRpc),
+}
+
+/// The parts of a round, with the look at the machine between two of them.
+struct Parts<'a> {
+    figures: &'a mut Figures,
+    cpus: (usize, usize),
+    duration: Duration,
+    before: Look,
+}
+
+impl<'a> Parts<'a> {
+    fn new(options: &Options, figures: &'a mut Figures) -> Self {
+        let cpus = (options.cpus[0], options.cpus[1]);
+        Self { figures, cpus, duration: Duration::from_millis(options.milliseconds), before: look(cpus) }
+    }
+
+    /// The flags of a tool: its CPUs, and more.
+    fn flags(&self, more: &[&str]) -> Vec<String> {
+        let mut flags = vec!["--cpus".to_owned(), format!("{},{}", self.cpus.0, self.cpus.1)];
+        flags.extend(more.iter().map(ToString::to_string));
+        flags
+    }
+
+    /// What came of the part that has just ended.
+    fn add(&mut self, values: &[(&str, f64)]) {
+        let after = look(self.cpus);
+        for (name, value) in values {
+            self.figures.entry((*name).to_owned()).or_default().0.push(Sample::new(*value, self.before, after));
+        }
+        self.before = after;
+    }
+}
+
 /// One round over one device.
 fn measure(
-    options: &Options,
+    parts: &mut Parts<'_>,
     device: &str,
     perf: &UwarpPerf,
     c: &RawC,
     kernel: Option<&Namespaces>,
-    figures: &mut Figures,
 ) -> anyhow::Result<()> {
-    let cpus = (options.cpus[0], options.cpus[1]);
-    let duration = Duration::from_millis(options.milliseconds);
-    let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
-    let mut before = look(cpus);
-    let mut add = |name: String, value: f64| {
-        let after = look(cpus);
-        figures.entry(name).or_default().0.push(Sample::new(value, before, after));
-        before = after;
-    };
+    let (cpus, duration) = (parts.cpus, parts.duration);
     match c.pair(device, cpus)? {
-        Some(p50_ns) => add("C raw latency, p50 ns".into(), p50_ns),
+        Some(p50_ns) => parts.add(&[("C raw latency, p50 ns", p50_ns)]),
         None => eprintln!("{device}: the C program does not know this device"),
     }
     for (name, test, size, more) in PARTS {
-        let more = [&flags[..], &more.iter().map(ToString::to_string).collect::<Vec<_>>()].concat();
-        let report = perf.pair(test, device, *size, &more, duration)?;
+        let report = perf.pair(test, device, *size, &parts.flags(more), duration)?;
         let (suffix, value) = match (&report.latency_ns, test.ends_with("latency"), test.ends_with("rate")) {
             (Some(latency), true, _) => ("p50 ns", Some(latency.p50)),
             (_, _, true) => ("M/s", report.mops),
             _ => ("Gbit/s", report.gbit_per_s),
         };
         let value = value.with_context(|| format!("uwarp-perf pair {test} reports no {suffix}"))?;
-        add(format!("{name}, {suffix}"), value);
+        parts.add(&[(&format!("{name}, {suffix}"), value)]);
     }
     if let Some(kernel) = kernel {
-        add("kernel TCP spinning, p50 ns".into(), kernel.measure(Test::Latency, 64, duration, cpus)?.p50_ns);
+        let outcome = kernel.measure(Test::Latency, 64, duration, cpus)?;
+        parts.add(&[("kernel TCP spinning, p50 ns", outcome.p50_ns)]);
         let outcome = kernel.measure(Test::Bandwidth, 1 << 16, duration, cpus)?;
-        add("kernel TCP no offloads, Gbit/s".into(), outcome.gbit_per_s);
+        parts.add(&[("kernel TCP no offloads, Gbit/s", outcome.gbit_per_s)]);
     }
     Ok(())
 }
 
 /// One round of calls over one device, each beside what it is compared with.
-fn measure_calls(
-    options: &Options,
-    device: &str,
-    perf: &UwarpPerf,
-    rpc: &UwarpRpc,
-    figures: &mut Figures,
-) -> anyhow::Result<()> {
-    let cpus = (options.cpus[0], options.cpus[1]);
-    let duration = Duration::from_millis(options.milliseconds);
-    let flags = ["--cpus".to_owned(), format!("{},{}", cpus.0, cpus.1)];
-    let with = |more: &[&str]| [&flags[..], &more.iter().map(ToString::to_string).collect::<Vec<_>>()].concat();
-    let mut before = look(cpus);
-    let mut add = |values: Vec<(String, f64)>| {
-        let after = look(cpus);
-        for (name, value) in values {
-            figures.entry(name).or_default().0.push(Sample::new(value, before, after));
-        }
-        before = after;
-    };
+fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &UwarpRpc) -> anyhow::Result<()> {
+    let duration = parts.duration;
     // The messages of a null call have 68 octets there and 52 back.
-    let latency = perf.pair("send-latency", device, 64, &flags, duration)?.latency_ns.context("no latency")?;
-    add(vec![(SEND.to_owned(), latency.p50)]);
+    let latency =
+        perf.pair("send-latency", device, 64, &parts.flags(&[]), duration)?.latency_ns.context("no latency")?;
+    parts.add(&[(SEND, latency.p50)]);
     for (transport, name) in [("rdma", NULL), ("tcp", NULL_TCP)] {
-        let report = rpc.pair("null", device, transport, &flags, duration)?;
-        add(vec![(name.to_owned(), report.latency_ns.p50)]);
+        let report = rpc.pair("null", device, transport, &parts.flags(&[]), duration)?;
+        parts.add(&[(name, report.latency_ns.p50)]);
     }
-    let rate = perf.pair("write-bandwidth", device, 1 << 20, &with(&["--depth", "8"]), duration)?.gbit_per_s;
-    add(vec![(WRITE.to_owned(), rate.context("no bandwidth")?)]);
+    let rate = perf.pair("write-bandwidth", device, 1 << 20, &parts.flags(&["--depth", "8"]), duration)?.gbit_per_s;
+    parts.add(&[(WRITE, rate.context("no bandwidth")?)]);
     for (transport, name) in [("rdma", READ), ("tcp", READ_TCP)] {
-        let report = rpc.pair("get", device, transport, &with(&["--size", "1M", "--depth", "8"]), duration)?;
+        let report = rpc.pair("get", device, transport, &parts.flags(&["--size", "1M", "--depth", "8"]), duration)?;
         let cpu = report.cpu_ms_per_mib.context("no CPU time")?;
         let what = name.trim_end_matches(", Gbit/s");
-        add(vec![
-            (name.to_owned(), report.gbit_per_s.context("no bandwidth")?),
-            (format!("{what}, client's CPU µs/MiB"), 1e3 * cpu.client),
-            (format!("{what}, server's CPU µs/MiB"), 1e3 * cpu.server),
+        parts.add(&[
+            (name, report.gbit_per_s.context("no bandwidth")?),
+            (&format!("{what}, client's CPU µs/MiB"), 1e3 * cpu.client),
+            (&format!("{what}, server's CPU µs/MiB"), 1e3 * cpu.server),
         ]);
     }
     Ok(())

@@ -145,9 +145,11 @@ struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        // In memory, where there is such a place: every change is synced.
-        let memory = Path::new("/dev/shm");
-        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        // The runner's is in memory, where there is such a place: every change is synced.
+        let folder = match std::env::var_os("UWARP_FUZZ_PLACES") {
+            Some(places) => tempfile::tempdir_in(places),
+            None => tempfile::tempdir(),
+        };
         let place = Self(folder.expect("a folder"));
         let make = || -> std::io::Result<()> {
             let (served, outside) = (place.served(), place.0.path().join("outside"));
