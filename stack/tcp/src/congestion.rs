@@ -98,6 +98,12 @@ impl Controller {
 
     /// The segment size is known, or has changed, before or during the connection.
     pub(crate) fn set_segment(&mut self, config: &Config, segment: u32, opening: bool) {
+        let saved = self.rare.saved.as_mut().map(|saved| &mut saved.algorithm);
+        for algorithm in [Some(&mut self.rare.algorithm), saved].into_iter().flatten() {
+            if let Algorithm::Cubic(cubic) = algorithm {
+                cubic.resize(self.segment, segment);
+            }
+        }
         self.segment = segment;
         self.rare.initial = initial_window(config, segment);
         if opening {

@@ -219,7 +219,10 @@ impl Owner {
     }
 
     fn poll(&mut self) {
-        for _ in 0..10_000 {
+        // What the window lets out at once, of segments of this size.
+        let info = self.connection.info();
+        let most = 1_000 + 2 * info.congestion_window / info.effective_mss.max(1);
+        for _ in 0..most {
             let Some(transmit) = self.connection.poll_transmit(self.now) else { break };
             let mut octets = [0; 60];
             transmit.header.emit(&mut octets);

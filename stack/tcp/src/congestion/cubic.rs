@@ -85,6 +85,15 @@ impl Cubic {
         (f64::from(flight) * BETA) as u32
     }
 
+    /// Segments have another size from now on: what is counted in them is as many octets as before.
+    pub(super) fn resize(&mut self, from: u32, to: u32) {
+        let ratio = f64::from(from) / f64::from(to);
+        for windows in [&mut self.maximum, &mut self.prior, &mut self.estimate] {
+            *windows *= ratio;
+        }
+        self.inflection *= ratio.cbrt();
+    }
+
     pub(super) fn timeout(&mut self) {
         self.after_timeout = true;
     }

@@ -66,6 +66,31 @@ fn reno_halves_and_then_adds_one_segment_a_round_trip() {
     assert_eq!(rounds(&mut reno, 0, 3), [51_000, 52_000, 53_000]); // RFC 5681 §3.1
 }
 
+/// A path that takes larger segments again, after a while with small ones, is no reason to send more than was found to be right.
+#[test]
+fn another_segment_size_does_not_change_how_many_octets_cubic_sends() {
+    for (size, then) in [(64, 8960), (8960, 64)] {
+        let config = Config::default();
+        let mut cubic = Controller::new(&config, size, start());
+        cubic.set_window(1_000_000);
+        cubic.timeout(1_000_000, true);
+        cubic.recovered();
+        let send = |cubic: &mut Controller, millis, segment| {
+            cubic.sent(cubic.window());
+            cubic.acknowledged(at(millis), segment, RTT);
+        };
+        // The window follows Reno's at first (RFC 9438 §4.3).
+        for _ in 0..100 {
+            send(&mut cubic, 0, size);
+        }
+        let before = cubic.window();
+        cubic.set_segment(&config, then, false);
+        send(&mut cubic, 10, then);
+        let grown = cubic.window() - before;
+        assert!(grown <= then, "{size}, then {then}: {grown} octets for one segment");
+    }
+}
+
 #[test]
 fn cubic_cuts_to_seven_tenths_and_is_back_at_its_maximum_after_k() {
     let mut cubic = controller(Congestion::Cubic);
