@@ -4,6 +4,7 @@ use crate::link::{Happening, Link};
 use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, Window};
 use crate::store::{Incoming, Outgoing, Store, check_name};
 use anyhow::{Context as _, bail};
+use std::collections::HashSet;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,12 +30,12 @@ pub struct Place {
 /// Opens the files of `put`.
 ///
 /// # Errors
-/// One of them cannot be read or has no name to go under.
+/// One of them cannot be read or has no name to go under, or two have one name.
 pub fn open_files(files: &[PathBuf], name: Option<&str>) -> anyhow::Result<Vec<Source>> {
     if name.is_some() && files.len() != 1 {
         return Err(usage("--name goes with one file: put the others one by one"));
     }
-    files
+    let sources = files
         .iter()
         .map(|path| {
             let there = match name {
@@ -49,7 +50,20 @@ pub fn open_files(files: &[PathBuf], name: Option<&str>) -> anyhow::Result<Vec<S
             let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
             Ok((there, Outgoing::new(&path.display().to_string(), file)?))
         })
-        .collect()
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    check_distinct(sources.iter().map(|(name, _)| name.as_str()))?;
+    Ok(sources)
+}
+
+/// Refuses two files of one name: the second would take the place of the first.
+fn check_distinct<'a>(names: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(usage(format!("two files would get the name '{name}': copy them one by one")));
+        }
+    }
+    Ok(())
 }
 
 /// Decides where the files of `get` go.
@@ -65,7 +79,7 @@ pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<
             output.display()
         )));
     }
-    names
+    let places = names
         .iter()
         .map(|name| {
             if name.is_empty() || name.len() > NAME_MAX {
@@ -82,7 +96,9 @@ pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<
                 file.and_then(|file| file.to_str()).with_context(|| format!("'{name}' is not the name of a file"))?;
             Ok(Place { name: name.clone(), store: Store::open(folder)?, file: file.to_owned() })
         })
-        .collect()
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    check_distinct(places.iter().map(|place| place.file.as_str()))?;
+    Ok(places)
 }
 
 fn reach(config: Config, server: SocketAddr) -> anyhow::Result<(Context, Link)> {

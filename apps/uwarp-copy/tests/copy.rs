@@ -229,6 +229,8 @@ fn bad_command_lines_get_one_sentence() {
         (&["serve"], 2),
         (&["fetch", "x"], 2),
         (&["get", "a", "b", "--output", "/nonexistent/file"], 2),
+        (&["get", "a/x", "b/x", "--output", "/tmp"], 2),
+        (&["put", "/etc/hostname", "/etc/../etc/hostname"], 2),
         (&["get", "a", "--server", "somewhere"], 2),
         (&["get", "a", "--device", "tap", "--socket", "/tmp/x"], 2),
         (&["serve", "/nonexistent"], 1),

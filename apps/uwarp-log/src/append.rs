@@ -86,6 +86,8 @@ pub fn run(
         Options { notify: options.notify, overwrite: options.overwrite, ..Options::new(places.len(), new_log) };
     let mut driver = Driver::new(network, places, writing)?;
     let mut waiting: Option<Vec<u8>> = None;
+    // Why no more lines are taken. What is under way gets its end first, so that the number of the last one is right.
+    let mut refused: Option<AppendError> = None;
     let mut unacknowledged = VecDeque::new();
     let (mut records, mut ended) = (0u64, false);
     let (mut opened, mut progress, mut last) = (None, Instant::now(), Instant::now());
@@ -111,13 +113,12 @@ pub fn run(
             match driver.writer.append(line) {
                 Ok(sequence) => unacknowledged.push_back(sequence),
                 Err(AppendError::NotNow) => break,
-                Err(AppendError::TooLong) => {
-                    bail!("line {} has {} octets: a record has at most {MAX_PAYLOAD}", records + 1, line.len())
-                }
-                Err(AppendError::Full) => bail!(
-                    "the log is full after {records} of these records: append with --overwrite, or begin one with larger files"
-                ),
                 Err(AppendError::Over(over)) => bail!("{over}"),
+                Err(error) => {
+                    refused = Some(error);
+                    (waiting, ended) = (None, true);
+                    break;
+                }
             }
             waiting = None;
         }
@@ -133,6 +134,15 @@ pub fn run(
         }
         let idle = waiting.is_none() && unacknowledged.is_empty() && driver.writer.is_open();
         if idle {
+            match refused {
+                Some(AppendError::TooLong) => {
+                    bail!("line {} is too long: a record has at most {MAX_PAYLOAD} octets", records + 1)
+                }
+                Some(_) => bail!(
+                    "the log is full after {records} of these records: append with --overwrite, or begin one with larger files"
+                ),
+                None => {}
+            }
             progress = Instant::now();
             driver.writer.flush();
             if (ended || signals::interrupted()) && driver.writer.is_flushed() {

@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crossbeam::channel::Sender;
@@ -213,6 +213,30 @@ pub struct ShutdownReport {
     pub octets_not_acknowledged: u64,
 }
 
+/// Counts a queue pair in its protection domain for as long as it is there: peers may invalidate an STag of the whole domain only
+/// while the domain has one (RFC 5040 §8.1.1).
+#[derive(Debug)]
+pub struct Membership(Arc<AtomicU32>);
+
+impl Membership {
+    /// One more queue pair of the domain that has this count.
+    pub fn new(members: &Arc<AtomicU32>) -> Self {
+        members.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(members))
+    }
+
+    /// Whether the domain has others.
+    pub fn is_shared(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 1
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A queue pair as it is handed to an engine.
 #[derive(Debug)]
 pub struct QueuePairSetup {
@@ -224,9 +248,8 @@ pub struct QueuePairSetup {
     pub stream: u32,
     /// Protection domain of the memory that it may use.
     pub domain: u32,
-    /// How many queue pairs the protection domain has now: peers may invalidate an STag of the whole domain only while it
-    /// is one (RFC 5040 §8.1.1).
-    pub domain_queue_pairs: Arc<AtomicU32>,
+    /// Counts it in its protection domain.
+    pub membership: Membership,
     /// Send queue.
     pub send_queue: Consumer<Slot>,
     /// Receive queue.

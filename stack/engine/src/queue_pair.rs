@@ -6,14 +6,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use uwarp_memory::{Association, DomainId, StreamId};
 use uwarp_ring::{Consumer, Slot};
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest};
 
-use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, QueuePairSetup};
+use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, Membership, QueuePairSetup};
 use crate::commits::{Held, WrittenRanges};
 use crate::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
 use crate::work::{
@@ -37,7 +36,7 @@ pub(crate) enum Stage {
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
     pub(crate) association: Association,
-    domain_queue_pairs: Arc<AtomicU32>,
+    membership: Membership,
     pub(crate) stage: Stage,
     /// Index of its connection.
     pub(crate) connection: Option<u32>,
@@ -551,14 +550,14 @@ impl ReceiveQueue {
 impl QueuePair {
     /// Whether other queue pairs use the protection domain.
     pub(crate) fn domain_is_shared(&self) -> bool {
-        self.domain_queue_pairs.load(Ordering::Relaxed) != 1
+        self.membership.is_shared()
     }
 
     pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {
         QueuePair {
             number: setup.number,
             association: Association { domain: DomainId(setup.domain), stream: StreamId(setup.stream) },
-            domain_queue_pairs: setup.domain_queue_pairs,
+            membership: setup.membership,
             stage: Stage::Idle,
             connection: None,
             send: SendQueue {

@@ -15,7 +15,7 @@ use uwarp_tcp::Instant;
 
 use crate::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
-    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, QueuePairSetup, StartupOptions,
+    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, StartupOptions,
 };
 use crate::handoff::Handoff;
 use crate::port::Port;
@@ -210,12 +210,11 @@ impl<P: Port> Host<P> {
         let queue = CompletionQueueId(number);
         let notifier = Arc::clone(&self.notifier);
         self.command(Command::AddCompletionQueue { queue, lane, notifier });
-        self.domain_queue_pairs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
             number,
             stream: number,
             domain: 1,
-            domain_queue_pairs: Arc::clone(&self.domain_queue_pairs),
+            membership: Membership::new(&self.domain_queue_pairs),
             send_queue,
             receive_queue,
             shared_receives: None,

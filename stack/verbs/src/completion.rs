@@ -88,6 +88,8 @@ const POLLS_BEFORE_YIELD: u32 = 256;
 impl CompletionQueue {
     pub(crate) fn create(shared: &Arc<Shared>, depth: usize) -> Result<Self, Error> {
         shared.check_open()?;
+        // Queue pairs that were dropped hold theirs until the engine has forgotten them.
+        shared.reap_lingering();
         let most = shared.config.limits.completion_depth;
         if !(1..=most).contains(&depth) {
             return Err(Error::argument(

@@ -93,7 +93,14 @@ impl Context {
     /// addresses must differ and be in one subnet.
     pub fn pair_in_process(a: Config, b: Config) -> Result<(Self, Self), Error> {
         let (a, b) = open::open_pair(a, b)?;
-        Ok((Self::from_opened(a)?, Self::from_opened(b)?))
+        let other = Arc::clone(&b.core);
+        match Self::from_opened(a) {
+            Ok(a) => Ok((a, Self::from_opened(b)?)),
+            Err(error) => {
+                other.close();
+                Err(error)
+            }
+        }
     }
 
     pub(crate) fn from_opened(opened: Opened) -> Result<Self, Error> {

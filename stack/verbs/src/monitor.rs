@@ -9,20 +9,20 @@ use crate::error::Error;
 use crate::stats::StatsSnapshot;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uwarp_ring::Notifier;
 
 /// How long a client may take to write a line or to read an answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest line that is read from a client.
-const LONGEST_LINE: u64 = 4096;
+const LONGEST_LINE: usize = 4096;
 
 /// The thread that serves the socket. Dropping it removes the socket.
 #[derive(Debug)]
@@ -160,10 +160,9 @@ fn default_path(context: u64) -> Result<PathBuf, Error> {
 
 /// Whether a socket is there that nobody serves.
 fn is_stale(path: &Path) -> bool {
-    match UnixStream::connect(path) {
-        Ok(_) => false,
-        Err(error) => error.kind() == ErrorKind::ConnectionRefused,
-    }
+    // The kernel refuses a connection to a file that is no socket, too: that is somebody's.
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+        && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
@@ -184,36 +183,41 @@ fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
     }
 }
 
-fn converse(stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Result<()> {
+fn converse(mut stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     // Short, so that a client that says nothing does not hold up the context's end.
     stream.set_read_timeout(Some(Duration::from_millis(100)))?;
-    let mut writer = stream.try_clone()?;
-    let mut reader = BufReader::new(stream);
-    let mut line = Vec::new();
-    let mut patience = CLIENT_TIMEOUT.as_millis() / 100;
+    let is_stopping = || {
+        let mut stopping = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+        poll(&mut stopping, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
+    };
+    let (mut part, mut line, mut since) = ([0; LONGEST_LINE], 0, Instant::now());
     loop {
-        let mut limited = std::io::Read::take(&mut reader, LONGEST_LINE);
-        match limited.read_until(b'\n', &mut line) {
+        let count = match stream.read(&mut part) {
             Ok(0) => return Ok(()),
-            Ok(_) if line.ends_with(b"\n") => {}
-            Ok(_) => return Ok(()),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                patience -= 1;
-                let mut stopping = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
-                let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-                if patience == 0 || poll(&mut stopping, Some(&now)) != Ok(0) {
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => 0,
+            Err(error) => return Err(error),
+        };
+        for octet in &part[..count] {
+            line += 1;
+            if line > LONGEST_LINE {
+                return Ok(());
+            }
+            if *octet == b'\n' {
+                // Nor does one that asks again and again.
+                if is_stopping() {
                     return Ok(());
                 }
-                continue;
+                let mut answer = serde_json::to_vec(&core.snapshot(false))?;
+                answer.push(b'\n');
+                stream.write_all(&answer)?;
+                (line, since) = (0, Instant::now());
             }
-            Err(error) => return Err(error),
         }
-        line.clear();
-        patience = CLIENT_TIMEOUT.as_millis() / 100;
-        let mut answer = serde_json::to_vec(&core.snapshot(false))?;
-        answer.push(b'\n');
-        writer.write_all(&answer)?;
+        if is_stopping() || since.elapsed() > CLIENT_TIMEOUT {
+            return Ok(());
+        }
     }
 }

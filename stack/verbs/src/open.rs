@@ -87,7 +87,14 @@ pub(crate) fn open_pair(a: Config, b: Config) -> Result<(Opened, Opened), Error>
         ports_a.push(PortSeed::Loop(port_a));
         ports_b.push(PortSeed::Loop(port_b));
     }
-    Ok((start(a, None, ports_a)?, start(b, None, ports_b)?))
+    let first = start(a, None, ports_a)?;
+    match start(b, None, ports_b) {
+        Ok(second) => Ok((first, second)),
+        Err(error) => {
+            first.core.close();
+            Err(error)
+        }
+    }
 }
 
 /// A pair of which the first side's engine panics when the switch is turned on.

@@ -9,10 +9,11 @@ use crate::request::{ReceiveRequest, SendLimits, SendRequest};
 use crate::shared_receives::SharedReceiveQueue;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, QueuePairSetup,
+    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, Membership,
+    QueuePairSetup,
 };
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
@@ -223,6 +224,7 @@ pub(crate) enum Outcome {
 struct Unbound {
     send: Consumer<Slot>,
     receive: Consumer<Slot>,
+    membership: Membership,
 }
 
 /// A pair of work queues and the iWARP stream that carries them out.
@@ -235,8 +237,6 @@ pub struct QueuePair {
     /// Never another's, unlike the number.
     stream: u32,
     domain: u32,
-    /// Taken when the queue pair is dropped.
-    membership: Option<Membership>,
     send: Producer<Slot>,
     receive: Producer<Slot>,
     limits: SendLimits,
@@ -289,7 +289,6 @@ impl QueuePair {
             number,
             stream: shared.next_object(),
             domain,
-            membership: Some(Membership::new(members)),
             send,
             receive,
             limits: SendLimits {
@@ -307,7 +306,7 @@ impl QueuePair {
             doorbells: Arc::clone(engine.doorbells()),
             wake: Arc::clone(engine.wake()),
             threaded: !shared.is_inline(),
-            unbound: Some(Unbound { send: send_end, receive: receive_end }),
+            unbound: Some(Unbound { send: send_end, receive: receive_end, membership: Membership::new(members) }),
             engine: 0,
             signal_all: options.signal_all,
             complete_on_ack: options.complete_when_acknowledged,
@@ -496,6 +495,9 @@ impl QueuePair {
     pub fn abort(&mut self) {
         self.drain_events();
         if self.unbound.is_none() && self.state != QueuePairState::Idle {
+            if self.state == QueuePairState::Connecting {
+                self.state = QueuePairState::Disconnecting;
+            }
             self.shared.engines[self.engine].command(Command::Abort { queue_pair: self.number });
         }
     }
@@ -603,7 +605,7 @@ impl QueuePair {
                 expected: "only an idle one can connect or accept, so create a new one",
             });
         }
-        let (Some(unbound), Some(Membership(members))) = (self.unbound.take(), &self.membership) else {
+        let Some(unbound) = self.unbound.take() else {
             if engine.is_some_and(|engine| engine != self.engine) {
                 return Err(Error::State {
                     state: "idle, bound to another engine by an earlier attempt",
@@ -621,7 +623,7 @@ impl QueuePair {
             number: self.number,
             stream: self.stream,
             domain: self.domain,
-            domain_queue_pairs: Arc::clone(members),
+            membership: unbound.membership,
             send_queue: unbound.send,
             receive_queue: unbound.receive,
             send_completions: self.send_cq.id,
@@ -687,8 +689,10 @@ impl QueuePair {
                 Outcome::Rejected { private_data, peer_ird, peer_ord }
             }
             ConnectionEvent::Failed { reason, .. } => {
+                // Ended by this side: nothing is to be tried again.
+                let ended_here = self.state == QueuePairState::Disconnecting;
                 self.state = QueuePairState::Idle;
-                Outcome::Failed(reason)
+                if ended_here { Outcome::Ended } else { Outcome::Failed(reason) }
             }
             ConnectionEvent::Disconnected { reason, .. } => {
                 self.state = QueuePairState::Disconnected;
@@ -721,7 +725,6 @@ impl Drop for QueuePair {
                 deadline: Instant::now() + self.shared.config.linger,
             },
             _completion_queues: [Arc::clone(&self.send_cq), Arc::clone(&self.receive_cq)],
-            _membership: self.membership.take(),
         };
         self.shared.linger(lingering);
     }
@@ -735,25 +738,6 @@ pub(crate) struct Lingering {
     stage: Stage,
     /// Its last completions still go there.
     _completion_queues: [Arc<CompletionQueueCore>; 2],
-    /// The domain counts it until the engine has forgotten it.
-    _membership: Option<Membership>,
-}
-
-/// Counts a queue pair in its protection domain.
-#[derive(Debug)]
-struct Membership(Arc<AtomicU32>);
-
-impl Membership {
-    fn new(members: &Arc<AtomicU32>) -> Self {
-        members.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(members))
-    }
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 #[derive(Debug)]

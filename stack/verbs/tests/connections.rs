@@ -409,6 +409,23 @@ fn an_old_responder_is_asked_again_without_enhancement() {
                 assert_eq!(revisions, [2]);
             }
         }
+        // Not if this side itself has ended the attempt.
+        for abort in [true, false] {
+            let (a, b) = pair(mode);
+            let mut client = Side::new(&a);
+            let mut listener = TcpListener::bind(&b, PORT).unwrap();
+            let options = ConnectOptions { retry_without_enhancement: true, ..ConnectOptions::default() };
+            let connecting = a.start_connect(&mut client.qp, listener.local_addr(), options).unwrap();
+            let _stream = listener.accept_timeout(Duration::from_secs(10)).unwrap().expect("the first attempt");
+            if abort {
+                client.qp.abort();
+            } else {
+                client.qp.disconnect();
+            }
+            let reason = connecting.wait(&mut client.qp).unwrap_err();
+            assert!(matches!(reason, Error::Connect { reason: ConnectError::Closed, .. }), "{reason}");
+            assert!(listener.accept_timeout(Duration::from_millis(50)).unwrap().is_none(), "a second attempt");
+        }
         let (a, _b) = pair(mode);
         let mut side = Side::new(&a);
         for options in [

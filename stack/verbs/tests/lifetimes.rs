@@ -203,6 +203,59 @@ fn numbers_come_back_when_connections_have_ended() {
 }
 
 #[test]
+fn a_completion_queues_number_comes_back_when_its_queue_pairs_are_gone() {
+    in_both_modes(|mode| {
+        let mut small = config(1, mode);
+        small.limits.completion_queues = 1;
+        let (a, b) = Context::pair_in_process(small, config(2, mode)).unwrap();
+        for _ in 0..3 {
+            let mut queue = None;
+            until(&[&a, &b], "a completion queue", || {
+                queue = a.create_completion_queue(16).ok();
+                queue.is_some()
+            });
+            let cq = queue.unwrap();
+            let mut qp = a.allocate_domain().create_queue_pair(&QueuePairOptions::new(&cq)).unwrap();
+            let refused = a.connect(&mut qp, b.socket_address(PORT), ConnectOptions::default());
+            assert!(refused.is_err(), "nobody listens");
+            // The queue pair is with an engine, and holds the queue until that has forgotten it.
+            drop(qp);
+        }
+    });
+}
+
+#[test]
+fn a_queue_pair_that_is_gone_shares_its_domain_with_nobody() {
+    in_both_modes(|mode| {
+        let (mut first, mut server) = connected(mode);
+        first.qp.disconnect();
+        assert!(first.qp.wait_disconnected(LONG).unwrap() && server.qp.wait_disconnected(LONG).unwrap());
+        server.qp = server.pd.create_queue_pair(&QueuePairOptions::new(&server.cq)).unwrap();
+        let mut second = Side::new(&first.context);
+        connect(&mut second, &mut server);
+        second.speak_first(&server);
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+        // Of the whole domain, which is one queue pair's alone now (RFC 5040 §8.1.1).
+        second.qp.post_send(&[SendRequest::send(2, &[]).invalidate(server.mr.stag())]).unwrap();
+        assert_eq!(server.expect(1).invalidated_stag(), Some(server.mr.stag()));
+    });
+}
+
+#[test]
+fn a_pair_of_which_one_cannot_start_leaves_nothing() {
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let before = threads();
+    let mut bad = config(2, Mode::Threaded);
+    bad.pcap = Some("/nonexistent/frames.pcap".into());
+    Context::pair_in_process(config(1, Mode::Threaded), bad).unwrap_err();
+    let mut bad = config(1, Mode::Threaded);
+    bad.monitor.enabled = true;
+    bad.monitor.socket = Some("/nonexistent/monitor.sock".into());
+    Context::pair_in_process(bad, config(2, Mode::Threaded)).unwrap_err();
+    until(&[], "the engines' threads end", || threads() <= before);
+}
+
+#[test]
 fn regions_are_given_back_as_they_are() {
     let (client, _server) = connected(Mode::Threaded);
     client.mr.write(3, b"content").unwrap();

@@ -86,10 +86,38 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     config.monitor.socket = Some(path.clone());
     let context = Context::open(config.clone()).unwrap();
     assert!(monitor::query(&path).is_ok());
-    let error = Context::open(config).unwrap_err();
+    let error = Context::open(config.clone()).unwrap_err();
     assert!(error.to_string().contains("monitor socket"), "{error}");
     assert!(monitor::query(&path).is_ok());
     drop(context);
+    // What is no socket is somebody's.
+    std::fs::write(&path, "precious").unwrap();
+    let error = Context::open(config).unwrap_err();
+    assert!(error.to_string().contains("monitor socket"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_client_that_asks_without_end_does_not_keep_a_context_open() {
+    use std::io::{Read as _, Write as _};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m.sock");
+    let mut config = config(1, Mode::Threaded);
+    config.monitor.enabled = true;
+    config.monitor.socket = Some(path.clone());
+    let context = Context::open(config).unwrap();
+    let mut client = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let (answered, first) = std::sync::mpsc::channel();
+    let asking = std::thread::spawn(move || {
+        let mut room = vec![0; 1 << 16];
+        while client.write_all(b"\n").is_ok() && client.read(&mut room).is_ok_and(|count| count > 0) {
+            let _ = answered.send(());
+        }
+    });
+    first.recv().unwrap();
+    // Would wait for the client, which goes only when it is not answered any more.
+    context.close().unwrap();
+    asking.join().unwrap();
 }
 
 #[test]
