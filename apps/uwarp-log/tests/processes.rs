@@ -230,6 +230,23 @@ fn the_ways_to_append_differ_in_round_trips_and_wakes() {
 }
 
 #[test]
+fn a_line_that_is_too_long_is_named_when_those_before_it_are_appended() {
+    let places = Places::new();
+    let _target = places.target(0, &[]);
+    let lines = places.0.path().join("lines");
+    let mut text: String = (1..=10).map(|line| format!("line {line}\n")).collect();
+    text += &"x".repeat(300_000);
+    text += "\nbehind it\n";
+    std::fs::write(&lines, text).unwrap();
+    let output = places.append(1, &[lines.to_str().unwrap()]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("line 11 is too long"), "{said}");
+    let found: Vec<String> = places.read(0).into_values().collect();
+    assert_eq!(found, (1..=10).map(|line| format!("line {line}")).collect::<Vec<_>>());
+}
+
+#[test]
 fn mistakes_get_a_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("other");
