@@ -197,6 +197,10 @@ impl<P: Port> Core<P> {
         ulpdu: Option<&[u8]>,
     ) {
         let Phase::Running(running) = &mut connection.phase else { return };
+        if running.stream.state().flushes() {
+            // The first fault counts (RFC 5040 §7.1 (4)), and its time limit runs: a later one must not set it again.
+            return;
+        }
         let message = running.stream.fail(failure.fault, ulpdu);
         self.end_by_fault(connection, queue_pair, failure, message);
     }

@@ -143,6 +143,24 @@ fn a_terminate_is_followed_by_no_reset_though_the_queue_pair_is_gone() {
     drained(false);
 }
 
+#[test]
+fn faults_behind_the_first_give_a_peer_no_more_time() {
+    let mut scene = scene();
+    scene.greet();
+    let mut bad = fpdu(&write(scene.region.stag(), 100, b"evil"));
+    bad[20] ^= 1;
+    scene.peer.send(&bad);
+    assert_eq!(scene.peer.terminate(&mut scene.world), Some((2, 0, 2)));
+    let limit = uwarp_engine::IwarpConfig::default().terminate_drain;
+    let end = scene.world.now() + limit + SECOND;
+    while scene.world.now() < end && !scene.peer.is_reset() {
+        scene.peer.send(&bad);
+        scene.peer.run_until(&mut scene.world, SECOND / 2, |peer, _| peer.is_reset());
+    }
+    assert!(scene.peer.is_reset(), "kept alive by its own faults");
+    scene.check(Some(DisconnectReason::LocalTerminated(TerminateCode { layer: 2, error_type: 0, code: 2 })));
+}
+
 fn terminated(send: impl FnOnce(&mut Scene), layer: u8, error_type: u8, code: u8) {
     let mut scene = scene();
     assert!(scene.victim.post_receive(1, &[]));
