@@ -339,8 +339,15 @@ impl<P: Port> Core<P> {
                     Ok(()) => match queue_pair.as_deref_mut() {
                         Some(queue_pair) => {
                             connection.end.get_or_insert(DisconnectReason::PeerClosed);
-                            // What is queued still goes out, up to the first read: none can be answered any more.
-                            let until = queue_pair.send.end(true);
+                            let until = if running.stream.may_transmit() {
+                                // What is queued still goes out, up to the first read, or to the first fence behind a read that
+                                // is under way (or will be, for an indication): none can be answered any more.
+                                let open = running.stream.fence_is_clear() && !running.stream.owes_ready_to_receive();
+                                queue_pair.send.end_unanswered(!open)
+                            } else {
+                                // Nothing was heard and nothing will be: nothing may ever be sent.
+                                queue_pair.send.position()
+                            };
                             running.ending = match running.ending {
                                 Ending::No => Ending::Finishing { until },
                                 Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
@@ -453,7 +460,7 @@ impl<P: Port> Core<P> {
                     && running.ending == Ending::No
                 {
                     connection.end.get_or_insert(DisconnectReason::Local);
-                    running.ending = Ending::Finishing { until: queue_pair.send.end(false) };
+                    running.ending = Ending::Finishing { until: queue_pair.send.end() };
                     self.close_if_finished(connection, queue_pair);
                 }
                 self.give_queue_pair(queue_pair);

@@ -102,18 +102,28 @@ impl SendQueue {
         self.released + self.begun as u64
     }
 
-    /// The [`SendQueue::position`] at which everything posted so far is begun; with `stop_at_read` only what comes
-    /// before the first read that is not begun.
-    pub(crate) fn end(&mut self, stop_at_read: bool) -> u64 {
+    /// The [`SendQueue::position`] at which everything posted so far is begun.
+    pub(crate) fn end(&mut self) -> u64 {
+        self.released + self.ring.available() as u64
+    }
+
+    /// As [`SendQueue::end`], when no response can come any more: only what comes before the first element not begun that
+    /// asks for one or, with `stop_at_fence`, that has a fence.
+    pub(crate) fn end_unanswered(&mut self, stop_at_fence: bool) -> u64 {
         let posted = self.ring.available();
         let mut at = self.begun;
-        while stop_at_read && at < posted {
+        while at < posted {
             match self.ring.peek(at).map(SendElement::decode) {
-                Some(Ok(element)) if !element.opcode.awaits_response() => at += element.slots(),
-                _ => return self.released + at as u64,
+                Some(Ok(element))
+                    if !element.opcode.awaits_response()
+                        && !(stop_at_fence && element.flags.contains(SendFlags::FENCE)) =>
+                {
+                    at += element.slots();
+                }
+                _ => break,
             }
         }
-        self.released + posted as u64
+        self.released + at as u64
     }
 
     /// Slots from the head to the first element that was not begun.

@@ -8,7 +8,7 @@ use uwarp_engine::command::{
     TerminateCode,
 };
 use uwarp_engine::rig::{Pair, PairOptions, World};
-use uwarp_engine::work::{SendOpcode, Sge, Status};
+use uwarp_engine::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, DomainId, Registration, Scope, TaggedBase};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
 use uwarp_tcp::Events;
@@ -377,6 +377,56 @@ fn an_invalidation_of_what_the_stream_does_not_have_fails_the_receive_with_its_d
             scene.check(Some(DisconnectReason::LocalTerminated(code)));
         }
     }
+}
+
+/// The victim's stream ends because the peer has closed its half, which it keeps so; what completes meanwhile.
+fn after_the_peers_fin(scene: &mut Scene) -> Vec<(u64, Status)> {
+    scene.peer.close(&mut scene.world);
+    let (victim, mut done) = (&mut scene.victim, Vec::new());
+    assert!(
+        scene.peer.run_until(&mut scene.world, 5 * SECOND, |peer, _| peer.events.contains(Events::PEER_FIN)),
+        "no FIN of ours"
+    );
+    scene.peer.run_until(&mut scene.world, SECOND, |_, _| {
+        done.extend(victim.poll_all().iter().map(|one| (one.id, one.status)));
+        false
+    });
+    done
+}
+
+#[test]
+fn what_is_fenced_behind_a_read_is_flushed_when_the_peer_closes_without_an_answer() {
+    let mut scene = scene();
+    scene.greet();
+    let sink = scene.world.hosts[1].register(vec![0; 8], Access::LOCAL_WRITE);
+    let local = Sge { stag: sink.stag(), length: 8, offset: 0 };
+    assert!(scene.victim.post_simple(1, SendOpcode::Read, Some(local), (0x77, 0)));
+    let element = SendElement {
+        id: 3,
+        opcode: SendOpcode::Send,
+        flags: SendFlags::SIGNALLED.union(SendFlags::FENCE),
+        stag: 0,
+        remote_offset: 0,
+        length: 0,
+        entries: 0,
+    };
+    // One without a fence still goes out.
+    assert!(scene.victim.post_simple(2, SendOpcode::Send, None, (0, 0)));
+    assert!(scene.victim.post(element, &[], &[]));
+    assert!(scene.peer.run_until(&mut scene.world, SECOND, |peer, _| peer.take_fpdu().is_some()));
+    let done = after_the_peers_fin(&mut scene);
+    assert_eq!(done, [(1, Status::Flushed), (2, Status::Flushed), (3, Status::Flushed)]);
+    scene.check(Some(DisconnectReason::PeerClosed));
+}
+
+#[test]
+fn a_responder_that_never_heard_anything_flushes_its_work_when_the_peer_closes() {
+    let mut scene = scene();
+    assert!(scene.victim.post_simple(1, SendOpcode::Send, None, (0, 0)));
+    let done = after_the_peers_fin(&mut scene);
+    assert_eq!(done, [(1, Status::Flushed)]);
+    assert!(scene.peer.received.is_empty(), "it has to be silent");
+    scene.check(Some(DisconnectReason::PeerClosed));
 }
 
 #[test]
