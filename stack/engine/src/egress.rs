@@ -444,6 +444,8 @@ impl<P: Port> Core<P> {
         let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
         if idle && !reads_left && queue_pair.send.position() >= until {
             running.ending = Ending::Closed;
+            // That of start-up, if it is not over: from here on it would mean the end of a Terminate's wait.
+            connection.deadline = None;
             let _ = running.stream.advance(Event::LocalClose);
             self.close_tcp(connection);
         }

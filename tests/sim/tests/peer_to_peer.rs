@@ -13,6 +13,7 @@ use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{Completion, CompletionOpcode, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, Registration};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request_with, untagged, write};
+use uwarp_tcp::Events;
 use uwarp_wire::mpa::EnhancedData;
 use uwarp_wire::rdmap::{Opcode, ReadRequest};
 
@@ -396,4 +397,28 @@ fn an_initiator_that_owes_its_indication_for_too_long_is_cut_off() {
     });
     let Some(ConnectionEvent::Disconnected { reason, .. }) = end else { panic!("{end:?}") };
     assert_eq!(reason, DisconnectReason::TimedOut);
+}
+
+#[test]
+fn the_time_limit_of_the_indication_does_not_cut_off_an_orderly_close() {
+    let (mut world, mut server, mut peer, _) = raw();
+    peer.send(&fpdu(&write(1, 0, &[])));
+    assert!(peer.run_until(&mut world, SECOND, |peer, _| peer.take_fpdu().is_some()), "its Send");
+    let limit = uwarp_engine::IwarpConfig::default().startup_timeout;
+    world.hosts[1].command(Command::Disconnect { queue_pair: server.pair.number });
+    assert!(peer.run_until(&mut world, SECOND, |peer, _| peer.events.contains(Events::PEER_FIN)));
+    // Its half is still open, and what comes there is still taken.
+    peer.run_until(&mut world, limit + SECOND, |peer, _| peer.is_reset());
+    assert!(!peer.is_reset(), "the close has no such limit");
+    peer.send(&fpdu(&untagged(Opcode::Send, 0, 1, 0, &message_of(8))));
+    peer.close(&mut world);
+    let mut end = None;
+    peer.run_until(&mut world, SECOND, |_, _| {
+        server.done.extend(server.pair.poll_all());
+        end = end.take().or(server.pair.events.try_recv().ok());
+        end.is_some()
+    });
+    server.check(8);
+    let Some(ConnectionEvent::Disconnected { reason, .. }) = end else { panic!("{end:?}") };
+    assert_eq!(reason, DisconnectReason::Local);
 }
