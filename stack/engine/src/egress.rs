@@ -106,6 +106,8 @@ impl<P: Port> Core<P> {
         if !running.stream.may_send_messages() {
             if running.stream.state().flushes() {
                 self.flush_with(queue_pair, None, None);
+            } else {
+                self.close_if_finished(connection, queue_pair);
             }
             return false;
         }
@@ -436,6 +438,10 @@ impl<P: Port> Core<P> {
     /// Closes TCP on our side once the queue is worked off, if that is wanted.
     #[inline]
     pub(crate) fn close_if_finished(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+        if connection.startup_frame.is_some() {
+            // The peer learns from it that there was a stream; behind FIN it could not be sent.
+            return;
+        }
         let Phase::Running(running) = &mut connection.phase else { return };
         let Ending::Finishing { until } = running.ending else { return };
         // The indication is owed even if there is nothing else to say: without it the responder could not speak.

@@ -77,6 +77,38 @@ fn a_request_can_be_rejected_with_words() {
 }
 
 #[test]
+fn an_accept_is_told_to_the_client_though_a_disconnect_or_a_shutdown_is_right_behind_it() {
+    for shutdown in [false, true] {
+        let mut world = World::two();
+        let requests = world.hosts[1].listen(PORT);
+        let client = world.hosts[0].pair(PairOptions::default());
+        let server = world.hosts[1].pair(PairOptions::default());
+        world.hosts[0].connect(&client, (world.hosts[1].address, PORT), StartupOptions::default());
+        assert!(world.run_until(SECOND, |_| !requests.is_empty()));
+        let request = requests.try_recv().expect("seen");
+        let options = StartupOptions { private_data: b"hello, and goodbye".to_vec(), ..StartupOptions::default() };
+        world.hosts[1].accept(&server, &request, options);
+        let (done, report) = unbounded();
+        world.hosts[1].command(match shutdown {
+            true => Command::Shutdown { linger: 5 * SECOND, done },
+            false => Command::Disconnect { queue_pair: server.number },
+        });
+        let Some(ConnectionEvent::Established(established)) = event(&mut world, &client, SECOND) else {
+            panic!("no Reply: shutdown {shutdown}");
+        };
+        assert_eq!(established.private_data, b"hello, and goodbye");
+        assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::PeerClosed);
+        let Some(ConnectionEvent::Established(_)) = event(&mut world, &server, SECOND) else { panic!("it accepted") };
+        assert_eq!(end(&mut world, &server, SECOND), DisconnectReason::Local);
+        if shutdown {
+            assert!(world.run_until(SECOND, |_| !report.is_empty()));
+            world.hosts[1].engine = None;
+        }
+        nothing_left(&mut world);
+    }
+}
+
+#[test]
 fn attempts_that_cannot_succeed_say_why() {
     let mut world = World::two();
     let client = world.hosts[0].pair(PairOptions::default());
