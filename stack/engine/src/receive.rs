@@ -341,7 +341,8 @@ impl<P: Port> Core<P> {
                 Ok(())
             }
             Ok(Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
-            Err(fault) => Err(Failure::from(fault)),
+            // What the stream itself refuses is no posted receive's fault: too long a Send is found by `scatter`.
+            Err(fault) => Err(Failure { receive: None, ..Failure::from(fault) }),
         };
         if let Err(failure) = result {
             self.fail_stream(connection, Some(queue_pair), failure, Some(ulpdu));

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{
-    Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, Features, ListenerId, StartupOptions,
-    TerminateCode,
+    AsyncEvent, Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, Features, ListenerId,
+    StartupOptions, TerminateCode,
 };
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
@@ -230,6 +230,23 @@ fn a_second_send_without_a_receive_is_terminated() {
 #[test]
 fn an_opcode_that_is_not_enabled_is_terminated() {
     terminated(|scene| scene.peer.send(&fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, &[0; 52]))), 0, 2, 6);
+}
+
+#[test]
+fn too_long_a_request_is_no_fault_of_a_posted_receive() {
+    let mut scene = scene();
+    for id in [1, 2] {
+        assert!(scene.victim.post_receive(id, &[]));
+    }
+    scene.greet();
+    scene.peer.send(&fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, &[0; 1045])));
+    assert_eq!(scene.peer.terminate(&mut scene.world), Some((1, 2, 5)));
+    let done: Vec<_> = scene.victim.poll_all().iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(done, [(1, Status::Flushed), (2, Status::Flushed)]);
+    let told: Vec<AsyncEvent> = scene.world.hosts[1].events.try_iter().collect();
+    let status = Status::PeerProtocol;
+    assert_eq!(told, [AsyncEvent::QueuePairFatal { queue_pair: scene.victim.number, status }]);
+    scene.check(Some(DisconnectReason::LocalTerminated(TerminateCode { layer: 1, error_type: 2, code: 5 })));
 }
 
 #[test]
