@@ -445,8 +445,11 @@ impl<P: Port> Core<P> {
         let Phase::Running(running) = &mut connection.phase else { return };
         let Ending::Finishing { until } = running.ending else { return };
         // The indication is owed even if there is nothing else to say: without it the responder could not speak.
-        let idle =
-            running.outgoing.is_none() && !running.stream.owes_response() && !running.stream.owes_ready_to_receive();
+        // A message that waits for a commit came whole, and is told before the end.
+        let idle = running.outgoing.is_none()
+            && queue_pair.held.is_empty()
+            && !running.stream.owes_response()
+            && !running.stream.owes_ready_to_receive();
         let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
         if idle && !reads_left && queue_pair.send.position() >= until {
             running.ending = Ending::Closed;

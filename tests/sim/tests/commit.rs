@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use uwarp_engine::command::{DisconnectReason, Features, StartupOptions, TerminateCode};
+use uwarp_engine::command::{Command, DisconnectReason, Features, StartupOptions, TerminateCode};
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
@@ -751,4 +751,28 @@ fn what_was_committed_survives_the_loss_of_everything_else() {
 fn a_sync_that_is_left_out_is_found_out() {
     let found = (0..50).filter(|seed| lose_power(*seed, true).is_some()).count();
     assert!(found > 25, "of 50 losses of power {found} were noticed");
+}
+
+#[test]
+fn a_message_that_waits_for_a_commit_is_told_though_the_peer_closes_right_behind_it() {
+    for error in [None, Some(io::ErrorKind::Other)] {
+        let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+        let (region, mut committer, shadow) = durable(&world, 1, 100, true);
+        shadow.fail(error);
+        let source = world.hosts[0].register(vec![7; 100], Access::LOCAL_READ);
+        for id in [10, 11] {
+            assert!(server.post_receive(id, &[]));
+        }
+        assert!(client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 100)), (region.stag(), 0)));
+        assert!(client.post_simple(2, SendOpcode::Send, None, (0, 0)));
+        world.hosts[0].command(Command::Disconnect { queue_pair: client.number });
+        world.run(SECOND / 100);
+        assert_eq!(server.poll_all(), [], "the commit is not done");
+        assert_eq!(committer.work(), 1);
+        assert_eq!(ends(&mut world, &server), DisconnectReason::PeerClosed);
+        assert_eq!(ends(&mut world, &client), DisconnectReason::Local);
+        let told = if error.is_none() { Status::Success } else { Status::CommitFailed };
+        let done: Vec<_> = server.poll_all().iter().map(|one| (one.id, one.status)).collect();
+        assert_eq!(done, [(10, told), (11, Status::Flushed)]);
+    }
 }
