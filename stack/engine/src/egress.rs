@@ -169,6 +169,8 @@ impl<P: Port> Core<P> {
                     }
                     Err(Refused::Answer(fault)) => {
                         let message = running.stream.fail_atomic(fault);
+                        // What went before in this turn was sent.
+                        self.retire(connection, queue_pair);
                         let failure = Failure { fault, receive: None, send: None };
                         self.end_by_fault(connection, Some(queue_pair), failure, message);
                         return Pulled::More;
@@ -345,6 +347,8 @@ impl<P: Port> Core<P> {
         if let Source::Response { .. } = outgoing.source {
             let fault = read_fault(error);
             let message = running.stream.fail_response(fault, &outgoing.message);
+            // What went before in this turn was sent.
+            self.retire(connection, queue_pair);
             self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
         } else {
             self.fail_work(connection, queue_pair, Status::LocalProtection);

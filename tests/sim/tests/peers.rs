@@ -461,6 +461,39 @@ fn stopping_inside_an_fpdu_by_a_close_ends_the_stream() {
 }
 
 #[test]
+fn work_that_was_sent_before_a_response_failed_has_succeeded() {
+    let mut scene = scene();
+    let first = scene.world.hosts[1].register_for(&scene.victim, vec![1; 1000], Access::ALL);
+    let second = scene.world.hosts[1].register_for(&scene.victim, vec![2; 1000], Access::ALL);
+    assert!(scene.victim.post_receive(5, &[]));
+    // Not before the peer has spoken; then it takes its turn between the responses.
+    assert!(scene.victim.post_simple(1, SendOpcode::Send, None, (0, 0)));
+    let read = |number, region: &Registration| {
+        let read = ReadRequest {
+            sink_stag: Stag(1),
+            sink_offset: TaggedOffset(0),
+            length: 1000,
+            source_stag: Stag(region.stag()),
+            source_offset: TaggedOffset(0),
+        };
+        fpdu(&untagged(Opcode::ReadRequest, 1, number, 0, &read.to_octets()))
+    };
+    // The second region is gone when its response is due.
+    let mut gone = untagged(Opcode::SendInvalidate, 0, 1, 0, &[]);
+    gone[2..6].copy_from_slice(&second.stag().to_be_bytes());
+    scene.peer.send(&[read(1, &first), read(2, &second), fpdu(&gone)].concat());
+    let mut said = Vec::new();
+    scene.peer.run_until(&mut scene.world, SECOND, |peer, _| {
+        said.extend(peer.take_fpdu().map(|ulpdu| ulpdu[1] & 15));
+        said.len() == 3
+    });
+    assert_eq!(said, [2, 3, 7], "a Read Response, the Send, a Terminate");
+    let done: Vec<_> = scene.victim.poll_all().iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(done, [(5, Status::Success), (1, Status::Success)]);
+    scene.check(None);
+}
+
+#[test]
 fn stopping_inside_an_fpdu_by_dying_ends_the_stream_when_no_probe_is_answered() {
     let mut scene = scene();
     scene.greet();
