@@ -111,8 +111,12 @@ impl Connection {
             self.waiting_since = now;
             self.persist_backoff = 0;
             if self.timers.persist != Instant::NEVER {
-                // The octet of a probe was taken.
-                self.timers.persist = now.after_nanos(self.window_probe_interval());
+                // The octet of a probe was taken. If it was the last, nothing waits for the window any more.
+                self.timers.persist = if self.queue.unsent() == 0 {
+                    Instant::NEVER
+                } else {
+                    now.after_nanos(self.window_probe_interval())
+                };
             }
             self.recovery.advanced(acknowledgment);
             events |= Events::SEND_SPACE;
