@@ -387,8 +387,13 @@ impl Connection {
 
     /// RFC 9293 §3.8.6.1: the first probe after a retransmission time-out, then ever more slowly.
     pub(crate) fn window_probe_interval(&self) -> u64 {
-        let ceiling = nanos(self.config.rto_max);
-        self.rtt.timeout().checked_shl(self.persist_backoff.min(32)).map_or(ceiling, |time| time.min(ceiling))
+        let timeout = self.rtt.timeout();
+        let mut ceiling = nanos(self.config.rto_max);
+        if let Some(patience) = self.config.user_timeout {
+            // Several probes within the user time-out: whoever answers them is not given up.
+            ceiling = ceiling.min((nanos(patience) / 4).max(timeout));
+        }
+        timeout.checked_shl(self.persist_backoff.min(32)).map_or(ceiling, |time| time.min(ceiling))
     }
 
     /// The user time-out begins to run, unless it does already.
