@@ -133,6 +133,9 @@ impl Connection {
                 self.queue.acknowledge(acknowledgment, &mut delivered);
                 self.progress_plain(now, &delivered)
             };
+        } else if self.timers.persist != Instant::NEVER {
+            // Whoever answers window probes is alive (RFC 9293 §3.8.6.1), with data, too.
+            self.waiting_since = now;
         }
         let payload = if payload_len == 0 {
             Payload::None
