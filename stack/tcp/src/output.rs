@@ -195,7 +195,13 @@ impl Connection {
         if !self.recovery.is_open() && matches!(self.recovery.doubt, Doubt::Testing { .. }) {
             return false;
         }
-        self.recovery.force || self.in_flight().saturating_add(self.segment) <= self.congestion.window()
+        let in_flight = self.in_flight();
+        let window = self.congestion.window();
+        // Records may be shorter than a segment. Looking for the length is worth it only where that decides.
+        self.recovery.force
+            || in_flight.saturating_add(self.segment) <= window
+            || (in_flight < window
+                && in_flight.saturating_add(self.queue.first_lost_len().min(self.segment)) <= window)
     }
 
     #[inline]
@@ -227,7 +233,8 @@ impl Connection {
         if !idle {
             let admitted = match self.recovery.doubt {
                 Doubt::Testing { left } if !self.recovery.is_open() => left > 0,
-                _ => self.in_flight().saturating_add(len) <= self.congestion.window(),
+                // What is lost goes first (RFC 6675 §5 (C)), also where only something shorter would fit.
+                _ => self.queue.lost() == 0 && self.in_flight().saturating_add(len) <= self.congestion.window(),
             };
             if !admitted {
                 return Fresh::Wait;

@@ -458,6 +458,14 @@ impl SendQueue {
         index
     }
 
+    /// Octets of the segment that [`SendQueue::first_lost`] gives.
+    pub(crate) fn first_lost_len(&self) -> u32 {
+        let Some(marks) = self.marks.as_ref().filter(|_| self.lost > 0) else { return 0 };
+        let from = self.index_of(marks.lost_from);
+        let index = self.segments.position_from(from, |segment| segment.fate == Fate::Lost);
+        index.map_or(0, |index| self.segments[index].len)
+    }
+
     /// Sends a segment of the list again, no more than `limit` octets of it: the rest becomes a segment of its own that
     /// has the same fate as this one had. Returns it as sent, and its payload.
     pub(crate) fn send_again(&mut self, now: Instant, index: usize, limit: u32) -> Option<(Segment, Option<Slice>)> {
