@@ -207,6 +207,8 @@ impl Receiver {
             self.reassembly.end_at(end);
         }
         let result = if start >= end {
+            // RFC 5681 §4.2: a bare FIN ahead of a gap is out of order, too.
+            self.ack_now |= fin && end > self.next;
             (Payload::None, None)
         } else if wanted <= self.next {
             self.ack_now = true;
