@@ -66,6 +66,18 @@ impl<P: Port> Core<P> {
     pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> Option<u32> {
         let header = &frame.header;
         let mut previous = None;
+        if self.now < self.cookies_until
+            && self.shutdown.is_none()
+            && self.waits.contains(&frame.flow)
+            && self.listeners.contains_key(&frame.flow.local_port)
+        {
+            // A cookie may have answered the SYN of a new connection while the old one rests (RFC 6191).
+            match self.on_cookie(frame) {
+                Cookie::Opens(index) => return Some(index),
+                Cookie::Ignored => return None,
+                Cookie::None => {}
+            }
+        }
         if let Some(wait) = self.waits.get_mut(&frame.flow) {
             if !wait.admits_new_incarnation(header) {
                 let answer = wait.on_segment(self.now, header, frame.payload_len as u32);

@@ -190,12 +190,14 @@ fn engine_mac(port: &LoopPort) -> [u8; 6] {
     mac
 }
 
-#[test]
-fn time_wait_is_kept_apart_and_its_ports_are_used_again() {
-    let mut world = two(|config| config.ephemeral_ports = (50_000, 50_000));
+/// The same two ports each time: RFC 6191 lets the next connection in while the last one waits.
+fn use_ports_again(half_open: Option<u32>) -> EngineStats {
+    let mut world = two(|config| {
+        config.ephemeral_ports = (50_000, 50_000);
+        config.limits.half_open = half_open.unwrap_or(config.limits.half_open);
+    });
     let incoming = world.hosts[1].listen_streams(PORT, 16, StreamOptions::default());
     for round in 0..5 {
-        // The same two ports each time: RFC 6191 lets the next connection in while the last one waits.
         let (client, server) = joined(&mut world, &incoming, &small());
         drop(server);
         world.run(Duration::from_millis(1));
@@ -205,7 +207,20 @@ fn time_wait_is_kept_apart_and_its_ports_are_used_again() {
         assert_eq!((stats.time_wait, stats.flows, stats.connections.len()), (1, 1, 0), "round {round}");
     }
     nothing_left(&mut world);
-    assert_eq!(stats(&world, 1).time_wait, 0);
+    let stats = stats(&world, 1);
+    assert_eq!(stats.time_wait, 0);
+    stats
+}
+
+#[test]
+fn time_wait_is_kept_apart_and_its_ports_are_used_again() {
+    assert_eq!(use_ports_again(None).cookies_sent, 0);
+}
+
+#[test]
+fn a_cookie_lets_the_next_connection_in_while_the_last_one_waits() {
+    let stats = use_ports_again(Some(0));
+    assert_eq!((stats.cookies_sent, stats.cookies_accepted), (5, 5));
 }
 
 #[test]
