@@ -409,6 +409,10 @@ impl<P: Port> Core<P> {
             if self.paths.is_doubting() {
                 self.review_doubt(index, &mut connection);
             }
+            if events.contains(Events::TIMED_OUT) {
+                // The reset, while there is a connection to send it.
+                self.transmit(index, &mut connection);
+            }
             if !events.is_empty() {
                 self.on_acknowledged(&mut connection);
                 self.on_tcp_end(index, &mut connection, events);

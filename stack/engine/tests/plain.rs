@@ -3,6 +3,7 @@
 mod common;
 
 use common::{PORT, SECOND, pattern};
+use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, World};
 use uwarp_engine::stream::{StreamEnds, StreamFailure, StreamOptions};
 
@@ -99,6 +100,26 @@ fn an_engine_that_fails_tells_its_streams() {
     world.hosts[0].engine = None;
     world.run(SECOND * 30);
     assert_eq!(server.failure(), Some(StreamFailure::TimedOut));
+}
+
+#[test]
+fn a_peer_that_is_given_up_hears_a_reset_if_it_hears_again() {
+    let mut world = World::new(1, SimOptions::default());
+    for _ in 0..2 {
+        // The one that waits does not ask.
+        world.add(HostOptions::default(), |config| config.tcp.keep_alive = None);
+    }
+    let (mut client, server) = joined(&mut world, &StreamOptions::default());
+    world.run(SECOND);
+    world.network.set_options(SimOptions { loss: 1.0, ..SimOptions::default() });
+    client.write(b"lost");
+    // Between the last retransmission and the end of the user time-out.
+    world.run(SECOND * 8);
+    world.network.set_options(SimOptions::default());
+    assert!(world.run_until(SECOND * 4, |_| client.failure().is_some()));
+    assert_eq!(client.failure(), Some(StreamFailure::TimedOut));
+    world.run(SECOND / 10);
+    assert_eq!(server.failure(), Some(StreamFailure::Reset));
 }
 
 #[test]

@@ -200,8 +200,7 @@ impl Connection {
         // Records may be shorter than a segment. Looking for the length is worth it only where that decides.
         self.recovery.force
             || in_flight.saturating_add(self.segment) <= window
-            || (in_flight < window
-                && in_flight.saturating_add(self.queue.first_lost_len().min(self.segment)) <= window)
+            || (in_flight < window && in_flight.saturating_add(self.queue.first_lost_len().min(self.segment)) <= window)
     }
 
     #[inline]
