@@ -442,12 +442,12 @@ impl<P: Port> Core<P> {
     /// Closes TCP on our side once the queue is worked off, if that is wanted.
     #[inline]
     pub(crate) fn close_if_finished(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let Ending::Finishing { until } = running.ending else { return };
         if connection.startup_frame.is_some() {
             // The peer learns from it that there was a stream; behind FIN it could not be sent.
             return;
         }
-        let Phase::Running(running) = &mut connection.phase else { return };
-        let Ending::Finishing { until } = running.ending else { return };
         // The indication is owed even if there is nothing else to say: without it the responder could not speak.
         // A message that waits for a commit came whole, and is told before the end.
         let idle = running.outgoing.is_none()

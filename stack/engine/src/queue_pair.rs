@@ -112,16 +112,13 @@ impl SendQueue {
     pub(crate) fn end_unanswered(&mut self, stop_at_fence: bool) -> u64 {
         let posted = self.ring.available();
         let mut at = self.begun;
-        while at < posted {
-            match self.ring.peek(at).map(SendElement::decode) {
-                Some(Ok(element))
-                    if !element.opcode.awaits_response()
-                        && !(stop_at_fence && element.flags.contains(SendFlags::FENCE)) =>
-                {
-                    at += element.slots();
-                }
-                _ => break,
+        while at < posted
+            && let Some(Ok(element)) = self.ring.peek(at).map(SendElement::decode)
+        {
+            if element.opcode.awaits_response() || stop_at_fence && element.flags.contains(SendFlags::FENCE) {
+                break;
             }
+            at += element.slots();
         }
         self.released + at as u64
     }
