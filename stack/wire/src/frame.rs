@@ -366,8 +366,8 @@ fn classify_ipv6(ethernet: EthernetHeader, frame: &[u8], total_len: usize) -> Re
     if protocol != tcp::PROTOCOL {
         return classify_upper6(&ethernet, &ip, l4, l4_len, (protocol, named_at));
     }
-    // RFC 4291 §2.5.2, §2.5.3: nobody opens a connection from `::`, and `::1` stays in its host.
-    if ip.source.to_bits() <= 1 {
+    // RFC 4291 §2.5.2: nobody opens a connection from `::`.
+    if ip.source.is_unspecified() {
         return Err(WireError::SourceAddress);
     }
     let (header, header_len) = TcpHeader::parse(l4).map_err(|error| split_header(error, l4, l4_len))?;

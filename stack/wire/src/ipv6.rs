@@ -75,7 +75,7 @@ impl Ipv6Header {
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::NotContiguous`], [`WireError::IpVersion`], [`WireError::TotalLength`], and
     /// [`WireError::SourceAddress`] if an address is an IPv4-mapped one: those never stand in a packet (RFC 4291 §2.5.5.2 has them
-    /// represent IPv4 nodes), and here they would pass for IPv4.
+    /// represent IPv4 nodes), and here they would pass for IPv4; or the loopback address, which stays in its host (§2.5.3).
     #[inline]
     pub fn parse(packet: &[u8], available: usize) -> Result<Ipv6Header, WireError> {
         let Some(fixed) = packet.first_chunk::<HEADER_LEN>() else {
@@ -104,7 +104,8 @@ impl Ipv6Header {
             destination: address(24),
         };
         let mapped = |address: Ipv6Addr| address.to_bits() >> 32 == 0xffff;
-        if header.source.is_multicast() || mapped(header.source) || mapped(header.destination) {
+        let foreign = |address: Ipv6Addr| mapped(address) || address == Ipv6Addr::LOCALHOST;
+        if header.source.is_multicast() || foreign(header.source) || foreign(header.destination) {
             return Err(WireError::SourceAddress);
         }
         Ok(header)

@@ -4,18 +4,35 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The path of a tool, built if it is not there yet.
+/// The path of a tool, built if it is not there yet or older than what it is made of: cargo builds a package's own programs for
+/// its tests, and not those of others.
 pub fn tool(name: &str) -> PathBuf {
     // Test executables lie in TARGET/PROFILE/deps, the tools one folder up.
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().and_then(Path::parent).expect("TARGET/PROFILE");
     let path = folder.join(name);
-    if !path.exists() {
+    if !is_fresh(&path) {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo).args(["build", "--quiet", "-p", name]).status().expect("cargo runs");
+        let release = folder.ends_with("release").then_some("--release");
+        let status = Command::new(cargo).args(["build", "--quiet", "-p", name]).args(release).status();
+        let status = status.expect("cargo runs");
         assert!(status.success(), "{name} builds");
     }
     path
+}
+
+/// Whether a program is there, and no source that cargo lists beside it (`PROGRAM: SOURCE ...`) has changed since.
+fn is_fresh(program: &Path) -> bool {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|there| there.modified()).ok();
+    let (Some(built), Ok(list)) = (changed(program), std::fs::read_to_string(program.with_extension("d"))) else {
+        return false;
+    };
+    let (_, sources) = list.trim_end().split_once(": ").expect("a rule of make");
+    // A blank in a name is written as `\ `.
+    let sources = sources.replace("\\ ", "\0");
+    sources
+        .split(' ')
+        .all(|source| changed(Path::new(&source.replace('\0', " "))).is_some_and(|source| source <= built))
 }
 
 /// A process that ends with the test.

@@ -243,7 +243,9 @@ fn siw_speaks_over_ipv6() {
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
     let server = Guarded::start(&mut link.ping_as("uwarp6.toml", &[&["-s", "-P"], &pcap[..]].concat()));
     let mut guest = link.guest();
-    guest.run(&UNTIL_ANSWERED.replace("10.77.0.1", "fd77::1")).success();
+    // From this very address: until the guest has found out that nobody else has it (RFC 4862 §5.4), it sends from its link-local
+    // one, and rping, which cannot connect from that, says so and does not end.
+    guest.run(&UNTIL_ANSWERED.replace("10.77.0.1", &format!("-I {GUEST6} fd77::1"))).success();
     check_rping(&guest.run("rping -c -a fd77::1 -C 10 -S 65535 -V"));
     server.end();
     check_ping(&examine(&capture), 10, true);

@@ -134,6 +134,16 @@ fn addresses_of_the_other_version_do_not_pass() {
     assert_eq!(Ipv6Header::parse(&octets[..39], 48), Err(WireError::NotContiguous));
 }
 
+/// A kernel sends an echo request from `::1` while its only other address is a tentative one.
+#[test]
+fn the_loopback_address_does_not_come_over_a_link() {
+    for at in [8, 24] {
+        let (_, mut octets) = packet(58, &[0; 8]);
+        octets[at..at + 16].copy_from_slice(&Ipv6Addr::LOCALHOST.octets());
+        assert_eq!(Ipv6Header::parse(&octets, 48), Err(WireError::SourceAddress));
+    }
+}
+
 #[test]
 fn addresses_of_the_link_follow_their_documents() {
     // The examples of RFC 4291 §2.7.1 and RFC 2464 §4 and §7.
