@@ -63,7 +63,8 @@ pub struct IwarpConfig {
     /// Ask for CRCs as Responder. They are off only if both sides do without.
     pub crc: bool,
     /// Limit on a passive start-up: from SYN to the MPA Request, and again, if it is peer-to-peer, from accept to the
-    /// ready-to-receive indication.
+    /// ready-to-receive indication. If it is not, a Responder may wait for its peer's first FPDU without limit, until it
+    /// disconnects with work posted, which has to wait for that: from then on it waits so long.
     pub startup_timeout: Duration,
     /// After a Terminate of ours was sent: how long input is read before the connection is reset.
     pub terminate_drain: Duration,

@@ -438,7 +438,7 @@ impl<P: Port> Core<P> {
                 if running.ending == Ending::Closed {
                     self.abort(connection);
                 } else if !running.stream.may_transmit() {
-                    // The peer owes a ready-to-receive indication and is silent.
+                    // The peer is silent, and owes a ready-to-receive indication or keeps the end of the connection waiting.
                     connection.ends_by(DisconnectReason::TimedOut);
                     self.abort(connection);
                 }
@@ -465,6 +465,10 @@ impl<P: Port> Core<P> {
                 {
                     connection.end.get_or_insert(DisconnectReason::Local);
                     running.ending = Ending::Finishing { until: queue_pair.send.end() };
+                    if !running.stream.may_transmit() && connection.deadline.is_none() {
+                        // What is posted waits for the peer's first FPDU, as long as it likes; but not when nobody waits with it.
+                        connection.deadline = Some(self.now + self.config.iwarp.startup_timeout);
+                    }
                     self.close_if_finished(connection, queue_pair);
                 }
                 self.give_queue_pair(queue_pair);

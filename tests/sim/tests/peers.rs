@@ -450,6 +450,19 @@ fn a_responder_that_never_heard_anything_flushes_its_work_when_the_peer_closes()
 }
 
 #[test]
+fn a_responder_that_never_heard_anything_does_not_wait_for_ever_to_disconnect() {
+    let mut scene = scene();
+    assert!(scene.victim.post_simple(1, SendOpcode::Send, None, (0, 0)));
+    // A silent peer is none of its business as long as it waits for one.
+    let ended = |peer: &mut RawPeer, _: &mut World| peer.is_reset() || peer.events.contains(Events::PEER_FIN);
+    assert!(!scene.peer.run_until(&mut scene.world, 60 * SECOND, ended));
+    scene.world.hosts[1].command(Command::Disconnect { queue_pair: scene.victim.number });
+    assert!(scene.peer.run_until(&mut scene.world, 11 * SECOND, |peer, _| peer.is_reset()));
+    assert!(scene.peer.received.is_empty(), "it has to be silent");
+    scene.check(Some(DisconnectReason::Local));
+}
+
+#[test]
 fn stopping_inside_an_fpdu_by_a_close_ends_the_stream() {
     let mut scene = scene();
     scene.greet();

@@ -199,7 +199,8 @@ impl Default for TcpOptions {
 pub struct MpaOptions {
     /// Ask for CRC32C on every FPDU; it is left out only if both sides do not ask (RFC 5044 §4.1, §7.1.1).
     pub crc: bool,
-    /// Longest time between the first SYN and the end of the MPA start-up frames.
+    /// Longest time between the first SYN and the end of the MPA start-up frames; and so long the disconnect of an accepted
+    /// connection waits for the peer's first FPDU, without which nothing that is posted may be sent (RFC 5044 §7.1.2).
     #[serde(with = "units::duration")]
     pub startup_timeout: Duration,
 }
