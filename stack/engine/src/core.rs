@@ -377,7 +377,7 @@ impl<P: Port> Core<P> {
         self.run_waits();
         self.run_doorbells();
         if self.commits.unsettled(self.now) {
-            self.run_commits();
+            self.run_commits(turn);
         }
         if self.chores_at.is_some_and(|at| at <= self.now) {
             self.run_chores();

@@ -152,7 +152,11 @@ impl<P: Port> Core<P> {
                 let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
                 match choose(turn, running, queue_pair, limit) {
                     Ok(Chosen::Nothing) => return Pulled::Dry,
-                    Ok(Chosen::Begun) => {}
+                    Ok(Chosen::Begun) => {
+                        if !queue_pair.waiting_commits.is_empty() {
+                            self.begin_waiting_commits(turn, running, queue_pair);
+                        }
+                    }
                     Ok(Chosen::Whole(element)) => whole = Some(element),
                     Ok(Chosen::Done(element)) => {
                         queue_pair.send.finish_whole(&element, connection.tcp.octets_pushed());

@@ -178,6 +178,8 @@ impl<P: Port> Core<P> {
         if !queue_pair.held.is_empty() {
             self.flush_held(queue_pair);
         }
+        queue_pair.written.clear();
+        queue_pair.waiting_commits.clear();
         let mut status = receive.unwrap_or(Status::Flushed);
         while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
             if !self.lanes.push(queue_pair.receive_completions, completion) {

@@ -13,7 +13,7 @@ use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest};
 
 use crate::command::{CompletionQueueId, ConnectionEvent, EventSink, Membership, QueuePairSetup};
-use crate::commits::{Held, WrittenRanges};
+use crate::commits::{Held, WaitingCommit, WrittenRanges};
 use crate::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
 use crate::work::{
     AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, ReceiveElement,
@@ -49,6 +49,8 @@ pub(crate) struct QueuePair {
     pub(crate) held: VecDeque<Held>,
     /// What that is.
     pub(crate) written: WrittenRanges,
+    /// Commits of the peer that are not begun yet.
+    pub(crate) waiting_commits: VecDeque<WaitingCommit>,
     /// A completion did not fit into its queue; the engine fails the queue pair when it sees this.
     pub(crate) overflowed: Option<CompletionQueueId>,
 }
@@ -593,6 +595,7 @@ impl QueuePair {
             events: setup.events,
             held: VecDeque::new(),
             written: WrittenRanges::default(),
+            waiting_commits: VecDeque::new(),
             overflowed: None,
         }
     }

@@ -341,6 +341,12 @@ impl Stream {
         self.inbound.push_commit(head)
     }
 
+    /// Whether a commit is not to be begun yet: an atomic that came before it, and whose effect it is to make durable too, is
+    /// carried out only when its turn to be answered comes.
+    pub fn commit_waits(&self, ticket: CommitTicket) -> bool {
+        self.inbound.waits_for_atomic(ticket)
+    }
+
     /// Takes a list of regions back.
     pub fn recycle(&mut self, mut regions: Vec<CommitRegion>) {
         if self.spare_regions.len() < usize::from(self.inbound.limit()) {

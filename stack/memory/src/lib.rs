@@ -38,5 +38,5 @@ pub use durable::{CommitMailbox, CommitReply, CommitStatus, Committer, Durable, 
 pub use epoch::{EngineEpoch, GracePeriod};
 pub use registration::{RangeError, Registration};
 pub use table::{RegionTable, RegisterError, TaggedBase, Unregistered};
-pub use turn::{CommitTarget, PersistentRange, Turn};
+pub use turn::{CommitTarget, KeptRange, PersistentRange, Turn};
 pub use window::{BindPiece, Window};

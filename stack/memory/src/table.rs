@@ -206,8 +206,8 @@ impl RegionTable {
         self.register_as(buffer.into(), access, scope, base, Keeping::Plain)
     }
 
-    /// Registers persistent memory ([`RegionBuffer::persistent`]): a commit writes the caches of its octets back, in the turn that
-    /// it comes in. `transparent` as for [`register_durable`](Self::register_durable).
+    /// Registers persistent memory ([`RegionBuffer::persistent`]): a commit writes the caches of its octets back, in
+    /// the engine's own turns. `transparent` as for [`register_durable`](Self::register_durable).
     ///
     /// # Errors
     /// As [`register`](Self::register); the buffer comes back.
@@ -351,14 +351,15 @@ impl RegionTable {
     ///
     /// There is nothing to wait for if the region is one stream's and its STag is not valid any more: the stream's engine, which
     /// alone could use the memory, has made it so itself, between two accesses. An engine that serves a stranger who guesses
-    /// STags may be about to look at the slot all the same, so that is not used again before those turns have ended.
+    /// STags may be about to look at the slot all the same, so that is not used again before those turns have ended. A region
+    /// that can be made durable is waited for in any case: what was written there is kept without its STag.
     pub(crate) fn deregister(&self, index: u32, octets: u64) {
         let entry = &self.entries[index as usize];
         // In one step, so that an engine that is binding the window finds that it is too late.
         let kind = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
         let gone = |state: u64| Some((state & !kind).wrapping_add(1 << GENERATION_SHIFT));
         let before = entry.state.fetch_update(AcqRel, Acquire, gone).unwrap_or_default();
-        let is_unused = before & (VALID | ONE_STREAM | WINDOW | DURABLE) == ONE_STREAM;
+        let is_unused = before & (VALID | ONE_STREAM | WINDOW | DURABLE | PERSISTENT) == ONE_STREAM;
         if !is_unused {
             self.grace_period().wait();
         }

@@ -7,14 +7,14 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::access::{Access, AccessError, Association, BindError, InvalidateError};
 use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
 use crate::shared_bytes;
-use crate::table::{DURABLE, Entry, PERSISTENT, Reached, RegionTable, TRANSPARENT, WINDOW};
+use crate::table::{DURABLE, Entry, IDENTITY, PERSISTENT, Reached, RegionTable, TRANSPARENT, WINDOW};
 use crate::window::{BindPiece, Run};
 
 /// A turn of an engine, from [`EngineEpoch::enter`](crate::EngineEpoch::enter) until it is dropped.
@@ -265,22 +265,42 @@ impl<'a> Turn<'a> {
     }
 
     /// Whether any region is one in which writes have to be durable before a later message is told: then
-    /// [`is_transparent`](Self::is_transparent) is to be asked about each.
+    /// [`transparent_ranges`](Self::transparent_ranges) is to be asked about each.
     #[inline]
     pub fn has_transparent(&self) -> bool {
         self.table.transparent.load(Relaxed) != 0
     }
 
-    /// Whether what was placed in this region has to be durable before a later message of the stream is told.
+    /// Calls `take` with the parts of what was placed just now that have to be durable before a later message of the stream is
+    /// told. They are named by their region, not by the STag that was used: that may be made invalid meanwhile.
     #[cold]
-    pub fn is_transparent(&self, stag: u32, offset: u64) -> bool {
-        let Some((entry, state)) = self.table.find(stag) else { return false };
+    pub fn transparent_ranges(&self, stag: u32, offset: u64, length: usize, mut take: impl FnMut(KeptRange)) {
+        let Some((entry, state)) = self.table.find(stag) else { return };
+        let distance = offset.wrapping_sub(entry.base.load(Relaxed));
+        let mut note = |state: u64, offset: u64, length: usize| {
+            if state & TRANSPARENT != 0 {
+                take(KeptRange { region: state & IDENTITY, offset, length: length as u64 });
+            }
+        };
         if state & WINDOW == 0 {
-            return state & TRANSPARENT != 0;
+            note(state, distance, length);
+        } else {
+            // A region that goes at this very moment is not to be kept.
+            let _ = self.table.runs(entry, distance, length, |run| note(run.state, run.distance, run.length));
         }
-        let (distance, mut transparent) = (offset.wrapping_sub(entry.base.load(Relaxed)), false);
-        let looked = self.table.runs(entry, distance, 1, |run| transparent = run.state & TRANSPARENT != 0);
-        looked.is_ok() && transparent
+    }
+
+    /// What is to be done to make a part of a region durable, whether its STag is still valid or not; `None` if the region was
+    /// deregistered. The range was given by this table, so it is within the region.
+    pub fn keep(&self, range: &KeptRange) -> Option<CommitTarget<'_>> {
+        let region = self.table.slot(range.region as u32)?;
+        let state = region.state.load(Acquire);
+        if state & IDENTITY != range.region || state & (DURABLE | PERSISTENT) == 0 {
+            return None;
+        }
+        let start = region.start.load(Relaxed).wrapping_add(range.offset as usize);
+        let length = range.length as usize;
+        Some(target(&Run { start: NonNull::new(start)?, length, region, state, distance: range.offset }))
     }
 
     /// Binds a window, which must expect `stag` ([`Window::next_stag`](crate::Window::next_stag)), to pieces of regions that
@@ -307,7 +327,7 @@ impl<'a> Turn<'a> {
 pub enum CommitTarget<'a> {
     /// Octets of a region that is not durable.
     Plain,
-    /// Octets of persistent memory: to be seen to at once, by [`PersistentRange::write_back`].
+    /// Octets of persistent memory: to be seen to here, by [`PersistentRange::write_back`].
     Persistent(PersistentRange<'a>),
     /// Octets of a durable region.
     Durable {
@@ -320,15 +340,70 @@ pub enum CommitTarget<'a> {
     },
 }
 
+/// Octets of a region that can be kept, for as long as it is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptRange {
+    /// What tells the region from those that were or will be in its slot.
+    region: u64,
+    /// First octet, counted from the region's first one.
+    offset: u64,
+    /// Octets.
+    length: u64,
+}
+
+impl KeptRange {
+    /// Whether both are of one region.
+    pub const fn is_beside(&self, other: &KeptRange) -> bool {
+        self.region == other.region
+    }
+
+    /// Takes `next` into this range if it goes on where this ends. False if it does not.
+    pub fn extend(&mut self, next: &KeptRange) -> bool {
+        let follows = self.region == next.region && self.offset + self.length == next.offset;
+        if follows {
+            self.length += next.length;
+        }
+        follows
+    }
+
+    /// Takes in `other`, which is of the same region, and what lies between.
+    pub fn span(&mut self, other: &KeptRange) {
+        let start = self.offset.min(other.offset);
+        let end = (self.offset + self.length).max(other.offset + other.length);
+        (self.offset, self.length) = (start, end - start);
+    }
+
+    /// Takes the first `most` octets out of it.
+    pub fn split_front(&mut self, most: u64) -> KeptRange {
+        let front = KeptRange { length: self.length.min(most), ..*self };
+        self.offset += front.length;
+        self.length -= front.length;
+        front
+    }
+
+    /// Octets.
+    pub const fn length(&self) -> u64 {
+        self.length
+    }
+}
+
 /// A range of persistent memory, for as long as the turn lasts.
 #[derive(Clone, Copy)]
 pub struct PersistentRange<'a> {
     start: NonNull<u8>,
     length: usize,
+    /// The region, and how far behind its first octet the range begins.
+    region: u64,
+    offset: u64,
     turn: PhantomData<&'a ()>,
 }
 
 impl PersistentRange<'_> {
+    /// The same octets, for a later turn.
+    pub const fn kept(&self) -> KeptRange {
+        KeptRange { region: self.region, offset: self.offset, length: self.length as u64 }
+    }
+
     /// Writes the caches back: then the octets are durable.
     pub fn write_back(&self) {
         // SAFETY: the range was resolved in this turn, which is not over.
@@ -345,7 +420,8 @@ impl fmt::Debug for PersistentRange<'_> {
 fn target<'a>(run: &Run<'a>) -> CommitTarget<'a> {
     let (offset, length) = (run.distance, run.length as u64);
     if run.state & PERSISTENT != 0 {
-        let range = PersistentRange { start: run.start, length: run.length, turn: PhantomData };
+        let region = run.state & IDENTITY;
+        let range = PersistentRange { start: run.start, length: run.length, region, offset, turn: PhantomData };
         return CommitTarget::Persistent(range);
     }
     let durable = run.region.durable.load(Relaxed);

@@ -9,7 +9,9 @@ use std::time::Duration;
 use uwarp_engine::command::{Command, DisconnectReason, Features, StartupOptions, TerminateCode};
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
-use uwarp_engine::work::{Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
+use uwarp_engine::work::{
+    AtomicOperands, Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
+};
 use uwarp_memory::{Access, CommitStatus, Committer, DomainId, Registration, Scope, Store, TaggedBase};
 use uwarp_sim_tests::pairs::{PORT, SECOND, completions, element, ends, frames_sent, joined, joined_with, sge, with};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
@@ -395,6 +397,165 @@ fn messages_wait_for_what_was_written_before_them() {
     committer.work();
     let told = completions(&mut world, &mut server, 1);
     assert_eq!((told[0].id, told[0].status, told[0].length), (3, Status::CommitFailed, 6));
+}
+
+#[test]
+fn an_atomic_is_among_what_a_commit_behind_it_makes_durable() {
+    let (mut world, mut client, _server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, shadow) = durable(&world, 1, 64, false);
+    let long = world.hosts[1].register(vec![1; 1 << 20], Access::REMOTE_READ);
+    let sink = world.hosts[0].register(vec![0; 1 << 20], Access::LOCAL_WRITE);
+    // The atomics have to wait for their turn behind a long answer, and the commits are there meanwhile.
+    assert!(client.post_simple(1, SendOpcode::Read, Some(sge(&sink, 0, 1 << 20)), (long.stag(), 0)));
+    let operands = AtomicOperands { add_swap: 5, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX };
+    let add = |client: &mut Pair, id| {
+        let element = SendElement {
+            flags: SendFlags::SIGNALLED.union(SendFlags::INLINE),
+            stag: region.stag(),
+            remote_offset: 8,
+            length: AtomicOperands::LEN as u32,
+            ..element(id, SendOpcode::FetchAdd)
+        };
+        assert!(client.post(element, &[], &operands.to_octets()));
+    };
+    add(&mut client, 2);
+    assert!(post_commit(&mut client, 3, &[sge(&region, 8, 8)]));
+    add(&mut client, 4);
+    assert!(post_commit(&mut client, 5, &[sge(&region, 8, 8)]));
+    let mut done = Vec::new();
+    assert!(world.run_until(SECOND, |_| {
+        // The store is fast.
+        committer.work();
+        for one in client.poll_all() {
+            let safe = u64::from_le_bytes(shadow.safe()[8..16].try_into().expect("eight octets"));
+            assert!(one.commit_status().is_none() || safe >= 5 * (one.id / 2), "{one:?}: {safe}");
+            done.push((one.id, one.status));
+        }
+        done.len() == 5
+    }));
+    assert_eq!(done, (1..=5).map(|id| (id, Status::Success)).collect::<Vec<_>>());
+}
+
+#[test]
+fn no_message_is_told_well_before_what_was_written_is_durable_also_if_the_store_failed_meanwhile() {
+    let mut world = World::new(1, SimOptions::default());
+    world.add(HostOptions::default(), |_| {});
+    world.add(HostOptions::default(), |config| config.iwarp.commit_timeout = SECOND);
+    let (mut client, mut server, _requests) = uwarp_sim_tests::pairs::join_two(&mut world, with(COMMIT), with(COMMIT));
+    let (region, mut committer, shadow) = durable(&world, 1, 64, true);
+    let source = world.hosts[0].register(vec![1; 64], Access::LOCAL_READ);
+    for id in 0..10 {
+        assert!(server.post_receive(id, &[]));
+    }
+    let write = |client: &mut Pair, at| {
+        assert!(client.post_simple(100, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), at)));
+    };
+    let send = |client: &mut Pair| assert!(client.post_simple(101, SendOpcode::Send, None, (0, 0)));
+    let told = |world: &mut World, server: &mut Pair, count| {
+        completions(world, server, count).iter().map(|one| (one.id, one.status)).collect::<Vec<_>>()
+    };
+    // The first fails; so do those behind it that are there already, whatever becomes of their own Writes.
+    write(&mut client, 0);
+    send(&mut client);
+    send(&mut client);
+    world.run(SECOND / 100);
+    shadow.fail(Some(io::ErrorKind::StorageFull));
+    committer.work();
+    shadow.fail(None);
+    assert_eq!(told(&mut world, &mut server, 2), [(0, Status::CommitFailed), (1, Status::CommitFailed)]);
+    // The next one tries again.
+    write(&mut client, 8);
+    send(&mut client);
+    world.run(SECOND / 100);
+    assert_eq!(server.poll(), None);
+    committer.work();
+    assert_eq!(told(&mut world, &mut server, 1), [(2, Status::Success)]);
+    assert_eq!(shadow.safe()[..16], [1; 16]);
+    // Nor is one told well because the store did not answer about those before it.
+    write(&mut client, 16);
+    send(&mut client);
+    assert!(world.run_until(2 * SECOND, |_| server.poll().is_some_and(|one| one.status == Status::CommitFailed)));
+    send(&mut client);
+    world.run(SECOND / 100);
+    assert_eq!(server.poll(), None);
+    committer.work();
+    assert_eq!(told(&mut world, &mut server, 1), [(4, Status::Success)]);
+    assert_eq!(shadow.safe()[..24], [1; 24]);
+    // With nothing written since, there is nothing to wait for.
+    send(&mut client);
+    assert_eq!(told(&mut world, &mut server, 1), [(5, Status::Success)]);
+}
+
+#[test]
+fn what_was_written_through_a_window_is_durable_before_a_message_though_the_window_is_gone() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, shadow) = durable(&world, 1, 64, true);
+    let plain = world.hosts[1].register(vec![0; 64], Access::ALL);
+    let source = world.hosts[0].register(vec![1; 64], Access::LOCAL_READ);
+    let mut window = world.hosts[1].regions.allocate_window(DomainId(1), 2).expect("room");
+    let stag = window.next_stag();
+    let pieces = [sge(&plain, 0, 40), sge(&region, 10, 40), SendElement::rights_entry(Access::REMOTE_WRITE)];
+    let bind = SendElement { stag, length: 80, entries: 3, ..element(1, SendOpcode::Bind) };
+    assert!(server.post(bind, &pieces, &[]));
+    assert!(server.post_receive(7, &[]));
+    // A Responder does nothing before it has heard of its peer.
+    assert!(client.post_simple(5, SendOpcode::Write, Some(sge(&source, 0, 1)), (plain.stag(), 0)));
+    world.run(SECOND / 100);
+    // It begins in memory that is not kept.
+    assert!(client.post_simple(2, SendOpcode::Write, Some(sge(&source, 0, 60)), (stag, 20)));
+    world.run(SECOND / 100);
+    assert!(server.post(SendElement { stag, ..element(3, SendOpcode::LocalInvalidate) }, &[], &[]));
+    world.run(SECOND / 100);
+    assert_eq!(statuses(&server.poll_all()), [(1, Status::Success, None), (3, Status::Success, None)]);
+    assert!(client.post_simple(4, SendOpcode::Send, None, (0, 0)));
+    world.run(SECOND / 100);
+    assert_eq!(server.poll(), None, "told before it is durable");
+    assert_eq!(committer.work(), 1);
+    assert_eq!(completions(&mut world, &mut server, 1)[0].status, Status::Success);
+    assert_eq!((shadow.safe()[9], &shadow.safe()[10..50], shadow.safe()[50]), (0, &[1; 40][..], 0));
+}
+
+#[test]
+fn much_persistent_memory_is_written_back_while_the_others_go_on() {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let mut pairs: Vec<(Pair, Pair)> = Vec::new();
+    for _ in 0..2 {
+        let client = world.hosts[0].pair(PairOptions::default());
+        let server = world.hosts[1].pair(PairOptions::default());
+        uwarp_sim_tests::pairs::join_with(&mut world, &client, &server, &requests, with(COMMIT), with(COMMIT));
+        pairs.push((client, server));
+    }
+    let length = 4 << 20;
+    let register = |world: &World| {
+        let (scope, base) = (Scope::Domain(DomainId(1)), TaggedBase::Zero);
+        let memory = vec![0; length as usize].into();
+        world.hosts[1].regions.register_persistent(memory, Access::ALL, scope, base, false).expect("room")
+    };
+    let (region, going) = (register(&world), register(&world));
+    let sink = world.hosts[0].register(vec![0; 64], Access::LOCAL_WRITE);
+    let [(first, _), (second, _)] = &mut pairs[..] else { panic!("two") };
+    assert!(post_commit(first, 1, &[sge(&region, 0, length); 8]));
+    assert!(second.post_simple(2, SendOpcode::Read, Some(sge(&sink, 0, 64)), (region.stag(), 0)));
+    let mut order = Vec::new();
+    assert!(world.run_until(SECOND, |_| {
+        for pair in [&mut *second, &mut *first] {
+            order.extend(pair.poll_all().iter().map(|one| (one.id, one.status)));
+        }
+        order.len() == 2
+    }));
+    assert_eq!(order, [(2, Status::Success), (1, Status::Success)]);
+    // A region that goes meanwhile is not durable.
+    assert!(post_commit(first, 3, &[sge(&region, 0, length), sge(&going, 0, length)]));
+    let (sent, mut going) = (frames_sent(&world, 0), Some(going));
+    assert!(world.run_until(SECOND, |world| {
+        if frames_sent(world, 0) > sent && world.network.next_arrival().is_none() {
+            going = None;
+        }
+        order.extend(first.poll_all().iter().map(|one| (one.id, one.status)));
+        order.len() == 3
+    }));
+    assert_eq!(order[2], (3, Status::CommitFailed));
 }
 
 #[test]

@@ -36,12 +36,24 @@ const DEPTH: usize = 24;
 enum Kind {
     Send,
     Immediate,
-    Write { place: usize },
-    WriteImmediate { place: usize },
-    Read { place: usize },
+    Write {
+        place: usize,
+    },
+    WriteImmediate {
+        place: usize,
+    },
+    Read {
+        place: usize,
+    },
     FetchAdd,
-    Commit { place: usize },
-    WriteCommit { place: usize },
+    Commit {
+        place: usize,
+    },
+    /// Of the word that the atomics change.
+    CommitCounter,
+    WriteCommit {
+        place: usize,
+    },
 }
 
 impl Kind {
@@ -59,6 +71,8 @@ struct Posted {
     before: [u64; PLACES],
     /// Messages with a completion at the peer that were posted before.
     delivered_before: u64,
+    /// Atomics that were posted before.
+    additions_before: u64,
     /// For a Read: the last Write to its place that may be seen, because the next one is fenced.
     limit: u64,
 }
@@ -130,7 +144,9 @@ struct Side {
     random: fastrand::Rng,
     next: u64,
     last_write: [u64; PLACES],
+    /// Atomics that have completed, and that were posted.
     additions: u64,
+    additions_posted: u64,
     delivered: u64,
     /// In posting order: not yet completed here.
     under_way: VecDeque<Posted>,
@@ -165,6 +181,7 @@ impl Side {
             next: 1,
             last_write: [0; PLACES],
             additions: 0,
+            additions_posted: 0,
             delivered: 0,
             under_way: VecDeque::new(),
             expected: VecDeque::new(),
@@ -185,7 +202,7 @@ impl Side {
             return;
         }
         let place = self.random.usize(..PLACES);
-        let kind = match self.random.u8(..12) {
+        let kind = match self.random.u8(..13) {
             0 | 1 => Kind::Send,
             2 => Kind::Immediate,
             3..=5 => Kind::Write { place },
@@ -193,6 +210,7 @@ impl Side {
             7 | 8 => Kind::Read { place },
             9 => Kind::FetchAdd,
             10 => Kind::Commit { place },
+            11 => Kind::CommitCounter,
             _ => Kind::WriteCommit { place },
         };
         if kind.is_delivered() && self.delivered >= credit {
@@ -208,7 +226,14 @@ impl Side {
         }
         // The slot is free again when the operation that used it has completed; no more than DEPTH are under way.
         let slot = (id % DEPTH as u64) * PLACE_STRIDE;
-        let posted = Posted { id, kind, before: self.last_write, delivered_before: self.delivered, limit: u64::MAX };
+        let posted = Posted {
+            id,
+            kind,
+            before: self.last_write,
+            delivered_before: self.delivered,
+            additions_before: self.additions_posted,
+            limit: u64::MAX,
+        };
         let mut element =
             SendElement { id, opcode: SendOpcode::Send, flags, stag: 0, remote_offset: 0, length: 0, entries: 0 };
         let mut entries = Vec::new();
@@ -261,7 +286,12 @@ impl Side {
                 entries.push(Sge { stag: target.stag(), length: place_len(place), offset });
                 element.opcode = SendOpcode::Commit;
             }
+            Kind::CommitCounter => {
+                entries.push(Sge { stag: target.stag(), length: 8, offset: target.base_offset() + COUNTER });
+                element.opcode = SendOpcode::Commit;
+            }
             Kind::FetchAdd => {
+                self.additions_posted += 1;
                 let operands = AtomicOperands { add_swap: 1, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX };
                 inline.extend_from_slice(&operands.to_octets());
                 element.opcode = SendOpcode::FetchAdd;
@@ -328,7 +358,7 @@ fn delivered(source: &mut Side, sink: &mut Side, completion: &Completion, met: &
     for earlier in source.under_way.iter().take_while(|earlier| earlier.id < posted.id) {
         match earlier.kind {
             Kind::Read { .. } | Kind::FetchAdd => met.send_overtook_request += 1,
-            Kind::Commit { .. } | Kind::WriteCommit { .. } => met.send_overtook_commit += 1,
+            Kind::Commit { .. } | Kind::CommitCounter | Kind::WriteCommit { .. } => met.send_overtook_commit += 1,
             _ => {}
         }
     }
@@ -361,6 +391,16 @@ fn completed(poster: &mut Side, peer: &Side, completion: &Completion, met: &mut 
             poster.additions += 1;
             let now = words(&peer.target, COUNTER, 8)[0];
             assert!(now >= poster.additions, "the word changes before its response is delivered");
+        }
+        Kind::CommitCounter => {
+            assert_eq!(completion.commit_status(), Some(0));
+            let safe = peer.keeper.safe(COUNTER, 8)[0];
+            assert!(
+                safe >= posted.additions_before,
+                "Commit {} was answered when of {} atomics only {safe} were durable",
+                posted.id,
+                posted.additions_before
+            );
         }
         Kind::Commit { place } | Kind::WriteCommit { place } => {
             assert_eq!(completion.commit_status(), Some(0));

@@ -353,6 +353,17 @@ impl InboundReads {
         ticket
     }
 
+    /// Whether an atomic that came before this commit is still to be carried out: it would not be among what is made durable.
+    pub(super) fn waits_for_atomic(&self, wanted: CommitTicket) -> bool {
+        if self.atomics == 0 {
+            return false;
+        }
+        // One that is being answered was carried out when its answer was begun.
+        let begun = usize::from(self.answered) + usize::from(self.answering);
+        let before = |request: &&Inbound| !matches!(request.what, What::Commit { ticket, .. } if ticket == wanted);
+        self.queue.iter().skip(begun).take_while(before).any(|request| matches!(request.what, What::Atomic(_)))
+    }
+
     /// Notes how a commit ended; false if it has ended before, or none has this ticket.
     pub(super) fn finish_commit(&mut self, wanted: CommitTicket, ended: u32) -> bool {
         for request in &mut self.queue {

@@ -4,7 +4,7 @@ use super::*;
 use crate::access::{Access, Association, DomainId, Scope, StreamId};
 use crate::registration::Registration;
 use crate::table::{RegionTable, TaggedBase};
-use crate::turn::CommitTarget;
+use crate::turn::{CommitTarget, Turn};
 
 const US: Association = Association { domain: DomainId(1), stream: StreamId(1) };
 const WRITE: Access = Access::REMOTE_WRITE;
@@ -218,10 +218,30 @@ fn a_window_leads_to_the_committers_of_its_regions() {
     })
     .unwrap();
     assert_eq!(seen, [None, Some((20, 15))]);
-    assert_eq!((turn.is_transparent(stag, 29), turn.is_transparent(stag, 30)), (false, true));
-    assert!(!turn.is_transparent(registration.stag(), 0));
+    let kept = |turn: &Turn<'_>, stag, offset, length| {
+        let mut parts = Vec::new();
+        turn.transparent_ranges(stag, offset, length, |range| {
+            parts.push(turn.keep(&range).map(|target| match target {
+                CommitTarget::Durable { offset, length, .. } => (offset, length),
+                other => panic!("{other:?}"),
+            }));
+        });
+        parts
+    };
+    assert_eq!(kept(&turn, stag, 29, 1), []);
+    assert_eq!(kept(&turn, stag, 30, 1), [Some((20, 1))]);
+    assert_eq!(kept(&turn, stag, 10, 50), [Some((20, 30))], "the part of it that is in the region");
+    assert_eq!(kept(&turn, registration.stag(), 0, 9), []);
+    // What was written through a window stays to be kept when that is gone, and for as long as the region is there.
+    let mut ranges = Vec::new();
+    turn.transparent_ranges(stag, 40, 10, |range| ranges.push(range));
+    turn.invalidate(US, stag, false).unwrap();
+    assert!(matches!(turn.keep(&ranges[0]), Some(CommitTarget::Durable { offset: 30, length: 10, .. })));
+    turn.invalidate(US, writable.0.stag(), false).unwrap();
+    assert!(turn.keep(&ranges[0]).is_some());
     drop(turn);
     drop(writable);
+    assert!(epoch.enter().keep(&ranges[0]).is_none());
     assert!(!epoch.enter().has_transparent());
     assert_eq!(committer.work(), 0);
 }
@@ -234,7 +254,11 @@ fn persistent_memory_is_written_back_where_it_is() {
     let region = table.register_persistent(octets.clone().into(), WRITE, scope, TaggedBase::Zero, true).unwrap();
     let mut epoch = table.engine();
     let turn = epoch.enter();
-    assert!(turn.has_transparent() && turn.is_transparent(region.stag(), 5));
+    assert!(turn.has_transparent());
+    turn.transparent_ranges(region.stag(), 5, 7, |mut range| {
+        assert_eq!((range.split_front(3).length(), range.length()), (3, 4));
+        assert!(matches!(turn.keep(&range), Some(CommitTarget::Persistent(rest)) if rest.kept() == range));
+    });
     for (offset, length) in [(0, 1), (63, 2), (64, 64), (1, 999), (999, 1), (0, 1000)] {
         let mut ranges = 0;
         turn.commit_targets(US, region.stag(), offset, length, |target| {
