@@ -243,8 +243,14 @@ impl Connection {
         let flags = header.flags;
         let next = self.receiver.next();
         let start = next.near(header.sequence);
-        // RFC 7323 §5.3, R1: before the sequence number is looked at; resets are exempt (§5.2).
-        if self.timestamps.enabled && !flags.contains(TcpFlags::RST) {
+        // The crossing SYN with ACK of a simultaneous open begins before the window; it is the ACK that counts.
+        let crossing = matches!(self.phase, Phase::SynReceived { .. })
+            && flags.contains(TcpFlags::SYN)
+            && start == self.receiver.initial();
+        // RFC 7323 §5.3, R1: before the sequence number is looked at; resets are exempt (§5.2), and a SYN is challenged
+        // whatever it brings (RFC 5961 §4.2): a peer that has started again may not offer timestamps any more.
+        let exempt = flags.contains(TcpFlags::RST) || (flags.contains(TcpFlags::SYN) && !crossing);
+        if self.timestamps.enabled && !exempt {
             match header.options.timestamps {
                 None => return Received::dropped(payload_len, DropReason::NoTimestamp),
                 Some(timestamps) if self.timestamps.is_old(timestamps.value, now) => {
@@ -254,10 +260,6 @@ impl Connection {
                 Some(_) => {}
             }
         }
-        // The crossing SYN with ACK of a simultaneous open begins before the window; it is the ACK that counts.
-        let crossing = matches!(self.phase, Phase::SynReceived { .. })
-            && flags.contains(TcpFlags::SYN)
-            && start == self.receiver.initial();
         if crossing {
             self.ecn.learn_again(flags);
         }

@@ -81,8 +81,8 @@ impl TimeWait {
         let start = next.near(header.sequence);
         let data_end = start + payload_len;
         let end = data_end + flags.sequence_len();
-        // RFC 7323 §5.3, R1.
-        if self.timestamps.enabled && !flags.contains(TcpFlags::RST) {
+        // RFC 7323 §5.3, R1; a SYN is challenged whatever it brings (RFC 5961 §4.2).
+        if self.timestamps.enabled && !flags.intersects(TcpFlags::RST | TcpFlags::SYN) {
             match header.options.timestamps {
                 None => return Answer { reply: None, drop: Some(DropReason::NoTimestamp) },
                 Some(timestamps) if self.timestamps.is_old(timestamps.value, now) => {

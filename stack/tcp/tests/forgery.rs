@@ -3,7 +3,7 @@
 //! times the part of the acceptable acknowledgments.
 
 use uwarp_tcp::{BufferToken, Config, Connection, DropReason, Instant, Payload, State};
-use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
+use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
 const OUR_ISN: SeqNumber = SeqNumber(0xffff_fc00);
 const PEER_ISN: SeqNumber = SeqNumber(0xffff_f000);
@@ -11,6 +11,8 @@ const PEER_ISN: SeqNumber = SeqNumber(0xffff_f000);
 const WINDOW: i64 = 5000;
 /// What the peer offers.
 const PEER_WINDOW: u16 = 8000;
+/// The peer's timestamps.
+const PEER_CLOCK: u32 = 7000;
 /// What is in flight.
 const FLIGHT: i64 = 3000;
 
@@ -28,19 +30,28 @@ fn header(flags: TcpFlags, sequence: i64, acknowledgment: i64) -> TcpHeader {
 
 /// An open connection with [`FLIGHT`] octets in flight; RCV.NXT and SND.UNA are 0 in the numbers of [`header`].
 fn open(challenges: u32) -> Connection {
+    open_with(challenges, false)
+}
+
+/// The same, with timestamps or without; the peer's clock stands at [`PEER_CLOCK`].
+fn open_with(challenges: u32, timestamps: bool) -> Connection {
     let config = Config {
-        timestamps: false,
+        timestamps,
         window_scale: false,
         keep_alive: None,
         receive_window: WINDOW as u32,
         challenge_acks: challenges,
         ..Config::default()
     };
+    let stamp = timestamps.then_some(Timestamps { value: PEER_CLOCK, echo: 0 });
     let mut syn = header(TcpFlags::SYN, -1, 0);
     syn.options.mss = Some(1000);
+    syn.options.timestamps = stamp;
     let mut connection = Connection::accept(&config, &syn, OUR_ISN, now());
     connection.poll_transmit(now()).expect("a SYN with ACK");
-    connection.on_segment(now(), &header(TcpFlags::ACK, 0, 0), 0, 0, BufferToken(0));
+    let mut third = header(TcpFlags::ACK, 0, 0);
+    third.options.timestamps = stamp;
+    connection.on_segment(now(), &third, 0, 0, BufferToken(0));
     for token in 0..3 {
         connection.push(BufferToken(token), 1000);
     }
@@ -89,13 +100,23 @@ fn reset_needs_the_one_right_number() {
 fn syn_is_never_taken() {
     for sequence in numbers(&[0, WINDOW, -1], 2) {
         for flags in [TcpFlags::SYN, TcpFlags::SYN | TcpFlags::ACK, TcpFlags::SYN | TcpFlags::FIN] {
-            let mut connection = open(100);
-            let received = connection.on_segment(now(), &header(flags, sequence, 0), 7, 0, BufferToken(0));
-            // RFC 5961 §4.2: whatever its number.
-            assert_eq!((received.drop, received.payload), (Some(DropReason::SynChallenged), Payload::Discarded));
-            let answer = connection.poll_transmit(now()).expect("a challenge").header;
-            assert_eq!((answer.flags, answer.acknowledgment), (TcpFlags::ACK, PEER_ISN + 1));
-            assert_eq!(connection.state(), State::Established);
+            // None, an old one, the last one, a new one.
+            for value in [None, Some(PEER_CLOCK - 1), Some(PEER_CLOCK), Some(PEER_CLOCK + 1)] {
+                for timestamps in [false, true] {
+                    let mut connection = open_with(100, timestamps);
+                    let mut segment = header(flags, sequence, 0);
+                    segment.options.timestamps = value.map(|value| Timestamps { value, echo: 0 });
+                    let received = connection.on_segment(now(), &segment, 7, 0, BufferToken(0));
+                    // RFC 5961 §4.2: whatever its number, and its timestamp.
+                    assert_eq!(
+                        (received.drop, received.payload),
+                        (Some(DropReason::SynChallenged), Payload::Discarded)
+                    );
+                    let answer = connection.poll_transmit(now()).expect("a challenge").header;
+                    assert_eq!((answer.flags, answer.acknowledgment), (TcpFlags::ACK, PEER_ISN + 1));
+                    assert_eq!(connection.state(), State::Established);
+                }
+            }
         }
     }
 }
