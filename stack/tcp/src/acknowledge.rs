@@ -91,9 +91,13 @@ impl Connection {
                 events |= self.set_window(window);
             }
         }
-        if self.queue.segments().is_empty() && acknowledgment == before {
+        if acknowledgment == before && self.queue.segments().is_empty() {
             // Whoever answers window probes is alive (RFC 9293 §3.8.6.1).
             self.waiting_since = now;
+        } else if acknowledgment == before && self.is_beyond_window() {
+            // So is who has taken the window back from what is in flight, and answers what is sent again of it (§3.8.6).
+            self.waiting_since = now;
+            self.timers.retransmit = self.timers.retransmit.min(now.after_nanos(self.retransmission_interval()));
         }
         let outstanding = self.queue.next().octets_since(before);
         let bare =

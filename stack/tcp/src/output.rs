@@ -309,7 +309,7 @@ impl Connection {
         self.counters.octets_retransmitted += u64::from(len);
         if index == 0 {
             // RFC 6298 §5.1 and §5.4: the timer runs from the oldest segment's last transmission.
-            self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+            self.timers.retransmit = now.after_nanos(self.retransmission_interval());
         }
         Some(self.data(now, flags, segment.start, slice, len, true))
     }
@@ -394,12 +394,27 @@ impl Connection {
     /// RFC 9293 §3.8.6.1: the first probe after a retransmission time-out, then ever more slowly.
     pub(crate) fn window_probe_interval(&self) -> u64 {
         let timeout = self.rtt.timeout();
-        let mut ceiling = nanos(self.config.rto_max);
-        if let Some(patience) = self.config.user_timeout {
-            // Several probes within the user time-out: whoever answers them is not given up.
-            ceiling = ceiling.min((nanos(patience) / 4).max(timeout));
-        }
+        let ceiling = self.longest_silence();
         timeout.checked_shl(self.persist_backoff.min(32)).map_or(ceiling, |time| time.min(ceiling))
+    }
+
+    /// RFC 6298 §5.5. What the peer's window has no room for any more probes that window.
+    pub(crate) fn retransmission_interval(&self) -> u64 {
+        let timeout = self.rtt.timeout();
+        if self.is_beyond_window() { timeout.min(self.longest_silence()) } else { timeout }
+    }
+
+    /// Several probes of a window within the user time-out: whoever answers them is not given up.
+    fn longest_silence(&self) -> u64 {
+        let ceiling = nanos(self.config.rto_max);
+        self.config
+            .user_timeout
+            .map_or(ceiling, |patience| ceiling.min((nanos(patience) / 4).max(self.rtt.timeout_without_backoff())))
+    }
+
+    /// Whether the peer has shrunk its window so far that it cannot take the oldest segment in flight (RFC 9293 §3.8.6).
+    pub(crate) fn is_beyond_window(&self) -> bool {
+        self.queue.segments().front().is_some_and(|first| first.end() > self.window_edge())
     }
 
     /// The user time-out begins to run, unless it does already.

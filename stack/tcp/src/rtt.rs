@@ -126,6 +126,11 @@ impl RttEstimator {
         if self.backoff == 0 { self.base } else { self.back_off() }
     }
 
+    /// RTO as it is before the timer has expired.
+    pub(crate) fn timeout_without_backoff(&self) -> u64 {
+        self.base
+    }
+
     fn back_off(&self) -> u64 {
         let ceiling = self.ceiling.nanos();
         self.base.checked_shl(self.backoff.min(32)).map_or(ceiling, |time| time.clamp(self.base, ceiling))

@@ -203,7 +203,7 @@ impl Connection {
         self.timers.probe = Instant::NEVER;
         self.timers.reorder = Instant::NEVER;
         // Set again with the retransmission, or here if that cannot leave.
-        self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+        self.timers.retransmit = now.after_nanos(self.retransmission_interval());
         false
     }
 
