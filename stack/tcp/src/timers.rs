@@ -183,6 +183,7 @@ impl Connection {
             self.queue.forget_sacks();
         }
         let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
+        // RFC 5681 §3.1, equation 4: of what was sent again by this timer already. An acknowledgment in between makes it another.
         let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
         // RFC 5682 §2.1, step 1: a time-out for what was sent again already tells nothing.
         let again = matches!(self.recovery.mode, Mode::Loss { .. });
@@ -191,7 +192,7 @@ impl Connection {
         if !repeated {
             self.recovery.arm_undo(false);
         }
-        self.congestion.timeout(flight, !matches!(self.recovery.mode, Mode::Loss { .. }));
+        self.congestion.timeout(flight, !repeated);
         self.ecn.reduced(self.queue.next());
         self.rtt.expired();
         self.recovery.mark_on_timeout(now, &mut self.queue, &self.rtt, self.sack);
