@@ -20,6 +20,9 @@ const MOST_PIECES: usize = 128;
 const QUOTED: usize = 1232;
 /// What a packet costs beside its octets.
 const OVERHEAD: usize = 256;
+/// ECN fields (RFC 3168 §5): of a transport that knows no marks, and a mark.
+const NOT_ECT: u8 = 0;
+const CE: u8 = 3;
 /// Octets of a packet behind its IP header, at most.
 const MOST_OCTETS: usize = 65_535;
 
@@ -42,7 +45,8 @@ struct Packet {
     protocol: u8,
     hop_limit: u8,
     traffic_class: u8,
-    congestion: bool,
+    /// ECN fields of the fragments, a bit for each value.
+    ecn: u8,
     /// Sorted by offset, without overlaps.
     pieces: Vec<(usize, Vec<u8>)>,
     octets: usize,
@@ -71,7 +75,7 @@ pub(crate) enum Taken {
     Waiting,
     /// It was the last one missing.
     Whole(Box<Whole>),
-    /// It cannot be used.
+    /// It cannot be used, or the packet cannot that it completes.
     Refused,
     /// It is wrong in a way of which IPv6 tells the sender (RFC 8200 §4.5): the octet at fault, from the packet's start.
     Problem { pointer: u32 },
@@ -144,7 +148,7 @@ impl Reassembly {
             return Taken::Waiting;
         }
         let Some(packet) = self.remove(&key) else { return Taken::Refused };
-        Taken::Whole(Box::new(packet.into_whole()))
+        packet.into_whole().map_or(Taken::Refused, |whole| Taken::Whole(Box::new(whole)))
     }
 
     fn remove(&mut self, key: &Key) -> Option<Packet> {
@@ -193,7 +197,7 @@ impl Packet {
             protocol: frame.protocol,
             hop_limit: frame.hop_limit,
             traffic_class: frame.traffic_class,
-            congestion: false,
+            ecn: 0,
             pieces: Vec::new(),
             octets: 0,
             total: None,
@@ -242,8 +246,7 @@ impl Packet {
         if !frame.more {
             self.total = Some(end);
         }
-        // RFC 3168 §5.3: one mark is a mark of the whole.
-        self.congestion |= frame.traffic_class & 3 == 3;
+        self.ecn |= 1 << (frame.traffic_class & 3);
         self.octets += piece.len();
         self.pieces.insert(place, (frame.offset, piece.to_vec()));
         true
@@ -256,10 +259,16 @@ impl Packet {
         (self.octets, self.total) = (0, None);
     }
 
-    fn into_whole(self) -> Whole {
+    /// RFC 3168 §5.3: one mark is a mark of the whole, of which the transport must hear. Where a fragment says that the
+    /// transport knows no marks, only a loss tells it.
+    fn into_whole(self) -> Option<Whole> {
+        let marked = self.ecn & 1 << CE != 0;
+        if marked && self.ecn & 1 << NOT_ECT != 0 {
+            return None;
+        }
         let payload: Vec<u8> = self.pieces.into_iter().flat_map(|(_, piece)| piece).collect();
-        let traffic_class = if self.congestion { self.traffic_class | 3 } else { self.traffic_class };
-        Whole { route: self.route, protocol: self.protocol, hop_limit: self.hop_limit, traffic_class, payload }
+        let traffic_class = if marked { self.traffic_class | CE } else { self.traffic_class };
+        Some(Whole { route: self.route, protocol: self.protocol, hop_limit: self.hop_limit, traffic_class, payload })
     }
 }
 

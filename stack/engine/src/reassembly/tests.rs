@@ -62,6 +62,45 @@ fn any_order_makes_the_same_packet() {
     }
 }
 
+/// RFC 3168 §5.3: a mark on a fragment reaches the transport, or the packet does not.
+#[test]
+fn marks_of_fragments_are_marks_of_the_packet() {
+    const ECT_1: u8 = 1;
+    const ECT_0: u8 = 2;
+    let cases = [
+        ([NOT_ECT, NOT_ECT, NOT_ECT], Some(NOT_ECT)),
+        ([ECT_0, ECT_0, ECT_0], Some(ECT_0)),
+        ([ECT_0, CE, ECT_0], Some(CE)),
+        ([ECT_1, ECT_1, CE], Some(CE)),
+        ([CE, CE, CE], Some(CE)),
+        ([NOT_ECT, CE, NOT_ECT], None),
+        ([CE, NOT_ECT, CE], None),
+        ([CE, ECT_0, NOT_ECT], None),
+    ];
+    for v6 in [false, true] {
+        for (fields, expected) in cases {
+            let mut table = Reassembly::new(1 << 16);
+            let mut last = Taken::Waiting;
+            for (index, field) in fields.into_iter().enumerate() {
+                let mut frame = vec![0; 200];
+                let (offset, more) = (index * 16, index < 2);
+                let length = emit_fragment(&mut frame, &path(v6), 17, 1, (offset, more), &[7; 16]).expect("it fits");
+                let Ok(Frame::Fragment(mut fragment)) = classify(&frame[..length], length) else {
+                    panic!("a fragment")
+                };
+                fragment.traffic_class |= field;
+                last = table.take(at(0), &fragment, &frame[..length]);
+            }
+            match (&last, expected) {
+                (Taken::Whole(whole), Some(expected)) => assert_eq!(whole.traffic_class & 3, expected, "{fields:?}"),
+                (Taken::Refused, None) => {}
+                _ => panic!("{fields:?}: {last:?}"),
+            }
+            assert_eq!((table.used(), table.deadline()), (0, None));
+        }
+    }
+}
+
 #[test]
 fn overlaps_end_the_packet() {
     // RFC 5722 §4: with one fragment all others go, those that have not come included.
