@@ -325,10 +325,11 @@ fn tcp_frame(
     }
 }
 
-/// Whether a host can have the address: not multicast, reserved, or limited broadcast.
+/// Whether a host can send from the address over a link (RFC 1122 §3.2.1.3): not multicast, reserved, or limited broadcast, nor of
+/// the networks 0 (whoever has no address yet, and asks by DHCP) and 127 (a host that speaks with itself).
 #[inline]
 const fn is_host(address: u32) -> bool {
-    address < 0xe000_0000
+    address.wrapping_sub(0x0100_0000) < 0xdf00_0000 && address >> 24 != 127
 }
 
 /// What is not IPv4: IPv6, which deserves no detour through cold code, and the rest, which does.

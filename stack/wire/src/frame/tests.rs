@@ -262,10 +262,14 @@ fn fragments_and_strangers_are_reported() {
     repair_ip(&mut udp);
     let Ok(Frame::Refused(refused)) = classify(&udp, udp.len()) else { panic!("refused") };
     assert_eq!(refused.refusal, Refusal::Protocol { protocol: 17, named_at: 9 });
-    let mut multicast = frame.clone();
-    multicast[26] = 224;
-    repair_ip(&mut multicast);
-    assert_eq!(classify(&multicast, multicast.len()), Err(WireError::SourceAddress));
+    // RFC 1122 §3.2.1.3: the first octet of the source.
+    for first in 0..=255 {
+        let mut other = frame.clone();
+        other[26] = first;
+        repair_ip(&mut other);
+        let refused = classify(&other, other.len()) == Err(WireError::SourceAddress);
+        assert_eq!(refused, first == 0 || first == 127 || first >= 224, "{first}");
+    }
     let mut version = frame.clone();
     version[14] = 0x65;
     assert_eq!(classify(&version, version.len()), Err(WireError::IpVersion));
