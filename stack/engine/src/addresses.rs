@@ -94,6 +94,16 @@ impl Addresses {
         self.all.iter().any(|own| own.address == address && matches!(own.standing, Standing::Tentative { .. }))
     }
 
+    /// Whether an address is all hosts of an IPv4 subnet that we are in (RFC 1122 §3.2.1.3): nobody's own.
+    pub(crate) fn is_subnet_broadcast(&self, address: IpAddress) -> bool {
+        let Some(bits) = address.to_ipv4().map(std::net::Ipv4Addr::to_bits) else { return false };
+        self.all.iter().any(|own| {
+            let host = u32::MAX.checked_shr(own.prefix.into()).unwrap_or(0);
+            // RFC 3021 §2.2: a prefix of 31 bits has two hosts and nothing else.
+            own.prefix < 31 && own.address.shares_prefix(address, own.prefix) && bits & host == host
+        })
+    }
+
     /// Whether a multicast address is one that we listen to: all nodes, and the solicited nodes of our addresses.
     pub(crate) fn listens_to(&self, group: IpAddress) -> bool {
         let Some(group) = group.to_ipv6() else { return false };
@@ -224,6 +234,24 @@ mod tests {
         ] {
             assert_eq!(own.source_for(ip(destination)), Some(ip(source)), "{destination}");
             assert_eq!(own.next_hop(ip(destination)), ip(hop), "{destination}");
+        }
+    }
+
+    #[test]
+    fn the_last_address_of_a_subnet_is_all_of_it() {
+        let own = addresses(&["10.1.0.1/16", "10.2.0.0/31", "10.3.0.7/32", "fd00::1/64"]);
+        for (address, broadcast) in [
+            ("10.0.0.255", true),
+            ("10.1.255.255", true),
+            ("10.1.0.255", false),
+            ("10.0.0.254", false),
+            ("10.0.0.0", false),
+            ("10.2.0.1", false),
+            ("10.3.0.7", false),
+            ("10.4.0.255", false),
+            ("fd00::ffff:ffff:ffff:ffff", false),
+        ] {
+            assert_eq!(own.is_subnet_broadcast(ip(address)), broadcast, "{address}");
         }
     }
 

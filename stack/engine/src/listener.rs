@@ -65,6 +65,11 @@ impl<P: Port> Core<P> {
     #[cold]
     pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> Option<u32> {
         let header = &frame.header;
+        if self.addresses.is_subnet_broadcast(frame.flow.remote) {
+            // RFC 9293 §3.9.2.3, MUST-63: all hosts of the subnet are nobody's address, and would all hear an answer.
+            self.count_drop(DropReason::WrongAddress);
+            return None;
+        }
         let mut previous = None;
         if self.now < self.cookies_until
             && self.shutdown.is_none()

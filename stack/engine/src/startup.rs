@@ -142,6 +142,10 @@ impl<P: Port> Core<P> {
         if remote.port() == 0 || address.is_unspecified() || address.is_multicast() {
             return Err(ConnectFailure::Address);
         }
+        if self.addresses.is_subnet_broadcast(address) {
+            // RFC 9293 §3.9.2.3, MUST-46.
+            return Err(ConnectFailure::Address);
+        }
         if self.connections.len() >= self.config.limits.connections as usize {
             return Err(ConnectFailure::Limit);
         }

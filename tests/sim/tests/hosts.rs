@@ -122,6 +122,29 @@ fn what_is_not_for_us_is_counted_and_not_answered() {
     }
 }
 
+/// RFC 9293 §3.9.2.3, MUST-63 and MUST-46.
+#[test]
+fn a_subnets_broadcast_address_neither_opens_nor_is_opened() {
+    let mut bench = Beside::new(|config| config.addresses[0].prefix_length = 24);
+    let _requests = bench.world.hosts[0].listen(7471);
+    bench.receive(Duration::from_millis(1));
+    let all = Ipv4Addr::new(10, 0, 0, 255);
+    for port in [7471, 80] {
+        let frame = syn(&bench, all, 1234, port);
+        bench.send(&frame);
+    }
+    assert!(bench.receive(Duration::from_millis(1)).is_empty(), "neither a SYN nor a reset");
+    let stats = bench.stats();
+    assert_eq!((stats.flows, stats.resets_sent, stats.drops.get("wrong-address")), (0, 0, Some(&2)));
+    let pair = bench.world.hosts[0].pair(PairOptions::default());
+    bench.world.hosts[0].connect(&pair, (all, 80), Default::default());
+    let frames = bench.receive(Duration::from_millis(1));
+    assert!(!arps(&frames).iter().any(|packet| packet.target_address == all));
+    let event = pair.events.try_recv();
+    use uwarp_engine::command::{ConnectFailure, ConnectionEvent};
+    assert!(matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Address, .. })), "{event:?}");
+}
+
 #[test]
 fn strangers_cannot_fill_the_table() {
     let mut bench = Beside::new(|config| {
