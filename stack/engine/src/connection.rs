@@ -60,11 +60,24 @@ pub(crate) struct Connection {
     pub(crate) phase: Phase,
     /// The plain stream that it is, or was before MPA took over.
     pub(crate) stream: Option<Streaming>,
+    /// Whether it was a plain stream whose application has left.
+    pub(crate) left: Left,
     /// TCP is closed once everything up to here was handed to it.
     pub(crate) close_when_sent: bool,
     /// The phase's own time limit.
     pub(crate) deadline: Option<Instant>,
     pub(crate) tcp: uwarp_tcp::Connection,
+}
+
+/// Whether the application of a plain stream has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// No, or it is none.
+    No,
+    /// It has read all that came.
+    Read,
+    /// Octets came after that.
+    Unread,
 }
 
 /// Where a connection stands in its iWARP life.

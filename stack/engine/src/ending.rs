@@ -11,7 +11,7 @@ use uwarp_wire::address::FlowKey;
 use std::time::Duration;
 
 use crate::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, ShutdownReport, TerminateCode};
-use crate::connection::{Connection, Ending, Phase};
+use crate::connection::{Connection, Ending, Left, Phase};
 use crate::core::{Core, Shutdown};
 use crate::egress::is_due;
 use crate::handoff::Handoff;
@@ -296,6 +296,11 @@ impl<P: Port> Core<P> {
     pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
         if events.contains(Events::FIN_ACKED) {
             connection.finished = true;
+            if connection.left == Left::Unread && connection.tcp.state() == State::FinWait2 {
+                // The peer has all that was written; what it wrote meanwhile goes nowhere (RFC 9293 §3.6.1).
+                connection.ends_by(DisconnectReason::Aborted);
+                return self.abort(connection);
+            }
         }
         if events.intersects(Events::RESET) {
             connection.ends_by(DisconnectReason::Reset);

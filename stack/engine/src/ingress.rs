@@ -9,7 +9,7 @@ use uwarp_wire::frame::{Frame, TcpFrame, classify};
 use uwarp_wire::tcp::TcpFlags;
 
 use crate::command::DisconnectReason;
-use crate::connection::{Connection, Phase};
+use crate::connection::{Connection, Left, Phase};
 use crate::core::{Core, HeldFrame, contiguous};
 use crate::port::{Buffer, ChecksumStatus, Port};
 use crate::stats::DropReason;
@@ -274,6 +274,9 @@ impl<P: Port> Core<P> {
                 Phase::Stream => return self.on_plain_octets(index, connection, rest),
                 Phase::Closing | Phase::Incoming(_) => {
                     self.count_drop(DropReason::StreamEnded);
+                    if connection.left == Left::Read {
+                        connection.left = Left::Unread;
+                    }
                     if connection.finished && connection.queue_pair.is_none() {
                         // Our side is done and nobody reads: the peer must learn that its data go nowhere.
                         connection.ends_by(DisconnectReason::Aborted);

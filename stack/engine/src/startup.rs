@@ -13,7 +13,7 @@ use crate::command::{
     AcceptParameters, ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason,
     EstablishedEvent, RequestId, StartupOptions,
 };
-use crate::connection::{Connection, Ending, Initiating, Origin, Phase, Running};
+use crate::connection::{Connection, Ending, Initiating, Left, Origin, Phase, Running};
 use crate::core::Core;
 use crate::listener::{Listener, Requests};
 use crate::port::Port;
@@ -64,6 +64,7 @@ impl<P: Port> Core<P> {
             stream: None,
             half_open: false,
             startup_frame: None,
+            left: Left::No,
             close_when_sent: false,
             gather: Vec::new(),
             deadline: None,

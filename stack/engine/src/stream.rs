@@ -226,7 +226,7 @@ impl StreamShared {
 /// A stream as its application has it: the ends of two rings.
 ///
 /// Reading and writing go to the rings and ring the engine's doorbell when the engine has something to do about it. Dropping it
-/// ends the stream: what was written is still sent.
+/// ends the stream: what was written is still sent, and a reset follows if the peer sent octets that were not read.
 #[derive(Debug)]
 pub struct StreamEnds {
     receive: ByteConsumer,

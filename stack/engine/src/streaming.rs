@@ -10,7 +10,7 @@ use uwarp_ring::{ByteConsumer, ByteProducer};
 use uwarp_tcp::State;
 
 use crate::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
-use crate::connection::{Connection, Phase};
+use crate::connection::{Connection, Left, Phase};
 use crate::conversion::Lent;
 use crate::core::{Core, Record};
 use crate::ending::CLOSING_LIMIT;
@@ -41,6 +41,8 @@ pub(crate) struct Streaming {
     closed: bool,
     /// The peer has closed its side.
     peer_closed: bool,
+    /// Octets came after the application had left.
+    unread: bool,
 }
 
 impl Streaming {
@@ -55,6 +57,7 @@ impl Streaming {
             finishing: false,
             closed: false,
             peer_closed: false,
+            unread: false,
         }
     }
 
@@ -82,6 +85,11 @@ impl Streaming {
     /// Whether something that was written is not with TCP yet.
     pub(crate) fn has_text(&mut self) -> bool {
         self.send.available() > 0
+    }
+
+    /// Whether the application has left, and octets that it never read.
+    fn has_lost(&mut self) -> bool {
+        self.receive.is_closed() && (self.unread || self.receive.free() < self.receive.capacity())
     }
 
     /// What the ring can take. Looks at the application's cursor only when that may matter.
@@ -216,6 +224,8 @@ impl<P: Port> Core<P> {
     pub(crate) fn on_plain_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
         let Some(stream) = &mut connection.stream else { return };
         if stream.receive.is_closed() {
+            stream.unread = true;
+            connection.quiet = false;
             self.count_drop(DropReason::StreamEnded);
             return self.on_unread(connection);
         }
@@ -289,7 +299,9 @@ impl<P: Port> Core<P> {
         let more = loop {
             let Some(stream) = &mut connection.stream else { break false };
             if stream.closed {
-                self.leave_if_abandoned(connection);
+                if !self.tells_of_loss(connection) {
+                    self.leave_if_abandoned(connection);
+                }
                 break false;
             }
             let most = connection.tcp.effective_mss() as usize;
@@ -297,7 +309,7 @@ impl<P: Port> Core<P> {
             let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
             let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
             if waiting == 0 {
-                if ends {
+                if ends && !self.tells_of_loss(connection) {
                     self.finish_stream(connection);
                 }
                 break false;
@@ -351,6 +363,24 @@ impl<P: Port> Core<P> {
         more
     }
 
+    /// RFC 9293 §3.6.1 (SHLD-3): where the application has left octets that it never read, a reset says that they are lost, as
+    /// soon as the peer has all that was written. True: it does so, or will.
+    #[cold]
+    fn tells_of_loss(&mut self, connection: &mut Connection) -> bool {
+        let open =
+            matches!(connection.tcp.state(), State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait);
+        let Some(stream) = &mut connection.stream else { return false };
+        if !open || !stream.has_lost() {
+            return false;
+        }
+        // Each acknowledgment is looked at from now on.
+        stream.finishing = true;
+        if connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed() {
+            self.abort_stream(connection);
+        }
+        true
+    }
+
     #[cold]
     fn finish_stream(&mut self, connection: &mut Connection) {
         if let Some(stream) = &mut connection.stream {
@@ -364,6 +394,7 @@ impl<P: Port> Core<P> {
     fn leave_if_abandoned(&mut self, connection: &mut Connection) {
         if connection.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
             connection.stream = None;
+            connection.left = Left::Read;
             self.finish_tcp(connection);
         }
     }

@@ -86,6 +86,62 @@ fn small_writes_run_together_while_the_network_is_busy() {
     assert!(segments < 200, "{segments} segments for 2,000 writes");
 }
 
+/// RFC 9293 §3.6.1: a reset shows that data was lost, behind all that was written; an end in order shows that none was.
+#[test]
+fn a_dropped_stream_resets_a_peer_whose_octets_it_has_not_read() {
+    // Octets of ten that are read before the drop, whether the stream was finished before, and whether its peer was.
+    for read in [0, 9, 10] {
+        for (finished, peer_finished) in [(false, false), (true, false), (false, true)] {
+            let mut world = World::two();
+            let (mut client, mut server) = joined(&mut world, &StreamOptions::default());
+            server.write(b"ten octets");
+            if peer_finished {
+                server.finish();
+            }
+            world.run(SECOND);
+            assert_eq!(client.read(&mut vec![0; read]), read);
+            let sent = pattern(100_000, 6);
+            assert_eq!(client.write(&sent), sent.len());
+            if finished {
+                client.finish();
+                world.run(SECOND);
+            }
+            drop(client);
+            let mut received = Vec::new();
+            let mut room = vec![0; 70_000];
+            assert!(world.run_until(SECOND * 10, |_| {
+                let count = server.read(&mut room);
+                received.extend_from_slice(&room[..count]);
+                server.is_at_end()
+            }));
+            assert!(received == sent, "{} octets", received.len());
+            world.run(SECOND);
+            let reset = (read < 10).then_some(StreamFailure::Reset);
+            assert_eq!(server.failure(), reset, "{read} {finished} {peer_finished}");
+            drop(server);
+            world.run(SECOND * 5);
+            common::nothing_left(&mut world);
+        }
+    }
+}
+
+/// RFC 9293 §3.6.1: so do octets that come after the drop, whether they cross its FIN or answer it.
+#[test]
+fn octets_for_a_stream_that_was_dropped_are_answered_by_a_reset() {
+    for wait in [std::time::Duration::ZERO, SECOND] {
+        let mut world = World::two();
+        let (mut client, mut server) = joined(&mut world, &StreamOptions::default());
+        client.write(b"last words");
+        drop(client);
+        world.run(wait);
+        server.write(b"too late");
+        world.run(SECOND);
+        let mut room = [0; 32];
+        assert_eq!((server.read(&mut room), &room[..10]), (10, &b"last words"[..]));
+        assert_eq!(server.failure(), Some(StreamFailure::Reset), "{wait:?}");
+    }
+}
+
 #[test]
 fn an_engine_that_fails_tells_its_streams() {
     let mut world = World::two();

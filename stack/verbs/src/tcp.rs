@@ -36,7 +36,7 @@ const CALLS_BEFORE_YIELD: u32 = 256;
 /// opened the context turns the engine once, and waiting turns it all the time; between such calls nothing happens.
 ///
 /// What was written before the stream is dropped is still sent: the context lingers for it, as for queue pairs. Octets that
-/// were not read are lost then, and a peer that goes on sending is reset.
+/// were not read are lost then, or come later: a peer that sent any is reset once it has what was written (RFC 9293 §3.6.1).
 ///
 /// Small writes leave at once (Nagle's rule is off unless [`set_nodelay`](Self::set_nodelay) turns it on), and run together
 /// only while the network is busy.
