@@ -20,8 +20,10 @@ use crate::port::{BURST, Buffer, Port};
 const WINDOW: usize = 16;
 /// Octets of one slot of a ring.
 const SLOT: usize = 256;
-/// Octets in front of a frame: its length.
+/// Octets in front of a frame: its length, and [`VERIFIED`].
 const LENGTH: usize = 4;
+/// Beside the length: the TCP checksum was found right. Where a device has vouched for it, it may never have been in the frame.
+const VERIFIED: u32 = 1 << 31;
 
 /// Which engine of a context has a flow. A shared table of atomic words: engines enter and take out their own flows, everybody
 /// looks. Two flows with the same 48 bits of a keyed hash would be taken for one; the one that comes second is not entered.
@@ -155,12 +157,14 @@ impl Handoff {
         self.owners.release(flow, self.engine);
     }
 
-    /// Copies a frame of these pieces into an engine's ring. False: it is full, or the engine is gone.
-    fn send<'a>(&mut self, engine: u16, length: usize, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+    /// Copies a frame of these pieces into an engine's ring; `verified`: its TCP checksum is right. False: the ring is full, or the
+    /// engine is gone.
+    fn send<'a>(&mut self, engine: u16, length: usize, verified: bool, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
         let Some(Some(producer)) = self.out.get_mut(usize::from(engine)) else { return false };
         let Some(mut reservation) = producer.reserve((LENGTH + length).div_ceil(SLOT)) else { return false };
         let mut slot = [0; SLOT];
-        slot[..LENGTH].copy_from_slice(&(length as u32).to_be_bytes());
+        let word = length as u32 | if verified { VERIFIED } else { 0 };
+        slot[..LENGTH].copy_from_slice(&word.to_be_bytes());
         let mut filled = LENGTH;
         for mut piece in pieces {
             while !piece.is_empty() {
@@ -187,32 +191,34 @@ impl Handoff {
         self.from.iter_mut().flatten().any(|consumer| consumer.available() > 0)
     }
 
-    /// The next frame from another engine, into `out`. False: there is none.
-    fn receive(&mut self, out: &mut Vec<u8>) -> bool {
+    /// The next frame from another engine, into `out`, and whether its TCP checksum is known to be right.
+    fn receive(&mut self, out: &mut Vec<u8>) -> Option<bool> {
         for consumer in self.from.iter_mut().flatten() {
             let Some(first) = consumer.pop() else { continue };
-            let length = u32::from_be_bytes([first[0], first[1], first[2], first[3]]) as usize;
+            let word = u32::from_be_bytes([first[0], first[1], first[2], first[3]]);
+            let length = (word & !VERIFIED) as usize;
             out.clear();
             out.extend_from_slice(&first[LENGTH..SLOT.min(LENGTH + length)]);
             while out.len() < length {
                 // All slots of a frame are published at once.
-                let Some(slot) = consumer.pop() else { return false };
+                let slot = consumer.pop()?;
                 out.extend_from_slice(&slot[..SLOT.min(length - out.len())]);
             }
-            return true;
+            return Some(word & VERIFIED != 0);
         }
-        false
+        None
     }
 }
 
 impl<P: Port> Core<P> {
-    /// Hands a frame to the engine that has its flow. False: that is none, and it has to be dealt with here.
+    /// Hands a segment, whose checksum is right, to the engine that has its flow. False: that is none, and it has to be dealt with
+    /// here.
     #[cold]
     pub(crate) fn hand_off(&mut self, flow: &FlowKey, buffer: &P::Buffer) -> bool {
         let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
         let pieces = (0..buffer.segment_count()).filter_map(|index| buffer.segment(index));
-        let sent = handoff.send(owner, buffer.total_len(), pieces);
+        let sent = handoff.send(owner, buffer.total_len(), true, pieces);
         self.count_handed_off(sent);
         true
     }
@@ -221,7 +227,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn hand_off_octets(&mut self, flow: &FlowKey, octets: &[u8]) -> bool {
         let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
-        let sent = handoff.send(owner, octets.len(), std::iter::once(octets));
+        let sent = handoff.send(owner, octets.len(), false, std::iter::once(octets));
         self.count_handed_off(sent);
         true
     }
@@ -231,7 +237,7 @@ impl<P: Port> Core<P> {
         let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return };
         let mut sent = 0;
         for engine in 0..handoff.out.len() as u16 {
-            sent += u64::from(handoff.send(engine, octets.len(), std::iter::once(octets)));
+            sent += u64::from(handoff.send(engine, octets.len(), false, std::iter::once(octets)));
         }
         self.counters.handed_off += sent;
     }
@@ -250,11 +256,10 @@ impl<P: Port> Core<P> {
         let mut octets = std::mem::take(&mut self.handed_over);
         self.second_hand = true;
         for _ in 0..BURST {
-            if !self.handoff.as_mut().is_some_and(|handoff| handoff.receive(&mut octets)) {
-                break;
-            }
+            let received = self.handoff.as_mut().and_then(|handoff| handoff.receive(&mut octets));
+            let Some(verified) = received else { break };
             self.counters.taken_over += 1;
-            self.receive_octets(turn, &octets);
+            self.receive_octets(turn, &octets, verified);
         }
         self.second_hand = false;
         self.handed_over = octets;

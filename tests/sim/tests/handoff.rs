@@ -108,6 +108,18 @@ fn packets_find_their_engine_wherever_they_arrive() {
 }
 
 #[test]
+fn segments_that_the_device_vouches_for_are_handed_on_without_their_checksum() {
+    let options = SimOptions { unfinished_checksums: true, spread: Spread::Any, ..SimOptions::default() };
+    let mut world = world(options, false);
+    run(&mut world, false);
+    for engine in [0, 1] {
+        let stats = stats(&world, engine);
+        assert!(stats.taken_over > 10, "{}", stats.taken_over);
+        assert_eq!(stats.drops.get("l4-checksum"), None, "{:?}", stats.drops);
+    }
+}
+
+#[test]
 fn active_opens_choose_ports_that_the_device_steers_home() {
     let options = SimOptions { spread: Spread::Rss, ..SimOptions::default() };
     for (steered, stray) in [(true, false), (false, true)] {

@@ -69,19 +69,19 @@ fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
     for length in lengths {
         let octets = frame(length);
         let (a, b) = octets.split_at(length / 3);
-        assert!(first.send(2, length, [a, b].into_iter()));
+        assert!(first.send(2, length, length % 2 == 0, [a, b].into_iter()));
     }
     assert!(last.has_frames() && !parts[0].has_frames());
     let mut out = Vec::new();
     for length in lengths {
-        assert!(last.receive(&mut out));
+        assert_eq!(last.receive(&mut out), Some(length % 2 == 0));
         assert_eq!(out, frame(length));
     }
-    assert!(!last.receive(&mut out) && !last.has_frames());
-    assert!(!first.send(0, 10, std::iter::once(&[0; 10][..])), "nobody hands to himself");
+    assert!(last.receive(&mut out).is_none() && !last.has_frames());
+    assert!(!first.send(0, 10, true, std::iter::once(&[0; 10][..])), "nobody hands to himself");
     // A full ring takes no part of a frame.
-    while first.send(2, 1514, std::iter::once(&frame(1514)[..])) {}
-    while last.receive(&mut out) {
+    while first.send(2, 1514, true, std::iter::once(&frame(1514)[..])) {}
+    while last.receive(&mut out).is_some() {
         assert_eq!(out, frame(1514));
     }
 }

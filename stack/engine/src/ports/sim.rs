@@ -10,10 +10,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use uwarp_tcp::Instant;
+use uwarp_wire::checksum::fold;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, classify, emit_icmp, emit_icmp6};
 use uwarp_wire::icmp::{IcmpMessage, unreachable};
 use uwarp_wire::icmp6::Icmp6Message;
+use uwarp_wire::tcp::CHECKSUM_OFFSET;
 
 use super::heap::{HeapBuffer, HeapPool};
 use super::loopback::capabilities;
@@ -56,6 +58,8 @@ pub struct SimOptions {
     /// A bit behind the TCP header flips and the receiving device claims that the checksum was right: only the CRC
     /// finds it.
     pub hidden_corruption: f64,
+    /// TCP checksums are left unfinished, and the receiving device vouches for them, as virtual devices within one machine do.
+    pub unfinished_checksums: bool,
     /// Largest IP packet that the network passes on; the sender of a larger one is told (RFC 1191 §4, RFC 4443 §3.2).
     pub path_mtu: u16,
     /// It is not told: a black hole.
@@ -75,6 +79,7 @@ impl Default for SimOptions {
             reordering: 0.0,
             corruption: 0.0,
             hidden_corruption: 0.0,
+            unfinished_checksums: false,
             path_mtu: u16::MAX,
             silent: false,
             spread: Spread::Any,
@@ -339,6 +344,12 @@ impl Network {
             } else if is_ip && octets.len() > 14 + 40 + 60 && self.chance(options.hidden_corruption) {
                 self.counters.hidden_corrupted += 1;
                 self.flip(&mut octets, 14 + 40 + 60);
+                claim_good = true;
+            } else if options.unfinished_checksums
+                && let Ok(Frame::Tcp(segment)) = classify(frame, frame.len())
+            {
+                let field = segment.l4_offset + CHECKSUM_OFFSET;
+                octets[field..field + 2].copy_from_slice(&fold(segment.pseudo_header_sum()).to_be_bytes());
                 claim_good = true;
             }
             self.order += 1;
