@@ -18,7 +18,7 @@ pub struct Line<'a> {
     pub number: usize,
     /// What stands in front of `#`; the time is still in it.
     pub code: &'a str,
-    /// What stands behind `#`, if it names a section or argues for itself.
+    /// What stands behind `#`, if it names a section of a document.
     pub citation: Option<&'a str>,
 }
 
@@ -31,7 +31,7 @@ pub fn scripts(text: &str) -> Vec<Script<'_>> {
             continue;
         }
         let (code, citation) = match line.split_once('#') {
-            Some((code, citation)) => (code, Some(citation).filter(|text| text.contains('§') || text.contains("own:"))),
+            Some((code, citation)) => (code, Some(citation).filter(|text| names_section(text))),
             None => (line, None),
         };
         if let Some(script) = scripts.last_mut()
@@ -41,6 +41,12 @@ pub fn scripts(text: &str) -> Vec<Script<'_>> {
         }
     }
     scripts
+}
+
+/// `RFC`, a number, and the number of a section.
+fn names_section(text: &str) -> bool {
+    let numbered = |(_, behind): (&str, &str)| behind.starts_with(|first: char| first.is_ascii_digit());
+    text.split_once("RFC ").is_some_and(numbered) && text.split_once('§').is_some_and(numbered)
 }
 
 /// A time with its unit.
