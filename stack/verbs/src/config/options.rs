@@ -159,13 +159,14 @@ pub struct TcpOptions {
     pub congestion: Congestion,
     /// Explicit congestion notification.
     pub ecn: Ecn,
-    /// Window scaling and timestamps are always offered; selective acknowledgments can be switched off for measurements.
+    /// Selective acknowledgments (RFC 2018): can be switched off for measurements. Window scaling is always offered.
     pub sack: bool,
     /// Leave it to the device to cut several segments out of one frame (TSO), and take such from it (LRO), where it can:
     /// virtio-user with a vhost that has `tso`. Segments of RDMA streams begin with an FPDU all the same. A capture shows what
     /// the device was given.
     pub segmentation_offload: bool,
-    /// Timestamps on every segment (RFC 7323): 12 octets each, protection against wrapped sequence numbers.
+    /// Timestamps on every segment (RFC 7323): 12 octets each, protection against wrapped sequence numbers. Off, they are neither
+    /// offered nor taken up.
     pub timestamps: bool,
     /// Keep-alive probes.
     pub keep_alive: KeepAlive,
