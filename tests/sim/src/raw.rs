@@ -45,6 +45,11 @@ pub struct RawPeer {
 impl RawPeer {
     /// Opens a connection from the address 10.0.0.`host` to an engine of the world (which is the `to`-th host).
     pub fn connect(world: &World, host: u8, to: usize, port: u16) -> RawPeer {
+        RawPeer::connect_with(world, host, to, port, &Config::default())
+    }
+
+    /// As [`RawPeer::connect`], with settings of TCP: the window and the segments that it offers.
+    pub fn connect_with(world: &World, host: u8, to: usize, port: u16, config: &Config) -> RawPeer {
         let sim = world.network.port(1500, 256, 256);
         let mac = EthernetAddress(sim.capabilities().mac);
         let address = Ipv4Addr::new(10, 0, 0, host);
@@ -59,7 +64,7 @@ impl RawPeer {
             mac,
             remote_mac: EthernetAddress([2, 0, 0, 0, 0, to as u8 + 1]),
             flow,
-            tcp: Connection::connect(&Config::default(), SeqNumber(7), world.now()),
+            tcp: Connection::connect(config, SeqNumber(7), world.now()),
             records: HashMap::new(),
             next_record: 0,
             waiting: VecDeque::new(),
@@ -96,9 +101,25 @@ impl RawPeer {
         pair: &uwarp_engine::rig::Pair,
         requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
         port: u16,
+        startup: (&[u8], uwarp_engine::command::StartupOptions),
+    ) -> (RawPeer, Vec<u8>) {
+        let peer = RawPeer::connect(world, host, to, port);
+        peer.start_on(world, to, pair, requests, startup)
+    }
+
+    /// MPA start-up on this connection.
+    ///
+    /// # Panics
+    /// If the engine does not answer as it should.
+    pub fn start_on(
+        mut self,
+        world: &mut World,
+        to: usize,
+        pair: &uwarp_engine::rig::Pair,
+        requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
         (frame, accept): (&[u8], uwarp_engine::command::StartupOptions),
     ) -> (RawPeer, Vec<u8>) {
-        let mut peer = RawPeer::connect(world, host, to, port);
+        let peer = &mut self;
         peer.send(frame);
         let mut request = None;
         assert!(peer.run_until(world, Duration::from_secs(5), |_, _| {
@@ -115,7 +136,7 @@ impl RawPeer {
         }));
         let reply = peer.received.drain(..length.unwrap_or(0)).collect();
         let _ = pair.events.try_recv();
-        (peer, reply)
+        (self, reply)
     }
 
     /// Queues octets.

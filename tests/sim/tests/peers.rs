@@ -11,7 +11,7 @@ use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, DomainId, Registration, Scope, TaggedBase};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
-use uwarp_tcp::Events;
+use uwarp_tcp::{Config, Events};
 use uwarp_wire::ddp::{Header, QueueNumber, Stag, TaggedOffset};
 use uwarp_wire::rdmap::{AtomicRequest, CommitRegion, CommitRequest, Opcode, ReadRequest, Terminate};
 
@@ -34,6 +34,11 @@ fn scene() -> Scene {
 }
 
 fn scene_with(access: Access, accept: StartupOptions) -> Scene {
+    scene_over(access, accept, &Config::default())
+}
+
+/// The raw peer has these settings of TCP.
+fn scene_over(access: Access, accept: StartupOptions, config: &Config) -> Scene {
     let mut world = World::two();
     let requests = world.hosts[1].listen(PORT);
     let healthy = world.hosts[0].pair(PairOptions::default());
@@ -41,7 +46,8 @@ fn scene_with(access: Access, accept: StartupOptions) -> Scene {
     world.join((0, &healthy), (1, &healthy_server), &requests, PORT);
     let victim = world.hosts[1].pair(PairOptions::default());
     let region = world.hosts[1].register(vec![0; 4096], access);
-    let (peer, _) = RawPeer::start_with(&mut world, 9, 1, &victim, &requests, PORT, (&request(), accept));
+    let peer = RawPeer::connect_with(&world, 9, 1, PORT, config);
+    let (peer, _) = peer.start_on(&mut world, 1, &victim, &requests, (&request(), accept));
     Scene { world, requests, healthy, healthy_server, victim, region, peer }
 }
 
@@ -532,6 +538,54 @@ fn stopping_inside_an_fpdu_by_dying_ends_the_stream_when_no_probe_is_answered() 
         world.hosts[1].engine.as_ref().is_some_and(|engine| engine.flow_count() == 0)
     }));
     nothing_left(&mut world);
+}
+
+/// Both ways: a Write of ours in full, and one of the peer's.
+fn streams_over(config: &Config) {
+    const LENGTH: usize = 20_000;
+    let mut scene = scene_over(Access::REMOTE_WRITE, StartupOptions::default(), config);
+    scene.greet();
+    let sent: Vec<u8> = (0..LENGTH).map(|at| (at * 7 + at / 251) as u8).collect();
+    let source = scene.world.hosts[1].register(sent.clone(), Access::LOCAL_READ);
+    let local = Sge { stag: source.stag(), length: LENGTH as u32, offset: 0 };
+    assert!(scene.victim.post_simple(1, SendOpcode::Write, Some(local), (77, 0)));
+    scene.peer.send(&fpdu(&write(scene.region.stag(), 100, &[9; 1000])));
+    let mut received = Vec::new();
+    let complete = scene.peer.run_until(&mut scene.world, 60 * SECOND, |peer, _| {
+        while let Some(ulpdu) = peer.take_fpdu() {
+            let Ok(Header::Tagged(header)) = Header::parse(&ulpdu) else { panic!("a Write: {ulpdu:?}") };
+            assert_eq!((header.stag, header.offset), (Stag(77), TaggedOffset(received.len() as u64)));
+            received.extend_from_slice(&ulpdu[14..]);
+        }
+        received.len() >= LENGTH && peer.has_sent_everything()
+    });
+    assert!(complete, "{} octets of the stream: {config:?}", received.len());
+    assert!(received == sent);
+    let mut there = vec![0; 1000];
+    scene.region.read(100, &mut there).expect("in range");
+    assert_eq!(there, [9; 1000]);
+    let victim = &mut scene.victim;
+    assert!(scene.peer.run_until(&mut scene.world, SECOND, |_, _| {
+        victim.poll().is_some_and(|completion| completion.status == Status::Success)
+    }));
+    scene.peer.close(&mut scene.world);
+    scene.check(None);
+}
+
+/// FPDUs leave in pieces, as the window admits them.
+#[test]
+fn a_window_smaller_than_an_fpdu_lets_the_stream_through() {
+    for receive_window in [1000, 300, 100] {
+        streams_over(&Config { receive_window, window_scale: false, ..Config::default() });
+    }
+}
+
+/// DDP is offered 128 octets at least, however small the segments are: TCP cuts what is longer.
+#[test]
+fn segments_smaller_than_an_fpdu_let_the_stream_through() {
+    for mss in [64, 100, 128, 152, 536] {
+        streams_over(&Config { mss, ..Config::default() });
+    }
 }
 
 #[test]
