@@ -567,6 +567,53 @@ fn the_kernel_judges_what_a_caller_may_do() {
     assert_eq!(user.carry_out(&mut call).status, Status::AuthError(5), "RPCSEC_GSS is not known");
 }
 
+/// A thread that finds more calls waiting goes from one caller to the next without being the server between.
+#[test]
+fn a_caller_has_nothing_of_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let server = Nfs::new(folder.path(), ALL);
+    if !server.programs.directory.tells_callers_apart() {
+        return;
+    }
+    let root = server.root();
+    let own = server.mkdir(&root, "own");
+    for name in ["one", "two", "three"] {
+        std::fs::write(folder.path().join("own").join(name), "data").unwrap();
+    }
+    std::fs::create_dir(folder.path().join("own/empty")).unwrap();
+    std::os::unix::fs::chown(folder.path().join("own"), Some(1000), Some(1000)).unwrap();
+    std::fs::set_permissions(folder.path().join("own"), PermissionsExt::from_mode(0o700)).unwrap();
+    let (owner, other) = (server.of(1000, 1000, &[]), server.of(1001, 1001, &[]));
+    let remove = |name| packed(&REMOVE3args { object: at(&own, name) });
+    let rename = |name, to| packed(&RENAME3args { from: at(&own, name), to: at(&own, to) });
+    for (procedure, arguments) in [
+        (number::REMOVE, remove("one")),
+        (number::RMDIR, remove("empty")),
+        (number::RENAME, rename("two", "moved")),
+        (number::RENAME, rename("moved", "three")),
+    ] {
+        let call = |user: &Nfs, procedure, arguments: &[u8]| {
+            let mut call = user.message(7, number::NULL, &0_u32);
+            (call.procedure, call.arguments) = (procedure, parts(procedure, arguments).unwrap());
+            let answer = server.programs.carry_out(&mut call);
+            assert_eq!(answer.status, Status::Success);
+            u32::from_be_bytes(answer.results[0].octets()[..4].try_into().unwrap())
+        };
+        let refused = nfsstat3::NFS3ERR_ACCES as u32;
+        let lookup = packed(&LOOKUP3args { what: at(&own, "three") });
+        let name = procedures::NAMES[procedure as usize];
+        assert_eq!(call(&other, number::LOOKUP, &lookup), refused);
+        assert_eq!(call(&other, procedure, &arguments), refused, "{name}");
+        assert_eq!(call(&owner, procedure, &arguments), 0, "{name}");
+        // What is not there is no secret of the owner's, and is one from all others.
+        assert_eq!(call(&other, number::REMOVE, &remove("nothing")), refused, "{name}");
+        assert_eq!(call(&owner, number::REMOVE, &remove("nothing")), nfsstat3::NFS3ERR_NOENT as u32, "{name}");
+    }
+    procedures::rest();
+    assert_eq!(std::fs::read_dir(folder.path().join("own")).unwrap().count(), 1);
+}
+
 #[test]
 fn a_read_only_directory_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();

@@ -616,8 +616,9 @@ impl Directory {
         let stat = directory.stat()?;
         let removed = (|| {
             let name = own_name(name)?;
-            let gone = self.look(&directory, name).map(|stat| key_of(&stat)).map_err(of_errno)?;
+            // Before anything is looked at: the thread may still be the caller before.
             self.become_caller(caller)?;
+            let gone = self.look(&directory, name).map(|stat| key_of(&stat)).map_err(of_errno)?;
             let flags = if a_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             rustix::fs::unlinkat(&directory.path, name, flags).map_err(of_errno)?;
             self.left(gone, &directory, name);
@@ -648,9 +649,9 @@ impl Directory {
         let (from_stat, to_stat) = (from.stat()?, to.stat()?);
         let renamed = (|| {
             let (from_name, to_name) = (own_name(from_name)?, own_name(to_name)?);
+            self.become_caller(caller)?;
             let moved = key_of(&self.look(&from, from_name).map_err(of_errno)?);
             let replaced = self.look(&to, to_name).ok().map(|stat| key_of(&stat));
-            self.become_caller(caller)?;
             rustix::fs::renameat(&from.path, from_name, &to.path, to_name).map_err(|error| match error {
                 // The word for two directories that do not fit (RFC 1813 §3.3.14).
                 Errno::NOTEMPTY => nfsstat3::NFS3ERR_NOTEMPTY,
