@@ -83,6 +83,8 @@ pub struct Directory {
     metrics: Arc<Metrics>,
     #[cfg(test)]
     fail_sync: std::sync::atomic::AtomicBool,
+    #[cfg(test)]
+    fail_step: Mutex<Option<Errno>>,
     /// Inodes of objects that were synced.
     #[cfg(test)]
     synced: Mutex<Vec<u64>>,
@@ -109,7 +111,12 @@ struct Open {
 /// Searches of the whole directory.
 #[derive(Debug, Default)]
 struct Search {
+    /// When the last one ended, and how long it took.
     last: Option<(Instant, Duration)>,
+    /// It has seen everything.
+    whole: bool,
+    /// Objects that had been lost before it, and that it has not found.
+    missed: HashSet<Key>,
 }
 
 impl Object {
@@ -184,6 +191,8 @@ impl Directory {
             #[cfg(test)]
             fail_sync: std::sync::atomic::AtomicBool::new(false),
             #[cfg(test)]
+            fail_step: Mutex::default(),
+            #[cfg(test)]
             synced: Mutex::default(),
         })
     }
@@ -251,7 +260,7 @@ impl Directory {
         let stat = object.stat().map_err(of_errno)?;
         if stat.stx_nlink == 0 {
             // Only the descriptor here keeps it.
-            self.close(key);
+            self.gone(key);
             return Err(nfsstat3::NFS3ERR_STALE);
         }
         Ok((object, stat))
@@ -266,40 +275,53 @@ impl Directory {
             return Ok(object);
         }
         become_server();
-        let was_known = !locked(&self.index).places(key).is_empty();
-        if let Some(object) = self.descend(key, &mut HashSet::new()) {
-            return Ok(object);
+        match self.descend(key, &mut HashSet::new()).map_err(of_errno)? {
+            Some(object) => Ok(object),
+            None => self.search(key)?.ok_or(nfsstat3::NFS3ERR_STALE),
         }
-        self.search(was_known);
-        self.descend(key, &mut HashSet::new()).ok_or(nfsstat3::NFS3ERR_STALE)
     }
 
     /// Goes from the root, or from the nearest ancestor that is open, to the object, by one of its names that is still right.
-    fn descend(&self, key: Key, visited: &mut HashSet<Key>) -> Option<Arc<Object>> {
+    ///
+    /// # Errors
+    /// Why none could be gone to, of those that may be right yet.
+    fn descend(&self, key: Key, visited: &mut HashSet<Key>) -> Result<Option<Arc<Object>>, Errno> {
         if key == self.root.key {
-            return Some(Arc::clone(&self.root));
+            return Ok(Some(Arc::clone(&self.root)));
         }
         if let Some(object) = locked(&self.open).get(key) {
-            return Some(object);
+            return Ok(Some(object));
         }
         if visited.len() > DEPTH_MAX || !visited.insert(key) {
-            return None;
+            return Ok(None);
         }
         let places = locked(&self.index).places(key);
+        let mut failure = None;
         for place in places {
-            let Some(parent) = self.descend(place.parent, visited) else { continue };
-            if let Ok((object, _)) = self.step(&parent, &place.name)
-                && object.key == key
-            {
-                return Some(object);
+            let stepped = match self.descend(place.parent, visited) {
+                Ok(Some(parent)) => self.step(&parent, &place.name),
+                Ok(None) => continue,
+                Err(error) => Err(error),
+            };
+            match stepped {
+                Ok((object, _)) if object.key == key => return Ok(Some(object)),
+                // Something else has the name, or nothing.
+                Ok(_) | Err(Errno::NOENT) => locked(&self.index).forget(key, place.parent, &place.name),
+                // Another file system lies over it, perhaps not for ever.
+                Err(Errno::XDEV) => {}
+                // This says nothing of the place: there are no more descriptors, or the disk fails.
+                Err(error) => failure = Some(error),
             }
-            locked(&self.index).forget(key, place.parent, &place.name);
         }
-        None
+        failure.map_or(Ok(None), Err)
     }
 
     /// What a directory has under a name, as the thread's present user; it is kept open.
     fn step(&self, parent: &Object, name: &[u8]) -> Result<(Arc<Object>, Statx), Errno> {
+        #[cfg(test)]
+        if let Some(error) = *locked(&self.fail_step) {
+            return Err(error);
+        }
         let how = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat2(&parent.path, name, how, Mode::empty(), WITHIN)?;
         let stat = rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
@@ -308,25 +330,85 @@ impl Directory {
         Ok((locked(&self.open).put(object), stat))
     }
 
-    /// Looks through the whole directory, since there is a handle of an object whose place is not known: the server was started
-    /// again, or others have moved it. `was_known`: it had a place since the start.
-    fn search(&self, was_known: bool) {
+    /// Looks through the whole directory for an object, since there is a handle of it and its place is not known: the server was
+    /// started again, or others have moved it.
+    ///
+    /// # Errors
+    /// It may exist, and cannot be looked for now.
+    fn search(&self, key: Key) -> Result<Option<Arc<Object>>, nfsstat3> {
         let mut search = locked(&self.search);
+        let _alone = self.tree.write().unwrap_or_else(PoisonError::into_inner);
+        // The last search, or a rename that was under way, may have told where it is.
+        if let Some(object) = self.descend(key, &mut HashSet::new()).map_err(of_errno)? {
+            return Ok(Some(object));
+        }
+        let is_known = locked(&self.index).knows(key);
         if let Some((ended, took)) = search.last {
-            // What had no place after the first search does not exist; each place since then was learned.
-            if !was_known || ended.elapsed() < SEARCH_PAUSE_MIN.max(took * SEARCH_PAUSE) {
-                return;
+            // What had no place after a whole search does not exist; each place since then was learned.
+            if !is_known && search.whole {
+                return Ok(None);
+            }
+            if ended.elapsed() < SEARCH_PAUSE_MIN.max(took * SEARCH_PAUSE) {
+                return if search.missed.contains(&key) { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
             }
         }
-        let _alone = self.tree.write().unwrap_or_else(PoisonError::into_inner);
+        let lost = locked(&self.index).lost();
         let start = Instant::now();
+        let looked = self.look_through();
+        search.last = Some((Instant::now(), start.elapsed()));
+        search.whole = looked == Ok(true);
+        Metrics::count(&self.metrics.searches);
+        looked.map_err(of_errno)?;
+        let mut index = locked(&self.index);
+        let still_lost = index.lost();
+        for &key in lost.intersection(&still_lost).filter(|_| search.whole) {
+            // A search can miss what others move meanwhile, but hardly two.
+            if search.missed.contains(&key) {
+                index.gone(key);
+            }
+        }
+        search.missed = lost.into_iter().filter(|&key| still_lost.contains(&key) && index.knows(key)).collect();
+        drop(index);
+        self.descend(key, &mut HashSet::new()).map_err(of_errno)
+    }
+
+    /// Learns the names of everything; false if something could not be looked at, and an error if that may be otherwise soon.
+    fn look_through(&self) -> Result<bool, Errno> {
+        let mut whole = true;
+        let mut failed = |error| match error {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(error),
+            // What the server may not read has nothing to serve, and what lies elsewhere neither.
+            Errno::ACCESS | Errno::XDEV => Ok(()),
+            // That it was not there any more is no failure of a name's, but a directory may have been moved.
+            _ => {
+                whole = false;
+                Ok(())
+            }
+        };
         let mut directories = vec![self.root.key];
         while let Some(key) = directories.pop() {
-            // Those that wait are not open: there may be more of them than descriptors. What cannot be read has nothing to serve.
-            let Some(directory) = self.descend(key, &mut HashSet::new()) else { continue };
-            let Ok(names) = listing::names(&directory) else { continue };
+            // Those that wait are not open: there may be more of them than descriptors.
+            let names = match self.descend(key, &mut HashSet::new()) {
+                Ok(Some(directory)) => listing::names(&directory).map(|names| (directory, names)),
+                Ok(None) => Err(Errno::NOENT),
+                Err(error) => Err(error),
+            };
+            let (directory, names) = match names {
+                Ok(found) => found,
+                Err(error) => {
+                    failed(error)?;
+                    continue;
+                }
+            };
             for name in names {
-                let Ok(stat) = self.look(&directory, &name) else { continue };
+                let stat = match self.look(&directory, &name) {
+                    Ok(stat) => stat,
+                    Err(Errno::NOENT) => continue,
+                    Err(error) => {
+                        failed(error)?;
+                        continue;
+                    }
+                };
                 let found = key_of(&stat);
                 locked(&self.index).learn(found, key, &name);
                 if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory {
@@ -334,8 +416,7 @@ impl Directory {
                 }
             }
         }
-        search.last = Some((Instant::now(), start.elapsed()));
-        Metrics::count(&self.metrics.searches);
+        Ok(whole)
     }
 
     /// Attributes of what a directory has under a name.
@@ -350,8 +431,10 @@ impl Directory {
         (stat.stx_dev_major, stat.stx_dev_minor) != self.device
     }
 
-    fn close(&self, key: Key) {
+    /// An object has no name any more.
+    fn gone(&self, key: Key) {
         locked(&self.open).objects.remove(&key);
+        locked(&self.index).gone(key);
     }
 
     /// Locks out other changes of this object, so that the attributes before and after one are its own.
@@ -566,6 +649,81 @@ mod tests {
             assert_eq!(synced, expected[..if fails { 1 } else { expected.len() }], "{name}");
         }
         assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), failed);
+    }
+
+    /// The directory and its file, which is not open.
+    fn with_file(folder: &Path) -> (Directory, Key) {
+        std::fs::write(folder.join("file"), "").unwrap();
+        let directory = Directory::open(folder, DirectoryOptions::default(), Arc::default()).unwrap();
+        let root = Arc::clone(&directory.root);
+        let key = directory.step(&root, b"file").unwrap().0.key;
+        close(&directory, key);
+        (directory, key)
+    }
+
+    fn close(directory: &Directory, key: Key) {
+        locked(&directory.open).objects.remove(&key);
+    }
+
+    /// As if the pause after the last search were over.
+    fn pause_is_over(directory: &Directory) {
+        let last = &mut locked(&directory.search).last;
+        *last = last.map(|(ended, _)| (ended.checked_sub(SEARCH_PAUSE_MIN).unwrap(), Duration::ZERO));
+    }
+
+    #[test]
+    fn what_cannot_be_gone_to_now_keeps_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (directory, key) = with_file(folder.path());
+        let handle = directory.handle(key);
+        let find = || directory.find(&handle.data).map(|(object, _)| object.key);
+        for (error, expected) in [(Errno::MFILE, nfsstat3::NFS3ERR_JUKEBOX), (Errno::IO, nfsstat3::NFS3ERR_IO)] {
+            *locked(&directory.fail_step) = Some(error);
+            assert_eq!(find(), Err(expected));
+            *locked(&directory.fail_step) = None;
+            assert_eq!(find(), Ok(key));
+            close(&directory, key);
+        }
+        assert_eq!(directory.metrics.searches.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_others_move_is_never_stale() {
+        let folder = tempfile::tempdir().unwrap();
+        let (directory, key) = with_file(folder.path());
+        let unknown = directory.handle(Key { inode: key.inode, born: key.born + 1 });
+        let handle = directory.handle(key);
+        let find = |handle: &nfs_fh3| directory.find(&handle.data).map(|(object, _)| object.key);
+        let searches = || directory.metrics.searches.load(Ordering::Relaxed);
+        let (file, moved) = (folder.path().join("file"), folder.path().join("moved"));
+        assert_eq!((find(&unknown), searches()), (Err(nfsstat3::NFS3ERR_STALE), 1));
+        std::fs::rename(&file, &moved).unwrap();
+        for _ in 0..3 {
+            assert_eq!((find(&handle), searches()), (Err(nfsstat3::NFS3ERR_JUKEBOX), 1), "it cannot be looked for yet");
+        }
+        // What never was needs no search.
+        assert_eq!((find(&unknown), searches()), (Err(nfsstat3::NFS3ERR_STALE), 1));
+        pause_is_over(&directory);
+        assert_eq!((find(&handle), searches()), (Ok(key), 2));
+        // One that a search has missed, because it was moved meanwhile or hidden, is found by the next.
+        close(&directory, key);
+        let (outside, hidden) = (tempfile::tempdir_in(folder.path().parent().unwrap()).unwrap(), "hidden");
+        std::fs::rename(&moved, outside.path().join(hidden)).unwrap();
+        assert_eq!(find(&handle), Err(nfsstat3::NFS3ERR_JUKEBOX));
+        pause_is_over(&directory);
+        assert_eq!((find(&handle), searches()), (Err(nfsstat3::NFS3ERR_STALE), 3));
+        std::fs::rename(outside.path().join(hidden), &file).unwrap();
+        pause_is_over(&directory);
+        assert_eq!((find(&handle), searches()), (Ok(key), 4));
+        // What two have missed is gone, and costs none any more.
+        close(&directory, key);
+        std::fs::remove_file(&file).unwrap();
+        for expected in [nfsstat3::NFS3ERR_JUKEBOX, nfsstat3::NFS3ERR_STALE, nfsstat3::NFS3ERR_STALE] {
+            assert_eq!(find(&handle), Err(expected));
+            pause_is_over(&directory);
+        }
+        assert_eq!(searches(), 6);
+        assert_eq!((find(&handle), searches()), (Err(nfsstat3::NFS3ERR_STALE), 6));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where the objects of the directory are, by what their handles say.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What an object is known by, for as long as it exists, whatever its name: its number in the file system, and when it was
 /// made, since numbers are given again.
@@ -19,7 +19,7 @@ pub(super) struct Place {
     pub(super) name: Box<[u8]>,
 }
 
-/// The names of the objects that have been seen. It may be behind what others do to the directory: who goes to a place checks
+/// The names of the objects that have been seen; none of one that is lost. It may be behind what others do to the directory: who goes to a place checks
 /// what is there.
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -35,14 +35,28 @@ impl Index {
         }
     }
 
-    /// It is not there any more.
+    /// It is not there any more. An object without any name left is lost, and known all the same: others may have moved it.
     pub(super) fn forget(&mut self, key: Key, parent: Key, name: &[u8]) {
         if let Some(places) = self.places.get_mut(&key) {
             places.retain(|place| place.parent != parent || *place.name != *name);
-            if places.is_empty() {
-                self.places.remove(&key);
-            }
         }
+    }
+
+    /// An object does not exist any more, unless it has been seen again meanwhile.
+    pub(super) fn gone(&mut self, key: Key) {
+        if self.places.get(&key).is_some_and(Vec::is_empty) {
+            self.places.remove(&key);
+        }
+    }
+
+    /// Whether it has been seen and is not known to be gone.
+    pub(super) fn knows(&self, key: Key) -> bool {
+        self.places.contains_key(&key)
+    }
+
+    /// Objects that have been seen and have no known place.
+    pub(super) fn lost(&self) -> HashSet<Key> {
+        self.places.iter().filter(|(_, places)| places.is_empty()).map(|(&key, _)| key).collect()
     }
 
     /// Its names, the last one that was seen first.
@@ -68,6 +82,13 @@ mod tests {
         index.forget(file, root, b"b");
         assert_eq!(names(&index), [b"a"]);
         index.forget(file, root, b"a");
-        assert!(names(&index).is_empty() && index.places.is_empty());
+        assert!(names(&index).is_empty() && index.knows(file));
+        assert_eq!(index.lost(), HashSet::from([file]));
+        index.learn(file, root, b"c");
+        index.gone(file);
+        assert_eq!(names(&index), [b"c"], "it was seen again");
+        index.forget(file, root, b"c");
+        index.gone(file);
+        assert!(!index.knows(file) && index.places.is_empty());
     }
 }

@@ -618,10 +618,10 @@ impl Directory {
             let name = own_name(name)?;
             // Before anything is looked at: the thread may still be the caller before.
             self.become_caller(caller)?;
-            let gone = self.look(&directory, name).map(|stat| key_of(&stat)).map_err(of_errno)?;
+            let gone = self.look(&directory, name).map_err(of_errno)?;
             let flags = if a_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             rustix::fs::unlinkat(&directory.path, name, flags).map_err(of_errno)?;
-            self.left(gone, &directory, name);
+            self.left(&gone, &directory, name);
             self.sync(&directory, false)
         })();
         let dir_wcc = wcc(&stat, directory.stat());
@@ -631,12 +631,18 @@ impl Directory {
         })
     }
 
-    /// An object has lost a name; one without any is let go.
-    fn left(&self, key: super::Key, directory: &Object, name: &[u8]) {
+    /// An object has lost a name; one without any is let go. `was`: its attributes before that.
+    fn left(&self, was: &Statx, directory: &Object, name: &[u8]) {
+        let key = key_of(was);
         locked(&self.index).forget(key, directory.key, name);
         let open = locked(&self.open).get(key);
-        if open.is_some_and(|object| object.stat().is_ok_and(|stat| stat.stx_nlink == 0)) {
-            self.close(key);
+        let is_gone = match open {
+            Some(object) => object.stat().is_ok_and(|stat| stat.stx_nlink == 0),
+            // A directory has one name.
+            None => was.stx_nlink <= 1 || FileType::from_raw_mode(was.stx_mode.into()) == FileType::Directory,
+        };
+        if is_gone {
+            self.gone(key);
         }
     }
 
@@ -651,7 +657,7 @@ impl Directory {
             let (from_name, to_name) = (own_name(from_name)?, own_name(to_name)?);
             self.become_caller(caller)?;
             let moved = key_of(&self.look(&from, from_name).map_err(of_errno)?);
-            let replaced = self.look(&to, to_name).ok().map(|stat| key_of(&stat));
+            let replaced = self.look(&to, to_name).ok();
             rustix::fs::renameat(&from.path, from_name, &to.path, to_name).map_err(|error| match error {
                 // The word for two directories that do not fit (RFC 1813 §3.3.14).
                 Errno::NOTEMPTY => nfsstat3::NFS3ERR_NOTEMPTY,
@@ -659,8 +665,8 @@ impl Directory {
                 other => of_errno(other),
             })?;
             // Two names of one file stay both.
-            if replaced != Some(moved) {
-                if let Some(replaced) = replaced {
+            if replaced.as_ref().map(key_of) != Some(moved) {
+                if let Some(replaced) = &replaced {
                     self.left(replaced, &to, to_name);
                 }
                 locked(&self.index).forget(moved, from.key, from_name);
