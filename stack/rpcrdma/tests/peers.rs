@@ -10,7 +10,7 @@ use uwarp_rpcrdma::header::{
 };
 use uwarp_rpcrdma::private_data::PrivateData;
 use uwarp_rpcrdma::requester::{CallError, Requester, RequesterOptions};
-use uwarp_rpcrdma::responder::ResponderOptions;
+use uwarp_rpcrdma::responder::{Answer, ResponderOptions};
 use uwarp_rpcrdma::rpc::{Auth, ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, WalkError};
 
@@ -293,6 +293,32 @@ fn chunks_of_many_calls_stay_within_the_memory_for_them() {
     // More than a call may have is refused before anything is read.
     rig.server.answers = true;
     assert!(matches!(rig.call(put(vec![1; 100_001])).outcome, Err(CallError::Chunk)));
+}
+
+/// Long calls with more chunks have memory for all of them before the first is read: none waits for what others keep.
+#[test]
+fn long_calls_do_not_wait_for_each_others_memory() {
+    let options =
+        ResponderOptions { credits: 8, longest_call: 101_000, memory: 130_000, ..ResponderOptions::default() };
+    let mut rig = Rig::new(RequesterOptions::default(), options);
+    rig.results(call(NULL, vec![]));
+    rig.server.answers = false;
+    // 40,000 octets that are not eligible are a Position Zero Read chunk, of which three would fit at once.
+    let rest = Part::Octets(vec![9; 40_000]);
+    let arguments = vec![words(&[7, 60_000]), Part::Item(pattern(3, 60_000)), rest];
+    for _ in 0..3 {
+        rig.client.start(call(PUT, arguments.clone())).unwrap();
+    }
+    for _ in 0..3 {
+        let (connection, request) = rig.until("a call", |rig| {
+            assert!(rig.client.poll().is_none());
+            rig.server.requests.pop_front()
+        });
+        assert_eq!(request.arguments, arguments);
+        rig.server.responders[connection].answer(request.token, Answer::success(put_results(&[])));
+        rig.until("an answer", |rig| rig.client.poll()).outcome.unwrap();
+    }
+    assert_eq!(rig.server.responders[0].stats().memory_peak, 40 + 8 + 40_000 + 60_000);
 }
 
 /// A requester, and a peer that is no real responder.

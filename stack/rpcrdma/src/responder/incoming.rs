@@ -18,7 +18,9 @@ pub(super) struct Incoming {
     pub(super) version: u32,
     pub(super) program: u32,
     stage: Stage,
-    /// Octets that its chunks take.
+    /// Octets of all its Read chunks.
+    octets: u64,
+    /// Octets that are taken for them: all or none.
     memory: u64,
 }
 
@@ -47,10 +49,6 @@ impl Pull {
             Self::Call(chunk) => std::slice::from_ref(chunk),
             Self::Items { chunks, .. } => chunks,
         }
-    }
-
-    fn octets(&self) -> u64 {
-        self.chunks().iter().map(|chunk| chunk_length(&chunk.segments)).sum()
     }
 }
 
@@ -84,6 +82,7 @@ impl Responder {
             version: 0,
             program: 0,
             stage: Stage::Called,
+            octets,
             memory: 0,
         });
         match call {
@@ -143,24 +142,25 @@ impl Responder {
 
     /// Reads chunks, or has them wait for memory.
     fn pull(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
-        let octets = pull.octets();
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        // For all chunks at once: calls that had memory for their first ones could wait for each other for ever.
+        let more = call.octets - call.memory;
         let most = self.options.memory.max(self.options.longest_call);
-        // What a call already has counts, but one that is alone always goes on: its chunks are within the limit together.
-        if self.memory + octets > most && self.memory > call.memory {
+        // One that is alone always goes on: its chunks are within the limit together.
+        if self.memory + more > most && self.memory > call.memory {
             call.stage = Stage::Stalled(pull);
             self.stalled.push_back(slot);
             return Ok(());
         }
-        call.memory += octets;
-        self.memory += octets;
+        call.memory += more;
+        self.memory += more;
         self.stats.memory_peak = self.stats.memory_peak.max(self.memory);
-        self.stats.read += octets;
         let mut pulling = Pulling { sinks: Vec::new(), reads: 0 };
         let mut work = Vec::new();
         for chunk in pull.chunks() {
             // Within the longest call, which was checked.
             let length = chunk_length(&chunk.segments) as usize;
+            self.stats.read += length as u64;
             if length == 0 {
                 pulling.sinks.push(None);
                 continue;
