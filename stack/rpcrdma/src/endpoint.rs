@@ -226,12 +226,15 @@ impl Endpoint {
                         // The message behind it says that it is done; but with many a full queue has to say when there is
                         // room again.
                         Transfer::Write => {
-                            self.writes += 1;
                             let write = SendRequest::write(id, &entries, *handle, *offset);
-                            if self.writes.is_multiple_of(WORK_DEPTH / 2) { write.signalled() } else { write }
+                            let signalled = (self.writes + 1).is_multiple_of(WORK_DEPTH / 2);
+                            if signalled { write.signalled() } else { write }
                         }
                     };
-                    self.post(request)
+                    let posted = self.post(request);
+                    // One that found no room is counted when it does: otherwise it would take the signal along.
+                    self.writes += usize::from(posted.is_ok() && matches!(kind, Transfer::Write));
+                    posted
                 }
             };
             match posted {
@@ -320,5 +323,61 @@ impl From<Error> for Failure {
 impl From<XdrError> for Failure {
     fn from(_: XdrError) -> Self {
         Self::Message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uwarp::{AcceptOptions, Config, ConnectOptions, ListenOptions};
+
+    /// Two endpoints that are connected, with one message buffer each.
+    fn connected() -> (Endpoint, Endpoint) {
+        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
+        let mut listener = there.listen(20_049, ListenOptions::default()).unwrap();
+        let sizes = Sizes { receives: 1, receive: 1024, sends: 1, send: 1024 };
+        let [mut one, mut other] = [&here, &there].map(|context| Endpoint::new(context, sizes).unwrap());
+        let peer = there.socket_address(20_049);
+        let mut connecting = here.start_connect(&mut one.queue_pair, peer, ConnectOptions::default()).unwrap();
+        let request = loop {
+            assert!(connecting.poll(&mut one.queue_pair).unwrap().is_none());
+            if let Some(request) = listener.try_next().unwrap() {
+                break request;
+            }
+        };
+        request.accept(&mut other.queue_pair, AcceptOptions::default()).unwrap();
+        while connecting.poll(&mut one.queue_pair).unwrap().is_none() {
+            other.poll().unwrap();
+        }
+        (one, other)
+    }
+
+    /// What finds the queue full is tried again and again: only what was posted counts for the one that has to be signalled.
+    #[test]
+    fn every_sixty_fourth_write_that_is_posted_is_signalled() {
+        const WRITES: usize = 1000;
+        let (mut endpoint, mut other) = connected();
+        let source = endpoint.register(vec![7; 8], Access::LOCAL_READ).unwrap();
+        let sink = other.register(vec![0; 8], Access::REMOTE_WRITE).unwrap();
+        let entry = source.sge(0..8).unwrap();
+        let (stag, offset) = (sink.stag(), sink.remote_offset());
+        for _ in 0..WRITES {
+            endpoint.transfer(Transfer::Write, entry, stag, offset, 0).unwrap();
+        }
+        assert_eq!(endpoint.writes + endpoint.waiting.len(), WRITES);
+        assert!(!endpoint.waiting.is_empty(), "there are more than the queue takes");
+        let mut signals = 0;
+        while signals < WRITES / (WORK_DEPTH / 2) {
+            match endpoint.poll().unwrap() {
+                Some(event) => {
+                    assert_eq!(event, Event::Done { tag: 0 });
+                    signals += 1;
+                    assert_eq!(endpoint.writes + endpoint.waiting.len(), WRITES);
+                }
+                None => assert_eq!(other.poll().unwrap(), None),
+            }
+        }
+        assert!(endpoint.waiting.is_empty());
     }
 }
