@@ -95,6 +95,11 @@ fn write_len(room: usize, most: u32) -> usize {
     8 + if room == 0 { 0 } else { SEGMENT_LEN * segments(room, most) }
 }
 
+/// Octets that a Reply chunk for this memory takes in a header.
+fn reply_len(room: usize, most: u32) -> usize {
+    4 + SEGMENT_LEN * segments(room, most)
+}
+
 impl Plan {
     /// Decides: everything inline if it fits; else eligible items in chunks; else what is left in a chunk too.
     ///
@@ -103,7 +108,7 @@ impl Plan {
     pub fn new(shape: &Shape<'_>, limits: &Limits) -> Result<Self, PlanError> {
         let (writes, reply) = Self::reply(shape, limits)?;
         let lists = if writes { shape.rooms.iter().map(|&room| write_len(room, limits.segment)).sum() } else { 0 }
-            + reply.map_or(0, |room| 4 + SEGMENT_LEN * segments(room, limits.segment));
+            + reply.map_or(0, |room| reply_len(room, limits.segment));
         let whole = shape.header.saturating_add(parts_len(shape.arguments));
         if u32::try_from(whole).is_err() {
             return Err(PlanError::TooLong);
@@ -156,7 +161,7 @@ impl Plan {
             if u32::try_from(whole).is_err() {
                 return Err(PlanError::TooLong);
             }
-            return Ok((false, Some(whole)));
+            return long_reply(false, 0, whole, limits);
         }
         let mut rest = shape.reply_header + greatest.rest;
         for (index, &item) in greatest.items.iter().enumerate() {
@@ -168,9 +173,21 @@ impl Plan {
             return Err(PlanError::TooLong);
         }
         let lists: usize = rooms.iter().map(|&room| write_len(room, limits.segment)).sum();
-        let fits = HEADER_MIN + lists + rest <= limits.receive;
-        Ok((true, (!fits).then_some(rest)))
+        if HEADER_MIN + lists + rest <= limits.receive {
+            return Ok((true, None));
+        }
+        long_reply(true, lists, rest, limits)
     }
+}
+
+/// A reply in a Reply chunk: its header, which returns all chunks, has to fit all the same (RFC 8166 §4.3.3). Otherwise the call
+/// would be carried out, and its reply have no way back.
+fn long_reply(writes: bool, lists: usize, reply: usize, limits: &Limits) -> Result<(bool, Option<usize>), PlanError> {
+    let length = HEADER_MIN + lists + reply_len(reply, limits.segment);
+    if length > limits.receive {
+        return Err(PlanError::Header { length, limit: limits.receive });
+    }
+    Ok((writes, Some(reply)))
 }
 
 #[cfg(test)]
@@ -241,6 +258,21 @@ mod tests {
     }
 
     #[test]
+    fn a_long_reply_has_a_header_that_fits() {
+        let greatest = Greatest::with_item(1000, 5000);
+        // Chunks of 50 and 11 segments: 28 of the header, 8 and 4 of the chunks.
+        let limits = |receive| Limits { send: 4096, receive, segment: 100 };
+        let header = 28 + 8 + 16 * 50 + 4 + 16 * 11;
+        let plan = |receive| Plan::new(&shape(&[], &[5000], &greatest), &limits(receive));
+        assert_eq!(plan(header), Ok(Plan { writes: true, reply: Some(1024), ..INLINE }));
+        assert_eq!(plan(header - 1), Err(PlanError::Header { length: header, limit: header - 1 }));
+        let whole = |receive| Plan::new(&shape(&[], &[], &Greatest::of(5000)), &limits(receive));
+        let header = 28 + 4 + 16 * 51;
+        assert_eq!(whole(header), Ok(Plan { reply: Some(5024), ..INLINE }));
+        assert_eq!(whole(header - 1), Err(PlanError::Header { length: header, limit: header - 1 }));
+    }
+
+    #[test]
     fn no_message_is_longer_than_the_threshold() {
         let greatest = Greatest { rest: 700, items: vec![3000, 2000] };
         for threshold in (100..5000).step_by(37) {
@@ -268,6 +300,9 @@ mod tests {
                         None => stream,
                     };
                     assert!(length <= threshold, "{plan:?}");
+                    let mut header = 28 + if plan.writes { 2 * 8 + 16 * rooms } else { 0 };
+                    header += plan.reply.map_or(0, |octets| 4 + 16 * segments(octets, segment));
+                    assert!(header <= threshold, "{plan:?}");
                     let back = 28 + 724 + if plan.writes { 2 * 8 + 16 * rooms } else { 5000 };
                     assert!(back <= threshold || plan.reply.is_some(), "{plan:?}");
                 }

@@ -153,6 +153,24 @@ fn a_peer_without_private_data_gets_messages_of_1024_octets() {
     }
 }
 
+/// What could not be answered afterwards is not carried out: many calls must not be done twice.
+#[test]
+fn a_call_whose_chunks_have_no_place_in_its_reply_is_refused_before_it_is_carried_out() {
+    let (here, mut server) = server(ResponderOptions::default());
+    // Replies have 1024 octets: 28, and a Write chunk in 62 segments is 1000 more.
+    let own = PrivateData { remote_invalidation: false, send_size: 4096, receive_size: 1024 };
+    let mut raw = Raw::connect(&here, &mut server, &own.to_octets());
+    let (handle, offset) = raw.place();
+    for (segments, calls) in [(62, 0), (61, 1)] {
+        let writes = vec![(0..segments).map(|at| Segment { handle, length: 100, offset: offset + 100 * at }).collect()];
+        raw.send(&call_message(Chunks { writes, ..Chunks::default() }, GET, &[5]));
+        let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
+        assert_eq!(header.body, Body::Error { version: 1, error: RdmaError::Chunk });
+        // With one less, only the results are too much, and nobody can know before.
+        assert_eq!(server.responders[0].stats().calls, calls);
+    }
+}
+
 #[test]
 fn a_read_chunk_with_its_padding_and_one_in_pieces_are_taken() {
     let (here, mut server) = server(ResponderOptions::default());

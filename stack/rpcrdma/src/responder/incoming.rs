@@ -2,7 +2,7 @@
 
 use super::{Answer, Over, Request, Responder, Token};
 use crate::endpoint::{Failure, Transfer};
-use crate::header::{Body, Chunks, Header, RdmaError, ReadChunk, VERSION, chunk_length};
+use crate::header::{Body, Chunks, FIXED_LEN, Header, READ_SEGMENT_LEN, RdmaError, ReadChunk, VERSION, chunk_length};
 use crate::rpc::{CallHeader, CallHeaderError, Protection, Status};
 use crate::walk::{Item, Removed, Walk, WalkError, split};
 use uwarp::{Access, DisconnectReason, MemoryRegion, Status as WorkStatus};
@@ -70,7 +70,9 @@ impl Responder {
             Body::Error { .. } => return Ok(self.endpoint.post_receive(slot)?),
         };
         let octets: u64 = chunks.reads.iter().map(|read| u64::from(read.segment.length)).sum();
-        if octets > self.options.longest_call {
+        // Every reply returns the chunks that are offered for it: where they alone are too long, the call is not even begun.
+        let returned = FIXED_LEN + chunks.encoded_len() - READ_SEGMENT_LEN * chunks.reads.len();
+        if octets > self.options.longest_call || returned > self.endpoint.agreement.send as usize {
             return self.refuse(slot, xid, VERSION, RdmaError::Chunk);
         }
         let call = long.then(|| chunks.read_chunks().into_iter().next()).flatten();
