@@ -202,6 +202,8 @@ pub struct RequesterStats {
     pub connections: u64,
     /// Calls sent again.
     pub resent: u64,
+    /// Replies that granted no credit, which no responder may do (RFC 8166 §3.3.1); one was taken to be granted.
+    pub zero_grants: u64,
 }
 
 /// The connection.
@@ -684,6 +686,7 @@ impl Requester {
             Body::Message(chunks) => pending.verdict(chunks, Some(&self.received[at..]))?,
             Body::NoMessage(chunks) => pending.verdict(chunks, None)?,
         };
+        self.stats.zero_grants += u64::from(header.credits == 0);
         self.credits.replied(header.credits);
         let Some(mut pending) = self.calls.remove(&header.xid) else { return Ok(()) };
         self.stats.replies += 1;

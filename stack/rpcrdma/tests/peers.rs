@@ -403,6 +403,7 @@ fn one_call_goes_first_and_then_as_many_as_were_granted() {
         }
     }
     assert_eq!(client.credits().available(), 3);
+    assert_eq!(client.stats().zero_grants, 1, "nobody has to guess why the calls went one by one");
 }
 
 #[test]
