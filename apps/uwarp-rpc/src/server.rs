@@ -5,7 +5,7 @@ use crate::program::{Blobs, SIZE_MAX, Server};
 use std::sync::Arc;
 use std::time::Duration;
 use uwarp::config::EngineMode;
-use uwarp::{Context, ListenOptions};
+use uwarp::{Context, ListenOptions, Listener};
 use uwarp_app::signals;
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
@@ -17,6 +17,9 @@ const CREDITS: u32 = 256;
 const MEMORY: u64 = 4 * SIZE_MAX;
 /// Rounds without anything to do after which a threaded server sleeps a little.
 const IDLE: u32 = 1000;
+
+/// Rounds after which new clients are looked for: nothing is lost by doing that less often than looking for calls.
+const ACCEPT: u32 = 64;
 
 /// Serves all clients in one thread until interrupted; with `once`, until the first has left.
 ///
@@ -34,30 +37,76 @@ pub fn serve(context: &Context, arguments: &ServeArguments) -> anyhow::Result<()
         memory: MEMORY,
         ..ResponderOptions::default()
     };
-    let bindings: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Blobs)]);
-    let retries = Arc::new(Retries::default());
-    let mut listener = context.listen(arguments.port, ListenOptions::default())?;
+    let mut clients = Clients::new(context, arguments.port, options)?;
     let inline = context.config().engine.mode == EngineMode::Inline;
-    let mut clients: Vec<(Responder, Server)> = Vec::new();
     let mut idle = 0_u32;
     while !signals::interrupted() {
-        // Nothing is lost by looking for clients less often than for calls.
-        if (clients.is_empty() || idle.is_multiple_of(64) && idle > 0)
-            && let Some(request) = listener.try_next()?
+        let Round { busy, left } = clients.step()?;
+        if left && arguments.once {
+            return Ok(());
+        }
+        idle = if busy { 0 } else { idle.saturating_add(1) };
+        if idle > IDLE {
+            if clients.clients.is_empty() {
+                std::thread::sleep(Duration::from_micros(if inline { 10 } else { 200 }));
+            } else if !inline {
+                std::thread::yield_now();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The clients, each with what it has put.
+struct Clients<'a> {
+    context: &'a Context,
+    listener: Listener,
+    options: ResponderOptions,
+    bindings: Arc<[Arc<dyn Binding>]>,
+    retries: Arc<Retries>,
+    clients: Vec<(Responder, Server)>,
+    rounds: u32,
+}
+
+/// What a round had to do.
+struct Round {
+    /// A call was answered.
+    busy: bool,
+    /// A client has left.
+    left: bool,
+}
+
+impl<'a> Clients<'a> {
+    fn new(context: &'a Context, port: u16, options: ResponderOptions) -> anyhow::Result<Self> {
+        Ok(Self {
+            context,
+            listener: context.listen(port, ListenOptions::default())?,
+            options,
+            bindings: Arc::new([Arc::new(Blobs)]),
+            retries: Arc::default(),
+            clients: Vec::new(),
+            rounds: 0,
+        })
+    }
+
+    /// Takes a call of each client, and now and then a new client, whether the others are busy or not.
+    fn step(&mut self) -> anyhow::Result<Round> {
+        self.rounds = self.rounds.wrapping_add(1);
+        if (self.clients.is_empty() || self.rounds.is_multiple_of(ACCEPT))
+            && let Some(request) = self.listener.try_next()?
         {
-            let (bindings, retries) = (Arc::clone(&bindings), Arc::clone(&retries));
+            let (bindings, retries) = (Arc::clone(&self.bindings), Arc::clone(&self.retries));
             let peer = request.peer();
-            match Responder::accept(context, request, bindings, options.clone(), retries) {
-                Ok(responder) => clients.push((responder, Server::default())),
+            match Responder::accept(self.context, request, bindings, self.options.clone(), retries) {
+                Ok(responder) => self.clients.push((responder, Server::default())),
                 Err(error) => eprintln!("uwarp-rpc: client {peer}: {error}"),
             }
         }
-        idle = idle.saturating_add(1);
-        let mut left = false;
-        clients.retain_mut(|(responder, server)| match responder.poll() {
+        let mut round = Round { busy: false, left: false };
+        self.clients.retain_mut(|(responder, server)| match responder.poll() {
             Ok(None) => true,
             Ok(Some(request)) => {
-                idle = 0;
+                round.busy = true;
                 let answer = server.answer(request.procedure, &request.arguments, || responder.reclaim());
                 for part in request.arguments {
                     if let Part::Item(blob) = part {
@@ -68,20 +117,48 @@ pub fn serve(context: &Context, arguments: &ServeArguments) -> anyhow::Result<()
                 true
             }
             Err(_) => {
-                left = true;
+                round.left = true;
                 false
             }
         });
-        if left && arguments.once {
-            return Ok(());
-        }
-        if idle > IDLE {
-            if clients.is_empty() {
-                std::thread::sleep(Duration::from_micros(if inline { 10 } else { 200 }));
-            } else if !inline {
-                std::thread::yield_now();
-            }
-        }
+        Ok(round)
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{NULL, PROGRAM, VERSION};
+    use std::time::Instant;
+    use uwarp::Config;
+    use uwarp_rpcrdma::requester::{Call, Requester, RequesterOptions};
+
+    #[test]
+    fn a_client_that_never_rests_keeps_no_other_out() {
+        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
+        let mut clients = Clients::new(&there, 7, ResponderOptions::default()).unwrap();
+        let connect = || {
+            let bindings: Vec<Arc<dyn Binding>> = vec![Arc::new(Blobs)];
+            Requester::start_connect(&here, there.socket_address(7), bindings, RequesterOptions::default()).unwrap()
+        };
+        let null = || Call { program: PROGRAM, version: VERSION, procedure: NULL, ..Call::default() };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut first = connect();
+        while clients.clients.is_empty() {
+            clients.step().unwrap();
+            assert!(first.poll().is_none() && Instant::now() < deadline);
+        }
+        let mut second = connect();
+        second.start(null()).unwrap();
+        while second.poll().is_none() {
+            while first.outstanding() < 16 {
+                first.start(null()).unwrap();
+            }
+            let _ = first.poll();
+            clients.step().unwrap();
+            assert!(Instant::now() < deadline, "it is not accepted");
+        }
+        assert_eq!(clients.clients.len(), 2);
+    }
 }
