@@ -1,5 +1,6 @@
 //! A connection to an NFS server over the kernel's TCP, with record marking (RFC 5531 §11).
 
+use crate::connecting::Connecting;
 use crate::records::{Records, record};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -10,8 +11,6 @@ use std::time::{Duration, Instant};
 const RECORD_MAX: usize = 66 << 20;
 /// Octets that are read at once.
 const ROOM: usize = 256 << 10;
-/// Limit on each attempt to connect. The clients' engine turns by itself meanwhile.
-const CONNECT: Duration = Duration::from_millis(500);
 /// Pause between two attempts, at first and at last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
@@ -20,6 +19,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)
 pub struct Backend {
     address: SocketAddr,
     stream: Option<TcpStream>,
+    connecting: Option<Connecting>,
     /// What the stream has not taken yet, from here on in the first one.
     outgoing: VecDeque<Vec<u8>>,
     sent: usize,
@@ -46,6 +46,7 @@ impl Backend {
         Self {
             address,
             stream: None,
+            connecting: None,
             outgoing: VecDeque::new(),
             sent: 0,
             incoming: Records::new(RECORD_MAX),
@@ -81,19 +82,20 @@ impl Backend {
     }
 
     fn connect(&mut self) -> Word {
-        if Instant::now() < self.again {
-            return Word::Nothing;
-        }
-        let made = TcpStream::connect_timeout(&self.address, CONNECT).and_then(|stream| {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            Ok(stream)
-        });
-        match made {
-            Ok(stream) => {
+        let connecting = match self.connecting.take() {
+            Some(connecting) => Ok(connecting),
+            None if Instant::now() < self.again => return Word::Nothing,
+            None => Connecting::start(self.address),
+        };
+        match connecting.and_then(Connecting::poll) {
+            Ok(Ok(stream)) => {
                 self.stream = Some(stream);
                 self.pause = PAUSES[0];
                 Word::Connected
+            }
+            Ok(Err(connecting)) => {
+                self.connecting = Some(connecting);
+                Word::Nothing
             }
             Err(_) => {
                 self.again = Instant::now() + self.pause;

@@ -6,14 +6,16 @@
 //!
 //! - [`server`]: connections over RDMA and TCP; [`service`] carries their calls out, each once ([`duplicates`]).
 //! - [`directory`]: NFS on a directory. [`programs`]: MOUNT and the port mapper.
-//! - [`gateway`], [`backend`], [`relay`]: the gateway.
+//! - [`gateways`], [`gateway`], [`backend`], [`relay`]: the gateway.
 //! - [`records`], [`stream`]: RPC over TCP. [`metrics`]: what was done.
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod connecting;
 pub mod directory;
 pub mod duplicates;
 pub mod gateway;
+pub mod gateways;
 pub mod metrics;
 pub mod programs;
 pub mod records;

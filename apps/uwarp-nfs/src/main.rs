@@ -9,16 +9,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::config::{EngineMode, InterfaceAddress};
-use uwarp::{Config, Context, ListenOptions, TcpListener};
+use uwarp::{Config, Context};
 use uwarp_app::{NetworkFlags, Role, signals, usage};
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
-use uwarp_nfs::gateway::{Gateway, PORT, Policy};
+use uwarp_nfs::gateway::{PORT, Policy};
+use uwarp_nfs::gateways::Gateways;
 use uwarp_nfs::metrics::Metrics;
-use uwarp_nfs::relay::Relay;
 use uwarp_nfs::server::{Ports, Server};
-use uwarp_rpcrdma::binding::Binding;
-use uwarp_rpcrdma::nfs3::Nfs3;
-use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -154,95 +151,19 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     let server = resolve(backend)?;
     let policy = Policy { read_only: arguments.read_only };
     let context = Context::open(config)?;
-    let mut listener = context.listen(arguments.port, ListenOptions::default())?;
-    let mut plain = TcpListener::bind(&context, arguments.tcp_port)?;
-    plain.set_nonblocking(true);
-    let mut relays: Vec<Relay> = Vec::new();
+    let allow = arguments.allow.clone();
+    let mut gateways = Gateways::start(&context, arguments.port, arguments.tcp_port, server, policy, allow)?;
     eprintln!("NFS over RDMA on {} in front of {server}", context.socket_address(arguments.port));
-    let bindings: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Nfs3)]);
-    let retries = Arc::new(Retries::default());
-    let mut clients: Vec<Gateway> = Vec::new();
     let mut idle = 0_u32;
     while !signals::interrupted() {
-        if let Some(request) = listener.try_next()? {
-            let peer = request.peer();
-            if !arguments.allows(peer) {
-                request.reject(&[])?;
-                continue;
-            }
-            let (bindings, retries) = (Arc::clone(&bindings), Arc::clone(&retries));
-            match Responder::accept(&context, request, bindings, ResponderOptions::default(), retries) {
-                Ok(responder) => {
-                    eprintln!("client {peer} is here");
-                    clients.push(Gateway::new(responder, server, policy));
-                }
-                Err(error) => eprintln!("client {peer}: {error}"),
-            }
-            idle = 0;
-        }
-        if let Ok((stream, peer)) = plain.accept()
-            && arguments.allows(peer)
-        {
-            match Relay::new(stream, server) {
-                Ok(relay) => relays.push(relay),
-                Err(error) => eprintln!("client {peer} over TCP: {error}"),
-            }
-            idle = 0;
-        }
-        idle = idle.saturating_add(1);
-        relays.retain_mut(|relay| match relay.step() {
-            Ok(Some(busy)) => {
-                if busy {
-                    idle = 0;
-                }
-                true
-            }
-            Ok(None) | Err(_) => false,
-        });
-        clients.retain_mut(|client| match client.step() {
-            Ok(busy) => {
-                if busy {
-                    idle = 0;
-                }
-                true
-            }
-            Err(over) => {
-                let stats = client.stats();
-                eprintln!("client {} has left after {} calls ({:?})", client.client(), stats.calls, over.reason);
-                false
-            }
-        });
+        idle = if gateways.step()? { 0 } else { idle.saturating_add(1) };
         if idle > IDLE {
             std::thread::sleep(NAP);
         }
     }
-    drop((listener, plain, relays));
-    // What the server has is answered; what it has not, clients send again to whoever comes next.
-    let start = Instant::now();
-    clients.iter_mut().for_each(Gateway::stop_taking);
-    while !clients.is_empty() && start.elapsed() < FAREWELL {
-        clients.retain_mut(|client| {
-            if client.outstanding() == 0 {
-                client.disconnect();
-            }
-            client.step().is_ok()
-        });
-        std::thread::sleep(NAP);
-    }
-    drop(clients);
+    gateways.stop(FAREWELL);
     context.close()?;
     Ok(())
-}
-
-impl Arguments {
-    /// Whether this client may come; says so if not.
-    fn allows(&self, peer: SocketAddr) -> bool {
-        let allowed = self.allow.is_empty() || self.allow.iter().any(|subnet| subnet.contains(peer.ip()));
-        if !allowed {
-            eprintln!("client {peer} is of no subnet that --allow names");
-        }
-        allowed
-    }
 }
 
 fn resolve(name: &str) -> anyhow::Result<SocketAddr> {
@@ -261,16 +182,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn a_gateway_takes_clients_of_the_subnets_that_are_named() {
-        let peer = |host: [u8; 4]| SocketAddr::from((host, 700));
-        let of = |more: &[&str]| Arguments::parse_from([&["uwarp-nfs", "--backend", "127.0.0.1:2049"], more].concat());
-        assert!(of(&[]).allows(peer([192, 0, 2, 1])), "without any it takes all");
-        let some = of(&["--allow", "10.1.0.0/24", "--allow", "10.2.0.7/32"]);
-        assert!(some.allows(peer([10, 1, 0, 200])) && some.allows(peer([10, 2, 0, 7])));
-        assert!(!some.allows(peer([10, 1, 1, 200])) && !some.allows(peer([10, 2, 0, 8])));
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! A client's TCP stream over uwarp, joined to one of the server's: for MOUNT, which is not for RDMA, and for clients without it.
 
+use crate::connecting::Connecting;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream as KernelStream};
-use std::time::Duration;
 use uwarp::TcpStream;
 
 /// Octets on their way in each direction.
 const ROOM: usize = 64 << 10;
-/// Limit on connecting to the server.
-const CONNECT: Duration = Duration::from_millis(500);
 
 /// One direction.
 #[derive(Debug)]
@@ -60,39 +58,61 @@ impl Way {
     }
 }
 
+/// The server's side.
+#[derive(Debug)]
+enum Server {
+    /// None while it is looked at.
+    Connecting(Option<Connecting>),
+    Up(KernelStream),
+}
+
 /// Two streams, joined.
 #[derive(Debug)]
 pub struct Relay {
     client: TcpStream,
-    server: KernelStream,
+    server: Server,
     to_server: Way,
     to_client: Way,
 }
 
 impl Relay {
-    /// Connects to the server for a client.
+    /// Begins to connect to the server for a client.
     ///
     /// # Errors
     /// The server is not there; the client's stream is closed by that.
     pub fn new(mut client: TcpStream, server: SocketAddr) -> io::Result<Self> {
-        let server = KernelStream::connect_timeout(&server, CONNECT)?;
-        server.set_nodelay(true)?;
-        server.set_nonblocking(true)?;
+        let server = Server::Connecting(Some(Connecting::start(server)?));
         client.set_nodelay(true);
         client.set_nonblocking(true);
         Ok(Self { client, server, to_server: Way::new(), to_client: Way::new() })
     }
 
+    /// The client's address.
+    pub fn client(&self) -> SocketAddr {
+        self.client.peer_addr()
+    }
+
     /// Goes on without waiting; whether something was moved. `None` once both sides have ended.
     ///
     /// # Errors
-    /// One of the streams was lost.
+    /// One of the streams was lost, or the server is not there.
     pub fn step(&mut self) -> io::Result<Option<bool>> {
-        let there = self.to_server.step(&mut self.client, &mut self.server)?;
+        let server = match &mut self.server {
+            Server::Up(stream) => stream,
+            Server::Connecting(connecting) => {
+                let Some(attempt) = connecting.take() else { return Err(ErrorKind::NotConnected.into()) };
+                self.server = match attempt.poll()? {
+                    Ok(stream) => Server::Up(stream),
+                    Err(attempt) => Server::Connecting(Some(attempt)),
+                };
+                return Ok(Some(matches!(self.server, Server::Up(_))));
+            }
+        };
+        let there = self.to_server.step(&mut self.client, server)?;
         if self.to_server.ends() {
-            self.server.shutdown(Shutdown::Write)?;
+            server.shutdown(Shutdown::Write)?;
         }
-        let back = self.to_client.step(&mut self.server, &mut self.client)?;
+        let back = self.to_client.step(server, &mut self.client)?;
         if self.to_client.ends() {
             self.client.shutdown_write();
         }
@@ -105,7 +125,7 @@ impl Relay {
 mod tests {
     use super::*;
     use std::net::TcpListener;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
     use uwarp::{Config, Context};
 
     #[test]

@@ -42,7 +42,7 @@ impl Default for Ports {
 }
 
 /// Connections that are served at once, of each kind; others are turned away.
-const CLIENTS_MAX: usize = 1000;
+pub(crate) const CLIENTS_MAX: usize = 1000;
 
 /// Where a reply goes.
 #[derive(Debug)]

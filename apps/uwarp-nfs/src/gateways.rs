@@ -1,0 +1,236 @@
+//! All clients of the gateway, over RDMA and over TCP.
+
+use crate::gateway::{Gateway, Policy};
+use crate::relay::Relay;
+use crate::server::CLIENTS_MAX;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uwarp::config::InterfaceAddress;
+use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
+use uwarp_rpcrdma::binding::Binding;
+use uwarp_rpcrdma::nfs3::Nfs3;
+use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
+
+/// The gateways of all clients to one server. One thread owns them and turns them by [`step`](Self::step).
+pub struct Gateways {
+    context: Context,
+    listener: Listener,
+    plain: TcpListener,
+    bindings: Arc<[Arc<dyn Binding>]>,
+    retries: Arc<Retries>,
+    server: SocketAddr,
+    policy: Policy,
+    allow: Vec<InterfaceAddress>,
+    /// Of each kind.
+    most: usize,
+    clients: Vec<Gateway>,
+    relays: Vec<Relay>,
+}
+
+impl std::fmt::Debug for Gateways {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = formatter.debug_struct("Gateways");
+        out.field("clients", &self.clients.len()).field("relays", &self.relays.len()).finish_non_exhaustive()
+    }
+}
+
+impl Gateways {
+    /// Puts RDMA on one port in front of a server, and passes plain TCP on from the other, for clients of these subnets, or for all.
+    ///
+    /// # Errors
+    /// A port is taken.
+    pub fn start(
+        context: &Context,
+        port: u16,
+        tcp_port: u16,
+        server: SocketAddr,
+        policy: Policy,
+        allow: Vec<InterfaceAddress>,
+    ) -> anyhow::Result<Self> {
+        let listener = context.listen(port, ListenOptions::default())?;
+        let mut plain = TcpListener::bind(context, tcp_port)?;
+        plain.set_nonblocking(true);
+        Ok(Self {
+            context: context.clone(),
+            listener,
+            plain,
+            bindings: Arc::new([Arc::new(Nfs3)]),
+            retries: Arc::default(),
+            server,
+            policy,
+            allow,
+            most: CLIENTS_MAX,
+            clients: Vec::new(),
+            relays: Vec::new(),
+        })
+    }
+
+    /// Goes on without waiting; false if there was nothing to do.
+    ///
+    /// # Errors
+    /// The context or its engine is gone.
+    pub fn step(&mut self) -> Result<bool, Error> {
+        let mut busy = self.accept()?;
+        self.relays.retain_mut(|relay| match relay.step() {
+            Ok(Some(moved)) => {
+                busy |= moved;
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                tracing::info!("client {} over TCP: {error}", relay.client());
+                false
+            }
+        });
+        self.clients.retain_mut(|client| match client.step() {
+            Ok(moved) => {
+                busy |= moved;
+                true
+            }
+            Err(over) => {
+                let calls = client.stats().calls;
+                tracing::info!("client {} has left after {calls} calls ({:?})", client.client(), over.reason);
+                false
+            }
+        });
+        Ok(busy)
+    }
+
+    /// Lets all clients go, and ends; waits no longer than `limit`. What the server has is answered; what it has not, clients send
+    /// again to whoever comes next.
+    pub fn stop(mut self, limit: Duration) {
+        let start = Instant::now();
+        self.relays.clear();
+        self.clients.iter_mut().for_each(Gateway::stop_taking);
+        while !self.clients.is_empty() && start.elapsed() < limit {
+            self.clients.retain_mut(|client| {
+                if client.outstanding() == 0 {
+                    client.disconnect();
+                }
+                client.step().is_ok()
+            });
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn accept(&mut self) -> Result<bool, Error> {
+        let mut busy = false;
+        if let Some(request) = self.listener.try_next()? {
+            busy = true;
+            let peer = request.peer();
+            if !self.takes(peer, self.clients.len()) {
+                request.reject(&[])?;
+            } else {
+                let (bindings, retries) = (Arc::clone(&self.bindings), Arc::clone(&self.retries));
+                match Responder::accept(&self.context, request, bindings, ResponderOptions::default(), retries) {
+                    Ok(responder) => {
+                        tracing::info!("client {peer} is here");
+                        self.clients.push(Gateway::new(responder, self.server, self.policy));
+                    }
+                    Err(error) => tracing::warn!("client {peer}: {error}"),
+                }
+            }
+        }
+        if let Ok((stream, peer)) = self.plain.accept() {
+            busy = true;
+            if self.takes(peer, self.relays.len()) {
+                match Relay::new(stream, self.server) {
+                    Ok(relay) => self.relays.push(relay),
+                    Err(error) => tracing::warn!("client {peer} over TCP: {error}"),
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Whether one more client may come, where there are so many of its kind; says so if not.
+    fn takes(&self, peer: SocketAddr, clients: usize) -> bool {
+        if !self.allow.is_empty() && !self.allow.iter().any(|subnet| subnet.contains(peer.ip())) {
+            tracing::warn!("client {peer} is of no subnet that --allow names");
+            return false;
+        }
+        if clients >= self.most {
+            tracing::warn!("client {peer} is one too many: there are {clients}");
+            return false;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::PORT;
+    use uwarp::{Config, TcpStream};
+    use uwarp_rpcrdma::requester::{Requester, RequesterOptions};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn gateways(allow: &[&str]) -> (Context, Gateways) {
+        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
+        let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
+        // Nobody listens there.
+        let server = SocketAddr::from(([127, 0, 0, 1], 1));
+        (here, Gateways::start(&there, PORT, 2049, server, Policy::default(), allow).unwrap())
+    }
+
+    #[test]
+    fn clients_of_the_subnets_that_are_named_may_come() {
+        let takes = |allow: &[&str], host: [u8; 4]| gateways(allow).1.takes(SocketAddr::from((host, 700)), 0);
+        assert!(takes(&[], [192, 0, 2, 1]), "without any it takes all");
+        let some = ["10.1.0.0/24", "10.2.0.7/32"];
+        assert!(takes(&some, [10, 1, 0, 200]) && takes(&some, [10, 2, 0, 7]));
+        assert!(!takes(&some, [10, 1, 1, 200]) && !takes(&some, [10, 2, 0, 8]));
+    }
+
+    #[test]
+    fn no_more_clients_come_than_there_is_room_for() {
+        let (here, mut gateways) = gateways(&[]);
+        gateways.most = 2;
+        let peer = gateways.context.socket_address(PORT);
+        let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
+        let mut clients: Vec<Requester> = (0..3)
+            .map(|_| Requester::start_connect(&here, peer, vec![Arc::new(Nfs3)], options.clone()).unwrap())
+            .collect();
+        let deadline = Instant::now() + LONG;
+        let connected = |client: &Requester| client.stats().connections;
+        // One is told so, the others are served.
+        while !clients.iter().any(|client| format!("{client:?}").contains("closed"))
+            || clients.iter().map(connected).sum::<u64>() < 2
+        {
+            gateways.step().unwrap();
+            for client in &mut clients {
+                assert!(client.poll().is_none());
+            }
+            assert!(Instant::now() < deadline, "{clients:?}");
+        }
+        assert_eq!(gateways.clients.len(), 2);
+    }
+
+    /// A server that does not even refuse: to wait for it would keep all other clients waiting.
+    #[test]
+    fn a_server_that_says_nothing_holds_nobody_up() {
+        let (here, mut gateways) = gateways(&[]);
+        // A listener whose queue is full takes no more connections, and drops what asks for them.
+        let listener = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
+        let listener = std::net::TcpListener::from(listener.unwrap());
+        rustix::net::bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        gateways.server = listener.local_addr().unwrap();
+        let _first = std::net::TcpStream::connect(gateways.server).unwrap();
+        let peer = gateways.context.socket_address(2049);
+        let mut streams = Vec::new();
+        let deadline = Instant::now() + LONG;
+        // All are here before the first is given up.
+        while gateways.relays.len() < 3 {
+            if streams.len() == gateways.relays.len() {
+                streams.push(TcpStream::start_connect(&here, peer, &uwarp::TcpStreamOptions::default()).unwrap());
+            }
+            gateways.step().unwrap();
+            here.poll();
+            assert!(Instant::now() < deadline);
+        }
+    }
+}
