@@ -13,6 +13,8 @@ use uwarp_rpcrdma::xdr::put_padding;
 /// A call that the server has not answered.
 struct Open {
     token: Token,
+    /// For each time that it came again meanwhile.
+    again: Vec<Token>,
     procedure: u32,
     protection: Protection,
     /// The call, to be sent again to a server that was away.
@@ -111,10 +113,6 @@ impl Gateway {
             };
             return self.responder.answer(request.token, answer);
         }
-        if self.open.contains_key(&xid) {
-            // Two calls with one XID could not be told apart.
-            return self.responder.answer(request.token, Answer::failure(Status::SystemError));
-        }
         let mut record = Vec::new();
         CallHeader {
             xid,
@@ -132,10 +130,23 @@ impl Gateway {
                 self.responder.recycle(memory);
             }
         }
+        if let Some(open) = self.open.get_mut(&xid) {
+            if open.record == record {
+                // The client was impatient: the server's reply is for both.
+                open.again.push(request.token);
+            } else {
+                // Two calls with one XID could not be told apart.
+                self.responder.answer(request.token, Answer::failure(Status::SystemError));
+            }
+            return;
+        }
         if self.backend.is_connected() {
             self.backend.send(&record);
         }
-        self.open.insert(xid, Open { token: request.token, procedure: request.procedure, protection, record });
+        self.open.insert(
+            xid,
+            Open { token: request.token, again: Vec::new(), procedure: request.procedure, protection, record },
+        );
         self.order.push(xid);
     }
 
@@ -152,6 +163,9 @@ impl Gateway {
             Some(results) => Answer { verifier: header.verifier.into(), status: header.status, results },
             None => Answer::failure(Status::SystemError),
         };
+        for token in open.again {
+            self.responder.answer(token, answer.clone());
+        }
         self.responder.answer(open.token, answer);
     }
 }

@@ -12,9 +12,13 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uwarp::{Config, Context, ListenOptions, Listener};
+use uwarp::{
+    Access, CompletionOpcode, CompletionQueue, Config, ConnectOptions, Context, ListenOptions, Listener, MemoryRegion,
+    QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+};
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
 use uwarp_rpcrdma::binding::Binding;
+use uwarp_rpcrdma::header::{Body, Chunks, Header};
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
@@ -94,11 +98,15 @@ fn config(host: u8) -> Config {
 impl Rig {
     fn new(server: SocketAddr, policy: Policy) -> Self {
         let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+        Self::between(&here, &there, server, policy)
+    }
+
+    fn between(here: &Context, there: &Context, server: SocketAddr, policy: Policy) -> Self {
         let listener = there.listen(PORT, ListenOptions::default()).unwrap();
         let bindings: Vec<Arc<dyn Binding>> = vec![Arc::new(Nfs3)];
         let client =
-            Requester::start_connect(&here, there.socket_address(PORT), bindings, RequesterOptions::default()).unwrap();
-        Self { client, there, listener, server, policy, gateways: Vec::new() }
+            Requester::start_connect(here, there.socket_address(PORT), bindings, RequesterOptions::default()).unwrap();
+        Self { client, there: there.clone(), listener, server, policy, gateways: Vec::new() }
     }
 
     fn step(&mut self) {
@@ -427,4 +435,122 @@ fn calls_outlive_a_server_that_was_away() {
     }
     assert!(xids.iter().all(|xid| *xid == xids[0]), "the server can know the call again");
     assert_eq!(rig.gateways[0].outstanding(), 0);
+}
+
+/// A client that sends what it likes, with the messages that it got.
+struct Raw {
+    queue_pair: QueuePair,
+    completions: CompletionQueue,
+    memory: MemoryRegion,
+    messages: Vec<Vec<u8>>,
+}
+
+impl Raw {
+    const BUFFER: usize = 1024;
+    const RECEIVES: usize = 8;
+
+    /// Connects to the rig's gateway, which has another client already.
+    fn connect(rig: &mut Rig, here: &Context) -> Self {
+        let domain = here.allocate_domain();
+        let completions = here.create_completion_queue(64).unwrap();
+        let options = QueuePairOptions::new(&completions).depth(8, Self::RECEIVES);
+        let mut queue_pair = domain.create_queue_pair(&options).unwrap();
+        let memory = domain.register(vec![0; Self::BUFFER * (Self::RECEIVES + 1)], Access::LOCAL_WRITE).unwrap();
+        for slot in 0..Self::RECEIVES {
+            let entry = memory.sge(slot * Self::BUFFER..(slot + 1) * Self::BUFFER).unwrap();
+            queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
+        }
+        let peer = rig.there.socket_address(PORT);
+        let mut connecting = here.start_connect(&mut queue_pair, peer, ConnectOptions::default()).unwrap();
+        let deadline = Instant::now() + LONG;
+        while connecting.poll(&mut queue_pair).unwrap().is_none() {
+            rig.step();
+            assert!(Instant::now() < deadline);
+        }
+        Self { queue_pair, completions, memory, messages: Vec::new() }
+    }
+
+    fn poll(&mut self) {
+        if let Some(completion) = self.completions.poll_one() {
+            assert!(completion.status.is_success(), "{completion:?}");
+            if completion.opcode == CompletionOpcode::Receive {
+                let at = completion.id as usize * Self::BUFFER;
+                self.messages.push(self.memory.to_vec(at, completion.length as usize).unwrap());
+            }
+        }
+    }
+
+    /// A GETATTR of this handle.
+    fn getattr(&mut self, xid: u32, handle: &[u8]) {
+        let header = Header { xid, credits: 8, body: Body::Message(Chunks::default()) };
+        let mut message = Vec::new();
+        header.encode(&mut message);
+        CallHeader {
+            xid,
+            program: 100_003,
+            version: 3,
+            procedure: GETATTR,
+            credential: Auth::NONE,
+            verifier: Auth::NONE,
+        }
+        .encode(&mut message);
+        put_opaque(&mut message, handle);
+        let at = Self::RECEIVES * Self::BUFFER;
+        self.memory.write(at, &message).unwrap();
+        let entry = [self.memory.sge(at..at + message.len()).unwrap()];
+        self.queue_pair.post_send(&[SendRequest::send(99, &entry).signalled()]).unwrap();
+        // The buffer is used again.
+        let deadline = Instant::now() + LONG;
+        while self.completions.poll_one().is_none_or(|completion| completion.id != 99) {
+            assert!(Instant::now() < deadline);
+        }
+    }
+}
+
+#[test]
+fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let mut rig = Rig::between(&here, &there, backend.local_addr().unwrap(), Policy::default());
+    let mut raw = Raw::connect(&mut rig, &here);
+    let deadline = Instant::now() + LONG;
+    raw.getattr(7, b"one");
+    raw.getattr(7, b"one");
+    // Another call with the same number cannot be told from it.
+    raw.getattr(7, b"two");
+    while raw.messages.is_empty() {
+        rig.step();
+        raw.poll();
+        assert!(Instant::now() < deadline);
+    }
+    let status = |message: &[u8]| ReplyHeader::parse(&message[28..]).unwrap().0.status;
+    assert_eq!(status(&raw.messages.remove(0)), Status::SystemError);
+    // The connection of the other client is there too.
+    let mut streams = [accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
+    let mut record = Vec::new();
+    while record.is_empty() {
+        rig.step();
+        for stream in &mut streams {
+            stream.set_nonblocking(true).unwrap();
+            let mut room = [0; 500];
+            if let Ok(count) = stream.read(&mut room) {
+                record.extend_from_slice(&room[4..count]);
+                let mut message = Vec::new();
+                ReplyHeader { xid: 7, verifier: Auth::NONE, status: Status::Success }.encode(&mut message);
+                message.extend_from_slice(&70_u32.to_be_bytes());
+                reply(stream, &message);
+            }
+        }
+        assert!(Instant::now() < deadline);
+    }
+    let (call, at) = CallHeader::parse(&record).unwrap();
+    assert_eq!((call.xid, &record[at + 4..]), (7, &b"one\0"[..]), "once, and nothing behind it");
+    while raw.messages.len() < 2 {
+        rig.step();
+        raw.poll();
+        assert!(Instant::now() < deadline);
+    }
+    for message in &raw.messages {
+        assert_eq!(message[28 + 24..], 70_u32.to_be_bytes(), "NFS3ERR_STALE");
+    }
 }
