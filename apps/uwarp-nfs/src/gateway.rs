@@ -1,8 +1,11 @@
 //! One client's connection over RDMA, and the connection to the server that its calls go to.
 
 use crate::backend::{Backend, Word};
+use crate::metrics::Metrics;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::{self, Nfs3};
 use uwarp_rpcrdma::responder::{Answer, Over, Request, Responder, ResponderStats, Token};
@@ -19,6 +22,7 @@ struct Open {
     protection: Protection,
     /// The call, to be sent again to a server that was away.
     record: Vec<u8>,
+    start: Instant,
 }
 
 /// What a gateway lets pass.
@@ -38,12 +42,13 @@ pub struct Gateway {
     open: BTreeMap<u32, Open>,
     /// XIDs in the order in which they came.
     order: Vec<u32>,
+    metrics: Arc<Metrics>,
 }
 
 impl Gateway {
     /// Puts a connection in front of a server.
-    pub fn new(responder: Responder, server: SocketAddr, policy: Policy) -> Self {
-        Self { responder, backend: Backend::new(server), policy, open: BTreeMap::new(), order: Vec::new() }
+    pub fn new(responder: Responder, server: SocketAddr, policy: Policy, metrics: Arc<Metrics>) -> Self {
+        Self { responder, backend: Backend::new(server), policy, open: BTreeMap::new(), order: Vec::new(), metrics }
     }
 
     /// The client's address.
@@ -107,9 +112,15 @@ impl Gateway {
             && let Some(results) = read_only(request.procedure)
         {
             let answer = match protection {
-                Protection::None => Answer::success(vec![Part::Octets(results)]),
+                Protection::None => {
+                    self.metrics.called(request.procedure, false, Duration::ZERO);
+                    Answer::success(vec![Part::Octets(results)])
+                }
                 // Results that the client would believe only the server can make. The procedure is there to be read all the same.
-                Protection::Wrapped => Answer::failure(Status::AuthError(AUTH_TOOWEAK)),
+                Protection::Wrapped => {
+                    Metrics::count(&self.metrics.refused);
+                    Answer::failure(Status::AuthError(AUTH_TOOWEAK))
+                }
             };
             return self.responder.answer(request.token, answer);
         }
@@ -133,9 +144,11 @@ impl Gateway {
         if let Some(open) = self.open.get_mut(&xid) {
             if open.record == record {
                 // The client was impatient: the server's reply is for both.
+                Metrics::count(&self.metrics.duplicates);
                 open.again.push(request.token);
             } else {
                 // Two calls with one XID could not be told apart.
+                Metrics::count(&self.metrics.refused);
                 self.responder.answer(request.token, Answer::failure(Status::SystemError));
             }
             return;
@@ -145,7 +158,14 @@ impl Gateway {
         }
         self.open.insert(
             xid,
-            Open { token: request.token, again: Vec::new(), procedure: request.procedure, protection, record },
+            Open {
+                token: request.token,
+                again: Vec::new(),
+                procedure: request.procedure,
+                protection,
+                record,
+                start: Instant::now(),
+            },
         );
         self.order.push(xid);
     }
@@ -163,6 +183,13 @@ impl Gateway {
             Some(results) => Answer { verifier: header.verifier.into(), status: header.status, results },
             None => Answer::failure(Status::SystemError),
         };
+        if answer.status == Status::Success {
+            // What is wrapped nobody can read here.
+            let ok = open.protection == Protection::Wrapped || record[at..].starts_with(&[0; 4]) || open.procedure == 0;
+            self.metrics.called(open.procedure, ok, open.start.elapsed());
+        } else {
+            Metrics::count(&self.metrics.refused);
+        }
         for token in open.again {
             self.responder.answer(token, answer.clone());
         }

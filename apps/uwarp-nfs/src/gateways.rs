@@ -1,6 +1,7 @@
 //! All clients of the gateway, over RDMA and over TCP.
 
 use crate::gateway::{Gateway, Policy};
+use crate::metrics::Metrics;
 use crate::relay::Relay;
 use crate::server::CLIENTS_MAX;
 use std::net::SocketAddr;
@@ -22,6 +23,7 @@ pub struct Gateways {
     server: SocketAddr,
     policy: Policy,
     allow: Vec<InterfaceAddress>,
+    metrics: Arc<Metrics>,
     /// Of each kind.
     most: usize,
     clients: Vec<Gateway>,
@@ -47,6 +49,7 @@ impl Gateways {
         server: SocketAddr,
         policy: Policy,
         allow: Vec<InterfaceAddress>,
+        metrics: Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let listener = context.listen(port, ListenOptions::default())?;
         let mut plain = TcpListener::bind(context, tcp_port)?;
@@ -60,6 +63,7 @@ impl Gateways {
             server,
             policy,
             allow,
+            metrics,
             most: CLIENTS_MAX,
             clients: Vec::new(),
             relays: Vec::new(),
@@ -126,7 +130,9 @@ impl Gateways {
                 match Responder::accept(&self.context, request, bindings, ResponderOptions::default(), retries) {
                     Ok(responder) => {
                         tracing::info!("client {peer} is here");
-                        self.clients.push(Gateway::new(responder, self.server, self.policy));
+                        Metrics::count(&self.metrics.rdma_clients);
+                        let metrics = Arc::clone(&self.metrics);
+                        self.clients.push(Gateway::new(responder, self.server, self.policy, metrics));
                     }
                     Err(error) => tracing::warn!("client {peer}: {error}"),
                 }
@@ -135,6 +141,7 @@ impl Gateways {
         if let Ok((stream, peer)) = self.plain.accept() {
             busy = true;
             if self.takes(peer, self.relays.len()) {
+                Metrics::count(&self.metrics.tcp_clients);
                 match Relay::new(stream, self.server) {
                     Ok(relay) => self.relays.push(relay),
                     Err(error) => tracing::warn!("client {peer} over TCP: {error}"),
@@ -147,6 +154,7 @@ impl Gateways {
     /// Whether one more client may come, where there are so many of its kind; says so if not.
     fn takes(&self, peer: SocketAddr, clients: usize) -> bool {
         if !self.allow.is_empty() && !self.allow.iter().any(|subnet| subnet.contains(peer.ip())) {
+            Metrics::count(&self.metrics.not_allowed);
             tracing::warn!("client {peer} is of no subnet that --allow names");
             return false;
         }
@@ -173,7 +181,7 @@ mod tests {
         let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
         // Nobody listens there.
         let server = SocketAddr::from(([127, 0, 0, 1], 1));
-        (here, Gateways::start(&there, PORT, 2049, server, Policy::default(), allow).unwrap())
+        (here, Gateways::start(&there, PORT, 2049, server, Policy::default(), allow, Arc::default()).unwrap())
     }
 
     #[test]
@@ -207,6 +215,7 @@ mod tests {
             assert!(Instant::now() < deadline, "{clients:?}");
         }
         assert_eq!(gateways.clients.len(), 2);
+        assert!(gateways.metrics.text().contains("uwarp_nfs_rdma_clients_total 2"));
     }
 
     /// A server that does not even refuse: to wait for it would keep all other clients waiting.

@@ -7,14 +7,14 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uwarp::config::{EngineMode, InterfaceAddress};
 use uwarp::{Config, Context};
 use uwarp_app::{NetworkFlags, Role, signals, usage};
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::gateway::{PORT, Policy};
 use uwarp_nfs::gateways::Gateways;
-use uwarp_nfs::metrics::Metrics;
+use uwarp_nfs::metrics::{Keeper, Metrics};
 use uwarp_nfs::server::{Ports, Server};
 
 const EXAMPLES: &str = "\
@@ -82,7 +82,7 @@ struct Arguments {
     threads: u16,
 
     /// Keep what was done in this file, in the text format of Prometheus
-    #[arg(long, value_name = "FILE", conflicts_with = "backend")]
+    #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
 
     #[command(flatten)]
@@ -124,24 +124,21 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
     let (threads, allow) = (arguments.threads.into(), arguments.allow.clone());
     let mut server = Server::start(&context, ports, directory, Arc::clone(&metrics), allow, threads)?;
     eprintln!("NFS over RDMA on {} of {}", context.socket_address(arguments.port), path.display());
-    let write_metrics = || match &arguments.metrics {
-        Some(file) => metrics.write(file).with_context(|| format!("metrics cannot be written to {}", file.display())),
-        None => Ok(()),
-    };
-    write_metrics()?;
-    let (mut idle, mut written) = (0_u32, Instant::now());
+    let mut keeper = keeper(arguments, metrics)?;
+    let mut idle = 0_u32;
     while !signals::interrupted() {
         idle = if server.step()? { 0 } else { idle.saturating_add(1) };
+        if let Some(keeper) = &mut keeper {
+            keeper.step();
+        }
         if idle > IDLE {
             std::thread::sleep(NAP);
-            if written.elapsed() > METRICS {
-                written = Instant::now();
-                write_metrics()?;
-            }
         }
     }
     server.stop(FAREWELL);
-    write_metrics()?;
+    if let Some(mut keeper) = keeper {
+        keeper.write();
+    }
     context.close()?;
     Ok(())
 }
@@ -152,18 +149,34 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     let policy = Policy { read_only: arguments.read_only };
     let context = Context::open(config)?;
     let allow = arguments.allow.clone();
-    let mut gateways = Gateways::start(&context, arguments.port, arguments.tcp_port, server, policy, allow)?;
+    let metrics = Arc::new(Metrics::of_gateway());
+    let (port, tcp_port) = (arguments.port, arguments.tcp_port);
+    let mut gateways = Gateways::start(&context, port, tcp_port, server, policy, allow, Arc::clone(&metrics))?;
     eprintln!("NFS over RDMA on {} in front of {server}", context.socket_address(arguments.port));
+    let mut keeper = keeper(arguments, metrics)?;
     let mut idle = 0_u32;
     while !signals::interrupted() {
         idle = if gateways.step()? { 0 } else { idle.saturating_add(1) };
+        if let Some(keeper) = &mut keeper {
+            keeper.step();
+        }
         if idle > IDLE {
             std::thread::sleep(NAP);
         }
     }
     gateways.stop(FAREWELL);
+    if let Some(mut keeper) = keeper {
+        keeper.write();
+    }
     context.close()?;
     Ok(())
+}
+
+/// What keeps the metrics in their file, if there is to be one.
+fn keeper(arguments: &Arguments, metrics: Arc<Metrics>) -> anyhow::Result<Option<Keeper>> {
+    let Some(file) = &arguments.metrics else { return Ok(None) };
+    let keeper = Keeper::new(metrics, file.clone(), METRICS);
+    keeper.map(Some).with_context(|| format!("metrics cannot be written to {}", file.display()))
 }
 
 fn resolve(name: &str) -> anyhow::Result<SocketAddr> {

@@ -2,13 +2,16 @@
 
 use crate::directory::procedures::NAMES;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Counters of a server, shared by its threads.
+/// Counters of a server, shared by its threads, or of a gateway.
 #[derive(Debug, Default)]
 pub struct Metrics {
+    /// What is done to files is not seen.
+    of_gateway: bool,
     /// Calls of NFS that were carried out, by procedure.
     calls: [AtomicU64; NAMES.len()],
     /// Results other than NFS3_OK among them.
@@ -36,6 +39,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Of a gateway: its calls are carried out by another server, and their time is until that has answered.
+    pub fn of_gateway() -> Self {
+        Self { of_gateway: true, ..Self::default() }
+    }
+
     /// Adds one.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
@@ -72,13 +80,20 @@ impl Metrics {
         family("errors_total", "NFS calls whose result was not NFS3_OK.", &by_procedure(&self.errors, 1.0));
         family("seconds_total", "Time that calls took to carry out.", &by_procedure(&self.micros, 1e-6));
         for (name, help, counter) in [
-            ("read_octets_total", "Octets read from files.", &self.read),
-            ("written_octets_total", "Octets written to files.", &self.written),
             ("duplicates_total", "Calls that came again and were not carried out again.", &self.duplicates),
             ("refused_total", "Calls refused for credentials, program or arguments.", &self.refused),
             ("rdma_clients_total", "Connections over RDMA.", &self.rdma_clients),
             ("tcp_clients_total", "Connections over TCP.", &self.tcp_clients),
             ("not_allowed_total", "Connections from outside of the allowed subnets.", &self.not_allowed),
+        ] {
+            family(name, help, &[(String::new(), load(counter) as f64)]);
+        }
+        if self.of_gateway {
+            return out;
+        }
+        for (name, help, counter) in [
+            ("read_octets_total", "Octets read from files.", &self.read),
+            ("written_octets_total", "Octets written to files.", &self.written),
             ("failed_syncs_total", "Syncs that failed; clients were told to send data again.", &self.failed_syncs),
             ("searches_total", "Searches of the whole directory for the object of a handle.", &self.searches),
         ] {
@@ -96,6 +111,47 @@ impl Metrics {
         new.push(".new");
         std::fs::write(&new, self.text())?;
         std::fs::rename(&new, path)
+    }
+}
+
+/// The file that metrics are kept in.
+#[derive(Debug)]
+pub struct Keeper {
+    metrics: Arc<Metrics>,
+    path: PathBuf,
+    every: Duration,
+    written: Instant,
+    /// Whether it could not be written the last time: that is said once.
+    fails: bool,
+}
+
+impl Keeper {
+    /// Writes the file, and will do so again every so often.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn new(metrics: Arc<Metrics>, path: PathBuf, every: Duration) -> std::io::Result<Self> {
+        metrics.write(&path)?;
+        Ok(Self { metrics, path, every, written: Instant::now(), fails: false })
+    }
+
+    /// Writes the file if it is time, however busy the server is. Whoever is served does not suffer from a full disk.
+    pub fn step(&mut self) {
+        if self.written.elapsed() >= self.every {
+            self.write();
+        }
+    }
+
+    /// Writes the file now.
+    pub fn write(&mut self) {
+        self.written = Instant::now();
+        let written = self.metrics.write(&self.path);
+        if let Err(error) = &written
+            && !self.fails
+        {
+            tracing::warn!("metrics cannot be written to {}: {error}", self.path.display());
+        }
+        self.fails = written.is_err();
     }
 }
 
@@ -124,5 +180,34 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
         assert!(!text.contains("lookup"));
+    }
+
+    #[test]
+    fn a_gateway_does_not_say_what_it_does_not_see() {
+        let metrics = Metrics::of_gateway();
+        metrics.called(6, true, Duration::ZERO);
+        let text = metrics.text();
+        assert!(text.contains("calls_total{procedure=\"read\"} 1") && text.contains("rdma_clients_total 0"), "{text}");
+        assert!(!text.contains("octets") && !text.contains("sync") && !text.contains("searches"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_now_is_written_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, metrics) = (folder.path().join("below/metrics"), Arc::new(Metrics::default()));
+        assert!(Keeper::new(Arc::clone(&metrics), path.clone(), Duration::ZERO).is_err(), "at the start it is told");
+        std::fs::create_dir(folder.path().join("below")).unwrap();
+        let mut keeper = Keeper::new(Arc::clone(&metrics), path.clone(), Duration::ZERO).unwrap();
+        std::fs::remove_dir_all(folder.path().join("below")).unwrap();
+        Metrics::count(&metrics.refused);
+        keeper.step();
+        std::fs::create_dir(folder.path().join("below")).unwrap();
+        keeper.step();
+        assert!(std::fs::read_to_string(&path).unwrap().contains("refused_total 1"));
+        // Not before it is time.
+        keeper.every = Duration::from_secs(1000);
+        std::fs::remove_file(&path).unwrap();
+        keeper.step();
+        assert!(!path.exists());
     }
 }

@@ -17,6 +17,7 @@ use uwarp::{
     QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
+use uwarp_nfs::metrics::Metrics;
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::header::{Body, Chunks, Header};
 use uwarp_rpcrdma::nfs3::Nfs3;
@@ -88,6 +89,7 @@ struct Rig {
     listener: Listener,
     server: SocketAddr,
     policy: Policy,
+    metrics: Arc<Metrics>,
     gateways: Vec<Gateway>,
 }
 
@@ -106,7 +108,15 @@ impl Rig {
         let bindings: Vec<Arc<dyn Binding>> = vec![Arc::new(Nfs3)];
         let client =
             Requester::start_connect(here, there.socket_address(PORT), bindings, RequesterOptions::default()).unwrap();
-        Self { client, there: there.clone(), listener, server, policy, gateways: Vec::new() }
+        Self {
+            client,
+            there: there.clone(),
+            listener,
+            server,
+            policy,
+            metrics: Arc::new(Metrics::of_gateway()),
+            gateways: Vec::new(),
+        }
     }
 
     fn step(&mut self) {
@@ -114,7 +124,7 @@ impl Rig {
             let bindings: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Nfs3)]);
             let (options, retries) = (ResponderOptions::default(), Arc::new(Retries::default()));
             let responder = Responder::accept(&self.there, request, bindings, options, retries).unwrap();
-            self.gateways.push(Gateway::new(responder, self.server, self.policy));
+            self.gateways.push(Gateway::new(responder, self.server, self.policy, Arc::clone(&self.metrics)));
         }
         self.gateways.retain_mut(|gateway| gateway.step().is_ok());
     }
@@ -552,5 +562,14 @@ fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
     }
     for message in &raw.messages {
         assert_eq!(message[28 + 24..], 70_u32.to_be_bytes(), "NFS3ERR_STALE");
+    }
+    let text = rig.metrics.text();
+    for line in [
+        "calls_total{procedure=\"getattr\"} 1",
+        "errors_total{procedure=\"getattr\"} 1",
+        "duplicates_total 1",
+        "refused_total 1",
+    ] {
+        assert!(text.contains(&format!("uwarp_nfs_{line}\n")), "{line} in {text}");
     }
 }
