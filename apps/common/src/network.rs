@@ -11,9 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
-use uwarp::config::{
-    DeviceConfig, EngineMode, FaultOptions, InterfaceAddress, MTU_MAX, MTU_MIN, MacAddress, Neighbour,
-};
+use uwarp::config::{DeviceConfig, EngineMode, FaultOptions, InterfaceAddress, MacAddress, Neighbour};
 use uwarp_dpdk::MemifRole;
 
 /// Port 0's address of a server, unless the user chooses another.
@@ -111,7 +109,8 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
 
-    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS [default: virtio]
+    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS; of the configuration file's kind, only which
+    /// end of it this is [default: the file's device, or virtio]
     #[arg(long, value_name = "KIND", global = true)]
     pub device: Option<DeviceKind>,
 
@@ -209,10 +208,86 @@ fn parse_neighbour(text: &str) -> Result<Neighbour, String> {
     })
 }
 
+/// The kind of a configured device; none for one that no flag names, such as a ring.
+pub fn kind_of(device: &DeviceConfig) -> Option<DeviceKind> {
+    Some(match device {
+        DeviceConfig::VirtioUser { .. } | DeviceConfig::Vhost { .. } => DeviceKind::Virtio,
+        DeviceConfig::Memif { .. } => DeviceKind::Memif,
+        DeviceConfig::AfPacket { .. } => DeviceKind::AfPacket,
+        DeviceConfig::Tap { .. } => DeviceKind::Tap,
+        DeviceConfig::Pci { address } => DeviceKind::Pci(address.clone()),
+        DeviceConfig::Ring { .. } | DeviceConfig::Null { .. } | DeviceConfig::Pcap { .. } => return None,
+    })
+}
+
+/// What reports call a configured device: as `--device` does, or as the file's `kind`.
+pub fn device_name(device: Option<&DeviceConfig>) -> String {
+    let Some(device) = device else { return "none".to_owned() };
+    let driver = || device.driver().map_or("unknown", |driver| driver.trim_start_matches("net_")).to_owned();
+    kind_of(device).map_or_else(driver, |kind| kind.to_string())
+}
+
+/// Reads a configuration file. Where it does not say who turns the engine, `engine` does, unless it has something for threads.
+fn read(file: &Path, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
+    let wrong = |what: &dyn fmt::Display| usage(format!("{}: {what}", file.display()));
+    // Read once: it may be a pipe.
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+    let mut config = uwarp::Config::from_toml_str(&text).map_err(|error| wrong(&error))?;
+    let tables: toml::Table = text.parse().map_err(|error| wrong(&error))?;
+    let says = tables.get("engine").is_some_and(|table| table.get("mode").is_some());
+    if !says && config.engine.count == 1 && config.engine.cpus.is_empty() {
+        config.engine.mode = engine;
+    }
+    Ok(config)
+}
+
+/// The end of a device that belongs to a role, with the settings that both ends share.
+fn end_of(device: DeviceConfig, role: Role) -> DeviceConfig {
+    match (device, role) {
+        (DeviceConfig::Memif { socket, zero_copy, ring_size, buffer_size, .. }, _) => DeviceConfig::Memif {
+            role: role.memif(),
+            socket,
+            zero_copy: zero_copy && role == Role::Client,
+            ring_size,
+            buffer_size,
+        },
+        // One of the two listens.
+        (DeviceConfig::VirtioUser { socket, server, .. }, Role::Server) => {
+            DeviceConfig::Vhost { socket, client: server, tso: false }
+        }
+        (DeviceConfig::Vhost { socket, client, .. }, Role::Client) => {
+            DeviceConfig::VirtioUser { socket, server: client, packed: true, queue_size: None, mac: None }
+        }
+        (device, _) => device,
+    }
+}
+
+impl Role {
+    fn memif(self) -> MemifRole {
+        match self {
+            Self::Server => MemifRole::Server,
+            Self::Client => MemifRole::Client,
+        }
+    }
+}
+
 impl NetworkFlags {
     /// The kind of device, where no configuration file decides.
     pub fn kind(&self) -> DeviceKind {
         self.device.clone().unwrap_or(DeviceKind::Virtio)
+    }
+
+    /// The kind of device that a flag names, or the configuration file, or nobody; none for one that no flag can name.
+    ///
+    /// # Errors
+    /// The file is wrong ([`crate::Usage`]).
+    pub fn chosen_kind(&self) -> anyhow::Result<Option<DeviceKind>> {
+        match &self.config {
+            Some(file) if self.device.is_none() => {
+                Ok(read(file, EngineMode::Threaded)?.device.as_ref().and_then(kind_of))
+            }
+            _ => Ok(Some(self.kind())),
+        }
     }
 
     /// The configuration of one side: defaults, then the file, then the flags. `engine` is who turns the engine if neither
@@ -231,10 +306,11 @@ impl NetworkFlags {
     pub fn resolve_at(&self, role: Role, engine: EngineMode, address: Option<IpAddr>) -> anyhow::Result<uwarp::Config> {
         let mut config = match &self.config {
             Some(file) => {
-                let mut config = uwarp::Config::from_toml_file(file).map_err(|error| usage(error.to_string()))?;
-                if self.names_a_device() {
-                    config.device = Some(self.device_config(role)?);
-                }
+                let mut config = read(file, engine)?;
+                config.device = match config.device {
+                    Some(device) => Some(self.merge_device(role, device)?),
+                    None => None,
+                };
                 config
             }
             None => {
@@ -292,8 +368,54 @@ impl NetworkFlags {
         }
     }
 
-    fn names_a_device(&self) -> bool {
-        self.device.is_some() || self.socket.is_some() || self.interface.is_some()
+    /// The device of a configuration file with the flags' changes.
+    fn merge_device(&self, role: Role, device: DeviceConfig) -> anyhow::Result<DeviceConfig> {
+        let kind = kind_of(&device);
+        if self.device.is_some() && self.device != kind {
+            // Another kind has no use for the file's settings.
+            return self.device_config(role);
+        }
+        self.check_meaning(kind.as_ref(), &device_name(Some(&device)))?;
+        let mut device = if self.device.is_some() { end_of(device, role) } else { device };
+        match &mut device {
+            DeviceConfig::Memif { role, socket, zero_copy, .. } => {
+                set(socket, self.socket.as_ref());
+                // The server always copies.
+                *zero_copy |= self.zero_copy && *role == MemifRole::Client;
+            }
+            DeviceConfig::VirtioUser { socket, packed, .. } => {
+                set(socket, self.socket.as_ref());
+                *packed &= !self.split;
+            }
+            DeviceConfig::Vhost { socket, .. } => set(socket, self.socket.as_ref()),
+            DeviceConfig::AfPacket { interface: name, .. } | DeviceConfig::Tap { name, .. } => {
+                set(name, self.interface.as_ref());
+            }
+            DeviceConfig::Pci { .. }
+            | DeviceConfig::Ring { .. }
+            | DeviceConfig::Null { .. }
+            | DeviceConfig::Pcap { .. } => {}
+        }
+        Ok(device)
+    }
+
+    /// Checks that a kind of device, of this name, has a use for the flags that some kinds have.
+    fn check_meaning(&self, kind: Option<&DeviceKind>, name: &str) -> anyhow::Result<()> {
+        let takes_socket = matches!(kind, Some(DeviceKind::Virtio | DeviceKind::Memif));
+        let takes_interface = matches!(kind, Some(DeviceKind::AfPacket | DeviceKind::Tap));
+        for (given, taken, flag) in [
+            (self.socket.is_some(), takes_socket, "--socket"),
+            (self.interface.is_some(), takes_interface, "--interface"),
+            (self.zero_copy, kind == Some(&DeviceKind::Memif), "--zero-copy"),
+            (self.split, kind == Some(&DeviceKind::Virtio), "--split"),
+        ] {
+            if given && !taken {
+                return Err(usage(format!(
+                    "{flag} has no meaning for the device {name}: leave it out, or choose another --device"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn merge_faults(&self, config: &mut uwarp::Config) {
@@ -317,20 +439,7 @@ impl NetworkFlags {
     /// A flag that the device needs is missing, or one that it has no use for was given.
     pub fn device_config(&self, role: Role) -> anyhow::Result<DeviceConfig> {
         let kind = self.kind();
-        let takes_socket = matches!(kind, DeviceKind::Virtio | DeviceKind::Memif);
-        let takes_interface = matches!(kind, DeviceKind::AfPacket | DeviceKind::Tap);
-        for (given, taken, flag) in [
-            (self.socket.is_some(), takes_socket, "--socket"),
-            (self.interface.is_some(), takes_interface, "--interface"),
-            (self.zero_copy, kind == DeviceKind::Memif, "--zero-copy"),
-            (self.split, kind == DeviceKind::Virtio, "--split"),
-        ] {
-            if given && !taken {
-                return Err(usage(format!(
-                    "{flag} has no meaning for the device {kind}: leave it out, or choose another --device"
-                )));
-            }
-        }
+        self.check_meaning(Some(&kind), &kind.to_string())?;
         let socket = || self.socket.clone().unwrap_or_else(|| default_socket(&kind));
         Ok(match (&kind, role) {
             (DeviceKind::Virtio, Role::Server) => DeviceConfig::Vhost {
@@ -346,10 +455,7 @@ impl NetworkFlags {
                 mac: None,
             },
             (DeviceKind::Memif, _) => DeviceConfig::Memif {
-                role: match role {
-                    Role::Server => MemifRole::Server,
-                    Role::Client => MemifRole::Client,
-                },
+                role: role.memif(),
                 socket: socket(),
                 zero_copy: self.zero_copy && role == Role::Client,
                 ring_size: None,
@@ -371,19 +477,6 @@ impl NetworkFlags {
                 address: address.clone(),
             },
         })
-    }
-
-    /// Checks the MTU of a tool that opens a device without a context.
-    ///
-    /// # Errors
-    /// It is out of range.
-    pub fn checked_mtu(&self) -> anyhow::Result<u16> {
-        let mtu = self.mtu.unwrap_or(1500);
-        if (MTU_MIN..=MTU_MAX).contains(&mtu) {
-            Ok(mtu)
-        } else {
-            Err(usage(format!("mtu is {mtu}: choose {MTU_MIN} to {MTU_MAX}")))
-        }
     }
 
     /// The flags as another process of the same tool takes them. Socket, interface and configuration file are left out:
@@ -426,6 +519,13 @@ impl NetworkFlags {
             }
         }
         arguments
+    }
+}
+
+/// Sets what a flag gives, if it was given.
+fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
+    if let Some(value) = flag {
+        field.clone_from(value);
     }
 }
 
@@ -506,6 +606,118 @@ mod tests {
         assert_eq!(other.address, written.address);
         assert_eq!(other.faults.unwrap().loss, 1.0);
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// What the flags make of a configuration file with this text.
+    fn with_file(text: &str, arguments: &[&str], role: Role, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+        let line = [&["--config", file.path().to_str().unwrap()], arguments].concat();
+        flags(&line).resolve(role, engine)
+    }
+
+    const VHOST: &str = "address = \"10.1.2.3/16\"\n[device]\nkind = \"vhost\"\nsocket = \"/tmp/v\"\ntso = true\n";
+    const MEMIF: &str = "address = \"10.1.2.3/16\"\n[device]\nkind = \"memif\"\nrole = \"client\"\nsocket = \"/tmp/m\"\n\
+                         ring-size = 512\n";
+    const TAP: &str =
+        "address = \"10.1.2.3/16\"\n[device]\nkind = \"tap\"\nname = \"tap7\"\nmac = \"02:00:00:00:00:01\"\n";
+
+    #[test]
+    fn flags_change_the_device_of_the_file_and_not_its_kind() {
+        let memif = |role, socket: &str, zero_copy| DeviceConfig::Memif {
+            role,
+            socket: socket.into(),
+            zero_copy,
+            ring_size: Some(512),
+            buffer_size: None,
+        };
+        let vhost = |socket: &str| DeviceConfig::Vhost { socket: socket.into(), client: false, tso: true };
+        let tap = |name: &str| DeviceConfig::Tap {
+            name: name.to_owned(),
+            mac: Some("02:00:00:00:00:01".to_owned()),
+            netns: None,
+        };
+        for (text, arguments, role, expected) in [
+            (VHOST, &["--socket", "/tmp/x"][..], Role::Client, vhost("/tmp/x")),
+            (VHOST, &["--device", "virtio"], Role::Server, vhost("/tmp/v")),
+            (
+                VHOST,
+                &["--device", "virtio", "--split"],
+                Role::Client,
+                DeviceConfig::VirtioUser {
+                    socket: "/tmp/v".into(),
+                    server: false,
+                    packed: false,
+                    queue_size: None,
+                    mac: None,
+                },
+            ),
+            (MEMIF, &["--socket", "/tmp/x"], Role::Server, memif(MemifRole::Client, "/tmp/x", false)),
+            (MEMIF, &["--zero-copy"], Role::Client, memif(MemifRole::Client, "/tmp/m", true)),
+            (MEMIF, &["--device", "memif", "--zero-copy"], Role::Server, memif(MemifRole::Server, "/tmp/m", false)),
+            (TAP, &["--interface", "tap8"], Role::Client, tap("tap8")),
+            (
+                TAP,
+                &["--device", "memif", "--socket", "/tmp/x"],
+                Role::Client,
+                DeviceConfig::Memif {
+                    role: MemifRole::Client,
+                    socket: "/tmp/x".into(),
+                    zero_copy: false,
+                    ring_size: None,
+                    buffer_size: None,
+                },
+            ),
+        ] {
+            let config = with_file(text, arguments, role, EngineMode::Inline).unwrap();
+            assert_eq!(config.device, Some(expected), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn a_flag_that_the_device_of_the_file_has_no_use_for_is_an_error() {
+        let ring = "address = \"10.1.2.3/16\"\n[device]\nkind = \"ring\"\nname = \"r\"\n";
+        for (text, arguments) in [
+            (VHOST, &["--interface", "tap8"][..]),
+            (VHOST, &["--zero-copy"]),
+            (MEMIF, &["--split"]),
+            (TAP, &["--socket", "/tmp/x"]),
+            (ring, &["--socket", "/tmp/x"]),
+        ] {
+            let error = with_file(text, arguments, Role::Client, EngineMode::Inline).unwrap_err();
+            assert!(error.is::<crate::Usage>(), "{arguments:?}: {error}");
+            assert!(error.to_string().starts_with(arguments[0]), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn reports_name_the_device_that_is_used() {
+        let ring = "address = \"10.1.2.3/16\"\n[device]\nkind = \"ring\"\nname = \"r\"\n";
+        let pci = "address = \"10.1.2.3/16\"\n[device]\nkind = \"pci\"\naddress = \"0000:01:00.0\"\n";
+        for (text, expected) in
+            [(VHOST, "virtio"), (MEMIF, "memif"), (TAP, "tap"), (ring, "ring"), (pci, "pci:0000:01:00.0")]
+        {
+            let config = with_file(text, &[], Role::Client, EngineMode::Inline).unwrap();
+            assert_eq!(device_name(config.device.as_ref()), expected);
+        }
+    }
+
+    #[test]
+    fn a_file_that_does_not_say_who_turns_the_engine_leaves_it_to_the_tool() {
+        for (text, expected) in [
+            ("", EngineMode::Inline),
+            ("[engine]\nidle = \"spin\"\n", EngineMode::Inline),
+            ("[engine]\nmode = \"threaded\"\n", EngineMode::Threaded),
+            // An inline engine has no use for these.
+            ("[engine]\ncount = 2\n", EngineMode::Threaded),
+            ("[engine]\ncpus = [0]\n", EngineMode::Threaded),
+        ] {
+            let config = with_file(&format!("{MEMIF}{text}"), &[], Role::Client, EngineMode::Inline).unwrap();
+            assert_eq!(config.engine.mode, expected, "{text}");
+        }
+        let text = format!("{MEMIF}[engine]\nmode = \"inline\"\n");
+        let config = with_file(&text, &[], Role::Client, EngineMode::Threaded).unwrap();
+        assert_eq!(config.engine.mode, EngineMode::Inline);
     }
 
     #[test]

@@ -44,7 +44,7 @@ fn client(arguments: &ClientArguments) -> anyhow::Result<()> {
     end_with_parent(arguments.with_parent)?;
     let plan = arguments.options.plan(arguments.test)?;
     let config = resolve(&arguments.network, Role::Client, arguments.cpus)?;
-    let device = arguments.network.kind().to_string();
+    let device = uwarp_app::network::device_name(config.device.as_ref());
     let report = if plan.test.is_raw() {
         raw::client(&config, arguments.cpus, &plan, &device)?
     } else {

@@ -6,10 +6,11 @@ use crate::report::Report;
 use anyhow::Context as _;
 use std::path::Path;
 use std::process::Command;
+use uwarp::config::{DeviceConfig, EngineMode};
 use uwarp_app::cacheline;
 use uwarp_app::network::fits_a_socket;
 use uwarp_app::pair::{self, CacheLine, choose_cpus};
-use uwarp_app::{DeviceKind, usage};
+use uwarp_app::{DeviceKind, NetworkFlags, Role, usage};
 
 /// Runs a pair.
 ///
@@ -18,14 +19,13 @@ use uwarp_app::{DeviceKind, usage};
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
     let [server_cpu, client_cpu] = choose_cpus(&arguments.cpus)?;
-    check(arguments)?;
-    let kind = arguments.network.kind();
+    let (network, kind, mtu) = settle(&arguments.network)?;
     if namespace::is_wanted(&kind) && !namespace::is_inside() {
         return namespace::enter();
     }
     let before = cacheline::round_trip(server_cpu, client_cpu);
     if namespace::is_wanted(&kind) {
-        namespace::prepare(&kind, arguments.network.checked_mtu()?)?;
+        namespace::prepare(&kind, mtu)?;
     }
     let folder =
         tempfile::Builder::new().prefix("uwarp-perf-").tempdir().context("cannot make a temporary directory")?;
@@ -36,15 +36,14 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
             folder.path().display()
         )));
     }
-    let mut report = run_both(arguments, &plan, &kind, &socket, [server_cpu, client_cpu])?;
+    let mut report = run_both(&network, &plan, &kind, &socket, [server_cpu, client_cpu])?;
     let after = cacheline::round_trip(server_cpu, client_cpu);
     report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
     report.publish(arguments.options.json.as_deref())
 }
 
-/// What a pair decides itself cannot be chosen.
-fn check(arguments: &PairArguments) -> anyhow::Result<()> {
-    let network = &arguments.network;
+/// The flags with the kind of device that both sides get, and the MTU. What a pair decides itself cannot be chosen.
+fn settle(network: &NetworkFlags) -> anyhow::Result<(NetworkFlags, DeviceKind, u16)> {
     for (given, flag) in [
         (network.socket.is_some(), "--socket"),
         (network.interface.is_some(), "--interface"),
@@ -56,27 +55,44 @@ fn check(arguments: &PairArguments) -> anyhow::Result<()> {
             )));
         }
     }
-    if let DeviceKind::Pci(_) = network.kind() {
-        return Err(usage("a pair cannot share one PCI device: run 'server' and 'client', one on each"));
-    }
+    let kind = match network.chosen_kind()? {
+        Some(DeviceKind::Pci(_)) => {
+            return Err(usage("a pair cannot share one PCI device: run 'server' and 'client', one on each"));
+        }
+        Some(kind) => kind,
+        None => return Err(usage("a pair runs over virtio, memif, af_packet or tap: choose a --device")),
+    };
+    // A file is one side's: each side takes its own end of that device.
+    let settled = NetworkFlags { device: Some(kind.clone()), ..network.clone() };
     // Mistakes of the other flags are found before anything starts.
-    let mut probe = network.clone();
-    probe.interface = namespace::is_wanted(&network.kind()).then(|| SERVER_INTERFACE.to_owned());
-    for role in [uwarp_app::Role::Server, uwarp_app::Role::Client] {
-        probe.resolve(role, uwarp::config::EngineMode::Inline)?;
+    let mut probe = settled.clone();
+    probe.interface = namespace::is_wanted(&kind).then(|| SERVER_INTERFACE.to_owned());
+    let mut mtu = 0;
+    for role in [Role::Server, Role::Client] {
+        let config = probe.resolve(role, EngineMode::Inline)?;
+        mtu = config.mtu;
+        if let Some(DeviceConfig::Tap { mac: Some(_), .. }) = config.device {
+            return Err(usage(
+                "the file gives the device a mac, which the two sides of a pair cannot share: leave it out",
+            ));
+        }
+        if let Some(DeviceConfig::Tap { netns: Some(_), .. } | DeviceConfig::AfPacket { netns: Some(_), .. }) =
+            config.device
+        {
+            return Err(usage("the file names a netns, and a pair makes one of its own: leave it out"));
+        }
     }
-    Ok(())
+    Ok((settled, kind, mtu))
 }
 
 fn run_both(
-    arguments: &PairArguments,
+    network: &NetworkFlags,
     plan: &Plan,
     kind: &DeviceKind,
     socket: &Path,
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let network = &arguments.network;
     let command = |side: &str, cpu: usize, interface: &str| {
         let mut command = Command::new(&own);
         command.arg(side).arg("--with-parent");
@@ -85,7 +101,7 @@ fn run_both(
         if let Some(file) = &network.config {
             command.arg("--config").arg(file);
             // A file is one side's: the pair's own addresses win over the file's.
-            let role = if side == "server" { uwarp_app::Role::Server } else { uwarp_app::Role::Client };
+            let role = if side == "server" { Role::Server } else { Role::Client };
             let address = network.default_address(role);
             command.args(["--address", &format!("{address}/{}", if address.is_ipv4() { 24 } else { 64 })]);
         }
@@ -106,7 +122,7 @@ fn run_both(
         server.arg("--streams");
     }
     let mut client = command("client", cpus[1], CLIENT_INTERFACE);
-    client.args([plan.test.name(), &network.default_address(uwarp_app::Role::Server).to_string()]);
+    client.args([plan.test.name(), &network.default_address(Role::Server).to_string()]);
     client.args(["--json", "-"]);
     client.args(["--size", &plan.size.to_string()]);
     client.args(["--depth", &plan.depth.to_string()]);

@@ -49,6 +49,20 @@ fn check_bandwidth(test: &str, device: &str, more: &[&str]) {
 }
 
 #[test]
+fn a_configuration_file_decides_on_the_device() {
+    let file = std::env::temp_dir().join(format!("uwarp-perf-{}.toml", std::process::id()));
+    let text = "address = \"10.1.2.3/16\"\nmtu = 3000\n\
+        [device]\nkind = \"memif\"\nrole = \"client\"\nsocket = \"/nonexistent/s\"\nzero-copy = true\n";
+    std::fs::write(&file, text).unwrap();
+    let result = pair(&["write-latency", "--config", file.to_str().unwrap(), "--iterations", "200"]);
+    assert_eq!(result["device"], "memif");
+    assert_eq!(result["mtu"], 3000);
+    // The file does not say who turns the engine, so this tool's own thread does.
+    assert_eq!(result["engine"], "inline");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
 fn latency_over_virtio() {
     for test in ["write-latency", "read-latency", "send-latency", "atomic-latency", "raw-latency"] {
         check_latency(test, "virtio");

@@ -129,6 +129,7 @@ impl Caller for Tcp {
 /// # Errors
 /// The server cannot be reached, a call fails, or data is wrong.
 pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Result<Report> {
+    let device = uwarp_app::network::device_name(config.device.as_ref());
     let (mtu, engine) = (config.mtu, format!("{:?}", config.engine.mode).to_lowercase());
     let threshold = arguments.rdma.threshold()?;
     let context = open(config, arguments.cpu)?;
@@ -143,7 +144,7 @@ pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Res
     let mut report = Report {
         test: plan.test,
         transport: arguments.transport,
-        device: arguments.network.kind().to_string(),
+        device,
         size: plan.size as u64,
         mtu,
         engine,
