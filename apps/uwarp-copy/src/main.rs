@@ -13,7 +13,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
-use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_app::{NetworkFlags, Role, signals};
 
 const EXAMPLES: &str = "\
@@ -84,17 +83,17 @@ enum Command {
 
 #[derive(Args)]
 struct Server {
-    /// Address of the server
-    #[arg(long, value_name = "ADDRESS", default_value_t = SERVER_ADDRESS.into())]
-    server: IpAddr,
+    /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
+    #[arg(long, value_name = "ADDRESS")]
+    server: Option<IpAddr>,
     /// Its port
     #[arg(long, short, default_value_t = protocol::PORT)]
     port: u16,
 }
 
 impl Server {
-    fn address(&self) -> SocketAddr {
-        (self.server, self.port).into()
+    fn address(&self, network: &NetworkFlags) -> SocketAddr {
+        (self.server.unwrap_or_else(|| network.default_address(Role::Server)), self.port).into()
     }
 }
 
@@ -112,12 +111,12 @@ fn main() -> ExitCode {
                 // Everything that can be wrong with the files is found before a connection is made.
                 let files = client::open_files(&files, name.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
-                client::put(config, server.address(), files)
+                client::put(config, server.address(network), files)
             }
             Command::Get { names, output, server } => {
                 let places = client::choose_places(&names, output.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
-                client::get(config, server.address(), places)
+                client::get(config, server.address(network), places)
             }
         }
     })

@@ -98,6 +98,24 @@ fn there_and_back_over_memif() {
 }
 
 #[test]
+fn there_and_back_over_ipv6() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    fs::write(served.join("file"), "content").unwrap();
+    let socket = folder.path().join("s");
+    let _server = serve(&socket, "virtio", &served, &["--ipv6"]);
+    // The server has the address that the client looks for.
+    let back = folder.path().join("back");
+    let output = command(&socket, "virtio").args(["--ipv6", "get", "file", "--output"]).arg(&back).output().unwrap();
+    succeeds(&output);
+    assert_eq!(fs::read(&back).unwrap(), b"content");
+    let output = command(&socket, "virtio").args(["put", "--ipv6", "--name", "again"]).arg(&back).output().unwrap();
+    succeeds(&output);
+    assert_eq!(fs::read(served.join("again")).unwrap(), b"content");
+}
+
+#[test]
 fn nothing_leaves_the_directory() {
     let folder = tempfile::tempdir().unwrap();
     let served = folder.path().join("served");

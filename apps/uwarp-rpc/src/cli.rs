@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, usage};
 
@@ -267,9 +266,9 @@ pub struct ServeArguments {
 pub struct RunArguments {
     /// The test
     pub test: Test,
-    /// Address of the server
-    #[arg(long, value_name = "ADDRESS", default_value_t = SERVER_ADDRESS.into())]
-    pub server: IpAddr,
+    /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
+    #[arg(long, value_name = "ADDRESS")]
+    pub server: Option<IpAddr>,
     /// What carries the calls
     #[arg(long, value_enum, default_value_t = Transport::Rdma)]
     pub transport: Transport,

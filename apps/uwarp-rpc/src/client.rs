@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context};
 use uwarp_app::pair::Latency;
-use uwarp_app::signals;
+use uwarp_app::{Role, signals};
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
 use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::Part;
@@ -133,7 +133,8 @@ pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Res
     let (mtu, engine) = (config.mtu, format!("{:?}", config.engine.mode).to_lowercase());
     let threshold = arguments.rdma.threshold()?;
     let context = open(config, arguments.cpu)?;
-    let server = SocketAddr::from((arguments.server, arguments.port));
+    let server = arguments.server.unwrap_or_else(|| arguments.network.default_address(Role::Server));
+    let server = SocketAddr::from((server, arguments.port));
     let mut caller: Box<dyn Caller> = match arguments.transport {
         Transport::Rdma => Box::new(reach(&context, server, arguments, plan, threshold)?),
         Transport::Tcp => {

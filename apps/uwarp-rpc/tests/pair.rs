@@ -81,6 +81,23 @@ fn thresholds_and_invalidation_are_the_users() {
 }
 
 #[test]
+fn a_client_over_ipv6_looks_for_the_servers_default_address() {
+    let socket = std::env::temp_dir().join(format!("uwarp-rpc-{}.sock", std::process::id()));
+    let command = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-rpc"));
+        command.args(arguments).args(["--ipv6", "--socket"]).arg(&socket);
+        command
+    };
+    let mut server = command(&["serve", "--once"]).spawn().unwrap();
+    let client = command(&["run", "null", "--iterations", "50", "--wait", "60s", "--json", "-"]).output();
+    let _ = server.kill();
+    server.wait().unwrap();
+    let client = client.unwrap();
+    assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
+    let _ = std::fs::remove_file(&socket);
+}
+
+#[test]
 fn mistakes_of_the_command_line_end_with_two() {
     for arguments in [
         &["pair", "null", "--socket", "/tmp/x"][..],
