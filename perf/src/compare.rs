@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
@@ -34,8 +34,8 @@ pub struct Options {
     device: Vec<String>,
     /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly and nobody else
     /// shared their cores
-    #[arg(long, default_value_t = 15)]
-    rounds: usize,
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     /// Length of one part in milliseconds: the shorter, the less the machine changes in it
     #[arg(long, default_value_t = 300)]
     milliseconds: u64,
@@ -143,7 +143,6 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         show(&serde_json::from_str(&text).with_context(|| format!("{} is no recorded run", path.display()))?);
         return Ok(());
     }
-    ensure!(options.rounds >= 1, "--rounds must be at least 1");
     let perf = UwarpPerf::find()?;
     let folder = tempfile::tempdir()?;
     let peers = if options.rpc {

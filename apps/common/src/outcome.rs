@@ -70,11 +70,25 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
             if let Some(&Silent(status)) = error.downcast_ref() {
                 return ExitCode::from(status);
             }
-            let status = if error.is::<Usage>() { 2 } else { 1 };
+            let status = if is_of_the_user(&error) { 2 } else { 1 };
             eprintln!("{name}: {error:#}");
             ExitCode::from(status)
         }
     }
+}
+
+/// Whether what the user wrote is wrong, also where only the stack or a device's driver could tell.
+fn is_of_the_user(error: &anyhow::Error) -> bool {
+    let of_the_device = |error: &uwarp_dpdk::Error| {
+        matches!(error, uwarp_dpdk::Error::Configuration(_) | uwarp_dpdk::Error::Unsupported { .. })
+    };
+    error.is::<Usage>()
+        || error.downcast_ref().is_some_and(of_the_device)
+        || error.downcast_ref().is_some_and(|error| match error {
+            uwarp::Error::Config(_) | uwarp::Error::Argument { .. } => true,
+            uwarp::Error::Device(error) => of_the_device(error),
+            _ => false,
+        })
 }
 
 /// The first statement of clap's explanation, on one line: what is wrong, without the usage lines below it.
@@ -101,4 +115,50 @@ fn start_logging() {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,uwarp_nfs=info,dpdk=off"));
     // A second call in one process (tests) keeps the first subscriber.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+    use uwarp::Config;
+    use uwarp::config::DeviceConfig;
+    use uwarp_dpdk::MemifRole;
+
+    #[test]
+    fn mistakes_that_the_stack_or_the_device_finds_are_the_users() {
+        let memif = |ring_size| DeviceConfig::Memif {
+            role: MemifRole::Server,
+            socket: "/nonexistent/s".into(),
+            zero_copy: false,
+            ring_size: Some(ring_size),
+            buffer_size: None,
+        };
+        let tap = |name: &str| DeviceConfig::Tap { name: name.to_owned(), mac: None, netns: None };
+        let config = |device| Config::new(device, "10.0.0.1/24").unwrap().without_monitor();
+        let mut absent = config(DeviceConfig::VirtioUser {
+            socket: std::env::temp_dir().join(format!("uwarp-absent-{}", std::process::id())),
+            server: false,
+            packed: true,
+            queue_size: None,
+            mac: None,
+        });
+        absent.wait_for_peer = std::time::Duration::ZERO;
+        let alone = || Config::without_device("10.0.0.1/24").unwrap().without_monitor();
+        for (config, of_the_user) in [
+            (config(memif(1000)), true),
+            (config(tap("uwarp0")).mtu(9000), true),
+            (config(tap("a-name-that-is-too-long")), true),
+            (alone().cpus([100_000]), true),
+            (alone().mtu(70), true),
+            // Nothing is wrong with what was asked for: the peer is not there.
+            (absent, false),
+        ] {
+            let result = uwarp::Context::open(config.clone()).map(|_| ()).context("cannot begin");
+            let error = result.unwrap_err();
+            assert_eq!(is_of_the_user(&error), of_the_user, "{config:?}: {error:#}");
+        }
+        assert!(is_of_the_user(&usage("no").context("there")));
+        assert!(!is_of_the_user(&anyhow::anyhow!("it broke")));
+    }
 }

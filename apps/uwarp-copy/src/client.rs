@@ -46,7 +46,7 @@ pub fn open_files(files: &[PathBuf], name: Option<&str>) -> anyhow::Result<Vec<S
                     .with_context(|| format!("{} has no name to go under", path.display()))?
                     .to_owned(),
             };
-            check_name(&there)?;
+            check_name(&there).map_err(|error| usage(error.to_string()))?;
             let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
             Ok((there, Outgoing::new(&path.display().to_string(), file)?))
         })

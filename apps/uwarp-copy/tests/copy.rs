@@ -254,7 +254,7 @@ fn bad_command_lines_get_one_sentence() {
         (&["serve", "/nonexistent"], 1),
         (&["put", "/nonexistent"], 1),
         (&["put", "/etc"], 1),
-        (&["put", "/etc/hostname", "--name", "../x"], 1),
+        (&["put", "/etc/hostname", "--name", "../x"], 2),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_uwarp-copy")).args(arguments).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
