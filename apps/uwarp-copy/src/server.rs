@@ -94,7 +94,7 @@ fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: So
             Happening::Closed => match transfer {
                 Transfer::Nothing => return Ok(()),
                 Transfer::Put(_, name) | Transfer::Get { name, .. } => {
-                    bail!("left in the middle of '{name}': {}", link.channel.why_closed())
+                    bail!("left in the middle of '{}': {}", name.escape_debug(), link.channel.why_closed())
                 }
             },
         };
@@ -143,7 +143,7 @@ fn step(
         (Transfer::Put(Some(incoming), name), Request::PutEnd { sha256 }) => {
             let size = incoming.received();
             incoming.finish(&sha256)?;
-            output::print(format!("{peer} put '{name}', {size} octets"));
+            output::print(format!("{peer} put '{}', {size} octets", name.escape_debug()));
             link.tell(&Reply::Stored)?;
             Ok(Transfer::Nothing)
         }
@@ -183,7 +183,7 @@ fn offer(link: &mut Link, transfer: Transfer, peer: SocketAddr) -> anyhow::Resul
         && let Some(slot) = free.pop()
     {
         // At most a slot.
-        let length = file.next(&mut link.room).with_context(|| format!("'{name}'"))? as u32;
+        let length = file.next(&mut link.room).with_context(|| format!("'{}'", name.escape_debug()))? as u32;
         let begin = link.slot(slot, length)?;
         link.slots.write(begin, &link.room[..length as usize])?;
         link.tell(&Reply::Part { slot, length })?;
@@ -191,7 +191,7 @@ fn offer(link: &mut Link, transfer: Transfer, peer: SocketAddr) -> anyhow::Resul
     if file.left() > 0 || (free.len() as u32) < SLOTS {
         return Ok(Transfer::Get { file, name, free });
     }
-    output::print(format!("{peer} got '{name}', {} octets", file.size()));
+    output::print(format!("{peer} got '{}', {} octets", name.escape_debug(), file.size()));
     link.tell(&Reply::GetEnd { sha256: file.sha256() })?;
     Ok(Transfer::Nothing)
 }

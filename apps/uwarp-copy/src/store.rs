@@ -117,14 +117,22 @@ impl Store {
             bail!("'{name}' exists and is not a regular file: it is left alone");
         }
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let temporary = format!(".uwarp-copy-{}-{}.part", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let file = rustix::fs::openat(
-            &folder,
-            &temporary,
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::from_raw_mode(0o644),
-        )
-        .map_err(|error| explain(name, error))?;
+        let (temporary, file) = loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let temporary = format!(".uwarp-copy-{}-{number}.part", std::process::id());
+            let file = rustix::fs::openat(
+                &folder,
+                &temporary,
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::from_raw_mode(0o644),
+            );
+            match file {
+                Ok(file) => break (temporary, file),
+                // Left by a process that was killed, and that had this one's number.
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(explain(name, error)),
+            }
+        };
         Ok(Incoming {
             file: File::from(file),
             folder,
@@ -283,6 +291,22 @@ mod tests {
         assert!(store.incoming("file", 1).is_err());
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
         assert_eq!(fs::read_to_string(outside.path().join("secret")).unwrap(), "x");
+    }
+
+    #[test]
+    fn what_a_killed_process_of_the_same_number_left_is_no_obstacle() {
+        let inside = folder();
+        let left: Vec<_> = (0..100).map(|number| format!(".uwarp-copy-{}-{number}.part", std::process::id())).collect();
+        for name in &left {
+            fs::write(inside.path().join(name), "left").unwrap();
+        }
+        let store = Store::open(inside.path()).unwrap();
+        let incoming = store.incoming("name", 0).unwrap();
+        incoming.finish("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855").unwrap();
+        assert_eq!(fs::read(inside.path().join("name")).unwrap(), b"");
+        for name in &left {
+            assert_eq!(fs::read(inside.path().join(name)).unwrap(), b"left", "{name}");
+        }
     }
 
     #[test]
