@@ -109,7 +109,8 @@ pub enum DeviceConfig {
         #[serde(default)]
         transmit: Option<PathBuf>,
     },
-    /// A PCI device, by address. It must be listed in the EAL's configuration too.
+    /// A PCI device, by address. EAL looks for those of its own configuration only, once, as it starts: of a process's contexts
+    /// the first has to be the one on the PCI device.
     Pci {
         /// The address, `0000:01:00.0`, with driver arguments after a comma if any.
         address: String,

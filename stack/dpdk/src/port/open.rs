@@ -310,7 +310,8 @@ fn make(
         DeviceConfig::Pci { .. } => {
             if !eal.config().pci.iter().any(|listed| listed.split(',').next() == Some(plan.name.as_str())) {
                 return Err(Error::Configuration(format!(
-                    "the PCI address {} is not in the EAL's list: add it to pci = [...]",
+                    "DPDK has not looked for the PCI device {}: it looks once in a process, as it starts, for that of the first \
+                     context: open this device before any other",
                     plan.name
                 )));
             }
