@@ -362,7 +362,8 @@ impl std::str::FromStr for MacAddress {
         let mut parts = text.split(':');
         for octet in &mut octets {
             let part = parts.next().ok_or_else(explain)?;
-            if part.len() != 2 {
+            // `from_str_radix` would take a sign.
+            if part.len() != 2 || !part.bytes().all(|digit| digit.is_ascii_hexdigit()) {
                 return Err(explain());
             }
             *octet = u8::from_str_radix(part, 16).map_err(|_| explain())?;

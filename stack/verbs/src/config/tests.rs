@@ -107,6 +107,10 @@ fn each_mistake_gives_one_sentence_that_names_it() {
             "not the address of one station",
         ),
         (with_table("[[neighbours]]\naddress = \"10.0.0.2\"\nmac = \"2:0\""), "is not an Ethernet address"),
+        (
+            with_table("[[neighbours]]\naddress = \"10.0.0.2\"\nmac = \"02:00:00:00:00:+1\""),
+            "is not an Ethernet address",
+        ),
     ] {
         let error = sentence(&text);
         assert!(error.contains(expected), "for\n{text}\nexpected {expected:?} in {error:?}");
