@@ -18,6 +18,18 @@ need_rust() {
         die "Rust $have is too old, $wanted or later is needed: 'rustup update' and run this again"
 }
 
+# What suite lint takes of the toolchain: one that was installed with the minimal profile lacks it.
+need_lint() {
+    local missing=()
+    cargo fmt --version >/dev/null 2>&1 || missing+=(rustfmt)
+    cargo clippy --version >/dev/null 2>&1 || missing+=(clippy)
+    [ ${#missing[@]} -eq 0 ] && return
+    command -v rustup >/dev/null ||
+        die "the Rust toolchain has no ${missing[*]}, which suite lint needs: install what is missing beside cargo and run this again"
+    say "installing ${missing[*]}"
+    rustup component add "${missing[@]}"
+}
+
 # Installs the Debian packages of the arguments that are not there; asks the network for nothing if all are.
 need_packages() {
     local missing=() package
