@@ -67,9 +67,11 @@ impl Run {
             // Nobody sends bare frames again: so many that some arrive and can be timed.
             return if self.size > 100_000 { 200 } else { 50_000 };
         }
-        let each = if self.size > 100_000 { 3 } else { 40 };
-        // Every queue pair gets its turn, and a deep pipeline fills.
-        each * u64::from(self.qps) + if self.size > 100_000 { 0 } else { 2 * u64::from(self.depth) }
+        // Every queue pair gets its turn, and a deep pipeline fills; of large messages no more than that takes.
+        if self.size > 100_000 {
+            return (u64::from(self.depth) + 2) * u64::from(self.qps);
+        }
+        40 * u64::from(self.qps) + 2 * u64::from(self.depth)
     }
 }
 
