@@ -40,9 +40,17 @@ pub fn examine(capture: &Path) -> Testimony {
     }
     // An expert error or warning of any layer is a complaint, but for what TCP says of losses: those are not protocol errors.
     let expert = tshark(capture, &["-q", "-z", "expert,warn"]);
+    let mut is_warning = false;
     for line in expert.lines().map(str::trim) {
-        let is_entry = line.split_whitespace().next().is_some_and(|first| first.parse::<u32>().is_ok());
-        if is_entry && !ARGUED.iter().any(|argued| line.ends_with(argued)) && !line.contains("Sequence  ") {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        // The headings are such as `Warns (3)`.
+        if ["Errors", "Warns"].contains(&first) {
+            is_warning = first == "Warns";
+        }
+        let is_entry = first.parse::<u32>().is_ok();
+        let is_of_a_loss = is_warning && words.next() == Some("Sequence") && words.next() == Some("TCP");
+        if is_entry && !ARGUED.iter().any(|argued| line.ends_with(argued)) && !is_of_a_loss {
             testimony.complaints.push(line.to_owned());
             if line.contains("Malformed") {
                 testimony.complaints.push(tshark(capture, &["-Y", "_ws.malformed"]));
