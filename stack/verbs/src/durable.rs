@@ -3,8 +3,10 @@
 use crate::context::Shared;
 use crate::error::Error;
 use crate::region::{self, MemoryRegion, RegionScope};
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use uwarp_memory::{Access, PageAdvice, RegionBuffer, Store};
@@ -37,7 +39,8 @@ pub enum MemoryRange<'a> {
     /// A copy of these octets.
     Octets(&'a [u8]),
     /// Octets of a file, which is opened for reading and, if commits are to go there, writing. It is made longer if it ends
-    /// before the range does.
+    /// before the range does. A durable region opens it once more, by `/proc`, so that nobody else's sync takes the errors
+    /// that its commits have to report.
     File {
         /// The file.
         file: &'a File,
@@ -116,6 +119,16 @@ fn fill(part: &mut [u8], file: &File, offset: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Opens a file once more, for what it is open for. Linux says once for each open file that it could not write something back
+/// (`errseq_t`): of a duplicate, the first to sync would hear of it, be it the application, and the next Commit would succeed.
+fn open_anew(file: &File) -> io::Result<File> {
+    let mode = rustix::fs::fcntl_getfl(file)? & OFlags::ACCMODE;
+    File::options()
+        .read(mode != OFlags::WRONLY)
+        .write(mode != OFlags::RDONLY)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 /// The files that keep a region.
 #[derive(Debug, Default)]
 struct Files {
@@ -135,7 +148,8 @@ struct Piece {
 
 impl Files {
     fn add(&mut self, file: &File, offset: u64, length: u64) -> Result<(), Error> {
-        let file = file.try_clone().map_err(Error::system("a file of a durable region cannot be kept open"))?;
+        let file =
+            open_anew(file).map_err(Error::system("a file of a durable region cannot be opened anew by /proc"))?;
         let end = offset.checked_add(length).ok_or_else(|| {
             Error::argument(
                 "a range of a file",
@@ -168,7 +182,7 @@ impl Store for Files {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        // Of a file in several ranges the second sync finds nothing left to do.
+        // Of a file in several ranges the second sync finds nothing left to do, and hears of the same errors.
         for piece in self.pieces.iter_mut().filter(|piece| piece.dirty) {
             piece.file.sync_data()?;
             piece.dirty = false;
@@ -205,6 +219,33 @@ mod tests {
         part[7] = 7;
         fill(&mut part[..7], &first, 6).unwrap();
         assert_eq!(&part, b"67I9\x09\x09\x09\x07");
+    }
+
+    #[test]
+    fn a_region_and_what_the_application_does_with_its_file_are_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, b"0123456789").unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let [mut one, mut other] = [Files::default(), Files::default()];
+        one.add(&file, 2, 3).unwrap();
+        other.add(&file, 6, 2).unwrap();
+        // What is set of an open file holds for all duplicates of it, as errors of writing back are told once to all of them. Of
+        // a file that is open to append, Linux writes at the end, whatever the offset.
+        for open in [&file, &one.pieces[0].file] {
+            rustix::fs::fcntl_setfl(open, OFlags::APPEND).unwrap();
+        }
+        other.write(0, b"ab").unwrap();
+        other.sync().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"012345ab89");
+        rustix::fs::fcntl_setfl(&one.pieces[0].file, OFlags::empty()).unwrap();
+        drop((file, other));
+        std::fs::remove_file(&path).unwrap();
+        one.write(0, b"c").unwrap();
+        one.sync().unwrap();
+        let mut octets = [0; 3];
+        one.pieces[0].file.read_exact_at(&mut octets, 2).unwrap();
+        assert_eq!(&octets, b"c34");
     }
 
     #[test]
