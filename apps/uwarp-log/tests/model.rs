@@ -406,6 +406,17 @@ impl Model {
         Ok(())
     }
 
+    /// Nobody dies until all targets get each record, and so many were acknowledged.
+    fn run_until_all_have(&mut self, count: u64) {
+        for _ in 0..100_000 {
+            self.turn().unwrap();
+            if self.writer.live() == self.targets.len() && self.counted >= count {
+                return;
+            }
+        }
+        panic!("{:?}, {:?}", self.writer.status(), self.writer.over());
+    }
+
     /// Most targets have given back what the log needs now, while they did not take part: that is for the operator.
     fn is_too_small(&self) -> bool {
         let small = self.writer.status().iter().filter(|status| status.problem.is_some()).count();
@@ -484,6 +495,20 @@ fn nothing_that_was_acknowledged_is_lost() {
         }
     }
     assert!(counted > 20_000, "only {counted} records were acknowledged");
+}
+
+#[test]
+fn an_empty_file_replaces_a_lost_one_under_the_same_writer() {
+    for seed in 0..40 {
+        let mut model = Model::new(seed, false);
+        if model.targets.len() == 3 {
+            model.run_until_all_have(5);
+            model.targets[1] = Target::new(model.targets[1].identity.geometry, false);
+            model.writer.lost(1);
+            model.run_until_all_have(0);
+            model.check().unwrap();
+        }
+    }
 }
 
 #[test]

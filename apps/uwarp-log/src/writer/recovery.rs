@@ -40,6 +40,10 @@ impl Writer {
         }
         peer.geometry = Some(geometry);
         (peer.log, peer.epoch) = (log, epoch);
+        if log == 0 {
+            // A file that has not joined, or not this one: maybe another in its place. What was in the former one does not count.
+            peer.durable = None;
+        }
         peer.stage = Stage::Waiting;
         match self.phase {
             Phase::Gathering => {}
