@@ -2,7 +2,7 @@
 //! lost, and no head is without its record. The same over engines and a network is in `tests/sim`.
 
 use std::collections::{BTreeMap, VecDeque};
-use uwarp_log::layout::{Geometry, Identity, Piece};
+use uwarp_log::layout::{Geometry, Identity, Piece, START};
 use uwarp_log::message::{ToClient, ToTarget, Window};
 use uwarp_log::record::{Kind, Tail};
 use uwarp_log::target::{self, Verdict, Walk};
@@ -357,6 +357,12 @@ impl Model {
             if start > 0 && !self.overwrite {
                 return Err("something was dropped".to_owned());
             }
+            // A copy without any record would have lost none of those that were not dropped.
+            if let Some((last, _)) = self.acknowledged.last_key_value()
+                && *last > tail.sequence
+            {
+                return Err(format!("record {last} is beyond the end that {deciding:b} have: {tail:?}"));
+            }
             for (sequence, payload) in self.acknowledged.range(first..) {
                 if records.get(sequence) != Some(payload) {
                     return Err(format!("record {sequence} is lost to {deciding:b} with its end at {tail:?}"));
@@ -509,6 +515,18 @@ fn an_empty_file_replaces_a_lost_one_under_the_same_writer() {
             model.check().unwrap();
         }
     }
+}
+
+#[test]
+fn a_log_that_begins_behind_all_its_records_is_found_out() {
+    let mut model = Model::new(0, false);
+    model.overwrite = true;
+    for target in &mut model.targets {
+        target.safe[START as usize..][..8].copy_from_slice(&u64::from(SEGMENT).to_le_bytes());
+    }
+    model.check().unwrap();
+    model.acknowledged.insert(7, b"the last is never dropped".to_vec());
+    assert!(model.check().is_err());
 }
 
 #[test]

@@ -567,6 +567,12 @@ impl Run {
                 return Err(format!("the log ends at {} and starts at {start}", tail.position));
             }
             let first = if start > 0 { records.keys().next().copied().unwrap_or(u64::MAX) } else { 0 };
+            // A copy without any record would have lost none of those that were not dropped.
+            if let Some((last, _)) = self.acknowledged.last_key_value()
+                && *last > tail.sequence
+            {
+                return Err(format!("record {last} is beyond the end that {deciding:b} have: {tail:?}"));
+            }
             for (sequence, payload) in self.acknowledged.range(first..) {
                 if records.get(sequence) != Some(payload) {
                     return Err(format!("record {sequence} is lost to {deciding:b}, where the log ends at {tail:?}"));
