@@ -162,9 +162,7 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
     if !(1..=65_536).contains(&arguments.size) {
         return Err(usage("records of the benchmark have 1 to 64K octets"));
     }
-    if network.config.is_some() {
-        return Err(usage("--config cannot be chosen for the benchmark, which sets up both sides itself"));
-    }
+    crate::pair::check_network(network)?;
     let cpus = choose_cpus(&arguments.cpus)?;
     let folder = match &arguments.directory {
         Some(directory) => tempfile::Builder::new().prefix("uwarp-log-").tempdir_in(directory),

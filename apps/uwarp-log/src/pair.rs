@@ -35,9 +35,7 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
     if *size > MAX_PAYLOAD as u64 {
         return Err(usage(format!("a record has at most {MAX_PAYLOAD} octets")));
     }
-    if !matches!(network.kind(), DeviceKind::Virtio | DeviceKind::Memif) || network.socket.is_some() {
-        return Err(usage("a pair runs over virtio or memif, and chooses its sockets: use 'target' and 'append'"));
-    }
+    check_network(network)?;
     let folder =
         tempfile::Builder::new().prefix("uwarp-log-").tempdir().context("cannot make a temporary directory")?;
     let place = directory.as_deref().unwrap_or(folder.path());
@@ -86,6 +84,32 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
         ));
     }
     json.as_deref().map_or(Ok(()), |path| output::write_json(path, &outcome))
+}
+
+/// What processes that are started here decide themselves cannot be chosen.
+///
+/// # Errors
+/// A flag that would have no effect, or a device that joins other machines.
+pub fn check_network(network: &NetworkFlags) -> anyhow::Result<()> {
+    for (given, flag) in [
+        (network.config.is_some(), "--config"),
+        (network.socket.is_some(), "--socket"),
+        (network.interface.is_some(), "--interface"),
+        (network.address.is_some(), "--address"),
+        (network.pcap.is_some(), "--pcap"),
+    ] {
+        if given {
+            return Err(usage(format!(
+                "{flag} is one process's, and all sides are set up here: use 'target' and 'append'"
+            )));
+        }
+    }
+    if !matches!(network.kind(), DeviceKind::Virtio | DeviceKind::Memif) {
+        return Err(usage(
+            "all sides on one machine are joined by virtio or memif: use 'target' and 'append' for others",
+        ));
+    }
+    Ok(())
 }
 
 /// The payload of a record: letters that tell it from others.

@@ -264,6 +264,10 @@ fn mistakes_get_a_sentence() {
         (&["target", new, "--segment", "1000"], 2, "multiple of 4K"),
         (&["target", new, "--engine", "inline"], 2, "sleeps"),
         (&["pair", "--targets", "2"], 2, "one target or three"),
+        (&["pair", "--config", "/nonexistent"], 2, "--config is one process's"),
+        (&["pair", "--address", "10.0.0.1/24"], 2, "--address is one process's"),
+        (&["pair", "--pcap", new], 2, "--pcap is one process's"),
+        (&["bench", "--pcap", new], 2, "--pcap is one process's"),
     ] {
         let output = program(arguments).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
