@@ -1,10 +1,16 @@
 //! Targets and writers as processes over real devices, and what becomes of the log when they are killed.
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that ends with the test.
 struct Process(Child);
@@ -59,6 +65,15 @@ impl Places {
         command
     }
 
+    /// Appends to three targets, and says how that ended.
+    fn append_lines(&self, more: &[&str], lines: &str) -> Output {
+        let mut command = self.append(3, more);
+        let mut writer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // One that ends before it has read them says why.
+        let _ = writer.stdin.take().unwrap().write_all(lines.as_bytes());
+        writer.wait_with_output().unwrap()
+    }
+
     /// The records that a file holds, by number.
     fn read(&self, number: usize) -> BTreeMap<u64, String> {
         let output = program(&["read", "--json", "-"]).arg(self.file(number)).output().unwrap();
@@ -76,9 +91,11 @@ impl Places {
 
 /// A writer that appends numbered lines and tells what is acknowledged.
 struct Writer {
-    _process: Process,
+    process: Process,
     lines: ChildStdin,
-    acknowledged: std::io::Lines<BufReader<ChildStdout>>,
+    /// Those that it was given and has not acknowledged: it acknowledges them in their order.
+    given: VecDeque<u64>,
+    acknowledged: Receiver<u64>,
 }
 
 impl Writer {
@@ -86,20 +103,48 @@ impl Writer {
         let mut command = places.append(3, &["--acknowledge"]);
         let mut process = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
         let lines = process.0.stdin.take().unwrap();
-        let acknowledged = BufReader::new(process.0.stdout.take().unwrap()).lines();
-        Self { _process: process, lines, acknowledged }
+        let numbers = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let (sender, acknowledged) = channel();
+        std::thread::spawn(move || {
+            numbers.map(|line| line.unwrap().parse().unwrap()).try_for_each(|it| sender.send(it))
+        });
+        Self { process, lines, given: VecDeque::new(), acknowledged }
+    }
+
+    fn give(&mut self, lines: Range<u64>) {
+        for line in lines {
+            writeln!(self.lines, "line {line}").unwrap();
+            self.given.push_back(line);
+        }
+        self.lines.flush().unwrap();
+    }
+
+    /// Notes under which number the next line is acknowledged.
+    fn note(&mut self, number: u64, found: &mut BTreeMap<u64, String>) {
+        let line = self.given.pop_front().expect("a line for each acknowledgment");
+        assert_eq!(found.insert(number, format!("line {line}")), None, "number {number} twice");
+    }
+
+    /// Waits until no more than so many lines are not acknowledged.
+    fn wait(&mut self, left: usize, found: &mut BTreeMap<u64, String>) {
+        while self.given.len() > left {
+            let number = self.acknowledged.recv_timeout(PATIENCE).expect("an acknowledgment");
+            self.note(number, found);
+        }
+    }
+
+    /// Kills it, and notes what it had said by then.
+    fn kill(mut self, found: &mut BTreeMap<u64, String>) {
+        self.process.0.kill().unwrap();
+        while let Ok(number) = self.acknowledged.recv() {
+            self.note(number, found);
+        }
     }
 
     /// Appends lines from `begin` on, and notes which are acknowledged under which number.
     fn append(&mut self, begin: u64, count: u64, found: &mut BTreeMap<u64, String>) {
-        for line in begin..begin + count {
-            writeln!(self.lines, "line {line}").unwrap();
-        }
-        self.lines.flush().unwrap();
-        for line in begin..begin + count {
-            let number = self.acknowledged.next().expect("an acknowledgment").unwrap().parse().unwrap();
-            assert_eq!(found.insert(number, format!("line {line}")), None, "number {number} twice");
-        }
+        self.give(begin..begin + count);
+        self.wait(0, found);
     }
 }
 
@@ -128,16 +173,17 @@ fn what_was_acknowledged_survives_kills_of_writer_and_targets() {
         targets.push(places.target(round, &[]));
         writer.append(line + 400, 100, &mut found);
         // The writer dies with lines under way, which may be in the log or not.
-        for more in 0..50 {
-            let _ = writeln!(writer.lines, "line {}", line + 500 + more);
-        }
+        writer.give(line + 500..line + 550);
         line += 1000;
-        drop(writer);
+        writer.kill(&mut found);
     }
-    let mut last =
-        places.append(3, &["--all", "--json", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    writeln!(last.stdin.take().unwrap(), "the last").unwrap();
-    let outcome: Value = serde_json::from_slice(&succeeds(&last.wait_with_output().unwrap())).unwrap();
+    check_copies(&places, targets, found);
+}
+
+/// Appends a last line; then all targets have the same, and all that was acknowledged.
+fn check_copies(places: &Places, targets: Vec<Process>, mut found: BTreeMap<u64, String>) {
+    let last = places.append_lines(&["--all", "--json", "-"], "the last\n");
+    let outcome: Value = serde_json::from_slice(&succeeds(&last)).unwrap();
     assert_eq!(outcome["live"], 3);
     found.insert(outcome["last"].as_u64().unwrap(), "the last".to_owned());
     drop(targets);
@@ -147,6 +193,53 @@ fn what_was_acknowledged_survives_kills_of_writer_and_targets() {
         assert_eq!(copies[0].get(number), Some(text), "record {number}");
     }
     assert_eq!(copies[0].last_key_value().unwrap().1, "the last");
+}
+
+#[test]
+fn no_acknowledged_line_is_lost_wherever_the_kills_fall() {
+    let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
+    for seed in 0..if is_long { 50 } else { 1 } {
+        eprintln!("seed {seed}; UWARP_LONG=1 runs 50");
+        kill_at_random(fastrand::Rng::with_seed(seed));
+    }
+}
+
+/// Three writers of one log. Each is killed in the end, and targets meanwhile, also most of them: with lines under way, of which
+/// those count that were acknowledged.
+fn kill_at_random(mut random: fastrand::Rng) {
+    let places = Places::new();
+    let mut targets: Vec<Option<Process>> = (0..3).map(|number| Some(places.target(number, &[]))).collect();
+    // A log is begun by all of its targets, and goes on with two of them.
+    succeeds(&places.append_lines(&["--all"], "the first\n"));
+    let (mut found, mut line) = (BTreeMap::new(), 0);
+    for _ in 0..3 {
+        let mut writer = Writer::start(&places);
+        for _ in 0..random.usize(1..6) {
+            let count = random.u64(1..300);
+            writer.give(line..line + count);
+            line += count;
+            if targets.iter().flatten().count() >= 2 {
+                writer.wait(random.usize(..=count as usize), &mut found);
+            }
+            // Killed if it is there, started again if not.
+            let number = random.usize(..3);
+            targets[number] = match targets[number].take() {
+                Some(_killed) => None,
+                None => Some(places.target(number, &[])),
+            };
+        }
+        writer.kill(&mut found);
+        for (number, target) in targets.iter_mut().enumerate() {
+            if target.is_none() && random.bool() {
+                *target = Some(places.target(number, &[]));
+            }
+        }
+    }
+    for (number, target) in targets.iter_mut().enumerate() {
+        target.get_or_insert_with(|| places.target(number, &[]));
+    }
+    assert!(!found.is_empty());
+    check_copies(&places, targets.into_iter().flatten().collect(), found);
 }
 
 #[test]
