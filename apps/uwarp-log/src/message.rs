@@ -78,7 +78,8 @@ pub enum ToClient {
         /// The writer that was, if that is why.
         epoch: u64,
     },
-    /// Asks for slots to be given back, so that no more than these are left. May be said at any time.
+    /// Asks for slots to be given back, so that no more than these are left. May be said at any time, and is said again behind
+    /// each [`Claimed`](Self::Claimed) until [`ToTarget::Shrunk`] has come.
     Shrink {
         /// Slots that would be left.
         slots: u32,

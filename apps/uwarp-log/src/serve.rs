@@ -130,6 +130,8 @@ struct Target<'a> {
     /// Connections; the first is the writer's if there is one.
     channels: Vec<Channel>,
     has_writer: bool,
+    /// Slots to keep no more than, until a writer has seen to it: one that is lost forgets that it was asked.
+    wish: Option<u32>,
     /// Where the next record to print begins.
     shown: Option<uwarp_log::record::Tail>,
     wakes: u64,
@@ -162,8 +164,17 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         walk.tail.sequence,
         log.identity.epoch
     ));
-    let mut target =
-        Target { service, log, domain, region, channels: Vec::new(), has_writer: false, shown: None, wakes: 0 };
+    let mut target = Target {
+        service,
+        log,
+        domain,
+        region,
+        channels: Vec::new(),
+        has_writer: false,
+        wish: None,
+        shown: None,
+        wakes: 0,
+    };
     let mut input = service.control.then(std::io::stdin);
     let mut line = Vec::new();
     while !signals::interrupted() {
@@ -284,7 +295,11 @@ impl Target<'_> {
                     *number = 0;
                     self.has_writer = true;
                     self.shown = None;
-                    ToClient::Claimed { epoch: *epoch, geometry: identity.geometry, window: self.window() }
+                    let claimed =
+                        ToClient::Claimed { epoch: *epoch, geometry: identity.geometry, window: self.window() };
+                    self.tell(0, &claimed)?;
+                    let Some(slots) = self.wish else { return Ok(()) };
+                    ToClient::Shrink { slots }
                 }
             },
             ToTarget::Joined { .. } | ToTarget::Shrunk { .. } if !self.has_writer || *number != 0 => {
@@ -298,6 +313,7 @@ impl Target<'_> {
                 if *slots > self.log.identity.geometry.slots || geometry.check().is_err() {
                     return self.end(*number);
                 }
+                self.wish = None;
                 // Everything that counts is committed, and so in the file.
                 self.region = None;
                 self.log.keep(Identity { geometry, ..self.log.identity })?;
@@ -337,10 +353,13 @@ impl Target<'_> {
                 Ok(size) => {
                     let Geometry { segment, slots, .. } = self.log.identity.geometry;
                     let wanted = Geometry::new(size, segment).map_or(MIN_SLOTS, |geometry| geometry.slots).min(slots);
+                    self.wish = Some(wanted);
                     if self.has_writer {
                         self.tell(0, &ToClient::Shrink { slots: wanted })?;
                     } else {
-                        eprintln!("uwarp-log: nobody writes: a writer has to move what lies there");
+                        eprintln!(
+                            "uwarp-log: nobody writes: the next writer is asked, which has to move what lies there"
+                        );
                     }
                 }
                 Err(error) => eprintln!("uwarp-log: {error}"),

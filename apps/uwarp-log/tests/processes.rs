@@ -278,6 +278,33 @@ fn a_target_gets_memory_back_without_a_broken_connection() {
 }
 
 #[test]
+fn a_writer_is_asked_for_memory_that_was_wanted_before_it_came() {
+    let places = Places::new();
+    let mut command = program(&["target", "--control", "--size", "2M"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut target = Process(command.spawn().unwrap());
+    let mut control = target.0.stdin.take().unwrap();
+    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    // Commands are carried out one after another.
+    writeln!(control, "shrink 600K\nstatus").unwrap();
+    assert!(said.next().unwrap().unwrap().ends_with("no writer"));
+    let mut writer = Process(places.append(1, &[]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+    let mut lines = writer.0.stdin.take().unwrap();
+    writeln!(lines, "a line").unwrap();
+    let answer = said.next().unwrap().unwrap();
+    assert!(answer.starts_with("gave memory back"), "{answer}");
+    assert!(std::fs::metadata(places.file(0)).unwrap().len() <= 600 << 10);
+    // Once is enough.
+    drop(lines);
+    assert!(writer.0.wait().unwrap().success());
+    succeeds(&places.append(1, &[]).output().unwrap());
+    writeln!(control, "status").unwrap();
+    let answer = said.next().unwrap().unwrap();
+    assert!(answer.starts_with("epoch 2, "), "{answer}");
+}
+
+#[test]
 fn the_targets_program_hears_of_records_that_are_durable() {
     let places = Places::new();
     let mut command = program(&["target", "--follow"]);
