@@ -1,6 +1,6 @@
 //! Carries out what a writer wants done: connections to the targets, and the work on them. One thread turns everything.
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -90,6 +90,8 @@ struct Link {
     posted: VecDeque<Posted>,
     /// Why the last attempt failed.
     why: String,
+    /// What was said of the target last, which is not said again with each attempt.
+    warned: String,
 }
 
 /// A writer with its connections.
@@ -119,6 +121,7 @@ impl Driver {
             wanted: VecDeque::new(),
             posted: VecDeque::new(),
             why: String::new(),
+            warned: String::new(),
         };
         let links = places.into_iter().map(link).collect();
         Ok(Driver { writer: Writer::new(options), network: network.clone(), links, options })
@@ -174,6 +177,16 @@ impl Driver {
         Ok(busy)
     }
 
+    /// Goes on without a target that does not say what it should: the others may be enough, and it may be another next time.
+    fn give_up(&mut self, target: usize, error: &anyhow::Error) {
+        self.drop_link(target, error);
+        let link = &mut self.links[target];
+        if link.warned != link.why {
+            link.warned.clone_from(&link.why);
+            eprintln!("uwarp-log: target {target} is left out: {}", link.why);
+        }
+    }
+
     fn drop_link(&mut self, target: usize, error: &anyhow::Error) {
         self.links[target].why = format!("{error:#}");
         self.links[target].down();
@@ -196,14 +209,16 @@ impl Driver {
                 Ok(None) => return Ok(false),
                 Ok(Some(established)) => {
                     let link = &mut self.links[target];
-                    if established.private_data != GREETING {
-                        bail!("what answers there is not uwarp-log, or of another version");
-                    }
                     let State::Connecting(channel, _) = std::mem::replace(&mut link.state, State::Down(Instant::now()))
                     else {
                         return Ok(false);
                     };
                     link.state = State::Up(channel);
+                    if established.private_data != GREETING {
+                        let error = anyhow!("what answers there is not uwarp-log, or of another version");
+                        self.give_up(target, &error);
+                        return Ok(true);
+                    }
                     link.why.clear();
                     self.writer.connected(target);
                 }
@@ -274,8 +289,14 @@ impl Driver {
             busy = true;
             match event {
                 Event::Message(octets) => {
-                    let message: ToClient = serde_json::from_slice(&octets)
-                        .context("a target sent a message that is none of this version's")?;
+                    let message = match serde_json::from_slice(&octets) {
+                        Ok(message) => message,
+                        Err(error) => {
+                            let error = anyhow!(error).context("it sent a message that is none of this version's");
+                            self.give_up(target, &error);
+                            return Ok(true);
+                        }
+                    };
                     if let ToClient::Claimed { window, .. } | ToClient::Region { window, .. } = message {
                         self.links[target].window = Some(window);
                     }

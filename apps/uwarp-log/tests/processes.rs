@@ -2,12 +2,17 @@
 
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use uwarp::config::EngineMode;
+use uwarp::{AcceptOptions, Context, Features, ListenOptions};
+use uwarp_app::channel::{Channel, Shape};
+use uwarp_app::{NetworkFlags, Role};
+use uwarp_log::message::{GREETING, MAX_MESSAGE};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -302,6 +307,51 @@ fn a_writer_is_asked_for_memory_that_was_wanted_before_it_came() {
     writeln!(control, "status").unwrap();
     let answer = said.next().unwrap().unwrap();
     assert!(answer.starts_with("epoch 2, "), "{answer}");
+}
+
+const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
+const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 16, work: 16 };
+const PORT: u16 = 20_060;
+
+/// A program of its own at one end of a socket.
+fn stranger(socket: &Path, role: Role) -> Context {
+    let flags = NetworkFlags { socket: Some(socket.to_owned()), ..NetworkFlags::default() };
+    Context::open(flags.resolve(role, EngineMode::Threaded).unwrap()).unwrap()
+}
+
+#[test]
+fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
+    let places = Places::new();
+    let mut targets: Vec<Process> = (0..3).map(|number| places.target(number, &[])).collect();
+    succeeds(&places.append_lines(&["--all"], "the first\n"));
+    targets.pop();
+    let context = stranger(&places.socket(2), Role::Server);
+    let mut listener = context.listen(PORT, ListenOptions::default()).unwrap();
+    let mut writer = places.append(3, &["--acknowledge"]);
+    let writer = writer.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut writer = Process(writer);
+    let mut lines = writer.0.stdin.take().unwrap();
+    let domain = context.allocate_domain();
+    let mut channels = Vec::new();
+    for greeting in [&b"another program"[..], GREETING, GREETING] {
+        let request = listener.next(PATIENCE).unwrap().expect("the writer tries");
+        let mut channel = Channel::new(&context, &domain, SHAPE).unwrap();
+        let options = AcceptOptions::default().private_data(greeting).features(FEATURES);
+        request.accept(channel.queue_pair(), options).unwrap();
+        // To the first one this is said in vain.
+        let _ = channel.send(b"no message of a target");
+        channels.push(channel);
+    }
+    writeln!(lines, "the second").unwrap();
+    drop(lines);
+    let mut said = String::new();
+    writer.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(writer.0.wait().unwrap().success(), "{said}");
+    for warning in ["target 2 is left out: what answers there is not uwarp-log", "none of this version's"] {
+        assert_eq!(said.matches(warning).count(), 1, "said once: {said}");
+    }
+    drop(targets);
+    assert!(places.read(0).into_values().eq(["the first", "the second"]));
 }
 
 #[test]
