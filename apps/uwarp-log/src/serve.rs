@@ -252,8 +252,9 @@ impl Target<'_> {
                     Ok(message) => self.hear(&mut number, &message)?,
                     Err(_) => self.end(number)?,
                 },
-                Event::Immediate(sequence) => self.show(sequence)?,
-                Event::Done(_) => {}
+                Event::Immediate(sequence @ 1..) if self.has_writer && number == 0 => self.show(sequence)?,
+                // No record's number, or of one who does not write records.
+                Event::Immediate(_) | Event::Done(_) => {}
                 Event::Closed => {
                     self.channels.remove(number);
                     self.has_writer &= number != 0;

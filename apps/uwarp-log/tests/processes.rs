@@ -9,8 +9,9 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use uwarp::config::EngineMode;
-use uwarp::{AcceptOptions, Context, Features, ListenOptions};
-use uwarp_app::channel::{Channel, Shape};
+use uwarp::{AcceptOptions, ConnectOptions, Context, Features, ListenOptions, SendRequest};
+use uwarp_app::channel::{Channel, Shape, connect, part};
+use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_app::{NetworkFlags, Role};
 use uwarp_log::message::{GREETING, MAX_MESSAGE};
 
@@ -352,6 +353,36 @@ fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
     }
     drop(targets);
     assert!(places.read(0).into_values().eq(["the first", "the second"]));
+}
+
+#[test]
+fn only_the_writer_tells_of_records() {
+    let places = Places::new();
+    let mut command = program(&["target", "--follow"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped());
+    let mut target = Process(command.spawn().unwrap());
+    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    let append = |line: &str, more: &[&str]| {
+        let lines = places.0.path().join("lines");
+        std::fs::write(&lines, line).unwrap();
+        succeeds(&places.append(1, more).arg(lines).output().unwrap());
+    };
+    append("not told of", &[]);
+    let context = stranger(&places.socket(0), Role::Client);
+    let domain = context.allocate_domain();
+    let options = ConnectOptions::default().private_data(GREETING).features(FEATURES);
+    let make = || Channel::new(&context, &domain, SHAPE);
+    let server = (SERVER_ADDRESS, PORT).into();
+    let (mut channel, _) = connect(&context, server, &options, PATIENCE, make, Channel::queue_pair).unwrap();
+    for number in [0, 1 << 40] {
+        channel.queue_pair().post_send(&[SendRequest::immediate(number, number).signalled()]).unwrap();
+    }
+    part(&context, channel.queue_pair()).unwrap();
+    drop(channel);
+    context.close().unwrap();
+    append("told of", &["--notify"]);
+    assert_eq!(said.next().unwrap().unwrap(), "told of");
 }
 
 #[test]
