@@ -1,10 +1,11 @@
 //! What the tools put on the wire, as tshark reads it: every CRC good, nothing malformed, no expert error.
 
+use std::path::Path;
 use std::process::Command;
 
 use uwarp::{
-    AcceptOptions, Access, CompletionFlags, Config, ConnectOptions, Context, DeviceConfig, ListenOptions,
-    ReceiveRequest, SendRequest, Status,
+    AcceptOptions, Access, CompareSwap, CompletionFlags, Config, ConnectOptions, Context, DeviceConfig, Features,
+    ListenOptions, ReceiveRequest, SendRequest, Status,
 };
 use uwarp_interop_tests::stack::{Endpoint, PATIENCE, open};
 use uwarp_interop_tests::tools::{Guarded, run, tool, wait_for};
@@ -85,29 +86,94 @@ fn tshark_finds_nothing_wrong_with_atomics() {
     assert_eq!(count(&capture, "iwarp_rdma.opcode == 10 && iwarp_rdma.atomic.opcode == 0"), requests);
 }
 
+/// Two ends in this process that are connected.
+struct Joined {
+    contexts: [Context; 2],
+    target: Endpoint,
+    source: Endpoint,
+}
+
+impl Joined {
+    /// By a ring of this name. What the source sends and gets is captured.
+    fn new(name: &str, capture: &Path, features: Features) -> Self {
+        let device = || DeviceConfig::Ring { name: name.to_owned(), loopback: false };
+        let server = open(device(), "10.0.0.1/24");
+        let config = Config::new(device(), "10.0.0.2/24").unwrap().without_monitor();
+        let client = Context::open(Config { pcap: Some(capture.to_owned()), ..config }).unwrap();
+        let (mut target, mut source) = (Endpoint::new(&server), Endpoint::new(&client));
+        let mut listener = server.listen(7471, ListenOptions::default()).unwrap();
+        std::thread::scope(|scope| {
+            let target = &mut target;
+            scope.spawn(move || {
+                let request = listener.next(PATIENCE).unwrap().expect("a request comes");
+                request.accept(&mut target.queue_pair, AcceptOptions::default().features(features)).unwrap();
+            });
+            let peer = "10.0.0.1:7471".parse().unwrap();
+            let options = ConnectOptions::default().features(features);
+            client.connect(&mut source.queue_pair, peer, options).unwrap();
+        });
+        Self { contexts: [server, client], target, source }
+    }
+
+    /// Ends the capture.
+    fn close(self) {
+        drop((self.target, self.source));
+        self.contexts.into_iter().for_each(|context| context.close().unwrap());
+    }
+}
+
+#[test]
+fn tshark_reads_the_operands_of_a_comparison_under_masks() {
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("comparison.pcap");
+    let features = Features { atomics: true, ..Features::default() };
+    let Joined { contexts, target, mut source } = Joined::new("comparison", &capture, features);
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let word = target.domain.register(vec![0; 64], access).unwrap();
+    word.fetch_add_u64(8, 0x1234_5678).unwrap();
+    let (stag, offset) = (word.stag(), word.remote_offset() + 8);
+    // Found equal under its mask, and not: the answer is what was there, either way.
+    let equal = CompareSwap { compare: 0x5600, compare_mask: 0xff00, swap: 0xab_0000, swap_mask: 0xff_0000 };
+    let other = CompareSwap { compare: 0x5700, ..equal };
+    for (id, operands) in [(1, equal), (2, other)] {
+        source.queue_pair.post_send(&[SendRequest::compare_swap_masked(id, stag, offset, &operands)]).unwrap();
+    }
+    for (id, original) in [(1, 0x1234_5678), (2, 0x12ab_5678)] {
+        let completion = source.completion();
+        assert_eq!((completion.id, completion.status), (id, Status::Success), "{completion:?}");
+        assert_eq!(completion.original_value(), Some(original));
+    }
+    drop(word);
+    Joined { contexts, target, source }.close();
+    let testimony = examine(&capture);
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert_eq!((testimony.opcodes[ATOMIC_REQUEST], testimony.opcodes[ATOMIC_RESPONSE]), (2, 2), "{testimony:?}");
+    assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
+    for operands in [equal, other] {
+        let CompareSwap { compare, compare_mask, swap, swap_mask } = operands;
+        let filter = format!(
+            "iwarp_rdma.atomic.opcode == 2 && iwarp_rdma.atomic.remote_stag == {stag} \
+             && iwarp_rdma.atomic.remote_tagged_offset == {offset} \
+             && iwarp_rdma.atomic.swap_data == {swap} && iwarp_rdma.atomic.swap_mask == {swap_mask} \
+             && iwarp_rdma.atomic.compare_data == {compare} && iwarp_rdma.atomic.compare_mask == {compare_mask}"
+        );
+        assert_eq!(count(&capture, &filter), 1, "{filter}");
+    }
+    for original in [0x1234_5678, 0x12ab_5678] {
+        let filter = format!("iwarp_rdma.atomic.original_remote_data_value == {original}");
+        assert_eq!(count(&capture, &filter), 1, "{filter}");
+    }
+}
+
 #[test]
 fn tshark_finds_nothing_wrong_with_messages_that_invalidate() {
     let folder = tempfile::tempdir().unwrap();
     let capture = folder.path().join("invalidate.pcap");
-    let device = || DeviceConfig::Ring { name: "pair".to_owned(), loopback: false };
-    let server = open(device(), "10.0.0.1/24");
-    let config = Config::new(device(), "10.0.0.2/24").unwrap().without_monitor();
-    let client = Context::open(Config { pcap: Some(capture.clone()), ..config }).unwrap();
-    let (mut target, mut source) = (Endpoint::new(&server), Endpoint::new(&client));
+    let Joined { contexts, mut target, mut source } = Joined::new("invalidate", &capture, Features::default());
     let offered = [(); 2].map(|()| target.domain.register(vec![0; 64], Access::REMOTE_WRITE).unwrap());
     for id in 0..2 {
         target.queue_pair.post_receive(&[ReceiveRequest::new(id, &[target.region.sge(..64).unwrap()])]).unwrap();
     }
-    let mut listener = server.listen(7471, ListenOptions::default()).unwrap();
-    std::thread::scope(|scope| {
-        let target = &mut target;
-        scope.spawn(move || {
-            let request = listener.next(PATIENCE).unwrap().expect("a request comes");
-            request.accept(&mut target.queue_pair, AcceptOptions::default()).unwrap();
-        });
-        let peer = "10.0.0.1:7471".parse().unwrap();
-        client.connect(&mut source.queue_pair, peer, ConnectOptions::default()).unwrap();
-    });
     let stags = offered.each_ref().map(|region| region.stag());
     source
         .queue_pair
@@ -124,9 +190,7 @@ fn tshark_finds_nothing_wrong_with_messages_that_invalidate() {
         assert_eq!(source.completion().status, Status::Success);
         assert!(!offered[number].is_valid());
     }
-    drop((target, source));
-    client.close().unwrap();
-    server.close().unwrap();
+    Joined { contexts, target, source }.close();
     let testimony = examine(&capture);
     assert_eq!(testimony.complaints, [""; 0]);
     assert_eq!((testimony.opcodes[SEND_INVALIDATE], testimony.opcodes[SEND_SOLICITED_INVALIDATE]), (1, 1));
