@@ -206,27 +206,45 @@ fn check_ping(testimony: &Testimony, rounds: usize, crc: bool) {
     assert_eq!(testimony.good_crcs, if crc { fpdus } else { 0 }, "{testimony:?}");
 }
 
+/// So many rounds at least, and neither side has found a fault. What the guest sends again on the stream of a process that was
+/// killed before may be there, too.
+fn check_end(testimony: &Testimony, rounds: usize) {
+    assert_eq!(testimony.complaints, [""; 0]);
+    assert!(testimony.opcodes[SEND] >= 4 * rounds, "{testimony:?}");
+    assert!(testimony.opcodes[READ_REQUEST] >= rounds, "{testimony:?}");
+    assert_eq!(testimony.opcodes[TERMINATE], 0, "{testimony:?}");
+    assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "{testimony:?}");
+}
+
 #[test]
 fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
     let link = Link::vhost(false);
-    let server = link.server(&["--markers"]);
+    let capture = link.path("capture.pcap");
+    let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
+    let server = link.server(&["--markers", pcap[0], pcap[1]]);
     let mut guest = link.guest();
     // siw has no markers, as initiator and as responder; it can say no only as the latter.
     guest.run(UNTIL_ANSWERED).success();
     let refused = guest.run("timeout 60 rping -c -a 10.77.0.1 -C 1");
     assert_ne!(refused.status, 0, "{refused:?}");
     server.end();
+    let testimony = examine(&capture);
+    assert_eq!((testimony.complaints, testimony.opcodes), (vec![], [0; 16]));
+    assert!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.marker_flag == 1") > 0, "the answer wants markers");
     let rping = guest.start("rping -s");
-    let output = link.client(&["-C", "1", "--markers"]).output().expect("the tool runs");
+    let output = link.client(&["-C", "1", "--markers"]).args(pcap).output().expect("the tool runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("rejects the connection"), "{text}");
+    let testimony = examine(&capture);
+    assert_eq!((testimony.complaints, testimony.opcodes), (vec![], [0; 16]));
+    assert_eq!(count(&capture, "iwarp_mpa.req && iwarp_mpa.marker_flag == 1"), 1);
+    assert_eq!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.rej_flag == 1"), 1);
     // A rejection by the kernel is none of rping's business: it goes on waiting.
     guest.run("killall rping").success();
     assert_ne!(guest.finish(rping).status, 0);
     for kind in ["--peer-to-peer", "--peer-to-peer=write", "--peer-to-peer=read"] {
-        let capture = link.path("capture.pcap");
         let rping = guest.start("timeout 60 rping -s -v");
-        run(link.client(&["-C", "3", "-V", kind, "--pcap"]).arg(&capture));
+        run(link.client(&["-C", "3", "-V", kind]).args(pcap));
         let output = guest.finish(rping).output;
         assert_eq!(output.matches("server ping data: rdma-ping-").count(), 3, "{kind}: {output}");
         let testimony = examine(&capture);
@@ -274,6 +292,8 @@ fn either_side_survives_the_others_death_with_the_guests_segmentation_offload() 
 
 /// With a guest that is on this link, or one of its own.
 fn every_death(link: &Link, guest: Option<Guest>) {
+    let capture = link.path("capture.pcap");
+    let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
     let server = link.server(&[]);
     let mut guest = guest.unwrap_or_else(|| link.guest());
     let endless = "echo $$ >/tmp/pid; exec rping -c -a 10.77.0.1 -C 1000000 -S 4096";
@@ -289,12 +309,13 @@ fn every_death(link: &Link, guest: Option<Guest>) {
     let rping = guest.start(endless);
     guest.run(UNTIL_RUNNING).success();
     drop(server);
-    let server = link.server(&[]);
+    let server = link.server(&pcap);
     check_rping(&guest.run(again));
     // Or it has heard of it, by the reset with which the next server answers: for rping an end like others.
     guest.run("kill -9 $(cat /tmp/pid) || true").success();
     guest.finish(rping);
     server.end();
+    check_end(&examine(&capture), 5);
 
     // The other way round.
     let rping = guest.start("echo $$ >/tmp/pid; exec rping -s -P -S 4096");
@@ -302,12 +323,15 @@ fn every_death(link: &Link, guest: Option<Guest>) {
     guest.run(UNTIL_RUNNING).success();
     drop(client);
     // Nor does the server hear of a client that waits for it when it dies; it takes the next one all the same.
-    run(&mut link.client(&["-C", "5", "-V"]));
-    let mut client = link.client(&["-C", "0", "-S", "4096"]).stdin(Stdio::null()).spawn().expect("the tool starts");
+    run(link.client(&["-C", "5", "-V"]).args(pcap));
+    check_end(&examine(&capture), 5);
+    let mut client = link.client(&["-C", "0", "-S", "4096"]);
+    let mut client = client.args(pcap).stdin(Stdio::null()).spawn().expect("the tool starts");
     guest.run(UNTIL_RUNNING).success();
     guest.run("kill -9 $(cat /tmp/pid)").success();
     assert_eq!(guest.finish(rping).status, 128 + 9);
     assert_eq!(client.wait().expect("a child").code(), Some(1), "the client says that the connection is over");
+    check_end(&examine(&capture), 1);
 
     let rping = guest.start("rping -s -P -S 4096");
     let mut client = link.client(&["-C", "0", "-S", "4096"]).stdin(Stdio::null()).spawn().expect("the tool starts");
