@@ -109,12 +109,13 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
 
-    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS; of the configuration file's kind, only which
-    /// end of it this is [default: the file's device, or virtio]
+    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS; where the configuration file has the same kind,
+    /// its settings hold, at the end that suits this side [default: the file's device, or virtio]
     #[arg(long, value_name = "KIND", global = true)]
     pub device: Option<DeviceKind>,
 
-    /// Socket that joins the two processes of virtio and memif [default: one of this user in the temporary directory]
+    /// Socket that joins the two processes of virtio and memif [default: uwarp-KIND.sock in
+    /// $XDG_RUNTIME_DIR, or else in the temporary directory]
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
 
@@ -146,7 +147,7 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "ADDRESS=MAC", value_parser = parse_neighbour, global = true)]
     pub neighbour: Vec<Neighbour>,
 
-    /// Largest IP packet, 576 to 9000 octets; the same on both sides [default: 1500]
+    /// Largest IP packet, 576 to 9000 octets, over tap 1500 at most; the same on both sides [default: 1500]
     #[arg(long, value_name = "OCTETS", global = true)]
     pub mtu: Option<u16>,
 
@@ -158,7 +159,7 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "KIND", global = true)]
     pub engine: Option<EngineKind>,
 
-    /// How long to wait for the device's other end, where this one has to connect to it [default: 5s]
+    /// How long to wait for the device's other end, where this one has to connect to it [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, global = true)]
     pub wait: Option<Duration>,
 
@@ -170,7 +171,7 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub pcap: Option<PathBuf>,
 
-    /// Zero-copy memif on the client's side (such a client does not survive its server)
+    /// Zero-copy memif on the client's side (each server that dies costs it the buffers in its rings)
     #[arg(long, global = true)]
     pub zero_copy: bool,
 

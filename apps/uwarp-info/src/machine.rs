@@ -69,7 +69,7 @@ impl Machine {
         let drivers = uwarp_dpdk::list_drivers();
         let hugepages = hugepages();
         let nics = nics();
-        let devices = devices(&drivers, &nics);
+        let devices = devices(&drivers, &nics, &hugepages);
         let limits = uwarp::config::Limits::default();
         let buffers = uwarp::config::Buffers::default();
         Self {
@@ -99,7 +99,7 @@ impl Machine {
     }
 }
 
-fn devices(drivers: &[String], nics: &[Nic]) -> Vec<Device> {
+fn devices(drivers: &[String], nics: &[Nic], hugepages: &[Hugepages]) -> Vec<Device> {
     let root = rustix::process::geteuid().is_root();
     let missing_drivers = |names: &[&str]| -> Vec<String> {
         names
@@ -134,6 +134,9 @@ fn devices(drivers: &[String], nics: &[Nic]) -> Vec<Device> {
             "a NIC bound to vfio-pci, or one whose driver shares it with DPDK (mlx5_core): bind one with dpdk-devbind.py"
                 .to_owned(),
         );
+    }
+    if hugepages.iter().all(|pool| pool.free == 0) {
+        pci.push("free hugepages, which drivers of NICs want: reserve some with scripts/hugepages".to_owned());
     }
     let device = |kind: &str, driver: &str, missing: Vec<String>| Device {
         kind: kind.to_owned(),

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   uwarp-info                what is here, and what is missing for which device
   uwarp-info --json -       the same for scripts
-  uwarp-info --defaults     a configuration file with every field and its default, to start from";
+  uwarp-info --defaults     a configuration file with every default, to start from";
 
 /// Shows which devices and drivers uwarp can use here, its limits, and what is missing for what.
 #[derive(Parser)]
@@ -23,7 +23,7 @@ struct Arguments {
     /// Write JSON to this file (- for standard output) instead of the tables
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Print a configuration file with every default
+    /// Print a configuration file with every default; fields that have no value by default are not in it
     #[arg(long, conflicts_with = "json")]
     defaults: bool,
 }

@@ -155,7 +155,8 @@ impl Test {
 /// What the client decides.
 #[derive(Args, Clone, Debug)]
 pub struct TestOptions {
-    /// Octets of a message (64, 64K, 1M) [default: 64 for latency and rate, 64K for bandwidth]
+    /// Octets of a message (64, 64K, 1M) [default: 8 for atomics and immediates, which have no other, 64 for other
+    /// latencies and the rate, 64K for bandwidth]
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
 
@@ -167,7 +168,8 @@ pub struct TestOptions {
     #[arg(long, value_parser = parse_duration)]
     pub duration: Option<Duration>,
 
-    /// Messages under way at once in each queue pair [default: 1 for latency, 64 for bandwidth, 256 for write-rate]
+    /// Messages under way at once in each queue pair [default: 1 for latency and streams, 64 for bandwidth, 256
+    /// for write-rate]
     #[arg(long)]
     pub depth: Option<u32>,
 
@@ -304,7 +306,7 @@ pub struct PairArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU of the server and CPU of the client [default: 0,1]
+    /// CPU of the server and CPU of the client [default: the first two that this process may use]
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1)]
     pub cpus: Vec<usize>,
 }

@@ -12,7 +12,7 @@ use uwarp_app::units::{format_nanoseconds, format_size};
 pub struct Report {
     /// Name of the test.
     pub test: Test,
-    /// The device, as it was named on the command line.
+    /// The device, as `--device` names it, or the `kind` of the configuration file.
     pub device: String,
     /// Octets of a message.
     pub size: u64,
@@ -30,7 +30,7 @@ pub struct Report {
     pub iterations: u64,
     /// How long they took, in seconds.
     pub seconds: f64,
-    /// Messages of which every octet was checked, in a run of their own.
+    /// Messages of which every octet was checked, most in a run of their own; of connect-rate the connections.
     pub verified: u64,
     /// Latency tests: percentiles.
     pub latency_ns: Option<Latency>,

@@ -230,7 +230,7 @@ pub struct PairArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU of the server and CPU of the client [default: 0,1]
+    /// CPU of the server and CPU of the client [default: the first two that this process may use]
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1)]
     pub cpus: Vec<usize>,
 }
