@@ -2,6 +2,7 @@
 
 use crate::connecting::Connecting;
 use crate::records::{Records, record};
+use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -13,6 +14,8 @@ const RECORD_MAX: usize = 66 << 20;
 const ROOM: usize = 256 << 10;
 /// Pause between two attempts, at first and at last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+/// How long a connection that is lost is made again from the same port: so long Linux' server remembers its replies.
+const SAME_PORT: Duration = Duration::from_secs(120);
 
 /// The server.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub struct Backend {
     address: SocketAddr,
     stream: Option<TcpStream>,
     connecting: Option<Connecting>,
+    /// Where the last connection came from, and when it was lost: a server may know calls again by that, as Linux' own does.
+    last: Option<(SocketAddr, Instant)>,
     /// What the stream has not taken yet, from here on in the first one.
     outgoing: VecDeque<Vec<u8>>,
     sent: usize,
@@ -47,6 +52,7 @@ impl Backend {
             address,
             stream: None,
             connecting: None,
+            last: None,
             outgoing: VecDeque::new(),
             sent: 0,
             incoming: Records::new(RECORD_MAX),
@@ -85,7 +91,19 @@ impl Backend {
         let connecting = match self.connecting.take() {
             Some(connecting) => Ok(connecting),
             None if Instant::now() < self.again => return Word::Nothing,
-            None => Connecting::start(self.address),
+            None => {
+                self.last = self.last.filter(|(_, lost)| lost.elapsed() < SAME_PORT);
+                match (Connecting::start(self.address, self.last.map(|(local, _)| local)), self.last) {
+                    // Taken, or not this machine's any more: better another one than none.
+                    (Err(error), Some(_))
+                        if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) =>
+                    {
+                        self.last = None;
+                        Connecting::start(self.address, None)
+                    }
+                    (begun, _) => begun,
+                }
+            }
         };
         match connecting.and_then(Connecting::poll) {
             Ok(Ok(stream)) => {
@@ -106,7 +124,11 @@ impl Backend {
     }
 
     fn lose(&mut self) {
-        self.stream = None;
+        if let Some(stream) = self.stream.take() {
+            self.last = stream.local_addr().ok().map(|local| (local, Instant::now()));
+            // What is left of it must not keep the port.
+            let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        }
         self.outgoing.clear();
         self.incoming.clear();
         self.sent = 0;
@@ -163,9 +185,11 @@ mod tests {
     fn records_come_in_fragments_and_connections_again() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut backend = Backend::new(listener.local_addr().unwrap());
-        for _ in 0..2 {
+        let mut peers = Vec::new();
+        for _ in 0..3 {
             until(&mut backend, |word| *word == Word::Connected);
-            let (mut server, _) = listener.accept().unwrap();
+            let (mut server, peer) = listener.accept().unwrap();
+            peers.push(peer);
             backend.send(b"call");
             assert_eq!(backend.poll(), Word::Nothing);
             let mut got = [0; 8];
@@ -180,6 +204,39 @@ mod tests {
             // In the middle of a record.
             server.write_all(b"\x80\0\0\x09half").unwrap();
         }
+        assert!(
+            peers.iter().all(|peer| *peer == peers[0]),
+            "by the port, too, the server can know calls again: {peers:?}"
+        );
+    }
+
+    #[test]
+    fn the_port_stays_while_the_server_is_away() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut backend = Backend::new(address);
+        until(&mut backend, |word| *word == Word::Connected);
+        let (server, first) = listener.accept().unwrap();
+        drop((server, listener));
+        // Refused, several times.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while backend.pause < 8 * PAUSES[0] {
+            assert_eq!(backend.poll(), Word::Nothing);
+            assert!(Instant::now() < deadline);
+        }
+        let listener = TcpListener::bind(address).unwrap();
+        until(&mut backend, |word| *word == Word::Connected);
+        assert_eq!(listener.accept().unwrap().1, first);
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_done_without() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut backend = Backend::new(listener.local_addr().unwrap());
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        backend.last = Some((other.local_addr().unwrap(), Instant::now()));
+        until(&mut backend, |word| *word == Word::Connected);
+        assert_ne!(listener.accept().unwrap().1, other.local_addr().unwrap());
     }
 
     #[test]

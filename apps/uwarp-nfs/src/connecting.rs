@@ -2,7 +2,7 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -19,10 +19,15 @@ pub(crate) struct Connecting {
 }
 
 impl Connecting {
-    /// Begins to connect.
-    pub(crate) fn start(server: SocketAddr) -> io::Result<Self> {
+    /// Begins to connect, from a certain address and port or from any.
+    pub(crate) fn start(server: SocketAddr, local: Option<SocketAddr>) -> io::Result<Self> {
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
+        // Of this one, too, the port must be free for the next.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        if let Some(local) = local {
+            bind(&socket, &local)?;
+        }
         match connect(&socket, &server) {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(Self { stream: socket.into(), start: Instant::now() }),
             Err(error) => Err(error.into()),

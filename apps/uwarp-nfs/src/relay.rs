@@ -81,7 +81,7 @@ impl Relay {
     /// # Errors
     /// The server is not there; the client's stream is closed by that.
     pub fn new(mut client: TcpStream, server: SocketAddr) -> io::Result<Self> {
-        let server = Server::Connecting(Some(Connecting::start(server)?));
+        let server = Server::Connecting(Some(Connecting::start(server, None)?));
         client.set_nodelay(true);
         client.set_nonblocking(true);
         Ok(Self { client, server, to_server: Way::new(), to_client: Way::new() })
