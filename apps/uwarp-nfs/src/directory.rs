@@ -618,7 +618,7 @@ mod tests {
                 packed(&CREATE3args { where_: at(&dir, "new"), how: createhow3::GUARDED(attributes()) }),
                 &["new", "."],
             ),
-            (number::MKDIR, packed(&MKDIR3args { where_: at(&dir, "made"), attributes: attributes() }), &["."]),
+            (number::MKDIR, packed(&MKDIR3args { where_: at(&dir, "made"), attributes: attributes() }), &["made", "."]),
             (number::SYMLINK, packed(&SYMLINK3args { where_: at(&dir, "symlink"), symlink: target }), &["."]),
             (number::MKNOD, packed(&MKNOD3args { where_: at(&dir, "pipe"), what: pipe }), &["."]),
             (number::REMOVE, packed(&REMOVE3args { object: at(&dir, "gone") }), &["."]),

@@ -511,7 +511,9 @@ impl Directory {
             let (object, _) = self.step(&directory, name)?;
             let new = object.stat()?;
             self.set(caller, &object, &new, &settings)?;
-            if object.kind == FileType::RegularFile {
+            // Owner and mode are set after it has its name, which the directory's sync does not bring along. Others have no
+            // descriptor to sync by.
+            if matches!(object.kind, FileType::RegularFile | FileType::Directory) {
                 self.sync(&object, false)?;
             }
             self.sync(&directory, false)?;
