@@ -235,16 +235,7 @@ impl Server {
                     Ok(Some(call)) => {
                         busy = true;
                         let to = To::Stream(id, call.xid);
-                        let call = Call {
-                            client: client.peer(),
-                            xid: call.xid,
-                            program: call.program,
-                            version: call.version,
-                            procedure: call.procedure,
-                            credential: call.credential,
-                            arguments: call.arguments,
-                            room: Vec::new(),
-                        };
+                        let call = Call::of_stream(call, client.peer());
                         service.submit(call, to);
                     }
                     Ok(None) => return true,

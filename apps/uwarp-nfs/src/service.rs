@@ -7,6 +7,7 @@ use crate::directory::procedures;
 use crate::duplicates::{Duplicates, Identity, Verdict};
 use crate::metrics::Metrics;
 use crate::programs::{MOUNT, MOUNT_VERSION, Mounts, PORT_MAPPER, PORT_MAPPER_HIGH, PORT_MAPPER_LOW, PortMapper};
+use crate::stream::StreamCall;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -41,6 +42,14 @@ pub struct Call {
     pub arguments: Vec<Part>,
     /// Memory for the data of a READ.
     pub room: Vec<u8>,
+}
+
+impl Call {
+    /// One that came over TCP from this client.
+    pub fn of_stream(call: StreamCall, client: SocketAddr) -> Self {
+        let StreamCall { xid, program, version, procedure, credential, arguments } = call;
+        Self { client, xid, program, version, procedure, credential, arguments, room: Vec::new() }
+    }
 }
 
 /// What the threads share.

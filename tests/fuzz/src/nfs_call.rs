@@ -83,16 +83,7 @@ fn carry_out(programs: &Programs, message: &[u8]) -> Option<Vec<u8>> {
         Err(Refusal::Answer(xid, answer)) => (xid, answer, None),
         Ok(call) => {
             let nfs = (call.program == nfs3::PROGRAM).then_some((call.version, call.procedure));
-            let mut call = Call {
-                client: ([10, 0, 0, 2], 700).into(),
-                xid: call.xid,
-                program: call.program,
-                version: call.version,
-                procedure: call.procedure,
-                credential: call.credential,
-                arguments: call.arguments,
-                room: Vec::new(),
-            };
+            let mut call = Call::of_stream(call, ([10, 0, 0, 2], 700).into());
             let answer = programs.carry_out(&mut call);
             // The thread is root's again, who can look and remove everywhere.
             rest();
