@@ -103,12 +103,13 @@ impl Gateways {
 
     /// Lets all clients go, and ends; waits no longer than `limit`. What the server has is answered; what it has not, clients send
     /// again to whoever comes next.
-    pub fn stop(mut self, limit: Duration) {
+    pub fn stop(self, limit: Duration) {
         let start = Instant::now();
-        self.relays.clear();
-        self.clients.iter_mut().for_each(Gateway::stop_taking);
-        while !self.clients.is_empty() && start.elapsed() < limit {
-            self.clients.retain_mut(|client| {
+        let Self { mut clients, listener, plain, relays, .. } = self;
+        drop((listener, plain, relays));
+        clients.iter_mut().for_each(Gateway::stop_taking);
+        while !clients.is_empty() && start.elapsed() < limit {
+            clients.retain_mut(|client| {
                 if client.outstanding() == 0 {
                     client.disconnect();
                 }
