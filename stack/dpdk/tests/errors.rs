@@ -155,7 +155,7 @@ fn limits_are_told() {
     assert!(
         refused(&DeviceConfig::Pci { address: "0000:ff:1f.7".to_owned() }, &options(1500))
             .to_string()
-            .contains("pci = ")
+            .contains("before any other")
     );
     let absent = DeviceConfig::AfPacket { interface: "uw-none0".to_owned(), netns: None, frame_count: None };
     assert!(refused(&absent, &options(1500)).to_string().contains("uw-none0"));
