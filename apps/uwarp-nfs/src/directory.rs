@@ -43,7 +43,9 @@ const LOCKS: usize = 64;
 const DEPTH_MAX: usize = 1000;
 /// After a search of the whole directory, the next one waits so many times as long as it took, and at least so long.
 const SEARCH_PAUSE: u32 = 20;
-const SEARCH_PAUSE_MIN: Duration = Duration::from_secs(1);
+const SEARCH_PAUSE_MIN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
+/// Keys remembered that a search could not tell of, since it did not see everything.
+const UNSURE_MAX: usize = 1000;
 
 /// How the directory is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +119,8 @@ struct Search {
     whole: bool,
     /// Objects that had been lost before it, and that it has not found.
     missed: HashSet<Key>,
+    /// What was asked for and not found by one that did not see everything.
+    unsure: HashSet<Key>,
 }
 
 impl Object {
@@ -349,7 +353,8 @@ impl Directory {
                 return Ok(None);
             }
             if ended.elapsed() < SEARCH_PAUSE_MIN.max(took * SEARCH_PAUSE) {
-                return if search.missed.contains(&key) { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
+                let is_sure = search.missed.contains(&key) && !search.unsure.contains(&key);
+                return if is_sure { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
             }
         }
         let lost = locked(&self.index).lost();
@@ -369,7 +374,14 @@ impl Directory {
         }
         search.missed = lost.into_iter().filter(|&key| still_lost.contains(&key) && index.knows(key)).collect();
         drop(index);
-        self.descend(key, &mut HashSet::new()).map_err(of_errno)
+        let found = self.descend(key, &mut HashSet::new()).map_err(of_errno)?;
+        if search.whole {
+            search.unsure.clear();
+        } else if found.is_none() && search.unsure.len() < UNSURE_MAX && search.unsure.insert(key) {
+            // It may be where this search could not look. One more, and it counts as gone: some places may never be seen.
+            return Err(nfsstat3::NFS3ERR_JUKEBOX);
+        }
+        Ok(found)
     }
 
     /// Learns the names of everything; false if something could not be looked at, and an error if that may be otherwise soon.
@@ -468,7 +480,8 @@ impl Directory {
             // An error in the background is told to descriptors that were open then, or to the next one that is opened.
             Some(writer) if data_only => rustix::fs::fdatasync(writer),
             Some(writer) => rustix::fs::fsync(writer),
-            None => object.reader().and_then(rustix::fs::fsync),
+            // That it cannot be opened says nothing of what was written.
+            None => rustix::fs::fsync(object.reader().map_err(of_errno)?),
         };
         #[cfg(test)]
         locked(&self.synced).push(object.key.inode);
@@ -724,6 +737,29 @@ mod tests {
         }
         assert_eq!(searches(), 6);
         assert_eq!((find(&handle), searches()), (Err(nfsstat3::NFS3ERR_STALE), 6));
+    }
+
+    #[test]
+    fn what_a_search_could_not_see_is_not_stale_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("sub")).unwrap();
+        std::fs::write(folder.path().join("sub/file"), "").unwrap();
+        let (before, _) = with_file(folder.path());
+        let (sub, _) = before.step(&before.root, b"sub").unwrap();
+        let key = before.step(&sub, b"file").unwrap().0.key;
+        for comes_back in [true, false] {
+            let (again, _) = with_file(folder.path());
+            let find = || again.find(&again.handle(key).data).map(|(object, _)| object.key);
+            *locked(&again.fail_step) = Some(Errno::IO);
+            for _ in 0..2 {
+                assert_eq!(find(), Err(nfsstat3::NFS3ERR_JUKEBOX), "the directory that it is in could not be read");
+            }
+            pause_is_over(&again);
+            if comes_back {
+                *locked(&again.fail_step) = None;
+            }
+            assert_eq!(find(), if comes_back { Ok(key) } else { Err(nfsstat3::NFS3ERR_STALE) });
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use anyhow::Context as _;
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,6 +96,11 @@ fn main() -> ExitCode {
         let config = arguments.network.resolve(Role::Server, EngineMode::Threaded)?;
         if config.engine.mode == EngineMode::Inline {
             return Err(usage("--engine inline would stand still while files or a server are asked: leave it out"));
+        }
+        // Each client takes some descriptors, and so does each object that is open.
+        let limit = getrlimit(Resource::Nofile);
+        if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+            eprintln!("no more than {:?} descriptors: {error}", limit.current);
         }
         match (&arguments.directory, &arguments.backend) {
             (Some(directory), _) => serve(&arguments, directory, config),

@@ -514,7 +514,11 @@ impl Directory {
             // Owner and mode are set after it has its name, which the directory's sync does not bring along. Others have no
             // descriptor to sync by.
             if matches!(object.kind, FileType::RegularFile | FileType::Directory) {
-                self.sync(&object, false)?;
+                match self.sync(&object, false) {
+                    // Made so that its owner cannot read it, and this process is the owner: it is there all the same.
+                    Err(nfsstat3::NFS3ERR_ACCES) => {}
+                    synced => synced?,
+                }
             }
             self.sync(&directory, false)?;
             Ok((self.handle(object.key), object.stat()))
