@@ -40,7 +40,7 @@ pub enum MemoryRange<'a> {
     Octets(&'a [u8]),
     /// Octets of a file, which is opened for reading and, if commits are to go there, writing. It is made longer if it ends
     /// before the range does. A durable region opens it once more, by `/proc`, so that nobody else's sync takes the errors
-    /// that its commits have to report.
+    /// that its commits have to report: the process has to be allowed to open it as it is now, whoever opened it before.
     File {
         /// The file.
         file: &'a File,
@@ -138,6 +138,8 @@ struct Files {
 #[derive(Debug)]
 struct Piece {
     file: File,
+    /// The application's own open file: a lock on it (`flock`) is held for as long as commits may still change the file.
+    _locked: File,
     /// Where it begins in the region and in the file, and its octets.
     start: u64,
     offset: u64,
@@ -148,6 +150,7 @@ struct Piece {
 
 impl Files {
     fn add(&mut self, file: &File, offset: u64, length: u64) -> Result<(), Error> {
+        let locked = file.try_clone().map_err(Error::system("a file of a durable region cannot be kept open"))?;
         let file =
             open_anew(file).map_err(Error::system("a file of a durable region cannot be opened anew by /proc"))?;
         let end = offset.checked_add(length).ok_or_else(|| {
@@ -162,7 +165,7 @@ impl Files {
             file.set_len(end).map_err(Error::system("a file of a durable region cannot be made long enough"))?;
         }
         let start = self.pieces.last().map_or(0, |last| last.start + last.length);
-        self.pieces.push(Piece { file, start, offset, length, dirty: false });
+        self.pieces.push(Piece { file, _locked: locked, start, offset, length, dirty: false });
         Ok(())
     }
 }
