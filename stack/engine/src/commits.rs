@@ -5,7 +5,8 @@
 //! into once a turn while it waits for any. Until then a request keeps its place among the peer's requests, and a message
 //! that was received keeps its place among the messages. A time limit stands for an answer that does not come.
 //!
-//! Persistent memory has no committer: its caches are written back here, so many octets a turn that no stream waits for them.
+//! Persistent memory has no committer: its caches are written back here. A little of it at once, nanoseconds a line, which is less
+//! than asking somebody; much of it in parts, so many octets a turn, all that wait for it in turn.
 
 use std::collections::VecDeque;
 
@@ -16,7 +17,6 @@ use uwarp_iwarp::Stream;
 use uwarp_iwarp::stream::{CommitTicket, InboundCommit};
 use uwarp_memory::{CommitMailbox, CommitReply, CommitStatus, CommitTarget, KeptRange, Turn};
 use uwarp_tcp::Instant;
-use uwarp_wire::rdmap::CommitRegion;
 
 use crate::command::CompletionQueueId;
 use crate::connection::{Connection, Phase, Running};
@@ -29,8 +29,11 @@ use crate::work::{Completion, Status};
 
 /// Ranges of writes that a queue pair remembers one by one. Beyond it they are joined: more is made durable than need be.
 const RANGES: usize = 16;
-/// Octets of persistent memory whose caches are written back in one turn: some tens of microseconds.
+/// Octets of persistent memory that one request or message may have written back at once: some microseconds.
+const WRITE_BACK_AT_ONCE: u64 = 16 << 10;
+/// Octets that are written back in a turn for those that ask for more, and for each of them before the next has its turn.
 const WRITE_BACK: u64 = 64 << 10;
+const WRITE_BACK_PART: u64 = 8 << 10;
 
 /// Who waits for a commit.
 #[derive(Debug)]
@@ -63,9 +66,9 @@ struct WriteBack {
 #[derive(Debug)]
 pub(crate) struct WaitingCommit {
     ticket: CommitTicket,
-    regions: Vec<CommitRegion>,
-    /// It lists too many.
-    exceeds: bool,
+    ranges: Vec<KeptRange>,
+    /// What is known of it already.
+    asked: Asked,
 }
 
 /// Commits under way.
@@ -78,8 +81,6 @@ pub(crate) struct Commits {
     limits: VecDeque<(Instant, u64)>,
     next_key: u64,
     write_backs: VecDeque<WriteBack>,
-    /// Octets that may still be written back before a turn ends.
-    write_back_left: u64,
 }
 
 impl Commits {
@@ -92,7 +93,6 @@ impl Commits {
             limits: VecDeque::new(),
             next_key: 0,
             write_backs: VecDeque::new(),
-            write_back_left: WRITE_BACK,
         }
     }
 
@@ -140,16 +140,16 @@ impl Commits {
         None
     }
 
-    /// Asks for `target`, as a part of the commit `key`.
-    fn ask(&mut self, target: CommitTarget<'_>, key: u64, asked: &mut Asked) {
+    /// Asks for `target`, which is `range`, as a part of the commit `key`.
+    fn ask(&mut self, target: CommitTarget<'_>, range: KeptRange, key: u64, asked: &mut Asked) {
         match target {
             CommitTarget::Plain => asked.plain = true,
-            CommitTarget::Persistent(range) if range.kept().length() <= self.write_back_left => {
-                self.write_back_left -= range.kept().length();
-                range.write_back();
+            CommitTarget::Persistent(now) if range.length() <= asked.at_once => {
+                asked.at_once -= range.length();
+                now.write_back();
             }
-            CommitTarget::Persistent(range) => {
-                self.write_backs.push_back(WriteBack { range: range.kept(), key });
+            CommitTarget::Persistent(_) => {
+                self.write_backs.push_back(WriteBack { range, key });
                 asked.outstanding += 1;
             }
             CommitTarget::Durable { durable, offset, length } => {
@@ -161,28 +161,29 @@ impl Commits {
         }
     }
 
-    /// Writes back what this turn allows, of those commits that somebody waits for; gives the first that ends.
-    fn write_back(&mut self, turn: &Turn<'_>) -> Option<CommitReply> {
-        while let Some(WriteBack { range, key }) = self.write_backs.front_mut() {
-            let key = *key;
-            let waits = self.pending.get(&key).is_some_and(|pending| !matches!(pending.asker, Asker::Nobody));
-            let mut status = CommitStatus::Success;
-            if waits && range.length() > 0 {
-                if self.write_back_left == 0 {
-                    return None;
-                }
-                let part = range.split_front(self.write_back_left);
-                self.write_back_left -= part.length();
-                match turn.keep(&part) {
-                    Some(CommitTarget::Persistent(now)) => now.write_back(),
-                    // Its owner has taken it away.
-                    _ => status = CommitStatus::Failure,
-                }
-                if status == CommitStatus::Success && range.length() > 0 {
-                    continue;
-                }
-            }
-            self.write_backs.pop_front();
+    /// Writes back as many octets as are `left` in this turn, of those commits that somebody waits for; gives the next that ends.
+    fn write_back(&mut self, turn: &Turn<'_>, left: &mut u64) -> Option<CommitReply> {
+        while *left > 0
+            && let Some(WriteBack { mut range, key }) = self.write_backs.pop_front()
+        {
+            let part = range.split_front((*left).min(WRITE_BACK_PART));
+            let status = match self.pending.get(&key).map(|pending| &pending.asker) {
+                None | Some(Asker::Nobody) => CommitStatus::Success,
+                Some(asker) => match turn.keep(&part) {
+                    Some(CommitTarget::Persistent(now)) => {
+                        *left -= part.length();
+                        now.write_back();
+                        if range.length() > 0 {
+                            self.write_backs.push_back(WriteBack { range, key });
+                            continue;
+                        }
+                        CommitStatus::Success
+                    }
+                    // Its owner has taken it away: a message need not wait for that, and who asked for it is told.
+                    _ if matches!(asker, Asker::Message { .. }) => CommitStatus::Success,
+                    _ => CommitStatus::Failure,
+                },
+            };
             return Some(CommitReply { key, status });
         }
         None
@@ -203,11 +204,13 @@ struct Asked {
     status: CommitStatus,
     /// Some of it is not durable at all.
     plain: bool,
+    /// Octets of persistent memory that may still be written back at once.
+    at_once: u64,
 }
 
 impl Asked {
     const fn of(status: CommitStatus) -> Asked {
-        Asked { outstanding: 0, status, plain: false }
+        Asked { outstanding: 0, status, plain: false, at_once: WRITE_BACK_AT_ONCE }
     }
 }
 
@@ -299,15 +302,30 @@ impl<P: Port> Core<P> {
         let Some(handle) = handle else { return Err(Fault::LocalCatastrophic.into()) };
         // All of it is looked at before anything is asked for.
         for region in &commit.regions {
-            turn.commit_targets(association, region.stag.0, region.offset.0, region.length, |_| ())
+            turn.commit_targets(association, region.stag.0, region.offset.0, region.length, |_, _| ())
                 .map_err(|error| Failure::from(read_fault(error)))?;
         }
         let ticket = running.stream.accept_commit(commit.head);
-        let commit = WaitingCommit { ticket, regions: commit.regions, exceeds: commit.exceeds };
-        if running.stream.commit_waits(ticket) {
-            queue_pair.waiting_commits.push_back(commit);
+        let waits = running.stream.commit_waits(ticket);
+        let key = self.commits.next_key();
+        let mut asked = Asked::of(if commit.exceeds { CommitStatus::Limit } else { CommitStatus::Success });
+        let mut ranges = Vec::new();
+        for region in &commit.regions {
+            let (stag, offset, length) = (region.stag.0, region.offset.0, region.length);
+            let looked = turn.commit_targets(association, stag, offset, length, |target, range| match target {
+                CommitTarget::Persistent(_) | CommitTarget::Durable { .. } if waits => ranges.push(range),
+                _ => self.commits.ask(target, range, key, &mut asked),
+            });
+            if looked.is_err() {
+                // The owner takes the region away at this very moment.
+                asked.status = asked.status.max(CommitStatus::Failure);
+            }
+        }
+        running.stream.recycle(commit.regions);
+        if waits {
+            queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, asked });
         } else {
-            self.begin_commit(turn, running, queue_pair, handle, commit);
+            self.commit_asked(running, handle, ticket, key, asked);
         }
         connection.quiet = false;
         Ok(())
@@ -319,40 +337,35 @@ impl<P: Port> Core<P> {
         let handle = queue_pair.connection.and_then(|index| self.connections.reserved_handle(index));
         while let (Some(handle), Some(commit)) = (handle, queue_pair.waiting_commits.front())
             && !running.stream.commit_waits(commit.ticket)
-            && let Some(commit) = queue_pair.waiting_commits.pop_front()
+            && let Some(WaitingCommit { ticket, ranges, mut asked }) = queue_pair.waiting_commits.pop_front()
         {
-            self.begin_commit(turn, running, queue_pair, handle, commit);
+            let key = self.commits.next_key();
+            for range in ranges {
+                match turn.keep(&range) {
+                    Some(target) => self.commits.ask(target, range, key, &mut asked),
+                    None => asked.status = asked.status.max(CommitStatus::Failure),
+                }
+            }
+            self.commit_asked(running, handle, ticket, key, asked);
         }
     }
 
-    fn begin_commit(
+    /// All parts of a peer's commit have been asked for.
+    fn commit_asked(
         &mut self,
-        turn: &Turn<'_>,
         running: &mut Running,
-        queue_pair: &QueuePair,
         connection: Handle,
-        commit: WaitingCommit,
+        ticket: CommitTicket,
+        key: u64,
+        mut asked: Asked,
     ) {
-        let key = self.commits.next_key();
-        let mut asked = Asked::of(if commit.exceeds { CommitStatus::Limit } else { CommitStatus::Success });
-        for region in &commit.regions {
-            let (stag, offset, length) = (region.stag.0, region.offset.0, region.length);
-            let looked = turn.commit_targets(queue_pair.association, stag, offset, length, |target| {
-                self.commits.ask(target, key, &mut asked);
-            });
-            if looked.is_err() {
-                // The owner takes the region away at this very moment, or an earlier commit has made its STag invalid.
-                asked.status = asked.status.max(CommitStatus::Failure);
-            }
-        }
         if asked.plain && self.config.iwarp.strict_commit {
             asked.status = asked.status.max(CommitStatus::Unsupported);
         }
-        running.stream.recycle(commit.regions);
         if asked.outstanding == 0 {
-            running.stream.commit_done(commit.ticket, asked.status.code());
+            running.stream.commit_done(ticket, asked.status.code());
         } else {
-            self.await_commit(key, Asker::Request { connection, ticket: commit.ticket }, asked);
+            self.await_commit(key, Asker::Request { connection, ticket }, asked);
         }
     }
 
@@ -364,8 +377,8 @@ impl<P: Port> Core<P> {
 
     /// Takes answers of committers, and the end of time limits, and writes back what is left from earlier turns.
     pub(crate) fn run_commits(&mut self, turn: &Turn<'_>) {
-        self.commits.write_back_left = WRITE_BACK;
-        while let Some(reply) = self.commits.write_back(turn) {
+        let mut left = WRITE_BACK;
+        while let Some(reply) = self.commits.write_back(turn, &mut left) {
             if let Some((asker, status, key)) = self.commits.take(reply) {
                 self.commit_ended(asker, status, key);
             }
@@ -458,7 +471,7 @@ impl<P: Port> Core<P> {
         queue_pair
             .written
             .0
-            .retain(|range| turn.keep(range).map(|target| self.commits.ask(target, key, &mut asked)).is_some());
+            .retain(|range| turn.keep(range).map(|target| self.commits.ask(target, *range, key, &mut asked)).is_some());
         if asked.outstanding > 0 {
             let written = std::mem::take(&mut queue_pair.written);
             self.await_commit(key, Asker::Message { queue_pair: queue_pair.number, written }, asked);

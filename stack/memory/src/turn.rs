@@ -233,8 +233,8 @@ impl<'a> Turn<'a> {
         self.table.invalidate(association, stag, domain_is_shared)
     }
 
-    /// Calls `take` with the parts of a range that a commit has something to do for, each with its committer; or once with
-    /// [`CommitTarget::Plain`] for a part that is not durable. A range of no octets needs nothing.
+    /// Calls `take` with the parts of a range, each with what a commit has to do for it, and with the name by which
+    /// [`keep`](Self::keep) finds it later. A range of no octets needs nothing.
     ///
     /// # Errors
     /// As [`check`](Self::check), with the right `REMOTE_WRITE`: nothing has been taken.
@@ -244,7 +244,7 @@ impl<'a> Turn<'a> {
         stag: u32,
         offset: u64,
         length: u32,
-        mut take: impl FnMut(CommitTarget<'_>),
+        mut take: impl FnMut(CommitTarget<'_>, KeptRange),
     ) -> Result<(), AccessError> {
         if length == 0 {
             return Ok(());
@@ -254,12 +254,13 @@ impl<'a> Turn<'a> {
             Reached::Memory(start) => {
                 let (region, state) = self.table.find(stag).ok_or(AccessError::InvalidStag)?;
                 let distance = offset.wrapping_sub(region.base.load(Relaxed));
-                take(target(&Run { start, length: octets, region, state, distance }));
+                let run = Run { start, length: octets, region, state, distance };
+                take(target(&run), KeptRange::of(&run));
                 Ok(())
             }
             Reached::Window(window, distance) => {
                 self.table.runs(window, distance, octets, |_| ())?;
-                self.table.runs(window, distance, octets, |run| take(target(&run)))
+                self.table.runs(window, distance, octets, |run| take(target(&run), KeptRange::of(&run)))
             }
         }
     }
@@ -352,6 +353,10 @@ pub struct KeptRange {
 }
 
 impl KeptRange {
+    fn of(run: &Run<'_>) -> KeptRange {
+        KeptRange { region: run.state & IDENTITY, offset: run.distance, length: run.length as u64 }
+    }
+
     /// Whether both are of one region.
     pub const fn is_beside(&self, other: &KeptRange) -> bool {
         self.region == other.region
@@ -392,18 +397,10 @@ impl KeptRange {
 pub struct PersistentRange<'a> {
     start: NonNull<u8>,
     length: usize,
-    /// The region, and how far behind its first octet the range begins.
-    region: u64,
-    offset: u64,
     turn: PhantomData<&'a ()>,
 }
 
 impl PersistentRange<'_> {
-    /// The same octets, for a later turn.
-    pub const fn kept(&self) -> KeptRange {
-        KeptRange { region: self.region, offset: self.offset, length: self.length as u64 }
-    }
-
     /// Writes the caches back: then the octets are durable.
     pub fn write_back(&self) {
         // SAFETY: the range was resolved in this turn, which is not over.
@@ -420,8 +417,7 @@ impl fmt::Debug for PersistentRange<'_> {
 fn target<'a>(run: &Run<'a>) -> CommitTarget<'a> {
     let (offset, length) = (run.distance, run.length as u64);
     if run.state & PERSISTENT != 0 {
-        let region = run.state & IDENTITY;
-        let range = PersistentRange { start: run.start, length: run.length, region, offset, turn: PhantomData };
+        let range = PersistentRange { start: run.start, length: run.length, turn: PhantomData };
         return CommitTarget::Persistent(range);
     }
     let durable = run.region.durable.load(Relaxed);

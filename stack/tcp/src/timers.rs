@@ -183,7 +183,9 @@ impl Connection {
             self.queue.forget_sacks();
         }
         let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
-        // RFC 5681 §3.1, equation 4: of what was sent again by this timer already. An acknowledgment in between makes it another.
+        // RFC 5681 §3.1, equation 4: of what was sent again by this timer already. An acknowledgment in between makes it
+        // another, where timestamps tell what it answers: without them the back-off stays (RFC 6298 §5.5), and what is left counts
+        // as sent again.
         let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
         // RFC 5682 §2.1, step 1: a time-out for what was sent again already tells nothing.
         let again = matches!(self.recovery.mode, Mode::Loss { .. });

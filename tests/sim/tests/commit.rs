@@ -6,7 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use uwarp_engine::command::{Command, DisconnectReason, Features, StartupOptions, TerminateCode};
+use crossbeam::channel::Receiver;
+use uwarp_engine::command::{Command, ConnectionRequest, DisconnectReason, Features, StartupOptions, TerminateCode};
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{
@@ -158,36 +159,44 @@ fn a_write_and_its_commit_leave_in_one_segment_if_they_fit() {
     }
 }
 
-#[test]
-fn commits_are_answered_in_the_order_of_requests_and_nobody_else_waits() {
+/// Two streams from the first host to the second.
+fn two_streams() -> (World, [(Pair, Pair); 2], Receiver<ConnectionRequest>) {
     let mut world = World::two();
     let requests = world.hosts[1].listen(PORT);
-    let mut pairs: Vec<(Pair, Pair)> = Vec::new();
-    for _ in 0..2 {
+    let pairs = [(); 2].map(|()| {
         let client = world.hosts[0].pair(PairOptions::default());
         let server = world.hosts[1].pair(PairOptions::default());
         uwarp_sim_tests::pairs::join_with(&mut world, &client, &server, &requests, with(COMMIT), with(COMMIT));
-        pairs.push((client, server));
-    }
+        (client, server)
+    });
+    (world, pairs, requests)
+}
+
+#[test]
+fn commits_are_answered_in_the_order_of_requests_and_nobody_else_waits() {
+    let (mut world, [(mut first, mut first_server), (mut second, _second_server)], _requests) = two_streams();
     let (region, mut committer, _shadow) = durable(&world, 1, 4096, false);
     let (other, mut other_committer, _shadow) = durable(&world, 1, 64, false);
     let sink = world.hosts[0].register(vec![0; 4096], Access::LOCAL_WRITE);
     let inbox = world.hosts[1].register(vec![0; 64], Access::LOCAL_WRITE);
-    let [(first, first_server), (second, _)] = &mut pairs[..] else { panic!("two") };
     assert!(first_server.post_receive(50, &[sge(&inbox, 0, 64)]));
-    assert!(post_commit(first, 1, &[sge(&region, 0, 8)]));
+    assert!(post_commit(&mut first, 1, &[sge(&region, 0, 8)]));
     assert!(first.post_simple(2, SendOpcode::Read, Some(sge(&sink, 0, 4096)), (region.stag(), 0)));
-    assert!(post_commit(first, 3, &[sge(&other, 8, 8)]));
+    assert!(post_commit(&mut first, 3, &[sge(&other, 8, 8)]));
     assert!(first.post_simple(4, SendOpcode::Send, None, (0, 0)));
     assert!(second.post_simple(5, SendOpcode::Read, Some(sge(&sink, 0, 4096)), (region.stag(), 0)));
     // The Send is delivered though earlier requests are not answered; the other stream does not notice.
-    assert_eq!(completions(&mut world, first_server, 1).len(), 1);
-    assert_eq!(completions(&mut world, second, 1)[0].id, 5);
-    assert_eq!(completions(&mut world, first, 1), [], "a Read behind a Commit is answered behind it");
+    assert_eq!(completions(&mut world, &mut first_server, 1).len(), 1);
+    assert_eq!(completions(&mut world, &mut second, 1)[0].id, 5);
+    assert_eq!(completions(&mut world, &mut first, 1), [], "a Read behind a Commit is answered behind it");
     assert_eq!(other_committer.work(), 1, "both commits were begun");
-    assert_eq!(completions(&mut world, first, 1), [], "the second is done first, and is answered behind the other");
+    assert_eq!(
+        completions(&mut world, &mut first, 1),
+        [],
+        "the second is done first, and is answered behind the other"
+    );
     assert_eq!(committer.work(), 1);
-    let done = completions(&mut world, first, 4);
+    let done = completions(&mut world, &mut first, 4);
     assert_eq!(done.iter().map(|one| one.id).collect::<Vec<_>>(), [1, 2, 3, 4]);
     assert!(done.iter().all(|one| one.status == Status::Success));
 }
@@ -517,15 +526,7 @@ fn what_was_written_through_a_window_is_durable_before_a_message_though_the_wind
 
 #[test]
 fn much_persistent_memory_is_written_back_while_the_others_go_on() {
-    let mut world = World::two();
-    let requests = world.hosts[1].listen(PORT);
-    let mut pairs: Vec<(Pair, Pair)> = Vec::new();
-    for _ in 0..2 {
-        let client = world.hosts[0].pair(PairOptions::default());
-        let server = world.hosts[1].pair(PairOptions::default());
-        uwarp_sim_tests::pairs::join_with(&mut world, &client, &server, &requests, with(COMMIT), with(COMMIT));
-        pairs.push((client, server));
-    }
+    let (mut world, [(mut first, _first_server), (mut second, _second_server)], _requests) = two_streams();
     let length = 4 << 20;
     let register = |world: &World| {
         let (scope, base) = (Scope::Domain(DomainId(1)), TaggedBase::Zero);
@@ -534,19 +535,30 @@ fn much_persistent_memory_is_written_back_while_the_others_go_on() {
     };
     let (region, going) = (register(&world), register(&world));
     let sink = world.hosts[0].register(vec![0; 64], Access::LOCAL_WRITE);
-    let [(first, _), (second, _)] = &mut pairs[..] else { panic!("two") };
-    assert!(post_commit(first, 1, &[sge(&region, 0, length); 8]));
+    assert!(post_commit(&mut first, 1, &[sge(&region, 0, length); 8]));
     assert!(second.post_simple(2, SendOpcode::Read, Some(sge(&sink, 0, 64)), (region.stag(), 0)));
     let mut order = Vec::new();
     assert!(world.run_until(SECOND, |_| {
-        for pair in [&mut *second, &mut *first] {
+        for pair in [&mut second, &mut first] {
             order.extend(pair.poll_all().iter().map(|one| (one.id, one.status)));
         }
         order.len() == 2
     }));
     assert_eq!(order, [(2, Status::Success), (1, Status::Success)]);
+    // Nor does another of its kind wait for all of it.
+    order.clear();
+    assert!(post_commit(&mut first, 4, &[sge(&region, 0, length); 8]));
+    world.run(SECOND / 100_000);
+    assert!(post_commit(&mut second, 5, &[sge(&region, 0, 20_000)]));
+    assert!(world.run_until(SECOND, |_| {
+        for pair in [&mut second, &mut first] {
+            order.extend(pair.poll_all().iter().map(|one| (one.id, one.status)));
+        }
+        order.len() == 2
+    }));
+    assert_eq!(order, [(5, Status::Success), (4, Status::Success)]);
     // A region that goes meanwhile is not durable.
-    assert!(post_commit(first, 3, &[sge(&region, 0, length), sge(&going, 0, length)]));
+    assert!(post_commit(&mut first, 3, &[sge(&region, 0, length), sge(&going, 0, length)]));
     let (sent, mut going) = (frames_sent(&world, 0), Some(going));
     assert!(world.run_until(SECOND, |world| {
         if frames_sent(world, 0) > sent && world.network.next_arrival().is_none() {
