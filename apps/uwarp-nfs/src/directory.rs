@@ -117,7 +117,7 @@ struct Search {
     last: Option<(Instant, Duration)>,
     /// It has seen everything.
     whole: bool,
-    /// Objects that had been lost before it, and that it has not found.
+    /// Objects that had been lost before it, and that it has not found, though it has seen everything.
     missed: HashSet<Key>,
     /// What was asked for and not found by one that did not see everything.
     unsure: HashSet<Key>,
@@ -353,8 +353,7 @@ impl Directory {
                 return Ok(None);
             }
             if ended.elapsed() < SEARCH_PAUSE_MIN.max(took * SEARCH_PAUSE) {
-                let is_sure = search.missed.contains(&key) && !search.unsure.contains(&key);
-                return if is_sure { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
+                return if search.missed.contains(&key) { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
             }
         }
         let lost = locked(&self.index).lost();
@@ -372,7 +371,8 @@ impl Directory {
                 index.gone(key);
             }
         }
-        search.missed = lost.into_iter().filter(|&key| still_lost.contains(&key) && index.knows(key)).collect();
+        let is_missed = |key: &Key| search.whole && still_lost.contains(key) && index.knows(*key);
+        search.missed = lost.into_iter().filter(is_missed).collect();
         drop(index);
         let found = self.descend(key, &mut HashSet::new()).map_err(of_errno)?;
         if search.whole {
@@ -760,6 +760,31 @@ mod tests {
             }
             assert_eq!(find(), if comes_back { Ok(key) } else { Err(nfsstat3::NFS3ERR_STALE) });
         }
+    }
+
+    #[test]
+    fn what_one_search_could_not_see_is_stale_to_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("sub")).unwrap();
+        std::fs::write(folder.path().join("sub/file"), "").unwrap();
+        let (directory, one) = with_file(folder.path());
+        let (sub, _) = directory.step(&directory.root, b"sub").unwrap();
+        let other = directory.step(&sub, b"file").unwrap().0.key;
+        let find = |key: Key| directory.find(&directory.handle(key).data).map(|(object, _)| object.key);
+        assert_eq!(find(Key { inode: one.inode, born: one.born + 1 }), Err(nfsstat3::NFS3ERR_STALE), "a first search");
+        // Others move two, and the directory that they are in then cannot be read when they are looked for.
+        std::fs::rename(folder.path().join("sub/file"), folder.path().join("sub/moved")).unwrap();
+        std::fs::rename(folder.path().join("file"), folder.path().join("sub/last")).unwrap();
+        close(&directory, other);
+        let both_later = (Err(nfsstat3::NFS3ERR_JUKEBOX), Err(nfsstat3::NFS3ERR_JUKEBOX));
+        assert_eq!((find(one), find(other)), both_later, "they cannot be looked for yet");
+        pause_is_over(&directory);
+        close(&directory, sub.key);
+        *locked(&directory.fail_step) = Some(Errno::IO);
+        assert_eq!((find(one), find(other)), both_later);
+        pause_is_over(&directory);
+        *locked(&directory.fail_step) = None;
+        assert_eq!((find(one), find(other)), (Ok(one), Ok(other)));
     }
 
     #[test]
