@@ -525,6 +525,37 @@ fn what_was_written_through_a_window_is_durable_before_a_message_though_the_wind
 }
 
 #[test]
+fn one_commit_covers_ranges_of_every_kind_under_one_stag() {
+    let (mut world, mut client, mut server, _requests) = joined(COMMIT, COMMIT);
+    let (region, mut committer, shadow) = durable(&world, 1, 64, false);
+    let (scope, base) = (Scope::Domain(DomainId(1)), TaggedBase::Zero);
+    let persistent = world.hosts[1]
+        .regions
+        .register_persistent(vec![0; 64].into(), Access::ALL, scope, base, false)
+        .expect("the table has room");
+    let plain = world.hosts[1].register(vec![0; 64], Access::ALL);
+    let source = world.hosts[0].register(vec![1; 64], Access::LOCAL_READ);
+    let mut window = world.hosts[1].regions.allocate_window(DomainId(1), 3).expect("room");
+    let stag = window.next_stag();
+    let rights = SendElement::rights_entry(Access::REMOTE_WRITE);
+    let pieces = [sge(&persistent, 4, 20), sge(&region, 10, 20), sge(&plain, 0, 20), rights];
+    assert!(server.post(SendElement { stag, length: 60, entries: 4, ..element(1, SendOpcode::Bind) }, &pieces, &[]));
+    // A Responder does nothing before it has heard of its peer.
+    assert!(client.post_simple(2, SendOpcode::Write, Some(sge(&source, 0, 1)), (plain.stag(), 0)));
+    world.run(SECOND / 100);
+    assert!(post_write_commit(&mut client, 3, sge(&source, 0, 60), (stag, 0)));
+    world.run(SECOND / 100);
+    assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [(2, Status::Success, None)]);
+    assert_eq!(client.poll(), None, "the part in the store is not safe yet");
+    assert_eq!(committer.work(), 1);
+    assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [(3, Status::Success, Some(0))]);
+    assert_eq!((shadow.safe()[9], &shadow.safe()[10..30], shadow.safe()[30]), (0, &[1; 20][..], 0));
+    let mut octets = [0; 22];
+    persistent.read(3, &mut octets).expect("in range");
+    assert_eq!((octets[0], &octets[1..21], octets[21]), (0, &[1; 20][..], 0));
+}
+
+#[test]
 fn much_persistent_memory_is_written_back_while_the_others_go_on() {
     let (mut world, [(mut first, _first_server), (mut second, _second_server)], _requests) = two_streams();
     let length = 4 << 20;
