@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use uwarp_iwarp::Fault;
 use uwarp_iwarp::Stream;
 use uwarp_iwarp::stream::{CommitTicket, InboundCommit};
-use uwarp_memory::{CommitMailbox, CommitReply, CommitStatus, CommitTarget, KeptRange, Turn};
+use uwarp_memory::{Access, AccessError, CommitMailbox, CommitReply, CommitStatus, CommitTarget, KeptRange, Turn};
 use uwarp_tcp::Instant;
 
 use crate::command::CompletionQueueId;
@@ -456,10 +456,18 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Remembers a Write, if its region wants that.
+    /// Places a segment of a Write, and remembers it if its region wants that.
     #[cold]
-    pub(crate) fn note_write(turn: &Turn<'_>, queue_pair: &mut QueuePair, stag: u32, offset: u64, length: usize) {
-        turn.transparent_ranges(stag, offset, length, |range| queue_pair.written.add(range));
+    pub(crate) fn place_and_note(
+        turn: &Turn<'_>,
+        queue_pair: &mut QueuePair,
+        stag: u32,
+        offset: u64,
+        payload: &[u8],
+    ) -> Result<(), AccessError> {
+        let (association, written) = (queue_pair.association, &mut queue_pair.written);
+        let note = |range| written.add(range);
+        turn.place_transparent(association, stag, offset, payload, Access::REMOTE_WRITE, note)
     }
 
     /// Asks for what was written to be made durable, before a message is told.
@@ -569,11 +577,13 @@ mod tests {
             for _ in 0..random.usize(..200) {
                 let (region, offset) = (&regions[random.usize(..3)].0, random.u64(..500));
                 let length = random.usize(1..=512 - offset as usize);
-                turn.transparent_ranges(region.stag(), offset, length, |range| {
+                let note = |range| {
                     let (region, place) = way(&range);
                     octets.entry(region).or_insert([false; 512])[place].fill(true);
                     written.add(range);
-                });
+                };
+                turn.place_transparent(us, region.stag(), offset, &vec![1; length], Access::REMOTE_WRITE, note)
+                    .expect("within");
             }
             assert!(written.0.len() <= RANGES + 3);
             for (region, octets) in octets {

@@ -266,10 +266,11 @@ impl<P: Port> Core<P> {
                 if payload.is_empty() {
                     return;
                 }
-                let placed = turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE);
-                if turn.has_transparent() && placed.is_ok() {
-                    Self::note_write(turn, queue_pair, stag.0, offset.0, payload.len());
-                }
+                let placed = if turn.has_transparent() {
+                    Self::place_and_note(turn, queue_pair, stag.0, offset.0, payload)
+                } else {
+                    turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE)
+                };
                 placed.map_err(|error| Failure::from(tagged_fault(error)))
             }
             Ok(Delivery::ReadResponse { sink_stag, sink_offset, payload, completes, .. }) => {

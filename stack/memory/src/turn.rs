@@ -14,7 +14,7 @@ use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
 use crate::shared_bytes;
-use crate::table::{DURABLE, Entry, IDENTITY, PERSISTENT, Reached, RegionTable, TRANSPARENT, WINDOW};
+use crate::table::{DURABLE, Entry, IDENTITY, PERSISTENT, Reached, RegionTable, TRANSPARENT};
 use crate::window::{BindPiece, Run};
 
 /// A turn of an engine, from [`EngineEpoch::enter`](crate::EngineEpoch::enter) until it is dropped.
@@ -77,12 +77,18 @@ impl<'a> Turn<'a> {
                 unsafe { shared_bytes::store(target, payload) };
                 Ok(())
             }
-            Reached::Window(window, distance) => self.place_in_window(window, distance, payload),
+            Reached::Window(window, distance) => self.place_in_window(window, distance, payload, |_| ()),
         }
     }
 
     #[cold]
-    fn place_in_window(&self, window: &Entry, distance: u64, payload: &[u8]) -> Result<(), AccessError> {
+    fn place_in_window(
+        &self,
+        window: &Entry,
+        distance: u64,
+        payload: &[u8],
+        mut stored: impl FnMut(&Run<'_>),
+    ) -> Result<(), AccessError> {
         // All of it is there, before anything is stored.
         self.table.runs(window, distance, payload.len(), |_| ())?;
         let mut rest = payload;
@@ -91,6 +97,7 @@ impl<'a> Turn<'a> {
             // SAFETY: the run is valid for its octets during this turn.
             unsafe { shared_bytes::store(run.start, now) };
             rest = later;
+            stored(&run);
         })
     }
 
@@ -266,28 +273,47 @@ impl<'a> Turn<'a> {
     }
 
     /// Whether any region is one in which writes have to be durable before a later message is told: then
-    /// [`transparent_ranges`](Self::transparent_ranges) is to be asked about each.
+    /// [`place_transparent`](Self::place_transparent) is the way to store them.
     #[inline]
     pub fn has_transparent(&self) -> bool {
         self.table.transparent.load(Relaxed) != 0
     }
 
-    /// Calls `take` with the parts of what was placed just now that have to be durable before a later message of the stream is
-    /// told. They are named by their region, not by the STag that was used: that may be made invalid meanwhile.
+    /// As [`place`](Self::place), and calls `take` with the parts of what was placed that have to be durable before a later
+    /// message of the stream is told. They are named by their region, not by the STag that was used: that may be made invalid
+    /// at any moment, also while this places.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place); `take` has not been called then, unless octets were stored.
     #[cold]
-    pub fn transparent_ranges(&self, stag: u32, offset: u64, length: usize, mut take: impl FnMut(KeptRange)) {
-        let Some((entry, state)) = self.table.find(stag) else { return };
-        let distance = offset.wrapping_sub(entry.base.load(Relaxed));
-        let mut note = |state: u64, offset: u64, length: usize| {
-            if state & TRANSPARENT != 0 {
-                take(KeptRange { region: state & IDENTITY, offset, length: length as u64 });
+    pub fn place_transparent(
+        &self,
+        association: Association,
+        stag: u32,
+        offset: u64,
+        payload: &[u8],
+        need: Access,
+        mut take: impl FnMut(KeptRange),
+    ) -> Result<(), AccessError> {
+        let mut note = |run: &Run<'_>| {
+            if run.state & TRANSPARENT != 0 {
+                take(KeptRange::of(run));
             }
         };
-        if state & WINDOW == 0 {
-            note(state, distance, length);
-        } else {
-            // A region that goes at this very moment is not to be kept.
-            let _ = self.table.runs(entry, distance, length, |run| note(run.state, run.distance, run.length));
+        match self.table.reach(association, stag, offset, payload.len(), need)? {
+            Reached::Memory(target) => {
+                // SAFETY: the target is valid for that many octets during this turn.
+                unsafe { shared_bytes::store(target, payload) };
+                // Valid or not by now; the slot cannot become another region's before the turn is over, and one that was
+                // deregistered meanwhile is not to be kept.
+                if let Some(region) = self.table.slot(stag) {
+                    let distance = offset.wrapping_sub(region.base.load(Relaxed));
+                    let state = region.state.load(Acquire);
+                    note(&Run { start: target, length: payload.len(), region, state, distance });
+                }
+                Ok(())
+            }
+            Reached::Window(window, distance) => self.place_in_window(window, distance, payload, note),
         }
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::access::{Access, Association, DomainId, Scope, StreamId};
 use crate::registration::Registration;
 use crate::table::{RegionTable, TaggedBase};
-use crate::turn::{CommitTarget, Turn};
+use crate::turn::{CommitTarget, KeptRange, Turn};
 
 const US: Association = Association { domain: DomainId(1), stream: StreamId(1) };
 const WRITE: Access = Access::REMOTE_WRITE;
@@ -220,12 +220,13 @@ fn a_window_leads_to_the_committers_of_its_regions() {
     assert_eq!(seen, [None, Some((20, 15))]);
     let kept = |turn: &Turn<'_>, stag, offset, length| {
         let mut parts = Vec::new();
-        turn.transparent_ranges(stag, offset, length, |range| {
+        let note = |range: KeptRange| {
             parts.push(turn.keep(&range).map(|target| match target {
                 CommitTarget::Durable { offset, length, .. } => (offset, length),
                 other => panic!("{other:?}"),
             }));
-        });
+        };
+        turn.place_transparent(US, stag, offset, &vec![1; length], Access::REMOTE_WRITE, note).unwrap();
         parts
     };
     assert_eq!(kept(&turn, stag, 29, 1), []);
@@ -234,7 +235,7 @@ fn a_window_leads_to_the_committers_of_its_regions() {
     assert_eq!(kept(&turn, registration.stag(), 0, 9), []);
     // What was written through a window stays to be kept when that is gone, and for as long as the region is there.
     let mut ranges = Vec::new();
-    turn.transparent_ranges(stag, 40, 10, |range| ranges.push(range));
+    turn.place_transparent(US, stag, 40, &[2; 10], Access::REMOTE_WRITE, |range| ranges.push(range)).unwrap();
     turn.invalidate(US, stag, false).unwrap();
     assert!(matches!(turn.keep(&ranges[0]), Some(CommitTarget::Durable { offset: 30, length: 10, .. })));
     turn.invalidate(US, writable.0.stag(), false).unwrap();
@@ -246,6 +247,41 @@ fn a_window_leads_to_the_committers_of_its_regions() {
     assert_eq!(committer.work(), 0);
 }
 
+/// Another thread makes the STag invalid at any moment: what was stored until then is to be kept all the same.
+#[test]
+fn what_was_placed_is_noted_whatever_becomes_of_its_stag() {
+    let table = RegionTable::new(8, 1 << 30, 1);
+    let mut epoch = table.engine();
+    let (mut stored, mut refused) = (0, 0);
+    for round in 0..4000 {
+        let scope = Scope::Domain(US.domain);
+        let store = Box::new(Handle::default());
+        let (region, _committer) =
+            table.register_durable(vec![0; 64], WRITE, scope, TaggedBase::Zero, store, true).unwrap();
+        let turn = epoch.enter();
+        let (begun, spin) = (std::sync::Barrier::new(2), round % 64);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                begun.wait();
+                (0..spin).for_each(|_| std::hint::spin_loop());
+                region.invalidate();
+            });
+            begun.wait();
+            let mut noted = 0;
+            let placed = turn.place_transparent(US, region.stag(), 8, &[1; 16], Access::REMOTE_WRITE, |_| noted += 1);
+            assert_eq!(noted, u32::from(placed.is_ok()));
+            if placed.is_ok() {
+                stored += 1
+            } else {
+                refused += 1
+            }
+            // The other thread waits for the end of this turn.
+            drop(turn);
+        });
+    }
+    assert!(stored > 0 && refused > 0, "{stored} stored, {refused} refused: the two never met");
+}
+
 #[test]
 fn persistent_memory_is_written_back_where_it_is() {
     let table = RegionTable::new(8, 1 << 30, 1);
@@ -255,10 +291,14 @@ fn persistent_memory_is_written_back_where_it_is() {
     let mut epoch = table.engine();
     let turn = epoch.enter();
     assert!(turn.has_transparent());
-    turn.transparent_ranges(region.stag(), 5, 7, |mut range| {
+    let mut noted = 0;
+    let note = |mut range: KeptRange| {
         assert_eq!((range.split_front(3).length(), range.length()), (3, 4));
         assert!(matches!(turn.keep(&range), Some(CommitTarget::Persistent(_))));
-    });
+        noted += 1;
+    };
+    turn.place_transparent(US, region.stag(), 5, &octets[5..12], Access::REMOTE_WRITE, note).unwrap();
+    assert_eq!(noted, 1);
     for (offset, length) in [(0, 1), (63, 2), (64, 64), (1, 999), (999, 1), (0, 1000)] {
         let mut ranges = 0;
         turn.commit_targets(US, region.stag(), offset, length, |target, kept| {
