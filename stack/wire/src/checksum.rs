@@ -80,6 +80,17 @@ const fn address_sum(address: IpAddress) -> u64 {
     (high >> 32) + (high & 0xffff_ffff) + (low >> 32) + (low & 0xffff_ffff)
 }
 
+/// Whether an IPv4 header without options is intact: the sum is all ones in any order of octets (RFC 1071 §2 (B)), so nothing is
+/// turned.
+#[inline(always)]
+pub(crate) fn is_good_ipv4_header(header: &[u8; 20]) -> bool {
+    let mut total = 0;
+    for word in header.as_chunks::<4>().0 {
+        total += u64::from(u32::from_ne_bytes(*word));
+    }
+    fold(narrow(total)) == 0xffff
+}
+
 /// The partial sum of an IPv4 header without options.
 #[inline(always)]
 pub(crate) fn ipv4_header(header: &[u8; 20]) -> u32 {

@@ -6,8 +6,8 @@ use smoltcp::wire::{EthernetFrame, IpAddress as SmoltcpAddress, Ipv4Packet, TcpP
 
 use super::*;
 use crate::ipv4;
+use crate::tcp::Timestamps;
 use crate::tcp::tests::any_header;
-use crate::tcp::{SeqNumber, TcpFlags};
 
 const MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
 const PEER_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 2]);
@@ -83,6 +83,36 @@ proptest! {
         octets in prop::collection::vec(any::<u8>(), 0..120), more in 0usize..3000,
     ) {
         let _ = classify(&octets, octets.len() + more);
+    }
+
+    #[test]
+    fn the_short_way_says_what_the_long_one_says(
+        mut header in any_header(),
+        stamped in any::<bool>(),
+        usual in any::<bool>(),
+        payload in prop::collection::vec(any::<u8>(), 0..100),
+        changes in prop::collection::vec((0usize..70, any::<u8>()), 0..3),
+        (cut, padding) in (0usize..400, 0usize..20),
+        (repair, ecn) in (any::<bool>(), 0u8..4),
+    ) {
+        if usual {
+            let timestamps = stamped.then_some(Timestamps { value: header.sequence.0, echo: header.acknowledgment.0 });
+            header.options = TcpOptions { timestamps, ..TcpOptions::NONE };
+        }
+        let mut frame = build(&path(None), &header, ecn, &payload);
+        for (at, value) in changes {
+            if let Some(octet) = frame.get_mut(at) {
+                *octet = value;
+            }
+        }
+        if repair && 14 + usize::from(frame[14] & 0x0f) * 4 <= frame.len() {
+            repair_ip(&mut frame);
+        }
+        frame.resize(frame.len() + padding, 0);
+        let piece = &frame[..cut.min(frame.len())];
+        for total in [0, piece.len(), frame.len()] {
+            prop_assert_eq!(classify(piece, total), classify_any(piece, total));
+        }
     }
 
     #[test]
