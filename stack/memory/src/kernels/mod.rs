@@ -141,9 +141,13 @@ pub fn prefetch<T: ?Sized>(value: &T) {
 /// The same for a range of addresses, whatever is there.
 #[inline(always)]
 pub fn prefetch_range(addresses: Range<usize>) {
-    // From the start of a line on, so that the last one is not left out.
-    for address in (addresses.start - addresses.start % LINE..addresses.end).step_by(LINE) {
-        prefetch_line(address);
+    // Steps from the first address on, and the last address itself, for the line that the steps may leave out. So the count depends
+    // on the length alone, which most callers know when they are compiled: there is no loop left.
+    for step in 0..addresses.len().div_ceil(LINE) {
+        prefetch_line(addresses.start + step * LINE);
+    }
+    if !addresses.is_empty() {
+        prefetch_line(addresses.end - 1);
     }
 }
 
