@@ -20,8 +20,8 @@ impl Connection {
         if window > 0 { Events::SEND_SPACE } else { Events::NONE }
     }
 
-    /// What an advance means when nothing is lost, reported or doubtful: the usual case.
-    #[inline]
+    /// What an advance means when nothing is lost, reported or doubtful.
+    #[inline(never)]
     pub(crate) fn progress_plain(&mut self, now: Instant, delivered: &Delivered) -> Events {
         if !delivered.ambiguous
             && let Some(sent_at) = delivered.oldest_sent
@@ -35,7 +35,7 @@ impl Connection {
     }
 
     /// The same for the oldest segment alone, which was sent once, at `sent_at`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn progress_oldest(&mut self, now: Instant, sent_at: Instant, octets: u32) -> Events {
         let round_trip = now.nanos_since(sent_at);
         self.rtt.sample(now, round_trip, self.queue.segments().len() + 1);
@@ -44,7 +44,7 @@ impl Connection {
     }
 
     /// What every advance of `octets` means to windows and timers.
-    #[inline]
+    #[inline(always)]
     fn progressed(&mut self, now: Instant, octets: u32) -> Events {
         let unacknowledged = self.queue.unacknowledged();
         self.recovery.advanced(unacknowledged);

@@ -6,7 +6,7 @@ use crate::connection::Connection;
 use crate::event::{Slice, Transmit};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
-use crate::queue::Content;
+use crate::queue::{Content, Unsent};
 use crate::recovery::{Doubt, Mode};
 use crate::state::Phase;
 
@@ -49,7 +49,38 @@ impl Connection {
     }
 
     /// The next segment to send, `None` if there is nothing now. To be called until `None` at the end of a batch.
+    #[inline]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
+        match self.poll_usual(now) {
+            None => self.poll_other(now),
+            usual => usual,
+        }
+    }
+
+    /// New data of an open connection on which nothing else waits to be sent, as [`Connection::poll_other`] gives it. One function
+    /// with all that it calls: a segment that is handed up through several is copied as often.
+    #[inline]
+    fn poll_usual(&mut self, now: Instant) -> Option<Transmit> {
+        if self.phase != Phase::Established
+            || self.pending.any()
+            || self.ecn.owes()
+            || !self.recovery.is_open()
+            || self.queue.lost() > 0
+            || self.queue.unsent() == 0
+        {
+            return None;
+        }
+        self.restart_after_idle(now);
+        let unsent = self.queue.first_unsent()?;
+        match self.admit(unsent.len) {
+            Fresh::Send(len) => Some(self.send_fresh(now, unsent, len)),
+            _ => None,
+        }
+    }
+
+    /// Any segment.
+    #[inline(never)]
+    fn poll_other(&mut self, now: Instant) -> Option<Transmit> {
         if let Some((sequence, acknowledge)) = self.pending.reset.take() {
             return Some(self.reset_segment(now, sequence, acknowledge));
         }
@@ -85,7 +116,7 @@ impl Connection {
     }
 
     /// A header as of now. The window that it offers counts as offered.
-    #[inline]
+    #[inline(always)]
     fn header(&mut self, now: Instant, flags: TcpFlags, sequence: Position) -> TcpHeader {
         let mut header = TcpHeader::new(flags);
         header.sequence = sequence.sequence();
@@ -177,10 +208,12 @@ impl Connection {
                 }
             }
             self.restart_after_idle(now);
-            match self.fresh() {
-                Fresh::Send(len) => return self.send_fresh(now, len),
-                Fresh::Wait => {}
-                Fresh::Shut => self.schedule_window_probe(now),
+            if let Some(unsent) = self.queue.first_unsent() {
+                match self.admit(unsent.len) {
+                    Fresh::Send(len) => return Some(self.send_fresh(now, unsent, len)),
+                    Fresh::Wait => {}
+                    Fresh::Shut => self.schedule_window_probe(now),
+                }
             }
         }
         self.pending.window_probe = false;
@@ -208,14 +241,16 @@ impl Connection {
         self.closing && !self.fin_sent && self.queue.unsent() == 0
     }
 
-    /// What may leave of the next record: all of it, or a segment's worth, if the windows admit that; less only into a window
-    /// that has no room for more (RFC 9293 §3.8.6.2.1).
+    /// What may leave of the next record.
     #[inline]
     fn fresh(&self) -> Fresh {
-        let rest = self.queue.fresh_len();
-        if rest == 0 {
-            return Fresh::Wait;
-        }
+        self.queue.first_unsent().map_or(Fresh::Wait, |unsent| self.admit(unsent.len))
+    }
+
+    /// What may leave of `rest` octets, those of the next record that were never sent: all of it, or a segment's worth, if the
+    /// windows admit that; less only into a window that has no room for more (RFC 9293 §3.8.6.2.1).
+    #[inline(always)]
+    fn admit(&self, rest: u32) -> Fresh {
         let idle = self.queue.segments().is_empty();
         let len = rest.min(self.segment);
         let usable = self.window_edge().octets_since(self.queue.next());
@@ -252,6 +287,7 @@ impl Connection {
     }
 
     /// RFC 5681 §4.1: after an idle retransmission time-out the window falls back to the initial one.
+    #[inline]
     fn restart_after_idle(&mut self, now: Instant) {
         if !self.restart_after_idle || !self.queue.segments().is_empty() {
             return;
@@ -263,10 +299,11 @@ impl Connection {
         }
     }
 
-    /// Sends the next `len` octets for the first time.
-    fn send_fresh(&mut self, now: Instant, len: u32) -> Option<Transmit> {
+    /// Sends the next `len` octets for the first time, of the first record that has unsent ones.
+    #[inline(always)]
+    fn send_fresh(&mut self, now: Instant, unsent: Unsent, len: u32) -> Transmit {
         let sequence = self.queue.next();
-        let slice = self.queue.send_fresh(now, len)?;
+        let slice = self.queue.send_fresh(now, unsent, len);
         if !self.recovery.is_open()
             && let Doubt::Testing { left } = &mut self.recovery.doubt
         {
@@ -274,14 +311,7 @@ impl Connection {
         }
         let flags = if self.queue.unsent() == 0 { TcpFlags::ACK | TcpFlags::PSH } else { TcpFlags::ACK };
         self.timers.persist = Instant::NEVER;
-        Some(self.data(
-            now,
-            flags,
-            sequence,
-            Some(slice),
-            len,
-            !slice.whole_first_transmission && self.was_probed(sequence),
-        ))
+        self.data(now, flags, sequence, Some(slice), len, !slice.whole_first_transmission && self.was_probed(sequence))
     }
 
     /// Whether the octet at `sequence` has left as a window probe.
@@ -315,7 +345,7 @@ impl Connection {
     }
 
     /// Accounts for a segment that takes sequence numbers, and builds it.
-    #[inline]
+    #[inline(always)]
     fn data(
         &mut self,
         now: Instant,
@@ -351,13 +381,14 @@ impl Connection {
             return None;
         }
         self.counters.tail_loss_probes += 1;
-        let len = self.queue.fresh_len().min(self.segment);
         let usable = self.window_edge().octets_since(self.queue.next());
-        let (transmit, retransmission) = if len > 0 && len <= usable {
-            (self.send_fresh(now, len)?, false)
-        } else {
-            let index = self.queue.last()?;
-            (self.send_again(now, index)?, true)
+        let unsent = self.queue.first_unsent().filter(|unsent| unsent.len.min(self.segment) <= usable);
+        let (transmit, retransmission) = match unsent {
+            Some(unsent) => (self.send_fresh(now, unsent, unsent.len.min(self.segment)), false),
+            None => {
+                let index = self.queue.last()?;
+                (self.send_again(now, index)?, true)
+            }
         };
         self.recovery.probe_sent(self.queue.next(), retransmission);
         self.timers.probe = Instant::NEVER;
@@ -370,10 +401,10 @@ impl Connection {
         if !self.queue.segments().is_empty() {
             return None;
         }
-        let rest = self.queue.fresh_len().min(self.segment);
         let usable = self.window_edge().octets_since(self.queue.next());
         if usable > 0 {
-            return self.send_fresh(now, usable.min(rest));
+            let unsent = self.queue.first_unsent()?;
+            return Some(self.send_fresh(now, unsent, usable.min(unsent.len).min(self.segment)));
         }
         let slice = self.queue.probe_octet()?;
         let header = self.header(now, TcpFlags::ACK, self.queue.next());
@@ -418,6 +449,7 @@ impl Connection {
     }
 
     /// The user time-out begins to run, unless it does already.
+    #[inline]
     fn begin_waiting(&mut self, now: Instant) {
         self.waiting_since = now;
         if self.timers.user == Instant::NEVER

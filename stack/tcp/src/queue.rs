@@ -23,6 +23,15 @@ impl Record {
     }
 }
 
+/// The first record with unsent octets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsent {
+    number: u32,
+    record: Record,
+    /// Octets of it that were not sent yet: at least one.
+    pub(crate) len: u32,
+}
+
 /// What is thought to have become of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Fate {
@@ -290,6 +299,7 @@ impl SendQueue {
     }
 
     /// Any record, at the end of the connection.
+    #[inline]
     pub(crate) fn pop_record(&mut self) -> Option<BufferToken> {
         let record = self.records.pop_front()?;
         if self.segments.mark == self.records.mark {
@@ -348,31 +358,26 @@ impl SendQueue {
         self.records.get(number.wrapping_sub(self.records.mark) as usize)
     }
 
-    /// The first record with unsent octets: its number, and itself. Records without octets are passed over.
-    #[inline]
-    fn unsent_record(&self) -> Option<(u32, Record)> {
+    /// The first record with unsent octets. Records without octets are passed over.
+    #[inline(always)]
+    pub(crate) fn first_unsent(&self) -> Option<Unsent> {
         let mut number = self.segments.mark;
         while let Some(record) = self.record(number) {
-            if record.end() > self.next {
-                return Some((number, *record));
+            let end = record.end();
+            if end > self.next {
+                return Some(Unsent { number, record: *record, len: end.octets_since(self.next) });
             }
             number = number.wrapping_add(1);
         }
         None
     }
 
-    /// The unsent rest of the first record that has one: its octets.
-    #[inline]
-    pub(crate) fn fresh_len(&self) -> u32 {
-        self.unsent_record().map_or(0, |(_, record)| record.end().octets_since(self.next))
-    }
-
-    /// Sends the next `len` octets for the first time; no more than [`SendQueue::fresh_len`].
-    #[inline]
-    pub(crate) fn send_fresh(&mut self, now: Instant, len: u32) -> Option<Slice> {
-        let (number, record) = self.unsent_record()?;
-        let offset = self.next.octets_since(record.start);
-        let len = len.min(record.len - offset);
+    /// Sends the next `len` octets for the first time, all or some of `unsent`, which is [`SendQueue::first_unsent`].
+    #[inline(always)]
+    pub(crate) fn send_fresh(&mut self, now: Instant, unsent: Unsent, len: u32) -> Slice {
+        let Unsent { number, record, len: rest } = unsent;
+        let offset = record.len - rest;
+        let len = len.min(rest);
         let again = self.probed;
         self.append(Segment {
             start: self.next,
@@ -384,8 +389,8 @@ impl SendQueue {
             // The octet of a window probe may have arrived: its time is ambiguous.
             retransmitted: again,
         });
-        self.segments.mark = if offset + len == record.len { number.wrapping_add(1) } else { number };
-        Some(Slice { token: record.token, offset, len, whole_first_transmission: len == record.len && !again })
+        self.segments.mark = if len == rest { number.wrapping_add(1) } else { number };
+        Slice { token: record.token, offset, len, whole_first_transmission: len == record.len && !again }
     }
 
     /// Sends the SYN or the FIN for the first time.
@@ -411,11 +416,11 @@ impl SendQueue {
 
     /// The octet behind SND.NXT, as the payload of a window probe (RFC 9293 §3.8.6.1). It is not counted as sent.
     pub(crate) fn probe_octet(&mut self) -> Option<Slice> {
-        let (_, record) = self.unsent_record()?;
+        let unsent = self.first_unsent()?;
         self.probed = true;
         Some(Slice {
-            token: record.token,
-            offset: self.next.octets_since(record.start),
+            token: unsent.record.token,
+            offset: unsent.record.len - unsent.len,
             len: 1,
             whole_first_transmission: false,
         })
@@ -573,7 +578,7 @@ impl SendQueue {
 
     /// The same, if that is just the oldest segment, which was sent once and is not overtaken: when it was sent, and its octets.
     /// Otherwise nothing happens. For a time without losses and reports.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn acknowledge_oldest(&mut self, position: Position) -> Option<(Instant, u32)> {
         let segment = self.segments.front()?;
         if segment.end() != position
@@ -584,7 +589,7 @@ impl SendQueue {
             return None;
         }
         let (sent_at, len) = (segment.sent_at, segment.len);
-        self.segments.pop_front();
+        self.segments.drop_front();
         self.in_flight -= len;
         self.forward = position;
         self.unacknowledged = position;

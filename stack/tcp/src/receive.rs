@@ -269,7 +269,7 @@ impl Receiver {
     }
 
     /// The usual case: `len` octets that continue the stream, nothing held.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn advance_in_order(&mut self, now: Instant, len: u32) {
         self.next = self.next + len;
         // RFC 9293 §3.8.6.3: at least every second full-sized segment. A device that joins segments hides how many they were.

@@ -298,7 +298,17 @@ impl Recovery {
     #[inline]
     pub(crate) fn advanced(&mut self, unacknowledged: Position) {
         self.duplicates = 0;
-        self.in_round = self.in_round && unacknowledged < self.duplicate_round;
+        if self.in_round {
+            self.end_round(unacknowledged);
+        }
+    }
+
+    /// A call of its own: what is compared is rare, and lies in a cache line that nothing else of a usual segment touches. Where
+    /// the compiler sees both, it reads it whether there is a round or not.
+    #[cold]
+    #[inline(never)]
+    fn end_round(&mut self, unacknowledged: Position) {
+        self.in_round = unacknowledged < self.duplicate_round;
     }
 
     /// A reaction begins that may have to be taken back.

@@ -70,7 +70,7 @@ impl RttEstimator {
     ///
     /// `segments` were in flight: where a window brings many samples, each gets less weight (RFC 7323 appendix G), so that
     /// the memory of the estimator stays some round trips long.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn sample(&mut self, now: Instant, sample: u64, segments: usize) {
         self.backoff = 0;
         self.note_minimum(now, sample);

@@ -79,9 +79,23 @@ impl<T: Copy + Default> ShortQueue<T> {
     #[inline]
     pub(crate) fn pop_front(&mut self) -> Option<T> {
         let element = *self.front()?;
-        self.len -= 1;
-        if self.len > 0
-            && let Some(rest) = &mut self.rest
+        self.drop_front();
+        Some(element)
+    }
+
+    /// Takes the first element out, if there is one.
+    #[inline(always)]
+    pub(crate) fn drop_front(&mut self) {
+        self.len = self.len.saturating_sub(1);
+        if self.len > 0 {
+            self.move_up();
+        }
+    }
+
+    /// The second element becomes the first.
+    #[inline(never)]
+    fn move_up(&mut self) {
+        if let Some(rest) = &mut self.rest
             && let Some(next) = rest.pop_front()
         {
             self.front = next;
@@ -90,7 +104,6 @@ impl<T: Copy + Default> ShortQueue<T> {
                 rest.clear();
             }
         }
-        Some(element)
     }
 
     /// Puts an element at `index`, which is not the first place.
@@ -199,6 +212,10 @@ mod tests {
                 6 if random.u32(0..50) == 0 => {
                     queue.reset();
                     model.clear();
+                }
+                7 => {
+                    queue.drop_front();
+                    model.pop_front();
                 }
                 _ => assert_eq!(queue.pop_front(), model.pop_front()),
             }

@@ -129,7 +129,7 @@ impl Connection {
     }
 
     /// The oldest octet in flight has changed: RFC 6298 §5.2 and §5.3, RFC 8985 §7.2.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn schedule_retransmission(&mut self, now: Instant) {
         if self.queue.segments().is_empty() {
             self.timers.retransmit = Instant::NEVER;
