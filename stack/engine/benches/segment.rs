@@ -224,7 +224,7 @@ impl Ours {
             connection.push(BufferToken(token), LENGTH as u32);
         }
         while connection.wants_transmit(self.now)
-            && let Some(transmit) = connection.poll_transmit(self.now)
+            && let Some(transmit) = &connection.poll_transmit(self.now)
         {
             let Some(slice) = transmit.payload else { continue };
             let (headroom, payload) = self.buffers[slice.token.0 as usize].0.split_at_mut(HEADROOM);

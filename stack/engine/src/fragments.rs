@@ -113,7 +113,7 @@ impl<P: Port> Core<P> {
             let Ok(headers) = headers else { return };
             buffer.set_range(start - headers, headers + piece.len());
             let Ok(Frame::Tcp(part)) = classify(buffer.data(), buffer.total_len()) else { return };
-            self.receive_tcp(turn, part, buffer);
+            self.receive_tcp(turn, &part, buffer);
             at += piece.len();
             if last {
                 return;

@@ -5,8 +5,8 @@ use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::{Events, Payload, reset_for};
 use uwarp_wire::WireError;
 use uwarp_wire::ethernet::VlanTag;
-use uwarp_wire::frame::{Frame, TcpFrame, classify};
-use uwarp_wire::tcp::TcpFlags;
+use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::command::DisconnectReason;
 use crate::connection::{Connection, Left, Phase};
@@ -23,9 +23,19 @@ impl<P: Port> Core<P> {
     pub(crate) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.total_len() as u64;
+        // Apart from the others, and looked at where it was written: as a part of [`Frame`] it would be copied.
+        let usual = usual_tcp(buffer.data(), buffer.total_len());
+        match &usual {
+            Some(frame) => self.receive_tcp(turn, frame, buffer),
+            None => self.receive_unusual(turn, buffer),
+        }
+    }
+
+    #[inline(never)]
+    fn receive_unusual(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         if buffer.segment_count() == 1 {
             match classify(buffer.data(), buffer.total_len()) {
-                Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
+                Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
                 other => self.receive_other(turn, other, buffer.data()),
             }
         } else {
@@ -36,12 +46,12 @@ impl<P: Port> Core<P> {
     /// A chain: parsed in place where its headers are in one piece, otherwise in a copy.
     fn receive_chain(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         match classify(buffer.data(), buffer.total_len()) {
-            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
+            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
             Err(WireError::NotContiguous) => {
                 let mut scratch = std::mem::take(&mut self.scratch);
                 let octets = contiguous(&buffer, &mut scratch);
                 match classify(octets, octets.len()) {
-                    Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, frame, buffer),
+                    Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
                     other => self.receive_other(turn, other, octets),
                 }
                 self.scratch = scratch;
@@ -108,7 +118,7 @@ impl<P: Port> Core<P> {
     }
 
     #[inline]
-    pub(crate) fn receive_tcp(&mut self, turn: &Turn<'_>, frame: TcpFrame, buffer: P::Buffer) {
+    pub(crate) fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer) {
         if frame.destination_mac != self.own_mac {
             return self.count_drop(DropReason::NotForUs);
         }
@@ -138,7 +148,7 @@ impl<P: Port> Core<P> {
             if !self.addresses.is_own(frame.flow.local) {
                 return self.count_drop(DropReason::WrongAddress);
             }
-            index = self.on_stranger(&frame);
+            index = self.on_stranger(frame);
         }
         let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.take(index)?))) else {
             return;
@@ -151,10 +161,10 @@ impl<P: Port> Core<P> {
                 connection.gone = true;
                 self.put_back(index, connection);
             }
-            self.on_stranger(&frame);
+            self.on_stranger(frame);
             return;
         }
-        let usual = self.on_segment(turn, index, &mut connection, &frame, buffer);
+        let usual = self.on_segment(turn, index, &mut connection, frame, buffer);
         if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
             return self.put_back(index, connection);
         }
@@ -180,15 +190,15 @@ impl<P: Port> Core<P> {
             connection.set_receive_space(space, self.tcp_config.mss);
         }
         let token = self.held.next_token();
-        let mut header = frame.header;
-        let mut payload_len = frame.payload_len as u32;
-        if self.held.len() >= self.held_budget && connection.tcp.is_ahead(&header) {
+        let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
+        let bare;
+        if self.held.len() >= self.held_budget && connection.tcp.is_ahead(header) {
             // No room to hold anything more: what is ahead of a gap counts as lost, its acknowledgment does not.
-            header.flags = header.flags.without(TcpFlags::FIN);
-            payload_len = 0;
+            bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
+            (header, payload_len) = (&bare, 0);
             self.count_drop(DropReason::OutOfOrderBudget);
         }
-        let received = connection.tcp.on_segment(self.now, &header, payload_len, frame.ecn, token);
+        let received = connection.tcp.on_segment(self.now, header, payload_len, frame.ecn, token);
         if let Some(reason) = received.drop {
             self.count_drop(drop_reason(reason));
         }

@@ -47,8 +47,9 @@ impl<P: Port> Core<P> {
                 self.starved = true;
                 return connection.tcp.wants_transmit(now);
             }
-            let Some(transmit) = connection.tcp.poll_transmit(now) else { return false };
-            self.emit(connection, &transmit);
+            // Looked at where it was written: moved, it would be copied first.
+            let Some(transmit) = &connection.tcp.poll_transmit(now) else { return false };
+            self.emit(connection, transmit);
             // Much cheaper than to ask for a segment that is not there.
             if !connection.tcp.wants_transmit(now) {
                 return false;
