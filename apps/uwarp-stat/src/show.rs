@@ -104,6 +104,7 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
         "tx free",
         "held",
         "flows",
+        "their KiB",
     ]);
     for (engine, rate) in now.engines.iter().zip(&rates.engines) {
         table.add_row([
@@ -124,6 +125,7 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
             format!("{}/{}", engine.pools.transmit_free, engine.pools.transmit_total),
             engine.buffers_held.to_string(),
             engine.flows.to_string(),
+            engine.connection_octets.div_ceil(1024).to_string(),
         ]);
     }
     output::align_numbers(&mut table, 1);

@@ -282,6 +282,18 @@ impl Connection {
         std::ptr::from_ref(&self.flow).addr()..std::ptr::from_ref(&self.tcp).addr()
     }
 
+    /// Octets of memory that it takes: itself, what stands behind its phase, TCP's lists, and pieces of an FPDU.
+    pub(crate) fn memory(&self) -> usize {
+        let phase = match &self.phase {
+            Phase::Initiating(initiating) => size_of_val(&**initiating),
+            Phase::Responding(responding) | Phase::Requested(responding) => size_of_val(&**responding),
+            Phase::Running(running) => size_of_val(&**running),
+            Phase::Incoming(_) | Phase::Stream | Phase::Closing => 0,
+        };
+        let own = size_of::<Connection>() - size_of::<uwarp_tcp::Connection>();
+        own + self.tcp.memory() + phase + self.gather.capacity()
+    }
+
     /// Notes why the connection ends, unless that is known already.
     pub(crate) fn ends_by(&mut self, reason: DisconnectReason) {
         self.end.get_or_insert(reason);

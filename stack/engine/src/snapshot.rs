@@ -136,6 +136,7 @@ impl<P: Port> Core<P> {
             pools: self.port.pool_levels(),
             buffers_held: (self.held.len() + self.records.len()) as u64,
             flows: (self.flows.len() + self.waits.len()) as u64,
+            connection_octets: self.connections.iter().map(|(_, one)| one.memory() as u64).sum(),
             neighbours: self.neighbours.len() as u64,
             connections: connections.collect(),
             queue_pairs: queue_pairs.collect(),

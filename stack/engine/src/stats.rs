@@ -268,6 +268,9 @@ pub struct EngineStats {
     pub buffers_held: u64,
     /// Connections, those in TIME-WAIT included.
     pub flows: u64,
+    /// Octets of memory that connections take, with what hangs on them. Left out are buffers of frames, rings to applications, and
+    /// connections in TIME-WAIT. Counted when it is asked for, not kept.
+    pub connection_octets: u64,
     /// Neighbours known.
     pub neighbours: u64,
     /// Connections.

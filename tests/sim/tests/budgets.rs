@@ -139,7 +139,10 @@ fn stop_inside_fpdus(markers: bool) {
     send(&mut scene, 0, 100);
     scene.go_on(Duration::from_millis(20), &mut look);
     assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended), "there is room for all");
-    assert!(scene.stats().gather_octets >= 100 * u64::from(PEERS));
+    let stats = scene.stats();
+    assert!(stats.gather_octets >= 100 * u64::from(PEERS));
+    let apiece = (stats.connection_octets - stats.gather_octets) / stats.connections.len() as u64;
+    assert!((1024..8192).contains(&apiece), "{apiece} octets for a connection without pieces");
     send(&mut scene, 100, LENGTH);
     scene.go_on(Duration::from_millis(100), &mut look);
     // Until the engine has waited long enough for those to close whom it has sent a Terminate.
