@@ -339,6 +339,50 @@ fn long_calls_do_not_wait_for_each_others_memory() {
     assert_eq!(rig.server.responders[0].stats().memory_peak, 40 + 8 + 40_000 + 60_000);
 }
 
+/// Small calls that come and go all the time leave no room for a large one: those that come behind it have to wait.
+#[test]
+fn a_large_call_that_waits_for_memory_is_not_overtaken_for_ever() {
+    let options =
+        ResponderOptions { credits: 8, longest_call: 100_000, memory: 130_000, ..ResponderOptions::default() };
+    let mut rig = Rig::new(RequesterOptions::default(), options);
+    rig.results(call(NULL, vec![]));
+    rig.server.answers = false;
+    let next = |rig: &mut Rig| {
+        let (_, request) = rig.until("a call", |rig| {
+            assert!(rig.client.poll().is_none());
+            rig.server.requests.pop_front()
+        });
+        let length = request.arguments.get(1).map_or(0, |item| item.octets().len());
+        (length, request.token)
+    };
+    let answer = |rig: &mut Rig, token| {
+        rig.server.responders[0].answer(token, Answer::success(put_results(&[])));
+        rig.until("an answer", |rig| rig.client.poll()).outcome.unwrap();
+    };
+    rig.client.start(put(vec![1; 60_000])).unwrap();
+    let (_, first) = next(&mut rig);
+    rig.client.start(put(vec![1; 90_000])).unwrap();
+    // Two of them would fit.
+    rig.client.start(put(vec![1; 60_001])).unwrap();
+    // It needs no memory, and may pass.
+    rig.client.start(call(NULL, vec![])).unwrap();
+    let (length, null) = next(&mut rig);
+    assert_eq!(length, 0);
+    rig.server.responders[0].answer(null, Answer::success(vec![]));
+    rig.until("an answer", |rig| rig.client.poll()).outcome.unwrap();
+    // Time for the others to come, if they could.
+    for _ in 0..200 {
+        rig.server.step();
+        assert!(rig.client.poll().is_none() && rig.server.requests.is_empty());
+    }
+    answer(&mut rig, first);
+    for expected in [90_000, 60_001] {
+        let (length, token) = next(&mut rig);
+        assert_eq!(length, expected);
+        answer(&mut rig, token);
+    }
+}
+
 /// A requester, and a peer that is no real responder.
 fn requester(options: RequesterOptions) -> (Requester, Raw) {
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();

@@ -144,16 +144,31 @@ impl Responder {
 
     /// Reads chunks, or has them wait for memory.
     fn pull(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
+        let may_go = self.stalled.is_empty() && self.has_room(slot);
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
-        // For all chunks at once: calls that had memory for their first ones could wait for each other for ever.
-        let more = call.octets - call.memory;
+        // One that needs memory waits behind those that do, or small ones would keep a large one waiting for ever. One that
+        // needs no more goes on: it may be what they wait for.
+        if call.octets == call.memory || may_go {
+            return self.read(slot, pull);
+        }
+        call.stage = Stage::Stalled(pull);
+        self.stalled.push_back(slot);
+        Ok(())
+    }
+
+    /// Whether there is memory for the chunks of a call: for all at once, since calls that had it for their first ones could
+    /// wait for each other for ever.
+    fn has_room(&self, slot: usize) -> bool {
+        let Some(call) = &self.calls[slot] else { return true };
         let most = self.options.memory.max(self.options.longest_call);
         // One that is alone always goes on: its chunks are within the limit together.
-        if self.memory + more > most && self.memory > call.memory {
-            call.stage = Stage::Stalled(pull);
-            self.stalled.push_back(slot);
-            return Ok(());
-        }
+        self.memory + (call.octets - call.memory) <= most || self.memory == call.memory
+    }
+
+    /// Reads chunks, for which there is room.
+    fn read(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
+        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        let more = call.octets - call.memory;
         call.memory += more;
         self.memory += more;
         self.stats.memory_peak = self.stats.memory_peak.max(self.memory);
@@ -251,17 +266,16 @@ impl Responder {
         Some(call)
     }
 
-    /// Goes on with calls that waited for memory.
+    /// Goes on with calls that waited for memory, in their order, as far as there is some.
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
-        while let Some(slot) = self.stalled.pop_front() {
+        while let Some(&slot) = self.stalled.front()
+            && self.has_room(slot)
+        {
+            self.stalled.pop_front();
             let Some(call) = self.calls[slot].as_mut() else { continue };
-            let Stage::Stalled(pull) = std::mem::replace(&mut call.stage, Stage::Called) else { continue };
-            let waiting = self.stalled.len();
-            self.pull(slot, pull)?;
-            if self.stalled.len() > waiting {
-                // No room yet: it stays the first.
-                self.stalled.rotate_right(1);
-                return Ok(());
+            match std::mem::replace(&mut call.stage, Stage::Called) {
+                Stage::Stalled(pull) => self.read(slot, pull)?,
+                other => call.stage = other,
             }
         }
         Ok(())
