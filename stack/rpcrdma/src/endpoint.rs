@@ -12,6 +12,9 @@ use uwarp::{
 
 /// Elements of the send queue besides one for each message.
 const WORK_DEPTH: usize = 128;
+/// Octets between two buffers, besides their own: if all began at the same place of a page, their first octets would share a
+/// few lines of the cache.
+const STAGGER: usize = 64;
 /// The number of an own request is below the kind of work.
 const KIND_SHIFT: u32 = 60;
 const RECEIVE: u64 = 1;
@@ -97,8 +100,9 @@ impl Endpoint {
         let completions = context.create_completion_queue(depth + sizes.receives)?;
         let options = QueuePairOptions { max_sge: 1, max_inline: 0, ..QueuePairOptions::new(&completions) };
         let queue_pair = domain.create_queue_pair(&options.depth(depth, sizes.receives))?;
-        let receives = domain.register(vec![0; sizes.receives * sizes.receive], Access::LOCAL_WRITE)?;
-        let sends = domain.register(vec![0; sizes.sends * sizes.send], Access::LOCAL_READ)?;
+        let memory = |count: usize, size: usize| vec![0; count * (size + STAGGER)];
+        let receives = domain.register(memory(sizes.receives, sizes.receive), Access::LOCAL_WRITE)?;
+        let sends = domain.register(memory(sizes.sends, sizes.send), Access::LOCAL_READ)?;
         let agreement = Agreement { send: 0, receive: 0, remote_invalidation: false };
         Ok(Self {
             queue_pair,
@@ -122,7 +126,7 @@ impl Endpoint {
 
     /// Posts a receive.
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<(), Error> {
-        let start = slot * self.sizes.receive;
+        let start = slot * (self.sizes.receive + STAGGER);
         let entry = self.receives.sge(start..start + self.sizes.receive)?;
         self.queue_pair.post_receive(&[ReceiveRequest::new(RECEIVE << KIND_SHIFT | slot as u64, &[entry])])?;
         Ok(())
@@ -132,7 +136,7 @@ impl Endpoint {
     /// wanted for the next one.
     pub(crate) fn message(&self, slot: usize, length: usize, out: &mut Vec<u8>) -> Result<(), Error> {
         out.resize(length.min(self.sizes.receive), 0);
-        self.receives.read(slot * self.sizes.receive, out)
+        self.receives.read(slot * (self.sizes.receive + STAGGER), out)
     }
 
     /// Registers memory for this connection alone (RFC 8166 §8.1.1).
@@ -176,7 +180,7 @@ impl Endpoint {
 
     fn post_message(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64, told: bool) -> Result<(), Failure> {
         let Some(&slot) = self.free.last() else { return Err(Failure::Full) };
-        let start = slot * self.sizes.send;
+        let start = slot * (self.sizes.send + STAGGER);
         self.sends.write(start, octets)?;
         let entry = [self.sends.sge(start..start + octets.len())?];
         let mut request = SendRequest::send(MESSAGE << KIND_SHIFT | slot as u64, &entry);

@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::xdr::{self, Reader, XdrError, put_u32, put_u64};
+use crate::xdr::{self, Reader, XdrError, put_u32, put_u64, put_words};
 
 /// The version that is spoken (RFC 8166 §4.2.2), and the only one.
 pub const VERSION: u32 = 1;
@@ -81,6 +81,9 @@ impl Chunks {
 
     /// The Read chunks by position, the lowest first; the list itself may be in any order.
     pub fn read_chunks(&self) -> Vec<ReadChunk> {
+        if self.reads.is_empty() {
+            return Vec::new();
+        }
         let mut sorted: Vec<_> = self.reads.iter().collect();
         // Stable: segments of one chunk stay in the order of the list.
         sorted.sort_by_key(|read| read.position);
@@ -103,6 +106,9 @@ impl Chunks {
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
+        if self.is_empty() {
+            return put_words(out, [0; 3]);
+        }
         for read in &self.reads {
             put_u32(out, 1);
             put_u32(out, read.position);
@@ -125,6 +131,12 @@ impl Chunks {
 
     fn parse(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
         let mut chunks = Self::default();
+        // As in most messages.
+        let mut behind = *reader;
+        if behind.take(12).is_ok_and(|lists| lists == [0; 12]) {
+            *reader = behind;
+            return Ok(chunks);
+        }
         while reader.boolean()? {
             let position = reader.u32()?;
             chunks.reads.push(ReadSegment { position, segment: segment(reader)? });
@@ -263,9 +275,7 @@ impl Header {
             Body::NoMessage(_) => (VERSION, RDMA_NOMSG),
             Body::Error { version, .. } => (*version, RDMA_ERROR),
         };
-        for word in [self.xid, version, self.credits, procedure] {
-            put_u32(out, word);
-        }
+        put_words(out, [self.xid, version, self.credits, procedure]);
         match &self.body {
             Body::Message(chunks) | Body::NoMessage(chunks) => chunks.encode(out),
             Body::Error { error: RdmaError::Version { low, high }, .. } => {

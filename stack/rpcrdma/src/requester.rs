@@ -1,5 +1,6 @@
 //! The side that calls (RFC 8166 §3, §4).
 
+mod calls;
 mod pending;
 
 use crate::binding::Binding;
@@ -10,8 +11,9 @@ use crate::plan::{Limits, PlanError};
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
 use crate::rpc::{OwnedAuth, Status};
 use crate::walk::{Part, WalkError};
+use calls::Calls;
 use pending::{Pending, Verdict};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -219,8 +221,8 @@ enum Link {
     Closed,
 }
 
-/// Least buffers for calls.
-const SENDS: usize = 8;
+/// Least buffers for calls: one message in a quarter of them and one more makes a completion.
+const SENDS: usize = 32;
 /// Looks for the end of a call before the clock is looked at, which takes as long.
 const LOOKS: u32 = 256;
 /// Pause after a connection that could not be made, at first; it doubles.
@@ -239,8 +241,7 @@ pub struct Requester {
     bindings: Vec<Arc<dyn Binding>>,
     link: Link,
     credits: Credits,
-    /// By XID.
-    calls: HashMap<u32, Box<Pending>, foldhash::fast::RandomState>,
+    calls: Calls,
     /// How many of them somebody waits for.
     outstanding: usize,
     /// XIDs of calls that wait for a credit, the oldest first.
@@ -317,7 +318,7 @@ impl Requester {
             options,
             bindings,
             link: Link::Closed,
-            calls: HashMap::default(),
+            calls: Calls::default(),
             outstanding: 0,
             waiting: VecDeque::new(),
             finished: VecDeque::new(),
@@ -377,8 +378,10 @@ impl Requester {
     /// # Errors
     /// The call can never be sent (RFC 8166 §4.5.4); it is given back.
     pub fn start(&mut self, call: Call) -> Result<CallId, Box<Refused>> {
-        let xid = self.free_xid();
-        let mut pending = Pending::new(xid, call, &self.bindings)?;
+        self.next_xid = self.calls.free_xid(self.next_xid);
+        let id = self.next_id(self.next_xid);
+        let mut pending = self.calls.blank();
+        pending.begin(id, call, &self.bindings)?;
         match &self.link {
             Link::Up(endpoint) => {
                 if let Err(error) = pending.plan(&self.limits(endpoint)) {
@@ -388,11 +391,9 @@ impl Requester {
             Link::Closed => return Err(Box::new(Refused { error: CallError::Lost, call: pending.call })),
             _ => {}
         }
-        let id = self.next_id(xid);
-        pending.id = id;
-        self.calls.insert(xid, pending);
+        self.calls.insert(pending);
         self.outstanding += 1;
-        self.waiting.push_back(xid);
+        self.waiting.push_back(id.xid);
         self.send_waiting();
         Ok(id)
     }
@@ -400,15 +401,6 @@ impl Requester {
     fn next_id(&mut self, xid: u32) -> CallId {
         self.next_serial += 1;
         CallId { serial: self.next_serial, xid }
-    }
-
-    fn free_xid(&mut self) -> u32 {
-        loop {
-            self.next_xid = self.next_xid.wrapping_add(1);
-            if !self.calls.contains_key(&self.next_xid) {
-                return self.next_xid;
-            }
-        }
     }
 
     /// Ends a call without waiting for its reply. Its memory is taken from the peer at once (RFC 8166 §8.1.4) and comes back as
@@ -423,7 +415,7 @@ impl Requester {
             self.finished.push_back(finished);
         } else {
             self.waiting.retain(|waiting| *waiting != id.xid);
-            if let Some(mut pending) = self.calls.remove(&id.xid) {
+            if let Some(mut pending) = self.calls.remove(id.xid) {
                 self.finished.push_back(pending.finish(Err(CallError::Cancelled)));
             }
         }
@@ -434,25 +426,25 @@ impl Requester {
         let Some(pending) = self.dismiss(id) else { return };
         if !pending.is_sent() {
             self.waiting.retain(|waiting| *waiting != id.xid);
-            self.calls.remove(&id.xid);
+            self.calls.remove(id.xid);
         }
     }
 
     /// Nobody waits for a call any more. `None` if nobody did.
     fn dismiss(&mut self, id: CallId) -> Option<&mut Pending> {
-        let pending = self.calls.get_mut(&id.xid).filter(|pending| pending.id == id && pending.wanted)?;
+        let pending = self.calls.get_mut(id.xid).filter(|pending| pending.id == id && pending.wanted)?;
         pending.wanted = false;
         self.outstanding -= 1;
         Some(pending)
     }
 
     /// A call has ended; whoever waits for it is told.
-    fn end(&mut self, mut pending: Box<Pending>, outcome: impl FnOnce(&mut Pending) -> Result<Reply, CallError>) {
+    fn end(&mut self, mut pending: Box<Pending>, outcome: Result<Reply, CallError>) {
         if pending.wanted {
             self.outstanding -= 1;
-            let outcome = outcome(&mut pending);
             self.finished.push_back(pending.finish(outcome));
         }
+        self.calls.reuse(pending);
     }
 
     /// The next call that has ended, without waiting.
@@ -466,7 +458,7 @@ impl Requester {
     /// # Errors
     /// The context or its engine is gone.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Finished>, Error> {
-        let deadline = Instant::now().checked_add(timeout);
+        let mut deadline = None;
         loop {
             let looks = if timeout.is_zero() || !matches!(self.link, Link::Up(_)) { 1 } else { LOOKS };
             for _ in 0..looks {
@@ -474,6 +466,8 @@ impl Requester {
                     return Ok(Some(finished));
                 }
             }
+            // The time begins behind the first looks: reading the clock takes as long as much of a short call.
+            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
             if !self.wait(deadline)? {
                 return Ok(None);
             }
@@ -581,8 +575,8 @@ impl Requester {
     fn give_up(&mut self) {
         self.link = Link::Closed;
         self.waiting.clear();
-        for (_, pending) in std::mem::take(&mut self.calls) {
-            self.end(pending, |_| Err(CallError::Lost));
+        for pending in self.calls.take_all() {
+            self.end(pending, Err(CallError::Lost));
         }
     }
 
@@ -591,7 +585,7 @@ impl Requester {
         // The queue pair ends first, then its memory is taken back.
         self.link = Link::Closed;
         let mut again: Vec<CallId> = Vec::new();
-        self.calls.retain(|_, pending| {
+        self.calls.retain(|pending| {
             pending.release();
             // Nobody waits for the reply to a cancelled one.
             if pending.is_sent() && pending.wanted {
@@ -619,7 +613,7 @@ impl Requester {
             && let Link::Up(endpoint) = &mut self.link
             && let Some(xid) = self.waiting.pop_front()
         {
-            let Some(pending) = self.calls.get_mut(&xid) else { continue };
+            let Some(pending) = self.calls.get_mut(xid) else { continue };
             let limits = Limits {
                 send: endpoint.agreement.send as usize,
                 receive: endpoint.agreement.receive as usize,
@@ -641,9 +635,9 @@ impl Requester {
                 }
                 Err(error) => {
                     // Whatever of it was registered is taken back (RFC 8166 §4.5.4).
-                    if let Some(mut pending) = self.calls.remove(&xid) {
+                    if let Some(mut pending) = self.calls.remove(xid) {
                         pending.release();
-                        self.end(pending, |_| Err(error));
+                        self.end(pending, Err(error));
                     }
                 }
             }
@@ -673,7 +667,7 @@ impl Requester {
     /// Looks at a received message.
     fn reply(&mut self) -> Result<(), DiscardReason> {
         let (header, at) = parse_reply(&self.received)?;
-        let pending = self.calls.get_mut(&header.xid).filter(|pending| pending.is_sent());
+        let pending = self.calls.get_mut(header.xid).filter(|pending| pending.is_sent());
         let pending = pending.ok_or(DiscardReason::Unexpected)?;
         let verdict = match &header.body {
             Body::Error { error, .. } => {
@@ -688,14 +682,18 @@ impl Requester {
         };
         self.stats.zero_grants += u64::from(header.credits == 0);
         self.credits.replied(header.credits);
-        let Some(mut pending) = self.calls.remove(&header.xid) else { return Ok(()) };
+        let Some(mut pending) = self.calls.remove(header.xid) else { return Ok(()) };
         self.stats.replies += 1;
         self.stats.invalidated += u64::from(pending.was_invalidated());
         // Nothing is handed over, or even looked at, that the peer can still change (§4.4.1, §8.1.3).
         pending.release();
-        let received = std::mem::take(&mut self.received);
-        self.end(pending, |pending| pending.outcome(verdict, &received[at..]));
-        self.received = received;
+        let outcome = if pending.wanted {
+            pending.outcome(verdict, &self.received[at..], &self.bindings)
+        } else {
+            // Nobody reads it.
+            Err(CallError::Cancelled)
+        };
+        self.end(pending, outcome);
         Ok(())
     }
 }

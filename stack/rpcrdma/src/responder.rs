@@ -313,11 +313,13 @@ impl Responder {
     /// # Errors
     /// The connection is over.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>, Over> {
-        let deadline = Instant::now().checked_add(timeout);
+        let mut deadline = None;
         loop {
             if let Some(request) = self.poll()? {
                 return Ok(Some(request));
             }
+            // The clock is not read for a call that is there.
+            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
             let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);

@@ -5,7 +5,7 @@
 //! (RFC 8166 §3.2). `nfs3_types` knows four flavors and eight reasons of refusal, and neither RPCSEC_GSS nor its reasons. Both
 //! would refuse what has to be passed through. So these few words are read here, and `onc-rpc` is a witness in the tests.
 
-use crate::xdr::{Reader, XdrError, put_opaque, put_u32};
+use crate::xdr::{Reader, XdrError, padding, put_opaque, put_padding, put_u32, put_words};
 
 /// The version of ONC RPC (RFC 5531 §9).
 pub const RPC_VERSION: u32 = 2;
@@ -46,8 +46,12 @@ impl<'a> Auth<'a> {
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
-        put_u32(out, self.flavor);
-        put_opaque(out, self.body);
+        // At most MAX_AUTH octets.
+        put_words(out, [self.flavor, self.body.len() as u32]);
+        if !self.body.is_empty() {
+            out.extend_from_slice(self.body);
+            put_padding(out, self.body.len());
+        }
     }
 
     /// What this credential says about the arguments behind it. One that cannot be read counts as wrapped.
@@ -174,13 +178,17 @@ impl<'a> CallHeader<'a> {
         })
     }
 
+    /// Octets of the header.
+    pub fn encoded_len(&self) -> usize {
+        let auth = |auth: &Auth<'_>| 8 + auth.body.len() + padding(auth.body.len());
+        24 + auth(&self.credential) + auth(&self.verifier)
+    }
+
     /// Writes the header behind what is in `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         // Six words, the flavors and their lengths, and what is padded.
         out.reserve(48 + self.credential.body.len() + self.verifier.body.len());
-        for word in [self.xid, CALL, RPC_VERSION, self.program, self.version, self.procedure] {
-            put_u32(out, word);
-        }
+        put_words(out, [self.xid, CALL, RPC_VERSION, self.program, self.version, self.procedure]);
         self.credential.encode(out);
         self.verifier.encode(out);
     }
@@ -267,8 +275,6 @@ impl<'a> ReplyHeader<'a> {
     pub fn encode(&self, out: &mut Vec<u8>) {
         // At most eight words, and a verifier.
         out.reserve(36 + self.verifier.body.len());
-        put_u32(out, self.xid);
-        put_u32(out, REPLY);
         let (denied, words): (bool, &[u32]) = match &self.status {
             Status::Success => (false, &[0]),
             Status::ProgramUnavailable => (false, &[1]),
@@ -279,7 +285,7 @@ impl<'a> ReplyHeader<'a> {
             Status::RpcMismatch { low, high } => (true, &[0, *low, *high]),
             Status::AuthError(reason) => (true, &[1, *reason]),
         };
-        put_u32(out, u32::from(denied));
+        put_words(out, [self.xid, REPLY, u32::from(denied)]);
         if !denied {
             self.verifier.encode(out);
         }
@@ -328,6 +334,7 @@ mod tests {
             let mut out = Vec::new();
             header.encode(&mut out);
             let length = out.len();
+            assert_eq!(header.encoded_len(), length);
             out.extend_from_slice(b"args");
             let body = CallBody::new(100_003, 3, 7, theirs, AuthFlavor::AuthNone(None), &b"args"[..]);
             assert_eq!(out, witness(0x1234_5678, MessageType::Call(body)));

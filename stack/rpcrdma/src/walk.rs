@@ -260,6 +260,9 @@ pub fn parts_len(parts: &[Part]) -> usize {
 /// # Errors
 /// [`XdrError`] if the items do not lie in the octets, which those of a walk over them do.
 pub fn split(octets: &[u8], items: &[Item], mut removed: impl FnMut(usize) -> Vec<u8>) -> Result<Vec<Part>, XdrError> {
+    if octets.is_empty() && items.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut parts = Vec::with_capacity(2 * items.len() + 1);
     let mut from = 0;
     for item in items {

@@ -24,6 +24,12 @@ struct Lent {
     reply: Option<MemoryRegion>,
 }
 
+impl Lent {
+    fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.rooms.is_empty() && self.long_call.is_none() && self.reply.is_none()
+    }
+}
+
 /// What a reply is, as far as its header says.
 #[derive(Debug)]
 pub(super) enum Verdict {
@@ -35,15 +41,16 @@ pub(super) enum Verdict {
     Long(Vec<Returned>, usize),
 }
 
-/// The call.
+/// The call. Its memory serves one call after the other: [`begin`](Self::begin) and [`clear`](Self::clear).
 pub(super) struct Pending {
     pub(super) id: CallId,
     pub(super) call: Call,
-    binding: Arc<dyn Binding>,
+    /// The program's, by its place among the requester's.
+    binding: usize,
     greatest: Greatest,
     protection: Protection,
-    /// The RPC header.
-    header: Vec<u8>,
+    /// Octets of the RPC header.
+    header: usize,
     reply_header: usize,
     /// Lengths of the rooms, also while they are registered.
     rooms: Vec<usize>,
@@ -58,40 +65,74 @@ pub(super) struct Pending {
     reply: Vec<u8>,
 }
 
+impl Default for Pending {
+    fn default() -> Self {
+        Self {
+            id: CallId { serial: 0, xid: 0 },
+            call: Call::default(),
+            binding: 0,
+            greatest: Greatest::default(),
+            protection: Protection::None,
+            header: 0,
+            reply_header: 0,
+            rooms: Vec::new(),
+            plan: None,
+            wanted: false,
+            offered: None,
+            lent: Lent::default(),
+            reply: Vec::new(),
+        }
+    }
+}
+
 impl Pending {
-    pub(super) fn new(xid: u32, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<Box<Self>, Box<Refused>> {
+    /// Takes a call.
+    ///
+    /// # Errors
+    /// It cannot be made; it is given back.
+    pub(super) fn begin(&mut self, id: CallId, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<(), Box<Refused>> {
         let Call { program, version, procedure, .. } = call;
-        let known = bindings.iter().find(|binding| binding.program() == program);
+        let known = bindings.iter().position(|binding| binding.program() == program);
         let arguments = match call.arguments.first() {
             Some(Part::Octets(octets)) => &octets[..],
             _ => &[],
         };
-        let greatest = known.and_then(|binding| binding.greatest(version, procedure, arguments));
+        let greatest = known.and_then(|at| bindings[at].greatest(version, procedure, arguments));
         let (Some(binding), Some(greatest)) = (known, greatest) else {
             return Err(Box::new(Refused { error: CallError::Binding { program, version, procedure }, call }));
         };
         if call.credential.body.len().max(call.verifier.body.len()) > MAX_AUTH {
             return Err(Box::new(Refused { error: CallError::Credential, call }));
         }
-        let mut header = Vec::new();
         let credential = call.credential.as_auth();
-        CallHeader { xid, program, version, procedure, credential, verifier: call.verifier.as_auth() }
-            .encode(&mut header);
-        Ok(Box::new(Self {
-            id: CallId { serial: 0, xid },
-            binding: Arc::clone(binding),
-            greatest,
-            protection: credential.protection(),
-            header,
-            reply_header: ReplyHeader::longest(&credential),
-            rooms: call.rooms.iter().map(Vec::len).collect(),
-            plan: None,
-            wanted: true,
-            offered: None,
-            lent: Lent::default(),
-            reply: Vec::new(),
-            call,
-        }))
+        (self.id, self.binding, self.greatest, self.wanted) = (id, binding, greatest, true);
+        self.protection = credential.protection();
+        self.reply_header = ReplyHeader::longest(&credential);
+        self.rooms.extend(call.rooms.iter().map(Vec::len));
+        self.call = call;
+        self.header = self.call_header().encoded_len();
+        Ok(())
+    }
+
+    /// Makes it ready for another call. What it has lent is back.
+    pub(super) fn clear(&mut self) {
+        debug_assert!(self.lent.is_empty());
+        self.call = Call::default();
+        self.rooms.clear();
+        (self.plan, self.offered) = (None, None);
+        self.reply = Vec::new();
+    }
+
+    fn call_header(&self) -> CallHeader<'_> {
+        let Call { program, version, procedure, credential, verifier, .. } = &self.call;
+        CallHeader {
+            xid: self.id.xid,
+            program: *program,
+            version: *version,
+            procedure: *procedure,
+            credential: credential.as_auth(),
+            verifier: verifier.as_auth(),
+        }
     }
 
     /// Decides how it goes out over a connection.
@@ -104,7 +145,7 @@ impl Pending {
         }
         let plan = Plan::new(
             &Shape {
-                header: self.header.len(),
+                header: self.header,
                 arguments: &self.call.arguments,
                 protection: self.protection,
                 rooms: &self.rooms,
@@ -140,7 +181,7 @@ impl Pending {
         let mut chunks = Chunks::default();
         if plan.reads {
             // Position in the unreduced message.
-            let mut position = self.header.len();
+            let mut position = self.header;
             for (index, part) in self.call.arguments.iter_mut().enumerate() {
                 let length = part.octets().len();
                 if let Part::Item(data) = part
@@ -175,7 +216,6 @@ impl Pending {
             chunks.reply = Some(cut(&region, length, limits.segment));
             self.lent.reply = Some(region);
         }
-        let xid = u32::from_be_bytes(*self.header.first_chunk().unwrap_or(&[0; 4]));
         let body = match plan.long_call {
             None => Body::Message(chunks),
             Some(length) => {
@@ -188,7 +228,7 @@ impl Pending {
                 Body::NoMessage(chunks)
             }
         };
-        let header = Header { xid, credits, body };
+        let header = Header { xid: self.id.xid, credits, body };
         header.encode(message);
         if plan.long_call.is_none() {
             self.put_stream(message);
@@ -202,7 +242,7 @@ impl Pending {
 
     /// Writes the Payload stream, without the items that are lent.
     fn put_stream(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.header);
+        self.call_header().encode(out);
         for part in &self.call.arguments {
             // Nothing is left of an item that is lent.
             out.extend_from_slice(part.octets());
@@ -254,7 +294,12 @@ impl Pending {
     }
 
     /// Reads the reply, after [`release`](Self::release).
-    pub(super) fn outcome(&mut self, verdict: Verdict, message: &[u8]) -> Result<Reply, CallError> {
+    pub(super) fn outcome(
+        &mut self,
+        verdict: Verdict,
+        message: &[u8],
+        bindings: &[Arc<dyn Binding>],
+    ) -> Result<Reply, CallError> {
         let reply = std::mem::take(&mut self.reply);
         let (writes, payload) = match verdict {
             Verdict::Error(error) => return Err(error),
@@ -262,7 +307,7 @@ impl Pending {
             Verdict::Long(writes, length) => (writes, &reply[..length]),
         };
         let (header, at) = ReplyHeader::parse(payload).map_err(WalkError::from)?;
-        if self.header.first_chunk() != Some(&header.xid.to_be_bytes()) {
+        if header.xid != self.id.xid {
             return Err(CallError::Reply(WalkError::Garbage));
         }
         let octets = &payload[at..];
@@ -272,7 +317,7 @@ impl Pending {
         }
         let mut walk = Walk::new(octets, at, Removed::Writes(&writes));
         if self.protection == Protection::None {
-            self.binding.results(self.call.version, self.call.procedure, &mut walk)?;
+            bindings[self.binding].results(self.call.version, self.call.procedure, &mut walk)?;
         }
         let items = walk.finish()?;
         let rooms = &mut self.call.rooms;

@@ -51,6 +51,9 @@ impl Responder {
     pub(super) fn reply(&mut self, slot: usize, answer: Answer) -> Result<(), Failure> {
         let Some(call) = self.forget(slot) else { return Ok(()) };
         let answer = if self.is_eligible(&call, &answer) { answer } else { Answer::failure(Status::SystemError) };
+        if call.chunks.writes.is_empty() && call.chunks.reply.is_none() {
+            return self.reply_whole(slot, &call, &answer);
+        }
         let offered_reply = call.chunks.reply.clone();
         let Some(Layout { mut chunks, mut stream, items }) = lay_out(&call, answer) else {
             return self.refuse(slot, call.xid, VERSION, RdmaError::Chunk);
@@ -99,6 +102,31 @@ impl Responder {
             self.outgoing.push_back(Outgoing { serial, regions, items });
         }
         self.endpoint.send(&self.message, invalidate, serial, lends)?;
+        self.stats.replies += 1;
+        self.resume()
+    }
+
+    /// Sends all of a reply in one message: there are no chunks that any of it could go to, nor any to be returned.
+    fn reply_whole(&mut self, slot: usize, call: &Incoming, answer: &Answer) -> Result<(), Failure> {
+        let message = &mut self.message;
+        message.clear();
+        let body = Body::Message(Chunks::default());
+        Header { xid: call.xid, credits: self.options.credits.max(1), body }.encode(message);
+        ReplyHeader { xid: call.xid, verifier: answer.verifier.as_auth(), status: answer.status }.encode(message);
+        if answer.status == Status::Success {
+            for part in &answer.results {
+                message.extend_from_slice(part.octets());
+                put_padding(message, part.octets().len());
+            }
+        }
+        if self.message.len() > self.endpoint.agreement.send as usize {
+            return self.refuse(slot, call.xid, VERSION, RdmaError::Chunk);
+        }
+        let invalidate = if self.endpoint.agreement.remote_invalidation { only_handle(&call.chunks) } else { None };
+        // Before the reply, so that the next call finds it (RFC 8166 §3.3.1).
+        self.endpoint.post_receive(slot)?;
+        let serial = self.next_serial();
+        self.endpoint.send(&self.message, invalidate, serial, false)?;
         self.stats.replies += 1;
         self.resume()
     }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Connections that are remembered.
 const REMEMBERED: usize = 64;
@@ -14,7 +15,11 @@ const REMEMBERED: usize = 64;
 /// All calls that were answered with Writes are suspects then, and one is refused that has been a suspect twice. The guilty one is
 /// the first of them that comes again, because what was in front of it has reached the requester.
 #[derive(Debug, Default)]
-pub struct Retries(Mutex<VecDeque<Suspects>>);
+pub struct Retries {
+    all: Mutex<VecDeque<Suspects>>,
+    /// How many of them there are: every call asks, and as a rule there are none.
+    count: AtomicUsize,
+}
 
 /// Of one connection.
 #[derive(Debug)]
@@ -44,22 +49,27 @@ impl Retries {
             all.pop_front();
         }
         all.push_back(suspects);
+        self.count.store(all.len(), Ordering::Release);
     }
 
     /// Whether this call ends connections; true once.
     pub(super) fn breaks(&self, peer: IpAddr, xid: u32) -> bool {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
         let mut all = self.lock();
         let of_it = |suspects: &&Suspects| suspects.peer == peer && suspects.xids.contains(&xid);
         let guilty = all.iter().filter(of_it).map(|suspects| if suspects.certain { 2 } else { 1 }).sum::<u32>() > 1;
         if guilty {
             all.retain(|suspects| !of_it(&suspects));
+            self.count.store(all.len(), Ordering::Release);
         }
         guilty
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Suspects>> {
         // Each change is whole, whoever panicked.
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -1,0 +1,152 @@
+//! Calls under way, by XID.
+
+use super::pending::Pending;
+
+/// Slots at first.
+const SLOTS: usize = 16;
+/// Ended calls whose memory is kept for others.
+const SPARE: usize = 32;
+
+/// Calls by the low bits of their XIDs. XIDs are given out in order, but for those that would share a slot with a call that is under
+/// way: so a call is found by a mask, without hashing, and its memory is used again.
+#[derive(Default)]
+pub(super) struct Calls {
+    /// A power of two, of which at most half are taken.
+    slots: Vec<Option<Box<Pending>>>,
+    taken: usize,
+    #[allow(clippy::vec_box, reason = "they move between here and the slots")]
+    spare: Vec<Box<Pending>>,
+}
+
+impl Calls {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.taken
+    }
+
+    fn slot(&self, xid: u32) -> usize {
+        xid as usize & self.slots.len().wrapping_sub(1)
+    }
+
+    /// The next XID behind `last`. Others may stand between, whose slots are taken.
+    pub(super) fn free_xid(&mut self, last: u32) -> u32 {
+        if 2 * (self.taken + 1) > self.slots.len() {
+            self.grow();
+        }
+        let mut xid = last.wrapping_add(1);
+        // Half of the slots are free.
+        while self.slots[self.slot(xid)].is_some() {
+            xid = xid.wrapping_add(1);
+        }
+        xid
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let slots = (2 * self.slots.len()).max(SLOTS);
+        let calls = std::mem::replace(&mut self.slots, (0..slots).map(|_| None).collect());
+        for call in calls.into_iter().flatten() {
+            // What differs in some low bits differs in more of them.
+            let slot = self.slot(call.id.xid);
+            self.slots[slot] = Some(call);
+        }
+    }
+
+    /// A call without anything in it, to be filled.
+    pub(super) fn blank(&mut self) -> Box<Pending> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Takes the memory of a call that has ended.
+    pub(super) fn reuse(&mut self, mut call: Box<Pending>) {
+        if self.spare.len() < SPARE {
+            call.clear();
+            self.spare.push(call);
+        }
+    }
+
+    /// Adds a call whose XID is of [`free_xid`](Self::free_xid).
+    pub(super) fn insert(&mut self, call: Box<Pending>) {
+        let slot = self.slot(call.id.xid);
+        self.slots[slot] = Some(call);
+        self.taken += 1;
+    }
+
+    /// The call with this XID.
+    pub(super) fn get_mut(&mut self, xid: u32) -> Option<&mut Pending> {
+        let slot = self.slot(xid);
+        self.slots.get_mut(slot)?.as_deref_mut().filter(|call| call.id.xid == xid)
+    }
+
+    /// Takes out the call with this XID.
+    pub(super) fn remove(&mut self, xid: u32) -> Option<Box<Pending>> {
+        self.get_mut(xid)?;
+        self.taken -= 1;
+        let slot = self.slot(xid);
+        self.slots[slot].take()
+    }
+
+    /// Forgets those that are not to stay.
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(&mut Pending) -> bool) {
+        for slot in &mut self.slots {
+            if slot.as_deref_mut().is_some_and(|call| !stays(call)) {
+                *slot = None;
+                self.taken -= 1;
+            }
+        }
+    }
+
+    /// Takes all out.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Box<Pending>> + use<> {
+        self.taken = 0;
+        std::mem::take(&mut self.slots).into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CallId;
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Against a map, over the end of all numbers.
+    #[test]
+    fn calls_are_found_by_their_numbers_whichever_stay() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut calls, mut model) = (Calls::default(), BTreeMap::new());
+        let mut xid = u32::MAX - 2000;
+        for serial in 0..5000_u64 {
+            let last = xid;
+            xid = calls.free_xid(last);
+            assert!(xid.wrapping_sub(last) <= 2 * model.len() as u32 + 1, "not far from the last one");
+            let mut call = calls.blank();
+            call.id = CallId { serial, xid };
+            calls.insert(call);
+            assert_eq!(model.insert(xid, serial), None);
+            // Some stay for long, and now and then there are many.
+            let most = if serial % 1000 < 500 { 3 } else { 200 };
+            while model.len() > most {
+                let at = random.usize(..model.len());
+                let (&gone, &serial) = model.iter().nth(at).unwrap();
+                model.remove(&gone);
+                let call = calls.remove(gone).unwrap();
+                assert_eq!(call.id, CallId { serial, xid: gone });
+                calls.reuse(call);
+                assert!(calls.remove(gone).is_none());
+            }
+            assert_eq!(calls.len(), model.len());
+            for (&xid, &serial) in &model {
+                assert_eq!(calls.get_mut(xid).unwrap().id.serial, serial);
+            }
+            assert!(calls.get_mut(xid.wrapping_add(1)).is_none());
+        }
+        calls.retain(|call| call.id.serial % 2 == 0);
+        model.retain(|_, serial| *serial % 2 == 0);
+        assert_eq!(calls.len(), model.len());
+        let mut left: Vec<u32> = calls.take_all().map(|call| call.id.xid).collect();
+        left.sort_unstable();
+        assert!(left.into_iter().eq(model.into_keys()));
+        assert_eq!(calls.len(), 0);
+        assert!(calls.get_mut(xid).is_none());
+    }
+}

@@ -1,0 +1,42 @@
+//! What a small call costs when others have gone before it.
+
+mod common;
+
+use common::*;
+use uwarp_rpcrdma::requester::RequesterOptions;
+use uwarp_rpcrdma::responder::ResponderOptions;
+use uwarp_rpcrdma::rpc::Status;
+
+/// Many calls without arguments and results.
+fn nulls(rig: &mut Rig, count: usize, depth: usize) {
+    let (mut started, mut ended) = (0, 0);
+    while ended < count {
+        while started < count && started - ended < depth {
+            rig.client.start(call(NULL, Vec::new())).unwrap();
+            started += 1;
+        }
+        for responder in &mut rig.server.responders {
+            while let Some(request) = responder.poll().unwrap() {
+                let answer = serve(&request);
+                responder.answer(request.token, answer);
+            }
+        }
+        while let Some(finished) = rig.client.poll() {
+            assert_eq!(finished.outcome.unwrap().status, Status::Success);
+            ended += 1;
+        }
+    }
+}
+
+#[test]
+fn a_null_call_allocates_nothing() {
+    for depth in [1, 8] {
+        let requester = RequesterOptions { credits: depth, ..RequesterOptions::default() };
+        let mut rig = Rig::new(requester, ResponderOptions::default());
+        rig.results(call(NULL, Vec::new()));
+        nulls(&mut rig, 1000, depth as usize);
+        let info = allocation_counter::measure(|| nulls(&mut rig, 1000, depth as usize));
+        assert_eq!(info.count_total, 0, "{info:?} with {depth} at once");
+        assert_eq!(rig.client.stats().connections, 1);
+    }
+}
