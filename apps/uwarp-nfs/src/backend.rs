@@ -2,10 +2,12 @@
 
 use crate::connecting::Connecting;
 use crate::records::{Records, record};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Longest record that is taken: no server gives more than a few MiB to a READ.
@@ -16,6 +18,11 @@ const ROOM: usize = 256 << 10;
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// How long a connection that is lost is made again from the same port: so long Linux' server remembers its replies.
 const SAME_PORT: Duration = Duration::from_secs(120);
+/// How often it is said that there are no descriptors.
+const COMPLAINTS: Duration = Duration::from_secs(10);
+
+/// When it was last said that there are no descriptors: of all clients, which lack them together.
+static COMPLAINED: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// The server.
 #[derive(Debug)]
@@ -115,7 +122,13 @@ impl Backend {
                 self.connecting = Some(connecting);
                 Word::Nothing
             }
-            Err(_) => {
+            Err(error) => {
+                // A server that is away comes back by itself; descriptors do not.
+                if let Some(cure) = cure(&error)
+                    && is_time_to_complain(Instant::now())
+                {
+                    tracing::warn!("no connection to the server {} for a client ({error}): {cure}", self.address);
+                }
                 self.again = Instant::now() + self.pause;
                 self.pause = (2 * self.pause).min(PAUSES[1]);
                 Word::Nothing
@@ -162,6 +175,29 @@ impl Backend {
         }
         self.incoming.take()
     }
+}
+
+/// What to do where there are no descriptors; `None` for other errors.
+fn cure(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => Some(
+            "this process has no descriptor left: raise its hard limit (ulimit -Hn, or LimitNOFILE= of its unit), each client \
+             takes one for the server",
+        ),
+        Errno::NFILE => Some("the system has no descriptor left: raise fs.file-max"),
+        _ => None,
+    }
+}
+
+/// Whether the last complaint is long enough ago; if so, this is the next.
+fn is_time_to_complain(now: Instant) -> bool {
+    // Each change is whole, whoever panicked.
+    let mut last = COMPLAINED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let is_time = last.is_none_or(|last| now.duration_since(last) >= COMPLAINTS);
+    if is_time {
+        *last = Some(now);
+    }
+    is_time
 }
 
 #[cfg(test)]
