@@ -49,6 +49,8 @@ impl Pair {
     /// Makes a call and waits for its end; gives its results.
     fn call(&mut self, call: Call) -> anyhow::Result<Vec<Part>> {
         self.requester.start(call)?;
+        // Each side is turned when it has something to send and when something comes, as two that poll all the time would be by then.
+        let mut finished = self.requester.poll();
         loop {
             if let Some(request) = self.responder.poll()? {
                 let answer = match request.procedure {
@@ -56,8 +58,9 @@ impl Pair {
                     _ => Answer::success(Vec::new()),
                 };
                 self.responder.answer(request.token, answer);
+                continue;
             }
-            if let Some(finished) = self.requester.poll() {
+            if let Some(finished) = finished.take().or_else(|| self.requester.poll()) {
                 let reply = finished.outcome?;
                 ensure!(reply.status == Status::Success, "a call ended with {:?}", reply.status);
                 return Ok(reply.results);

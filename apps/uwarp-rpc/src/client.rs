@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const VERIFIED_OCTETS: usize = 8 << 20;
 /// Calls of a checked run, at most.
 const VERIFIED_CALLS: usize = 1000;
+/// Samples between two visits to the histogram, as `uwarp-perf` has them: few enough to stay in the first-level cache.
+const CHUNK: usize = 2048;
 /// Longest warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
 
@@ -41,8 +43,8 @@ struct Done {
 
 /// Calls of the test program.
 trait Caller {
-    /// Starts a call.
-    fn start(&mut self, call: Call) -> anyhow::Result<()>;
+    /// Starts a call, and notes the time: reading the clock takes as long as much of a null call.
+    fn start(&mut self, call: Call, now: Instant) -> anyhow::Result<()>;
     /// Waits for the end of one of the calls that were started.
     fn finish(&mut self) -> anyhow::Result<Done>;
 }
@@ -54,8 +56,7 @@ struct Rdma {
 }
 
 impl Caller for Rdma {
-    fn start(&mut self, call: Call) -> anyhow::Result<()> {
-        let now = Instant::now();
+    fn start(&mut self, call: Call, now: Instant) -> anyhow::Result<()> {
         let id = self.requester.start(call)?;
         self.started.push((id, now));
         Ok(())
@@ -90,8 +91,7 @@ struct Tcp {
 }
 
 impl Caller for Tcp {
-    fn start(&mut self, call: Call) -> anyhow::Result<()> {
-        let now = Instant::now();
+    fn start(&mut self, call: Call, now: Instant) -> anyhow::Result<()> {
         let xid = self.client.send(&call)?;
         self.open.push_back((xid, now, call));
         Ok(())
@@ -224,7 +224,7 @@ fn verify(caller: &mut dyn Caller, plan: &Plan) -> anyhow::Result<u64> {
                 data[at] = data[at].wrapping_add(1);
             }
             let room = (plan.test == Test::Get).then(|| vec![0xee; plan.size]);
-            caller.start(make(plan, true, &data, room))?;
+            caller.start(make(plan, true, &data, room), Instant::now())?;
             expected.push_back(match plan.test {
                 Test::Null => Vec::new(),
                 Test::Echo => program::echo(&data)[0].octets().to_vec(),
@@ -247,7 +247,7 @@ fn verify(caller: &mut dyn Caller, plan: &Plan) -> anyhow::Result<u64> {
 
 /// The CPU time that the server has used, in nanoseconds.
 fn server_time(caller: &mut dyn Caller) -> anyhow::Result<u64> {
-    caller.start(call(CPU, Vec::new()))?;
+    caller.start(call(CPU, Vec::new()), Instant::now())?;
     Ok(Reader::new(&caller.finish()?.octets).u64()?)
 }
 
@@ -259,13 +259,20 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
         Amount::Iterations(iterations) => Amount::Iterations((iterations / 10).clamp(1, 200)),
         Amount::Duration(duration) => Amount::Duration((duration / 10).min(WARM_UP_MAX)),
     };
-    rounds(caller, plan, warm_up, &data, &mut memory, |_| {})?;
+    rounds(caller, plan, warm_up, &data, &mut memory, |_| false)?;
     let (server, client) = (server_time(caller)?, program::cpu_time());
     let begin = Instant::now();
+    let mut chunk = Vec::with_capacity(CHUNK);
     let calls = rounds(caller, plan, plan.amount, &data, &mut memory, |nanoseconds| {
-        samples.saturating_record(nanoseconds);
+        chunk.push(nanoseconds);
+        let is_full = chunk.len() == CHUNK;
+        if is_full {
+            chunk.drain(..).for_each(|sample| samples.saturating_record(sample));
+        }
+        is_full
     })?;
     let seconds = begin.elapsed().as_secs_f64();
+    chunk.into_iter().for_each(|sample| samples.saturating_record(sample));
     let client = program::cpu_time() - client;
     let server = server_time(caller)? - server;
     let octets = calls as f64 * plan.size as f64;
@@ -284,26 +291,28 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
     Ok(())
 }
 
-/// Keeps as many calls under way as the plan says, and gives how many have ended.
+/// Keeps as many calls under way as the plan says, and gives how many have ended. The clock is read once for each: the end of one is
+/// the start of those that follow it, unless `sample` has taken its time (true).
 fn rounds(
     caller: &mut dyn Caller,
     plan: &Plan,
     amount: Amount,
     data: &[u8],
     memory: &mut Vec<Vec<u8>>,
-    mut sample: impl FnMut(u64),
+    mut sample: impl FnMut(u64) -> bool,
 ) -> anyhow::Result<u64> {
     let begin = Instant::now();
+    let mut now = begin;
     let (mut started, mut ended) = (0_u64, 0_u64);
     let mut going = true;
     loop {
         while going && started - ended < u64::from(plan.depth) {
             going = match amount {
                 Amount::Iterations(iterations) => started < iterations,
-                Amount::Duration(duration) => begin.elapsed() < duration,
+                Amount::Duration(duration) => now.duration_since(begin) < duration,
             };
             if going {
-                caller.start(make(plan, false, data, memory.pop()))?;
+                caller.start(make(plan, false, data, memory.pop()), now)?;
                 started += 1;
             }
         }
@@ -311,9 +320,12 @@ fn rounds(
             return Ok(ended);
         }
         let done = caller.finish()?;
-        sample(done.started.elapsed().as_nanos() as u64);
+        now = Instant::now();
         ended += 1;
         memory.extend(done.blob);
+        if sample(now.duration_since(done.started).as_nanos() as u64) {
+            now = Instant::now();
+        }
         if ended.is_multiple_of(64) && signals::interrupted() {
             bail!("interrupted");
         }
