@@ -19,6 +19,8 @@ use crate::command::{
 };
 use crate::handoff::Handoff;
 use crate::port::Port;
+use crate::ports::decorated::FaultRates;
+use crate::ports::middlebox::Recutting;
 use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
 use crate::ports::{Decorated, LoopOptions, LoopPort};
 use crate::stream::{IncomingStream, StreamEnds, StreamOptions, stream};
@@ -83,6 +85,30 @@ pub fn with_ipv6(number: usize) -> impl FnOnce(&mut EngineConfig) {
     move |config| {
         config.addresses.push(InterfaceAddress { address: address6(number).into(), prefix_length: 64 });
     }
+}
+
+/// The variable of the environment that puts a middlebox in front of every host here: how many of 1000 received segments it
+/// cuts, and how many it joins with those behind them. Whole suites of tests run so; the tools' `--recut` takes it, too.
+pub const MIDDLEBOX: &str = "UWARP_RECUT";
+
+/// What the middlebox does that [`MIDDLEBOX`] asks for; none if nobody asks.
+///
+/// # Panics
+/// If the variable says anything but 0 to 1000.
+pub fn middlebox() -> Option<Recutting> {
+    let text = std::env::var(MIDDLEBOX).ok().filter(|text| !text.is_empty())?;
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1000.0).contains(share));
+    let share = share.unwrap_or_else(|| panic!("{MIDDLEBOX} is '{text}': choose 0 to 1000")) / 1000.0;
+    (share > 0.0).then_some(Recutting { cutting: share, joining: share })
+}
+
+/// Whether a test is left out because a middlebox makes false what it asserts; it says so, and why.
+pub fn is_skipped(why: &str) -> bool {
+    let skipped = middlebox().is_some();
+    if skipped {
+        eprintln!("SKIPPED behind the middlebox: {why}");
+    }
+    skipped
 }
 
 /// One queue pair as an application has it, with a completion queue of its own.
@@ -155,7 +181,9 @@ impl<P: Port> Host<P> {
             waker: None,
             handoff,
         };
-        let engine = Engine::new(config, Decorated::new(port), channels).expect("the settings are right");
+        let mut port = Decorated::new(port);
+        port.set_faults(middlebox().map(|recutting| FaultRates { seed, recutting, ..FaultRates::default() }));
+        let engine = Engine::new(config, port, channels).expect("the settings are right");
         Host {
             engine: Some(engine),
             address,

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use arrayvec::ArrayVec;
 use serde::{Deserialize, Serialize};
 use uwarp_wire::checksum;
 use uwarp_wire::tcp::TcpFlags;
@@ -19,8 +20,8 @@ use crate::port::{Buffer, ChecksumStatus};
 pub struct Recutting {
     /// The segment is cut into up to seven pieces, or into single octets where it has no more than eight.
     pub cutting: f64,
-    /// The segment, or piece, is joined with those behind it that come in the same burst, up to an IP packet of 65,535
-    /// octets: a chain of buffers.
+    /// The segment, or piece, is joined with those behind it that come in the same two bursts, up to an IP packet of
+    /// 65,535 octets: a chain of buffers.
     pub joining: f64,
 }
 
@@ -29,6 +30,8 @@ const ETHERNET: usize = 14;
 const LONGEST: usize = 65_535;
 /// Segments of so many octets may become single octets.
 const TINY: usize = 8;
+/// Cuts of one segment at most.
+const CUTS: usize = TINY - 1;
 /// Flags of segments that may be cut and joined.
 const PLAIN: TcpFlags = TcpFlags::ACK.with(TcpFlags::PSH).with(TcpFlags::FIN);
 
@@ -141,7 +144,7 @@ impl<B: Buffer> Middlebox<B> {
         }
         if octets > 1 && self.random.f64() < self.options.cutting {
             let cuts = self.cuts(octets);
-            let pieces: Option<Vec<B>> = (0..=cuts.len()).map(|_| alloc()).collect();
+            let pieces: Option<ArrayVec<B, { CUTS + 1 }>> = (0..=cuts.len()).map(|_| alloc()).collect();
             if let Some(pieces) = pieces {
                 self.counts[0] += 1;
                 let ends = cuts.iter().copied().chain([octets]);
@@ -184,11 +187,12 @@ impl<B: Buffer> Middlebox<B> {
     }
 
     /// Where to cut: ascending, each above 0 and below `octets`.
-    fn cuts(&mut self, octets: usize) -> Vec<usize> {
+    fn cuts(&mut self, octets: usize) -> ArrayVec<usize, CUTS> {
         if octets <= TINY && self.random.bool() {
             return (1..octets).collect();
         }
-        let mut cuts: Vec<usize> = (0..self.random.usize(1..=4)).map(|_| self.random.usize(1..octets)).collect();
+        let mut cuts: ArrayVec<usize, CUTS> =
+            (0..self.random.usize(1..=4)).map(|_| self.random.usize(1..octets)).collect();
         // The first and the last octet alone, more often than chance has it.
         if self.random.u32(0..3) == 0 {
             cuts.push(1);
@@ -197,7 +201,8 @@ impl<B: Buffer> Middlebox<B> {
             cuts.push(octets - 1);
         }
         cuts.sort_unstable();
-        cuts.dedup();
+        let mut last = 0;
+        cuts.retain(|cut| std::mem::replace(&mut last, *cut) != *cut);
         cuts
     }
 

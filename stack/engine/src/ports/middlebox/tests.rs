@@ -1,5 +1,8 @@
 use super::*;
+use crate::port::{BURST, Batch, Port};
+use crate::ports::decorated::{Decorated, FaultRates};
 use crate::ports::heap::{HeapBuffer, HeapPool};
+use crate::ports::{LoopOptions, LoopPort};
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 
 /// A frame of a connection with `octets` of payload from `sequence` on, its checksums right.
@@ -153,4 +156,43 @@ fn what_is_damaged_shared_or_no_tcp_keeps_its_octets() {
         assert_eq!(whole(&held), before);
         assert!(middlebox.counts[0] > 0);
     }
+}
+
+/// Frames that wait at a device come out of it as one, though they are more than a burst.
+#[test]
+fn segments_of_an_ordinary_mtu_grow_to_64_kib() {
+    let (mut near, far) = LoopPort::pair(LoopOptions::default());
+    let mut far = Decorated::new(far);
+    let recutting = Recutting { cutting: 0.0, joining: 1.0 };
+    far.set_faults(Some(FaultRates { recutting, ..FaultRates::default() }));
+    let pool = HeapPool::new(64, 1700, 128);
+    let frames = (0..45).map(|index| segment(&pool, index * 1448, &[7; 1448], TcpFlags::ACK, false));
+    assert_eq!(near.tx_burst(&mut frames.collect()), 45);
+    let mut batch = Batch::new();
+    far.rx_burst(&mut batch);
+    let lengths: Vec<usize> = batch.iter().map(|frame| read(&whole(frame)).1.len()).collect();
+    assert_eq!(lengths, [45 * 1448]);
+}
+
+/// What was cut is given to the engine before more is taken from the device, which else would wait here without a bound.
+#[test]
+fn no_more_is_taken_from_the_device_while_pieces_wait() {
+    let (mut near, far) = LoopPort::pair(LoopOptions::default());
+    let mut far = Decorated::new(far);
+    let recutting = Recutting { cutting: 1.0, joining: 0.0 };
+    far.set_faults(Some(FaultRates { recutting, ..FaultRates::default() }));
+    let pool = HeapPool::new(600, 1700, 128);
+    let frames = (0..600).map(|index| segment(&pool, index * 8, &[7; 8], TcpFlags::ACK, false));
+    assert_eq!(near.tx_burst(&mut frames.collect()), 600);
+    let mut octets = 0;
+    loop {
+        let mut batch = Batch::new();
+        if far.rx_burst(&mut batch) == 0 {
+            break;
+        }
+        octets += batch.iter().map(|frame| read(&whole(frame)).1.len()).sum::<usize>();
+        let waiting = (pool.total() - pool.free()) * 8;
+        assert!(600 * 8 - waiting - octets <= 3 * BURST * 8, "{octets} octets out, {waiting} not taken");
+    }
+    assert_eq!(octets, 600 * 8);
 }
