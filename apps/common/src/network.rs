@@ -195,6 +195,10 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
     pub corrupt: Option<f64>,
 
+    /// Cut so many of 1000 received TCP segments into pieces, and join as many with those behind them, as a middlebox may
+    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, env = "UWARP_RECUT", global = true)]
+    pub recut: Option<f64>,
+
     /// Seed of these faults, so that a run can be repeated
     #[arg(long, value_name = "NUMBER", global = true)]
     pub fault_seed: Option<u64>,
@@ -420,15 +424,14 @@ impl NetworkFlags {
     }
 
     fn merge_faults(&self, config: &mut uwarp::Config) {
-        let shares = [self.loss, self.duplicate, self.reorder, self.corrupt];
+        let shares = [self.loss, self.duplicate, self.reorder, self.corrupt, self.recut];
         if shares.iter().all(Option::is_none) && self.fault_seed.is_none() {
             return;
         }
         let faults = config.faults.get_or_insert_with(FaultOptions::default);
+        let FaultOptions { loss, duplicate, reorder, corrupt, recut, .. } = faults;
         // Thousandths on the command line, hundredths in the configuration.
-        for (share, field) in
-            shares.into_iter().zip([&mut faults.loss, &mut faults.duplicate, &mut faults.reorder, &mut faults.corrupt])
-        {
+        for (share, field) in shares.into_iter().zip([loss, duplicate, reorder, corrupt, recut]) {
             *field = share.map_or(*field, |share| share / 10.0);
         }
         faults.seed = self.fault_seed.unwrap_or(faults.seed);
@@ -507,6 +510,7 @@ impl NetworkFlags {
         value("--duplicate", self.duplicate.map(|it| it.to_string()));
         value("--reorder", self.reorder.map(|it| it.to_string()));
         value("--corrupt", self.corrupt.map(|it| it.to_string()));
+        value("--recut", self.recut.map(|it| it.to_string()));
         value("--fault-seed", self.fault_seed.map(|it| it.to_string()));
         for (given, flag) in [
             (self.no_crc, "--no-crc"),
@@ -749,6 +753,8 @@ mod tests {
             "--no-crc",
             "--loss",
             "5",
+            "--recut",
+            "300",
             "--neighbour",
             "10.0.0.2=02:00:00:00:00:01",
             "--neighbour",

@@ -317,7 +317,7 @@ const PORT: u16 = 20_060;
 /// A program of its own at one end of a socket.
 fn stranger(socket: &Path, role: Role) -> Context {
     let flags = NetworkFlags { socket: Some(socket.to_owned()), ..NetworkFlags::default() };
-    Context::open(flags.resolve(role, EngineMode::Threaded).unwrap()).unwrap()
+    Context::open(uwarp_middlebox::behind(flags.resolve(role, EngineMode::Threaded).unwrap())).unwrap()
 }
 
 #[test]

@@ -177,7 +177,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn gateways(allow: &[&str]) -> (Context, Gateways) {
-        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let config =
+            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
         let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
         // Nobody listens there.

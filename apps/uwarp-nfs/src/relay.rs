@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn octets_and_ends_go_both_ways() {
-        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let config =
+            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
         let mut listener = uwarp::TcpListener::bind(&there, 2049).unwrap();
         let backend = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -94,7 +94,8 @@ struct Rig {
 }
 
 fn config(host: u8) -> Config {
-    Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline()
+    let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+    uwarp_middlebox::behind(config)
 }
 
 impl Rig {

@@ -65,7 +65,10 @@ fn exchange(stream: &mut TcpStream, octets: &[u8], sent: &mut usize, records: &m
 
 impl Rig {
     fn new(allow: &[&str]) -> Self {
-        let config = |host| Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+        let config = |host| {
+            let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+            uwarp_middlebox::behind(config)
+        };
         let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let metrics = Arc::new(Metrics::default());

@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_client_that_never_rests_keeps_no_other_out() {
-        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let config =
+            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
         let mut clients = Clients::new(&there, 7, ResponderOptions::default()).unwrap();
         let connect = || {

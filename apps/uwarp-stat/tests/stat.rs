@@ -47,7 +47,7 @@ fn a_running_context_is_shown() {
 fn a_connection_is_shown_and_what_was_dropped() {
     let config = |address| {
         let device = DeviceConfig::Ring { name: "pair".to_owned(), loopback: false };
-        Config::new(device, address).unwrap().threaded(1)
+        uwarp_middlebox::behind(Config::new(device, address).unwrap().threaded(1))
     };
     // Nobody chooses the sockets: they are found by the process's number.
     let server = Context::open(config("10.0.0.1/24")).unwrap();

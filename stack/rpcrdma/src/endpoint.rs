@@ -337,7 +337,8 @@ mod tests {
 
     /// Two endpoints that are connected, with one message buffer each.
     fn connected() -> (Endpoint, Endpoint) {
-        let config = |address| Config::without_device(address).unwrap().without_monitor().inline();
+        let config =
+            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
         let mut listener = there.listen(20_049, ListenOptions::default()).unwrap();
         let sizes = Sizes { receives: 1, receive: 1024, sends: 1, send: 1024 };

@@ -96,7 +96,7 @@ fn what_was_completed_is_delivered_although_everything_is_dropped() {
     in_both_modes(|mode| {
         for seed in 0..5 {
             let (mut client, mut server) = connected(mode);
-            let faults = FaultOptions { loss: 5.0, seed, ..FaultOptions::default() };
+            let faults = FaultOptions { loss: 5.0, seed, ..uwarp_middlebox::faults() };
             client.context.set_faults(Some(faults)).unwrap();
             server.context.set_faults(Some(FaultOptions { seed: seed + 100, ..faults })).unwrap();
             let octets = pattern(seed, 500_000);

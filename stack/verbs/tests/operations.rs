@@ -356,7 +356,7 @@ fn completing_when_acknowledged_waits_for_the_peer() {
             .unwrap();
         let early = client.cq.next(std::time::Duration::from_millis(30)).unwrap();
         assert_eq!(early, None, "completed although nothing can arrive");
-        a.set_faults(None).unwrap();
+        a.set_faults(uwarp_middlebox::standing()).unwrap();
         client.expect(1);
         server.await_octet(0, b'z');
     });

@@ -368,8 +368,8 @@ fn loss_reordering_duplication_and_corruption_change_nothing() {
         let (up, down) = (pattern(700_000, 8), pattern(500_000, 9));
         let [at_client, at_server] = exchange([&mut client, &mut server], [&up, &down]);
         assert!(at_server == up && at_client == down);
-        a.set_faults(None).unwrap();
-        b.set_faults(None).unwrap();
+        a.set_faults(uwarp_middlebox::standing()).unwrap();
+        b.set_faults(uwarp_middlebox::standing()).unwrap();
     });
 }
 

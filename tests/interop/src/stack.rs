@@ -13,7 +13,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// A context on a device that the kernel has the other end of, at `address`.
 pub fn open(device: DeviceConfig, address: &str) -> Context {
     let config = Config::new(device, address).expect("a good address").without_monitor();
-    Context::open(config).expect("the context opens")
+    Context::open(uwarp_middlebox::behind(config)).expect("the context opens")
 }
 
 /// One queue pair with its completion queue and a region that the peer may read and write.

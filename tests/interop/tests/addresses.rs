@@ -16,7 +16,7 @@ const KERNEL: [&str; 2] = ["10.77.0.2", "fd77::2"];
 fn open(device: DeviceConfig) -> Context {
     let config = Config::new(device, "10.77.0.1/24").expect("a good address").without_monitor();
     let config = config.another_address("fd77::1/64".parse().expect("a good address"));
-    Context::open(config).expect("the context opens")
+    Context::open(uwarp_middlebox::behind(config)).expect("the context opens")
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn an_address_is_used_by_who_had_it_first() {
         let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
         let config = Config::new(device, "fd78::1/64").expect("a good address").without_monitor();
         let config = config.another_address("fd77::1/64".parse().expect("a good address"));
-        let context = Context::open(config).expect("the context opens");
+        let context = Context::open(uwarp_middlebox::behind(config)).expect("the context opens");
         let events = context.events();
         let end = Instant::now() + PATIENCE;
         let lost = loop {

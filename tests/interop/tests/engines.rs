@@ -20,7 +20,7 @@ fn flows_of_two_engines_meet_the_kernel_over_af_packet() {
         let mut config = Config::new(device, "10.77.0.1/24").expect("a good address").without_monitor().threaded(2);
         config.duplicate_address_detection = 0;
         let config = config.another_address("fd77::1/64".parse().expect("a good address"));
-        let context = Context::open(config).expect("the context opens");
+        let context = Context::open(uwarp_middlebox::behind(config)).expect("the context opens");
         for (stack, kernel) in [("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2")] {
             let address = |text: &str, port| SocketAddr::new(text.parse().expect("an address"), port);
             the_stack_connects(&context, address(kernel, 7100));

@@ -167,7 +167,7 @@ fn floods_over_tap_leave_other_connections_and_memory_alone() {
 
 fn open(device: DeviceConfig) -> Context {
     let config = Config::new(device, "10.77.0.1/16").expect("a good address").without_monitor();
-    Context::open(config).expect("the context opens")
+    Context::open(uwarp_middlebox::behind(config)).expect("the context opens")
 }
 
 /// Two rounds of those floods.

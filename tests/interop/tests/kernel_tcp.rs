@@ -97,7 +97,7 @@ fn configure(device: DeviceConfig, addresses: Addresses) -> Context {
 }
 
 fn open(config: Config) -> Context {
-    let mut config = config.without_monitor();
+    let mut config = uwarp_middlebox::behind(config.without_monitor());
     config.tcp.rto_min = Duration::from_millis(5);
     config.tcp.time_wait = Duration::from_millis(50);
     config.tcp.timestamps = true;
@@ -410,7 +410,7 @@ impl Bed {
 
     fn cells(&mut self, corruption: bool) {
         let size = count(4 * MIB, 32 * MIB);
-        let none = FaultOptions { incoming: true, ..FaultOptions::default() };
+        let none = FaultOptions { incoming: true, ..uwarp_middlebox::faults() };
         let mut cells = vec![
             ("loss 0.1 %", FaultOptions { loss: 0.1, ..none }),
             ("loss 1 %", FaultOptions { loss: 1.0, ..none }),
@@ -433,7 +433,7 @@ impl Bed {
             let seen: u64 = self.context.stats().engines.iter().flat_map(|engine| engine.faults.values()).sum();
             assert!(seen > 0, "{name}: nothing befell any frame");
         }
-        self.context.set_faults(None).expect("no faults");
+        self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
     }
 
     /// Connections that carry one question and one answer, and are closed by who asked.
@@ -597,7 +597,7 @@ impl Bed {
                 sockopt::set_socket_linger(&kernel, Some(Duration::ZERO)).unwrap();
                 drop(kernel);
                 self.wait_for("the end", |bed| bed.stack_state(port).is_empty());
-                self.context.set_faults(None).expect("no faults");
+                self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
                 let heard = until_error(&mut stack).or_else(|| until_refused(&mut stack));
                 assert_eq!(heard, Some(ErrorKind::ConnectionReset), "{state}: the stack hears of the kernel's reset");
 
@@ -630,7 +630,7 @@ impl Bed {
         let socket = flows::kernel_begins(self.context.socket_address(port)).expect("a socket");
         self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port) == "SYN-RECEIVED");
         drop(socket);
-        self.context.set_faults(None).expect("no faults");
+        self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
         self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port).is_empty());
         assert!(listener.accept_timeout(Duration::ZERO).expect("it works").is_none(), "nobody was shown it");
 
@@ -675,13 +675,13 @@ impl Bed {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let capture = folder.path().join("capture.pcap");
         self.context.start_capture(&capture).expect("a capture");
-        let faults = FaultOptions { loss: 2.0, mark: 2.0, incoming: true, seed: 99, ..FaultOptions::default() };
+        let faults = FaultOptions { loss: 2.0, mark: 2.0, incoming: true, seed: 99, ..uwarp_middlebox::faults() };
         for opens in [Opens::Kernel, Opens::Stack] {
             // Whose SYN is lost does without ECN (RFC 3168 §6.1.1.1).
             let ends = self.connect(opens);
             self.context.set_faults(Some(faults)).expect("percentages");
             self.transfer_between("with a capture", ends, Amount { to_kernel: MIB, to_stack: MIB });
-            self.context.set_faults(None).expect("no faults");
+            self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
         }
         self.context.stop_capture();
         let field = self.addresses.field;

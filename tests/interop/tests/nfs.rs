@@ -35,7 +35,7 @@ fn server() -> u16 {
 /// `uwarp-nfs` behind a vhost-user socket in this folder.
 fn uwarp_nfs(folder: &Path, arguments: &[&str]) -> Guarded {
     let device = DeviceConfig::Vhost { socket: folder.join("vhost"), client: false, tso: false };
-    let config = Config::new(device, STACK).unwrap().without_monitor();
+    let config = uwarp_middlebox::behind(Config::new(device, STACK).unwrap().without_monitor());
     std::fs::write(folder.join("uwarp.toml"), config.to_toml().unwrap()).unwrap();
     let mut command = Command::new(tool("uwarp-nfs"));
     command.arg("--config").arg(folder.join("uwarp.toml")).args(["--engine", "threaded"]);

@@ -98,7 +98,7 @@ impl Link {
             }
             Kind::Tap => DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None },
         };
-        Config::new(device, STACK).expect("a good address").without_monitor()
+        uwarp_middlebox::behind(Config::new(device, STACK).expect("a good address").without_monitor())
     }
 
     fn guest(&self) -> Guest {

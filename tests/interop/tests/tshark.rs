@@ -98,7 +98,7 @@ impl Joined {
     fn new(name: &str, capture: &Path, features: Features) -> Self {
         let device = || DeviceConfig::Ring { name: name.to_owned(), loopback: false };
         let server = open(device(), "10.0.0.1/24");
-        let config = Config::new(device(), "10.0.0.2/24").unwrap().without_monitor();
+        let config = uwarp_middlebox::behind(Config::new(device(), "10.0.0.2/24").unwrap().without_monitor());
         let client = Context::open(Config { pcap: Some(capture.to_owned()), ..config }).unwrap();
         let (mut target, mut source) = (Endpoint::new(&server), Endpoint::new(&client));
         let mut listener = server.listen(7471, ListenOptions::default()).unwrap();

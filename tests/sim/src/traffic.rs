@@ -9,7 +9,7 @@ use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, Startup
 use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, middlebox};
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
 
@@ -61,7 +61,7 @@ impl Default for Plan {
             limit: Duration::from_secs(300),
             markers: [false; 2],
             sabotage: Sabotage::default(),
-            recutting: None,
+            recutting: middlebox(),
         }
     }
 }

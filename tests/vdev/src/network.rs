@@ -94,7 +94,7 @@ pub fn configure(mut config: Config) -> Config {
     config.buffers.receive = 4096;
     config.buffers.transmit = 4096;
     config.buffers.descriptors = 512;
-    config.without_monitor()
+    uwarp_middlebox::behind(config.without_monitor())
 }
 
 /// Address and prefix of a side.

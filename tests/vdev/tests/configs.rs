@@ -27,7 +27,7 @@ struct Task {
 fn example(file: &str) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config").join(file);
     // Only the place of the monitor's socket is not the example's.
-    Config::from_toml_file(path).expect("the example is read").without_monitor()
+    uwarp_middlebox::behind(Config::from_toml_file(path).expect("the example is read").without_monitor())
 }
 
 /// The example with its socket elsewhere.

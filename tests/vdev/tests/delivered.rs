@@ -16,7 +16,7 @@ fn deliver(device: Device, mode: &str, seed: u64) {
     let mut config = network.wire.config(Side::Server);
     config.tcp.user_timeout = Some(Duration::from_secs(30));
     config = if mode == "inline" { config.inline() } else { config.threaded(1) };
-    config = config.faults(FaultOptions { loss: 5.0, seed: !seed, ..FaultOptions::default() });
+    config = config.faults(FaultOptions { loss: 5.0, seed: !seed, ..uwarp_middlebox::faults() });
     let context = Context::open(config).unwrap();
     let mut listener = context.listen(PORT, ListenOptions::default()).unwrap();
     // The message's place is behind the data.

@@ -42,7 +42,7 @@ impl End {
     fn open(task: &Task, side: Side) -> End {
         let mut config = task.wire.config(side).inline();
         if task.loss > 0.0 {
-            config = config.faults(FaultOptions { loss: task.loss, seed: 5, ..FaultOptions::default() });
+            config = config.faults(FaultOptions { loss: task.loss, seed: 5, ..uwarp_middlebox::faults() });
             config.tcp.user_timeout = Some(PATIENCE);
         }
         let context = Context::open(config).expect("the context opens");

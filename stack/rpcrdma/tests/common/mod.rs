@@ -203,7 +203,8 @@ pub fn put_two_results(first: &[u8], second: &[u8]) -> Vec<Part> {
 }
 
 pub fn config(host: u8) -> Config {
-    let mut config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+    let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+    let mut config = uwarp_middlebox::behind(config);
     config.limits.queue_pairs = 256;
     config.tcp.time_wait = Duration::from_millis(10);
     config

@@ -29,7 +29,8 @@ pub fn in_both_modes(test: impl Fn(Mode)) {
 
 /// A configuration for one side of a pair; 10.0.0.`host`.
 pub fn config(host: u8, mode: Mode) -> Config {
-    let mut config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor();
+    let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor();
+    let mut config = uwarp_middlebox::behind(config);
     config.limits.queue_pairs = 256;
     config.tcp.time_wait = Duration::from_millis(10);
     // Lost SYNs and ARP requests of the fault tests are sent again soon.

@@ -100,7 +100,7 @@ impl Wire {
             }
         };
         let finish = |device, address| -> Result<Config> {
-            let mut config = Config::new(device, address)?.without_monitor();
+            let mut config = uwarp_middlebox::behind(Config::new(device, address)?.without_monitor());
             config.tcp.rto_initial = Duration::from_millis(100);
             config.limits.queue_pairs = 256;
             Ok(config)

@@ -15,7 +15,7 @@ fn main() {
     let seed: u64 = seed.parse().expect("a number");
     let mut config = wire.config(Side::Client);
     config = if mode == "inline" { config.inline() } else { config.threaded(1) };
-    config = config.faults(FaultOptions { loss: 5.0, seed, ..FaultOptions::default() });
+    config = config.faults(FaultOptions { loss: 5.0, seed, ..uwarp_middlebox::faults() });
     // What is lost at 5 % has to be sent again, on a busy machine too.
     config = config.linger(Duration::from_secs(30));
     config.tcp.user_timeout = Some(Duration::from_secs(30));

@@ -1,0 +1,26 @@
+//! The one switch that puts a middlebox in front of every port that tests make: the variable [`MIDDLEBOX`] says how many of
+//! 1000 received segments it cuts, and how many it joins with those behind them. `scripts/test middlebox` sets it.
+//!
+//! Every test makes its configurations with [`behind`], its faults with [`faults`] and ends them with [`standing`]. The hosts
+//! of simulated networks ([`uwarp_engine::rig`]) and the tools (`--recut`) read the same variable. The library never does.
+#![forbid(unsafe_code)]
+
+use uwarp::{Config, FaultOptions};
+pub use uwarp_engine::rig::{MIDDLEBOX, is_skipped};
+
+/// No faults but the middlebox's, if there is one.
+pub fn faults() -> FaultOptions {
+    let recut = uwarp_engine::rig::middlebox().map_or(0.0, |middlebox| 100.0 * middlebox.cutting);
+    FaultOptions { recut, ..FaultOptions::default() }
+}
+
+/// What befalls frames where a test wants no faults: nothing, or the middlebox.
+pub fn standing() -> Option<FaultOptions> {
+    Some(faults()).filter(|faults| faults.recut > 0.0)
+}
+
+/// The same configuration, behind the middlebox if there is one.
+pub fn behind(mut config: Config) -> Config {
+    config.faults = standing();
+    config
+}
