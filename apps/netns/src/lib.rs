@@ -208,6 +208,33 @@ pub fn switch(mtu: u16, interfaces: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
+/// How many queues a tap interface is made with, which who opens it cannot choose any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queues {
+    /// As qemu opens it.
+    One,
+    /// As DPDK's driver opens it, and no other.
+    Several,
+}
+
+/// Makes two tap interfaces of one namespace, which stay when the process that has them goes, and a bridge (`bridge0`) between
+/// them, on which the kernel is silent.
+///
+/// # Errors
+/// See [`run`].
+pub fn taps(ends: [(End<'_>, Queues); 2]) -> io::Result<()> {
+    let bridge = End { interface: "bridge0", addresses: &[], ..ends[0].0 };
+    bridge.ip(&["link", "add", bridge.interface, "type", "bridge"])?;
+    bridge.bring_up()?;
+    for (end, queues) in ends {
+        let several: &[&str] = if queues == Queues::Several { &["multi_queue"] } else { &[] };
+        end.ip(&[&["tuntap", "add", end.interface, "mode", "tap"], several].concat())?;
+        end.ip(&["link", "set", end.interface, "master", bridge.interface])?;
+        end.bring_up()?;
+    }
+    Ok(())
+}
+
 /// Whether this process is the one that `who` runs inside a namespace.
 pub fn is_inside(who: &str) -> bool {
     std::env::var_os(INSIDE).is_some_and(|inside| inside == who)

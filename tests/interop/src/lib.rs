@@ -3,6 +3,7 @@
 
 pub mod echo;
 pub mod flows;
+pub mod link;
 pub mod raw_peer;
 pub mod scripts;
 pub mod siw;

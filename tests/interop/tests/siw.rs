@@ -3,21 +3,22 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use uwarp::{
     AcceptOptions, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, Config, ConnectError, ConnectOptions,
-    Context, DeviceConfig, DisconnectReason, Error, Established, Features, ListenOptions, ReceiveRequest, SendRequest,
-    Sge, Status, TcpListener, TcpStreamOptions, TerminateCode,
+    Context, DisconnectReason, Error, Established, Features, ListenOptions, ReceiveRequest, SendRequest, Sge, Status,
+    TcpListener, TcpStreamOptions, TerminateCode,
 };
-use uwarp_interop_tests::siw::{Attachment, GUEST, GUEST6, Guest, Outcome, STACK, STACK6};
+use uwarp_interop_tests::link::{Kind, Link};
+use uwarp_interop_tests::siw::{GUEST, GUEST6, Guest, Outcome};
 use uwarp_interop_tests::stack::{Endpoint, PATIENCE};
-use uwarp_interop_tests::tools::{Guarded, run, tool};
+use uwarp_interop_tests::tools::{Guarded, run};
 use uwarp_interop_tests::witness::{Testimony, count, examine};
-use uwarp_netns::{self as netns, End};
+use uwarp_netns as netns;
 
 /// siw may leave a message unread that comes right behind its MPA Reply, until a second one comes.
 const FIRST_FPDU_DELAY: Duration = Duration::from_millis(200);
@@ -37,96 +38,6 @@ const ATOMIC_REQUEST: usize = 10;
 const COMMIT_REQUEST: usize = 12;
 
 // --- rping ----------------------------------------------------------------------------------------------------------------------
-
-/// What a guest is joined to, and the tools that are behind it in turn.
-struct Link {
-    folder: tempfile::TempDir,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// A vhost-user socket, with or without segmentation by the stack's device.
-    Vhost { offloads: bool },
-    /// Two taps on a bridge: `stack0` and `guest0`.
-    Tap,
-}
-
-impl Link {
-    fn vhost(offloads: bool) -> Self {
-        Self::new(Kind::Vhost { offloads })
-    }
-
-    /// In this process's network namespace, which has to be the test's own.
-    fn tap() -> Self {
-        // The kernel between the two is a bridge, and says nothing itself.
-        netns::ip(["link", "add", "bridge0", "type", "bridge"]).expect("a kernel with bridges (CONFIG_BRIDGE)");
-        // The stack's side stays when a tool has gone; the driver takes a tap of several queues only.
-        for (port, more) in [("stack0", Some("multi_queue")), ("guest0", None)] {
-            netns::ip(["tuntap", "add", port, "mode", "tap"].into_iter().chain(more)).expect("a tap interface");
-            netns::ip(["link", "set", port, "master", "bridge0"]).expect("a port of the bridge");
-        }
-        for interface in ["stack0", "guest0", "bridge0"] {
-            End::silent(interface).bring_up().expect("up");
-        }
-        Self::new(Kind::Tap)
-    }
-
-    fn new(kind: Kind) -> Self {
-        let link = Self { folder: tempfile::tempdir().expect("a folder"), kind };
-        let device = match kind {
-            Kind::Vhost { offloads } => {
-                format!("kind = \"vhost\"\nsocket = {:?}\ntso = {offloads}\n", link.path("vhost"))
-            }
-            Kind::Tap => "kind = \"tap\"\nname = \"stack0\"\n".to_owned(),
-        };
-        for (name, address) in [("uwarp.toml", STACK), ("uwarp6.toml", STACK6)] {
-            let text = format!("address = {address:?}\n[device]\n{device}[monitor]\nenabled = false\n");
-            std::fs::write(link.path(name), text).expect("a file");
-        }
-        link
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn configuration(&self) -> Config {
-        let device = match self.kind {
-            Kind::Vhost { offloads } => {
-                DeviceConfig::Vhost { socket: self.path("vhost"), client: false, tso: offloads }
-            }
-            Kind::Tap => DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None },
-        };
-        uwarp_middlebox::behind(Config::new(device, STACK).expect("a good address").without_monitor())
-    }
-
-    fn guest(&self) -> Guest {
-        match self.kind {
-            Kind::Vhost { offloads } => Guest::boot(Attachment::Vhost(&self.path("vhost")), offloads),
-            Kind::Tap => Guest::boot(Attachment::Tap("guest0"), true),
-        }
-    }
-
-    fn ping(&self, arguments: &[&str]) -> Command {
-        self.ping_as("uwarp.toml", arguments)
-    }
-
-    fn ping_as(&self, configuration: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(tool("uwarp-ping"));
-        command.arg("--config").arg(self.path(configuration)).args(["--engine", "inline"]).args(arguments);
-        command
-    }
-
-    fn server(&self, arguments: &[&str]) -> Guarded {
-        Guarded::start(&mut self.ping(&[&["-s", "-P"], arguments].concat()))
-    }
-
-    fn client(&self, arguments: &[&str]) -> Command {
-        // Nothing but waiting helps a tool that waits for an answer itself, so it waits longer than `FIRST_FPDU_DELAY`.
-        self.ping(&[&["-c", "-a", GUEST, "--first-fpdu-delay", "500ms"], arguments].concat())
-    }
-}
 
 /// Rounds and octets of each: a segment, and as much as rping can.
 const PINGS: [(usize, usize); 4] = [(1, 64), (100, 64), (1, 65535), (100, 65535)];
@@ -799,11 +710,11 @@ fn as_each_is_told(link: &Link) {
     let mut guest = link.guest();
     every_conversation(&context, &mut guest);
     check_events(&context);
-    if let Kind::Vhost { offloads } = link.kind {
+    if let Kind::Vhost { offloads } = link.kind() {
         let expected = if offloads { "1" } else { "0" };
         assert_eq!(guest.run(HAS_TSO).success().trim(), expected, "whether the guest's driver has the offload");
     }
-    let cuts = link.kind == Kind::Vhost { offloads: true };
+    let cuts = link.kind() == Kind::Vhost { offloads: true };
     if cuts {
         a_plain_stream_comes_in_segments_beyond_the_mtu(&context, &mut guest);
     }

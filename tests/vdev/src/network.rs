@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uwarp::config::KeepAlive;
 use uwarp::{Config, DeviceConfig, MemifRole};
-use uwarp_netns::{self as netns, End, Namespace};
+use uwarp_netns::{self as netns, End, Namespace, Queues};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ impl Network {
             if device == Device::AfPacket {
                 netns::veth(9000, ends).expect("a veth pair");
             } else {
-                join_taps(&namespace, ends).expect("two taps on a bridge");
+                netns::taps(ends.map(|end| (end, Queues::Several))).expect("two taps on a bridge");
             }
             let wire = Wire { device, place: namespace.name().to_owned() };
             return Self { wire, _namespace: Some(namespace), _folder: None };
@@ -141,17 +141,4 @@ impl Network {
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
         Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) }
     }
-}
-
-/// Makes taps that stay when the process that has them goes, and a bridge between them.
-fn join_taps(namespace: &Namespace, ends: [End<'_>; 2]) -> std::io::Result<()> {
-    namespace.ip(&["link", "add", "bridge", "type", "bridge"])?;
-    End::silent("bridge").of(namespace).bring_up()?;
-    for end in ends {
-        // The driver asks for a tap of several queues, and gets no other.
-        namespace.ip(&["tuntap", "add", end.interface, "mode", "tap", "multi_queue"])?;
-        namespace.ip(&["link", "set", end.interface, "master", "bridge"])?;
-        end.bring_up()?;
-    }
-    Ok(())
 }
