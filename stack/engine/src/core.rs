@@ -8,7 +8,7 @@ use crossbeam::channel::Receiver;
 use hashbrown::HashMap;
 use uwarp_memory::Turn;
 use uwarp_ring::Doorbells;
-use uwarp_tcp::{Instant, IsnGenerator, SynCookies};
+use uwarp_tcp::{BufferToken, Instant, IsnGenerator, SynCookies};
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
 use uwarp_wire::ipv6;
@@ -53,6 +53,40 @@ const SPARE_GATHERS: usize = 64;
 pub(crate) struct HeldFrame<B> {
     pub(crate) buffer: B,
     pub(crate) payload_offset: u32,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct HeldFrames<B> {
+    frames: BufferStore<HeldFrame<B>>,
+    buffers: usize,
+}
+
+impl<B: Buffer> HeldFrames<B> {
+    fn with_capacity(capacity: usize) -> HeldFrames<B> {
+        HeldFrames { frames: BufferStore::with_capacity(capacity), buffers: 0 }
+    }
+
+    /// Buffers that they take, of which a frame that was joined on its way has several.
+    pub(crate) fn len(&self) -> usize {
+        self.buffers
+    }
+
+    #[inline]
+    pub(crate) fn next_token(&self) -> BufferToken {
+        self.frames.next_token()
+    }
+
+    pub(crate) fn insert(&mut self, frame: HeldFrame<B>) {
+        self.buffers += frame.buffer.segment_count();
+        self.frames.insert(frame);
+    }
+
+    pub(crate) fn remove(&mut self, token: BufferToken) -> Option<HeldFrame<B>> {
+        let frame = self.frames.remove(token)?;
+        self.buffers -= frame.buffer.segment_count();
+        Some(frame)
+    }
 }
 
 /// A record of TCP's send queue.
@@ -169,7 +203,7 @@ pub(crate) struct Core<P: Port> {
     /// Connections that wait for a hardware address.
     pub(crate) unresolved: Vec<u32>,
     pub(crate) known_epoch: u32,
-    pub(crate) held: BufferStore<HeldFrame<P::Buffer>>,
+    pub(crate) held: HeldFrames<P::Buffer>,
     pub(crate) held_budget: usize,
     pub(crate) records: BufferStore<Record<P::Buffer>>,
     /// Transmit buffers that records leave alone.
@@ -277,7 +311,7 @@ impl<P: Port> Core<P> {
             known_epoch: neighbours.epoch(),
             neighbours,
             unresolved: Vec::new(),
-            held: BufferStore::with_capacity(held_budget + crate::port::BURST),
+            held: HeldFrames::with_capacity(held_budget + crate::port::BURST),
             held_budget,
             records: BufferStore::with_capacity(transmit_buffers),
             reserve,

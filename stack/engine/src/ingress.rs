@@ -192,7 +192,8 @@ impl<P: Port> Core<P> {
         let token = self.held.next_token();
         let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
         let bare;
-        if self.held.len() >= self.held_budget && connection.tcp.is_ahead(header) {
+        // A frame that was joined on its way holds several buffers.
+        if self.held.len() + buffer.segment_count() > self.held_budget && connection.tcp.is_ahead(header) {
             // No room to hold anything more: what is ahead of a gap counts as lost, its acknowledgment does not.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
             (header, payload_len) = (&bare, 0);

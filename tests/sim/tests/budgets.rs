@@ -4,10 +4,14 @@
 use std::time::Duration;
 
 use crossbeam::channel::Receiver;
-use uwarp_engine::command::{ConnectionEvent, ConnectionRequest, DisconnectReason, StartupOptions, TerminateCode};
+use uwarp_engine::command::{
+    Command, ConnectionEvent, ConnectionRequest, DisconnectReason, StartupOptions, TerminateCode,
+};
 use uwarp_engine::config::Budgets;
+use uwarp_engine::ports::decorated::FaultRates;
+use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, middlebox};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::work::{SendOpcode, Sge, Status};
 use uwarp_iwarp::framing::{insert_markers, marked_len};
@@ -227,7 +231,9 @@ fn data_behind_gaps_takes_no_more_buffers_than_its_budget_and_comes_in_the_end()
         assert!(pools.receive_total - pools.receive_free <= BUDGET, "{pools:?}");
     });
     let stats = scene.stats();
-    assert_eq!(most, u64::from(BUDGET), "as much as may be, and no more");
+    // TCP counts segments, of which one that a middlebox has joined takes several buffers.
+    let is_full = if middlebox().is_some() { most <= u64::from(BUDGET) } else { most == u64::from(BUDGET) };
+    assert!(is_full, "as much as may be, and no more: {most}");
     assert!(stats.drops["out-of-order-budget"] > 0, "{:?}", stats.drops);
     scene.check_bystander();
     // A gap that is filled: what was held is there, and what was not comes again.
@@ -252,4 +258,40 @@ fn data_behind_gaps_takes_no_more_buffers_than_its_budget_and_comes_in_the_end()
     assert_eq!(left, 0, "peers whose data is missing");
     assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended));
     assert_eq!(held(&scene.stats()), 0);
+}
+
+/// What was joined on its way comes as a chain of buffers, and is held as one.
+#[test]
+fn joined_segments_behind_gaps_count_with_all_their_buffers() {
+    const BUDGET: u32 = 64;
+    const LENGTH: usize = 20 * 1400;
+    let budgets = Budgets { out_of_order: Some(BUDGET), ..Budgets::default() };
+    let mut scene = scene(budgets, false, LENGTH);
+    let recutting = Recutting { cutting: 0.0, joining: 1.0 };
+    scene.world.hosts[1]
+        .command(Command::SetFaults { faults: Some(FaultRates { recutting, ..FaultRates::default() }) });
+    for hoarder in &mut scene.hoarders {
+        hoarder.peer.withhold();
+        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])));
+    }
+    scene.go_on(Duration::from_millis(200), |_| ());
+    let stats = scene.stats();
+    assert!(stats.faults["receive-joined"] > 0 && stats.drops["out-of-order-budget"] > 0, "{stats:?}");
+    let kept = stats.pools.receive_total - stats.pools.receive_free;
+    assert!((BUDGET / 2..=BUDGET).contains(&kept), "{:?}", stats.pools);
+    scene.check_bystander();
+    for hoarder in &mut scene.hoarders {
+        hoarder.peer.fill();
+    }
+    let is_there = |hoarder: &Hoarder| {
+        let mut last = [0];
+        hoarder.region.read(LENGTH - 1, &mut last).is_ok() && last == [9]
+    };
+    let all = (0..600).any(|_| {
+        scene.go_on(SECOND / 10, |_| ());
+        scene.hoarders.iter().all(is_there)
+    });
+    assert!(all, "what was held is there, and what was not comes again");
+    let pools = scene.stats().pools;
+    assert_eq!(pools.receive_free, pools.receive_total);
 }
