@@ -17,6 +17,7 @@ use crate::rtt::RttEstimator;
 use crate::state::{CloseReason, Phase, State, StateEvent};
 use crate::timers::Timers;
 use crate::timestamps::TimestampState;
+use crate::urgent::Urgent;
 use crate::{Config, Info, TimeWait};
 
 /// What a peer sends segments of that gives no MSS (RFC 9293 §3.7.1).
@@ -67,12 +68,21 @@ pub(crate) struct Pending {
     pub(crate) window_probe: bool,
     /// A probe of a silent peer.
     pub(crate) keep_alive: bool,
+    /// No segment of its own: SND.UP is ahead, so those that leave may have to say so. Stands here because what is looked at
+    /// together costs one branch.
+    pub(crate) urgent: bool,
 }
 
 impl Pending {
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.tail_probe | self.window_probe | self.keep_alive | self.reset.is_some()
+    }
+
+    /// Whether the next segment is not what the queue alone makes of it.
+    #[inline]
+    pub(crate) fn is_unusual(&self) -> bool {
+        self.urgent | self.reset.is_some()
     }
 }
 
@@ -92,6 +102,8 @@ pub struct Connection {
     pub(crate) config: Config,
     pub(crate) challenges: Challenges,
     pub(crate) counters: Counters,
+    /// None until urgent data is sent or told of.
+    pub(crate) urgent: Option<Box<Urgent>>,
     pub(crate) persist_backoff: u32,
     pub(crate) peer_mss: u16,
     pub(crate) path_mss: u16,
@@ -181,6 +193,7 @@ impl Connection {
             last_received: now,
             last_sent: now,
             waiting_since: now,
+            urgent: None,
             persist_backoff: 0,
             keep_alive_probes: 0,
             link_doubtful: false,
@@ -258,6 +271,7 @@ impl Connection {
         self.receiver.stop();
         self.timers = Timers::default();
         self.pending = Pending::default();
+        self.urgent = None;
     }
 
     /// Whether a segment starts behind a gap: its payload could only be held. For an owner that has no buffer left to hold
@@ -378,6 +392,11 @@ impl Connection {
             Phase::Closed { .. } => self.queue.pop_record(),
             _ => self.queue.pop_acknowledged(),
         }
+    }
+
+    /// Position of the first octet of what is sent.
+    pub(crate) fn stream_start(&self) -> Position {
+        self.stream_start
     }
 
     /// Stream octets pushed so far: the position behind the last record.
@@ -513,12 +532,14 @@ impl Connection {
         self.queue.shrink();
         self.receiver.reassembly.shrink();
         self.ecn.shrink();
+        self.forget_urgent();
     }
 
     /// Octets of memory in use, the value itself included.
     pub fn memory(&self) -> usize {
         let heap = self.congestion.heap() + self.queue.heap() + self.ecn.heap() + self.receiver.reassembly.heap();
-        size_of::<Connection>() + heap
+        let urgent = self.urgent.as_deref().map_or(0, size_of_val);
+        size_of::<Connection>() + heap + urgent
     }
 
     /// Addresses of what every usual segment touches of the value. For an owner who wants to have it near by then: looks at

@@ -102,6 +102,9 @@ impl Events {
     pub const FIN_ACKED: Events = Events(1 << 7);
     /// The peer does not answer. CLOSED is set, too.
     pub const TIMED_OUT: Events = Events(1 << 8);
+    /// The peer has told of urgent data that was not known of, or of more of it (RFC 9293 §3.8.5, MUST-32): see
+    /// [`crate::Connection::urgent_told`], before the segment's payload is handed out.
+    pub const URGENT: Events = Events(1 << 9);
 
     /// Whether every event of `other` is in the set.
     #[inline]
@@ -139,7 +142,7 @@ impl BitOrAssign for Events {
 
 impl fmt::Debug for Events {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 9] = [
+        const NAMES: [&str; 10] = [
             "ESTABLISHED",
             "PEER_FIN",
             "RESET",
@@ -149,6 +152,7 @@ impl fmt::Debug for Events {
             "RECORDS_ACKED",
             "FIN_ACKED",
             "TIMED_OUT",
+            "URGENT",
         ];
         let mut separator = "";
         for (bit, name) in NAMES.iter().enumerate() {

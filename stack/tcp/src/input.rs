@@ -320,6 +320,10 @@ impl Connection {
         if matches!(self.phase, Phase::Closed { .. }) {
             return Received::event(payload_len, events);
         }
+        // Sixth: check the URG bit. With a shut window, too (§3.4, MUST-66): what comes up to here is a probe or an acknowledgment.
+        if flags.contains(TcpFlags::URG) {
+            events |= self.take_urgent(next.near(header.sequence), header.urgent);
+        }
         if payload_len > 0 && self.phase.receives() {
             self.take_mark(flags, ecn);
         }
@@ -472,5 +476,6 @@ impl Connection {
         self.queue.shrink();
         self.receiver.reassembly.shrink();
         self.ecn.shrink();
+        self.forget_urgent();
     }
 }

@@ -21,10 +21,8 @@
 //! `output` (what to send next), `timers`, `queue` (records and the scoreboard), `recovery` (RACK-TLP, RFC 8985;
 //! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438, 8257), `ecn` (RFC 3168), `rtt` (RFC 6298), `receive` and
 //! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table), `cookies` (answers to a SYN that
-//! keep nothing, RFC 4987), `time_wait` (the end of a connection in some tens of octets).
-//!
-//! There is no urgent mode: urgent data of a peer is part of the stream like any other (RFC 9293 §3.8.5 asks that an
-//! application be told of it; RFC 6093 §6 asks that none uses it), and none is ever sent.
+//! keep nothing, RFC 4987), `time_wait` (the end of a connection in some tens of octets), `urgent` (the urgent pointer, RFC 9293
+//! §3.8.5 and RFC 6093: urgent data is never out of the stream's band).
 #![forbid(unsafe_code)]
 
 mod acknowledge;
@@ -52,6 +50,7 @@ mod state;
 mod time_wait;
 mod timers;
 mod timestamps;
+mod urgent;
 
 pub use config::{Config, Congestion, Ecn, KeepAlive};
 pub use connection::Connection;

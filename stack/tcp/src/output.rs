@@ -63,6 +63,7 @@ impl Connection {
     fn poll_usual(&mut self, now: Instant) -> Option<Transmit> {
         if self.phase != Phase::Established
             || self.pending.any()
+            || self.pending.urgent
             || self.ecn.owes()
             || !self.recovery.is_open()
             || self.queue.lost() > 0
@@ -81,9 +82,21 @@ impl Connection {
     /// Any segment.
     #[inline(never)]
     fn poll_other(&mut self, now: Instant) -> Option<Transmit> {
+        if self.pending.is_unusual() { self.poll_unusual(now) } else { self.poll_queue(now) }
+    }
+
+    /// A reset that is owed, or the next segment, which may be urgent.
+    #[cold]
+    fn poll_unusual(&mut self, now: Instant) -> Option<Transmit> {
         if let Some((sequence, acknowledge)) = self.pending.reset.take() {
             return Some(self.reset_segment(now, sequence, acknowledge));
         }
+        let mut transmit = self.poll_queue(now)?;
+        self.point_to_urgent(&mut transmit.header);
+        Some(transmit)
+    }
+
+    fn poll_queue(&mut self, now: Instant) -> Option<Transmit> {
         if self.ecn.owes()
             && let Some(owed) = self.acknowledge_older(now)
         {

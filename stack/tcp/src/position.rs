@@ -40,6 +40,11 @@ impl Position {
         self.0.saturating_sub(earlier.0)
     }
 
+    /// The position so many octets behind this one, where they may be more than a window.
+    pub(crate) const fn ahead(self, octets: u64) -> Position {
+        Position(self.0.saturating_add(octets))
+    }
+
     /// [`Position::since`] where both lie in one window, so that the distance fits.
     #[inline]
     pub(crate) fn octets_since(self, earlier: Position) -> u32 {

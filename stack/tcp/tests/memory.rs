@@ -45,6 +45,19 @@ fn busy_connection_is_small_again_once_it_is_idle() {
 }
 
 #[test]
+fn urgent_data_costs_memory_only_while_it_is_pending() {
+    let mut pair = Pair::new(&Config::default(), &Config::default(), Faults::delay(Duration::from_micros(50)));
+    pair.run_for(Duration::from_millis(10));
+    let idle = [pair.memory(0), pair.memory(1)];
+    pair.push_urgent(0, 1000);
+    pair.run_for(Duration::from_micros(70));
+    assert!(pair.urgent(0) == (1000, 1000) && pair.memory(0) > idle[0] && pair.memory(1) > idle[1]);
+    // The first keep-alive comes after two seconds of silence.
+    pair.run_for(Duration::from_secs(3));
+    assert_eq!([pair.memory(0), pair.memory(1)], idle);
+}
+
+#[test]
 fn steady_stream_does_not_allocate() {
     let faults = Faults { spacing: Duration::from_micros(1), ..Faults::delay(Duration::from_micros(50)) };
     // A window that is reached soon, so that the state is steady.

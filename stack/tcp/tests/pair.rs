@@ -113,6 +113,41 @@ proptest! {
         pair.finish();
         prop_assert_eq!(pair.received(1), pair.pushed(0));
     }
+
+    /// Records of urgent data among others, both ways, over a path that loses and shrinks: each segment says what it must, sent
+    /// again and cut anew too (`channel` checks each), and the peer comes to know exactly where the urgent data ends.
+    #[test]
+    fn urgent_marks_survive_losses_and_cuts(
+        left in settings(),
+        right in settings(),
+        faults in faults(),
+        records in prop::collection::vec((any::<bool>(), 1u32..5000, prop::bool::weighted(0.2)), 1..80),
+        mss in 100u16..1400,
+        shut in any::<bool>(),
+    ) {
+        let mut pair = Pair::new(&left, &right, faults);
+        for (index, (from_left, len, urgent)) in records.iter().enumerate() {
+            let end = if *from_left { 0 } else { 1 };
+            if *urgent { pair.push_urgent(end, *len) } else { pair.push(end, *len) }
+            if index % 5 == 0 {
+                pair.run_for(Duration::from_micros(500));
+            }
+            if index == records.len() / 2 {
+                pair.set_path_mss(0, mss);
+                pair.set_space(1, if shut { 0 } else { 1 << 20 });
+            }
+        }
+        pair.run_for(Duration::from_millis(1));
+        pair.set_space(1, 1 << 20);
+        pair.close(0);
+        pair.close(1);
+        pair.finish();
+        prop_assert_eq!((pair.received(1), pair.received(0)), (pair.pushed(0), pair.pushed(1)));
+        for end in 0..2 {
+            let (sent, told) = pair.urgent(end);
+            prop_assert_eq!(sent, told);
+        }
+    }
 }
 
 /// A clean path: no time-out, no retransmission, and one pure acknowledgment a batch at most.

@@ -12,4 +12,4 @@ macro_rules! files {
     )*};
 }
 
-files! { open close data window recovery ecn timers robustness }
+files! { open close data window recovery ecn timers robustness urgent }

@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use uwarp_tcp::{BufferToken, Config, Connection, Events, Info, Instant, Payload, State};
-use uwarp_wire::tcp::{SeqNumber, TcpHeader};
+use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 /// What the channel does to segments.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,11 @@ struct End {
     bulk_record: u32,
     closing: bool,
     events: Events,
+    /// Initial sequence number.
+    isn: SeqNumber,
+    /// End of the urgent data, as sent and as told of by the other end, in octets of the stream.
+    urgent: u64,
+    told: u64,
 }
 
 pub struct Pair {
@@ -66,12 +71,13 @@ pub struct Pair {
 impl Pair {
     pub fn new(left: &Config, right: &Config, faults: Faults) -> Pair {
         let now = Instant::from_nanos(1_000_000_000);
-        let mut active = Connection::connect(left, SeqNumber(0xffff_0000), now);
+        let isns = [SeqNumber(0xffff_0000), SeqNumber(0x7fff_ff00)];
+        let mut active = Connection::connect(left, isns[0], now);
         let syn = active.poll_transmit(now).expect("a SYN").header;
         // The listener that takes the SYN is not part of the model: this one segment always arrives.
         let now = now + faults.delay;
-        let passive = Connection::accept(right, &syn, SeqNumber(0x7fff_ff00), now);
-        let end = |connection| End {
+        let passive = Connection::accept(right, &syn, isns[1], now);
+        let end = |connection, isn| End {
             connection,
             records: HashMap::new(),
             held: HashMap::new(),
@@ -82,9 +88,12 @@ impl Pair {
             bulk_record: 0,
             closing: false,
             events: Events::NONE,
+            isn,
+            urgent: 0,
+            told: 0,
         };
         Pair {
-            ends: [end(active), end(passive)],
+            ends: [end(active, isns[0]), end(passive, isns[1])],
             now,
             wire: BinaryHeap::new(),
             segments: HashMap::new(),
@@ -102,6 +111,19 @@ impl Pair {
         end.records.insert(token, Content { offset: end.pushed, len });
         end.connection.push(BufferToken(token), len);
         end.pushed += u64::from(len);
+    }
+
+    /// A record whose last octet is the last one of urgent data.
+    pub fn push_urgent(&mut self, end: usize, len: u32) {
+        let sender = &mut self.ends[end];
+        sender.urgent = sender.pushed + u64::from(len);
+        sender.connection.send_urgent_until(sender.urgent);
+        self.push(end, len);
+    }
+
+    /// Where the urgent data of this end ends, in octets of its stream, and where the other end knows it to end.
+    pub fn urgent(&self, end: usize) -> (u64, u64) {
+        (self.ends[end].urgent, self.ends[1 - end].told)
     }
 
     /// Sends `total` octets in records of `record`, pulled by `send_space`, until all are pushed.
@@ -216,6 +238,7 @@ impl Pair {
             let Some(transmit) = end.connection.poll_transmit(now) else { break };
             assert!(wanted, "did not want to send {transmit:?}");
             end.connection.check();
+            end.check_urgent(&transmit.header);
             let content = match transmit.payload {
                 Some(slice) => {
                     let record = end.records[&slice.token.0];
@@ -268,6 +291,11 @@ impl Pair {
         let received = end.connection.on_segment(self.now, header, content.len, 0, BufferToken(token));
         end.events |= received.events;
         assert!(!received.events.contains(Events::RESET), "reset by {header:?}");
+        if received.events.contains(Events::URGENT) {
+            let told = end.received + u64::from(end.connection.urgent_told());
+            assert!(told > end.told && told > end.received, "told of {told} behind {}", end.told);
+            end.told = told;
+        }
         match received.payload {
             Payload::InOrder { skip, len } => end.take(content, skip, len),
             Payload::Held => {
@@ -287,6 +315,16 @@ impl Pair {
 }
 
 impl End {
+    /// RFC 9293 §3.8.5: whatever begins before the end of the urgent data says where that is, as far as the field reaches, until
+    /// all of it is acknowledged; nothing else does.
+    fn check_urgent(&self, header: &TcpHeader) {
+        let begins = u64::from((header.sequence.0).wrapping_sub(self.isn.0)).wrapping_sub(1);
+        let opening = header.flags.contains(TcpFlags::SYN);
+        let urgent = !opening && begins < self.urgent && self.connection.octets_acknowledged() < self.urgent;
+        let pointer = if urgent { (self.urgent - begins).min(0xffff) as u16 } else { 0 };
+        assert_eq!((header.flags.contains(TcpFlags::URG), header.urgent), (urgent, pointer), "{header:?}");
+    }
+
     fn take(&mut self, content: Content, skip: u32, len: u32) {
         assert!(skip + len <= content.len && len > 0);
         assert_eq!(content.offset + u64::from(skip), self.received, "out of order");

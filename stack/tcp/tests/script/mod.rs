@@ -15,10 +15,11 @@
 //! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch. Behind `#` stands the
 //! section of the document that asks for what the line expects.
 //!
-//! Flags are S A F R P U E (ECE) W (CWR) or `.` for none; `ect0`, `noect` and, on received segments, `ce` are the ECN field of
+//! Flags are S A F R P U E (ECE) W (CWR) or `.` for none, `urg N` is the urgent pointer (0 unless named); `ect0`, `noect` and, on received segments, `ce` are the ECN field of
 //! the IP header.
 //!
-//! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
+//! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
+//! not pushed yet), `told N` (how far the urgent data reaches that was told of last), `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
 //! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`,
 //! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
 //! handed out since the last such line, `none` for nothing), `drop NAME` (of the last segment, `none`), `acked N` and
@@ -101,6 +102,7 @@ fn show(transmit: &Transmit) -> String {
         (TcpFlags::RST, 'R'),
         (TcpFlags::PSH, 'P'),
         (TcpFlags::ACK, 'A'),
+        (TcpFlags::URG, 'U'),
         (TcpFlags::ECE, 'E'),
         (TcpFlags::CWR, 'W'),
     ] {
@@ -113,6 +115,9 @@ fn show(transmit: &Transmit) -> String {
         write!(text, " ack {}", header.acknowledgment - PEER_ISN).unwrap();
     }
     write!(text, " win {}", header.window).unwrap();
+    if header.urgent != 0 {
+        write!(text, " urg {}", header.urgent).unwrap();
+    }
     for block in &header.options.sack {
         write!(text, " sack {}-{}", block.left - PEER_ISN, block.right - PEER_ISN).unwrap();
     }
@@ -164,6 +169,19 @@ impl Player {
                 for _ in 0..number::<u32>(Some(times.trim()))? {
                     connection.push(BufferToken(self.next_token), number(Some(len.trim()))?);
                     self.next_token += 1;
+                }
+            }
+            "announce" => connection.send_urgent_until(connection.octets_pushed() + number::<u64>(Some(arguments))?),
+            "urgent" => {
+                let len = number(Some(arguments))?;
+                connection.send_urgent_until(connection.octets_pushed() + u64::from(len));
+                connection.push(BufferToken(self.next_token), len);
+                self.next_token += 1;
+            }
+            "told" => {
+                let found = connection.urgent_told();
+                if found != number::<u32>(Some(arguments))? {
+                    return Err(format!("it was {found}"));
                 }
             }
             "extend" => {
@@ -446,6 +464,7 @@ impl Player {
         check(found.payload.map_or(0, |slice| slice.len) == pattern.len, "length");
         check(pattern.ack.is_none_or(|ack| header.acknowledgment == add(PEER_ISN, ack)), "ack");
         check(pattern.window.is_none_or(|window| header.window == window), "window");
+        check(header.urgent == pattern.urgent, "urgent pointer");
         if pattern.flags.contains(TcpFlags::SYN) {
             check(header.options.mss == pattern.mss, "mss");
             check(header.options.window_scale == pattern.scale, "window scale");
