@@ -157,6 +157,16 @@ pub enum Command {
         /// Whether small segments are held back.
         nagle: bool,
     },
+    /// Makes urgent what was written to a plain stream so far, and what its application will write next. It has to come before
+    /// those octets: what has left without the word cannot be made urgent any more.
+    SendUrgent {
+        /// The stream's handle.
+        handle: u64,
+        /// Octets that are written next.
+        octets: u64,
+        /// Told when that is done.
+        reply: Sender<()>,
+    },
     /// Asks for the state of a plain stream's connection.
     StreamInfo {
         /// The stream's handle.

@@ -59,6 +59,10 @@ impl<P: Port> Core<P> {
             Command::ConnectStream(parameters) => self.connect_stream(*parameters),
             Command::ConvertStream(parameters) => self.convert_stream(*parameters),
             Command::SetNagle { handle, nagle } => self.set_stream_nagle(handle, nagle),
+            Command::SendUrgent { handle, octets, reply } => {
+                self.send_stream_urgent(handle, octets);
+                let _ = reply.send(());
+            }
             Command::StreamInfo { handle, reply } => {
                 let _ = reply.send(self.stream_info(handle));
             }

@@ -42,6 +42,7 @@ impl<P: Port> Core<P> {
                 let mut octets = vec![0; ends.readable()];
                 ends.read(&mut octets);
                 if let Some(stream) = &mut connection.stream {
+                    stream.forget_urgent();
                     stream.lend(Lent { ends, returned });
                 }
                 self.on_early_octets(index, &mut connection, &octets);

@@ -203,8 +203,8 @@ impl<P: Port> Core<P> {
         if let Some(reason) = received.drop {
             self.count_drop(drop_reason(reason));
         }
-        if received.events.contains(Events::ESTABLISHED) {
-            self.on_established(index, connection);
+        if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
+            self.on_rare(index, connection, received.events);
         }
         if received.events.intersects(Events::RECORDS_ACKED | Events::FIN_ACKED) {
             self.on_acknowledged(connection);
@@ -247,6 +247,17 @@ impl<P: Port> Core<P> {
             return false;
         }
         !received.events.contains(Events::ESTABLISHED)
+    }
+
+    /// What has to be known before the segment's octets are handed out.
+    #[cold]
+    fn on_rare(&mut self, index: u32, connection: &mut Connection, events: Events) {
+        if events.contains(Events::ESTABLISHED) {
+            self.on_established(index, connection);
+        }
+        if events.contains(Events::URGENT) {
+            self.on_urgent(index, connection);
+        }
     }
 
     /// Hands octets `skip .. skip + len` of a frame's payload to the layers above.

@@ -5,8 +5,9 @@
 //! network fills the ring of its writer, and neither costs the engine more than the octets themselves.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
 use std::sync::{Arc, OnceLock};
 
 use uwarp_ring::{ByteConsumer, ByteProducer, Doorbells, Notifier, byte_ring};
@@ -145,6 +146,8 @@ impl Interest {
     pub const WRITABLE: Interest = Interest(2);
     /// Both.
     pub const BOTH: Interest = Interest(3);
+    /// The peer has told of urgent data, or of more of it (RFC 9293 §3.8.5, MUST-32), or the stream has failed.
+    pub const URGENT: Interest = Interest(4);
 
     pub(crate) const NONE: Interest = Interest(0);
 
@@ -171,6 +174,8 @@ pub struct StreamShared {
     aborted: AtomicBool,
     bell: AtomicU32,
     handle: AtomicU64,
+    /// The end of urgent data as a position of the receive ring: further than what was read while some is to come.
+    urgent: AtomicUsize,
     endpoints: OnceLock<(SocketAddr, SocketAddr)>,
     notifier: OnceLock<Arc<Notifier>>,
 }
@@ -183,6 +188,7 @@ impl StreamShared {
             aborted: AtomicBool::new(false),
             bell: AtomicU32::new(NO_BELL),
             handle: AtomicU64::new(u64::MAX),
+            urgent: AtomicUsize::new(0),
             endpoints: OnceLock::new(),
             notifier: OnceLock::new(),
         }
@@ -202,6 +208,11 @@ impl StreamShared {
     /// The first failure counts.
     pub(crate) fn fail(&self, failure: StreamFailure) {
         let _ = self.failure.compare_exchange(0, failure as u8, Release, Relaxed);
+    }
+
+    /// Urgent data ends at this position of the receive ring.
+    pub(crate) fn set_urgent(&self, position: usize) {
+        self.urgent.store(position, Release);
     }
 
     #[inline]
@@ -308,6 +319,17 @@ impl StreamEnds {
     /// Octets that can be read now.
     pub fn readable(&mut self) -> usize {
         self.receive.available()
+    }
+
+    /// Octets from the next one that [`read`](Self::read) gives to the end of urgent data, whether they have come or not; `None`
+    /// if no urgent data is known of that was not read (RFC 9293 §3.8.5, MUST-33).
+    pub fn urgent_remaining(&mut self) -> Option<NonZeroUsize> {
+        // In this order: what is there behind the end is all that will be.
+        let closed = self.receive.is_closed();
+        let ahead = self.shared.urgent.load(Acquire).wrapping_sub(self.receive.position());
+        // Nobody can tell of urgent data so far ahead: what is read lies behind its end then.
+        let ahead = if ahead > isize::MAX as usize { 0 } else { ahead };
+        NonZeroUsize::new(if closed { ahead.min(self.receive.available()) } else { ahead })
     }
 
     /// Octets that can be written now; 0 once the stream is finished on this side.

@@ -92,6 +92,11 @@ impl Streaming {
         self.receive.is_closed() && (self.unread || self.receive.free() < self.receive.capacity())
     }
 
+    /// What was told of urgent data is over: the octets up to here have another reader.
+    pub(crate) fn forget_urgent(&self) {
+        self.shared.set_urgent(self.receive.position());
+    }
+
     /// What the ring can take. Looks at the application's cursor only when that may matter.
     #[inline]
     fn space(&mut self) -> u32 {
@@ -125,7 +130,7 @@ impl Drop for Streaming {
             self.shared.fail(StreamFailure::Fatal);
         }
         self.receive.close();
-        self.shared.fire(Interest::BOTH);
+        self.shared.fire(Interest::BOTH.and(Interest::URGENT));
     }
 }
 
@@ -238,6 +243,20 @@ impl<P: Port> Core<P> {
             debug_assert!(false, "octets beyond the window");
             connection.ends_by(DisconnectReason::Aborted);
             self.abort(connection);
+        }
+    }
+
+    /// TCP has been told of urgent data, by a segment whose octets were not handed out yet: so a reader who looks before it
+    /// reads cannot pass the end of urgent data without having seen that it was ahead.
+    ///
+    /// For a stream that MPA has, or will have, nothing follows from it: its octets are in line like any others (RFC 6093 §6),
+    /// and no layer above TCP there has a use for haste; RFC 5044 does not mention the mechanism.
+    #[cold]
+    pub(crate) fn on_urgent(&mut self, index: u32, connection: &mut Connection) {
+        let ahead = connection.tcp.urgent_told() as usize;
+        if let (Phase::Stream, Some(stream)) = (&connection.phase, &connection.stream) {
+            stream.shared.set_urgent(stream.receive.position().wrapping_add(ahead));
+            self.news(index, connection, Interest::URGENT);
         }
     }
 
@@ -438,6 +457,18 @@ impl<P: Port> Core<P> {
 
     pub(crate) fn stream_info(&mut self, handle: u64) -> Option<TcpInfo> {
         self.stream_connection(handle).map(|connection| crate::snapshot::tcp_info(connection))
+    }
+
+    /// Makes urgent what was written to a stream, and the `octets` that its application writes next.
+    pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
+        let Some(index) = self.connections.resolve(Handle::from_bits(handle)) else { return };
+        if let Some(connection) = self.connections.get_mut(index)
+            && let Some(stream) = &mut connection.stream
+        {
+            let written = stream.send.available() as u64;
+            connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
+        }
+        self.schedule_index(index);
     }
 
     pub(crate) fn set_stream_nagle(&mut self, handle: u64, nagle: bool) {

@@ -84,6 +84,12 @@ impl ByteProducer {
         self.shared.octets.len()
     }
 
+    /// Octets put in so far, modulo the range of the type: the place of the one that comes next.
+    #[inline]
+    pub fn position(&self) -> usize {
+        self.tail
+    }
+
     /// How many octets can be put in now. It only grows until the next [`write`](Self::write).
     #[inline]
     pub fn free(&mut self) -> usize {
@@ -183,6 +189,13 @@ impl ByteConsumer {
         let shared = &*self.shared;
         let cursors = [&shared.tail, &shared.head].map(|cursor| std::ptr::from_ref(cursor).addr());
         [cursors[0], cursors[1], shared.octets.address(self.head & (shared.octets.len() - 1))]
+    }
+
+    /// Octets taken so far, modulo the range of the type: the place of the one that comes next, counted as
+    /// [`ByteProducer::position`] counts.
+    #[inline]
+    pub fn position(&self) -> usize {
+        self.head
     }
 
     /// How many octets are in the ring.
