@@ -476,6 +476,5 @@ impl Connection {
         self.queue.shrink();
         self.receiver.reassembly.shrink();
         self.ecn.shrink();
-        self.forget_urgent();
     }
 }

@@ -70,7 +70,7 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.10.7.4, sixth check, of a segment whose first octet stands at `sequence`. To be called before its text is taken.
+    /// RFC 9293 §3.10.7.4, sixth check, of a segment whose first octet stands at `sequence`: before its text is taken.
     pub(crate) fn take_urgent(&mut self, sequence: Position, pointer: u16) -> Events {
         let next = self.receiver.next();
         let end = sequence + u32::from(pointer);
