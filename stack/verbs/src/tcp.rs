@@ -3,6 +3,7 @@
 mod convert;
 mod listener;
 mod options;
+mod urgent;
 
 pub use convert::ConversionError;
 pub(crate) use convert::Lent;

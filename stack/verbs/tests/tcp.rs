@@ -389,3 +389,61 @@ fn a_connection_tells_about_itself() {
         assert!(refused.kind() == ErrorKind::InvalidInput && refused.to_string().contains("4096"), "{refused}");
     });
 }
+
+#[test]
+fn urgent_data_is_told_of_and_read_in_line() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let (_listener, mut client, mut server) = joined(&a, &b);
+        server.set_read_timeout(Some(LONG));
+        client.write_all(b"before ").unwrap();
+        assert_eq!(client.write_urgent(b"urgent").unwrap(), 6);
+        client.write_all(b" after").unwrap();
+        let end = Instant::now() + LONG;
+        let mut remaining = None;
+        while remaining.is_none() {
+            assert!(Instant::now() < end);
+            // An inline context moves by itself only.
+            client.readable();
+            remaining = server.urgent_remaining();
+        }
+        assert_eq!(
+            remaining.map_or(0, |count| count.get()),
+            13,
+            "up to the octet behind it (RFC 9293 §3.8.5, MUST-62)"
+        );
+        let mut octets = [0; 13];
+        server.read_exact(&mut octets).unwrap();
+        assert_eq!((&octets, server.urgent_remaining()), (b"before urgent", None));
+        server.read_exact(&mut octets[..6]).unwrap();
+        assert_eq!(&octets[..6], b" after");
+        assert_eq!(client.write_urgent(b"").unwrap(), 0);
+        client.shutdown_write();
+        assert_eq!(client.write_urgent(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn urgent_data_raises_the_descriptor_of_who_is_armed_for_it() {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use std::os::fd::AsFd;
+    let (a, b) = pair(Mode::Threaded);
+    let (_listener, mut client, mut server) = joined(&a, &b);
+    let raised = |stream: &TcpStream, limit: i64| {
+        let limit = rustix::time::Timespec { tv_sec: limit, tv_nsec: 0 };
+        poll(&mut [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)], Some(&limit)).unwrap() == 1
+    };
+    server.arm(Interest::URGENT);
+    client.write_all(b"not urgent").unwrap();
+    server.set_read_timeout(Some(LONG));
+    server.read_exact(&mut [0; 10]).unwrap();
+    // The wait of that read has armed for something else.
+    server.arm(Interest::URGENT);
+    assert!(!raised(&server, 0));
+    client.write_urgent(b"urgent").unwrap();
+    assert!(raised(&server, 30));
+    assert_eq!(server.urgent_remaining().map_or(0, |count| count.get()), 6);
+    server.arm(Interest::URGENT);
+    client.abort();
+    assert!(raised(&server, 30), "there will be no urgent data any more");
+}
