@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Ecn, Instant, Payload, State};
+use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Ecn, Events, Instant, Payload, State};
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
 const OUR_ISN: SeqNumber = SeqNumber(0xffff_f000);
@@ -155,6 +155,7 @@ impl Owner {
             }
             238..=240 => self.connection.release_idle_memory(),
             241 => self.connection.set_nagle(input.octet() & 1 != 0),
+            242 => self.connection.send_urgent_until(self.pushed + u64::from(input.short())),
             _ => self.poll(),
         }
     }
@@ -175,6 +176,9 @@ impl Owner {
         let opening = self.connection.state() == State::SynSent;
         let token = self.token();
         let received = self.connection.on_segment(self.now, &header, len, ecn, token);
+        if received.events.contains(Events::URGENT) {
+            assert!(header.flags.contains(TcpFlags::URG) && self.connection.urgent_told() > 0);
+        }
         if opening && !matches!(self.connection.state(), State::SynSent | State::Closed) {
             self.peer_isn = header.sequence;
             self.expected = header.sequence + 1;
@@ -226,6 +230,7 @@ impl Owner {
             let Some(transmit) = self.connection.poll_transmit(self.now) else { break };
             let mut octets = [0; 60];
             transmit.header.emit(&mut octets);
+            assert_eq!(transmit.header.flags.contains(TcpFlags::URG), transmit.header.urgent != 0);
             let len = transmit.payload.map_or(0, |slice| slice.len);
             if let Some(slice) = transmit.payload {
                 assert!(self.records.contains(&slice.token.0));
