@@ -7,6 +7,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use rustix::net::{self, SendFlags};
+
 /// Octets of an MPA Request or Reply frame in front of its private data (RFC 5044 §7.1).
 const STARTUP_HEADER: usize = 20;
 
@@ -52,6 +54,12 @@ impl RawPeer {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         Ok(Self { stream })
+    }
+
+    /// Sends octets as urgent data (RFC 9293 §3.8.5).
+    pub fn send_urgent(&mut self, octets: &[u8]) -> io::Result<()> {
+        let sent = net::send(&self.stream, octets, SendFlags::OOB)?;
+        if sent == octets.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
     /// Sends octets as they are.

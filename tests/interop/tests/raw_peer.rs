@@ -61,6 +61,7 @@ fn every_conversation(context: &Context) {
     a_reset_of_the_request_is_no_refusal(context);
     octets_arrive_one_by_one(context);
     several_fpdus_come_in_one_segment(context);
+    urgent_data_is_data(context);
     faults_cost_their_own_connection(context);
     a_rejected_request_carries_private_data(context);
     the_kernel_leaves_in_the_middle(context);
@@ -423,6 +424,18 @@ fn several_fpdus_come_in_one_segment(context: &Context) {
     peer.send(&octets).unwrap();
     assert_eq!(endpoint.completion().status, Status::Success);
     assert_eq!(endpoint.octets(4096, 100), (0..100).collect::<Vec<u8>>());
+}
+
+/// MPA has no use for urgent data (RFC 5044): it is in line, whole FPDUs of it, parts of one, and more that is told of ahead.
+fn urgent_data_is_data(context: &Context) {
+    let (mut endpoint, mut peer) = connected(context, 7060);
+    let (stag, base) = (endpoint.region.stag(), endpoint.region.remote_offset());
+    peer.send_urgent(&raw_peer::fpdu(&raw_peer::write(stag, base + 4096, b"written in haste"))).unwrap();
+    let send = raw_peer::fpdu(&raw_peer::send(1, b"sent"));
+    peer.send_urgent(&send[..5]).unwrap();
+    peer.send(&send[5..]).unwrap();
+    assert_eq!(endpoint.completion().status, Status::Success);
+    assert_eq!((endpoint.octets(0, 4), endpoint.octets(4096, 16)), (b"sent".to_vec(), b"written in haste".to_vec()));
 }
 
 fn faults_cost_their_own_connection(context: &Context) {

@@ -9,7 +9,7 @@ use uwarp_interop_tests::scripts::edits::{self, Verdict};
 use uwarp_interop_tests::scripts::{parse, player};
 use uwarp_netns::Namespace;
 
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("open", include_str!("../../../stack/tcp/tests/scripts/open.txt")),
     ("close", include_str!("../../../stack/tcp/tests/scripts/close.txt")),
     ("data", include_str!("../../../stack/tcp/tests/scripts/data.txt")),
@@ -17,6 +17,7 @@ const FILES: [(&str, &str); 7] = [
     ("timers", include_str!("../../../stack/tcp/tests/scripts/timers.txt")),
     ("recovery", include_str!("../../../stack/tcp/tests/scripts/recovery.txt")),
     ("robustness", include_str!("../../../stack/tcp/tests/scripts/robustness.txt")),
+    ("urgent", include_str!("../../../stack/tcp/tests/scripts/urgent.txt")),
 ];
 
 /// Scripts that wait for most of their time can be played side by side, each in a namespace of its own.

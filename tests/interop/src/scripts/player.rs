@@ -243,9 +243,10 @@ impl<'a> Player<'a> {
             "push" => {
                 let (len, times) = arguments.split_once('x').unwrap_or((arguments, "1"));
                 for _ in 0..number::<u32>(Some(times.trim()))? {
-                    self.push(number(Some(len.trim()))?)?;
+                    self.push(number(Some(len.trim()))?, SendFlags::empty())?;
                 }
             }
+            "urgent" => self.push(number(Some(arguments))?, SendFlags::OOB)?,
             "close" => net::shutdown(self.socket()?, Shutdown::Write).map_err(|error| format!("shutdown: {error}"))?,
             "abort" => {
                 sockopt::set_socket_linger(self.socket()?, Some(Duration::ZERO))
@@ -271,7 +272,7 @@ impl<'a> Player<'a> {
                     return Err(format!("it was {found}"));
                 }
             }
-            "info" | "drop" | "acked" | "left" | "discarded" => {}
+            "info" | "drop" | "acked" | "left" | "discarded" | "told" => {}
             other => return Err(format!("a kernel socket has no {other}")),
         }
         Ok(())
@@ -289,10 +290,10 @@ impl<'a> Player<'a> {
         self.socket.as_ref().ok_or_else(|| "no socket".to_owned())
     }
 
-    fn push(&mut self, len: u32) -> Result<(), String> {
+    fn push(&mut self, len: u32, flags: SendFlags) -> Result<(), String> {
         let octets: Vec<u8> = (self.pushed..self.pushed + len).map(octet).collect();
         // The end of a record keeps the kernel from filling the segment up with the next one.
-        let sent = net::send(self.socket()?, &octets, SendFlags::EOR | SendFlags::NOSIGNAL);
+        let sent = net::send(self.socket()?, &octets, flags | SendFlags::EOR | SendFlags::NOSIGNAL);
         if sent != Ok(octets.len()) {
             return Err(format!("send: {sent:?}"));
         }
@@ -507,6 +508,7 @@ impl<'a> Player<'a> {
             (header.sequence == add(self.isn, pattern.sequence), "sequence"),
             (segment.payload.len() == pattern.len as usize, "length"),
             (pattern.ack.is_none_or(|ack| header.acknowledgment == add(PEER_ISN, ack)), "ack"),
+            (!pattern.flags.contains(TcpFlags::URG) || header.urgent == pattern.urgent, "urgent pointer"),
             (!syn || options.mss == pattern.mss, "mss"),
             (!syn || options.window_scale.is_some() == pattern.scale.is_some(), "window scale"),
             (!syn || options.sack_permitted == pattern.sack_permitted, "sackOK"),
@@ -528,6 +530,7 @@ impl<'a> Player<'a> {
             (TcpFlags::RST, 'R'),
             (TcpFlags::PSH, 'P'),
             (TcpFlags::ACK, 'A'),
+            (TcpFlags::URG, 'U'),
         ];
         let mut text: String =
             letters.iter().filter(|(flag, _)| header.flags.contains(*flag)).map(|(_, one)| one).collect();
@@ -536,6 +539,9 @@ impl<'a> Player<'a> {
             text += &format!(" ack {}", relative(header.acknowledgment, PEER_ISN));
         }
         text += &format!(" win {}", header.window);
+        if header.flags.contains(TcpFlags::URG) {
+            text += &format!(" urg {}", header.urgent);
+        }
         if let Some(mss) = header.options.mss {
             text += &format!(" mss {mss}");
         }
