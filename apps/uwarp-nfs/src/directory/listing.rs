@@ -4,7 +4,8 @@
 //! cookie verifier is always zero.
 
 use super::attributes::{after, attributes, of_errno};
-use super::{Directory, Object, WITHIN, become_server, key_of, locked};
+use super::object::{Object, key_of};
+use super::{Directory, WITHIN, become_server, locked};
 use nfs3_types::nfs3::{Nfs3Option, nfsstat3, post_op_attr};
 use nfs3_types::xdr_codec::Pack;
 use rustix::fd::OwnedFd;

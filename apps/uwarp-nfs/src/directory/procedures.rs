@@ -1,21 +1,22 @@
-//! The procedures of NFS version 3 (RFC 1813 §3.3) on a directory.
+//! The procedures of NFS version 3 (RFC 1813 §3.3) on a directory: those that tell of it; `settings`, `data` and `names` change it.
 
-use super::attributes::{after, attributes, before, changed, of_errno, wcc};
+mod data;
+mod names;
+mod settings;
+
+use super::attributes::{after, attributes, of_errno};
 use super::caller::Caller;
 use super::listing::{Question, pack_into};
-use super::{Directory, Object, become_server, key_of, locked, may};
+use super::object::Object;
+use super::{Directory, become_server};
 use nfs3_types::nfs3::{
-    self, ACCESS3resok, COMMIT3resok, CREATE3resok, FSINFO3resok, FSSTAT3resok, LINK3resok, LOOKUP3resok, Nfs3Option,
-    PATHCONF3resok, RENAME3resok, SETATTR3resok, WRITE3resok, nfsstat3, nfstime3, post_op_attr, stable_how, wcc_data,
-    writeverf3,
+    self, ACCESS3resok, FSINFO3resok, FSSTAT3resok, LOOKUP3resok, Nfs3Option, PATHCONF3resok, nfsstat3, nfstime3,
+    post_op_attr,
 };
 use nfs3_types::xdr_codec::Pack;
-use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Statx};
 use rustix::io::Errno;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use uwarp_rpcrdma::responder::Answer;
 use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::Part;
@@ -78,8 +79,6 @@ pub const NAMES: [&str; 22] = [
 pub const TRANSFER_MAX: u32 = 1 << 20;
 /// Octets of a directory that clients best ask for at once.
 const LISTING: u32 = 64 << 10;
-/// Longest target of a symbolic link.
-const TARGET_MAX: usize = 4095;
 
 /// Whether a procedure changes something and must not be carried out twice for one call: its reply is remembered.
 pub fn changes(procedure: u32) -> bool {
@@ -114,43 +113,6 @@ impl From<Errno> for Refusal {
 
 type Outcome = Result<Vec<Part>, Refusal>;
 
-/// sattr3 (RFC 1813 §2.6).
-#[derive(Clone, Copy, Debug)]
-struct Settings {
-    mode: Option<u32>,
-    uid: Option<u32>,
-    gid: Option<u32>,
-    size: Option<u64>,
-    times: [Timespec; 2],
-}
-
-const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-
-impl Settings {
-    const NONE: Self = Self { mode: None, uid: None, gid: None, size: None, times: [OMIT; 2] };
-
-    fn parse(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
-        let mut word = || -> Result<Option<u32>, XdrError> { reader.boolean()?.then(|| reader.u32()).transpose() };
-        let (mode, uid, gid) = (word()?, word()?, word()?);
-        let size = reader.boolean()?.then(|| reader.u64()).transpose()?;
-        let mut times = [OMIT; 2];
-        for time in &mut times {
-            *time = match reader.u32()? {
-                0 => OMIT,
-                1 => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-                2 => Timespec { tv_sec: reader.u32()?.into(), tv_nsec: reader.u32()?.into() },
-                _ => return Err(XdrError),
-            };
-        }
-        Ok(Self { mode, uid, gid, size, times })
-    }
-
-    /// Permissions of a new object.
-    fn new_mode(&self, default: u32) -> Mode {
-        Mode::from_raw_mode(self.mode.unwrap_or(default) & 0o7777)
-    }
-}
-
 /// The result of a success, less data that stands alone.
 fn done<T: Pack>(results: &T) -> Vec<Part> {
     let mut out = Vec::with_capacity(4 + results.packed_size());
@@ -165,16 +127,6 @@ fn failed<T: Pack>(error: nfsstat3, rest: &T) -> Vec<Part> {
     put_u32(&mut out, error as u32);
     pack_into(&mut out, rest);
     vec![Part::Octets(out)]
-}
-
-/// A name that something may be made or removed under.
-fn own_name(name: &[u8]) -> Result<&[u8], nfsstat3> {
-    match name {
-        b"" | b"." | b".." => Err(nfsstat3::NFS3ERR_INVAL),
-        _ if name.contains(&b'/') || name.contains(&0) => Err(nfsstat3::NFS3ERR_INVAL),
-        _ if name.len() > 255 => Err(nfsstat3::NFS3ERR_NAMETOOLONG),
-        _ => Ok(name),
-    }
 }
 
 impl Directory {
@@ -248,66 +200,6 @@ impl Directory {
         Ok(done(&attributes(&stat)))
     }
 
-    fn setattr(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
-        let handle = reader.opaque(nfs3::NFS3_FHSIZE)?;
-        let settings = Settings::parse(reader)?;
-        let guard = reader.boolean()?.then(|| Ok::<_, XdrError>((reader.u32()?, reader.u32()?))).transpose()?;
-        self.writable()?;
-        let (object, _) = self.find(handle)?;
-        let _lock = self.lock(object.key);
-        let stat = object.stat()?;
-        let wcc_now = || wcc(&stat, object.stat());
-        let now = changed(&stat);
-        if guard.is_some_and(|(seconds, nseconds)| nfstime3 { seconds, nseconds } != now) {
-            return Ok(failed(nfsstat3::NFS3ERR_NOT_SYNC, &wcc_now()));
-        }
-        let set = self.set(caller, &object, &stat, &settings).and_then(|()| match object.kind {
-            FileType::RegularFile | FileType::Directory => self.sync(&object, false),
-            // Others have no descriptor to sync by; their attributes go with the file system's next transaction.
-            _ => Ok(()),
-        });
-        Ok(match set {
-            Ok(()) => done(&SETATTR3resok { obj_wcc: wcc_now() }),
-            Err(error) => failed(error, &wcc_now()),
-        })
-    }
-
-    /// Sets attributes as the caller.
-    fn set(&self, caller: &Caller, object: &Object, stat: &Statx, settings: &Settings) -> Result<(), nfsstat3> {
-        if let Some(size) = settings.size {
-            match object.kind {
-                FileType::RegularFile => {}
-                FileType::Directory => return Err(nfsstat3::NFS3ERR_ISDIR),
-                _ => return Err(nfsstat3::NFS3ERR_INVAL),
-            }
-            if i64::try_from(size).is_err() {
-                return Err(nfsstat3::NFS3ERR_FBIG);
-            }
-            let writer = object.writer().map_err(of_errno)?;
-            self.become_caller(caller)?;
-            may(object, stat, caller, Access::WRITE_OK)?;
-            rustix::fs::ftruncate(writer, size).map_err(of_errno)?;
-        }
-        self.become_caller(caller)?;
-        if settings.uid.is_some() || settings.gid.is_some() {
-            // The last number would mean "as it is" to the system.
-            if settings.uid == Some(u32::MAX) || settings.gid == Some(u32::MAX) {
-                return Err(nfsstat3::NFS3ERR_INVAL);
-            }
-            let (uid, gid) = (settings.uid.map(Uid::from_raw), settings.gid.map(Gid::from_raw));
-            rustix::fs::chownat(&object.path, "", uid, gid, AtFlags::EMPTY_PATH).map_err(of_errno)?;
-        }
-        if let Some(mode) = settings.mode {
-            let mode = Mode::from_raw_mode(mode & 0o7777);
-            rustix::fs::chmodat(CWD, object.link(), mode, AtFlags::empty()).map_err(of_errno)?;
-        }
-        if settings.times.iter().any(|time| time.tv_nsec != UTIME_OMIT) {
-            let times = Timestamps { last_access: settings.times[0], last_modification: settings.times[1] };
-            rustix::fs::utimensat(CWD, object.link(), &times, AtFlags::empty()).map_err(of_errno)?;
-        }
-        Ok(())
-    }
-
     fn lookup(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
         let (directory, _, name) = self.place(reader)?;
         let found = match name {
@@ -371,345 +263,6 @@ impl Directory {
         }
     }
 
-    fn read(&self, caller: &Caller, reader: &mut Reader<'_>, mut room: Vec<u8>) -> Outcome {
-        let (object, stat) = self.handle_of(reader)?;
-        let (offset, count) = (reader.u64()?, reader.u32()?);
-        let count = count.min(TRANSFER_MAX) as usize;
-        let got = (|| {
-            is_file(&object)?;
-            let file = object.reader().map_err(of_errno)?;
-            self.become_caller(caller)?;
-            // A program may be run by those who may not read it, and their machine reads it.
-            may(&object, &stat, caller, Access::READ_OK).or_else(|error| {
-                let link = object.link();
-                rustix::fs::accessat(CWD, link, Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| error)
-            })?;
-            room.resize(count, 0);
-            let mut got = 0;
-            // Beyond what the system can count there is nothing.
-            while got < count && i64::try_from(offset.saturating_add(count as u64)).is_ok() {
-                match rustix::io::pread(file, &mut room[got..], offset + got as u64).map_err(of_errno)? {
-                    0 => break,
-                    more => got += more,
-                }
-            }
-            room.truncate(got);
-            Ok(got)
-        })();
-        let now = object.stat();
-        let size = now.as_ref().map_or(0, |stat| stat.stx_size);
-        let file_attributes = after(now);
-        match got {
-            Ok(got) => {
-                let mut out = Vec::new();
-                put_u32(&mut out, nfsstat3::NFS3_OK as u32);
-                pack_into(&mut out, &file_attributes);
-                put_u32(&mut out, got as u32);
-                put_u32(&mut out, u32::from(offset.saturating_add(got as u64) >= size));
-                put_u32(&mut out, got as u32);
-                self.metrics.read.fetch_add(got as u64, Ordering::Relaxed);
-                Ok(vec![Part::Octets(out), Part::Item(room)])
-            }
-            Err(error) => Ok(failed(error, &file_attributes)),
-        }
-    }
-
-    fn write(&self, caller: &Caller, reader: &mut Reader<'_>, data: &[u8]) -> Outcome {
-        let handle = reader.opaque(nfs3::NFS3_FHSIZE)?;
-        let (offset, count) = (reader.u64()?, reader.u32()?);
-        let stable = match reader.u32()? {
-            0 => stable_how::UNSTABLE,
-            1 => stable_how::DATA_SYNC,
-            2 => stable_how::FILE_SYNC,
-            _ => return Err(Refusal::Garbage),
-        };
-        self.writable()?;
-        let (object, _) = self.find(handle)?;
-        // What is written now is covered by this word and no later one.
-        let verf = writeverf3(self.verifier());
-        let (stat, written, file_wcc) = {
-            let _lock = self.lock(object.key);
-            let stat = object.stat()?;
-            let written = self.put(caller, &object, &stat, offset, count, data);
-            (stat, written, wcc(&stat, object.stat()))
-        };
-        let written = written.and_then(|written| {
-            match stable {
-                stable_how::UNSTABLE => {}
-                _ => self.sync(&object, stable == stable_how::DATA_SYNC)?,
-            }
-            Ok(written)
-        });
-        Ok(match written {
-            Ok(count) => done(&WRITE3resok { file_wcc, count, committed: stable, verf }),
-            Err(error) => failed(error, &wcc(&stat, object.stat())),
-        })
-    }
-
-    /// Writes as the caller; how much was written, which is less than all when the disk is full.
-    fn put(
-        &self,
-        caller: &Caller,
-        object: &Object,
-        stat: &Statx,
-        offset: u64,
-        count: u32,
-        data: &[u8],
-    ) -> Result<u32, nfsstat3> {
-        is_file(object)?;
-        let data = data.get(..count as usize).ok_or(nfsstat3::NFS3ERR_INVAL)?;
-        if offset.checked_add(u64::from(count)).is_none_or(|end| i64::try_from(end).is_err()) {
-            return Err(nfsstat3::NFS3ERR_FBIG);
-        }
-        let file = object.writer().map_err(of_errno)?;
-        self.become_caller(caller)?;
-        may(object, stat, caller, Access::WRITE_OK)?;
-        let mut written = 0;
-        while written < data.len() {
-            match rustix::io::pwrite(file, &data[written..], offset + written as u64) {
-                Ok(more) => written += more,
-                Err(Errno::INTR) => {}
-                Err(error) if written == 0 => return Err(of_errno(error)),
-                Err(_) => break,
-            }
-        }
-        self.metrics.written.fetch_add(written as u64, Ordering::Relaxed);
-        Ok(written as u32)
-    }
-
-    fn commit(&self, reader: &mut Reader<'_>) -> Outcome {
-        let handle = reader.opaque(nfs3::NFS3_FHSIZE)?;
-        reader.u64()?;
-        reader.u32()?;
-        let (object, stat) = self.find(handle)?;
-        let synced = is_file(&object).and_then(|()| self.sync(&object, false));
-        // The word of afterwards: where another sync has met an error, what was written before does not fit it any more.
-        let verf = writeverf3(self.verifier());
-        let file_wcc = wcc_data { before: before(&stat), after: after(object.stat()) };
-        Ok(match synced {
-            Ok(()) => done(&COMMIT3resok { file_wcc, verf }),
-            Err(error) => failed(error, &file_wcc),
-        })
-    }
-
-    /// Makes something new in a directory by `make`, which gives it its name, and answers as CREATE and its like do.
-    fn make(
-        &self,
-        caller: &Caller,
-        reader: &mut Reader<'_>,
-        make: impl FnOnce(&Self, &Object, &[u8], &mut Reader<'_>) -> Result<Settings, Refusal>,
-    ) -> Outcome {
-        let (directory, _, name) = self.place(reader)?;
-        self.writable()?;
-        let _lock = self.lock(directory.key);
-        let stat = directory.stat()?;
-        let made = (|| {
-            let name = own_name(name)?;
-            self.become_caller(caller)?;
-            let settings = make(self, &directory, name, reader)?;
-            self.become_caller(caller)?;
-            let (object, _) = self.step(&directory, name)?;
-            let new = object.stat()?;
-            self.set(caller, &object, &new, &settings)?;
-            // Owner and mode are set after it has its name, which the directory's sync does not bring along. Others have no
-            // descriptor to sync by.
-            if matches!(object.kind, FileType::RegularFile | FileType::Directory) {
-                match self.sync(&object, false) {
-                    // Made so that its owner cannot read it, and this process is the owner: it is there all the same.
-                    Err(nfsstat3::NFS3ERR_ACCES) => {}
-                    synced => synced?,
-                }
-            }
-            self.sync(&directory, false)?;
-            Ok((self.handle(object.key), object.stat()))
-        })();
-        let dir_wcc = wcc(&stat, directory.stat());
-        match made {
-            Ok((handle, stat)) => {
-                Ok(done(&CREATE3resok { obj: Nfs3Option::Some(handle), obj_attributes: after(stat), dir_wcc }))
-            }
-            Err(Refusal::Error(error)) => Ok(failed(error, &dir_wcc)),
-            Err(Refusal::Garbage) => Err(Refusal::Garbage),
-        }
-    }
-
-    fn create(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
-        const UNCHECKED: u32 = 0;
-        const GUARDED: u32 = 1;
-        const EXCLUSIVE: u32 = 2;
-        self.make(caller, reader, |this, directory, name, reader| {
-            let how = reader.u32()?;
-            let (settings, verifier) = match how {
-                UNCHECKED | GUARDED => (Settings::parse(reader)?, None),
-                EXCLUSIVE => (Settings::NONE, Some((reader.u32()?, reader.u32()?))),
-                _ => return Err(Refusal::Garbage),
-            };
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
-            let mode = if verifier.is_some() { Mode::RUSR | Mode::WUSR } else { settings.new_mode(0o644) };
-            match rustix::fs::openat(&directory.path, name, flags, mode) {
-                Ok(_) => {
-                    // The verifier is kept where the client will write times afterwards (RFC 1813 §3.3.8).
-                    let times = verifier.map_or(settings.times, |(one, other)| mark(one, other));
-                    let mode = settings.mode.filter(|_| verifier.is_none());
-                    Ok(Settings { mode, times, size: settings.size.filter(|&size| size != 0), ..settings })
-                }
-                Err(Errno::EXIST) if how != GUARDED => {
-                    let stat = this.look(directory, name)?;
-                    let is_file = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
-                    match verifier {
-                        Some((one, other)) => {
-                            let [accessed, modified] = mark(one, other).map(|time| time.tv_sec);
-                            let same = stat.stx_atime.tv_sec == accessed && stat.stx_mtime.tv_sec == modified;
-                            if !(is_file && same && stat.stx_size == 0) {
-                                return Err(nfsstat3::NFS3ERR_EXIST.into());
-                            }
-                            Ok(Settings::NONE)
-                        }
-                        None if is_file => Ok(Settings { size: settings.size, ..Settings::NONE }),
-                        None => Err(nfsstat3::NFS3ERR_EXIST.into()),
-                    }
-                }
-                Err(error) => Err(error.into()),
-            }
-        })
-    }
-
-    fn mkdir(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
-        self.make(caller, reader, |_, directory, name, reader| {
-            let settings = Settings::parse(reader)?;
-            rustix::fs::mkdirat(&directory.path, name, settings.new_mode(0o755))?;
-            // The bits beyond permissions, that mkdir leaves to the system, are the directory's as it was made.
-            let mode = settings.mode.filter(|mode| mode & 0o7000 != 0);
-            Ok(Settings { mode, size: None, ..settings })
-        })
-    }
-
-    fn symlink(&self, caller: &Caller, reader: &mut Reader<'_>, target: &[u8]) -> Outcome {
-        self.make(caller, reader, |_, directory, name, reader| {
-            let settings = Settings::parse(reader)?;
-            if target.len() > TARGET_MAX {
-                return Err(nfsstat3::NFS3ERR_NAMETOOLONG.into());
-            }
-            rustix::fs::symlinkat(target, &directory.path, name)?;
-            // A symbolic link has no permissions of its own.
-            Ok(Settings { mode: None, size: None, ..settings })
-        })
-    }
-
-    fn mknod(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
-        self.make(caller, reader, |_, directory, name, reader| {
-            let kind = match reader.u32()? {
-                3 => FileType::BlockDevice,
-                4 => FileType::CharacterDevice,
-                6 => FileType::Socket,
-                7 => FileType::Fifo,
-                _ => return Err(nfsstat3::NFS3ERR_BADTYPE.into()),
-            };
-            let settings = Settings::parse(reader)?;
-            let device = match kind {
-                FileType::BlockDevice | FileType::CharacterDevice => rustix::fs::makedev(reader.u32()?, reader.u32()?),
-                _ => 0,
-            };
-            rustix::fs::mknodat(&directory.path, name, kind, settings.new_mode(0o644), device)?;
-            Ok(Settings { size: None, ..settings })
-        })
-    }
-
-    fn remove(&self, caller: &Caller, reader: &mut Reader<'_>, a_directory: bool) -> Outcome {
-        let (directory, _, name) = self.place(reader)?;
-        self.writable()?;
-        let _lock = self.lock(directory.key);
-        let stat = directory.stat()?;
-        let removed = (|| {
-            let name = own_name(name)?;
-            // Before anything is looked at: the thread may still be the caller before.
-            self.become_caller(caller)?;
-            let gone = self.look(&directory, name).map_err(of_errno)?;
-            let flags = if a_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            rustix::fs::unlinkat(&directory.path, name, flags).map_err(of_errno)?;
-            self.left(&gone, &directory, name);
-            self.sync(&directory, false)
-        })();
-        let dir_wcc = wcc(&stat, directory.stat());
-        Ok(match removed {
-            Ok(()) => done(&dir_wcc),
-            Err(error) => failed(error, &dir_wcc),
-        })
-    }
-
-    /// An object has lost a name; one without any is let go. `was`: its attributes before that.
-    fn left(&self, was: &Statx, directory: &Object, name: &[u8]) {
-        let key = key_of(was);
-        locked(&self.index).forget(key, directory.key, name);
-        let open = locked(&self.open).get(key);
-        let is_gone = match open {
-            Some(object) => object.stat().is_ok_and(|stat| stat.stx_nlink == 0),
-            // A directory has one name.
-            None => was.stx_nlink <= 1 || FileType::from_raw_mode(was.stx_mode.into()) == FileType::Directory,
-        };
-        if is_gone {
-            self.gone(key);
-        }
-    }
-
-    fn rename(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
-        let (from, _, from_name) = self.place(reader)?;
-        let (to, _, to_name) = self.place(reader)?;
-        self.writable()?;
-        let _tree = self.tree.read().unwrap_or_else(PoisonError::into_inner);
-        let _locks = self.lock_two(from.key, to.key);
-        let (from_stat, to_stat) = (from.stat()?, to.stat()?);
-        let renamed = (|| {
-            let (from_name, to_name) = (own_name(from_name)?, own_name(to_name)?);
-            self.become_caller(caller)?;
-            let moved = key_of(&self.look(&from, from_name).map_err(of_errno)?);
-            let replaced = self.look(&to, to_name).ok();
-            rustix::fs::renameat(&from.path, from_name, &to.path, to_name).map_err(|error| match error {
-                // The word for two directories that do not fit (RFC 1813 §3.3.14).
-                Errno::NOTEMPTY => nfsstat3::NFS3ERR_NOTEMPTY,
-                Errno::XDEV => nfsstat3::NFS3ERR_XDEV,
-                other => of_errno(other),
-            })?;
-            // Two names of one file stay both.
-            if replaced.as_ref().map(key_of) != Some(moved) {
-                if let Some(replaced) = &replaced {
-                    self.left(replaced, &to, to_name);
-                }
-                locked(&self.index).forget(moved, from.key, from_name);
-            }
-            locked(&self.index).learn(moved, to.key, to_name);
-            self.sync(&to, false)?;
-            if from.key == to.key { Ok(()) } else { self.sync(&from, false) }
-        })();
-        let wccs = RENAME3resok { fromdir_wcc: wcc(&from_stat, from.stat()), todir_wcc: wcc(&to_stat, to.stat()) };
-        Ok(match renamed {
-            Ok(()) => done(&wccs),
-            Err(error) => failed(error, &wccs),
-        })
-    }
-
-    fn link(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
-        let handle = reader.opaque(nfs3::NFS3_FHSIZE)?;
-        let (directory, _, name) = self.place(reader)?;
-        self.writable()?;
-        let (object, _) = self.find(handle)?;
-        let _lock = self.lock(directory.key);
-        let stat = directory.stat()?;
-        let linked = (|| {
-            let name = own_name(name)?;
-            self.become_caller(caller)?;
-            let linked = rustix::fs::linkat(CWD, object.link(), &directory.path, name, AtFlags::SYMLINK_FOLLOW);
-            linked.map_err(|error| if error == Errno::XDEV { nfsstat3::NFS3ERR_XDEV } else { of_errno(error) })?;
-            locked(&self.index).learn(object.key, directory.key, name);
-            self.sync(&directory, false)
-        })();
-        let results = LINK3resok { file_attributes: after(object.stat()), linkdir_wcc: wcc(&stat, directory.stat()) };
-        Ok(match linked {
-            Ok(()) => done(&results),
-            Err(error) => failed(error, &results),
-        })
-    }
-
     fn readdir(&self, caller: &Caller, reader: &mut Reader<'_>, plus: bool) -> Outcome {
         let (directory, stat) = self.handle_of(reader)?;
         let cookie = reader.u64()?;
@@ -769,19 +322,6 @@ impl Directory {
             case_insensitive: false,
             case_preserving: true,
         }))
-    }
-}
-
-/// The times that stand for a verifier of an exclusive CREATE: numbers of seconds that every file system can hold.
-fn mark(one: u32, other: u32) -> [Timespec; 2] {
-    [one, other].map(|word| Timespec { tv_sec: i64::from(word & 0x7fff_ffff), tv_nsec: 0 })
-}
-
-fn is_file(object: &Object) -> Result<(), nfsstat3> {
-    match object.kind {
-        FileType::RegularFile => Ok(()),
-        FileType::Directory => Err(nfsstat3::NFS3ERR_ISDIR),
-        _ => Err(nfsstat3::NFS3ERR_INVAL),
     }
 }
 
