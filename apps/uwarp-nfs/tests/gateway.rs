@@ -1,5 +1,7 @@
 //! A client over RDMA, the gateway, and an NFS server of somebody else's behind it.
 
+mod raw;
+
 use nfs3_server::memfs::{MemFs, MemFsConfig};
 use nfs3_server::tcp::{NFSTcp as _, NFSTcpListener};
 use nfs3_types::nfs3::{
@@ -8,18 +10,15 @@ use nfs3_types::nfs3::{
     WRITE3resfail, WRITE3resok, cookieverf3, createhow3, diropargs3, nfs_fh3, nfsstat3, sattr3, stable_how,
 };
 use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
+use raw::{Raw, parse};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uwarp::{
-    Access, CompletionOpcode, CompletionQueue, Config, ConnectOptions, Context, ListenOptions, Listener, MemoryRegion,
-    QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
-};
+use uwarp::{Config, Context, ListenOptions, Listener};
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
 use uwarp_nfs::metrics::Metrics;
 use uwarp_rpcrdma::binding::Binding;
-use uwarp_rpcrdma::header::{Body, Chunks, Header};
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
@@ -372,6 +371,30 @@ fn reply(stream: &mut TcpStream, message: &[u8]) {
     stream.write_all(message).unwrap();
 }
 
+/// A reply of NFS3ERR_STALE.
+fn reply_stale(stream: &mut TcpStream, xid: u32) {
+    let mut message = Vec::new();
+    ReplyHeader { xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut message);
+    message.extend_from_slice(&70_u32.to_be_bytes());
+    reply(stream, &message);
+}
+
+/// The first record that comes by one of these, which is taken out.
+fn first_received(rig: &mut Rig, streams: &mut Vec<TcpStream>) -> (Vec<u8>, TcpStream) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        rig.step();
+        for index in 0..streams.len() {
+            streams[index].set_nonblocking(true).unwrap();
+            if streams[index].peek(&mut [0]).is_ok() {
+                let mut stream = streams.swap_remove(index);
+                return (received(rig, &mut stream), stream);
+            }
+        }
+        assert!(Instant::now() < deadline);
+    }
+}
+
 /// A credential of RPCSEC_GSS (RFC 2203 §5.3.1): data, with this service.
 fn gss(service: u32) -> OwnedAuth {
     let mut body = Vec::new();
@@ -434,11 +457,7 @@ fn calls_outlive_a_server_that_was_away() {
         assert_eq!((call.program, call.procedure, call.credential.flavor), (100_003, GETATTR, 1));
         xids.push(call.xid);
         if round == 2 {
-            let mut message = Vec::new();
-            ReplyHeader { xid: call.xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut message);
-            // NFS3ERR_STALE.
-            message.extend_from_slice(&70_u32.to_be_bytes());
-            reply(&mut stream, &message);
+            reply_stale(&mut stream, call.xid);
             let finished = rig.finished();
             assert_eq!(finished.id, id);
             assert_eq!(finished.outcome.unwrap().results, [Part::Octets(70_u32.to_be_bytes().to_vec())]);
@@ -448,112 +467,32 @@ fn calls_outlive_a_server_that_was_away() {
     assert_eq!(rig.gateways[0].outstanding(), 0);
 }
 
-/// A client that sends what it likes, with the messages that it got.
-struct Raw {
-    queue_pair: QueuePair,
-    completions: CompletionQueue,
-    memory: MemoryRegion,
-    messages: Vec<Vec<u8>>,
-}
-
-impl Raw {
-    const BUFFER: usize = 1024;
-    const RECEIVES: usize = 8;
-
-    /// Connects to the rig's gateway, which has another client already.
-    fn connect(rig: &mut Rig, here: &Context) -> Self {
-        let domain = here.allocate_domain();
-        let completions = here.create_completion_queue(64).unwrap();
-        let options = QueuePairOptions::new(&completions).depth(8, Self::RECEIVES);
-        let mut queue_pair = domain.create_queue_pair(&options).unwrap();
-        let memory = domain.register(vec![0; Self::BUFFER * (Self::RECEIVES + 1)], Access::LOCAL_WRITE).unwrap();
-        for slot in 0..Self::RECEIVES {
-            let entry = memory.sge(slot * Self::BUFFER..(slot + 1) * Self::BUFFER).unwrap();
-            queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
-        }
-        let peer = rig.there.socket_address(PORT);
-        let mut connecting = here.start_connect(&mut queue_pair, peer, ConnectOptions::default()).unwrap();
-        let deadline = Instant::now() + LONG;
-        while connecting.poll(&mut queue_pair).unwrap().is_none() {
-            rig.step();
-            assert!(Instant::now() < deadline);
-        }
-        Self { queue_pair, completions, memory, messages: Vec::new() }
-    }
-
-    fn poll(&mut self) {
-        if let Some(completion) = self.completions.poll_one() {
-            assert!(completion.status.is_success(), "{completion:?}");
-            if completion.opcode == CompletionOpcode::Receive {
-                let at = completion.id as usize * Self::BUFFER;
-                self.messages.push(self.memory.to_vec(at, completion.length as usize).unwrap());
-            }
-        }
-    }
-
-    /// A GETATTR of this handle.
-    fn getattr(&mut self, xid: u32, handle: &[u8]) {
-        let header = Header { xid, credits: 8, body: Body::Message(Chunks::default()) };
-        let mut message = Vec::new();
-        header.encode(&mut message);
-        CallHeader {
-            xid,
-            program: 100_003,
-            version: 3,
-            procedure: GETATTR,
-            credential: Auth::NONE,
-            verifier: Auth::NONE,
-        }
-        .encode(&mut message);
-        put_opaque(&mut message, handle);
-        let at = Self::RECEIVES * Self::BUFFER;
-        self.memory.write(at, &message).unwrap();
-        let entry = [self.memory.sge(at..at + message.len()).unwrap()];
-        self.queue_pair.post_send(&[SendRequest::send(99, &entry).signalled()]).unwrap();
-        // The buffer is used again.
-        let deadline = Instant::now() + LONG;
-        while self.completions.poll_one().is_none_or(|completion| completion.id != 99) {
-            assert!(Instant::now() < deadline);
-        }
-    }
-}
-
 #[test]
 fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
     let mut rig = Rig::between(&here, &there, backend.local_addr().unwrap(), Policy::default());
-    let mut raw = Raw::connect(&mut rig, &here);
+    let mut raw = Raw::connect(&here, there.socket_address(PORT), || rig.step());
     let deadline = Instant::now() + LONG;
-    raw.getattr(7, b"one");
-    raw.getattr(7, b"one");
+    let mut getattr = |handle: &[u8]| {
+        let mut arguments = Vec::new();
+        put_opaque(&mut arguments, handle);
+        raw.call(7, GETATTR, &arguments);
+    };
+    getattr(b"one");
+    getattr(b"one");
     // Another call with the same number cannot be told from it.
-    raw.getattr(7, b"two");
+    getattr(b"two");
     while raw.messages.is_empty() {
         rig.step();
         raw.poll();
         assert!(Instant::now() < deadline);
     }
-    let status = |message: &[u8]| ReplyHeader::parse(&message[28..]).unwrap().0.status;
-    assert_eq!(status(&raw.messages.remove(0)), Status::SystemError);
+    assert_eq!(parse(&raw.messages.remove(0)).0.status, Status::SystemError);
     // The connection of the other client is there too.
-    let mut streams = [accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
-    let mut record = Vec::new();
-    while record.is_empty() {
-        rig.step();
-        for stream in &mut streams {
-            stream.set_nonblocking(true).unwrap();
-            let mut room = [0; 500];
-            if let Ok(count) = stream.read(&mut room) {
-                record.extend_from_slice(&room[4..count]);
-                let mut message = Vec::new();
-                ReplyHeader { xid: 7, verifier: Auth::NONE, status: Status::Success }.encode(&mut message);
-                message.extend_from_slice(&70_u32.to_be_bytes());
-                reply(stream, &message);
-            }
-        }
-        assert!(Instant::now() < deadline);
-    }
+    let mut streams = vec![accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
+    let (record, mut stream) = first_received(&mut rig, &mut streams);
+    reply_stale(&mut stream, 7);
     let (call, at) = CallHeader::parse(&record).unwrap();
     assert_eq!((call.xid, &record[at + 4..]), (7, &b"one\0"[..]), "once, and nothing behind it");
     while raw.messages.len() < 2 {
@@ -562,7 +501,7 @@ fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
         assert!(Instant::now() < deadline);
     }
     for message in &raw.messages {
-        assert_eq!(message[28 + 24..], 70_u32.to_be_bytes(), "NFS3ERR_STALE");
+        assert_eq!(parse(message).1, 70_u32.to_be_bytes(), "NFS3ERR_STALE");
     }
     let text = rig.metrics.text();
     for line in [
@@ -573,4 +512,44 @@ fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
     ] {
         assert!(text.contains(&format!("uwarp_nfs_{line}\n")), "{line} in {text}");
     }
+}
+
+/// The server's own cache of replies is all that there is, and has to know the call by its XID: by nothing else here can it.
+#[test]
+fn a_call_whose_client_died_reaches_the_server_again_as_it_was() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let mut rig = Rig::between(&here, &there, backend.local_addr().unwrap(), Policy::default());
+    let mut arguments = Vec::new();
+    put_opaque(&mut arguments, b"directory");
+    put_opaque(&mut arguments, b"name");
+    let peer = there.socket_address(PORT);
+    let mut first = Raw::connect(&here, peer, || rig.step());
+    first.call(7, REMOVE, &arguments);
+    // The connection of the other client is there too.
+    let mut streams = vec![accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
+    let (record, mut stream) = first_received(&mut rig, &mut streams);
+    // The server has done it and says so, and nobody hears that.
+    drop(first);
+    reply_stale(&mut stream, 7);
+    let deadline = Instant::now() + LONG;
+    while rig.gateways.len() > 1 {
+        rig.step();
+        assert!(rig.client.poll().is_none());
+        assert!(Instant::now() < deadline);
+    }
+    let mut second = Raw::connect(&here, peer, || rig.step());
+    second.call(7, REMOVE, &arguments);
+    let mut next = accepted(&mut rig, &backend);
+    assert!(received(&mut rig, &mut next) == record);
+    let (call, _) = CallHeader::parse(&record).unwrap();
+    assert_eq!((call.xid, call.procedure), (7, REMOVE));
+    reply_stale(&mut next, 7);
+    while second.messages.is_empty() {
+        rig.step();
+        second.poll();
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(parse(&second.messages[0]).1, 70_u32.to_be_bytes());
+    assert!(stream.read(&mut [0]).is_ok_and(|count| count == 0), "the first connection ended with its client");
 }

@@ -1,11 +1,14 @@
 //! A server of a directory, and clients over RDMA and over TCP in the same process.
 
+mod raw;
+
 use nfs3_types::mount::mountres3;
 use nfs3_types::nfs3::{
-    CREATE3args, CREATE3res, LOOKUP3args, LOOKUP3res, Nfs3Result, READ3args, READ3res, WRITE3args, WRITE3res,
-    createhow3, diropargs3, filename3, nfs_fh3, sattr3, stable_how,
+    CREATE3args, CREATE3res, LOOKUP3args, LOOKUP3res, Nfs3Result, READ3args, READ3res, REMOVE3args, WRITE3args,
+    WRITE3res, createhow3, diropargs3, filename3, nfs_fh3, sattr3, stable_how,
 };
 use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
+use raw::{Raw, parse};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -239,6 +242,48 @@ fn what_was_carried_out_before_the_end_is_answered() {
     stopping.join().unwrap();
     assert_eq!(metrics.written.load(Ordering::Relaxed), answered * SIZE as u64);
     assert!(std::fs::metadata(folder.path().join("file")).unwrap().len() >= answered * SIZE as u64);
+}
+
+/// RFC 1813 §4.5: the server's work is done once, whatever becomes of the connection.
+#[test]
+fn a_call_whose_client_died_before_its_reply_is_known_on_the_next_connection() {
+    let mut rig = Rig::new(&[]);
+    let dir = rig.mount();
+    std::fs::write(rig.folder.path().join("file"), "data").unwrap();
+    let object = diropargs3 { dir, name: filename3(Opaque::borrowed(b"file")) };
+    let arguments = packed(&REMOVE3args { object });
+    let (here, peer) = (rig.here.clone(), rig.there.socket_address(Ports::default().rdma));
+    let carried_out = |rig: &Rig, times: u32| {
+        let text = rig.metrics.text();
+        text.contains(&format!("uwarp_nfs_calls_total{{procedure=\"remove\"}} {times}\n"))
+    };
+    let connect = |rig: &mut Rig| Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
+    let ask = |rig: &mut Rig, client: &mut Raw, xid| {
+        client.call(xid, number::REMOVE, &arguments);
+        rig.until(|_| {
+            client.poll();
+            let message = client.messages.pop()?;
+            let (header, results) = parse(&message);
+            assert_eq!((header.xid, header.status), (xid, Status::Success));
+            Some(u32::from_be_bytes(results[..4].try_into().unwrap()))
+        })
+    };
+    let mut first = connect(&mut rig);
+    first.call(7, number::REMOVE, &arguments);
+    // The server alone goes on. The client's engine does not even see that the reply has come.
+    let deadline = Instant::now() + LONG;
+    while !carried_out(&rig, 1) {
+        rig.server.step().unwrap();
+        assert!(Instant::now() < deadline);
+    }
+    assert!(!rig.folder.path().join("file").exists() && first.messages.is_empty());
+    drop(first);
+    let mut second = connect(&mut rig);
+    assert_eq!(ask(&mut rig, &mut second, 7), 0, "what it was told in vain");
+    assert!(carried_out(&rig, 1));
+    assert_eq!(rig.metrics.duplicates.load(Ordering::Relaxed), 1);
+    assert_eq!(ask(&mut rig, &mut second, 8), 2, "NFS3ERR_NOENT: another call");
+    assert_eq!(rig.metrics.rdma_clients.load(Ordering::Relaxed), 2);
 }
 
 #[test]

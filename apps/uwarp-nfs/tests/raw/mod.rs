@@ -1,0 +1,88 @@
+//! A client over RDMA that sends what it likes, and may die at any moment.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use uwarp::{
+    Access, CompletionOpcode, CompletionQueue, ConnectOptions, Context, MemoryRegion, QueuePair, QueuePairOptions,
+    ReceiveRequest, SendRequest,
+};
+use uwarp_rpcrdma::header::{Body, Chunks, Header};
+use uwarp_rpcrdma::rpc::{Auth, CallHeader, ReplyHeader, auth_sys, system_credential};
+
+/// Far longer than anything takes: only a defect makes a test wait for it.
+const LONG: Duration = Duration::from_secs(60);
+/// Octets of the RPC-over-RDMA header of a message without chunks (RFC 8166 §4.1, §4.3).
+const HEADER: usize = 28;
+
+/// The client, with the messages that it got.
+pub struct Raw {
+    queue_pair: QueuePair,
+    completions: CompletionQueue,
+    memory: MemoryRegion,
+    pub messages: Vec<Vec<u8>>,
+}
+
+impl Raw {
+    const BUFFER: usize = 1024;
+    const RECEIVES: usize = 8;
+    /// What a Send is known by; receives have the numbers of their buffers.
+    const SENT: u64 = 99;
+
+    /// Connects while `step` moves the peer.
+    pub fn connect(here: &Context, peer: SocketAddr, mut step: impl FnMut()) -> Self {
+        let domain = here.allocate_domain();
+        let completions = here.create_completion_queue(64).unwrap();
+        let options = QueuePairOptions::new(&completions).depth(8, Self::RECEIVES);
+        let mut queue_pair = domain.create_queue_pair(&options).unwrap();
+        let memory = domain.register(vec![0; Self::BUFFER * (Self::RECEIVES + 1)], Access::LOCAL_WRITE).unwrap();
+        for slot in 0..Self::RECEIVES {
+            let entry = memory.sge(slot * Self::BUFFER..(slot + 1) * Self::BUFFER).unwrap();
+            queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
+        }
+        let mut connecting = here.start_connect(&mut queue_pair, peer, ConnectOptions::default()).unwrap();
+        let deadline = Instant::now() + LONG;
+        while connecting.poll(&mut queue_pair).unwrap().is_none() {
+            step();
+            assert!(Instant::now() < deadline);
+        }
+        Self { queue_pair, completions, memory, messages: Vec::new() }
+    }
+
+    pub fn poll(&mut self) {
+        if let Some(completion) = self.completions.poll_one() {
+            assert!(completion.status.is_success(), "{completion:?}");
+            if completion.opcode == CompletionOpcode::Receive {
+                let at = completion.id as usize * Self::BUFFER;
+                self.messages.push(self.memory.to_vec(at, completion.length as usize).unwrap());
+            }
+        }
+    }
+
+    /// Sends a call of NFS, as root, and takes nothing meanwhile.
+    pub fn call(&mut self, xid: u32, procedure: u32, arguments: &[u8]) {
+        let header = Header { xid, credits: 8, body: Body::Message(Chunks::default()) };
+        let mut message = Vec::new();
+        header.encode(&mut message);
+        let body = auth_sys(1, "client", 0, 0, &[]);
+        let credential = system_credential(&body);
+        CallHeader { xid, program: 100_003, version: 3, procedure, credential, verifier: Auth::NONE }
+            .encode(&mut message);
+        message.extend_from_slice(arguments);
+        let at = Self::RECEIVES * Self::BUFFER;
+        self.memory.write(at, &message).unwrap();
+        let entry = [self.memory.sge(at..at + message.len()).unwrap()];
+        self.queue_pair.post_send(&[SendRequest::send(Self::SENT, &entry).signalled()]).unwrap();
+        // The buffer is used again.
+        let deadline = Instant::now() + LONG;
+        while self.completions.poll_one().is_none_or(|completion| completion.id != Self::SENT) {
+            assert!(Instant::now() < deadline);
+        }
+    }
+}
+
+/// The header of a reply, and its results.
+pub fn parse(message: &[u8]) -> (ReplyHeader<'_>, &[u8]) {
+    let reply = &message[HEADER..];
+    let (header, at) = ReplyHeader::parse(reply).unwrap();
+    (header, &reply[at..])
+}
