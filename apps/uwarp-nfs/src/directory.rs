@@ -27,13 +27,13 @@ use index::Index;
 use nfs3_types::nfs3::{nfs_fh3, nfsstat3};
 use nfs3_types::xdr_codec::Opaque;
 use object::{Object, Open};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use search::Search;
+use search::{RENAME_LOOKS, Search};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Octets of a handle.
 pub const HANDLE_LEN: usize = 24;
@@ -78,13 +78,19 @@ pub struct Directory {
     syncs: [Mutex<()>; LOCKS],
     /// Searches have it for themselves; renames, which would hide objects from them, share it.
     tree: RwLock<()>,
+    /// Renames under way.
+    moving: AtomicUsize,
     search: Mutex<Search>,
+    search_over: Condvar,
     metrics: Arc<Metrics>,
+    /// How often a search has had the tree for itself.
+    #[cfg(test)]
+    exclusive: AtomicU64,
     #[cfg(test)]
     fail_sync: std::sync::atomic::AtomicBool,
     #[cfg(test)]
     fail_step: Mutex<Option<Errno>>,
-    /// Inodes of objects that were synced.
+    /// Inodes of objects that were synced; zero for the whole file system.
     #[cfg(test)]
     synced: Mutex<Vec<u64>>,
 }
@@ -121,8 +127,12 @@ impl Directory {
             locks: std::array::from_fn(|_| Mutex::new(())),
             syncs: std::array::from_fn(|_| Mutex::new(())),
             tree: RwLock::new(()),
+            moving: AtomicUsize::new(0),
             search: Mutex::default(),
+            search_over: Condvar::new(),
             metrics,
+            #[cfg(test)]
+            exclusive: AtomicU64::new(0),
             #[cfg(test)]
             fail_sync: std::sync::atomic::AtomicBool::new(false),
             #[cfg(test)]
@@ -265,6 +275,58 @@ impl Directory {
         Ok((locked(&self.open).put(object), stat))
     }
 
+    /// The directory above; the root is above itself.
+    ///
+    /// # Errors
+    /// This one lies elsewhere now (NFS3ERR_STALE), or is moved again and again (NFS3ERR_JUKEBOX).
+    fn parent(&self, directory: &Arc<Object>) -> Result<Arc<Object>, nfsstat3> {
+        become_server();
+        if directory.key == self.root.key {
+            return Ok(Arc::clone(&self.root));
+        }
+        let path = |object: &Object| rustix::fs::readlinkat(CWD, object.link(), Vec::new());
+        'again: for _ in 0..RENAME_LOOKS {
+            // What is open may have been moved by others, out of here too: the kernel knows. That is gone to from the root, as
+            // to everything.
+            let paths = path(&self.root).and_then(|root| Ok((root, path(directory)?)));
+            let (root, path) = match paths {
+                Ok(paths) => paths,
+                Err(Errno::NAMETOOLONG) => return self.known_parent(directory),
+                Err(error) => return Err(of_errno(error)),
+            };
+            let root = root.to_bytes().strip_suffix(b"/").unwrap_or(root.to_bytes());
+            let Some(names) = path.to_bytes().strip_prefix(root).and_then(|below| below.strip_prefix(b"/")) else {
+                return Err(nfsstat3::NFS3ERR_STALE);
+            };
+            let (mut above, mut found) = (Arc::clone(&self.root), Arc::clone(&self.root));
+            for name in names.split(|octet| *octet == b'/') {
+                above = found;
+                found = match self.step(&above, name) {
+                    Ok((found, _)) => found,
+                    // It was moved meanwhile.
+                    Err(Errno::NOENT | Errno::NOTDIR) => continue 'again,
+                    Err(error) => return Err(of_errno(error)),
+                };
+            }
+            if found.key == directory.key {
+                return Ok(above);
+            }
+        }
+        Err(nfsstat3::NFS3ERR_JUKEBOX)
+    }
+
+    /// The directory above one whose path is longer than the kernel can say, as far as its place is known.
+    fn known_parent(&self, directory: &Object) -> Result<Arc<Object>, nfsstat3> {
+        for place in locked(&self.index).places(directory.key) {
+            if let Ok(Some(parent)) = self.descend(place.parent, &mut HashSet::new())
+                && self.step(&parent, &place.name).is_ok_and(|(found, _)| found.key == directory.key)
+            {
+                return Ok(parent);
+            }
+        }
+        Err(nfsstat3::NFS3ERR_STALE)
+    }
+
     /// Attributes of what a directory has under a name.
     fn look(&self, parent: &Object, name: &[u8]) -> Result<Statx, Errno> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
@@ -272,9 +334,11 @@ impl Directory {
         if self.is_elsewhere(&stat) { Err(Errno::XDEV) } else { Ok(stat) }
     }
 
-    /// Whether this is of another file system.
+    /// Whether this is of another file system, or is mounted here out of the same one.
     fn is_elsewhere(&self, stat: &Statx) -> bool {
-        (stat.stx_dev_major, stat.stx_dev_minor) != self.device
+        // Linux 5.8 says this first; before, only the number of another file system shows a mount.
+        stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+            || (stat.stx_dev_major, stat.stx_dev_minor) != self.device
     }
 
     /// An object has no name any more.
@@ -319,10 +383,15 @@ fn lock_number(key: Key) -> usize {
 
 /// An object's attributes may be changed by its owner alone, but a file is read and written by them too, whatever its mode
 /// says: it was open for that when they made it (RFC 1813 §4.4).
-fn may(object: &Object, stat: &Statx, caller: &caller::Caller, access: rustix::fs::Access) -> Result<(), nfsstat3> {
+fn may(object: &Object, stat: &Statx, access: rustix::fs::Access) -> Result<(), nfsstat3> {
     match rustix::fs::accessat(CWD, object.link(), access, AtFlags::EACCESS) {
         Ok(()) => Ok(()),
-        Err(Errno::ACCESS) if stat.stx_uid == caller.uid && object.kind == FileType::RegularFile => Ok(()),
+        // The caller is this thread, or whoever the server is, if that cannot become others.
+        Err(Errno::ACCESS)
+            if stat.stx_uid == rustix::process::geteuid().as_raw() && object.kind == FileType::RegularFile =>
+        {
+            Ok(())
+        }
         Err(error) => Err(of_errno(error)),
     }
 }

@@ -453,6 +453,33 @@ fn more_objects_than_are_kept_open_are_all_found() {
 }
 
 #[test]
+fn the_directory_above_is_found_where_others_have_moved_it_and_never_outside() {
+    let folder = tempfile::tempdir().unwrap();
+    let (served, outside) = (folder.path().join("served"), folder.path().join("outside"));
+    std::fs::create_dir(&served).unwrap();
+    std::fs::create_dir(&outside).unwrap();
+    let nfs = Nfs::new(&served, ALL);
+    let root = nfs.root();
+    let (one, two) = (nfs.mkdir(&root, "one"), nfs.mkdir(&root, "two"));
+    let inner = nfs.mkdir(&one, "inner");
+    let deep = nfs.mkdir(&inner, "deep");
+    let rename = |from: &Path, to: &Path| std::fs::rename(from, to).unwrap();
+    rename(&served.join("one/inner"), &served.join("two/moved"));
+    assert_eq!((nfs.find(&inner, ".."), nfs.find(&deep, "..")), (Ok(two.clone()), Ok(inner.clone())));
+    rename(&served.join("two"), &served.join("one/below"));
+    assert_eq!((nfs.find(&inner, ".."), nfs.find(&two, "..")), (Ok(two), Ok(one)));
+    rename(&served.join("one/below/moved"), &outside.join("out"));
+    let stale = Err(nfsstat3::NFS3ERR_STALE);
+    assert_eq!((nfs.find(&inner, ".."), nfs.find(&deep, "..")), (stale.clone(), stale.clone()));
+    // A name that begins as the directory's own.
+    rename(&outside.join("out"), &folder.path().join("served-too"));
+    assert_eq!((nfs.find(&inner, ".."), nfs.find(&deep, "..")), (stale.clone(), stale));
+    rename(&folder.path().join("served-too"), &served.join("back"));
+    assert_eq!((nfs.find(&inner, ".."), nfs.find(&deep, "..")), (Ok(root), Ok(inner)));
+    assert_eq!(nfs.metrics.searches.load(std::sync::atomic::Ordering::Relaxed), 0);
+}
+
+#[test]
 fn nothing_leads_out_of_the_directory() {
     let folder = tempfile::tempdir().unwrap();
     let (served, outside) = (folder.path().join("served"), folder.path().join("outside"));

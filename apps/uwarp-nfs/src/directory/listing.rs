@@ -5,7 +5,7 @@
 
 use super::attributes::{after, attributes, of_errno};
 use super::object::{Object, key_of};
-use super::{Directory, WITHIN, become_server, locked};
+use super::{Directory, WITHIN, locked};
 use nfs3_types::nfs3::{Nfs3Option, nfsstat3, post_op_attr};
 use nfs3_types::xdr_codec::Pack;
 use rustix::fd::OwnedFd;
@@ -121,22 +121,6 @@ impl Directory {
         }
         pack_into::<post_op_attr>(out, &Nfs3Option::Some(attributes(&stat)));
         pack_into(out, &Nfs3Option::Some(self.handle(key)));
-    }
-
-    /// The directory above; the root is above itself.
-    pub(super) fn parent(&self, directory: &Arc<Object>) -> Result<Arc<Object>, nfsstat3> {
-        become_server();
-        if directory.key == self.root.key {
-            return Ok(Arc::clone(&self.root));
-        }
-        let places = locked(&self.index).places(directory.key);
-        places
-            .iter()
-            .find_map(|place| {
-                let parent = self.object(place.parent).ok()?;
-                (self.step(&parent, &place.name).ok()?.0.key == directory.key).then_some(parent)
-            })
-            .ok_or(nfsstat3::NFS3ERR_STALE)
     }
 }
 

@@ -59,6 +59,16 @@ impl Object {
         self.descriptor(&self.writer, OFlags::RDWR)
     }
 
+    /// Keeps a descriptor to write to: whoever made a file may write it, and where this process is not root's, its mode may not
+    /// allow that a second time.
+    pub(super) fn keep_writer(&self, file: OwnedFd) {
+        let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME);
+        // Others may have put something else in its place.
+        if stat.is_ok_and(|stat| key_of(&stat) == self.key) {
+            let _ = self.writer.set(file);
+        }
+    }
+
     fn descriptor<'a>(&'a self, slot: &'a OnceLock<OwnedFd>, how: OFlags) -> Result<BorrowedFd<'a>, Errno> {
         use rustix::fd::AsFd as _;
         if let Some(open) = slot.get() {

@@ -1,4 +1,7 @@
 //! Searches of the whole directory, for objects whose place is not known.
+//!
+//! While one is under way, and for a while after it, who asks for such an object is told so at once (NFS3ERR_JUKEBOX): the threads
+//! are for other calls.
 
 use super::attributes::of_errno;
 use super::index::Key;
@@ -9,56 +12,165 @@ use crate::metrics::Metrics;
 use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use std::collections::HashSet;
-use std::sync::{Arc, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// After a search of the whole directory, the next one waits so many times as long as it took, and at least so long.
 const SEARCH_PAUSE: u32 = 20;
 pub(super) const SEARCH_PAUSE_MIN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
+/// How old a search may become while others wait for its end: most are shorter.
+const SEARCH_WAIT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 100 });
 /// Keys remembered that a search could not tell of, since it did not see everything.
 const UNSURE_MAX: usize = 1000;
+/// So many searches that did not see everything make a key count as gone: some places may never be seen.
+const UNSURE_SEARCHES: u32 = 2;
+/// How often it is looked again for what is being renamed, and the pause between: it hides for no longer than a system call.
+pub(super) const RENAME_LOOKS: u32 = 3;
+const RENAME_PAUSE: Duration = Duration::from_millis(1);
 
 /// Searches of the whole directory.
 #[derive(Debug, Default)]
 pub(super) struct Search {
+    /// When the one began that is under way.
+    pub(super) running: Option<Instant>,
     /// When the last one ended, and how long it took.
     pub(super) last: Option<(Instant, Duration)>,
     /// It has seen everything.
     whole: bool,
     /// Objects that had been lost before it, and that it has not found, though it has seen everything.
     missed: HashSet<Key>,
-    /// What was asked for and not found by one that did not see everything.
-    unsure: HashSet<Key>,
+    /// What was asked for and has no place, with the number of searches since then, none of which saw everything.
+    unsure: HashMap<Key, u32>,
+}
+
+impl Search {
+    /// It may be where the last searches could not look, and was asked for.
+    fn doubt(&mut self, key: Key) {
+        if self.unsure.len() < UNSURE_MAX {
+            self.unsure.entry(key).or_default();
+        }
+    }
+
+    /// It is not looked for any more, except by the way. To have its client ask again would be to promise an answer
+    /// (RFC 1813 §2.6, NFS3ERR_JUKEBOX).
+    fn is_given_up(&self, key: Key) -> bool {
+        self.unsure.get(&key).is_some_and(|searches| *searches >= UNSURE_SEARCHES)
+    }
+}
+
+/// A search under way, which is over with this value, however it ends.
+struct Running<'a>(&'a Directory);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.search).running = None;
+        self.0.search_over.notify_all();
+    }
+}
+
+/// A rename under way: no search begins before it is over, and who misses what it moves looks again.
+pub(super) struct Moving<'a> {
+    directory: &'a Directory,
+    _shared: RwLockReadGuard<'a, ()>,
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.directory.moving.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl Directory {
-    /// Looks through the whole directory for an object, since there is a handle of it and its place is not known: the server was
-    /// started again, or others have moved it.
+    /// To be kept while something changes its place and the index learns of that.
+    ///
+    /// # Errors
+    /// A search is under way, which must not miss what is moved, and takes long.
+    pub(super) fn moving(&self) -> Result<Moving<'_>, nfsstat3> {
+        self.wait_for_search();
+        let shared = match self.tree.try_read() {
+            Ok(shared) => shared,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(nfsstat3::NFS3ERR_JUKEBOX),
+        };
+        self.moving.fetch_add(1, Ordering::AcqRel);
+        Ok(Moving { directory: self, _shared: shared })
+    }
+
+    /// Waits for the end of a search that has just begun.
+    fn wait_for_search(&self) {
+        let search = locked(&self.search);
+        let left = search.running.map_or(Duration::ZERO, |began| SEARCH_WAIT.saturating_sub(began.elapsed()));
+        if !left.is_zero() {
+            drop(self.search_over.wait_timeout_while(search, left, |search| search.running.is_some()));
+        }
+    }
+
+    /// Goes to an object by its names, once more if a rename may have hidden it.
+    fn descend_again(&self, key: Key) -> Result<Option<Arc<Object>>, nfsstat3> {
+        for _ in 0..RENAME_LOOKS {
+            let moving = self.moving.load(Ordering::Acquire) > 0;
+            let found = self.descend(key, &mut HashSet::new()).map_err(of_errno)?;
+            if found.is_some() || !moving {
+                return Ok(found);
+            }
+            std::thread::sleep(RENAME_PAUSE);
+        }
+        Ok(None)
+    }
+
+    /// Finds an object since there is a handle of it and its place is not known: the server was started again, or others have
+    /// moved it. If need be the whole directory is looked through.
     ///
     /// # Errors
     /// It may exist, and cannot be looked for now.
     pub(super) fn search(&self, key: Key) -> Result<Option<Arc<Object>>, nfsstat3> {
-        let mut search = locked(&self.search);
-        let _alone = self.tree.write().unwrap_or_else(PoisonError::into_inner);
-        // The last search, or a rename that was under way, may have told where it is.
-        if let Some(object) = self.descend(key, &mut HashSet::new()).map_err(of_errno)? {
+        self.wait_for_search();
+        if let Some(object) = self.descend_again(key)? {
             return Ok(Some(object));
         }
+        let mut search = locked(&self.search);
         let is_known = locked(&self.index).knows(key);
+        let is_given_up = search.is_given_up(key);
         if let Some((ended, took)) = search.last {
             // What had no place after a whole search does not exist; each place since then was learned.
             if !is_known && search.whole {
                 return Ok(None);
             }
             if ended.elapsed() < SEARCH_PAUSE_MIN.max(took * SEARCH_PAUSE) {
-                return if search.missed.contains(&key) { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
+                if is_given_up || search.missed.contains(&key) {
+                    return Ok(None);
+                }
+                search.doubt(key);
+                return Err(nfsstat3::NFS3ERR_JUKEBOX);
             }
+        }
+        search.doubt(key);
+        if search.running.is_some() {
+            return if is_given_up { Ok(None) } else { Err(nfsstat3::NFS3ERR_JUKEBOX) };
+        }
+        search.running = Some(Instant::now());
+        drop(search);
+        let _running = Running(self);
+        self.search_now(key)
+    }
+
+    fn search_now(&self, key: Key) -> Result<Option<Arc<Object>>, nfsstat3> {
+        let _alone = self.tree.write().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(test)]
+        self.exclusive.fetch_add(1, Ordering::Relaxed);
+        // A rename that was under way may have told where it is.
+        if let Some(object) = self.descend(key, &mut HashSet::new()).map_err(of_errno)? {
+            return Ok(Some(object));
         }
         let lost = locked(&self.index).lost();
         let start = Instant::now();
         let looked = self.look_through();
-        search.last = Some((Instant::now(), start.elapsed()));
+        let took = start.elapsed();
+        let found = self.descend(key, &mut HashSet::new());
+        let mut search = locked(&self.search);
+        search.last = Some((Instant::now(), took));
         search.whole = looked == Ok(true);
         Metrics::count(&self.metrics.searches);
         looked.map_err(of_errno)?;
@@ -72,15 +184,16 @@ impl Directory {
         }
         let is_missed = |key: &Key| search.whole && still_lost.contains(key) && index.knows(*key);
         search.missed = lost.into_iter().filter(is_missed).collect();
-        drop(index);
-        let found = self.descend(key, &mut HashSet::new()).map_err(of_errno)?;
         if search.whole {
             search.unsure.clear();
-        } else if found.is_none() && search.unsure.len() < UNSURE_MAX && search.unsure.insert(key) {
-            // It may be where this search could not look. One more, and it counts as gone: some places may never be seen.
-            return Err(nfsstat3::NFS3ERR_JUKEBOX);
         }
-        Ok(found)
+        search.unsure.retain(|key, searches| {
+            *searches = searches.saturating_add(1);
+            index.places(*key).is_empty()
+        });
+        let found = found.map_err(of_errno)?;
+        let may_be = search.unsure.contains_key(&key) && !search.is_given_up(key);
+        if found.is_none() && may_be { Err(nfsstat3::NFS3ERR_JUKEBOX) } else { Ok(found) }
     }
 
     /// Learns the names of everything; false if something could not be looked at, and an error if that may be otherwise soon.

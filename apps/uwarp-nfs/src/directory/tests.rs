@@ -3,17 +3,22 @@
 use super::procedures::number;
 use super::search::SEARCH_PAUSE_MIN;
 use super::*;
+use crate::programs::{Mounts, PortMapper};
+use crate::service::{Call, Programs, Service};
 use nfs3_types::nfs3::{
     COMMIT3args, COMMIT3res, CREATE3args, GETATTR3args, LINK3args, MKDIR3args, MKNOD3args, Nfs3Option, Nfs3Result,
     READ3args, REMOVE3args, RENAME3args, RMDIR3args, SETATTR3args, SYMLINK3args, WRITE3args, WRITE3res, createhow3,
     diropargs3, mknoddata3, sattr3, stable_how, symlinkdata3,
 };
 use nfs3_types::xdr_codec::{Pack, Unpack};
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::process::Command;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::Nfs3;
+use uwarp_rpcrdma::rpc::Auth;
 use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
 use uwarp_rpcrdma::xdr::Reader;
 
@@ -29,6 +34,24 @@ fn packed(value: &impl Pack) -> Vec<u8> {
     let mut octets = Vec::new();
     value.pack(&mut octets).unwrap();
     octets
+}
+
+/// The status of a call whose arguments are packed.
+fn carry_out(directory: &Directory, procedure: u32, octets: &[u8]) -> u32 {
+    let mut walk = Walk::new(octets, 0, Removed::Nothing);
+    Nfs3.arguments(3, procedure, &mut walk).unwrap();
+    let arguments = split(octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
+    let answer = directory.call(&ROOT, procedure, &arguments, Vec::new());
+    become_server();
+    Reader::new(answer.results[0].octets()).u32().unwrap()
+}
+
+fn at(dir: &nfs_fh3, name: &'static str) -> diropargs3<'static> {
+    diropargs3 { dir: dir.clone(), name: name.as_bytes().into() }
+}
+
+fn mode(mode: u32) -> sattr3 {
+    sattr3 { mode: Nfs3Option::Some(mode), ..sattr3::default() }
 }
 
 const ROOT: caller::Caller = caller::Caller { uid: 0, gid: 0, groups: Vec::new() };
@@ -52,7 +75,6 @@ fn check_syncs(fails: bool) {
     let root = Arc::clone(&directory.root);
     let handle = |name: &[u8]| directory.handle(directory.step(&root, name).unwrap().0.key);
     let (dir, file, other) = (directory.handle(root.key), handle(b"file"), handle(b"other"));
-    let at = |dir: &nfs_fh3, name: &'static str| diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
     let attributes = sattr3::default;
     let write = |stable| {
         packed(&WRITE3args { file: file.clone(), offset: 0, count: 4, stable, data: Opaque::borrowed(b"data") })
@@ -88,12 +110,7 @@ fn check_syncs(fails: bool) {
     directory.fail_sync.store(fails, Ordering::Relaxed);
     let mut failed = 0;
     for (procedure, octets, expected) in calls {
-        let mut walk = Walk::new(&octets, 0, Removed::Nothing);
-        Nfs3.arguments(3, procedure, &mut walk).unwrap();
-        let arguments = split(&octets, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
-        let answer = directory.call(&ROOT, procedure, &arguments, Vec::new());
-        become_server();
-        let status = Reader::new(answer.results[0].octets()).u32().unwrap();
+        let status = carry_out(&directory, procedure, &octets);
         let name = procedures::NAMES[procedure as usize];
         let fails = fails && !expected.is_empty();
         let ends = if fails { nfsstat3::NFS3ERR_IO } else { nfsstat3::NFS3_OK };
@@ -106,6 +123,147 @@ fn check_syncs(fails: bool) {
         assert_eq!(synced, expected[..if fails { 1 } else { expected.len() }], "{name}");
     }
     assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), failed);
+}
+
+/// A server that is not root's: modes of its own files keep it out, too.
+#[test]
+fn what_the_server_itself_cannot_read_is_synced_all_the_same() {
+    // In memory, if there is such a place: all of a disk can take long.
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let path = folder.path();
+    let set = |name: &str, mode: u32| std::fs::set_permissions(path.join(name), Permissions::from_mode(mode)).unwrap();
+    as_a_user(path, || {
+        std::fs::write(path.join("file"), "data").unwrap();
+        std::fs::create_dir(path.join("closed")).unwrap();
+        for name in ["closed/gone", "closed/left"] {
+            std::fs::write(path.join(name), "data").unwrap();
+        }
+        set("closed", 0o300);
+        let options = DirectoryOptions { read_only: false, squash_root: false };
+        let directory = Directory::open(path, options, Arc::default()).unwrap();
+        assert!(!directory.tells_callers_apart());
+        let (file, _) = directory.step(&directory.root, b"file").unwrap();
+        let (closed, _) = directory.step(&directory.root, b"closed").unwrap();
+        let (root, within) = (directory.handle(directory.root.key), directory.handle(closed.key));
+        let to_nothing = |key: Key| {
+            let (object, guard) = (directory.handle(key), Nfs3Option::None);
+            packed(&SETATTR3args { object, new_attributes: mode(0), guard })
+        };
+        let create = |dir, name| packed(&CREATE3args { where_: at(dir, name), how: createhow3::GUARDED(mode(0)) });
+        let mkdir = packed(&MKDIR3args { where_: at(&within, "made"), attributes: mode(0o300) });
+        let rename = packed(&RENAME3args { from: at(&within, "gone"), to: at(&within, "moved") });
+        let remove = |name| packed(&REMOVE3args { object: at(&within, name) });
+        let (own, dir) = (file.key.inode, directory.root.key.inode);
+        // Zero is the whole file system.
+        for (procedure, arguments, expected) in [
+            (number::SETATTR, to_nothing(file.key), &[Some(own)][..]),
+            (number::SETATTR, to_nothing(file.key), &[Some(0)]),
+            (number::CREATE, create(&root, "new"), &[None, Some(dir)]),
+            (number::CREATE, create(&within, "new"), &[None, Some(0)]),
+            (number::MKDIR, mkdir, &[Some(0), Some(0)]),
+            (number::RENAME, rename, &[Some(0)]),
+            (number::REMOVE, remove("moved"), &[Some(0)]),
+        ] {
+            let name = procedures::NAMES[procedure as usize];
+            assert_eq!(carry_out(&directory, procedure, &arguments), 0, "{name}");
+            let synced = std::mem::take(&mut *locked(&directory.synced));
+            // That of a new file nobody knows before.
+            let fits = synced.iter().zip(expected).all(|(is, should)| should.map_or(*is != 0, |should| *is == should));
+            assert!(fits && synced.len() == expected.len(), "{name}: {synced:?}");
+            close(&directory, file.key);
+        }
+        // Whoever has made a file may write it, whatever its mode.
+        let new = directory.handle(directory.step(&directory.root, b"new").unwrap().0.key);
+        let write = WRITE3args {
+            file: new,
+            offset: 0,
+            count: 4,
+            stable: stable_how::FILE_SYNC,
+            data: Opaque::borrowed(b"data"),
+        };
+        assert_eq!(carry_out(&directory, number::WRITE, &packed(&write)), 0);
+        // Without any descriptor nothing is done.
+        set("", 0o300);
+        let directory = Directory::open(path, options, Arc::default()).unwrap();
+        directory.step(&directory.root, b"closed").unwrap();
+        assert_eq!(carry_out(&directory, number::REMOVE, &remove("left")), nfsstat3::NFS3ERR_ACCES as u32);
+        assert!(path.join("closed/left").exists());
+        set("", 0o700);
+        set("closed", 0o700);
+    });
+}
+
+/// Does something as a user who is not root, and whose this folder is.
+fn as_a_user(folder: &Path, work: impl FnOnce() + Send) {
+    const USER: u32 = 1000;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if rustix::process::geteuid().is_root() {
+                std::os::unix::fs::chown(folder, Some(USER), Some(USER)).unwrap();
+                let (uid, gid) = (rustix::process::Uid::from_raw(USER), rustix::process::Gid::from_raw(USER));
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            }
+            work();
+        });
+    });
+}
+
+/// "Ask again" is for what was not begun.
+#[test]
+fn what_was_made_in_part_is_not_put_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, _) = with_file(folder.path());
+    let root = directory.handle(directory.root.key);
+    let failing = |procedure, arguments: &[u8]| {
+        *locked(&directory.fail_step) = Some(Errno::MFILE);
+        let status = carry_out(&directory, procedure, arguments);
+        *locked(&directory.fail_step) = None;
+        status
+    };
+    let mkdir = packed(&MKDIR3args { where_: at(&root, "made"), attributes: mode(0o777) });
+    assert_eq!(failing(number::MKDIR, &mkdir), nfsstat3::NFS3ERR_IO as u32);
+    let create = packed(&CREATE3args { where_: at(&root, "new"), how: createhow3::UNCHECKED(mode(0o666)) });
+    assert_eq!(failing(number::CREATE, &create), nfsstat3::NFS3ERR_JUKEBOX as u32, "it may be made twice");
+    assert_eq!(carry_out(&directory, number::CREATE, &create), 0);
+}
+
+/// RFC 1813 §2.6 has a client that was told to ask again do so with another number: the old one is of the same call for ever, which
+/// may come late.
+#[test]
+fn a_call_that_was_put_off_is_carried_out_under_another_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, _, (sub, _)) = with_another_below(folder.path());
+    let octets = packed(&REMOVE3args { object: at(&directory.handle(sub), "file") });
+    close(&directory, sub);
+    *locked(&directory.fail_step) = Some(Errno::MFILE);
+    let metrics = Arc::<Metrics>::default();
+    let programs = Arc::new(Programs {
+        directory,
+        mounts: Mounts::default(),
+        port_mapper: PortMapper::new([10, 0, 0, 1].into(), Vec::new()),
+        metrics: Arc::clone(&metrics),
+    });
+    let mut service = Service::start(Arc::clone(&programs), 1).unwrap();
+    let mut remove = |xid| {
+        let (client, credential) = (([10, 0, 0, 2], 700).into(), Auth::NONE.into());
+        let (program, version, procedure) = (100_003, 3, number::REMOVE);
+        let (arguments, room) = (vec![Part::Octets(octets.clone())], Vec::new());
+        service.submit(Call { client, xid, program, version, procedure, credential, arguments, room }, xid);
+        loop {
+            if let Some(finished) = service.poll() {
+                return Reader::new(finished.answer.results[0].octets()).u32().unwrap();
+            }
+            std::thread::yield_now();
+        }
+    };
+    std::fs::set_permissions(folder.path().join("sub"), Permissions::from_mode(0o777)).unwrap();
+    let put_off = nfsstat3::NFS3ERR_JUKEBOX as u32;
+    assert_eq!(remove(1), put_off);
+    *locked(&programs.directory.fail_step) = None;
+    assert_eq!((remove(1), remove(2)), (put_off, nfsstat3::NFS3_OK as u32));
+    assert_eq!(metrics.duplicates.load(Ordering::Relaxed), 1);
 }
 
 /// The directory and its file, which is not open.
@@ -208,8 +366,125 @@ fn what_a_search_could_not_see_is_not_stale_at_once() {
         if comes_back {
             *locked(&again.fail_step) = None;
         }
-        assert_eq!(find(), if comes_back { Ok(key) } else { Err(nfsstat3::NFS3ERR_STALE) });
+        let expected = if comes_back { Ok(key) } else { Err(nfsstat3::NFS3ERR_STALE) };
+        for _ in 0..3 {
+            assert_eq!(find(), expected, "what is given up stays so: nobody is told to ask again for ever");
+        }
+        pause_is_over(&again);
+        *locked(&again.fail_step) = None;
+        assert_eq!(find(), Ok(key), "a later search may see it all the same");
     }
+}
+
+/// Others mount a part of the same file system below the directory.
+#[test]
+fn what_is_mounted_below_is_elsewhere_and_hides_nothing() {
+    const NAME: &str = "directory::tests::what_is_mounted_below_is_elsewhere_and_hides_nothing";
+    uwarp_netns::test_among_own_mounts(NAME, || {
+        let folder = tempfile::tempdir().unwrap();
+        let (served, outside) = (folder.path().join("served"), folder.path().join("outside"));
+        for path in [served.join("mounted"), outside.join("inner")] {
+            std::fs::create_dir_all(path).unwrap();
+        }
+        for path in [outside.join("secret"), served.join("covered")] {
+            std::fs::write(path, "").unwrap();
+        }
+        let _mounts = [
+            Mounted::new(&outside, served.join("mounted")),
+            Mounted::new(&outside.join("secret"), served.join("covered")),
+        ];
+        let (directory, key) = with_file(&served);
+        let find = |key: Key| directory.find(&directory.handle(key).data).map(|(object, _)| object.key);
+        let stale = Err(nfsstat3::NFS3ERR_STALE);
+        assert_eq!(find(Key { inode: key.inode, born: key.born + 1 }), stale, "the search has seen everything");
+        for name in ["secret", "inner"] {
+            let path = outside.join(name);
+            let stat =
+                rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::BTIME).unwrap();
+            assert_eq!(find(object::key_of(&stat)), stale, "{name}");
+        }
+        // Nobody is told to wait until it is unmounted.
+        let root = directory.handle(directory.root.key);
+        let refused = nfsstat3::NFS3ERR_ACCES as u32;
+        for to in ["mounted", "covered"] {
+            let rename = RENAME3args { from: at(&root, "file"), to: at(&root, to) };
+            assert_eq!(carry_out(&directory, number::RENAME, &packed(&rename)), refused, "{to}");
+            let remove = REMOVE3args { object: at(&root, to) };
+            assert_eq!(carry_out(&directory, number::REMOVE, &packed(&remove)), refused, "{to}");
+        }
+    });
+}
+
+/// A mount, until this is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(what: &Path, here: PathBuf) -> Self {
+        uwarp_netns::run(Command::new("mount").arg("--bind").arg(what).arg(&here)).unwrap();
+        Self(here)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        uwarp_netns::run(Command::new("umount").arg(&self.0)).unwrap();
+    }
+}
+
+/// Neither what is lost nor what never was keeps the others from their work.
+#[test]
+fn who_asks_between_searches_waits_for_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, key) = with_file(folder.path());
+    let unknown = Key { inode: key.inode, born: key.born + 1 };
+    let find = |key: Key| directory.find(&directory.handle(key).data).map(|(object, _)| object.key);
+    assert_eq!(find(unknown), Err(nfsstat3::NFS3ERR_STALE), "a first search");
+    std::fs::rename(folder.path().join("file"), folder.path().join("moved")).unwrap();
+    // As by a rename that waits for the disk. Whoever wanted the tree for itself would wait with it.
+    let moving = directory.moving().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..20 {
+                assert_eq!(find(key), Err(nfsstat3::NFS3ERR_JUKEBOX));
+                assert_eq!(find(unknown), Err(nfsstat3::NFS3ERR_STALE));
+            }
+            sender.send(()).unwrap();
+        });
+        let answered = receiver.recv_timeout(Duration::from_secs(60));
+        drop(moving);
+        answered.unwrap();
+    });
+    assert_eq!(directory.exclusive.load(Ordering::Relaxed), 1);
+}
+
+/// Nor does a search that takes long.
+#[test]
+fn who_asks_during_a_search_waits_a_moment_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, key) = with_file(folder.path());
+    let find = |key: Key| directory.find(&directory.handle(key).data).map(|(object, _)| object.key);
+    let later = nfsstat3::NFS3ERR_JUKEBOX;
+    std::fs::rename(folder.path().join("file"), folder.path().join("moved")).unwrap();
+    let root = directory.handle(directory.root.key);
+    let rename = packed(&RENAME3args { from: at(&root, "moved"), to: at(&root, "again") });
+    // One that began long ago.
+    let search = directory.tree.write().unwrap();
+    locked(&directory.search).running = Instant::now().checked_sub(Duration::from_secs(120));
+    assert_eq!((find(key), carry_out(&directory, number::RENAME, &rename)), (Err(later), later as u32));
+    // One that has just begun, and ends.
+    locked(&directory.search).running = Some(Instant::now());
+    std::thread::scope(|scope| {
+        let found = scope.spawn(|| find(key));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!found.is_finished());
+        directory.step(&directory.root, b"moved").unwrap();
+        drop(search);
+        locked(&directory.search).running = None;
+        directory.search_over.notify_all();
+        assert_eq!(found.join().unwrap(), Ok(key));
+    });
+    assert_eq!(directory.exclusive.load(Ordering::Relaxed), 0);
 }
 
 #[test]

@@ -23,7 +23,7 @@ impl Directory {
             let file = object.reader().map_err(of_errno)?;
             self.become_caller(caller)?;
             // A program may be run by those who may not read it, and their machine reads it.
-            may(&object, &stat, caller, Access::READ_OK).or_else(|error| {
+            may(&object, &stat, Access::READ_OK).or_else(|error| {
                 let link = object.link();
                 rustix::fs::accessat(CWD, link, Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| error)
             })?;
@@ -106,7 +106,7 @@ impl Directory {
         }
         let file = object.writer().map_err(of_errno)?;
         self.become_caller(caller)?;
-        may(object, stat, caller, Access::WRITE_OK)?;
+        may(object, stat, Access::WRITE_OK)?;
         let mut written = 0;
         while written < data.len() {
             match rustix::io::pwrite(file, &data[written..], offset + written as u64) {

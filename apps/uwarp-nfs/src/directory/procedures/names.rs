@@ -7,14 +7,29 @@ use crate::directory::attributes::{after, of_errno, wcc};
 use crate::directory::caller::Caller;
 use crate::directory::object::{Object, key_of};
 use crate::directory::{Directory, locked};
-use nfs3_types::nfs3::{self, CREATE3resok, LINK3resok, Nfs3Option, RENAME3resok, nfsstat3};
+use nfs3_types::nfs3::{self, CREATE3resok, LINK3resok, Nfs3Option, RENAME3resok, nfs_fh3, nfsstat3};
+use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, Timespec};
 use rustix::io::Errno;
-use std::sync::PoisonError;
 use uwarp_rpcrdma::xdr::Reader;
 
 /// Longest target of a symbolic link.
 const TARGET_MAX: usize = 4095;
+
+/// What is to be done yet with what has its name.
+struct Made {
+    settings: Settings,
+    /// A new file, open to be read and written, which its mode may not allow any more.
+    file: Option<OwnedFd>,
+    /// The call could be made once more and would succeed.
+    repeats: bool,
+}
+
+impl From<Settings> for Made {
+    fn from(settings: Settings) -> Self {
+        Self { settings, file: None, repeats: false }
+    }
+}
 
 impl Directory {
     /// Makes something new in a directory by `make`, which gives it its name, and answers as CREATE and its like do.
@@ -22,7 +37,7 @@ impl Directory {
         &self,
         caller: &Caller,
         reader: &mut Reader<'_>,
-        make: impl FnOnce(&Self, &Object, &[u8], &mut Reader<'_>) -> Result<Settings, Refusal>,
+        make: impl FnOnce(&Self, &Object, &[u8], &mut Reader<'_>) -> Result<Made, Refusal>,
     ) -> Outcome {
         let (directory, _, name) = self.place(reader)?;
         self.writable()?;
@@ -30,23 +45,15 @@ impl Directory {
         let stat = directory.stat()?;
         let made = (|| {
             let name = own_name(name)?;
+            self.prepare_sync(&directory)?;
             self.become_caller(caller)?;
-            let settings = make(self, &directory, name, reader)?;
-            self.become_caller(caller)?;
-            let (object, _) = self.step(&directory, name)?;
-            let new = object.stat()?;
-            self.set(caller, &object, &new, &settings)?;
-            // Owner and mode are set after it has its name, which the directory's sync does not bring along. Others have no
-            // descriptor to sync by.
-            if matches!(object.kind, FileType::RegularFile | FileType::Directory) {
-                match self.sync(&object, false) {
-                    // Made so that its owner cannot read it, and this process is the owner: it is there all the same.
-                    Err(nfsstat3::NFS3ERR_ACCES) => {}
-                    synced => synced?,
-                }
-            }
-            self.sync(&directory, false)?;
-            Ok((self.handle(object.key), object.stat()))
+            let made = make(self, &directory, name, reader)?;
+            let repeats = made.repeats;
+            self.finish(caller, &directory, name, made).map_err(|error| match error {
+                // "Ask again" would promise that nothing was done.
+                nfsstat3::NFS3ERR_JUKEBOX if !repeats => nfsstat3::NFS3ERR_IO.into(),
+                error => Refusal::Error(error),
+            })
         })();
         let dir_wcc = wcc(&stat, directory.stat());
         match made {
@@ -56,6 +63,29 @@ impl Directory {
             Err(Refusal::Error(error)) => Ok(failed(error, &dir_wcc)),
             Err(Refusal::Garbage) => Err(Refusal::Garbage),
         }
+    }
+
+    /// Gives what was made its attributes, and brings it and its name to the disk: its handle and attributes.
+    fn finish(
+        &self,
+        caller: &Caller,
+        directory: &Object,
+        name: &[u8],
+        made: Made,
+    ) -> Result<(nfs_fh3, Result<Statx, Errno>), nfsstat3> {
+        self.become_caller(caller)?;
+        let (object, new) = self.step(directory, name).map_err(of_errno)?;
+        if let Some(file) = made.file {
+            object.keep_writer(file);
+        }
+        self.set(caller, &object, &new, &made.settings)?;
+        // Owner and mode are set after it has its name, which the directory's sync does not bring along. Others have no
+        // descriptor to sync by.
+        if matches!(object.kind, FileType::RegularFile | FileType::Directory) {
+            self.sync(&object, false)?;
+        }
+        self.sync(directory, false)?;
+        Ok((self.handle(object.key), object.stat()))
     }
 
     pub(super) fn create(&self, caller: &Caller, reader: &mut Reader<'_>) -> Outcome {
@@ -72,11 +102,12 @@ impl Directory {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
             let mode = if verifier.is_some() { Mode::RUSR | Mode::WUSR } else { settings.new_mode(0o644) };
             match rustix::fs::openat(&directory.path, name, flags, mode) {
-                Ok(_) => {
+                Ok(file) => {
                     // The verifier is kept where the client will write times afterwards (RFC 1813 §3.3.8).
                     let times = verifier.map_or(settings.times, |(one, other)| mark(one, other));
                     let mode = settings.mode.filter(|_| verifier.is_none());
-                    Ok(Settings { mode, times, size: settings.size.filter(|&size| size != 0), ..settings })
+                    let settings = Settings { mode, times, size: settings.size.filter(|&size| size != 0), ..settings };
+                    Ok(Made { settings, file: Some(file), repeats: how == UNCHECKED })
                 }
                 Err(Errno::EXIST) if how != GUARDED => {
                     let stat = this.look(directory, name)?;
@@ -88,9 +119,12 @@ impl Directory {
                             if !(is_file && same && stat.stx_size == 0) {
                                 return Err(nfsstat3::NFS3ERR_EXIST.into());
                             }
-                            Ok(Settings::NONE)
+                            Ok(Made { repeats: true, ..Settings::NONE.into() })
                         }
-                        None if is_file => Ok(Settings { size: settings.size, ..Settings::NONE }),
+                        None if is_file => {
+                            let settings = Settings { size: settings.size, ..Settings::NONE };
+                            Ok(Made { repeats: true, ..settings.into() })
+                        }
                         None => Err(nfsstat3::NFS3ERR_EXIST.into()),
                     }
                 }
@@ -105,7 +139,7 @@ impl Directory {
             rustix::fs::mkdirat(&directory.path, name, settings.new_mode(0o755))?;
             // The bits beyond permissions, that mkdir leaves to the system, are the directory's as it was made.
             let mode = settings.mode.filter(|mode| mode & 0o7000 != 0);
-            Ok(Settings { mode, size: None, ..settings })
+            Ok(Settings { mode, size: None, ..settings }.into())
         })
     }
 
@@ -117,7 +151,7 @@ impl Directory {
             }
             rustix::fs::symlinkat(target, &directory.path, name)?;
             // A symbolic link has no permissions of its own.
-            Ok(Settings { mode: None, size: None, ..settings })
+            Ok(Settings { mode: None, size: None, ..settings }.into())
         })
     }
 
@@ -136,7 +170,7 @@ impl Directory {
                 _ => 0,
             };
             rustix::fs::mknodat(&directory.path, name, kind, settings.new_mode(0o644), device)?;
-            Ok(Settings { size: None, ..settings })
+            Ok(Settings { size: None, ..settings }.into())
         })
     }
 
@@ -147,6 +181,7 @@ impl Directory {
         let stat = directory.stat()?;
         let removed = (|| {
             let name = own_name(name)?;
+            self.prepare_sync(&directory)?;
             // Before anything is looked at: the thread may still be the caller before.
             self.become_caller(caller)?;
             let gone = self.look(&directory, name).map_err(of_errno)?;
@@ -181,14 +216,21 @@ impl Directory {
         let (from, _, from_name) = self.place(reader)?;
         let (to, _, to_name) = self.place(reader)?;
         self.writable()?;
-        let _tree = self.tree.read().unwrap_or_else(PoisonError::into_inner);
+        let moving = self.moving()?;
         let _locks = self.lock_two(from.key, to.key);
         let (from_stat, to_stat) = (from.stat()?, to.stat()?);
         let renamed = (|| {
             let (from_name, to_name) = (own_name(from_name)?, own_name(to_name)?);
+            self.prepare_sync(&to)?;
+            self.prepare_sync(&from)?;
             self.become_caller(caller)?;
             let moved = key_of(&self.look(&from, from_name).map_err(of_errno)?);
-            let replaced = self.look(&to, to_name).ok();
+            let replaced = match self.look(&to, to_name) {
+                Ok(stat) => Some(stat),
+                // The system would say that a mount is busy, and the client would be told to ask again for ever.
+                Err(Errno::XDEV) => return Err(of_errno(Errno::XDEV)),
+                Err(_) => None,
+            };
             rustix::fs::renameat(&from.path, from_name, &to.path, to_name).map_err(|error| match error {
                 // The word for two directories that do not fit (RFC 1813 §3.3.14).
                 Errno::NOTEMPTY => nfsstat3::NFS3ERR_NOTEMPTY,
@@ -203,6 +245,7 @@ impl Directory {
                 locked(&self.index).forget(moved, from.key, from_name);
             }
             locked(&self.index).learn(moved, to.key, to_name);
+            drop(moving);
             self.sync(&to, false)?;
             if from.key == to.key { Ok(()) } else { self.sync(&from, false) }
         })();
@@ -222,6 +265,7 @@ impl Directory {
         let stat = directory.stat()?;
         let linked = (|| {
             let name = own_name(name)?;
+            self.prepare_sync(&directory)?;
             self.become_caller(caller)?;
             let linked = rustix::fs::linkat(CWD, object.link(), &directory.path, name, AtFlags::SYMLINK_FOLLOW);
             linked.map_err(|error| if error == Errno::XDEV { nfsstat3::NFS3ERR_XDEV } else { of_errno(error) })?;

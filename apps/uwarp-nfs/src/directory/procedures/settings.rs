@@ -60,7 +60,9 @@ impl Directory {
         if guard.is_some_and(|(seconds, nseconds)| nfstime3 { seconds, nseconds } != now) {
             return Ok(failed(nfsstat3::NFS3ERR_NOT_SYNC, &wcc_now()));
         }
-        let set = self.set(caller, &object, &stat, &settings).and_then(|()| match object.kind {
+        // The mode that it gets may be one that this process cannot open it with.
+        let set = self.prepare_sync(&object).and_then(|()| self.set(caller, &object, &stat, &settings));
+        let set = set.and_then(|()| match object.kind {
             FileType::RegularFile | FileType::Directory => self.sync(&object, false),
             // Others have no descriptor to sync by; their attributes go with the file system's next transaction.
             _ => Ok(()),
@@ -90,7 +92,7 @@ impl Directory {
             }
             let writer = object.writer().map_err(of_errno)?;
             self.become_caller(caller)?;
-            may(object, stat, caller, Access::WRITE_OK)?;
+            may(object, stat, Access::WRITE_OK)?;
             rustix::fs::ftruncate(writer, size).map_err(of_errno)?;
         }
         self.become_caller(caller)?;
