@@ -430,6 +430,7 @@ impl Link {
                     let parts = pieces.iter().map(|(offset, octets)| (*offset, octets.len() as u64));
                     commit(channel, stag, base, parts)?;
                 }
+                // Not in the segment of the Write and its Commit: a request has one operation behind its Write.
                 if let Some(sequence) = notify {
                     channel.queue_pair().post_send(&[SendRequest::immediate(2, sequence)])?;
                 }

@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, ConnectOptions, Context, Features, ListenOptions, SendRequest};
 use uwarp_app::channel::{Channel, Shape, connect, part};
-use uwarp_app::network::SERVER_ADDRESS;
+use uwarp_app::network::{CLIENT_ADDRESS, SERVER_ADDRESS};
 use uwarp_app::{NetworkFlags, Role};
 use uwarp_log::message::{GREETING, MAX_MESSAGE};
 
@@ -60,6 +60,17 @@ impl Places {
         let mut command = program(&["target"]);
         command.arg(self.file(number)).arg("--socket").arg(self.socket(number)).args(["--size", "4M"]).args(more);
         Process(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// The first target, its commands and what it says to them. It serves already.
+    fn controlled_target(&self) -> (Process, ChildStdin, Lines<BufReader<ChildStdout>>) {
+        let mut command = program(&["target", "--control", "--size", "2M"]);
+        command.arg(self.file(0)).arg("--socket").arg(self.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut target = Process(command.spawn().unwrap());
+        let control = target.0.stdin.take().unwrap();
+        let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+        assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+        (target, control, said)
     }
 
     fn append(&self, count: usize, more: &[&str]) -> Command {
@@ -251,12 +262,7 @@ fn kill_at_random(mut random: fastrand::Rng) {
 #[test]
 fn a_target_gets_memory_back_without_a_broken_connection() {
     let places = Places::new();
-    let mut command = program(&["target", "--control", "--size", "2M"]);
-    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut target = Process(command.spawn().unwrap());
-    let mut control = target.0.stdin.take().unwrap();
-    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
-    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    let (target, mut control, mut said) = places.controlled_target();
     let mut command = places.append(1, &["--overwrite", "--acknowledge"]);
     let mut writer = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = writer.0.stdin.take().unwrap();
@@ -286,12 +292,7 @@ fn a_target_gets_memory_back_without_a_broken_connection() {
 #[test]
 fn a_writer_is_asked_for_memory_that_was_wanted_before_it_came() {
     let places = Places::new();
-    let mut command = program(&["target", "--control", "--size", "2M"]);
-    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut target = Process(command.spawn().unwrap());
-    let mut control = target.0.stdin.take().unwrap();
-    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
-    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    let (_target, mut control, mut said) = places.controlled_target();
     // Commands are carried out one after another.
     writeln!(control, "shrink 600K\nstatus").unwrap();
     assert!(said.next().unwrap().unwrap().ends_with("no writer"));
@@ -404,6 +405,68 @@ fn the_targets_program_hears_of_records_that_are_durable() {
     }
     drop(lines);
     assert!(writer.wait().unwrap().success());
+}
+
+/// Opcodes of the messages in each TCP segment with data of the writer's (RFC 5040 §4.1), in order, what was sent again left out.
+fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
+    let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(capture).unwrap()).unwrap();
+    let (mut segments, mut next) = (Vec::new(), None);
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.unwrap();
+        // Ethernet; IPv4 without options, of the writer; TCP.
+        let Some(ip) = packet.data.get(14..).filter(|ip| ip[0] == 0x45 && ip[9] == 6) else { continue };
+        let length = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
+        let (tcp, own) = (&ip[20..length], ip[12..16] == CLIENT_ADDRESS.octets());
+        let (sequence, data) =
+            (u32::from_be_bytes(*tcp[4..].first_chunk().unwrap()), &tcp[usize::from(tcp[12] >> 4) * 4..]);
+        // The frames of MPA's start are no FPDUs.
+        if !own || data.is_empty() || data.starts_with(b"MPA ") || next.is_some_and(|next| sequence != next) {
+            continue;
+        }
+        next = Some(sequence.wrapping_add(data.len() as u32));
+        let (mut rest, mut opcodes) = (data, Vec::new());
+        while let [high, low, _ddp, rdmap, ..] = *rest {
+            opcodes.push(rdmap & 15);
+            // Length, ULPDU, padding, CRC (RFC 5044 §4.1).
+            let length = 2 + usize::from(u16::from_be_bytes([high, low]));
+            rest = &rest[length.next_multiple_of(4) + 4..];
+        }
+        segments.push(opcodes);
+    }
+    segments
+}
+
+/// Immediate Data is no part of the request: one has a single operation behind its Write, and with a Commit it has that. It
+/// follows without waiting for anything.
+#[test]
+fn a_record_and_its_commit_share_a_segment_and_immediate_data_is_right_behind() {
+    const RECORDS: usize = 5;
+    const WRITE: u8 = 0;
+    const IMMEDIATE: u8 = 8;
+    const COMMIT: u8 = 12;
+    let places = Places::new();
+    let _target = places.target(0, &[]);
+    let capture = places.0.path().join("writer.pcap");
+    let mut command = places.append(1, &["--notify", "--acknowledge", "--pcap"]);
+    let mut writer = Process(command.arg(&capture).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = writer.0.stdin.take().unwrap();
+    let mut acknowledged = BufReader::new(writer.0.stdout.take().unwrap()).lines();
+    // One at a time: nothing of another stands between.
+    for number in 0..RECORDS {
+        writeln!(lines, "record {number} {}", "x".repeat(500 * (number % 3))).unwrap();
+        acknowledged.next().unwrap().unwrap();
+    }
+    drop(lines);
+    assert!(writer.0.wait().unwrap().success());
+    let segments = segments_of_the_writer(&capture);
+    let mut told = 0;
+    for (index, segment) in segments.iter().enumerate().filter(|(_, segment)| segment.contains(&IMMEDIATE)) {
+        // Should it leave with them one day, so much the better.
+        let before = if segment[0] == IMMEDIATE { &segments[index - 1] } else { segment };
+        assert!(before.windows(2).any(|pair| pair == [WRITE, COMMIT]), "{index} of {segments:?}");
+        told += 1;
+    }
+    assert_eq!(told, RECORDS, "{segments:?}");
 }
 
 #[test]
