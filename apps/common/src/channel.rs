@@ -244,7 +244,7 @@ pub fn connect<Made>(
         };
         match &error {
             Error::Connect { reason: ConnectError::Rejected { private_data, .. }, .. } => {
-                let reason = String::from_utf8_lossy(private_data);
+                let reason = crate::output::printable(&String::from_utf8_lossy(private_data));
                 bail!(
                     "{peer} rejects the connection: {}",
                     if reason.is_empty() { "no reason given" } else { &*reason }

@@ -30,6 +30,19 @@ pub fn print(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
 
+/// A peer's words as they may be printed: control characters, which a terminal would obey, are escaped.
+pub fn printable(words: &str) -> String {
+    let mut out = String::with_capacity(words.len());
+    for character in words.chars() {
+        if character.is_control() {
+            out.extend(character.escape_debug());
+        } else {
+            out.push(character);
+        }
+    }
+    out
+}
+
 /// Writes a value as indented JSON to a file, or to standard output if the path is `-`.
 ///
 /// # Errors

@@ -228,7 +228,7 @@ fn next(link: &mut Link) -> anyhow::Result<Reply> {
 
 fn unexpected(reply: Reply) -> anyhow::Error {
     match reply {
-        Reply::Failed { reason } => anyhow::anyhow!("the server says: {reason}"),
+        Reply::Failed { reason } => anyhow::anyhow!("the server says: {}", output::printable(&reason)),
         other => anyhow::anyhow!("the server said {other:?} out of turn"),
     }
 }
@@ -296,4 +296,18 @@ fn take(link: &mut Link, slot: u32, length: u32, incoming: &mut Incoming) -> any
     let room = &mut link.room[..length as usize];
     link.slots.read(begin, room)?;
     incoming.append(room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_servers_words_do_not_move_the_cursor() {
+        let reason = "'größe' is\n\x1b[2Jnot \u{9b}31m there\x7f".to_owned();
+        assert_eq!(
+            unexpected(Reply::Failed { reason }).to_string(),
+            "the server says: 'größe' is\\n\\u{1b}[2Jnot \\u{9b}31m there\\u{7f}"
+        );
+    }
 }

@@ -95,7 +95,7 @@ pub fn run(
     loop {
         let busy = driver.turn()?;
         if let Some(over) = driver.writer.over() {
-            bail!("{over}");
+            bail!("{}", output::printable(&over.to_string()));
         }
         if driver.writer.is_open() && opened.is_none() {
             opened = Some(Instant::now());
@@ -113,7 +113,7 @@ pub fn run(
             match driver.writer.append(line) {
                 Ok(sequence) => unacknowledged.push_back(sequence),
                 Err(AppendError::NotNow) => break,
-                Err(AppendError::Over(over)) => bail!("{over}"),
+                Err(AppendError::Over(over)) => bail!("{}", output::printable(&over.to_string())),
                 Err(error) => {
                     refused = Some(error);
                     (waiting, ended) = (None, true);
