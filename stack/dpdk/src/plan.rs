@@ -100,8 +100,10 @@ fn file_path(path: &Path) -> Result<&str, Error> {
 /// Reads `02:00:00:00:00:01`.
 fn check_mac(text: &str) -> Result<(), Error> {
     let parts: Vec<&str> = text.split(':').collect();
+    // A number may have a sign, an octet not.
+    let is_octet = |part: &str| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
     let octets: Option<Vec<u8>> =
-        parts.iter().map(|part| if part.len() == 2 { u8::from_str_radix(part, 16).ok() } else { None }).collect();
+        parts.iter().map(|part| is_octet(part).then(|| u8::from_str_radix(part, 16).ok()).flatten()).collect();
     match octets.as_deref() {
         Some([first, _, _, _, _, _]) if first & 1 == 0 => Ok(()),
         _ => Err(bad(format!("\"{text}\" is not the Ethernet address of one station, like 02:00:00:00:00:01"))),
@@ -383,7 +385,15 @@ mod tests {
         }
         let device = DeviceConfig::Vhost { socket: "x".repeat(108).into(), client: false, tso: false };
         assert!(Plan::new(&device, &options).is_err());
-        for mac in ["", "01:00:00:00:00:01", "02:00:00:00:01", "2:0:0:0:0:1", "xx:00:00:00:00:01"] {
+        for mac in [
+            "",
+            "01:00:00:00:00:01",
+            "02:00:00:00:01",
+            "2:0:0:0:0:1",
+            "xx:00:00:00:00:01",
+            "+2:00:00:00:00:01",
+            "02:00:00:00:00:+1",
+        ] {
             assert!(check_mac(mac).is_err(), "{mac}");
         }
         assert!(check_mac("02:00:00:00:00:01").is_ok());
