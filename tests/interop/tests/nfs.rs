@@ -1,6 +1,7 @@
 //! A stock Linux client, in a guest whose kernel has siw, mounts `uwarp-nfs` over RDMA: a directory that it serves, or, as a
 //! gateway, the kernel's own NFS server, or one of another project.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
@@ -91,6 +92,39 @@ impl Served<'_> {
             Self::InGuest(folder) => hash_in_guest(guest, &format!("{folder}/{name}")),
         }
     }
+
+    /// The files below a folder, with their only line; a folder without any has an empty one.
+    fn tree(&self, guest: &mut Guest, name: &str) -> BTreeMap<String, String> {
+        let mut tree = BTreeMap::new();
+        match self {
+            Self::Here(served) => {
+                for folder in std::fs::read_dir(served.join(name)).unwrap() {
+                    let folder = folder.unwrap();
+                    let name = folder.file_name().into_string().unwrap();
+                    let mut files = std::fs::read_dir(folder.path()).unwrap().peekable();
+                    if files.peek().is_none() {
+                        tree.insert(name.clone(), String::new());
+                    }
+                    for file in files {
+                        let file = file.unwrap();
+                        let line = std::fs::read_to_string(file.path()).unwrap();
+                        let path = format!("{name}/{}", file.file_name().into_string().unwrap());
+                        tree.insert(path, line.trim_end().to_owned());
+                    }
+                }
+            }
+            Self::InGuest(served) => {
+                let command =
+                    "for entry in *; do test -n \"$(ls $entry)\" || echo $entry:; done; grep -r . . | sed s,^./,,";
+                let lines = guest.run(&format!("cd {served}/{name} && {command}")).success();
+                for line in lines.lines() {
+                    let (path, line) = line.split_once(':').unwrap();
+                    tree.insert(path.to_owned(), line.to_owned());
+                }
+            }
+        }
+        tree
+    }
 }
 
 fn hash_in_guest(guest: &mut Guest, file: &str) -> String {
@@ -168,8 +202,21 @@ fn copy_a_large_file(guest: &mut Guest, mount: &str) {
     guest.run("cmp /tmp/file /mnt/large && umount /mnt").success();
 }
 
-/// Writes eight files into a folder of /mnt, and kills the server meanwhile, which has its socket in `work`; gives another one,
-/// which `start` makes.
+/// Makes, moves, links and removes in /mnt/names-N, round after round, until /tmp/enough is there; then says how many rounds there
+/// were, and in which of them something did not succeed. After a round N that did, there is a folder b-N with a file of two names
+/// and of the content N, if N is even, and nothing else.
+const NAMES: &str = "mkdir /mnt/names-N && cd /mnt/names-N || exit 1; round=0; odd=; \
+    try() { \"$@\" || odd=\"$odd $round\"; }; make() { echo $round >a-$round/file; }; \
+    until test -e /tmp/enough; do round=$((round + 1)); echo $round >/tmp/round-N; \
+    try mkdir a-$round; try make; try mv a-$round/file a-$round/one; try ln a-$round/one a-$round/two; try mv a-$round b-$round; \
+    test $((round % 2)) = 0 || { try rm b-$round/one; try rm b-$round/two; try rmdir b-$round; }; \
+    done 2>/tmp/errors-N; echo $round $odd";
+
+/// Writers of names beside each other.
+const NAME_WRITERS: usize = 2;
+
+/// Writes eight files into a folder of /mnt, does much with names beside that, and kills the server meanwhile, which has its socket
+/// in `work`; gives another one, which `start` makes.
 fn outlive(
     guest: &mut Guest,
     served: &Served<'_>,
@@ -181,18 +228,46 @@ fn outlive(
     guest.run(&format!("mkdir -p /mnt/{folder} && head -c 6000000 /dev/urandom >/tmp/file")).success();
     let command = format!("for number in 1 2 3 4 5 6 7 8; do cp /tmp/file /mnt/{folder}/copy-$number || exit 1; done");
     let write = guest.start(&command);
-    // As soon as something of the second file is there, which the server is asked for.
-    guest.run(&format!("until test -s /mnt/{folder}/copy-2; do sleep 0.1; done")).success();
+    let names: Vec<_> = (0..NAME_WRITERS).map(|number| guest.start(&NAMES.replace('N', &number.to_string()))).collect();
+    // As soon as something of the second file is there, which the server is asked for, and of names.
+    let seen = (0..NAME_WRITERS).map(|number| format!("test $(cat /tmp/round-{number} || echo 0) -gt 2"));
+    let seen = seen.fold(format!("test -s /mnt/{folder}/copy-2"), |all, one| format!("{all} && {one}"));
+    guest.run(&format!("until {seen}; do sleep 0.1; done 2>/dev/null")).success();
     // Dropping it kills it.
     drop(first);
+    let rounds = guest.run("cat /tmp/round-*").success();
     std::fs::remove_file(work.join("vhost")).ok();
     let second = start();
     guest.finish(write).success();
+    guest.run("touch /tmp/enough").success();
     let hash = hash_in_guest(guest, "/tmp/file");
     for number in 1..=8 {
         assert_eq!(hash, served.hash(guest, &format!("{folder}/copy-{number}")), "{number}");
     }
-    guest.run(&format!("rm /mnt/{folder}/copy-*")).success();
+    let before = rounds.split_whitespace().map(|round| round.parse::<u32>().unwrap());
+    for ((number, job), before) in names.into_iter().enumerate().zip(before) {
+        let record = guest.finish(job).success();
+        let mut record = record.split_whitespace().map(|word| word.parse::<u32>().unwrap());
+        let rounds = record.next().unwrap();
+        let odd: BTreeSet<u32> = record.collect();
+        assert!(rounds > before + 1, "{rounds} rounds, {before} of them before the end of the first server");
+        // What was carried out and not answered when it died is carried out again and fails: a call of each writer at most. What
+        // comes of that round its record does not say.
+        let errors = guest.run(&format!("cat /tmp/errors-{number}")).output;
+        assert!(odd.len() <= 1, "rounds {odd:?} of {rounds}: {errors}");
+        let round_of = |name: &str| name.split_once('-').unwrap().1.parse::<u32>().unwrap();
+        let mut found = served.tree(guest, &format!("names-{number}"));
+        found.retain(|path, _| !odd.contains(&round_of(path.split('/').next().unwrap())));
+        let mut expected = BTreeMap::new();
+        for round in (2..=rounds).step_by(2).filter(|round| !odd.contains(round)) {
+            for name in ["one", "two"] {
+                expected.insert(format!("b-{round}/{name}"), format!("{round}"));
+            }
+        }
+        assert_eq!(found, expected, "rounds {odd:?} of {rounds} did not succeed");
+        println!("{rounds} rounds of names, {before} before the kill, odd: {odd:?}");
+    }
+    guest.run(&format!("rm -r /mnt/{folder}/copy-* /mnt/names-*")).success();
     second
 }
 
