@@ -317,7 +317,9 @@ impl Directory {
 
     /// The directory above one whose path is longer than the kernel can say, as far as its place is known.
     fn known_parent(&self, directory: &Object) -> Result<Arc<Object>, nfsstat3> {
-        for place in locked(&self.index).places(directory.key) {
+        // Not in the head of the loop, whose values live as long as that: each step locks the index itself.
+        let places = locked(&self.index).places(directory.key);
+        for place in places {
             if let Ok(Some(parent)) = self.descend(place.parent, &mut HashSet::new())
                 && self.step(&parent, &place.name).is_ok_and(|(found, _)| found.key == directory.key)
             {

@@ -7,6 +7,7 @@ use nfs3_types::portmap::{IPPROTO_TCP, mapping};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::{Mutex, PoisonError};
+use uwarp_app::output::printable;
 use uwarp_rpcrdma::responder::Answer;
 use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::Part;
@@ -74,7 +75,7 @@ impl Mounts {
                 put_opaque(&mut out, &handle.data);
                 put_u32(&mut out, 1);
                 put_u32(&mut out, AUTH_SYS);
-                tracing::info!("{client} mounts {}", String::from_utf8_lossy(asked));
+                tracing::info!("{client} mounts {}", printable(&String::from_utf8_lossy(asked)));
                 self.change(|known| {
                     let mount = (client, asked.to_vec());
                     if !known.contains(&mount) && known.len() < MOUNTS_MAX {
@@ -83,7 +84,7 @@ impl Mounts {
                 });
             }
             Err(error) => {
-                tracing::warn!("{client} may not mount {}: {error}", String::from_utf8_lossy(asked));
+                tracing::warn!("{client} may not mount {}: {error}", printable(&String::from_utf8_lossy(asked)));
                 // The numbers are the same, as far as MOUNT has them.
                 let error = match error {
                     nfsstat3::NFS3ERR_PERM
@@ -102,7 +103,7 @@ impl Mounts {
 
     fn unmount(&self, client: IpAddr, arguments: &[u8]) -> Result<Vec<u8>, XdrError> {
         let path = Reader::new(arguments).opaque(nfs3_types::mount::MNTPATHLEN)?;
-        tracing::info!("{client} unmounts {}", String::from_utf8_lossy(path));
+        tracing::info!("{client} unmounts {}", printable(&String::from_utf8_lossy(path)));
         self.change(|known| known.retain(|(address, mounted)| *address != client || mounted != path));
         Ok(Vec::new())
     }

@@ -53,8 +53,8 @@ impl Search {
         }
     }
 
-    /// It is not looked for any more, except by the way. To have its client ask again would be to promise an answer
-    /// (RFC 1813 §2.6, NFS3ERR_JUKEBOX).
+    /// Nobody is told to ask for it again, which would be to promise an answer (RFC 1813 §2.6, NFS3ERR_JUKEBOX). It is looked for
+    /// when the pause is over.
     fn is_given_up(&self, key: Key) -> bool {
         self.unsure.get(&key).is_some_and(|searches| *searches >= UNSURE_SEARCHES)
     }
@@ -187,12 +187,14 @@ impl Directory {
         if search.whole {
             search.unsure.clear();
         }
-        search.unsure.retain(|key, searches| {
+        // A place is none if nothing is known of where its directory is.
+        let is_missing = matches!(found, Ok(None));
+        search.unsure.retain(|other, searches| {
             *searches = searches.saturating_add(1);
-            index.places(*key).is_empty()
+            (is_missing && *other == key) || index.places(*other).is_empty()
         });
         let found = found.map_err(of_errno)?;
-        let may_be = search.unsure.contains_key(&key) && !search.is_given_up(key);
+        let may_be = !search.whole && !search.is_given_up(key);
         if found.is_none() && may_be { Err(nfsstat3::NFS3ERR_JUKEBOX) } else { Ok(found) }
     }
 

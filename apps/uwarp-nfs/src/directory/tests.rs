@@ -376,6 +376,51 @@ fn what_a_search_could_not_see_is_not_stale_at_once() {
     }
 }
 
+/// The kernel cannot say where a directory is whose path is longer than 4095 octets.
+#[test]
+fn the_directory_above_one_with_a_very_long_path_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, _) = with_file(folder.path());
+    let name = [b'n'; 200];
+    let mut chain = vec![Arc::clone(&directory.root)];
+    for _ in 0..25 {
+        let above = &chain[chain.len() - 1];
+        rustix::fs::mkdirat(&above.path, &name[..], Mode::RWXU).unwrap();
+        let (below, _) = directory.step(above, &name).unwrap();
+        chain.push(below);
+    }
+    // In another thread: it has stood still.
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for pair in chain.windows(2) {
+            let above = directory.parent(&pair[1]).map(|object| object.key);
+            tell.send((above, pair[0].key)).unwrap();
+        }
+    });
+    for _ in 0..25 {
+        let (above, expected) = told.recv_timeout(Duration::from_secs(30)).expect("an answer");
+        assert_eq!(above, Ok(expected));
+    }
+}
+
+/// Others move a directory away whose names were learned, to where a search cannot look.
+#[test]
+fn what_had_a_place_in_a_directory_that_cannot_be_found_is_not_stale_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, _, (sub, below)) = with_another_below(folder.path());
+    close(&directory, sub);
+    close(&directory, below);
+    std::fs::create_dir(folder.path().join("other")).unwrap();
+    std::fs::rename(folder.path().join("sub"), folder.path().join("other/sub")).unwrap();
+    assert!(directory.descend(sub, &mut HashSet::new()).unwrap().is_none(), "its place is forgotten");
+    *locked(&directory.fail_step) = Some(Errno::IO);
+    let find = || directory.find(&directory.handle(below).data).map(|(object, _)| object.key);
+    assert_eq!(find(), Err(nfsstat3::NFS3ERR_JUKEBOX));
+    *locked(&directory.fail_step) = None;
+    pause_is_over(&directory);
+    assert_eq!(find(), Ok(below));
+}
+
 /// Others mount a part of the same file system below the directory.
 #[test]
 fn what_is_mounted_below_is_elsewhere_and_hides_nothing() {
