@@ -292,7 +292,7 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
 }
 
 /// Keeps as many calls under way as the plan says, and gives how many have ended. The clock is read once for each: the end of one is
-/// the start of those that follow it, unless `sample` has taken its time (true).
+/// the start of those that follow it, unless `sample` has taken its time (true). So the making of a call's arguments is in its time.
 fn rounds(
     caller: &mut dyn Caller,
     plan: &Plan,

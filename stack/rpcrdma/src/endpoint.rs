@@ -61,7 +61,7 @@ pub(crate) enum Transfer {
 /// Work that is posted when there is room.
 #[derive(Debug)]
 enum Work {
-    Message { octets: Vec<u8>, invalidate: Option<u32>, tag: u64, told: bool },
+    Message { octets: Vec<u8>, receive: Option<usize>, invalidate: Option<u32>, tag: u64, told: bool },
     Transfer { kind: Transfer, entry: Sge, handle: u32, offset: u64, tag: u64 },
 }
 
@@ -87,13 +87,16 @@ pub(crate) struct Endpoint {
     unsignalled: usize,
     /// Writes that were posted.
     writes: usize,
+    /// Work that was posted and makes a completion, which was not looked at yet. The completion queue has room for so much of it
+    /// as [`Self::new`] says, and not for a full send queue twice over.
+    signalled: usize,
     free: Vec<usize>,
     waiting: VecDeque<Work>,
     pub(crate) agreement: Agreement,
 }
 
 impl Endpoint {
-    /// A queue pair of its own protection domain, not connected, with its receives posted.
+    /// A queue pair of its own protection domain, not connected and with no receives posted.
     pub(crate) fn new(context: &Context, sizes: Sizes) -> Result<Self, Error> {
         let domain = context.allocate_domain();
         let depth = sizes.sends + WORK_DEPTH;
@@ -118,6 +121,7 @@ impl Endpoint {
             posted: VecDeque::with_capacity(sizes.sends),
             unsignalled: 0,
             writes: 0,
+            signalled: 0,
             free: (0..sizes.sends).rev().collect(),
             waiting: VecDeque::new(),
             agreement,
@@ -149,19 +153,29 @@ impl Endpoint {
     /// brings `tag` when its buffer is free again, and all transfers in front of it are done then too; without it, an event of
     /// a later message may stand for this one.
     ///
+    /// A receive that is given is posted just before the message: for what the peer may send when it has this (RFC 8166 §3.3.1).
+    /// Not earlier, or a peer that takes nothing could have more and more messages wait for it.
+    ///
     /// # Errors
     /// The message is longer than was agreed, or the queue pair does not take it.
-    pub(crate) fn send(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64, told: bool) -> Result<(), Failure> {
+    pub(crate) fn send(
+        &mut self,
+        octets: &[u8],
+        mut receive: Option<usize>,
+        invalidate: Option<u32>,
+        tag: u64,
+        told: bool,
+    ) -> Result<(), Failure> {
         if octets.len() > self.agreement.send as usize {
             return Err(Failure::Message);
         }
         if self.waiting.is_empty() {
-            match self.post_message(octets, invalidate, tag, told) {
+            match self.post_message(octets, &mut receive, invalidate, tag, told) {
                 Err(Failure::Full) => {}
                 other => return other,
             }
         }
-        self.waiting.push_back(Work::Message { octets: octets.to_vec(), invalidate, tag, told });
+        self.waiting.push_back(Work::Message { octets: octets.to_vec(), receive, invalidate, tag, told });
         self.post_waiting()
     }
 
@@ -178,8 +192,19 @@ impl Endpoint {
         self.post_waiting()
     }
 
-    fn post_message(&mut self, octets: &[u8], invalidate: Option<u32>, tag: u64, told: bool) -> Result<(), Failure> {
+    fn post_message(
+        &mut self,
+        octets: &[u8],
+        receive: &mut Option<usize>,
+        invalidate: Option<u32>,
+        tag: u64,
+        told: bool,
+    ) -> Result<(), Failure> {
         let Some(&slot) = self.free.last() else { return Err(Failure::Full) };
+        // The message may find the send queue full all the same: then it comes again without.
+        if let Some(slot) = receive.take() {
+            self.post_receive(slot)?;
+        }
         let start = slot * (self.sizes.send + STAGGER);
         self.sends.write(start, octets)?;
         let entry = [self.sends.sge(start..start + octets.len())?];
@@ -192,7 +217,7 @@ impl Endpoint {
         if let Some(stag) = invalidate {
             request = request.invalidate(stag);
         }
-        self.post(request)?;
+        self.post(request, signalled)?;
         self.unsignalled = if signalled { 0 } else { self.unsignalled + 1 };
         self.free.pop();
         self.posted.push_back((slot, tag));
@@ -210,9 +235,15 @@ impl Endpoint {
         0
     }
 
-    fn post(&mut self, request: SendRequest<'_>) -> Result<(), Failure> {
+    fn post(&mut self, request: SendRequest<'_>, signalled: bool) -> Result<(), Failure> {
+        if signalled && self.signalled == self.sizes.sends + WORK_DEPTH {
+            return Err(Failure::Full);
+        }
         match self.queue_pair.post_send(&[request]) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                self.signalled += usize::from(signalled);
+                Ok(())
+            }
             Err(error) if error.reason == PostErrorReason::Full => Err(Failure::Full),
             Err(error) => Err(Failure::Verbs(error.into())),
         }
@@ -220,22 +251,23 @@ impl Endpoint {
 
     /// Posts what waits, in order, as far as there is room.
     fn post_waiting(&mut self) -> Result<(), Failure> {
-        while let Some(work) = self.waiting.pop_front() {
-            let posted = match &work {
-                Work::Message { octets, invalidate, tag, told } => self.post_message(octets, *invalidate, *tag, *told),
+        while let Some(mut work) = self.waiting.pop_front() {
+            let posted = match &mut work {
+                Work::Message { octets, receive, invalidate, tag, told } => {
+                    self.post_message(octets, receive, *invalidate, *tag, *told)
+                }
                 Work::Transfer { kind, entry, handle, offset, tag } => {
-                    let (id, entries) = (TRANSFER << KIND_SHIFT | tag, [*entry]);
-                    let request = match kind {
-                        Transfer::Read => SendRequest::read(id, &entries, *handle, *offset).signalled(),
+                    let (id, entries) = (TRANSFER << KIND_SHIFT | *tag, [*entry]);
+                    let (request, signalled) = match kind {
+                        Transfer::Read => (SendRequest::read(id, &entries, *handle, *offset), true),
                         // The message behind it says that it is done; but with many a full queue has to say when there is
                         // room again.
                         Transfer::Write => {
-                            let write = SendRequest::write(id, &entries, *handle, *offset);
                             let signalled = (self.writes + 1).is_multiple_of(WORK_DEPTH / 2);
-                            if signalled { write.signalled() } else { write }
+                            (SendRequest::write(id, &entries, *handle, *offset), signalled)
                         }
                     };
-                    let posted = self.post(request);
+                    let posted = self.post(if signalled { request.signalled() } else { request }, signalled);
                     // One that found no room is counted when it does: otherwise it would take the signal along.
                     self.writes += usize::from(posted.is_ok() && matches!(kind, Transfer::Write));
                     posted
@@ -271,11 +303,17 @@ impl Endpoint {
         if completion.opcode == CompletionOpcode::Receive {
             return Ok(Some(Event::Received { slot, length: completion.length as usize }));
         }
+        self.signalled -= 1;
         let event = if is_transfer { Event::Done { tag: low } } else { Event::Sent { tag: self.sent(slot) } };
         if !self.waiting.is_empty() {
             self.post_waiting()?;
         }
         Ok(Some(event))
+    }
+
+    /// Whether all that was asked for was posted.
+    pub(crate) fn has_posted_all(&self) -> bool {
+        self.waiting.is_empty()
     }
 
     /// Takes completions that are there; false if there are none.
@@ -335,13 +373,13 @@ mod tests {
     use super::*;
     use uwarp::{AcceptOptions, Config, ConnectOptions, ListenOptions};
 
-    /// Two endpoints that are connected, with one message buffer each.
-    fn connected() -> (Endpoint, Endpoint) {
+    /// Two endpoints that are connected, with one message to be sent at a time, and their contexts.
+    fn connected() -> ([Context; 2], Endpoint, Endpoint) {
         let config =
             |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
         let mut listener = there.listen(20_049, ListenOptions::default()).unwrap();
-        let sizes = Sizes { receives: 1, receive: 1024, sends: 1, send: 1024 };
+        let sizes = Sizes { receives: 2, receive: 1024, sends: 1, send: 1024 };
         let [mut one, mut other] = [&here, &there].map(|context| Endpoint::new(context, sizes).unwrap());
         let peer = there.socket_address(20_049);
         let mut connecting = here.start_connect(&mut one.queue_pair, peer, ConnectOptions::default()).unwrap();
@@ -355,14 +393,76 @@ mod tests {
         while connecting.poll(&mut one.queue_pair).unwrap().is_none() {
             other.poll().unwrap();
         }
-        (one, other)
+        for endpoint in [&mut one, &mut other] {
+            endpoint.agreement.send = 1024;
+        }
+        ([here, there], one, other)
+    }
+
+    /// As many messages as an endpoint has receives may wait, and no more: the next call finds no receive.
+    #[test]
+    fn a_receive_is_posted_with_the_message_that_it_is_behind() {
+        let (_contexts, mut one, mut other) = connected();
+        for slot in 0..2 {
+            other.post_receive(slot).unwrap();
+            one.send(&[7; 10], Some(slot), None, 1 + slot as u64, false).unwrap();
+        }
+        let waiting: Vec<_> = one.waiting.iter().collect();
+        assert!(matches!(waiting[..], [Work::Message { receive: Some(1), .. }]), "{waiting:?}");
+        // Both messages arrive, and what is sent then finds both receives.
+        let (mut arrived, mut found) = (0, 0);
+        while found < 2 {
+            if let Some(Event::Received { length, .. }) = other.poll().unwrap() {
+                assert_eq!(length, 10);
+                arrived += 1;
+                other.send(&[8; 20], None, None, 9, true).unwrap();
+            }
+            if let Some(Event::Received { slot, length }) = one.poll().unwrap() {
+                assert_eq!((slot, length), (found, 20));
+                found += 1;
+            }
+        }
+        assert_eq!(arrived, 2);
+    }
+
+    /// More Reads than the send queue holds, and nobody looks while they are carried out.
+    #[test]
+    fn completions_have_room_in_their_queue() {
+        const READS: usize = 1000;
+        let ([here, there], mut one, mut other) = connected();
+        let source = other.register(vec![7; 8], Access::REMOTE_READ).unwrap();
+        let sink = one.register(vec![0; 8], Access::LOCAL_WRITE).unwrap();
+        one.post_receive(0).unwrap();
+        for _ in 0..READS {
+            let entry = sink.sge(0..8).unwrap();
+            one.transfer(Transfer::Read, entry, source.stag(), source.remote_offset(), 5).unwrap();
+        }
+        let (mut done, mut received) = (0, 0);
+        while (done, received) != (READS, 1) {
+            for _ in 0..1000 {
+                here.poll();
+                there.poll();
+            }
+            if done == 0 {
+                other.send(&[7; 10], None, None, 1, false).unwrap();
+            }
+            // A batch of completions, which makes room for as much.
+            for _ in 0..BATCH {
+                match one.poll().unwrap() {
+                    Some(Event::Done { tag: 5 }) => done += 1,
+                    Some(Event::Received { slot: 0, length: 10 }) => received += 1,
+                    other => assert_eq!(other, None),
+                }
+            }
+            other.poll().unwrap();
+        }
     }
 
     /// What finds the queue full is tried again and again: only what was posted counts for the one that has to be signalled.
     #[test]
     fn every_sixty_fourth_write_that_is_posted_is_signalled() {
         const WRITES: usize = 1000;
-        let (mut endpoint, mut other) = connected();
+        let (_contexts, mut endpoint, mut other) = connected();
         let source = endpoint.register(vec![7; 8], Access::LOCAL_READ).unwrap();
         let sink = other.register(vec![0; 8], Access::REMOTE_WRITE).unwrap();
         let entry = source.sge(0..8).unwrap();

@@ -453,7 +453,8 @@ impl Requester {
         self.finished.pop_front()
     }
 
-    /// Waits for the next call that ends; `None` when the time is over.
+    /// Waits for the next call that ends; `None` when the time is over. The time begins when some hundred looks were in vain: a
+    /// short call does not pay for a reading of the clock.
     ///
     /// # Errors
     /// The context or its engine is gone.
@@ -466,7 +467,6 @@ impl Requester {
                     return Ok(Some(finished));
                 }
             }
-            // The time begins behind the first looks: reading the clock takes as long as much of a short call.
             let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
             if !self.wait(deadline)? {
                 return Ok(None);
@@ -622,7 +622,7 @@ impl Requester {
             self.message.clear();
             let prepared =
                 pending.prepare(endpoint, &limits, self.credits.requested(), &mut self.message).and_then(|()| {
-                    match endpoint.send(&self.message, None, 0, false) {
+                    match endpoint.send(&self.message, None, None, 0, false) {
                         Ok(()) => Ok(()),
                         Err(Failure::Verbs(error)) => Err(CallError::Verbs(error)),
                         Err(Failure::Full | Failure::Message) => Err(CallError::Lost),

@@ -177,6 +177,8 @@ pub struct Responder {
     message: Vec<u8>,
     /// Whether calls are still given to the application.
     takes: bool,
+    /// The connection is to end when all answers are posted.
+    leaving: bool,
     over: Option<Over>,
     stats: ResponderStats,
 }
@@ -242,6 +244,7 @@ impl Responder {
             received: Vec::new(),
             message: Vec::new(),
             takes: true,
+            leaving: false,
             over: None,
             stats: ResponderStats::default(),
             options,
@@ -302,6 +305,7 @@ impl Responder {
                     if self.take(event).is_err() {
                         self.close();
                     }
+                    self.leave();
                 }
                 Err(_) => self.close(),
             }
@@ -342,12 +346,23 @@ impl Responder {
     }
 
     /// Ends the connection after what was answered. Nothing that comes now could be: there are no more calls.
+    ///
+    /// Answers may wait for room in the send queue: the connection is ended by a later [`poll`](Self::poll) or
+    /// [`next`](Self::next) then.
     pub fn disconnect(&mut self) {
         self.stop_taking();
-        self.endpoint.queue_pair.disconnect();
+        self.leaving = true;
+        self.leave();
     }
 
-    /// Ends the connection at once, to signal that a reply is lost (RFC 8166 §4.5.4).
+    fn leave(&mut self) {
+        if self.leaving && self.endpoint.has_posted_all() {
+            self.leaving = false;
+            self.endpoint.queue_pair.disconnect();
+        }
+    }
+
+    /// Ends the connection behind what was posted, to signal that a reply is lost (RFC 8166 §4.5.4).
     fn close(&mut self) {
         self.endpoint.queue_pair.disconnect();
         self.end();
@@ -412,10 +427,8 @@ impl Responder {
         let header = Header { xid, credits: self.options.credits.max(1), body: Body::Error { version, error } };
         self.message.clear();
         header.encode(&mut self.message);
-        // The receive first: the requester may call again as soon as it has the answer (§3.3.1).
-        self.endpoint.post_receive(slot)?;
         let tag = self.next_serial();
-        self.endpoint.send(&self.message, None, tag, false)?;
+        self.endpoint.send(&self.message, Some(slot), None, tag, false)?;
         self.resume()
     }
 

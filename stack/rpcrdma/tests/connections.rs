@@ -6,6 +6,7 @@ use common::*;
 use std::time::Duration;
 use uwarp_rpcrdma::requester::{CallError, RequesterOptions};
 use uwarp_rpcrdma::responder::ResponderOptions;
+use uwarp_rpcrdma::rpc::Status;
 
 #[test]
 fn calls_are_sent_again_after_the_connection_was_lost() {
@@ -201,6 +202,32 @@ fn message_buffers_come_back_whatever_their_number() {
             }
         }
         assert_eq!(rig.client.stats().replies, 20 * u64::from(credits));
+    }
+}
+
+/// More answers at once than there are buffers: those that wait for one go out in front of the connection's end.
+#[test]
+fn what_was_answered_before_the_end_arrives() {
+    const CALLS: usize = 32;
+    let requester =
+        RequesterOptions { credits: CALLS as u32, reconnect: Duration::ZERO, ..RequesterOptions::default() };
+    let mut rig = Rig::new(requester, ResponderOptions::default());
+    // Their buffers are not known to be free yet.
+    for _ in 0..7 {
+        rig.results(call(NULL, Vec::new()));
+    }
+    rig.server.answers = false;
+    let calls: Vec<_> = (0..CALLS).map(|_| rig.client.start(call(NULL, Vec::new())).unwrap()).collect();
+    rig.until("the calls", |rig| {
+        assert!(rig.client.poll().is_none());
+        (rig.server.requests.len() == CALLS).then_some(())
+    });
+    for _ in 0..CALLS {
+        rig.server.answer_next();
+    }
+    rig.server.responders[0].disconnect();
+    for id in calls {
+        assert_eq!(rig.finish(id).outcome.unwrap().status, Status::Success);
     }
 }
 

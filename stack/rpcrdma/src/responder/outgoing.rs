@@ -95,13 +95,11 @@ impl Responder {
         self.message.clear();
         Header { xid: call.xid, credits, body }.encode(&mut self.message);
         self.message.extend_from_slice(&stream);
-        // Before the reply, so that the next call finds it (RFC 8166 §3.3.1).
-        self.endpoint.post_receive(slot)?;
         let lends = !regions.is_empty();
         if lends {
             self.outgoing.push_back(Outgoing { serial, regions, items });
         }
-        self.endpoint.send(&self.message, invalidate, serial, lends)?;
+        self.endpoint.send(&self.message, Some(slot), invalidate, serial, lends)?;
         self.stats.replies += 1;
         self.resume()
     }
@@ -123,10 +121,8 @@ impl Responder {
             return self.refuse(slot, call.xid, VERSION, RdmaError::Chunk);
         }
         let invalidate = if self.endpoint.agreement.remote_invalidation { only_handle(&call.chunks) } else { None };
-        // Before the reply, so that the next call finds it (RFC 8166 §3.3.1).
-        self.endpoint.post_receive(slot)?;
         let serial = self.next_serial();
-        self.endpoint.send(&self.message, invalidate, serial, false)?;
+        self.endpoint.send(&self.message, Some(slot), invalidate, serial, false)?;
         self.stats.replies += 1;
         self.resume()
     }
