@@ -18,7 +18,7 @@ fn stat(arguments: &[&str]) -> Output {
 fn a_running_context_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("monitor.sock");
-    let mut config = Config::without_device("10.0.0.1/24").unwrap().threaded(2);
+    let mut config = uwarp_middlebox::behind(Config::without_device("10.0.0.1/24").unwrap().threaded(2));
     config.monitor.socket = Some(socket.clone());
     let context = Context::open(config).unwrap();
     let domain = context.allocate_domain();

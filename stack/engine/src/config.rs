@@ -139,7 +139,7 @@ impl Default for Limits {
 /// Budgets in buffers, so that one connection, or all together, cannot exhaust a pool.
 #[derive(Debug, Clone)]
 pub struct Budgets {
-    /// Received frames that all connections together may hold out of order. `None`: half of the receive pool.
+    /// Buffers of received frames that all connections together may hold out of order. `None`: half of the receive pool.
     pub out_of_order: Option<u32>,
     /// Transmit buffers that no record may take: left for ACK, RST, Terminate and retransmission. `None`: an eighth of
     /// the transmit pool, at least 8.

@@ -95,6 +95,8 @@ impl<P: Port> Core<P> {
                 // A SYN stands in front of the first octet.
                 let syn = u32::from(header.flags.contains(TcpFlags::SYN));
                 header.sequence += at as u32 + syn;
+                // It is counted from the sequence number on, which has moved: zero says nothing.
+                header.urgent = header.urgent.saturating_sub(u16::try_from(at as u32 + syn).unwrap_or(u16::MAX));
                 header.flags = header.flags.without(TcpFlags::SYN);
             }
             if !last {

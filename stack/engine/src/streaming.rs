@@ -246,8 +246,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// TCP has been told of urgent data, by a segment whose octets were not handed out yet: so a reader who looks before it
-    /// reads cannot pass the end of urgent data without having seen that it was ahead.
+    /// TCP has been told of urgent data, by a segment whose octets were not handed out yet: so a reader who finds octets there
+    /// knows of all urgent data among them, if it looks before it reads them.
     ///
     /// For a stream that MPA has, or will have, nothing follows from it: its octets are in line like any others (RFC 6093 §6),
     /// and no layer above TCP there has a use for haste; RFC 5044 does not mention the mechanism.

@@ -15,6 +15,7 @@ use rustix::net::{self, RecvFlags, SendFlags, sockopt};
 use rustix::time::Timespec;
 use uwarp::{Config, Context, DeviceConfig, FaultOptions, Interest, TcpListener, TcpStream, TcpStreamOptions};
 use uwarp_interop_tests::flows::{self, PATIENCE};
+use uwarp_middlebox::{behind, faults, standing};
 use uwarp_netns::{self as netns, End};
 
 const STACK: &str = "10.77.0.1/24";
@@ -43,7 +44,7 @@ fn open(device: DeviceConfig) -> Context {
     std::fs::write("/proc/sys/net/ipv4/tcp_rto_min_us", "5000").expect("tcp_rto_min_us");
     let mut config = Config::new(device, STACK).expect("a good address").without_monitor();
     config.tcp.rto_min = Duration::from_millis(5);
-    Context::open(config).expect("the context opens")
+    Context::open(behind(config)).expect("the context opens")
 }
 
 fn everything(context: &Context) {
@@ -124,9 +125,9 @@ fn a_shut_window_does_not_hold_the_kernels_word_up(context: &Context) {
 fn losses_keep_the_kernels_end_of_urgent_data(context: &Context) {
     const PIECE: usize = 4096;
     const PIECES: usize = 128;
-    let faults = FaultOptions { loss: 3.0, reorder: 2.0, incoming: true, seed: 7, ..FaultOptions::default() };
+    let with = FaultOptions { loss: 3.0, reorder: 2.0, incoming: true, seed: 7, ..faults() };
     let (mut kernel, mut stack) = connected(context, 7103, 1 << 16);
-    context.set_faults(Some(faults)).expect("percentages");
+    context.set_faults(Some(with)).expect("percentages");
     let sender = thread::spawn(move || {
         for piece in 0..PIECES {
             if piece % 8 == 3 {
@@ -147,7 +148,7 @@ fn losses_keep_the_kernels_end_of_urgent_data(context: &Context) {
         assert!(room[..count].iter().enumerate().all(|(at, octet)| *octet == ((received + at) / PIECE) as u8));
         received += count;
     }
-    context.set_faults(None).expect("no faults");
+    context.set_faults(standing()).expect("no faults");
     sender.join().unwrap();
     // The last urgent piece is number 123.
     assert_eq!((known, stack.urgent_remaining()), (124 * PIECE, None));
@@ -270,16 +271,16 @@ fn a_shut_window_of_the_kernel_does_not_hold_the_word_up(context: &Context) {
 }
 
 fn losses_keep_our_end_of_urgent_data(context: &Context) {
-    let faults = FaultOptions { loss: 20.0, incoming: true, seed: 8, ..FaultOptions::default() };
+    let with = FaultOptions { loss: 20.0, incoming: true, seed: 8, ..faults() };
     for round in 0..20 {
         let (mut kernel, mut stack) = connected(context, 7110 + round, 1 << 16);
         sockopt::set_socket_oobinline(&kernel, true).unwrap();
-        context.set_faults(Some(faults)).expect("percentages");
+        context.set_faults(Some(with)).expect("percentages");
         stack.write_all(&[1; 5000]).unwrap();
         assert_eq!(stack.write_urgent(&[2; 3000]).unwrap(), 3000);
         stack.write_all(&[3; 500]).unwrap();
         wait_for_octets(&kernel, 8500);
-        context.set_faults(None).expect("no faults");
+        context.set_faults(standing()).expect("no faults");
         wait_for_urgent(&kernel);
         let mut room = [0; 9000];
         let mut reads = Vec::new();

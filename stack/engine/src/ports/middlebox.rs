@@ -2,8 +2,10 @@
 //! large receive offload, proxies and segmenting guests do.
 //!
 //! Nothing of TCP is changed: the same octets have the same sequence numbers, a FIN stays behind the octets that it was
-//! behind, a PSH goes to the end of what its segment is joined with (RFC 9293 §3.9.1), options are kept, segments are joined
-//! only if all their fields agree, checksums are right. What is no intact TCP segment passes as it is.
+//! behind, a PSH goes to the end of what its segment is joined with (RFC 9293 §3.9.1), options are kept, checksums are right.
+//! Segments are joined only if their fields agree, but for those that number packets or mean nothing: IPv4's identification and
+//! DF, the low bits of IPv6's flow label, TCP's reserved bits and an urgent pointer without URG. What is no intact TCP segment
+//! passes as it is.
 
 use std::collections::VecDeque;
 
@@ -48,10 +50,18 @@ impl Place {
     fn read(frame: &[u8]) -> Option<(Place, usize)> {
         let ip = frame.get(ETHERNET..)?;
         let (ipv6, tcp, end) = match frame.get(12..14)? {
-            [0x08, 0x00] if ip.len() >= 20 && ip[9] == 6 && u16_at(ip, 6) & 0x3fff == 0 => {
+            [0x08, 0x00]
+                if ip.len() >= 20
+                    && ip[0] >> 4 == 4
+                    && ip[0] & 15 >= 5
+                    && ip[9] == 6
+                    && u16_at(ip, 6) & 0x3fff == 0 =>
+            {
                 (false, usize::from(ip[0] & 15) * 4, usize::from(u16_at(ip, 2)))
             }
-            [0x86, 0xdd] if ip.len() >= 40 && ip[6] == 6 => (true, 40, 40 + usize::from(u16_at(ip, 4))),
+            [0x86, 0xdd] if ip.len() >= 40 && ip[0] >> 4 == 6 && ip[6] == 6 => {
+                (true, 40, 40 + usize::from(u16_at(ip, 4)))
+            }
             _ => return None,
         };
         let offset = usize::from(*ip.get(tcp + 12)? >> 4) * 4;

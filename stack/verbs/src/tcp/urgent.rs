@@ -22,14 +22,18 @@ impl TcpStream {
     ///
     /// The peer's announcement raises the file descriptor of [`as_fd`](std::os::fd::AsFd::as_fd) if the stream is armed for
     /// [`Interest::URGENT`] (MUST-32), each time that the urgent data has grown, and also while the window is shut. A read does
-    /// not stop where urgent data ends: who wants to know it asks before each read and reads at most as much.
+    /// not stop where urgent data ends. Who wants to see each end asks [`readable`](Self::readable) first and then this, and reads
+    /// at most the lesser of both; where nothing is readable it arms for both and waits for the descriptor. A read that waits, or
+    /// that asks for more, may pass an end that came with the octets.
+    ///
+    /// What a peer announces while MPA starts up is not told when a rejection hands the stream back.
     pub fn urgent_remaining(&mut self) -> Option<NonZeroUsize> {
         self.turn();
         self.ends.urgent_remaining()
     }
 
     /// Hands over octets to be sent as [`write`](std::io::Write::write) does, and makes them urgent, with all that was written
-    /// before and the peer has not acknowledged. Gives how many were taken, at least one: the last of these is the last octet of
+    /// before and the peer has not acknowledged. Gives how many were taken, at least one of any: the last of these is the last octet of
     /// urgent data now. That may be of any length (RFC 9293 §3.8.5, MUST-31): the next call goes on with it.
     ///
     /// The peer is told by the segments that carry the octets, or ahead of them if these have to wait for its window. The call
@@ -59,6 +63,8 @@ impl TcpStream {
         let (Some(handle), 1..) = (self.ends.handle(), count) else {
             return Ok(octets.is_empty().then_some(0));
         };
+        // Once it is on its way the command cannot be taken back.
+        self.rest.shared.check_here().map_err(other)?;
         // The engine has to know before it can see the octets, or it might send them without the word. The room cannot shrink
         // meanwhile, so as many are written as were announced.
         let (reply, answer) = bounded(1);

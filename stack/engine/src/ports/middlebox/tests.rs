@@ -5,6 +5,21 @@ use crate::ports::heap::{HeapBuffer, HeapPool};
 use crate::ports::{LoopOptions, LoopPort};
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 
+/// The length of an IPv4 header is what the sender says.
+#[test]
+fn what_is_no_ip_header_passes_as_it_is() {
+    let pool = HeapPool::new(8, 2048, 128);
+    for (ipv6, versions) in [(false, [0x42, 0x05, 0x65]), (true, [0x05, 0x40, 0x50])] {
+        let frame = segment(&pool, 1, b"octets", TcpFlags::ACK, ipv6).data().to_vec();
+        assert!(Place::read(&frame).is_some());
+        for version in versions {
+            let mut frame = frame.clone();
+            frame[ETHERNET] = version;
+            assert!(Place::read(&frame).is_none(), "{version:#x}");
+        }
+    }
+}
+
 /// A frame of a connection with `octets` of payload from `sequence` on, its checksums right.
 fn segment(pool: &HeapPool, sequence: u32, octets: &[u8], flags: TcpFlags, ipv6: bool) -> HeapBuffer {
     let place = if ipv6 { Place { ipv6, tcp: 54, payload: 86 } } else { Place { ipv6, tcp: 34, payload: 66 } };
