@@ -19,6 +19,10 @@ pub struct Testimony {
 const ARGUED: &[&str] =
     &["Res field is NOT set to zero as required by RFC 5044", "Rev field is NOT set to one as required by RFC 5044"];
 
+/// An ephemeral port of ours may be the assigned one of another protocol, which tshark would see there if it did not look for MPA
+/// first.
+const MPA_FIRST: &str = "tcp.try_heuristic_first:TRUE";
+
 /// Lets tshark read `capture`. It is not asked behind a middlebox, which has cut what was received before it is captured: it wants
 /// FPDUs to begin with a segment.
 pub fn examine(capture: &Path) -> Option<Testimony> {
@@ -76,7 +80,7 @@ pub fn count_with(capture: &Path, more: &[&str], filter: &str) -> usize {
 
 /// As [`count`], with RPC-over-RDMA dissected, of whatever program.
 pub fn count_calls(capture: &Path, filter: &str) -> usize {
-    lines(&dissect(capture, &["-o", "rpc.dissect_unknown_programs:TRUE", "-Y", filter]))
+    lines(&dissect(capture, &["-o", MPA_FIRST, "-o", "rpc.dissect_unknown_programs:TRUE", "-Y", filter]))
 }
 
 fn lines(text: &str) -> usize {
@@ -84,9 +88,8 @@ fn lines(text: &str) -> usize {
 }
 
 fn tshark(capture: &Path, more: &[&str]) -> String {
-    // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA. An ephemeral port of ours may be the assigned
-    // one of another protocol, which it would see there if it did not look for MPA first.
-    let choices = ["--disable-protocol", "rpcordma", "-o", "tcp.try_heuristic_first:TRUE"];
+    // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA.
+    let choices = ["--disable-protocol", "rpcordma", "-o", MPA_FIRST];
     dissect(capture, &[&choices, more].concat())
 }
 

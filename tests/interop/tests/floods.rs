@@ -2,11 +2,12 @@
 //! thousand, while the kernel opens connections to the stack and streams over them. Every octet arrives, and memory stays where
 //! it was.
 
-use std::net::Ipv4Addr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smoltcp::phy::{Device, Medium, RawSocket, TxToken};
 use uwarp::{Config, Context, DeviceConfig, TcpListener};
@@ -204,15 +205,40 @@ fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
     }
 }
 
+/// A connection of the kernel's. It gives up as soon as three questions after our hardware address were lost, which happens where
+/// the flood fills the device's queue: then it is asked again.
+fn connect(to: SocketAddr) -> io::Result<std::net::TcpStream> {
+    let start = Instant::now();
+    loop {
+        match flows::kernel_connects(to) {
+            Err(error) if error.kind() == io::ErrorKind::HostUnreachable && start.elapsed() < PATIENCE => {
+                eprintln!("the kernel has not found the stack: {error}");
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// Says at its end that it is over.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// A connection that is opened and used beside a flood.
 fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flood) {
     let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
+        // The scope waits for the attacker, also when something fails.
+        let _end = Ends(&over);
         let attacker = scope.spawn(|| line.flood(flood, &over, &sent));
         while sent.load(Relaxed) < FRAMES / 10 {
             thread::sleep(Duration::from_millis(1));
         }
-        let client = scope.spawn(|| flows::kernel_connects(context.socket_address(PORT)));
+        let client = scope.spawn(|| connect(context.socket_address(PORT)));
         let accepted = listener.accept_timeout(PATIENCE).expect("the listener works");
         let (mut stack, peer) = accepted.unwrap_or_else(|| panic!("{flood:?}: {:#?}", context.stats()));
         line.kernel_port.store(peer.port(), Relaxed);
