@@ -8,7 +8,7 @@ use uwarp_wire::frame::{
 use uwarp_wire::icmp::IcmpMessage;
 use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::ipv6::FRAGMENT_HEADER_LEN;
-use uwarp_wire::tcp::TcpFlags;
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::core::Core;
 use crate::port::{Buffer, Port};
@@ -90,18 +90,7 @@ impl<P: Port> Core<P> {
         loop {
             let piece = &payload[at..payload.len().min(at + most)];
             let last = at + piece.len() == payload.len();
-            let mut header = frame.header;
-            if at > 0 {
-                // A SYN stands in front of the first octet.
-                let syn = u32::from(header.flags.contains(TcpFlags::SYN));
-                header.sequence += at as u32 + syn;
-                // It is counted from the sequence number on, which has moved: zero says nothing.
-                header.urgent = header.urgent.saturating_sub(u16::try_from(at as u32 + syn).unwrap_or(u16::MAX));
-                header.flags = header.flags.without(TcpFlags::SYN);
-            }
-            if !last {
-                header.flags = header.flags.without(TcpFlags::FIN | TcpFlags::PSH);
-            }
+            let header = header_of_piece(frame.header, at, last);
             // What is received may wait out of order: records keep their buffers.
             if !self.has_free(self.reserve + 1) {
                 return self.count_drop(DropReason::NoTransmitBuffer);
@@ -167,6 +156,50 @@ impl<P: Port> Core<P> {
             if !sent {
                 return;
             }
+        }
+    }
+}
+
+/// The header of what begins `at` octets behind the start of a segment's payload, and is its last piece or not.
+fn header_of_piece(mut header: TcpHeader, at: usize, last: bool) -> TcpHeader {
+    if at > 0 {
+        // A SYN stands in front of the first octet.
+        let ahead = at as u32 + u32::from(header.flags.contains(TcpFlags::SYN));
+        header.sequence += ahead;
+        // It is counted from the sequence number on, which has moved: zero says nothing.
+        header.urgent = header.urgent.saturating_sub(u16::try_from(ahead).unwrap_or(u16::MAX));
+        header.flags = header.flags.without(TcpFlags::SYN);
+    }
+    if !last {
+        header.flags = header.flags.without(TcpFlags::FIN | TcpFlags::PSH);
+    }
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uwarp_wire::tcp::SeqNumber;
+
+    /// Every piece says of urgent data what the segment said: its end is at the same sequence number, or is told no more by what
+    /// lies behind it.
+    #[test]
+    fn pieces_say_what_the_segment_did() {
+        let all = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::PSH | TcpFlags::URG | TcpFlags::ACK;
+        let sequence = SeqNumber(u32::MAX - 1000);
+        for flags in [all, all.without(TcpFlags::SYN)] {
+            let segment = TcpHeader { sequence, urgent: 2500, ..TcpHeader::new(flags) };
+            let syn = u32::from(flags.contains(TcpFlags::SYN));
+            assert_eq!(header_of_piece(segment, 0, true), segment);
+            for (at, urgent) in [(1460, 2500 - 1460 - syn as u16), (2920, 0), (70_000, 0)] {
+                let piece = header_of_piece(segment, at, false);
+                assert_eq!((piece.sequence, piece.urgent), (sequence + (at as u32 + syn), urgent));
+                assert_eq!(piece.flags, TcpFlags::URG | TcpFlags::ACK);
+                let last = header_of_piece(segment, at, true);
+                assert_eq!(last.flags, all.without(TcpFlags::SYN));
+            }
+            let first = TcpHeader { flags: flags.without(TcpFlags::FIN | TcpFlags::PSH), ..segment };
+            assert_eq!(header_of_piece(segment, 0, false), first);
         }
     }
 }
