@@ -156,6 +156,8 @@ impl<P: Port> Core<P> {
         if connection.stream.take().is_some() {
             connection.set_receive_space(u32::MAX, self.tcp_config.mss);
             connection.tcp.set_fin_wait_2(self.tcp_config.fin_wait_2);
+            // Its application's choice was for its own octets: no record of an RDMA stream waits for another.
+            connection.tcp.set_nagle(false);
         }
     }
 }

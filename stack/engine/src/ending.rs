@@ -428,7 +428,11 @@ impl<P: Port> Core<P> {
         }
         if !connection.gone && is_due(connection.deadline, self.now) {
             connection.deadline = None;
-            self.on_phase_deadline(&mut connection);
+            if self.is_being_taken(&mut connection) {
+                connection.deadline = Some(self.now + CLOSING_LIMIT);
+            } else {
+                self.on_phase_deadline(&mut connection);
+            }
             Self::schedule(&mut self.ready, index, &mut connection);
         }
         self.put_back(index, connection);

@@ -43,6 +43,8 @@ pub(crate) struct Streaming {
     peer_closed: bool,
     /// Octets came after the application had left.
     unread: bool,
+    /// What the peer had acknowledged when the limit of a stream without an application was set.
+    taken: u64,
 }
 
 impl Streaming {
@@ -58,6 +60,7 @@ impl Streaming {
             closed: false,
             peer_closed: false,
             unread: false,
+            taken: 0,
         }
     }
 
@@ -299,6 +302,7 @@ impl<P: Port> Core<P> {
         if stream.receive.is_closed() && connection.deadline.is_none() {
             // Nobody has the stream any more: a peer that does not take the rest must not keep it for ever.
             connection.deadline = Some(self.now + CLOSING_LIMIT);
+            stream.taken = connection.tcp.octets_acknowledged();
         }
         stream.receive.free();
         let space = stream.space();
@@ -308,6 +312,14 @@ impl<P: Port> Core<P> {
             connection.quiet = !more && stream.is_quiet();
         }
         more
+    }
+
+    /// The limit of a connection is over: whether it is a stream that its application has left and of whose last octets the peer
+    /// has taken some since. Then the limit begins anew, and a slow peer gets all of them.
+    pub(crate) fn is_being_taken(&self, connection: &mut Connection) -> bool {
+        let acknowledged = connection.tcp.octets_acknowledged();
+        let Some(stream) = &mut connection.stream else { return false };
+        stream.opened && stream.receive.is_closed() && std::mem::replace(&mut stream.taken, acknowledged) < acknowledged
     }
 
     /// Hands TCP what the application wrote. True: there is more, and it could go.

@@ -233,3 +233,24 @@ fn a_dropped_stream_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
     assert_eq!(open(&world), 0);
     assert_eq!(server.failure(), Some(StreamFailure::Reset));
 }
+
+#[test]
+fn a_slow_peer_gets_all_octets_of_a_dropped_stream() {
+    let mut world = World::two();
+    let options = StreamOptions { send_buffer: 64 << 10, receive_buffer: 4096, ..StreamOptions::default() };
+    let (mut client, mut server) = joined(&mut world, &options);
+    let sent = pattern(60_000, 1);
+    assert_eq!(client.write(&sent), sent.len());
+    drop(client);
+    let (mut received, mut room) = (Vec::new(), [0; 1000]);
+    for _ in 0..90 {
+        world.run(SECOND);
+        let count = server.read(&mut room);
+        received.extend_from_slice(&room[..count]);
+        if received.len() == sent.len() {
+            break;
+        }
+    }
+    assert!(received == sent, "{} octets, {:?}", received.len(), server.failure());
+    assert_eq!(server.failure(), None);
+}

@@ -3,9 +3,15 @@
 
 use std::time::Duration;
 
+use crossbeam::channel::unbounded;
+use uwarp_engine::command::{
+    Command, ConnectionEvent, ConversionParameters, ConversionRole, EventSink, StartupOptions,
+};
 use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, World};
+use uwarp_engine::rig::{HostOptions, PairOptions, World};
 use uwarp_engine::stream::{StreamEnds, StreamOptions};
+use uwarp_engine::work::SendOpcode;
+use uwarp_sim_tests::pairs::{SECOND, element};
 use uwarp_tcp::Instant;
 
 const PORT: u16 = 7;
@@ -160,4 +166,54 @@ fn every_octet_comes_through_whatever_the_network_does() {
     }
     let cut: u64 = (0..seeds).map(|seed| run(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"))).sum();
     assert!(cut > 100, "{cut} frames for devices to cut");
+}
+
+/// Whoever has chosen Nagle's rule has chosen it for text: no record of an RDMA stream waits for the one before.
+#[test]
+fn a_stream_that_has_become_rdma_sends_small_records_at_once() {
+    const FLIGHT: Duration = Duration::from_millis(10);
+    let mut world = World::new(1, SimOptions { delay: FLIGHT, ..SimOptions::default() });
+    for _ in 0..2 {
+        world.add(HostOptions::default(), |_| {});
+    }
+    let options = StreamOptions { nagle: true, ..StreamOptions::default() };
+    let incoming = world.hosts[1].listen_streams(PORT, 128, options.clone());
+    let client = world.hosts[0].connect_stream((world.hosts[1].address, PORT), options);
+    let mut server = None;
+    assert!(world.run_until(SECOND, |_| {
+        server = incoming.try_recv().ok();
+        server.is_some() && client.is_open()
+    }));
+    let server = server.and_then(|incoming| incoming.take()).expect("it came");
+    let [mut here, there] = [0, 1].map(|host| world.hosts[host].pair(PairOptions::default()));
+    let (requests, came) = unbounded();
+    let options = StartupOptions::default();
+    let roles = [
+        ConversionRole::Initiator { queue_pair: here.number, options: options.clone() },
+        ConversionRole::Responder { requests: EventSink::new(requests, None), timeout: SECOND },
+    ];
+    for (host, (ends, role)) in [client, server].into_iter().zip(roles).enumerate() {
+        let handle = ends.handle().expect("it is open");
+        let (returned, _) = unbounded();
+        let parameters = ConversionParameters { handle, ends, returned, role };
+        world.hosts[host].command(Command::ConvertStream(Box::new(parameters)));
+    }
+    assert!(world.run_until(SECOND, |world| {
+        if let Ok(request) = came.try_recv() {
+            world.hosts[1].accept(&there, &request, options.clone());
+        }
+        matches!(here.events.try_recv(), Ok(ConnectionEvent::Established(_)))
+    }));
+    world.run(SECOND);
+    for id in 0..3 {
+        assert!(here.post(element(id, SendOpcode::Send), &[], &[]));
+        here.ring();
+        world.run(FLIGHT / 10);
+        let tcp = world.hosts[0].engine.as_ref().expect("alive").stats().connections.swap_remove(0).tcp;
+        assert_eq!(
+            (tcp.unsent, tcp.in_flight > 0),
+            (0, true),
+            "none waits for an acknowledgment, which takes two flights"
+        );
+    }
 }
