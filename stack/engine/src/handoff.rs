@@ -235,11 +235,20 @@ impl<P: Port> Core<P> {
     /// Lets all other engines know, too: what tells of neighbours comes to one queue only.
     pub(crate) fn share(&mut self, octets: &[u8]) {
         let Some(handoff) = self.handoff.as_mut().filter(|_| !self.second_hand) else { return };
-        let mut sent = 0;
-        for engine in 0..handoff.out.len() as u16 {
-            sent += u64::from(handoff.send(engine, octets.len(), false, std::iter::once(octets)));
+        let (mut sent, mut lost) = (0, 0);
+        for engine in 0..handoff.out.len() {
+            if handoff.out[engine].is_none() {
+                continue;
+            }
+            match handoff.send(engine as u16, octets.len(), false, std::iter::once(octets)) {
+                true => sent += 1,
+                false => lost += 1,
+            }
         }
         self.counters.handed_off += sent;
+        for _ in 0..lost {
+            self.count_drop(crate::stats::DropReason::HandoffFull);
+        }
     }
 
     fn count_handed_off(&mut self, sent: bool) {

@@ -69,6 +69,10 @@ impl<P: Port> Core<P> {
             return self.count_drop(DropReason::WrongAddress);
         }
         match frame.message {
+            // All hosts of the subnet would hear the answer.
+            IcmpMessage::EchoRequest { .. } if self.addresses.is_subnet_broadcast(route.source) => {
+                self.count_drop(DropReason::WrongAddress);
+            }
             IcmpMessage::EchoRequest { identifier, sequence, data } => {
                 let reply = IcmpMessage::EchoReply { identifier, sequence, data };
                 let path = self.path(route.source_mac, route.destination, route.source);
@@ -187,7 +191,9 @@ impl<P: Port> Core<P> {
     /// Whether an error may be sent to where a packet came from (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)).
     fn may_answer(&mut self, route: &Route) -> bool {
         let source = route.source;
-        if source.is_unspecified() || source.is_multicast() || !route.source_mac.is_unicast() {
+        let is_of_one =
+            !source.is_unspecified() && !source.is_multicast() && !self.addresses.is_subnet_broadcast(source);
+        if !is_of_one || !route.source_mac.is_unicast() {
             return false;
         }
         if !self.icmp_errors.admits(self.now) {

@@ -28,6 +28,8 @@ pub(crate) struct Waits {
     free: Vec<u32>,
     /// Index and time at which to look at it, by time. A place that was taken again has another time.
     order: VecDeque<(Instant, u32)>,
+    /// Places in `order` whose flows were taken out before their time.
+    vacant: usize,
     limit: usize,
     /// Waits cut short because the table was full.
     pub(crate) cut_short: u64,
@@ -41,6 +43,7 @@ impl Waits {
             entries: Vec::new(),
             free: Vec::new(),
             order: VecDeque::new(),
+            vacant: 0,
             limit,
             cut_short: 0,
         }
@@ -59,9 +62,12 @@ impl Waits {
         }
         while self.len() >= self.limit {
             let Some((_, index)) = self.order.pop_front() else { break };
-            if let Some(oldest) = self.remove_index(index) {
-                self.cut_short += 1;
-                forget(&oldest);
+            match self.remove_index(index) {
+                Some(oldest) => {
+                    self.cut_short += 1;
+                    forget(&oldest);
+                }
+                None => self.vacate(index),
             }
         }
         let tag = self.flows.tag(&flow);
@@ -101,11 +107,29 @@ impl Waits {
 
     /// Takes a flow out before its time: its ports are used anew, by the same engine.
     pub(crate) fn remove(&mut self, flow: &FlowKey) {
-        if let Some(index) = self.find(flow) {
-            self.remove_index(index);
-            // Places are not used again while something in `order` speaks of them.
-            self.order.retain(|(_, other)| *other != index);
+        let Some(index) = self.find(flow) else { return };
+        let Some(entry) = self.entries.get_mut(index as usize).and_then(Option::take) else { return };
+        self.flows.remove(entry.tag, index);
+        // Its place is not used again while something in `order` speaks of it, and to look for that is to look through all of them:
+        // so that is done for many at once.
+        self.vacant += 1;
+        if self.vacant > self.limit {
+            let Self { order, entries, free, .. } = self;
+            order.retain(|&(_, index)| {
+                let is_taken = entries.get(index as usize).is_some_and(Option::is_some);
+                if !is_taken {
+                    free.push(index);
+                }
+                is_taken
+            });
+            self.vacant = 0;
         }
+    }
+
+    /// Nothing in `order` speaks any more of the place of a flow that was taken out before its time.
+    fn vacate(&mut self, index: u32) {
+        self.free.push(index);
+        self.vacant -= 1;
     }
 
     fn remove_index(&mut self, index: u32) -> Option<FlowKey> {
@@ -136,7 +160,7 @@ impl Waits {
                         forget(&flow);
                     }
                 }
-                None => {}
+                None => self.vacate(index),
             }
         }
     }
@@ -205,6 +229,32 @@ mod tests {
         Waits::new(1, 0).insert(flow(6), waiting(start), &mut forget);
         // All but the one whose ports were used anew.
         assert_eq!(gone, [1, 2, 4, 5, 6]);
+    }
+
+    #[test]
+    fn flows_that_are_used_anew_all_the_time_take_no_more_room() {
+        let start = Instant::from_nanos(1_000_000_000);
+        let mut waits = Waits::new(1, 8);
+        let mut gone = Vec::new();
+        for port in 1..=8 {
+            waits.insert(flow(port), waiting(start), |flow| gone.push(flow.remote_port));
+        }
+        for round in 0..1000 {
+            let port = 1 + round % 8;
+            waits.remove(&flow(port));
+            assert!(!waits.contains(&flow(port)) && waits.len() == 7);
+            waits.insert(flow(port), waiting(start + Duration::from_micros(round.into())), |flow| {
+                gone.push(flow.remote_port);
+            });
+        }
+        assert!(waits.entries.len() <= 18 && waits.order.len() <= 18, "{waits:?}");
+        assert_eq!((waits.len(), waits.cut_short, gone.len()), (8, 0, 0));
+        // A new one takes the place of the one that has waited longest, which is the ninth from behind.
+        waits.insert(flow(9), waiting(start + SECOND / 2), |flow| gone.push(flow.remote_port));
+        assert_eq!((waits.len(), waits.cut_short, &gone[..]), (8, 1, &[1][..]));
+        waits.expire(start + SECOND * 2, |flow| gone.push(flow.remote_port));
+        assert_eq!((waits.len(), waits.deadline(), waits.vacant), (0, None, 0));
+        assert_eq!(gone, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }
 
     #[test]

@@ -6,10 +6,12 @@ use std::time::Duration;
 use uwarp_engine::rig::PairOptions;
 use uwarp_sim_tests::beside::{Beside, HOST_MAC};
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
-use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, prepend_tcp};
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_packet, prepend_tcp};
 use uwarp_wire::icmp::IcmpMessage;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
+/// The protocol number of UDP.
+const UDP: u8 = 17;
 const OUR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
@@ -136,6 +138,17 @@ fn a_subnets_broadcast_address_neither_opens_nor_is_opened() {
     assert!(bench.receive(Duration::from_millis(1)).is_empty(), "neither a SYN nor a reset");
     let stats = bench.stats();
     assert_eq!((stats.flows, stats.resets_sent, stats.drops.get("wrong-address")), (0, 0, Some(&2)));
+    // Nor does it get echoes, nor errors (RFC 1122 §3.2.2): a datagram for a port that nobody has.
+    let mut frame = vec![0; 128];
+    let echo = IcmpMessage::EchoRequest { identifier: 7, sequence: 9, data: &[1; 8] };
+    let length = emit_icmp(&mut frame, &path_from(&bench, all), &echo).expect("it fits");
+    bench.send(&frame[..length]);
+    for (from, answers) in [(all, 0), (OUR, 1)] {
+        let length = emit_packet(&mut frame, &path_from(&bench, from), 0, UDP, &[0, 7, 0, 9, 0, 8, 0, 0]);
+        bench.send(&frame[..length.expect("it fits")]);
+        let came = bench.receive(Duration::from_millis(1));
+        assert_eq!(came.len() - arps(&came).len(), answers, "from {from}: {came:02x?}");
+    }
     let pair = bench.world.hosts[0].pair(PairOptions::default());
     bench.world.hosts[0].connect(&pair, (all, 80), Default::default());
     let frames = bench.receive(Duration::from_millis(1));
