@@ -333,6 +333,19 @@ impl TcpStream {
             self.rest.shared.give_way(&mut backoff, busy);
         }
     }
+
+    /// Writes by `attempt`, which gives `None` if there is no room, and waits for room in blocking mode.
+    #[inline]
+    fn write_by(&mut self, mut attempt: impl FnMut(&mut Self) -> io::Result<Option<usize>>) -> io::Result<usize> {
+        if let Some(count) = attempt(self)? {
+            return Ok(count);
+        }
+        if self.rest.nonblocking {
+            return Err(self.fruitless());
+        }
+        let deadline = deadline(self.rest.write_timeout);
+        self.wait_for(Interest::WRITABLE, deadline, attempt)?.ok_or_else(|| ErrorKind::TimedOut.into())
+    }
 }
 
 /// When a wait that begins now ends.
@@ -369,15 +382,7 @@ impl Write for TcpStream {
     /// [`ErrorKind::BrokenPipe`] after [`TcpStream::shutdown_write`], and why the connection is over.
     #[inline]
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        if let Some(count) = self.try_write(octets)? {
-            return Ok(count);
-        }
-        if self.rest.nonblocking {
-            return Err(self.fruitless());
-        }
-        let deadline = deadline(self.rest.write_timeout);
-        self.wait_for(Interest::WRITABLE, deadline, |stream| stream.try_write(octets))?
-            .ok_or_else(|| ErrorKind::TimedOut.into())
+        self.write_by(|stream| stream.try_write(octets))
     }
 
     /// Nothing is held back on this side of the engine: does nothing.

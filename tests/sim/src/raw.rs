@@ -350,3 +350,18 @@ pub fn untagged(opcode: Opcode, queue: u32, number: u32, offset: u32, payload: &
     ulpdu.extend_from_slice(payload);
     ulpdu
 }
+
+/// Checks that `answer` is a Terminate with this layer, error type and code, which quotes of `ulpdu` the length and the DDP header
+/// and no RDMAP header.
+///
+/// # Panics
+/// It is not; `name` says of which case.
+pub fn assert_terminates(name: &str, answer: &[u8], ulpdu: &[u8], expected: (u8, u8, u8)) {
+    let Ok(Header::Untagged(header)) = Header::parse(answer) else { panic!("{name}: {answer:x?}") };
+    assert_eq!(header.queue, QueueNumber::TERMINATE, "{name}");
+    let terminate = Terminate::parse(&answer[18..]).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!((terminate.layer.code(), terminate.error_type, terminate.code), expected, "{name}");
+    assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
+    assert!(terminate.ddp_header.is_some_and(|quoted| ulpdu.starts_with(quoted.as_slice())), "{name}");
+    assert_eq!(terminate.read_request, None, "{name}");
+}

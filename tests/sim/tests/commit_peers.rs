@@ -5,7 +5,7 @@ use uwarp_engine::work::{SendOpcode, Sge, Status};
 use uwarp_memory::{Access, CommitStatus, Committer, Registration};
 use uwarp_sim_tests::durable::{COMMIT, durable, post_commit};
 use uwarp_sim_tests::pairs::{PORT, SECOND, element, with};
-use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
+use uwarp_sim_tests::raw::{RawPeer, assert_terminates, fpdu, request, untagged, write};
 use uwarp_wire::ddp::{Header, QueueNumber, Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, CommitResponse, Opcode, Terminate};
 
@@ -116,14 +116,8 @@ fn faulty_requests_are_terminated_with_their_header() {
         }
         peer.send(&fpdu(&ulpdu));
         let answer = answer(&mut world, &mut peer).unwrap_or_else(|| panic!("{name}: no answer"));
-        let Ok(Header::Untagged(header)) = Header::parse(&answer) else { panic!("{name}: {answer:x?}") };
-        assert_eq!(header.queue, QueueNumber::TERMINATE, "{name}");
-        let terminate = Terminate::parse(&answer[18..]).expect("a Terminate");
-        assert_eq!((terminate.layer.code(), terminate.error_type, terminate.code), expected, "{name}");
         // Section 5.1 (2): length and DDP header, never the RDMAP header.
-        assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
-        assert!(terminate.ddp_header.is_some_and(|quoted| ulpdu.starts_with(quoted.as_slice())), "{name}");
-        assert_eq!(terminate.read_request, None, "{name}");
+        assert_terminates(name, &answer, &ulpdu, expected);
         assert_eq!(committer.work(), 0, "{name}: nothing of it was begun");
         drop(second);
     }

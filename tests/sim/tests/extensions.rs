@@ -8,9 +8,8 @@ use uwarp_engine::work::{
 };
 use uwarp_memory::{Access, Registration};
 use uwarp_sim_tests::pairs::{PORT, SECOND, completions, element, ends, frames_sent, joined, joined_with, sge, with};
-use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
-use uwarp_wire::ddp::{Header, QueueNumber};
-use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate};
+use uwarp_sim_tests::raw::{RawPeer, assert_terminates, fpdu, request, untagged, write};
+use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 const BOTH: Features = Features { atomics: true, immediate: true, commit: false };
 /// All that an atomic needs.
@@ -469,14 +468,8 @@ fn faulty_extensions_are_terminated_with_their_header() {
             answer.is_some()
         });
         let answer = answer.unwrap_or_else(|| panic!("{name}: no answer"));
-        let Ok(Header::Untagged(header)) = Header::parse(&answer) else { panic!("{name}: {answer:x?}") };
-        assert_eq!(header.queue, QueueNumber::TERMINATE, "{name}");
-        let terminate = Terminate::parse(&answer[18..]).expect("a Terminate");
-        assert_eq!((terminate.layer.code(), terminate.error_type, terminate.code), expected, "{name}");
         // RFC 7306 section 8.1: length and DDP header, never the RDMAP header.
-        assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
-        assert!(terminate.ddp_header.is_some_and(|quoted| ulpdu.starts_with(quoted.as_slice())), "{name}");
-        assert_eq!(terminate.read_request, None, "{name}");
+        assert_terminates(name, &answer, &ulpdu, expected);
         let mut there = [1; 64];
         region.read(0, &mut there).expect("in range");
         assert_eq!(there, [0; 64], "{name}: unchanged");

@@ -1,13 +1,12 @@
 //! The urgent mechanism of plain streams (RFC 9293 §3.8.5, as RFC 6093 has it).
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::num::NonZeroUsize;
 
 use crossbeam::channel::bounded;
 use uwarp_engine::command::Command;
-use uwarp_engine::stream::Interest;
 
-use super::{TcpStream, deadline, other};
+use super::{TcpStream, other};
 
 /// Urgent data: for peers whose protocol has it, as Telnet's has.
 ///
@@ -21,7 +20,7 @@ impl TcpStream {
     /// is known of that was not read (RFC 9293 §3.8.5, MUST-33). An inline context's engine is turned first.
     ///
     /// The peer's announcement raises the file descriptor of [`as_fd`](std::os::fd::AsFd::as_fd) if the stream is armed for
-    /// [`Interest::URGENT`] (MUST-32), each time that the urgent data has grown, and also while the window is shut. A read does
+    /// [`Interest::URGENT`](crate::Interest::URGENT) (MUST-32), each time that the urgent data has grown, and also while the window is shut. A read does
     /// not stop where urgent data ends. Who wants to see each end asks [`readable`](Self::readable) first and then this, and reads
     /// at most the lesser of both; where nothing is readable it arms for both and waits for the descriptor. A read that waits, or
     /// that asks for more, may pass an end that came with the octets.
@@ -42,15 +41,7 @@ impl TcpStream {
     /// # Errors
     /// As [`write`](std::io::Write::write); and the context is closed, or inline and of another thread.
     pub fn write_urgent(&mut self, octets: &[u8]) -> io::Result<usize> {
-        if let Some(count) = self.try_write_urgent(octets)? {
-            return Ok(count);
-        }
-        if self.rest.nonblocking {
-            return Err(self.fruitless());
-        }
-        let deadline = deadline(self.rest.write_timeout);
-        self.wait_for(Interest::WRITABLE, deadline, |stream| stream.try_write_urgent(octets))?
-            .ok_or_else(|| ErrorKind::TimedOut.into())
+        self.write_by(|stream| stream.try_write_urgent(octets))
     }
 
     /// One attempt: `None` if there is no room.
