@@ -7,7 +7,7 @@ use std::time::Duration;
 use uwarp::{
     Access, Completion, CompletionOpcode, CompletionQueue, Context, Error, MemoryRegion, PostErrorReason,
     ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge,
-    Status,
+    Status, Unregistered,
 };
 
 /// Elements of the send queue besides one for each message.
@@ -144,9 +144,16 @@ impl Endpoint {
     }
 
     /// Registers memory for this connection alone (RFC 8166 §8.1.1).
-    pub(crate) fn register(&self, octets: Vec<u8>, access: Access) -> Result<MemoryRegion, Error> {
-        let scope = RegionScope::QueuePair(&self.queue_pair);
-        self.domain.register_scoped(octets, access, scope)
+    ///
+    /// # Errors
+    /// Those of [`ProtectionDomain::register`]; the memory comes back with them.
+    pub(crate) fn register(&self, octets: Vec<u8>, access: Access) -> Result<MemoryRegion, Kept> {
+        let registered = self.domain.try_register(octets, access, RegionScope::QueuePair(&self.queue_pair));
+        registered.map_err(|Unregistered { buffer, error }| Kept {
+            // It was made of one.
+            octets: buffer.into_vec().unwrap_or_default(),
+            error,
+        })
     }
 
     /// Sends a message when its turn comes. With an STag, that of the peer's is invalidated (RFC 5040 §4.3). With `told`, an event
@@ -345,6 +352,13 @@ impl Endpoint {
     }
 }
 
+/// Memory that could not be registered, and why.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) octets: Vec<u8>,
+    pub(crate) error: Error,
+}
+
 /// Why an endpoint cannot go on.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -359,6 +373,12 @@ pub(crate) enum Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Verbs(error)
+    }
+}
+
+impl From<Kept> for Failure {
+    fn from(kept: Kept) -> Self {
+        Self::Verbs(kept.error)
     }
 }
 

@@ -3,8 +3,9 @@
 mod common;
 
 use common::*;
+use uwarp::Context;
 use uwarp_rpcrdma::plan::PlanError;
-use uwarp_rpcrdma::requester::{Call, CallError, RequesterOptions};
+use uwarp_rpcrdma::requester::{Call, CallError, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::{Answer, ResponderOptions};
 use uwarp_rpcrdma::rpc::{OwnedAuth, RPCSEC_GSS, Status};
 use uwarp_rpcrdma::walk::Part;
@@ -222,6 +223,29 @@ fn what_can_never_be_sent_is_given_back_at_once() {
     let error = rig.client.start(Call { credential, ..call(NULL, vec![]) }).unwrap_err().error;
     assert!(matches!(error, CallError::Credential), "{error}");
     assert_eq!(rig.client.outstanding(), 0);
+}
+
+#[test]
+fn what_cannot_be_registered_is_given_back() {
+    let mut small = config(1);
+    // The two of the connection's messages, and one more.
+    small.limits.regions = 3;
+    let (here, there) = Context::pair_in_process(small, config(2)).unwrap();
+    let server = Server::new(&there, ResponderOptions::default());
+    let client =
+        Requester::start_connect(&here, there.socket_address(PORT), bindings(), RequesterOptions::default()).unwrap();
+    let mut rig = Rig { client, server };
+    let (first, second) = (pattern(1, 50_000), pattern(2, 60_000));
+    let two = put_two(first, second);
+    let finished = rig.call(two.clone());
+    assert!(matches!(finished.outcome, Err(CallError::Verbs(_))), "{:?}", finished.outcome);
+    assert_eq!(finished.arguments, two.arguments);
+    let two = get_two(60_000, 50_000, vec![pattern(3, 60_000), pattern(4, 50_000)]);
+    let finished = rig.call(two.clone());
+    assert!(matches!(finished.outcome, Err(CallError::Verbs(_))), "{:?}", finished.outcome);
+    assert_eq!(finished.rooms, two.rooms);
+    // One at a time there is room for.
+    assert_eq!(rig.results(put(pattern(5, 50_000))), put_results(&pattern(5, 50_000)));
 }
 
 fn gss(service: u32) -> OwnedAuth {

@@ -12,7 +12,7 @@ use crate::events::AsyncEvents;
 use crate::monitor::Monitor;
 use crate::open::{self, Opened};
 use crate::queue_pair::{QueuePair, QueuePairOptions};
-use crate::region::{self, MemoryRegion, RegionScope};
+use crate::region::{self, MemoryRegion, RegionScope, Unregistered};
 use crate::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 use crate::stats::StatsSnapshot;
 use crate::window::{FastRegion, MemoryWindow};
@@ -277,6 +277,19 @@ impl ProtectionDomain {
         access: Access,
         scope: RegionScope<'_>,
     ) -> Result<MemoryRegion, Error> {
+        self.try_register(buffer, access, scope).map_err(|unregistered| unregistered.error)
+    }
+
+    /// Registers memory as [`register_scoped`](Self::register_scoped), and gives it back if that fails.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn try_register(
+        &self,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: RegionScope<'_>,
+    ) -> Result<MemoryRegion, Unregistered> {
         region::register(&self.shared, self.number, buffer.into(), access, scope)
     }
 

@@ -97,7 +97,7 @@ pub(crate) fn register_ranges(
         }
     }
     match memory_type {
-        MemoryType::Plain => region::register(shared, domain, buffer, access, scope),
+        MemoryType::Plain => region::register(shared, domain, buffer, access, scope).map_err(|it| it.error),
         MemoryType::CommitRequired { transparent } => {
             region::register_durable(shared, domain, buffer, access, scope, Box::new(files), transparent)
         }

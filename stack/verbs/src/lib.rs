@@ -238,7 +238,7 @@ pub use durable::{MemoryRange, MemoryType};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
 pub use events::AsyncEvents;
 pub use queue_pair::{MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairOptions, QueuePairState};
-pub use region::{MemoryRegion, RegionScope};
+pub use region::{MemoryRegion, RegionScope, Unregistered};
 pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
 pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 pub use stats::{StatsSnapshot, TcpInfo};

@@ -18,6 +18,16 @@ pub enum RegionScope<'a> {
     QueuePair(&'a QueuePair),
 }
 
+/// Memory that was not registered, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Unregistered {
+    /// The memory, as it was.
+    pub buffer: RegionBuffer,
+    /// The reason.
+    pub error: Error,
+}
+
 /// Memory that engines, and as far as its rights go peers, may read and write.
 ///
 /// Peers can change it at any time, so it is reached by copies and by loads and stores of whole words; it is an ordinary
@@ -108,14 +118,15 @@ pub(crate) fn register(
     buffer: RegionBuffer,
     access: Access,
     scope: RegionScope<'_>,
-) -> Result<MemoryRegion, Error> {
-    shared.check_open()?;
-    let scope = scope_of(shared, domain, scope)?;
-    let registration = shared
-        .regions
-        .register(buffer, access, scope, TaggedBase::Virtual)
-        .map_err(|unregistered| unregistered.error)?;
-    Ok(MemoryRegion { registration, _committer: None })
+) -> Result<MemoryRegion, Unregistered> {
+    let scope = match shared.check_open().and_then(|()| scope_of(shared, domain, scope)) {
+        Ok(scope) => scope,
+        Err(error) => return Err(Unregistered { buffer, error }),
+    };
+    match shared.regions.register(buffer, access, scope, TaggedBase::Virtual) {
+        Ok(registration) => Ok(MemoryRegion { registration, _committer: None }),
+        Err(unregistered) => Err(Unregistered { buffer: unregistered.buffer, error: unregistered.error.into() }),
+    }
 }
 
 impl MemoryRegion {

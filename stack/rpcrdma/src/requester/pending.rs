@@ -2,14 +2,14 @@
 
 use super::{Call, CallError, CallId, Finished, Refused, Reply};
 use crate::binding::{Binding, Greatest};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Kept};
 use crate::header::{Body, Chunks, DiscardReason, Header, ReadSegment, Segment, filled};
 use crate::plan::{Limits, Plan, PlanError, Shape};
 use crate::rpc::{CallHeader, MAX_AUTH, Protection, ReplyHeader, Status};
 use crate::walk::{Part, Removed, Returned, Walk, WalkError, split};
 use crate::xdr::{padding, put_padding};
 use std::sync::Arc;
-use uwarp::{Access, MemoryRegion};
+use uwarp::{Access, Error, MemoryRegion};
 
 /// Memory that the peer may reach while the call is under way.
 #[derive(Debug, Default)]
@@ -187,7 +187,7 @@ impl Pending {
                 if let Part::Item(data) = part
                     && length > 0
                 {
-                    let region = endpoint.register(std::mem::take(data), Access::REMOTE_READ)?;
+                    let region = lend(endpoint, data, Access::REMOTE_READ)?;
                     let segments = cut(&region, length, limits.segment);
                     // A plan does not reach beyond 2^32 octets.
                     let position = position as u32;
@@ -204,15 +204,14 @@ impl Pending {
                     chunks.writes.push(Vec::new());
                     continue;
                 }
-                let region = endpoint.register(std::mem::take(room), Access::REMOTE_WRITE)?;
+                let region = lend(endpoint, room, Access::REMOTE_WRITE)?;
                 chunks.writes.push(cut(&region, length, limits.segment));
                 self.lent.rooms.push((index, region));
             }
         }
         if let Some(length) = plan.reply {
-            let mut memory = std::mem::take(&mut self.reply);
-            memory.resize(length, 0);
-            let region = endpoint.register(memory, Access::REMOTE_WRITE)?;
+            self.reply.resize(length, 0);
+            let region = lend(endpoint, &mut self.reply, Access::REMOTE_WRITE)?;
             chunks.reply = Some(cut(&region, length, limits.segment));
             self.lent.reply = Some(region);
         }
@@ -221,7 +220,7 @@ impl Pending {
             Some(length) => {
                 let mut stream = Vec::with_capacity(length);
                 self.put_stream(&mut stream);
-                let region = endpoint.register(stream, Access::REMOTE_READ)?;
+                let region = lend(endpoint, &mut stream, Access::REMOTE_READ)?;
                 let call = cut(&region, length, limits.segment).into_iter();
                 chunks.reads.splice(0..0, call.map(|segment| ReadSegment { position: 0, segment }));
                 self.lent.long_call = Some(region);
@@ -331,6 +330,14 @@ impl Pending {
         let arguments = std::mem::take(&mut self.call.arguments);
         Finished { id: self.id, outcome, arguments, rooms: std::mem::take(&mut self.call.rooms) }
     }
+}
+
+/// Registers memory, which stays where it is if that fails.
+fn lend(endpoint: &Endpoint, memory: &mut Vec<u8>, access: Access) -> Result<MemoryRegion, Error> {
+    endpoint.register(std::mem::take(memory), access).map_err(|Kept { octets, error }| {
+        *memory = octets;
+        error
+    })
 }
 
 /// A region as the segments of a chunk.
