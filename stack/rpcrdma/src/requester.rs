@@ -36,7 +36,8 @@ pub struct RequesterOptions {
     pub reads: u16,
     /// Limit on each attempt to connect.
     pub connect_timeout: Duration,
-    /// How long a lost connection is made anew before the calls fail. Zero: not at all.
+    /// How long a lost connection is made anew before the calls fail; one that ends within a second and without a reply counts as
+    /// none. Zero: not at all.
     pub reconnect: Duration,
 }
 
@@ -227,7 +228,7 @@ const SENDS: usize = 32;
 const LOOKS: u32 = 256;
 /// Pause after a connection that could not be made, at first; it doubles.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause.
+/// The longest pause. A connection that lasted so long was one, whatever came over it.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A requester with one connection, which it makes anew when it is lost.
@@ -252,6 +253,11 @@ pub struct Requester {
     /// A received message, and one to send.
     received: Vec<u8>,
     message: Vec<u8>,
+    /// When the connection was made.
+    up_at: Instant,
+    /// A reply has come over it.
+    is_answered: bool,
+    /// Since when there is none that is of use.
     lost_at: Instant,
     pause: Duration,
     stats: RequesterStats,
@@ -326,6 +332,8 @@ impl Requester {
             next_serial: 0,
             received: Vec::new(),
             message: Vec::new(),
+            up_at: Instant::now(),
+            is_answered: false,
             lost_at: Instant::now(),
             pause: PAUSE,
             stats: RequesterStats::default(),
@@ -337,7 +345,7 @@ impl Requester {
         endpoint.agreement = self.options.private_data().agree(PrivateData::parse(&established.private_data));
         self.link = Link::Up(endpoint);
         self.credits = Credits::new(self.options.credits);
-        self.pause = PAUSE;
+        (self.up_at, self.is_answered) = (Instant::now(), false);
         self.stats.connections += 1;
         self.send_waiting();
     }
@@ -599,12 +607,19 @@ impl Requester {
             self.waiting.push_front(id.xid);
             self.stats.resent += 1;
         }
-        self.lost_at = Instant::now();
-        self.pause = PAUSE;
+        let now = Instant::now();
+        // A responder that ends each connection as soon as it is there must not be asked again and again without a pause, or for
+        // ever.
+        let was_of_use = self.is_answered || now.duration_since(self.up_at) >= PAUSE_MAX;
+        if was_of_use {
+            (self.lost_at, self.pause) = (now, PAUSE);
+        }
         if self.options.reconnect.is_zero() {
             self.give_up();
+        } else if was_of_use {
+            self.link = Link::Down { again: now };
         } else {
-            self.link = Link::Down { again: Instant::now() };
+            self.pause();
         }
     }
 
@@ -680,10 +695,16 @@ impl Requester {
             Body::Message(chunks) => pending.verdict(chunks, Some(&self.received[at..]))?,
             Body::NoMessage(chunks) => pending.verdict(chunks, None)?,
         };
-        self.stats.zero_grants += u64::from(header.credits == 0);
+        if header.credits == 0 {
+            if self.stats.zero_grants == 0 {
+                tracing::warn!(peer = %self.peer, "the responder grants no credit; one is taken to be granted");
+            }
+            self.stats.zero_grants += 1;
+        }
         self.credits.replied(header.credits);
         let Some(mut pending) = self.calls.remove(header.xid) else { return Ok(()) };
         self.stats.replies += 1;
+        self.is_answered = true;
         self.stats.invalidated += u64::from(pending.was_invalidated());
         // Nothing is handed over, or even looked at, that the peer can still change (§4.4.1, §8.1.3).
         pending.release();

@@ -179,9 +179,26 @@ pub struct Responder {
     takes: bool,
     /// The connection is to end when all answers are posted.
     leaving: bool,
+    /// The connection has ended, and why is not known yet.
+    lost: Option<Loss>,
     over: Option<Over>,
     stats: ResponderStats,
 }
+
+/// A connection that has ended. The reason comes a moment later.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    seen: Instant,
+    /// Looks for the reason that were in vain.
+    looks: u32,
+    /// The call that has ended it is known.
+    is_convicted: bool,
+}
+
+/// How long the reason of a connection's end is waited for, without keeping the application from its other connections.
+const REASON: Duration = Duration::from_millis(100);
+/// Looks for it at least, however much time passes between them: an application that was busy elsewhere has not waited.
+const LOOKS: u32 = 64;
 
 impl std::fmt::Debug for Responder {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -245,6 +262,7 @@ impl Responder {
             message: Vec::new(),
             takes: true,
             leaving: false,
+            lost: None,
             over: None,
             stats: ResponderStats::default(),
             options,
@@ -300,7 +318,10 @@ impl Responder {
                 return Err(over);
             }
             match self.endpoint.poll() {
-                Ok(None) => return Ok(None),
+                Ok(None) if !self.conclude() => return Ok(None),
+                Ok(None) => {}
+                // What else was under way is flushed.
+                Ok(Some(_)) if self.lost.is_some() => {}
                 Ok(Some(event)) => {
                     if self.take(event).is_err() {
                         self.close();
@@ -328,7 +349,11 @@ impl Responder {
             if left.is_zero() {
                 return Ok(None);
             }
-            if self.endpoint.wait(left).is_err() {
+            let waited = match self.lost {
+                Some(_) => self.endpoint.queue_pair.wait_disconnected(left.min(REASON)).map(drop),
+                None => self.endpoint.wait(left),
+            };
+            if waited.is_err() {
                 self.over = Some(Over { reason: None });
             }
         }
@@ -369,7 +394,8 @@ impl Responder {
     }
 
     fn end(&mut self) {
-        if self.over.is_none() {
+        // Of a connection that has ended already the reason is told when it comes.
+        if self.over.is_none() && self.lost.is_none() {
             self.over = Some(Over { reason: self.endpoint.queue_pair.disconnect_reason() });
         }
     }
@@ -395,7 +421,7 @@ impl Responder {
                 Ok(())
             }
             Event::Lost { status, tag } => {
-                self.lost(status, tag);
+                self.lose(status, tag);
                 Ok(())
             }
         }

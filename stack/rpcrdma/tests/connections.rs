@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::time::Duration;
 use uwarp_rpcrdma::requester::{CallError, RequesterOptions};
-use uwarp_rpcrdma::responder::ResponderOptions;
+use uwarp_rpcrdma::responder::{Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::Status;
 
 #[test]
@@ -96,6 +96,23 @@ fn calls_end_when_nobody_takes_the_connection_again() {
     ended.sort_unstable();
     assert_eq!(ended, open);
     assert!(matches!(client.start(call(NULL, vec![])).unwrap_err().error, CallError::Lost));
+}
+
+#[test]
+fn a_responder_that_ends_every_connection_is_not_asked_for_ever() {
+    let options = RequesterOptions { reconnect: Duration::from_millis(300), ..RequesterOptions::default() };
+    let mut rig = Rig::new(options, ResponderOptions::default());
+    rig.server.answers = false;
+    let id = rig.client.start(echo(&[1; 10])).unwrap();
+    let finished = rig.until("the end of the call", |rig| {
+        rig.server.responders.iter_mut().for_each(Responder::disconnect);
+        rig.client.poll()
+    });
+    assert_eq!(finished.id, id);
+    assert!(matches!(finished.outcome, Err(CallError::Lost)), "{:?}", finished.outcome);
+    // After 0, 10, 30, 70, 150 and 310 ms.
+    let connections = rig.client.stats().connections;
+    assert!((2..=7).contains(&connections), "{connections} connections");
 }
 
 #[test]

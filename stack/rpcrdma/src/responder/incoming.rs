@@ -1,11 +1,12 @@
 //! A call on its way in: its chunks are pulled, and what they hold is put together.
 
-use super::{Answer, Over, Request, Responder, Token};
+use super::{Answer, LOOKS, Loss, Over, REASON, Request, Responder, Token};
 use crate::endpoint::{Failure, Transfer};
 use crate::header::{Body, Chunks, FIXED_LEN, Header, READ_SEGMENT_LEN, RdmaError, ReadChunk, VERSION, chunk_length};
 use crate::rpc::{CallHeader, CallHeaderError, Protection, Status};
 use crate::walk::{Item, Removed, Walk, WalkError, split};
-use uwarp::{Access, DisconnectReason, MemoryRegion, Status as WorkStatus};
+use std::time::Instant;
+use uwarp::{Access, DisconnectReason, MemoryRegion, QueuePairState, Status as WorkStatus};
 
 /// A call that was received and is not answered.
 #[derive(Debug)]
@@ -281,23 +282,33 @@ impl Responder {
         Ok(())
     }
 
-    /// The connection is over. What ended it is remembered for the next one.
-    pub(super) fn lost(&mut self, status: WorkStatus, tag: Option<u64>) {
-        let reason = {
-            // The completions may be there a moment before the reason.
-            let queue_pair = &mut self.endpoint.queue_pair;
-            let _ = queue_pair.wait_disconnected(std::time::Duration::from_millis(100));
-            queue_pair.disconnect_reason()
-        };
+    /// The connection has ended. A Read that was refused names its call, which is remembered at once: the peer may be back before
+    /// the reason is known.
+    pub(super) fn lose(&mut self, status: WorkStatus, tag: Option<u64>) {
         let read = tag.and_then(|tag| tag.checked_sub(1)).and_then(|slot| self.calls.get(slot as usize)?.as_ref());
-        let refused = !matches!(status, WorkStatus::Flushed | WorkStatus::ConnectionLost);
-        match read {
-            Some(call) if refused => self.retries.convict(self.peer.ip(), call.xid),
-            _ if matches!(reason, Some(DisconnectReason::PeerTerminated(_))) => {
-                self.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
-            }
-            _ => {}
+        let was_refused = !matches!(status, WorkStatus::Flushed | WorkStatus::ConnectionLost);
+        let guilty = read.filter(|_| was_refused);
+        if let Some(call) = guilty {
+            self.retries.convict(self.peer.ip(), call.xid);
         }
+        self.lost = Some(Loss { seen: Instant::now(), looks: 0, is_convicted: guilty.is_some() });
+    }
+
+    /// Whether a connection that was lost is over now, its reason known or not to be had. After a Terminate of the peer's the calls
+    /// that it may complain of are remembered.
+    pub(super) fn conclude(&mut self) -> bool {
+        let Some(loss) = &mut self.lost else { return false };
+        let queue_pair = &mut self.endpoint.queue_pair;
+        if queue_pair.state() != QueuePairState::Disconnected && (loss.looks < LOOKS || loss.seen.elapsed() < REASON) {
+            loss.looks += 1;
+            return false;
+        }
+        let reason = queue_pair.disconnect_reason();
+        if !loss.is_convicted && matches!(reason, Some(DisconnectReason::PeerTerminated(_))) {
+            self.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
+        }
+        self.lost = None;
         self.over = Some(Over { reason });
+        true
     }
 }

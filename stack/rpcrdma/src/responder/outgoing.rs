@@ -40,7 +40,7 @@ impl Responder {
     /// A reply that has no place, neither in a Send nor in the chunks of the call, becomes an ERR_CHUNK (RFC 8166 §4.5.3). If
     /// not even that can be sent, the connection ends, so that the requester knows that a reply is lost (§4.5.4).
     pub fn answer(&mut self, token: Token, answer: Answer) {
-        if self.over.is_some() {
+        if self.over.is_some() || self.lost.is_some() {
             return;
         }
         if self.reply(token.slot, answer).is_err() {
