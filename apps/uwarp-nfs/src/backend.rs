@@ -1,8 +1,8 @@
 //! A connection to an NFS server over the kernel's TCP, with record marking (RFC 5531 §11).
 
 use crate::connecting::Connecting;
+use crate::descriptors::cure;
 use crate::records::{Records, record};
-use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -174,18 +174,6 @@ impl Backend {
             Err(error) => return Err(error),
         }
         self.incoming.take()
-    }
-}
-
-/// What to do where there are no descriptors; `None` for other errors.
-fn cure(error: &io::Error) -> Option<&'static str> {
-    match Errno::from_io_error(error)? {
-        Errno::MFILE => Some(
-            "this process has no descriptor left: raise its hard limit (ulimit -Hn, or LimitNOFILE= of its unit), each client \
-             takes one for the server",
-        ),
-        Errno::NFILE => Some("the system has no descriptor left: raise fs.file-max"),
-        _ => None,
     }
 }
 

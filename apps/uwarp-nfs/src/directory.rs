@@ -104,7 +104,7 @@ impl Directory {
     /// Opens a directory to serve it. The process's mask of permissions for new files is cleared: clients have applied theirs.
     ///
     /// # Errors
-    /// It is no directory, or the system has no /proc or no openat2 (Linux 5.6).
+    /// It is no directory, or the system has no /proc or no openat2 (Linux 5.6; to serve as root it takes faccessat2, Linux 5.8).
     pub fn open(path: &Path, options: DirectoryOptions, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let path = path.canonicalize()?;
         let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,5 +1,6 @@
 //! All clients of the gateway, over RDMA and over TCP.
 
+use crate::descriptors::explained;
 use crate::gateway::{Gateway, Policy};
 use crate::metrics::Metrics;
 use crate::relay::Relay;
@@ -135,7 +136,7 @@ impl Gateways {
                         let metrics = Arc::clone(&self.metrics);
                         self.clients.push(Gateway::new(responder, self.server, self.policy, metrics));
                     }
-                    Err(error) => tracing::warn!("client {peer}: {error}"),
+                    Err(error) => tracing::warn!("client {peer}: {}", explained(&error)),
                 }
             }
         }
@@ -145,7 +146,7 @@ impl Gateways {
                 Metrics::count(&self.metrics.tcp_clients);
                 match Relay::new(stream, self.server) {
                     Ok(relay) => self.relays.push(relay),
-                    Err(error) => tracing::warn!("client {peer} over TCP: {error}"),
+                    Err(error) => tracing::warn!("client {peer} over TCP: {}", explained(&error)),
                 }
             }
         }

@@ -12,6 +12,7 @@
 
 pub mod backend;
 mod connecting;
+mod descriptors;
 pub mod directory;
 pub mod duplicates;
 pub mod gateway;

@@ -1,5 +1,6 @@
 //! The NFS server of a directory: connections over RDMA and over TCP, and the service behind them.
 
+use crate::descriptors::explained;
 use crate::directory::Directory;
 use crate::directory::procedures::{TRANSFER_MAX, number};
 use crate::metrics::Metrics;
@@ -183,7 +184,7 @@ impl Server {
                         self.next += 1;
                         self.rdma.insert(self.next, responder);
                     }
-                    Err(error) => tracing::warn!("client {peer}: {error}"),
+                    Err(error) => tracing::warn!("client {peer}: {}", explained(&error)),
                 }
             }
         }

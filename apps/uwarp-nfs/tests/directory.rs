@@ -1,203 +1,24 @@
 //! NFS on a directory, as a client sees it: its types are somebody else's.
 
+mod user;
+
 use nfs3_types::nfs3::{
-    self, ACCESS3args, ACCESS3res, ACCESS3resok, COMMIT3args, COMMIT3res, CREATE3args, CREATE3res, FSINFO3args,
-    FSINFO3res, FSSTAT3args, FSSTAT3res, GETATTR3args, GETATTR3res, LINK3args, LINK3res, LOOKUP3args, LOOKUP3res,
-    MKDIR3args, MKDIR3res, MKNOD3args, MKNOD3res, Nfs3Option, Nfs3Result, PATHCONF3args, PATHCONF3res, READ3args,
-    READ3res, READDIR3args, READDIR3res, READDIRPLUS3args, READDIRPLUS3res, READLINK3args, READLINK3res, REMOVE3args,
-    REMOVE3res, RENAME3args, RENAME3res, RMDIR3args, RMDIR3res, SETATTR3args, SETATTR3res, SYMLINK3args, SYMLINK3res,
-    WRITE3args, WRITE3res, cookieverf3, createhow3, createverf3, diropargs3, filename3, ftype3, mknoddata3, nfs_fh3,
-    nfsstat3, nfstime3, sattr3, set_mtime, stable_how, symlinkdata3, writeverf3,
+    self, FSINFO3args, FSINFO3res, FSSTAT3args, FSSTAT3res, GETATTR3args, GETATTR3res, LINK3args, LINK3res,
+    LOOKUP3args, MKDIR3args, MKDIR3res, MKNOD3args, MKNOD3res, Nfs3Option, Nfs3Result, PATHCONF3args, PATHCONF3res,
+    READDIR3args, READDIR3res, READDIRPLUS3args, READDIRPLUS3res, READLINK3args, READLINK3res, REMOVE3args, REMOVE3res,
+    RENAME3args, RMDIR3args, RMDIR3res, SETATTR3args, SETATTR3res, SYMLINK3args, SYMLINK3res, WRITE3args, WRITE3res,
+    cookieverf3, createhow3, createverf3, ftype3, mknoddata3, nfs_fh3, nfsstat3, nfstime3, sattr3, set_mtime,
+    stable_how, symlinkdata3,
 };
-use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
+use nfs3_types::xdr_codec::{Opaque, Pack};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use user::*;
+use uwarp_nfs::directory::DirectoryOptions;
 use uwarp_nfs::directory::procedures::{self, number};
-use uwarp_nfs::directory::{Directory, DirectoryOptions};
-use uwarp_nfs::metrics::Metrics;
-use uwarp_nfs::programs::{Mounts, PortMapper};
-use uwarp_nfs::service::{Call, Programs, Service};
-use uwarp_rpcrdma::binding::Binding as _;
-use uwarp_rpcrdma::nfs3::Nfs3;
-use uwarp_rpcrdma::responder::Answer;
-use uwarp_rpcrdma::rpc::{OwnedAuth, Status, auth_sys, system_credential};
-use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
-use uwarp_rpcrdma::xdr::put_padding;
-
-const ALL: DirectoryOptions = DirectoryOptions { read_only: false, squash_root: false };
-
-/// A server, and a user of it.
-struct Nfs {
-    programs: Arc<Programs>,
-    metrics: Arc<Metrics>,
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
-}
-
-fn parts(procedure: u32, octets: &[u8]) -> Option<Vec<Part>> {
-    let mut walk = Walk::new(octets, 0, Removed::Nothing);
-    Nfs3.arguments(3, procedure, &mut walk).ok()?;
-    split(octets, &walk.finish().ok()?, |_| unreachable!()).ok()
-}
-
-fn packed(value: &impl Pack) -> Vec<u8> {
-    let mut octets = Vec::new();
-    value.pack(&mut octets).unwrap();
-    octets
-}
-
-fn results<T: Unpack>(answer: &Answer) -> T {
-    assert_eq!(answer.status, Status::Success);
-    let mut octets = Vec::new();
-    for part in &answer.results {
-        octets.extend_from_slice(part.octets());
-        put_padding(&mut octets, part.octets().len());
-    }
-    let (results, length) = T::unpack(&mut &octets[..]).unwrap();
-    assert_eq!(length, octets.len(), "nothing is left over");
-    results
-}
-
-fn status<T, E>(result: &Nfs3Result<T, E>) -> nfsstat3 {
-    match result {
-        Nfs3Result::Ok(_) => nfsstat3::NFS3_OK,
-        Nfs3Result::Err((status, _)) => *status,
-    }
-}
-
-fn at(directory: &nfs_fh3, name: &str) -> diropargs3<'static> {
-    diropargs3 { dir: directory.clone(), name: filename3(Opaque::owned(name.as_bytes().to_vec())) }
-}
-
-fn mode(mode: u32) -> sattr3 {
-    sattr3 { mode: Nfs3Option::Some(mode), ..sattr3::default() }
-}
-
-impl Nfs {
-    fn new(path: &Path, options: DirectoryOptions) -> Self {
-        let metrics = Arc::new(Metrics::default());
-        let programs = Arc::new(Programs {
-            directory: Directory::open(path, options, Arc::clone(&metrics)).unwrap(),
-            mounts: Mounts::default(),
-            port_mapper: PortMapper::new("10.0.0.1".parse().unwrap(), Vec::new()),
-            metrics: Arc::clone(&metrics),
-        });
-        Self { programs, metrics, uid: 0, gid: 0, groups: Vec::new() }
-    }
-
-    fn of(&self, uid: u32, gid: u32, groups: &[u32]) -> Self {
-        let (programs, metrics) = (Arc::clone(&self.programs), Arc::clone(&self.metrics));
-        Self { programs, metrics, uid, gid, groups: groups.to_vec() }
-    }
-
-    fn message(&self, xid: u32, procedure: u32, arguments: &impl Pack) -> Call {
-        Call {
-            client: "10.0.0.2:700".parse().unwrap(),
-            xid,
-            program: nfs3::PROGRAM,
-            version: 3,
-            procedure,
-            credential: OwnedAuth::from(system_credential(&auth_sys(1, "client", self.uid, self.gid, &self.groups))),
-            arguments: parts(procedure, &packed(arguments)).unwrap(),
-            room: Vec::new(),
-        }
-    }
-
-    fn call<T: Unpack>(&self, procedure: u32, arguments: &impl Pack) -> T {
-        results(&self.carry_out(&mut self.message(7, procedure, arguments)))
-    }
-
-    fn carry_out(&self, call: &mut Call) -> Answer {
-        let answer = self.programs.carry_out(call);
-        // The test is root, whoever called.
-        procedures::rest();
-        answer
-    }
-
-    fn root(&self) -> nfs_fh3 {
-        self.programs.directory.mount(b"/").unwrap()
-    }
-
-    fn find(&self, directory: &nfs_fh3, name: &str) -> Result<nfs_fh3, nfsstat3> {
-        match self.call::<LOOKUP3res>(number::LOOKUP, &LOOKUP3args { what: at(directory, name) }) {
-            Nfs3Result::Ok(found) => Ok(found.object),
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
-    }
-
-    fn size(&self, file: &nfs_fh3) -> Result<u64, nfsstat3> {
-        match self.call::<GETATTR3res>(number::GETATTR, &GETATTR3args { object: file.clone() }) {
-            Nfs3Result::Ok(found) => Ok(found.obj_attributes.size),
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
-    }
-
-    fn create(&self, directory: &nfs_fh3, name: &str, how: createhow3) -> Result<nfs_fh3, nfsstat3> {
-        let arguments = CREATE3args { where_: at(directory, name), how };
-        match self.call::<CREATE3res>(number::CREATE, &arguments) {
-            Nfs3Result::Ok(made) => Ok(made.obj.unwrap()),
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
-    }
-
-    fn write(&self, file: &nfs_fh3, offset: u64, data: &[u8], stable: stable_how) -> Result<writeverf3, nfsstat3> {
-        let count = data.len() as u32;
-        let arguments = WRITE3args { file: file.clone(), offset, count, stable, data: Opaque::owned(data.to_vec()) };
-        match self.call::<WRITE3res>(number::WRITE, &arguments) {
-            Nfs3Result::Ok(done) => {
-                assert_eq!((done.count, done.committed), (count, stable));
-                let (before, after) = (done.file_wcc.before.unwrap(), done.file_wcc.after.unwrap());
-                assert_eq!(after.size, before.size.max(offset + u64::from(count)));
-                Ok(done.verf)
-            }
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
-    }
-
-    fn read(&self, file: &nfs_fh3, offset: u64, count: u32) -> Result<(Vec<u8>, bool), nfsstat3> {
-        match self.call::<READ3res<'static>>(number::READ, &READ3args { file: file.clone(), offset, count }) {
-            Nfs3Result::Ok(got) => {
-                assert_eq!(got.count as usize, got.data.len());
-                Ok((got.data.to_vec(), got.eof))
-            }
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
-    }
-
-    fn commit(&self, file: &nfs_fh3) -> Result<writeverf3, nfsstat3> {
-        match self.call::<COMMIT3res>(number::COMMIT, &COMMIT3args { file: file.clone(), offset: 0, count: 0 }) {
-            Nfs3Result::Ok(done) => Ok(done.verf),
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
-    }
-
-    fn set(&self, file: &nfs_fh3, new_attributes: sattr3) -> nfsstat3 {
-        let arguments = SETATTR3args { object: file.clone(), new_attributes, guard: Nfs3Option::None };
-        status(&self.call::<SETATTR3res>(number::SETATTR, &arguments))
-    }
-
-    fn remove(&self, directory: &nfs_fh3, name: &str) -> nfsstat3 {
-        status(&self.call::<REMOVE3res>(number::REMOVE, &REMOVE3args { object: at(directory, name) }))
-    }
-
-    fn mkdir(&self, directory: &nfs_fh3, name: &str) -> nfs_fh3 {
-        let arguments = MKDIR3args { where_: at(directory, name), attributes: mode(0o750) };
-        self.call::<MKDIR3res>(number::MKDIR, &arguments).unwrap().obj.unwrap()
-    }
-
-    fn rename(&self, from: (&nfs_fh3, &str), to: (&nfs_fh3, &str)) -> nfsstat3 {
-        let arguments = RENAME3args { from: at(from.0, from.1), to: at(to.0, to.1) };
-        status(&self.call::<RENAME3res>(number::RENAME, &arguments))
-    }
-
-    fn access(&self, file: &nfs_fh3) -> u32 {
-        let arguments = ACCESS3args { object: file.clone(), access: 0x3f };
-        let ACCESS3resok { access, .. } = self.call::<ACCESS3res>(number::ACCESS, &arguments).unwrap();
-        access
-    }
-}
+use uwarp_nfs::service::Service;
+use uwarp_rpcrdma::rpc::{OwnedAuth, Status};
 
 #[test]
 fn a_file_is_written_in_any_order_and_read_back() {
@@ -282,6 +103,11 @@ fn attributes_are_set_as_they_are_given() {
     assert_eq!(nfs.set(&root, size(0)), nfsstat3::NFS3ERR_ISDIR);
     let nobody = sattr3 { uid: Nfs3Option::Some(u32::MAX), ..sattr3::default() };
     assert_eq!(nfs.set(&file, nobody), nfsstat3::NFS3ERR_INVAL, "the system's word for 'as it is'");
+    // The first two are the system's words for "now" and "as it is".
+    for nseconds in [0x3fff_ffff, 0x3fff_fffe, 1_000_000_000, u32::MAX] {
+        let mtime = set_mtime::SET_TO_CLIENT_TIME(nfstime3 { seconds: 5, nseconds });
+        assert_eq!(nfs.set(&file, sattr3 { mtime, ..sattr3::default() }), nfsstat3::NFS3ERR_INVAL, "{nseconds}");
+    }
 }
 
 #[test]
@@ -592,6 +418,35 @@ fn the_kernel_judges_what_a_caller_may_do() {
     let mut call = user.message(7, number::GETATTR, &GETATTR3args { object: root });
     call.credential = OwnedAuth { flavor: 6, body: vec![0; 20] };
     assert_eq!(user.carry_out(&mut call).status, Status::AuthError(5), "RPCSEC_GSS is not known");
+}
+
+#[test]
+fn a_directory_that_may_be_read_and_not_searched_is_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let shown = folder.path().join("shown");
+    std::fs::create_dir(&shown).unwrap();
+    std::fs::write(shown.join("name"), b"x").unwrap();
+    for (path, mode) in [(folder.path(), 0o755), (&shown, 0o744)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let server = Nfs::new(folder.path(), ALL);
+    assert!(server.programs.directory.tells_callers_apart(), "run this as root");
+    let root = server.root();
+    let dir = server.find(&root, "shown").unwrap();
+    let user = server.of(1000, 1000, &[]);
+    assert_eq!(user.find(&dir, "name"), Err(nfsstat3::NFS3ERR_ACCES));
+    let list = |nfs: &Nfs| {
+        let arguments = READDIR3args { dir: dir.clone(), cookie: 0, cookieverf: cookieverf3::default(), count: 4096 };
+        let page: READDIR3res<'static> = nfs.call(number::READDIR, &arguments);
+        let Nfs3Result::Ok(page) = page else { return Err(status(&page)) };
+        let names = page.reply.entries.0.iter().map(|entry| String::from_utf8_lossy(&entry.name.0).into_owned());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        Ok(names)
+    };
+    assert_eq!(list(&user), Ok([".", "..", "name"].map(str::to_owned).to_vec()));
+    std::fs::set_permissions(&shown, PermissionsExt::from_mode(0o711)).unwrap();
+    assert_eq!(list(&user), Err(nfsstat3::NFS3ERR_ACCES));
 }
 
 /// A thread that finds more calls waiting goes from one caller to the next without being the server between.

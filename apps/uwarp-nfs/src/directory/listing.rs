@@ -5,7 +5,7 @@
 
 use super::attributes::{after, attributes, of_errno};
 use super::object::{Object, key_of};
-use super::{Directory, WITHIN, locked};
+use super::{Directory, locked};
 use nfs3_types::nfs3::{Nfs3Option, nfsstat3, post_op_attr};
 use nfs3_types::xdr_codec::Pack;
 use rustix::fd::OwnedFd;
@@ -39,7 +39,8 @@ fn open(directory: &Object) -> Result<OwnedFd, Errno> {
         return Err(Errno::NOTDIR);
     }
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat2(&directory.path, ".", how, Mode::empty(), WITHIN)
+    // Not as a name in itself, for which the user would have to have the right to search it.
+    rustix::fs::open(directory.link(), how, Mode::empty())
 }
 
 /// All names of a directory.

@@ -19,6 +19,8 @@ pub(super) struct Settings {
     pub(super) times: [Timespec; 2],
 }
 
+/// Nanoseconds of a second.
+const SECOND: u32 = 1_000_000_000;
 const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
 
 impl Settings {
@@ -33,7 +35,8 @@ impl Settings {
             *time = match reader.u32()? {
                 0 => OMIT,
                 1 => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-                2 => Timespec { tv_sec: reader.u32()?.into(), tv_nsec: reader.u32()?.into() },
+                // What is no number of nanoseconds is refused by the system, as one of its own words for "now" or "leave it" would not be.
+                2 => Timespec { tv_sec: reader.u32()?.into(), tv_nsec: reader.u32()?.min(SECOND).into() },
                 _ => return Err(XdrError),
             };
         }
