@@ -186,7 +186,15 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
                 let _ = request.reject(b"this is uwarp-log, of another version or for other clients");
                 continue;
             }
-            let mut channel = Channel::new(&context, &target.domain, SHAPE)?;
+            let mut channel = match Channel::new(&context, &target.domain, SHAPE) {
+                Ok(channel) => channel,
+                Err(error) => {
+                    // Those that are here go on.
+                    eprintln!("uwarp-log: there is no room for another connection: {error}");
+                    let _ = request.reject(b"this target has no room for another connection");
+                    continue;
+                }
+            };
             let options = AcceptOptions::default().private_data(GREETING).features(FEATURES);
             match request.accept(channel.queue_pair(), options) {
                 Ok(_) => target.channels.push(channel),

@@ -4,6 +4,10 @@ use crate::layout::{Geometry, Identity, PAGE, START, Table, WORDS};
 use crate::message::ToTarget;
 use crate::record::{Found, Record, Tail};
 
+/// How far a claim's epoch may be ahead of a target's: writers count up by one, and one that could claim the last epoch of all
+/// would be the last writer.
+const LEAP: u64 = 1 << 32;
+
 /// What a target answers to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -29,6 +33,9 @@ pub fn judge(identity: &Identity, claim: &ToTarget) -> Verdict {
     let later = epoch > identity.epoch || established && epoch == identity.epoch;
     if !later {
         return refuse(format!("a later writer was here (epoch {}, and this one has {epoch})", identity.epoch));
+    }
+    if epoch - identity.epoch > LEAP {
+        return refuse(format!("epoch {epoch} is too far ahead of this target's ({})", identity.epoch));
     }
     Verdict::Admit(Identity { epoch, ..*identity })
 }
@@ -116,6 +123,11 @@ mod tests {
             assert!(matches!(refused, Verdict::Refuse(_)), "{refused:?}");
         }
         assert!(matches!(judge(&IDENTITY, &ToTarget::Hello { renew: false }), Verdict::Refuse(_)));
+        let last = claim(5 + LEAP, false, 7, 3);
+        assert_eq!(last, Verdict::Admit(Identity { epoch: 5 + LEAP, ..IDENTITY }), "a target may have been away");
+        for epoch in [6 + LEAP, u64::MAX] {
+            assert!(matches!(claim(epoch, false, 7, 3), Verdict::Refuse(_)), "no writer could come after {epoch}");
+        }
         let blank = Identity::new(IDENTITY.geometry);
         let admitted = judge(&blank, &ToTarget::Claim { epoch: 1, established: false, log: 9, replicas: 1 });
         assert_eq!(admitted, Verdict::Admit(Identity { epoch: 1, ..blank }), "a copy it is only when it has joined");
