@@ -21,7 +21,7 @@ const SAME: f64 = 1.25;
 /// another guest shares a core, which costs a path of many instructions half as much again, and one that waits for cache
 /// lines nothing.
 const UNDISTURBED: f64 = 1.12;
-/// Fewer parts than this give no ratio.
+/// Fewer parts than this give no ratio of medians.
 const ENOUGH: usize = 3;
 /// The raw figure must come this close to the C program's before a ratio to it means anything.
 const HONEST: f64 = 1.2;
@@ -132,6 +132,43 @@ impl Figure {
         values.sort_by(f64::total_cmp);
         values
     }
+}
+
+/// A figure by another of the same run.
+struct Ratio {
+    /// Of the medians of what was kept; none if that is too little.
+    kept: Option<f64>,
+    /// Of all rounds.
+    rounds: Rounds,
+}
+
+/// What the rounds say one by one: the parts of a round lie close to each other, so that a machine that others use slows both, mostly.
+struct Rounds {
+    count: usize,
+    /// Lower quartile, median and upper quartile of the rounds' own ratios.
+    quartiles: [f64; 3],
+}
+
+impl Ratio {
+    /// `None` if the run has not both.
+    fn of(figures: &Figures, above: &str, below: &str, machine: Machine) -> Option<Self> {
+        let (above, below) = (figures.get(above)?, figures.get(below)?);
+        let median = |figure: &Figure| {
+            let kept = figure.kept(machine);
+            middle(&kept).filter(|_| kept.len() >= ENOUGH)
+        };
+        let kept = median(above).zip(median(below)).map(|(above, below)| above / below);
+        let mut each: Vec<f64> = above.0.iter().zip(&below.0).map(|(above, below)| above.value / below.value).collect();
+        each.sort_by(f64::total_cmp);
+        let count = each.len();
+        let quartiles = [count / 4, count / 2, 3 * count / 4].map(|at| each.get(at).copied().unwrap_or(f64::NAN));
+        Some(Self { kept, rounds: Rounds { count, quartiles } })
+    }
+}
+
+/// The median of what is in order.
+fn middle(kept: &[f64]) -> Option<f64> {
+    kept.get(kept.len() / 2).copied()
 }
 
 type Figures = BTreeMap<String, Figure>;
@@ -266,6 +303,8 @@ fn measure(
 }
 
 /// One round of calls over one device, each beside what it is compared with.
+/// Calls, and what they are compared with. The data of a call come from the server, so the Writes go that way too: its client has the
+/// server's end of the device.
 fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &UwarpRpc) -> anyhow::Result<()> {
     let duration = parts.duration;
     // The messages of a null call have 68 octets there and 52 back.
@@ -276,10 +315,12 @@ fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &Uw
         let report = rpc.pair("null", device, transport, &parts.flags(&[]), duration)?;
         parts.add(&[(name, report.latency_ns.p50)]);
     }
-    let rate = perf.pair("write-bandwidth", device, 1 << 20, &parts.flags(&["--depth", "8"]), duration)?.gbit_per_s;
+    let one_way = parts.flags(&["--depth", UNDER_WAY, "--exchange-ends"]);
+    let rate = perf.pair("write-bandwidth", device, 1 << 20, &one_way, duration)?.gbit_per_s;
     parts.add(&[(WRITE, rate.context("no bandwidth")?)]);
     for (transport, name) in [("rdma", READ), ("tcp", READ_TCP)] {
-        let report = rpc.pair("get", device, transport, &parts.flags(&["--size", "1M", "--depth", "8"]), duration)?;
+        let report =
+            rpc.pair("get", device, transport, &parts.flags(&["--size", "1M", "--depth", UNDER_WAY]), duration)?;
         let cpu = report.cpu_ms_per_mib.context("no CPU time")?;
         let what = name.trim_end_matches(", Gbit/s");
         parts.add(&[
@@ -291,6 +332,9 @@ fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &Uw
     Ok(())
 }
 
+/// MiB under way of Writes and of calls that bring them: enough to keep the line busy. Each call has memory of its own, and more of
+/// them leave the second-level cache.
+const UNDER_WAY: &str = "4";
 const SEND: &str = "Send latency, p50 ns";
 const NULL: &str = "null RPC over RDMA, p50 ns";
 const NULL_TCP: &str = "null RPC over a stream, p50 ns";
@@ -322,7 +366,6 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
     for column in 1..6 {
         table.column_mut(column).expect("the header has it").set_cell_alignment(CellAlignment::Right);
     }
-    let middle = |kept: &[f64]| kept.get(kept.len() / 2).copied();
     for (name, figure) in figures {
         let kept = figure.kept(machine);
         let of = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
@@ -336,24 +379,34 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
         ]);
     }
     println!("{device}\n{table}");
-    let median = |name: &str| {
-        let kept = figures.get(name)?.kept(machine);
-        middle(&kept).filter(|_| kept.len() >= ENOUGH)
-    };
-    let ratio = |what: &str, of: &str| match (median(what), median(of)) {
-        (Some(above), Some(below)) => println!("{:5.2} x  {what}, of {of}", above / below),
-        _ if figures.contains_key(what) && figures.contains_key(of) => {
-            println!("    - x  {what}, of {of}: fewer than {ENOUGH} parts were kept");
-        }
-        _ => {}
+    let mut ratios = Table::new();
+    ratios.load_preset(presets::UTF8_FULL_CONDENSED);
+    ratios.set_header(["ratio", "of the medians", "round by round", "quartiles", "rounds"]);
+    for column in 1..5 {
+        ratios.column_mut(column).expect("the header has it").set_cell_alignment(CellAlignment::Right);
+    }
+    let mut ratio = |what: &str, of: &str| {
+        let Some(Ratio { kept, rounds: Rounds { count, quartiles: [low, median, high] } }) =
+            Ratio::of(figures, what, of, machine)
+        else {
+            return;
+        };
+        ratios.add_row([
+            format!("{what}, of {of}"),
+            kept.map_or_else(|| "-".to_owned(), |kept| format!("{kept:.2} x")),
+            format!("{median:.2} x"),
+            format!("{low:.2} to {high:.2}"),
+            count.to_string(),
+        ]);
     };
     const RAW: &str = "raw latency, p50 ns";
     const C: &str = "C raw latency, p50 ns";
     ratio(RAW, C);
-    match (median(RAW), median(C)) {
-        _ if !figures.contains_key(RAW) => {}
-        (Some(raw), Some(c)) if raw > HONEST * c => {
-            println!("no ratio to the raw device: it is {:.2} x the C program's, more than {HONEST}", raw / c);
+    // Without enough that was kept, by the rounds.
+    let honest = Ratio::of(figures, RAW, C, machine);
+    match honest.map(|raw| raw.kept.unwrap_or(raw.rounds.quartiles[1])) {
+        Some(raw) if raw > HONEST => {
+            println!("no ratio to the raw device: it is {raw:.2} x the C program's, more than {HONEST}");
         }
         _ => {
             for name in ["Write latency, p50 ns", "Send latency, p50 ns", "Read latency, p50 ns"] {
@@ -370,4 +423,7 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
     ratio("kernel TCP spinning, p50 ns", "stream latency, p50 ns");
     ratio("Write bandwidth MTU 1500, Gbit/s", "kernel TCP no offloads, Gbit/s");
     ratio("stream bandwidth MTU 1500, Gbit/s", "kernel TCP no offloads, Gbit/s");
+    if ratios.row_count() > 0 {
+        println!("{ratios}");
+    }
 }

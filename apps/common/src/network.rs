@@ -171,13 +171,18 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub pcap: Option<PathBuf>,
 
-    /// Zero-copy memif on the client's side (each server that dies costs it the buffers in its rings)
+    /// Zero-copy memif on the side that is memif's client (each server that dies costs it the buffers in its rings)
     #[arg(long, global = true)]
     pub zero_copy: bool,
 
     /// Split virtqueues instead of packed ones
     #[arg(long, global = true)]
     pub split: bool,
+
+    /// Exchange the ends of virtio or memif, which cost differently: the server is virtio-user or memif's client, the client
+    /// vhost or memif's server. Both processes have to be told; `pair` does so
+    #[arg(long, global = true)]
+    pub exchange_ends: bool,
 
     /// Lose so many of 1000 sent frames
     #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
@@ -268,6 +273,13 @@ fn end_of(device: DeviceConfig, role: Role) -> DeviceConfig {
 }
 
 impl Role {
+    fn other(self) -> Self {
+        match self {
+            Self::Server => Self::Client,
+            Self::Client => Self::Server,
+        }
+    }
+
     fn memif(self) -> MemifRole {
         match self {
             Self::Server => MemifRole::Server,
@@ -381,7 +393,12 @@ impl NetworkFlags {
             return self.device_config(role);
         }
         self.check_meaning(kind.as_ref(), &device_name(Some(&device)))?;
-        let mut device = if self.device.is_some() { end_of(device, role) } else { device };
+        if self.exchange_ends && self.device.is_none() {
+            return Err(usage(
+                "--exchange-ends has no meaning for the end that the configuration file names: name a --device as well, or change the file",
+            ));
+        }
+        let mut device = if self.device.is_some() { end_of(device, self.end(role)) } else { device };
         match &mut device {
             DeviceConfig::Memif { role, socket, zero_copy, .. } => {
                 set(socket, self.socket.as_ref());
@@ -404,6 +421,11 @@ impl NetworkFlags {
         Ok(device)
     }
 
+    /// The side whose end of a socket device a side takes.
+    fn end(&self, role: Role) -> Role {
+        if self.exchange_ends { role.other() } else { role }
+    }
+
     /// Checks that a kind of device, of this name, has a use for the flags that some kinds have.
     fn check_meaning(&self, kind: Option<&DeviceKind>, name: &str) -> anyhow::Result<()> {
         let takes_socket = matches!(kind, Some(DeviceKind::Virtio | DeviceKind::Memif));
@@ -413,6 +435,7 @@ impl NetworkFlags {
             (self.interface.is_some(), takes_interface, "--interface"),
             (self.zero_copy, kind == Some(&DeviceKind::Memif), "--zero-copy"),
             (self.split, kind == Some(&DeviceKind::Virtio), "--split"),
+            (self.exchange_ends, takes_socket, "--exchange-ends"),
         ] {
             if given && !taken {
                 return Err(usage(format!(
@@ -445,6 +468,7 @@ impl NetworkFlags {
         let kind = self.kind();
         self.check_meaning(Some(&kind), &kind.to_string())?;
         let socket = || self.socket.clone().unwrap_or_else(|| default_socket(&kind));
+        let role = self.end(role);
         Ok(match (&kind, role) {
             (DeviceKind::Virtio, Role::Server) => DeviceConfig::Vhost {
                 socket: socket(),
@@ -518,6 +542,7 @@ impl NetworkFlags {
             (self.hugepages, "--hugepages"),
             (self.zero_copy, "--zero-copy"),
             (self.split, "--split"),
+            (self.exchange_ends, "--exchange-ends"),
         ] {
             if given {
                 arguments.push(flag.to_owned());
@@ -660,6 +685,20 @@ mod tests {
             (MEMIF, &["--socket", "/tmp/x"], Role::Server, memif(MemifRole::Client, "/tmp/x", false)),
             (MEMIF, &["--zero-copy"], Role::Client, memif(MemifRole::Client, "/tmp/m", true)),
             (MEMIF, &["--device", "memif", "--zero-copy"], Role::Server, memif(MemifRole::Server, "/tmp/m", false)),
+            (VHOST, &["--device", "virtio", "--exchange-ends"], Role::Client, vhost("/tmp/v")),
+            (MEMIF, &["--device", "memif", "--exchange-ends"], Role::Server, memif(MemifRole::Client, "/tmp/m", false)),
+            (
+                TAP,
+                &["--device", "memif", "--socket", "/tmp/x", "--exchange-ends"],
+                Role::Server,
+                DeviceConfig::Memif {
+                    role: MemifRole::Client,
+                    socket: "/tmp/x".into(),
+                    zero_copy: false,
+                    ring_size: None,
+                    buffer_size: None,
+                },
+            ),
             (TAP, &["--interface", "tap8"], Role::Client, tap("tap8")),
             (
                 TAP,
@@ -687,6 +726,8 @@ mod tests {
             (VHOST, &["--zero-copy"]),
             (MEMIF, &["--split"]),
             (TAP, &["--socket", "/tmp/x"]),
+            (TAP, &["--exchange-ends"]),
+            (VHOST, &["--exchange-ends"]),
             (ring, &["--socket", "/tmp/x"]),
         ] {
             let error = with_file(text, arguments, Role::Client, EngineMode::Inline).unwrap_err();
