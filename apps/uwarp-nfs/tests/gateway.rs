@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use uwarp::{Config, Context, ListenOptions, Listener};
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
 use uwarp_nfs::metrics::Metrics;
-use uwarp_rpcrdma::binding::Binding;
+use uwarp_rpcrdma::binding::{Binding, Greatest};
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
@@ -324,7 +324,9 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
         let mut octets = Vec::new();
         arguments.pack(&mut octets).unwrap();
         let arguments = vec![Part::Octets(octets)];
-        let call = Call { program: 100_003, version: 3, procedure: WRITE, credential, arguments, ..Call::default() };
+        let greatest = Some(Greatest::of(1000));
+        let call =
+            Call { program: 100_003, version: 3, procedure: WRITE, credential, arguments, greatest, ..Call::default() };
         rig.client.start(call).unwrap();
         assert_eq!(rig.finished().outcome.unwrap().status, Status::AuthError(5));
     }
@@ -421,6 +423,7 @@ fn calls_under_rpcsec_gss_go_through_as_they_are() {
             credential: gss(service),
             verifier: verifier.clone(),
             arguments: vec![Part::Octets(wrapped.clone())],
+            greatest: Some(Greatest::of(1000)),
             ..Call::default()
         };
         let id = rig.client.start(call).unwrap();

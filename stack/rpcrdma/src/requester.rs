@@ -3,7 +3,7 @@
 mod calls;
 mod pending;
 
-use crate::binding::Binding;
+use crate::binding::{Binding, Greatest};
 use crate::credits::Credits;
 use crate::endpoint::{Endpoint, Event, Failure, Sizes};
 use crate::header::{Body, DiscardReason, RdmaError, parse_reply};
@@ -97,6 +97,9 @@ pub struct Call {
     /// Memory for eligible results, in order, each as long as the longest that may come (RFC 8166 §4.3.2.2). An empty vector
     /// asks for that result inline; those beyond the last come inline too.
     pub rooms: Vec<Vec<u8>>,
+    /// How long the results can get, as they travel, where the program's binding cannot know: it reads that out of the arguments, and
+    /// under RPCSEC_GSS integrity or privacy they are wrapped (RFC 8166 §8.2.2). Counts what wrapping adds to the results.
+    pub greatest: Option<Greatest>,
 }
 
 /// Which call.
@@ -135,6 +138,9 @@ pub enum CallError {
         /// The procedure.
         procedure: u32,
     },
+    /// The arguments are wrapped, so that the caller has to say how long the results can get ([`Call::greatest`]).
+    #[error("the call does not say how long its results can get, and its arguments are wrapped (RPCSEC_GSS)")]
+    Greatest,
     /// A credential or a verifier is longer than RFC 5531 §8.2 allows.
     #[error("a credential or verifier of more than {} octets", crate::rpc::MAX_AUTH)]
     Credential,

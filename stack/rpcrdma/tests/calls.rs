@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use uwarp::Context;
+use uwarp_rpcrdma::binding::Greatest;
 use uwarp_rpcrdma::plan::PlanError;
 use uwarp_rpcrdma::requester::{Call, CallError, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::{Answer, ResponderOptions};
@@ -264,6 +265,11 @@ fn wrapped_arguments_travel_whole_in_long_calls_and_long_replies() {
         let data = pattern(9, 60_000);
         let mut call = get(60_000, vec![vec![0; 60_000]]);
         call.credential = gss(service);
+        if service != 1 {
+            let error = rig.client.start(call.clone()).unwrap_err().error;
+            assert!(matches!(error, CallError::Greatest), "{error}");
+            call.greatest = Some(Greatest::with_item(12, 60_000));
+        }
         call.arguments.push(Part::Octets(data.clone()));
         let id = rig.client.start(call).unwrap();
         let (_, request) = rig.until("the call", |rig| {
@@ -289,6 +295,26 @@ fn wrapped_arguments_travel_whole_in_long_calls_and_long_replies() {
         let items = reply.results.iter().filter(|part| matches!(part, Part::Item(_))).count();
         assert_eq!(items, usize::from(service == 1), "a wrapped result has no items");
     }
+}
+
+/// To the binding, the arguments are noise, and the results are longer than any that it knows.
+#[test]
+fn what_is_encrypted_travels_by_what_the_caller_says_of_it() {
+    let mut rig = Rig::plain();
+    rig.server.answers = false;
+    let (question, answer) = (pattern(1, 60), pattern(2, 70_000));
+    let mut call = call(ECHO, vec![Part::Octets(question.clone())]);
+    (call.credential, call.greatest) = (gss(3), Some(Greatest::of(70_000)));
+    let id = rig.client.start(call).unwrap();
+    let (_, request) = rig.until("the call", |rig| {
+        assert!(rig.client.poll().is_none());
+        rig.server.requests.pop_front()
+    });
+    assert_eq!(request.arguments, [Part::Octets(question)]);
+    let results = vec![Part::Octets(answer.clone())];
+    rig.server.responders[0].answer(request.token, Answer::success(results.clone()));
+    assert_eq!(rig.finish(id).outcome.unwrap().results, results);
+    assert_eq!(rig.server.responders[0].stats().long_replies, 1);
 }
 
 #[test]

@@ -92,21 +92,31 @@ impl Pending {
     /// It cannot be made; it is given back.
     pub(super) fn begin(&mut self, id: CallId, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<(), Box<Refused>> {
         let Call { program, version, procedure, .. } = call;
-        let known = bindings.iter().position(|binding| binding.program() == program);
-        let arguments = match call.arguments.first() {
-            Some(Part::Octets(octets)) => &octets[..],
-            _ => &[],
-        };
-        let greatest = known.and_then(|at| bindings[at].greatest(version, procedure, arguments));
-        let (Some(binding), Some(greatest)) = (known, greatest) else {
-            return Err(Box::new(Refused { error: CallError::Binding { program, version, procedure }, call }));
-        };
         if call.credential.body.len().max(call.verifier.body.len()) > MAX_AUTH {
             return Err(Box::new(Refused { error: CallError::Credential, call }));
         }
+        let protection = call.credential.as_auth().protection();
+        let known = bindings.iter().position(|binding| binding.program() == program);
+        let greatest = match (&call.greatest, known) {
+            (Some(greatest), _) => Some(greatest.clone()),
+            // To the binding, these arguments are noise.
+            (None, Some(_)) if protection == Protection::Wrapped => {
+                return Err(Box::new(Refused { error: CallError::Greatest, call }));
+            }
+            (None, known) => known.and_then(|at| {
+                let arguments = match call.arguments.first() {
+                    Some(Part::Octets(octets)) => &octets[..],
+                    _ => &[],
+                };
+                bindings[at].greatest(version, procedure, arguments)
+            }),
+        };
+        let (Some(binding), Some(greatest)) = (known, greatest) else {
+            return Err(Box::new(Refused { error: CallError::Binding { program, version, procedure }, call }));
+        };
         let credential = call.credential.as_auth();
         (self.id, self.binding, self.greatest, self.wanted) = (id, binding, greatest, true);
-        self.protection = credential.protection();
+        self.protection = protection;
         self.reply_header = ReplyHeader::longest(&credential);
         self.rooms.extend(call.rooms.iter().map(Vec::len));
         self.call = call;
