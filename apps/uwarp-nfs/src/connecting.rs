@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 /// Limit on each attempt. No test is about it, and a test's machine may stand still for longer.
 const LIMIT: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_millis(500) };
 
+/// How long a server may say nothing before it is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Questions without an answer after which it is not.
+const QUESTIONS: u32 = 3;
+
 /// An attempt to connect.
 #[derive(Debug)]
 pub(crate) struct Connecting {
@@ -25,6 +30,12 @@ impl Connecting {
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
         // Of this one, too, the port must be free for the next.
         sockopt::set_socket_reuseaddr(&socket, true)?;
+        // A host that died says nothing: without questions, what was sent to it would be waited for as long as the client likes.
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, SILENCE)?;
+        sockopt::set_tcp_keepintvl(&socket, SILENCE)?;
+        sockopt::set_tcp_keepcnt(&socket, QUESTIONS)?;
+        sockopt::set_tcp_user_timeout(&socket, SILENCE.as_millis() as u32 * (QUESTIONS + 1))?;
         if let Some(local) = local {
             bind(&socket, &local)?;
         }
@@ -45,5 +56,28 @@ impl Connecting {
         }
         self.stream.set_nodelay(true)?;
         Ok(Ok(self.stream))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_server_that_says_nothing_is_asked_whether_it_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut connecting = Connecting::start(listener.local_addr().unwrap(), None).unwrap();
+        let stream = loop {
+            match connecting.poll().unwrap() {
+                Ok(stream) => break stream,
+                Err(again) => connecting = again,
+            }
+        };
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), SILENCE);
+        assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), SILENCE);
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), QUESTIONS);
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 20_000);
     }
 }

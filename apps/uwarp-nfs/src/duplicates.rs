@@ -59,13 +59,15 @@ enum State<T> {
 #[derive(Debug)]
 pub struct Duplicates<T> {
     calls: HashMap<Identity, State<T>>,
-    /// Those that are done, the oldest first.
-    done: VecDeque<Identity>,
+    /// Those that are done, by client, the oldest first.
+    done: HashMap<IpAddr, VecDeque<Identity>>,
+    /// How many these are.
+    remembered: usize,
 }
 
 impl<T> Default for Duplicates<T> {
     fn default() -> Self {
-        Self { calls: HashMap::new(), done: VecDeque::new() }
+        Self { calls: HashMap::new(), done: HashMap::new(), remembered: 0 }
     }
 }
 
@@ -90,15 +92,28 @@ impl<T> Duplicates<T> {
     /// A call is done; gives those who asked again meanwhile.
     pub fn end(&mut self, identity: Identity, answer: &Answer) -> Vec<T> {
         let before = self.calls.insert(identity, State::Done(answer.clone()));
-        self.done.push_back(identity);
-        if self.done.len() > REMEMBERED
-            && let Some(oldest) = self.done.pop_front()
-        {
-            self.calls.remove(&oldest);
+        self.done.entry(identity.client).or_default().push_back(identity);
+        self.remembered += 1;
+        if self.remembered > REMEMBERED {
+            self.forget_one();
         }
         match before {
             Some(State::Under(waiting)) => waiting,
             _ => Vec::new(),
+        }
+    }
+}
+
+impl<T> Duplicates<T> {
+    /// Forgets the oldest reply of the client that has the most: who makes many calls leaves the others theirs.
+    fn forget_one(&mut self) {
+        let Some((&client, replies)) = self.done.iter_mut().max_by_key(|(_, replies)| replies.len()) else { return };
+        if let Some(oldest) = replies.pop_front() {
+            self.calls.remove(&oldest);
+            self.remembered -= 1;
+        }
+        if replies.is_empty() {
+            self.done.remove(&client);
         }
     }
 }
@@ -144,5 +159,23 @@ mod tests {
         assert_eq!(calls.begin(identity(1, 1, 12, b""), 1), Verdict::New(1), "forgotten");
         assert!(matches!(calls.begin(identity(1, 2, 12, b""), 2), Verdict::Known(..)));
         assert_eq!(calls.begin(under, 3), Verdict::Under);
+    }
+    #[test]
+    fn a_client_with_many_calls_does_not_push_out_the_replies_of_others() {
+        let mut calls = Duplicates::default();
+        let answer = Answer::success(Vec::new());
+        let mut carry_out = |call| {
+            assert_eq!(calls.begin(call, ()), Verdict::New(()));
+            assert!(calls.end(call, &answer).is_empty());
+        };
+        let few: Vec<Identity> = (0..32).map(|xid| identity(1, xid, 12, b"name")).collect();
+        few.iter().for_each(|call| carry_out(*call));
+        for xid in 0..3 * REMEMBERED as u32 {
+            carry_out(identity(2, xid, 7, b""));
+        }
+        assert_eq!((calls.calls.len(), calls.remembered), (REMEMBERED, REMEMBERED));
+        for call in few {
+            assert!(matches!(calls.begin(call, ()), Verdict::Known(..)));
+        }
     }
 }
