@@ -58,7 +58,9 @@ fn calls_of_every_kind_over_virtio() {
 #[test]
 fn calls_of_every_kind_over_memif() {
     check("memif", "null", "", 200, &[]);
+    check("memif", "echo", "0", 50, &[]);
     check("memif", "echo", "5000", 50, &[]);
+    check("memif", "get", "0", 50, &[]);
     check("memif", "put", "1M", 20, &["--depth", "4"]);
     check("memif", "get", "1M", 20, &["--engine", "threaded"]);
 }

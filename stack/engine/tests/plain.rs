@@ -3,6 +3,7 @@
 mod common;
 
 use common::{PORT, SECOND, pattern};
+use std::time::Duration;
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, World};
 use uwarp_engine::stream::{StreamEnds, StreamFailure, StreamOptions};
@@ -253,4 +254,40 @@ fn a_slow_peer_gets_all_octets_of_a_dropped_stream() {
     }
     assert!(received == sent, "{} octets, {:?}", received.len(), server.failure());
     assert_eq!(server.failure(), None);
+}
+
+/// Whoever is answered waits for the flight of two segments and for nothing else; no acknowledgment travels alone.
+#[test]
+fn delayed_acknowledgments_cost_a_ping_pong_nothing() {
+    const FLIGHT: Duration = Duration::from_micros(50);
+    const ROUNDS: u32 = 1000;
+    for nagle in [false, true] {
+        let mut world = World::new(1, SimOptions { delay: FLIGHT, ..SimOptions::default() });
+        for _ in 0..2 {
+            world.add(HostOptions::default(), |_| {});
+        }
+        let options = StreamOptions { nagle, ..StreamOptions::default() };
+        let (mut client, mut server) = joined(&mut world, &options);
+        world.run(SECOND);
+        let alone = |world: &World| -> u64 {
+            world.hosts.iter().flat_map(|host| &host.engine).map(|engine| engine.stats().pure_acknowledgments).sum()
+        };
+        let mut room = [0; 64];
+        let mut rounds = |world: &mut World, count: u32| {
+            for _ in 0..count {
+                assert_eq!(client.write(&[1; 64]), 64);
+                assert!(world.run_until(SECOND, |_| server.read(&mut room) == 64));
+                assert_eq!(server.write(&room), 64);
+                assert!(world.run_until(SECOND, |_| client.read(&mut room) == 64));
+            }
+        };
+        // What the first of all brings may be acknowledged at once.
+        rounds(&mut world, 10);
+        let (before, begin) = (alone(&world), world.now());
+        rounds(&mut world, ROUNDS);
+        let took = world.now() - begin;
+        assert_eq!(alone(&world) - before, 0, "Nagle's rule: {nagle}");
+        // Virtual time: a turn takes some of it.
+        assert!(took < 2 * FLIGHT * ROUNDS * 21 / 20, "{took:?} for {ROUNDS} rounds of two flights of {FLIGHT:?}");
+    }
 }

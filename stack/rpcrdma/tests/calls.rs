@@ -159,6 +159,35 @@ fn results_that_the_binding_does_not_name_are_not_reduced() {
 }
 
 #[test]
+fn two_programs_share_a_connection() {
+    let mut rig = Rig::plain();
+    // Until a first reply there is one credit.
+    assert_eq!(rig.results(call(NULL, vec![])), []);
+    rig.server.answers = false;
+    let data = pattern(1, 20_000);
+    let calls = [put(data.clone()), Call { program: ANOTHER, ..put(data.clone()) }, get(9000, vec![vec![0; 9000]])];
+    let ids = calls.map(|call| rig.client.start(call).unwrap());
+    rig.until("all calls", |rig| {
+        assert!(rig.client.poll().is_none());
+        (rig.server.requests.len() == 3).then_some(())
+    });
+    let mut programs: Vec<u32> = rig.server.requests.iter().map(|(_, request)| request.program).collect();
+    programs.sort();
+    assert_eq!(programs, [PROGRAM, PROGRAM, ANOTHER]);
+    for _ in 0..3 {
+        rig.server.answer_next();
+    }
+    let mut expected: Vec<_> =
+        ids.into_iter().zip([put_results(&data), put_results(&data), get_results(9000)]).collect();
+    while !expected.is_empty() {
+        let finished = rig.until("the end of a call", |rig| rig.client.poll());
+        let at = expected.iter().position(|(id, _)| *id == finished.id).expect("one of them, once");
+        assert_eq!(finished.outcome.unwrap().results, expected.swap_remove(at).1);
+    }
+    assert_eq!((rig.server.responders.len(), rig.client.stats().connections), (1, 1));
+}
+
+#[test]
 fn programs_versions_and_procedures_that_are_not_there() {
     struct Other;
     impl uwarp_rpcrdma::binding::Binding for Other {

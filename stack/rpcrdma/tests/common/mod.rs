@@ -20,6 +20,7 @@ use uwarp_rpcrdma::xdr::{Reader, put_opaque, put_u32};
 pub const LONG: Duration = Duration::from_secs(30);
 pub const PORT: u16 = 20_049;
 pub const PROGRAM: u32 = 0x2000_0101;
+pub const ANOTHER: u32 = 0x2000_0102;
 pub const VERSION: u32 = 2;
 
 pub const NULL: u32 = 0;
@@ -37,11 +38,12 @@ pub const PUT_TWO: u32 = 5;
 /// Longest echo.
 pub const ECHO_MAX: usize = 100_000;
 
-pub struct Program;
+/// The program by its number: every server here has two that are alike.
+pub struct Program(pub u32);
 
 impl Binding for Program {
     fn program(&self) -> u32 {
-        PROGRAM
+        self.0
     }
 
     fn versions(&self) -> RangeInclusive<u32> {
@@ -211,7 +213,7 @@ pub fn config(host: u8) -> Config {
 }
 
 pub fn bindings() -> Vec<Arc<dyn Binding>> {
-    vec![Arc::new(Program)]
+    vec![Arc::new(Program(PROGRAM)), Arc::new(Program(ANOTHER))]
 }
 
 /// A server's side: a listener, and the connections that came.
