@@ -1,5 +1,6 @@
 //! tshark as a witness that shares no code with the stack.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -29,23 +30,7 @@ pub fn examine(capture: &Path) -> Option<Testimony> {
     if uwarp_middlebox::is_skipped("captures are not judged: tshark wants FPDUs to begin with a segment") {
         return None;
     }
-    let text = tshark(capture, &["-V"]);
-    let mut testimony = Testimony { good_crcs: 0, opcodes: [0; 16], complaints: Vec::new() };
-    for line in text.lines().map(str::trim) {
-        if line.contains("CRC check:") {
-            if line.ends_with("(Good CRC32)") {
-                testimony.good_crcs += 1;
-            } else {
-                testimony.complaints.push(line.to_owned());
-            }
-        } else if let Some((bits, _)) = line.split_once(" = OpCode: ") {
-            // `.... 0011`: it has no numbers for opcodes that it has no names for. An atomic's own opcode has more bits.
-            if let Some(bits) = bits.strip_prefix(".... ").filter(|bits| bits.len() == 4) {
-                let number = usize::from_str_radix(bits, 2).expect("tshark prints the opcode's bits");
-                testimony.opcodes[number] += 1;
-            }
-        }
-    }
+    let mut testimony = dissected(&tshark(capture, &["-V"]));
     // An expert error or warning of any layer is a complaint, but for what TCP says of losses: those are not protocol errors.
     let expert = tshark(capture, &["-q", "-z", "expert,warn"]);
     let mut is_warning = false;
@@ -66,6 +51,37 @@ pub fn examine(capture: &Path) -> Option<Testimony> {
         }
     }
     Some(testimony)
+}
+
+/// What tshark's full text says of FPDUs. A segment that was sent again, as on a machine that stands still for a while, is
+/// dissected again, and counts once.
+fn dissected(text: &str) -> Testimony {
+    let mut testimony = Testimony { good_crcs: 0, opcodes: [0; 16], complaints: Vec::new() };
+    let mut seen = HashSet::new();
+    // Ports and length of the frame's segment, and whether it came before.
+    let (mut segment, mut again) = ("", false);
+    for line in text.lines().map(str::trim) {
+        if let Some(header) = line.strip_prefix("Transmission Control Protocol, ") {
+            (segment, again) = (header, false);
+        } else if let Some(number) = line.strip_prefix("Sequence Number (raw): ") {
+            let ports = segment.split(", ").filter(|part| part.contains("Port: ") || part.starts_with("Len: "));
+            again = !seen.insert((ports.map(str::to_owned).collect::<Vec<_>>(), number.to_owned()));
+        } else if again {
+        } else if line.contains("CRC check:") {
+            if line.ends_with("(Good CRC32)") {
+                testimony.good_crcs += 1;
+            } else {
+                testimony.complaints.push(line.to_owned());
+            }
+        } else if let Some((bits, _)) = line.split_once(" = OpCode: ") {
+            // `.... 0011`: it has no numbers for opcodes that it has no names for. An atomic's own opcode has more bits.
+            if let Some(bits) = bits.strip_prefix(".... ").filter(|bits| bits.len() == 4) {
+                let number = usize::from_str_radix(bits, 2).expect("tshark prints the opcode's bits");
+                testimony.opcodes[number] += 1;
+            }
+        }
+    }
+    testimony
 }
 
 /// Frames of `capture` for which tshark finds `filter` true.
@@ -103,4 +119,25 @@ fn dissect(capture: &Path, more: &[&str]) -> String {
         .expect("tshark is installed (apt-get install tshark)");
     assert!(output.status.success(), "tshark: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_that_was_sent_again_counts_once() {
+        let frame = |source: u16, sequence: u32, length: u32| {
+            format!(
+                "Frame 7: 114 bytes on wire\n\
+                 Transmission Control Protocol, Src Port: {source}, Dst Port: 7174, Seq: 1, Ack: 21, Len: {length}\n    \
+                 Sequence Number (raw): {sequence}\n\
+                 iWARP Marker Protocol data unit Aligned framing\n    CRC check: 0x1 (Good CRC32)\n    \
+                 .... 0001 = OpCode: Read Request (0x1)\n"
+            )
+        };
+        let frames = [frame(1, 100, 48), frame(1, 148, 48), frame(1, 100, 48), frame(2, 100, 48), frame(1, 100, 96)];
+        let testimony = dissected(&frames.concat());
+        assert_eq!((testimony.good_crcs, testimony.opcodes[1], testimony.complaints.len()), (4, 4, 0));
+    }
 }
