@@ -80,11 +80,16 @@ pub(crate) struct Advertisement {
     pub(crate) overrides: bool,
 }
 
+type Table = HashMap<IpAddress, Neighbour, foldhash::fast::FixedState>;
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    table: HashMap<IpAddress, Neighbour, foldhash::fast::FixedState>,
+    table: Table,
     capacity: usize,
+    /// Entries that became stale, the longest ago first, with the `until` of that state: one that differs from the table's is of
+    /// the past. A flood of strangers costs a look at its front for each, not at the whole table.
+    quiet: VecDeque<(IpAddress, Instant)>,
     /// Counts changes of known addresses, so that connections can keep a copy.
     epoch: u32,
     requests: VecDeque<Request>,
@@ -104,6 +109,7 @@ impl Neighbours {
         Neighbours {
             table,
             capacity,
+            quiet: VecDeque::new(),
             epoch: 1,
             requests: VecDeque::new(),
             unreachable: Vec::new(),
@@ -136,9 +142,22 @@ impl Neighbours {
             self.wake_at(until);
         }
         let before = self.table.insert(address, Neighbour { mac, state });
+        let listed = before.as_ref().is_some_and(|old| old.state == state);
         let changed = before.is_none_or(|old| old.mac != mac || matches!(old.state, State::Incomplete { .. }));
         if changed {
             self.touch();
+        }
+        if let (State::Stale { until }, false) = (state, listed) {
+            self.quiet.push_back((address, until));
+            self.sort_out();
+        }
+    }
+
+    /// Drops what is of the past from the list of the quiet, whenever that is the greater part of it.
+    fn sort_out(&mut self) {
+        if self.quiet.len() > 2 * self.capacity {
+            let table = &self.table;
+            self.quiet.retain(|&(address, until)| is_quiet(table, address, until));
         }
     }
 
@@ -242,7 +261,7 @@ impl Neighbours {
         }
         let mut next: Option<Instant> = None;
         let mut changed = false;
-        let (requests, unreachable) = (&mut self.requests, &mut self.unreachable);
+        let (requests, unreachable, quiet) = (&mut self.requests, &mut self.unreachable, &mut self.quiet);
         self.table.retain(|address, neighbour| {
             let Some(state) = after(now, *address, neighbour, requests) else {
                 match neighbour.state {
@@ -252,7 +271,10 @@ impl Neighbours {
                 }
                 return false;
             };
-            changed |= matches!((neighbour.state, state), (State::Reachable { .. }, State::Stale { .. }));
+            if let (State::Reachable { .. }, State::Stale { until }) = (neighbour.state, state) {
+                changed = true;
+                quiet.push_back((*address, until));
+            }
             neighbour.state = state;
             let at = match state {
                 State::Static => return true,
@@ -266,31 +288,46 @@ impl Neighbours {
             self.touch();
         }
         self.deadline = next;
+        self.sort_out();
     }
 
     fn wake_at(&mut self, at: Instant) {
         self.deadline = Some(self.deadline.map_or(at, |known| known.min(at)));
     }
 
-    /// Makes room for one more where it can: forgets the learned entry that has been quiet longest.
+    /// Makes room for one more where it can: forgets the stale entry that has been quiet longest, or else the one that was
+    /// confirmed first.
     fn make_room(&mut self) -> bool {
         if self.table.len() < self.capacity {
             return true;
         }
-        let oldest = self
-            .table
-            .iter()
-            .filter_map(|(address, neighbour)| match neighbour.state {
-                State::Stale { until } => Some((0, until, *address)),
-                State::Reachable { until } => Some((1, until, *address)),
-                _ => None,
-            })
-            .min();
-        let Some((_, _, address)) = oldest else { return false };
+        let Some(address) = self.pop_quiet().or_else(|| self.first_confirmed()) else { return false };
         self.table.remove(&address);
         self.touch();
         true
     }
+
+    fn pop_quiet(&mut self) -> Option<IpAddress> {
+        while let Some((address, until)) = self.quiet.pop_front() {
+            if is_quiet(&self.table, address, until) {
+                return Some(address);
+            }
+        }
+        None
+    }
+
+    fn first_confirmed(&self) -> Option<IpAddress> {
+        let confirmed = self.table.iter().filter_map(|(address, neighbour)| match neighbour.state {
+            State::Reachable { until } => Some((until, *address)),
+            _ => None,
+        });
+        confirmed.min().map(|(_, address)| address)
+    }
+}
+
+/// Whether the entry is stale, and has been since it was set to be forgotten at `until`.
+fn is_quiet(table: &Table, address: IpAddress, until: Instant) -> bool {
+    table.get(&address).is_some_and(|neighbour| neighbour.state == State::Stale { until })
 }
 
 /// The state of a neighbour now that time has gone by; `None`: it is given up.

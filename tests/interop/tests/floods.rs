@@ -228,9 +228,19 @@ impl Drop for Ends<'_> {
     }
 }
 
+/// A stream from the stack to the kernel, octet by octet the same.
+fn to_the_kernel(stack: &mut uwarp::TcpStream, kernel: &mut std::net::TcpStream, seed: u64) {
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| flows::receive_exactly(kernel, OCTETS));
+        let written = flows::send(stack, seed, OCTETS).expect("from the stack");
+        assert_eq!(written, reader.join().unwrap().expect("to the kernel"));
+    });
+}
+
 /// A connection that is opened and used beside a flood.
 fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flood) {
     let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let seeds = [0, 1].map(|round| flood as u64 * 2 + round);
     thread::scope(|scope| {
         // The scope waits for the attacker, also when something fails.
         let _end = Ends(&over);
@@ -238,28 +248,29 @@ fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flo
         while sent.load(Relaxed) < FRAMES / 10 {
             thread::sleep(Duration::from_millis(1));
         }
-        let client = scope.spawn(|| connect(context.socket_address(PORT)));
+        // It speaks first: a cookie may have answered its SYN, and of a client that is silent after that nobody hears again
+        // once the flood has pushed out its one acknowledgment (RFC 4987 §3.6).
+        let client = scope.spawn(|| {
+            let mut kernel = connect(context.socket_address(PORT))?;
+            let sent = flows::send(&mut kernel, seeds[0], OCTETS)?;
+            io::Result::Ok((kernel, sent))
+        });
         let accepted = listener.accept_timeout(PATIENCE).expect("the listener works");
         let (mut stack, peer) = accepted.unwrap_or_else(|| panic!("{flood:?}: {:#?}", context.stats()));
         line.kernel_port.store(peer.port(), Relaxed);
-        let mut kernel = client.join().unwrap().expect("the stack answers");
         stack.set_read_timeout(Some(PATIENCE));
         stack.set_write_timeout(Some(PATIENCE));
-        for round in 0..2 {
-            let seed = flood as u64 * 2 + round;
-            let writer = scope.spawn({
-                let mut kernel = kernel.try_clone().expect("a second handle");
-                move || flows::send(&mut kernel, seed, OCTETS)
-            });
-            let received = flows::receive_exactly(&mut stack, OCTETS);
-            assert_eq!(received.expect("to the stack"), writer.join().unwrap().expect("from the kernel"), "{flood:?}");
-            let reader = scope.spawn({
-                let mut kernel = kernel.try_clone().expect("a second handle");
-                move || flows::receive_exactly(&mut kernel, OCTETS)
-            });
-            let written = flows::send(&mut stack, !seed, OCTETS).expect("from the stack");
-            assert_eq!(written, reader.join().unwrap().expect("to the kernel"), "{flood:?}");
-        }
+        let received = flows::receive_exactly(&mut stack, OCTETS).expect("to the stack");
+        let (mut kernel, sent) = client.join().unwrap().expect("the stack answers");
+        assert_eq!(received, sent, "{flood:?}");
+        to_the_kernel(&mut stack, &mut kernel, !seeds[0]);
+        let writer = scope.spawn({
+            let mut kernel = kernel.try_clone().expect("a second handle");
+            move || flows::send(&mut kernel, seeds[1], OCTETS)
+        });
+        let received = flows::receive_exactly(&mut stack, OCTETS).expect("to the stack");
+        assert_eq!(received, writer.join().unwrap().expect("from the kernel"), "{flood:?}");
+        to_the_kernel(&mut stack, &mut kernel, !seeds[1]);
         over.store(true, Relaxed);
         attacker.join().unwrap();
         // It is the same connection to the end, whatever was said about it.

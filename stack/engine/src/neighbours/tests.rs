@@ -163,6 +163,49 @@ fn a_full_table_forgets_who_is_quiet_and_never_who_is_asked_for() {
 }
 
 #[test]
+fn a_flood_of_strangers_leaves_who_is_in_use_and_keeps_no_list_of_them() {
+    let mut table = reachable(host());
+    table.observe(at(1), host6(), MAC, true);
+    assert_eq!(table.resolve(at(1), host6()), Resolution::Known(MAC));
+    for stranger in 0..10_000u32 {
+        let address = Ipv4Addr::from(0x0a01_0000 + stranger).into();
+        table.observe(at(2), address, OTHER, true);
+        assert_eq!(table.table[&address].mac, OTHER, "the newest is there");
+        assert!(table.len() <= 8 && table.quiet.len() <= 17, "{} and {}", table.len(), table.quiet.len());
+    }
+    // Who comes and goes makes no list either.
+    for round in 0..1_000u64 {
+        let mac = if round % 2 == 0 { MAC } else { OTHER };
+        table.observe(at(3), Ipv4Addr::from(0x0a01_0000 + 9_999).into(), mac, true);
+        assert!(table.quiet.len() <= 17, "{}", table.quiet.len());
+    }
+    for address in [host(), host6(), fixed()] {
+        assert_eq!(table.resolve(at(4), address), Resolution::Known(MAC));
+    }
+}
+
+#[test]
+fn of_stale_entries_the_one_that_was_quiet_longest_goes_and_then_the_one_confirmed_first() {
+    let address = |last: u8| IpAddress::from(Ipv4Addr::new(10, 0, 0, last));
+    let mut table = table();
+    for last in 20..27 {
+        table.observe(at(u64::from(last)), address(last), MAC, true);
+    }
+    // It moved: heard of again.
+    table.observe(at(30), address(20), OTHER, true);
+    for last in [21, 22] {
+        table.table.insert(address(last), Neighbour { mac: MAC, state: State::Reachable { until: at(last.into()) } });
+    }
+    let mut gone = Vec::new();
+    for last in 40..47 {
+        let before: Vec<_> = table.table.keys().copied().collect();
+        assert_eq!(table.resolve(at(50), address(last)), Resolution::Pending);
+        gone.extend(before.into_iter().filter(|known| !table.table.contains_key(known)));
+    }
+    assert_eq!(gone, [23, 24, 25, 26, 20, 21, 22].map(address));
+}
+
+#[test]
 fn what_nobody_uses_is_forgotten() {
     let mut table = reachable(host());
     run(&mut table, 700_000);
