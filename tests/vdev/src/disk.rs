@@ -13,7 +13,10 @@ use fuser::{
     BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
     OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
+use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
+
+use crate::peer::{self, Peer};
 
 /// The name of the file.
 pub const NAME: &str = "region";
@@ -49,6 +52,69 @@ impl Disk {
         let state = Arc::new(Mutex::new(state));
         let session = fuser::spawn_mount(Files(Arc::clone(&state)), &self.mountpoint, &fuser::Config::default())?;
         Ok(Mounted { state, _session: session })
+    }
+}
+
+impl Disk {
+    /// What the process of a disk does: it tells the test that it is mounted, and then has the troubles that it is told.
+    ///
+    /// # Panics
+    /// It cannot be mounted.
+    pub fn serve(&self) {
+        let mounted = self.mount().expect("a FUSE file system (root and /dev/fuse)");
+        peer::tell("mounted");
+        for word in peer::words() {
+            mounted.set_trouble(serde_json::from_str(&word).expect("a trouble or none"));
+            peer::tell("set");
+        }
+    }
+}
+
+/// A disk served by a process of its own. The process is killed when this is dropped, and what is left of the mount goes with it.
+#[derive(Debug)]
+pub struct DiskProcess {
+    /// There until it is dropped.
+    peer: Option<Peer>,
+    mountpoint: PathBuf,
+}
+
+impl DiskProcess {
+    /// Makes the mountpoint, and starts test `name` again with a `task` that comes to [`Disk::serve`] of this disk.
+    ///
+    /// # Panics
+    /// Something of that is not possible.
+    pub fn start(name: &str, disk: &Disk, task: &impl Serialize) -> Self {
+        std::fs::create_dir(&disk.mountpoint).expect("a folder");
+        let peer = Peer::start(name, task);
+        assert_eq!(peer.told(), "mounted");
+        Self { peer: Some(peer), mountpoint: disk.mountpoint.clone() }
+    }
+
+    /// From now on the disk has this trouble, or none.
+    ///
+    /// # Panics
+    /// The process is gone.
+    pub fn set_trouble(&mut self, trouble: Option<Trouble>) {
+        let peer = self.peer.as_mut().expect("there until it is dropped");
+        peer.say(&serde_json::to_string(&trouble).expect("a word"));
+        assert_eq!(peer.told(), "set");
+    }
+
+    /// SIGKILL.
+    ///
+    /// # Panics
+    /// It has failed before.
+    pub fn kill(mut self) {
+        self.peer.take().expect("there until it is dropped").kill();
+    }
+}
+
+impl Drop for DiskProcess {
+    fn drop(&mut self) {
+        drop(self.peer.take());
+        // A file that is still open on it, or a folder that is in use, is the business of who has it.
+        let _ = unmount(&self.mountpoint, UnmountFlags::DETACH);
+        let _ = std::fs::remove_dir(&self.mountpoint);
     }
 }
 

@@ -16,7 +16,7 @@ use uwarp::{
     RegionScope, SendRequest, Status,
 };
 use uwarp_netns as netns;
-use uwarp_vdev_tests::disk::{Disk, Trouble};
+use uwarp_vdev_tests::disk::{Disk, DiskProcess, Trouble};
 use uwarp_vdev_tests::endpoint::{Endpoint, PORT, Place};
 use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
 use uwarp_vdev_tests::peer::{self, Peer};
@@ -39,17 +39,8 @@ enum Task {
 /// What a process other than the test's own does.
 fn be_peer(task: Task) {
     match task {
-        Task::Disk(disk) => be_disk(&disk),
+        Task::Disk(disk) => disk.serve(),
         Task::Target { wire, file } => be_target(&wire, &file),
-    }
-}
-
-fn be_disk(disk: &Disk) {
-    let mounted = disk.mount().expect("a FUSE file system (root and /dev/fuse)");
-    peer::tell("mounted");
-    for word in peer::words() {
-        mounted.set_trouble(serde_json::from_str(&word).expect("a trouble or none"));
-        peer::tell("set");
     }
 }
 
@@ -101,7 +92,7 @@ fn register(domain: &ProtectionDomain, path: &PathBuf) -> MemoryRegion {
 
 /// A disk and a target at work, and what makes the next ones.
 struct Machine {
-    disk: Peer,
+    disk: DiskProcess,
     target: Peer,
 }
 
@@ -128,11 +119,9 @@ impl Rig {
     fn start(&mut self, deceitful: bool) -> (Machine, Endpoint) {
         self.lives += 1;
         let mountpoint = self.folder.path().join(format!("mount-{}", self.lives));
-        std::fs::create_dir(&mountpoint).expect("a folder");
         let disk = Disk { platter: self.folder.path().join("platter"), mountpoint, deceitful };
         let file = disk.file();
-        let disk = Peer::start(self.name, &Task::Disk(disk));
-        assert_eq!(disk.told(), "mounted");
+        let disk = DiskProcess::start(self.name, &disk, &Task::Disk(disk.clone()));
         let target = Peer::start(self.name, &Task::Target { wire: self.network.wire.clone(), file });
         let mut endpoint = Endpoint::new(&self.context, REGION);
         let request = self.listener.next(PATIENCE).expect("the listener works");
@@ -244,10 +233,13 @@ fn what_was_committed_survives_the_loss_of_everything_else() {
             assert_eq!(account.lost(&read_back(&mut endpoint)), 0, "lost the {loss}. time");
             let wanted = account.random.usize(1..2000);
             account.work(&mut endpoint, wanted);
-            let (first, second) =
-                if loss % 2 == 0 { (machine.disk, machine.target) } else { (machine.target, machine.disk) };
-            first.kill();
-            second.kill();
+            if loss % 2 == 0 {
+                machine.disk.kill();
+                machine.target.kill();
+            } else {
+                machine.target.kill();
+                machine.disk.kill();
+            }
             account.settle(&mut endpoint);
         }
         // What only was said to be durable is found to be lost.
@@ -294,15 +286,11 @@ fn each_failure_of_a_store_is_a_status() {
             (Trouble::Broken, CommitStatus::Failure, true),
             (Trouble::Unsyncable, CommitStatus::Failure, true),
         ] {
-            let mut set = |trouble: Option<Trouble>| {
-                disk.say(&serde_json::to_string(&trouble).expect("a word"));
-                assert_eq!(disk.told(), "set");
-            };
-            set(Some(trouble));
+            disk.set_trouble(Some(trouble));
             for _ in 0..3 {
                 assert_eq!(commit(&mut endpoint), status, "{trouble:?}");
             }
-            set(None);
+            disk.set_trouble(None);
             let after = if stays { status } else { CommitStatus::Success };
             assert_eq!(commit(&mut endpoint), after, "after {trouble:?}");
             target.say("anew");

@@ -1,13 +1,9 @@
 //! Targets and writers as processes over real devices, and what becomes of the log when they are killed.
 
 use serde_json::Value;
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::Stdio;
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, ConnectOptions, Context, Features, ListenOptions, SendRequest};
 use uwarp_app::channel::{Channel, Shape, connect, part};
@@ -15,155 +11,10 @@ use uwarp_app::network::{CLIENT_ADDRESS, SERVER_ADDRESS};
 use uwarp_app::{NetworkFlags, Role};
 use uwarp_log::message::{GREETING, MAX_MESSAGE};
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+mod kills;
+mod places;
 
-/// A process that ends with the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // SIGKILL.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn program(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-log"));
-    command.args(arguments).stdin(Stdio::null());
-    command
-}
-
-fn succeeds(output: &Output) -> Vec<u8> {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    output.stdout.clone()
-}
-
-/// Three targets' places in a directory.
-struct Places(tempfile::TempDir);
-
-impl Places {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn file(&self, number: usize) -> PathBuf {
-        self.0.path().join(format!("{number}.log"))
-    }
-
-    fn socket(&self, number: usize) -> PathBuf {
-        self.0.path().join(format!("{number}.sock"))
-    }
-
-    fn target(&self, number: usize, more: &[&str]) -> Process {
-        let mut command = program(&["target"]);
-        command.arg(self.file(number)).arg("--socket").arg(self.socket(number)).args(["--size", "4M"]).args(more);
-        Process(command.stdout(Stdio::null()).spawn().unwrap())
-    }
-
-    /// The first target, its commands and what it says to them. It serves already.
-    fn controlled_target(&self) -> (Process, ChildStdin, Lines<BufReader<ChildStdout>>) {
-        let mut command = program(&["target", "--control", "--size", "2M"]);
-        command.arg(self.file(0)).arg("--socket").arg(self.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut target = Process(command.spawn().unwrap());
-        let control = target.0.stdin.take().unwrap();
-        let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
-        assert!(said.next().unwrap().unwrap().starts_with("serving on"));
-        (target, control, said)
-    }
-
-    fn append(&self, count: usize, more: &[&str]) -> Command {
-        let mut command = program(&["append", "--patience", "60s"]);
-        for number in 0..count {
-            command.arg("--target").arg(self.socket(number));
-        }
-        command.args(more);
-        command
-    }
-
-    /// Appends to three targets, and says how that ended.
-    fn append_lines(&self, more: &[&str], lines: &str) -> Output {
-        let mut command = self.append(3, more);
-        let mut writer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // One that ends before it has read them says why.
-        let _ = writer.stdin.take().unwrap().write_all(lines.as_bytes());
-        writer.wait_with_output().unwrap()
-    }
-
-    /// The records that a file holds, by number.
-    fn read(&self, number: usize) -> BTreeMap<u64, String> {
-        let output = program(&["read", "--json", "-"]).arg(self.file(number)).output().unwrap();
-        let contents: Value = serde_json::from_slice(&succeeds(&output)).unwrap();
-        assert_eq!(contents["whole"], true);
-        let octets = |text: &str| {
-            (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect::<Vec<u8>>()
-        };
-        let record = |record: &Value| {
-            (record[0].as_u64().unwrap(), String::from_utf8(octets(record[1].as_str().unwrap())).unwrap())
-        };
-        contents["records"].as_array().unwrap().iter().map(record).collect()
-    }
-}
-
-/// A writer that appends numbered lines and tells what is acknowledged.
-struct Writer {
-    process: Process,
-    lines: ChildStdin,
-    /// Those that it was given and has not acknowledged: it acknowledges them in their order.
-    given: VecDeque<u64>,
-    acknowledged: Receiver<u64>,
-}
-
-impl Writer {
-    fn start(places: &Places) -> Self {
-        let mut command = places.append(3, &["--acknowledge"]);
-        let mut process = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-        let lines = process.0.stdin.take().unwrap();
-        let numbers = BufReader::new(process.0.stdout.take().unwrap()).lines();
-        let (sender, acknowledged) = channel();
-        std::thread::spawn(move || {
-            numbers.map(|line| line.unwrap().parse().unwrap()).try_for_each(|it| sender.send(it))
-        });
-        Self { process, lines, given: VecDeque::new(), acknowledged }
-    }
-
-    fn give(&mut self, lines: Range<u64>) {
-        for line in lines {
-            writeln!(self.lines, "line {line}").unwrap();
-            self.given.push_back(line);
-        }
-        self.lines.flush().unwrap();
-    }
-
-    /// Notes under which number the next line is acknowledged.
-    fn note(&mut self, number: u64, found: &mut BTreeMap<u64, String>) {
-        let line = self.given.pop_front().expect("a line for each acknowledgment");
-        assert_eq!(found.insert(number, format!("line {line}")), None, "number {number} twice");
-    }
-
-    /// Waits until no more than so many lines are not acknowledged.
-    fn wait(&mut self, left: usize, found: &mut BTreeMap<u64, String>) {
-        while self.given.len() > left {
-            let number = self.acknowledged.recv_timeout(PATIENCE).expect("an acknowledgment");
-            self.note(number, found);
-        }
-    }
-
-    /// Kills it, and notes what it had said by then.
-    fn kill(mut self, found: &mut BTreeMap<u64, String>) {
-        self.process.0.kill().unwrap();
-        while let Ok(number) = self.acknowledged.recv() {
-            self.note(number, found);
-        }
-    }
-
-    /// Appends lines from `begin` on, and notes which are acknowledged under which number.
-    fn append(&mut self, begin: u64, count: u64, found: &mut BTreeMap<u64, String>) {
-        self.give(begin..begin + count);
-        self.wait(0, found);
-    }
-}
+use places::{PATIENCE, Places, Process, Target, program, succeeds};
 
 #[test]
 fn a_pair_over_each_device() {
@@ -174,89 +25,6 @@ fn a_pair_over_each_device() {
         let result: Value = serde_json::from_slice(&succeeds(&program(arguments).output().unwrap())).unwrap();
         assert_eq!(result["live"], if arguments.contains(&"1") { 1 } else { 3 });
     }
-}
-
-#[test]
-fn what_was_acknowledged_survives_kills_of_writer_and_targets() {
-    let places = Places::new();
-    let mut targets: Vec<Process> = (0..3).map(|number| places.target(number, &[])).collect();
-    let (mut found, mut line) = (BTreeMap::new(), 0);
-    for round in 0..3 {
-        let mut writer = Writer::start(&places);
-        writer.append(line, 200, &mut found);
-        // One is away: the others are enough.
-        drop(targets.remove(0));
-        writer.append(line + 200, 200, &mut found);
-        targets.push(places.target(round, &[]));
-        writer.append(line + 400, 100, &mut found);
-        // The writer dies with lines under way, which may be in the log or not.
-        writer.give(line + 500..line + 550);
-        line += 1000;
-        writer.kill(&mut found);
-    }
-    check_copies(&places, targets, found);
-}
-
-/// Appends a last line; then all targets have the same, and all that was acknowledged.
-fn check_copies(places: &Places, targets: Vec<Process>, mut found: BTreeMap<u64, String>) {
-    let last = places.append_lines(&["--all", "--json", "-"], "the last\n");
-    let outcome: Value = serde_json::from_slice(&succeeds(&last)).unwrap();
-    assert_eq!(outcome["live"], 3);
-    found.insert(outcome["last"].as_u64().unwrap(), "the last".to_owned());
-    drop(targets);
-    let copies: Vec<_> = (0..3).map(|number| places.read(number)).collect();
-    assert!(copies[0] == copies[1] && copies[1] == copies[2], "the copies differ");
-    for (number, text) in &found {
-        assert_eq!(copies[0].get(number), Some(text), "record {number}");
-    }
-    assert_eq!(copies[0].last_key_value().unwrap().1, "the last");
-}
-
-#[test]
-fn no_acknowledged_line_is_lost_wherever_the_kills_fall() {
-    let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
-    for seed in 0..if is_long { 50 } else { 1 } {
-        eprintln!("seed {seed}; UWARP_LONG=1 runs 50");
-        kill_at_random(fastrand::Rng::with_seed(seed));
-    }
-}
-
-/// Three writers of one log. Each is killed in the end, and targets meanwhile, also most of them: with lines under way, of which
-/// those count that were acknowledged.
-fn kill_at_random(mut random: fastrand::Rng) {
-    let places = Places::new();
-    let mut targets: Vec<Option<Process>> = (0..3).map(|number| Some(places.target(number, &[]))).collect();
-    // A log is begun by all of its targets, and goes on with two of them.
-    succeeds(&places.append_lines(&["--all"], "the first\n"));
-    let (mut found, mut line) = (BTreeMap::new(), 0);
-    for _ in 0..3 {
-        let mut writer = Writer::start(&places);
-        for _ in 0..random.usize(1..6) {
-            let count = random.u64(1..300);
-            writer.give(line..line + count);
-            line += count;
-            if targets.iter().flatten().count() >= 2 {
-                writer.wait(random.usize(..=count as usize), &mut found);
-            }
-            // Killed if it is there, started again if not.
-            let number = random.usize(..3);
-            targets[number] = match targets[number].take() {
-                Some(_killed) => None,
-                None => Some(places.target(number, &[])),
-            };
-        }
-        writer.kill(&mut found);
-        for (number, target) in targets.iter_mut().enumerate() {
-            if target.is_none() && random.bool() {
-                *target = Some(places.target(number, &[]));
-            }
-        }
-    }
-    for (number, target) in targets.iter_mut().enumerate() {
-        target.get_or_insert_with(|| places.target(number, &[]));
-    }
-    assert!(!found.is_empty());
-    check_copies(&places, targets.into_iter().flatten().collect(), found);
 }
 
 #[test]
@@ -324,7 +92,7 @@ fn stranger(socket: &Path, role: Role) -> Context {
 #[test]
 fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
     let places = Places::new();
-    let mut targets: Vec<Process> = (0..3).map(|number| places.target(number, &[])).collect();
+    let mut targets: Vec<Target> = (0..3).map(|number| places.target(number)).collect();
     succeeds(&places.append_lines(&["--all"], "the first\n"));
     targets.pop();
     let context = stranger(&places.socket(2), Role::Server);
@@ -365,7 +133,7 @@ fn only_the_writer_tells_of_records() {
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
     assert!(said.next().unwrap().unwrap().starts_with("serving on"));
     let append = |line: &str, more: &[&str]| {
-        let lines = places.0.path().join("lines");
+        let lines = places.path("lines");
         std::fs::write(&lines, line).unwrap();
         succeeds(&places.append(1, more).arg(lines).output().unwrap());
     };
@@ -445,8 +213,8 @@ fn a_record_and_its_commit_share_a_segment_and_immediate_data_is_right_behind() 
     const IMMEDIATE: u8 = 8;
     const COMMIT: u8 = 12;
     let places = Places::new();
-    let _target = places.target(0, &[]);
-    let capture = places.0.path().join("writer.pcap");
+    let _target = places.target(0);
+    let capture = places.path("writer.pcap");
     let mut command = places.append(1, &["--notify", "--acknowledge", "--pcap"]);
     let mut writer = Process(command.arg(&capture).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = writer.0.stdin.take().unwrap();
@@ -496,8 +264,8 @@ fn the_ways_to_append_differ_in_round_trips_and_wakes() {
 #[test]
 fn a_line_that_is_too_long_is_named_when_those_before_it_are_appended() {
     let places = Places::new();
-    let _target = places.target(0, &[]);
-    let lines = places.0.path().join("lines");
+    let _target = places.target(0);
+    let lines = places.path("lines");
     let mut text: String = (1..=10).map(|line| format!("line {line}\n")).collect();
     text += &"x".repeat(300_000);
     text += "\nbehind it\n";

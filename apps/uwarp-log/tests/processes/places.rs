@@ -1,0 +1,215 @@
+//! Where targets are, targets and writers as processes.
+
+use serde_json::Value;
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use uwarp_vdev_tests::disk::{Disk, DiskProcess};
+
+/// How long an answer may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that ends with the test.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SIGKILL.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-log"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+pub fn succeeds(output: &Output) -> Vec<u8> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout.clone()
+}
+
+/// A target. Killed when dropped, and then the disk that its file lies on.
+pub struct Target {
+    _process: Process,
+    _disk: Option<DiskProcess>,
+}
+
+/// Three targets' places in a directory.
+pub struct Places {
+    folder: tempfile::TempDir,
+    /// Where targets' files lie on disks that forget: the test whose processes serve those.
+    disks: Option<&'static str>,
+    /// How often a disk was mounted.
+    mounts: Cell<usize>,
+}
+
+impl Places {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), disks: None, mounts: Cell::new(0) }
+    }
+
+    /// With files that lie on disks which lose what was not synced; processes of the test `name` serve them.
+    pub fn on_disks(name: &'static str) -> Self {
+        let places = Self { disks: Some(name), ..Self::new() };
+        for number in 0..3 {
+            // A disk has one file, and its length is given.
+            let mut command = places.target_command(&places.file(number), number);
+            let mut target = Process(command.stdout(Stdio::piped()).spawn().unwrap());
+            let said = BufReader::new(target.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+            assert!(said.starts_with("serving on"), "{said}");
+        }
+        places
+    }
+
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn file(&self, number: usize) -> PathBuf {
+        self.path(format!("{number}.log"))
+    }
+
+    pub fn socket(&self, number: usize) -> PathBuf {
+        self.path(format!("{number}.sock"))
+    }
+
+    fn target_command(&self, file: &Path, number: usize) -> Command {
+        let mut command = program(&["target", "--size", "4M"]);
+        command.arg(file).arg("--socket").arg(self.socket(number)).stdout(Stdio::null());
+        command
+    }
+
+    pub fn target(&self, number: usize) -> Target {
+        let Some(name) = self.disks else {
+            return Target {
+                _process: Process(self.target_command(&self.file(number), number).spawn().unwrap()),
+                _disk: None,
+            };
+        };
+        self.target_on(name, number, false)
+    }
+
+    /// A target whose disk answers a sync without carrying it out.
+    pub fn deceived_target(&self, number: usize) -> Target {
+        self.target_on(self.disks.expect("disks"), number, true)
+    }
+
+    fn target_on(&self, name: &str, number: usize, deceitful: bool) -> Target {
+        self.mounts.set(self.mounts.get() + 1);
+        let mountpoint = self.path(format!("mount-{}", self.mounts.get()));
+        let disk = Disk { platter: self.file(number), mountpoint, deceitful };
+        let file = disk.file();
+        let disk = DiskProcess::start(name, &disk, &disk);
+        Target { _process: Process(self.target_command(&file, number).spawn().unwrap()), _disk: Some(disk) }
+    }
+
+    /// The first target, its commands and what it says to them. It serves already.
+    pub fn controlled_target(&self) -> (Process, ChildStdin, Lines<BufReader<ChildStdout>>) {
+        let mut command = program(&["target", "--control", "--size", "2M"]);
+        command.arg(self.file(0)).arg("--socket").arg(self.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut target = Process(command.spawn().unwrap());
+        let control = target.0.stdin.take().unwrap();
+        let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+        assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+        (target, control, said)
+    }
+
+    pub fn append(&self, count: usize, more: &[&str]) -> Command {
+        let mut command = program(&["append", "--patience", "60s"]);
+        for number in 0..count {
+            command.arg("--target").arg(self.socket(number));
+        }
+        command.args(more);
+        command
+    }
+
+    /// Appends to three targets, and says how that ended.
+    pub fn append_lines(&self, more: &[&str], lines: &str) -> Output {
+        let mut command = self.append(3, more);
+        let mut writer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // One that ends before it has read them says why.
+        let _ = writer.stdin.take().unwrap().write_all(lines.as_bytes());
+        writer.wait_with_output().unwrap()
+    }
+
+    /// The records that a file holds, by number.
+    pub fn read(&self, number: usize) -> BTreeMap<u64, String> {
+        let output = program(&["read", "--json", "-"]).arg(self.file(number)).output().unwrap();
+        let contents: Value = serde_json::from_slice(&succeeds(&output)).unwrap();
+        assert_eq!(contents["whole"], true);
+        let octets = |text: &str| {
+            (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect::<Vec<u8>>()
+        };
+        let record = |record: &Value| {
+            (record[0].as_u64().unwrap(), String::from_utf8(octets(record[1].as_str().unwrap())).unwrap())
+        };
+        contents["records"].as_array().unwrap().iter().map(record).collect()
+    }
+}
+
+/// A writer that appends numbered lines and tells what is acknowledged.
+pub struct Writer {
+    process: Process,
+    lines: ChildStdin,
+    /// Those that it was given and has not acknowledged: it acknowledges them in their order.
+    given: VecDeque<u64>,
+    acknowledged: Receiver<u64>,
+}
+
+impl Writer {
+    pub fn start(places: &Places) -> Self {
+        let mut command = places.append(3, &["--acknowledge"]);
+        let mut process = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let lines = process.0.stdin.take().unwrap();
+        let numbers = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let (sender, acknowledged) = channel();
+        std::thread::spawn(move || {
+            numbers.map(|line| line.unwrap().parse().unwrap()).try_for_each(|it| sender.send(it))
+        });
+        Self { process, lines, given: VecDeque::new(), acknowledged }
+    }
+
+    pub fn give(&mut self, lines: Range<u64>) {
+        for line in lines {
+            writeln!(self.lines, "line {line}").unwrap();
+            self.given.push_back(line);
+        }
+        self.lines.flush().unwrap();
+    }
+
+    /// Notes under which number the next line is acknowledged.
+    fn note(&mut self, number: u64, found: &mut BTreeMap<u64, String>) {
+        let line = self.given.pop_front().expect("a line for each acknowledgment");
+        assert_eq!(found.insert(number, format!("line {line}")), None, "number {number} twice");
+    }
+
+    /// Waits until no more than so many lines are not acknowledged.
+    pub fn wait(&mut self, left: usize, found: &mut BTreeMap<u64, String>) {
+        while self.given.len() > left {
+            let number = self.acknowledged.recv_timeout(PATIENCE).expect("an acknowledgment");
+            self.note(number, found);
+        }
+    }
+
+    /// Kills it, and notes what it had said by then.
+    pub fn kill(mut self, found: &mut BTreeMap<u64, String>) {
+        self.process.0.kill().unwrap();
+        while let Ok(number) = self.acknowledged.recv() {
+            self.note(number, found);
+        }
+    }
+
+    /// Appends lines from `begin` on, and notes which are acknowledged under which number.
+    pub fn append(&mut self, begin: u64, count: u64, found: &mut BTreeMap<u64, String>) {
+        self.give(begin..begin + count);
+        self.wait(0, found);
+    }
+}
