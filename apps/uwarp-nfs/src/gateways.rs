@@ -12,7 +12,7 @@ use uwarp::config::InterfaceAddress;
 use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::Nfs3;
-use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
+use uwarp_rpcrdma::responder::{Common, Responder, ResponderOptions};
 
 /// The gateways of all clients to one server. One thread owns them and turns them by [`step`](Self::step).
 pub struct Gateways {
@@ -20,7 +20,7 @@ pub struct Gateways {
     listener: Listener,
     plain: TcpListener,
     bindings: Arc<[Arc<dyn Binding>]>,
-    retries: Arc<Retries>,
+    common: Arc<Common>,
     server: SocketAddr,
     policy: Policy,
     allow: Vec<InterfaceAddress>,
@@ -60,7 +60,7 @@ impl Gateways {
             listener,
             plain,
             bindings: Arc::new([Arc::new(Nfs3)]),
-            retries: Arc::default(),
+            common: Arc::default(),
             server,
             policy,
             allow,
@@ -128,8 +128,8 @@ impl Gateways {
             if !self.takes(peer, self.clients.len()) {
                 request.reject(&[])?;
             } else {
-                let (bindings, retries) = (Arc::clone(&self.bindings), Arc::clone(&self.retries));
-                match Responder::accept(&self.context, request, bindings, ResponderOptions::default(), retries) {
+                let (bindings, common) = (Arc::clone(&self.bindings), Arc::clone(&self.common));
+                match Responder::accept(&self.context, request, bindings, ResponderOptions::default(), common) {
                     Ok(responder) => {
                         tracing::info!("client {peer} is here");
                         Metrics::count(&self.metrics.rdma_clients);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uwarp::config::{EngineMode, InterfaceAddress};
 use uwarp::{Config, Context};
+use uwarp_app::units::parse_size;
 use uwarp_app::{NetworkFlags, Role, signals, usage};
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::gateway::{PORT, Policy};
@@ -82,6 +83,10 @@ struct Arguments {
     #[arg(long, default_value_t = 4, conflicts_with = "backend", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 
+    /// Memory for calls over RDMA, of a directory: clients share it, and each may have one call under way at least (3.2 MiB)
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_size, conflicts_with = "backend")]
+    memory: u64,
+
     /// Keep what was done in this file, in the text format of Prometheus
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
@@ -127,8 +132,8 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
         mount: arguments.mount_port,
         port_mapper: arguments.port_mapper,
     };
-    let (threads, allow) = (arguments.threads.into(), arguments.allow.clone());
-    let mut server = Server::start(&context, ports, directory, Arc::clone(&metrics), allow, threads)?;
+    let (threads, allow, memory) = (arguments.threads.into(), arguments.allow.clone(), arguments.memory);
+    let mut server = Server::start(&context, ports, directory, Arc::clone(&metrics), allow, threads, memory)?;
     eprintln!("NFS over RDMA on {} of {}", context.socket_address(arguments.port), path.display());
     let mut keeper = keeper(arguments, metrics)?;
     let mut idle = 0_u32;

@@ -16,12 +16,16 @@ use uwarp::config::InterfaceAddress;
 use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::{self, Nfs3};
-use uwarp_rpcrdma::responder::{Over, Request, Responder, ResponderOptions, Retries, Token};
+use uwarp_rpcrdma::responder::{Common, Over, Request, Responder, ResponderOptions, Token};
 use uwarp_rpcrdma::walk::Part;
 use uwarp_rpcrdma::xdr::Reader;
 
 /// Octets that the chunks of a connection's calls may take.
 const MEMORY: u64 = 32 << 20;
+/// Most octets that a call's Read chunks have.
+const LONGEST_CALL: u64 = TRANSFER_MAX as u64 + (64 << 10);
+/// What a call under way may take: its chunks, its results, and as much that is kept for the next.
+const OF_A_CALL: u64 = 3 * LONGEST_CALL;
 
 /// Ports to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ pub struct Server {
     listener: Listener,
     streams: Vec<TcpListener>,
     bindings: Arc<[Arc<dyn Binding>]>,
-    retries: Arc<Retries>,
+    common: Arc<Common>,
     allow: Vec<InterfaceAddress>,
     metrics: Arc<Metrics>,
     service: Service<To>,
@@ -77,6 +81,8 @@ impl std::fmt::Debug for Server {
 impl Server {
     /// Serves a directory to clients of these subnets, or to all, with so many threads for what waits for the disk.
     ///
+    /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more.
+    ///
     /// # Errors
     /// A port is taken, or the system has no more threads.
     pub fn start(
@@ -86,6 +92,7 @@ impl Server {
         metrics: Arc<Metrics>,
         allow: Vec<InterfaceAddress>,
         threads: usize,
+        memory: u64,
     ) -> anyhow::Result<Self> {
         let address = context.socket_address(ports.rdma).ip();
         let over = |rdma, port, program, version| Registration { program, version, rdma, port };
@@ -114,7 +121,7 @@ impl Server {
             listener: context.listen(ports.rdma, ListenOptions::default())?,
             streams,
             bindings: Arc::new([Arc::new(Nfs3)]),
-            retries: Arc::default(),
+            common: Arc::new(Common::new(usize::try_from(memory / OF_A_CALL).unwrap_or(usize::MAX))),
             allow,
             metrics,
             service: Service::start(Arc::new(programs), threads)?,
@@ -168,16 +175,13 @@ impl Server {
         if let Some(request) = self.listener.try_next()? {
             busy = true;
             let peer = request.peer();
-            if !self.allows(peer) || self.rdma.len() >= CLIENTS_MAX {
+            if !self.allows(peer) || is_full(self.rdma.len(), peer) {
                 request.reject(&[])?;
             } else {
-                let options = ResponderOptions {
-                    longest_call: u64::from(TRANSFER_MAX) + (64 << 10),
-                    memory: MEMORY,
-                    ..ResponderOptions::default()
-                };
-                let (bindings, retries) = (Arc::clone(&self.bindings), Arc::clone(&self.retries));
-                match Responder::accept(&self.context, request, bindings, options, retries) {
+                let options =
+                    ResponderOptions { longest_call: LONGEST_CALL, memory: MEMORY, ..ResponderOptions::default() };
+                let (bindings, common) = (Arc::clone(&self.bindings), Arc::clone(&self.common));
+                match Responder::accept(&self.context, request, bindings, options, common) {
                     Ok(responder) => {
                         tracing::info!("client {peer} is here");
                         Metrics::count(&self.metrics.rdma_clients);
@@ -191,7 +195,8 @@ impl Server {
         for index in 0..self.streams.len() {
             if let Ok((stream, peer)) = self.streams[index].accept() {
                 busy = true;
-                if self.allows(peer) && self.tcp.len() < CLIENTS_MAX {
+                if self.allows(peer) && !is_full(self.tcp.len(), peer) {
+                    tracing::info!("client {peer} is here, over TCP");
                     Metrics::count(&self.metrics.tcp_clients);
                     self.next += 1;
                     self.tcp.insert(self.next, StreamClient::new(stream));
@@ -240,7 +245,10 @@ impl Server {
                         service.submit(call, to);
                     }
                     Ok(None) => return true,
-                    Err(_) => return false,
+                    Err(_) => {
+                        tracing::info!("client {} has left", client.peer());
+                        return false;
+                    }
                 }
             }
         });
@@ -269,6 +277,15 @@ impl Server {
         }
         busy
     }
+}
+
+/// Whether one more client is one too many.
+fn is_full(clients: usize, peer: SocketAddr) -> bool {
+    let is_full = clients >= CLIENTS_MAX;
+    if is_full {
+        tracing::warn!("client {peer} is turned away: {clients} are here");
+    }
+    is_full
 }
 
 fn submit(service: &mut Service<To>, responder: &mut Responder, id: u64, request: Request) {

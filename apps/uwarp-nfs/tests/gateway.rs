@@ -21,7 +21,7 @@ use uwarp_nfs::metrics::Metrics;
 use uwarp_rpcrdma::binding::{Binding, Greatest};
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
-use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
+use uwarp_rpcrdma::responder::{Common, Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_sys, system_credential};
 use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
 use uwarp_rpcrdma::xdr::{put_opaque, put_padding};
@@ -122,8 +122,8 @@ impl Rig {
     fn step(&mut self) {
         if let Some(request) = self.listener.try_next().unwrap() {
             let bindings: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Nfs3)]);
-            let (options, retries) = (ResponderOptions::default(), Arc::new(Retries::default()));
-            let responder = Responder::accept(&self.there, request, bindings, options, retries).unwrap();
+            let (options, common) = (ResponderOptions::default(), Arc::new(Common::default()));
+            let responder = Responder::accept(&self.there, request, bindings, options, common).unwrap();
             self.gateways.push(Gateway::new(responder, self.server, self.policy, Arc::clone(&self.metrics)));
         }
         self.gateways.retain_mut(|gateway| gateway.step().is_ok());

@@ -78,7 +78,8 @@ impl Rig {
         let options = DirectoryOptions { read_only: false, squash_root: false };
         let directory = Directory::open(folder.path(), options, Arc::clone(&metrics)).unwrap();
         let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
-        let server = Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), allow, 2).unwrap();
+        let server =
+            Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), allow, 2, 1 << 30).unwrap();
         Self { here, there, server, metrics, folder }
     }
 

@@ -8,7 +8,7 @@ use uwarp::config::EngineMode;
 use uwarp::{Context, ListenOptions, Listener};
 use uwarp_app::signals;
 use uwarp_rpcrdma::binding::Binding;
-use uwarp_rpcrdma::responder::{Responder, ResponderOptions, Retries};
+use uwarp_rpcrdma::responder::{Common, Responder, ResponderOptions};
 use uwarp_rpcrdma::walk::Part;
 
 /// Calls of a client that may be under way.
@@ -63,7 +63,7 @@ struct Clients<'a> {
     listener: Listener,
     options: ResponderOptions,
     bindings: Arc<[Arc<dyn Binding>]>,
-    retries: Arc<Retries>,
+    common: Arc<Common>,
     clients: Vec<(Responder, Server)>,
     rounds: u32,
 }
@@ -83,7 +83,7 @@ impl<'a> Clients<'a> {
             listener: context.listen(port, ListenOptions::default())?,
             options,
             bindings: Arc::new([Arc::new(Blobs)]),
-            retries: Arc::default(),
+            common: Arc::default(),
             clients: Vec::new(),
             rounds: 0,
         })
@@ -95,9 +95,9 @@ impl<'a> Clients<'a> {
         if (self.clients.is_empty() || self.rounds.is_multiple_of(ACCEPT))
             && let Some(request) = self.listener.try_next()?
         {
-            let (bindings, retries) = (Arc::clone(&self.bindings), Arc::clone(&self.retries));
+            let (bindings, common) = (Arc::clone(&self.bindings), Arc::clone(&self.common));
             let peer = request.peer();
-            match Responder::accept(self.context, request, bindings, self.options.clone(), retries) {
+            match Responder::accept(self.context, request, bindings, self.options.clone(), common) {
                 Ok(responder) => self.clients.push((responder, Server::default())),
                 Err(error) => eprintln!("uwarp-rpc: client {peer}: {error}"),
             }

@@ -17,6 +17,16 @@ impl Pool {
         Self { buffers: Vec::new(), octets: 0, most }
     }
 
+    /// From now on it keeps at most so many octets.
+    pub(crate) fn limit(&mut self, most: usize) {
+        self.most = most;
+        while self.octets > most
+            && let Some(buffer) = self.buffers.pop()
+        {
+            self.octets -= buffer.capacity();
+        }
+    }
+
     /// Memory of exactly this length, with anything in it.
     pub(crate) fn take(&mut self, length: usize) -> Vec<u8> {
         let fits = |buffer: &Vec<u8>| buffer.capacity() >= length && buffer.capacity() / 4 <= length;
@@ -55,5 +65,7 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len(), pool.octets), (address, 3000, 0));
         pool.put(again);
         assert_eq!(pool.take(100).capacity(), 100, "too large for so little");
+        pool.limit(3999);
+        assert_eq!(pool.octets, 0);
     }
 }

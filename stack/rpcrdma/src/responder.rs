@@ -1,10 +1,11 @@
 //! The side that is called (RFC 8166 §3, §4).
 
+mod common;
 mod incoming;
 mod outgoing;
 mod retries;
 
-pub use retries::Retries;
+pub use common::Common;
 
 use crate::binding::Binding;
 use crate::endpoint::{Endpoint, Event, Failure, Sizes};
@@ -24,7 +25,8 @@ use uwarp::{AcceptOptions, ConnectRequest, Context, DisconnectReason, Error};
 /// How a responder accepts and answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponderOptions {
-    /// Calls that a requester may have under way: so many receives are posted, and so many credits granted.
+    /// Calls that a requester may have under way: so many receives are posted, and so many credits granted, or fewer if the
+    /// connection's part of what the server's have in common is less.
     pub credits: u32,
     /// Longest message to send, in octets, 1 KiB to 256 KiB; the requester may take less.
     pub send_size: u32,
@@ -34,8 +36,8 @@ pub struct ResponderOptions {
     pub remote_invalidation: bool,
     /// Most octets that a call's Read chunks may have together; more is refused with ERR_CHUNK (RFC 8166 §8.1.4).
     pub longest_call: u64,
-    /// Octets that the chunks of all calls under way on the connection may take. Calls beyond it wait; at least
-    /// `longest_call`.
+    /// Octets that the chunks of all calls under way on the connection may take, as far as its part of what the server's
+    /// connections have in common permits. Calls beyond it wait; at least `longest_call`.
     pub memory: u64,
     /// RDMA Reads that may be outstanding.
     pub reads: u16,
@@ -157,7 +159,11 @@ pub struct Responder {
     bindings: Arc<[Arc<dyn Binding>]>,
     options: ResponderOptions,
     peer: SocketAddr,
-    retries: Arc<Retries>,
+    common: Arc<Common>,
+    /// The connection's part of that, since it was last looked at: with each call of [`poll`](Self::poll).
+    part: usize,
+    /// Calls that the application has.
+    given: usize,
     /// By receive: a call has its receive's place until it is answered.
     calls: Vec<Option<Incoming>>,
     /// Calls whose chunks have to wait for memory, in order.
@@ -206,8 +212,14 @@ impl std::fmt::Debug for Responder {
     }
 }
 
+impl Drop for Responder {
+    fn drop(&mut self) {
+        self.common.leave();
+    }
+}
+
 impl Responder {
-    /// Accepts a connection for these programs. `retries` is what the server's connections have in common.
+    /// Accepts a connection for these programs. `common` is what the server's connections have in common.
     ///
     /// # Errors
     /// Those of [`ConnectRequest::accept`].
@@ -216,7 +228,7 @@ impl Responder {
         request: ConnectRequest,
         bindings: Arc<[Arc<dyn Binding>]>,
         options: ResponderOptions,
-        retries: Arc<Retries>,
+        common: Arc<Common>,
     ) -> Result<Self, Error> {
         let credits = options.credits.max(1) as usize;
         let octets = |size: u32| size.max(DEFAULT_INLINE_THRESHOLD) as usize;
@@ -244,11 +256,14 @@ impl Responder {
             ..AcceptOptions::default().private_data(own.to_octets()).timeout(options.timeout)
         };
         request.accept(&mut endpoint.queue_pair, accept)?;
+        common.join();
         Ok(Self {
             endpoint,
             bindings,
             peer,
-            retries,
+            common,
+            part: 0,
+            given: 0,
             calls: (0..credits).map(|_| None).collect(),
             stalled: VecDeque::new(),
             ready: VecDeque::new(),
@@ -256,7 +271,7 @@ impl Responder {
             outgoing: VecDeque::new(),
             written: VecDeque::new(),
             serial: 0,
-            pool: Pool::new(usize::try_from(options.memory).unwrap_or(usize::MAX)),
+            pool: Pool::new(0),
             spent: Vec::new(),
             received: Vec::new(),
             message: Vec::new(),
@@ -309,9 +324,14 @@ impl Responder {
     /// The connection is over.
     pub fn poll(&mut self) -> Result<Option<Request>, Over> {
         loop {
-            if let Some(request) = self.ready.pop_front()
+            if self.has_part()
                 && self.takes
+                && let Some(request) = self.ready.pop_front()
             {
+                self.given += 1;
+                if let Some(call) = self.calls[request.token.slot].as_mut() {
+                    call.is_given = true;
+                }
                 return Ok(Some(request));
             }
             if let Some(over) = self.over {
@@ -357,6 +377,28 @@ impl Responder {
                 self.over = Some(Over { reason: None });
             }
         }
+    }
+
+    /// Whether another call may be given to the application. What is kept goes along with the part.
+    fn has_part(&mut self) -> bool {
+        let part = self.common.part();
+        if part != self.part {
+            self.part = part;
+            self.spent.truncate(part);
+            self.pool.limit(usize::try_from(self.memory_limit()).unwrap_or(usize::MAX));
+        }
+        self.given + self.outgoing.len() < self.credits() as usize
+    }
+
+    /// Calls that the requester may have under way.
+    fn credits(&self) -> u32 {
+        u32::try_from(self.part).unwrap_or(u32::MAX).min(self.options.credits.max(1))
+    }
+
+    /// Octets that chunks may take: those of the longest call at least.
+    fn memory_limit(&self) -> u64 {
+        let part = self.options.longest_call.saturating_mul(self.part as u64);
+        self.options.memory.min(part).max(self.options.longest_call)
     }
 
     /// Whether replies have been sent whose memory is still in use.
@@ -431,7 +473,7 @@ impl Responder {
     fn call(&mut self, slot: usize, message: &[u8]) -> Result<(), Failure> {
         match parse_call(message) {
             Ok((header, at)) => {
-                if self.retries.breaks(self.peer.ip(), header.xid) {
+                if self.common.retries.breaks(self.peer.ip(), header.xid) {
                     // What ended the last connection would end this one too (§4.5.3).
                     return self.refuse(slot, header.xid, crate::header::VERSION, RdmaError::Chunk);
                 }
@@ -450,7 +492,7 @@ impl Responder {
     fn refuse(&mut self, slot: usize, xid: u32, version: u32, error: RdmaError) -> Result<(), Failure> {
         self.forget(slot);
         self.stats.errors += 1;
-        let header = Header { xid, credits: self.options.credits.max(1), body: Body::Error { version, error } };
+        let header = Header { xid, credits: self.credits(), body: Body::Error { version, error } };
         self.message.clear();
         header.encode(&mut self.message);
         let tag = self.next_serial();

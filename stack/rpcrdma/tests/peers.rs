@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use std::sync::Arc;
 use std::time::Instant;
 use uwarp::{Context, SendRequest, Status as WorkStatus};
 use uwarp_rpcrdma::header::{
@@ -10,7 +11,7 @@ use uwarp_rpcrdma::header::{
 };
 use uwarp_rpcrdma::private_data::PrivateData;
 use uwarp_rpcrdma::requester::{CallError, Requester, RequesterOptions};
-use uwarp_rpcrdma::responder::{Answer, ResponderOptions};
+use uwarp_rpcrdma::responder::{Answer, Common, ResponderOptions};
 use uwarp_rpcrdma::rpc::{Auth, ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, WalkError};
 
@@ -282,6 +283,56 @@ fn a_peer_that_ignores_its_credits_loses_only_its_own_connection() {
     good.send(&call_message(Chunks::default(), NULL, &[]));
     let (header, _) = parse_reply(&said(&mut good, &mut server)).unwrap();
     assert_eq!(header.credits, 2);
+}
+
+/// However many calls one of two peers sends, and whether it takes the replies or not, it has half of what the server has room for;
+/// the other one is served, and what it leaves is there for the first.
+#[test]
+fn connections_have_equal_parts_of_what_a_server_has_room_for() {
+    const LENGTH: usize = 50_000;
+    let options = ResponderOptions { credits: 8, ..ResponderOptions::default() };
+    let (here, mut server) = server(options);
+    server.common = Arc::new(Common::new(4));
+    server.answers = false;
+    let mut greedy = Raw::connect(&here, &mut server, b"");
+    let mut good = Raw::connect(&here, &mut server, b"");
+    let (handle, offset) = greedy.place();
+    let segment = Segment { handle, length: LENGTH as u32, offset };
+    let get = call_message(Chunks { writes: vec![vec![segment]], ..Chunks::default() }, GET, &[LENGTH as u32]);
+    for _ in 0..8 {
+        greedy.send(&get);
+    }
+    received(&greedy, &mut server, 8);
+    let settle = |server: &mut Server, peer: Option<&Raw>| {
+        for _ in 0..200 {
+            if let Some(raw) = peer {
+                raw.context.poll();
+            }
+            server.step();
+        }
+        server.requests.len()
+    };
+    assert_eq!(settle(&mut server, Some(&greedy)), 2);
+    // Answered, but the replies are not taken: the peer's engine stands still.
+    (0..2).for_each(|_| server.answer_next());
+    assert_eq!(settle(&mut server, None), 0);
+    assert_eq!(settle(&mut server, Some(&greedy)), 2, "the replies have left");
+    good.send(&call_message(Chunks::default(), NULL, &[]));
+    assert_eq!(settle(&mut server, Some(&good)), 3);
+    let (connection, request) = server.requests.pop_back().unwrap();
+    assert_eq!(connection, 1);
+    server.responders[1].answer(request.token, Answer::success(vec![]));
+    // Replies to the other come first, to the same queues of the context.
+    let mut granted = |raw: &mut Raw| parse_reply(&said(raw, &mut server)).unwrap().0.credits;
+    assert_eq!(granted(&mut good), 2);
+    assert_eq!((granted(&mut greedy), granted(&mut greedy)), (2, 2));
+    server.responders.pop();
+    assert_eq!(settle(&mut server, Some(&greedy)), 4);
+    server.answer_next();
+    let mut granted = |raw: &mut Raw| parse_reply(&said(raw, &mut server)).unwrap().0.credits;
+    assert_eq!(granted(&mut greedy), 4);
+    let Part::Item(item) = &get_results(LENGTH)[1] else { panic!("the results of a GET") };
+    assert_eq!(&greedy.octets(0, LENGTH), item);
 }
 
 #[test]

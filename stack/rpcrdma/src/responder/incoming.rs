@@ -23,6 +23,8 @@ pub(super) struct Incoming {
     octets: u64,
     /// Octets that are taken for them: all or none.
     memory: u64,
+    /// The application has it.
+    pub(super) is_given: bool,
 }
 
 #[derive(Debug)]
@@ -31,7 +33,7 @@ enum Stage {
     Stalled(Pull),
     /// Its chunks are being read.
     Pulling(Pull, Pulling),
-    /// The application has it.
+    /// Nothing of it is missing.
     Called,
 }
 
@@ -87,6 +89,7 @@ impl Responder {
             stage: Stage::Called,
             octets,
             memory: 0,
+            is_given: false,
         });
         match call {
             Some(chunk) => self.pull(slot, Pull::Call(chunk)),
@@ -161,9 +164,8 @@ impl Responder {
     /// wait for each other for ever.
     fn has_room(&self, slot: usize) -> bool {
         let Some(call) = &self.calls[slot] else { return true };
-        let most = self.options.memory.max(self.options.longest_call);
         // One that is alone always goes on: its chunks are within the limit together.
-        self.memory + (call.octets - call.memory) <= most || self.memory == call.memory
+        self.memory + (call.octets - call.memory) <= self.memory_limit() || self.memory == call.memory
     }
 
     /// Reads chunks, for which there is room.
@@ -264,6 +266,7 @@ impl Responder {
     pub(super) fn forget(&mut self, slot: usize) -> Option<Incoming> {
         let call = self.calls[slot].take()?;
         self.memory -= call.memory;
+        self.given -= usize::from(call.is_given);
         Some(call)
     }
 
@@ -289,7 +292,7 @@ impl Responder {
         let was_refused = !matches!(status, WorkStatus::Flushed | WorkStatus::ConnectionLost);
         let guilty = read.filter(|_| was_refused);
         if let Some(call) = guilty {
-            self.retries.convict(self.peer.ip(), call.xid);
+            self.common.retries.convict(self.peer.ip(), call.xid);
         }
         self.lost = Some(Loss { seen: Instant::now(), looks: 0, is_convicted: guilty.is_some() });
     }
@@ -305,7 +308,7 @@ impl Responder {
         }
         let reason = queue_pair.disconnect_reason();
         if !loss.is_convicted && matches!(reason, Some(DisconnectReason::PeerTerminated(_))) {
-            self.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
+            self.common.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
         }
         self.lost = None;
         self.over = Some(Over { reason });

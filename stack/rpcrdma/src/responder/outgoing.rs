@@ -58,7 +58,7 @@ impl Responder {
         let Some(Layout { mut chunks, mut stream, items }) = lay_out(&call, answer) else {
             return self.refuse(slot, call.xid, VERSION, RdmaError::Chunk);
         };
-        let credits = self.options.credits.max(1);
+        let credits = self.credits();
         let most = self.endpoint.agreement.send as usize;
         let mut long = None;
         let short = crate::header::FIXED_LEN + chunks.encoded_len() + stream.len() <= most;
@@ -106,10 +106,11 @@ impl Responder {
 
     /// Sends all of a reply in one message: there are no chunks that any of it could go to, nor any to be returned.
     fn reply_whole(&mut self, slot: usize, call: &Incoming, answer: &Answer) -> Result<(), Failure> {
+        let credits = self.credits();
         let message = &mut self.message;
         message.clear();
         let body = Body::Message(Chunks::default());
-        Header { xid: call.xid, credits: self.options.credits.max(1), body }.encode(message);
+        Header { xid: call.xid, credits, body }.encode(message);
         ReplyHeader { xid: call.xid, verifier: answer.verifier.as_auth(), status: answer.status }.encode(message);
         if answer.status == Status::Success {
             for part in &answer.results {
@@ -149,7 +150,7 @@ impl Responder {
         {
             for (index, region) in outgoing.regions.into_iter().enumerate() {
                 let memory = region.deregister();
-                if index < outgoing.items && self.spent.len() < SPENT {
+                if index < outgoing.items && self.spent.len() < SPENT.min(self.part) {
                     self.spent.push(memory);
                 } else {
                     self.pool.put(memory);

@@ -15,7 +15,7 @@ const REMEMBERED: usize = 64;
 /// All calls that were answered with Writes are suspects then, and one is refused that has been a suspect twice. The guilty one is
 /// the first of them that comes again, because what was in front of it has reached the requester.
 #[derive(Debug, Default)]
-pub struct Retries {
+pub(super) struct Retries {
     all: Mutex<VecDeque<Suspects>>,
     /// How many of them there are: every call asks, and as a rule there are none.
     count: AtomicUsize,

@@ -11,7 +11,7 @@ use uwarp::{
 };
 use uwarp_rpcrdma::binding::{Binding, Greatest};
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
-use uwarp_rpcrdma::responder::{Answer, Over, Request, Responder, ResponderOptions, Retries};
+use uwarp_rpcrdma::responder::{Answer, Common, Over, Request, Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::{Part, Walk, WalkError};
 use uwarp_rpcrdma::xdr::{Reader, put_opaque, put_u32};
@@ -221,7 +221,7 @@ pub struct Server {
     pub context: Context,
     pub listener: Listener,
     pub options: ResponderOptions,
-    pub retries: Arc<Retries>,
+    pub common: Arc<Common>,
     pub responders: Vec<Responder>,
     /// Connections that ended.
     pub over: Vec<Over>,
@@ -237,7 +237,7 @@ impl Server {
             context: context.clone(),
             listener: context.listen(PORT, ListenOptions::default()).unwrap(),
             options,
-            retries: Arc::default(),
+            common: Arc::default(),
             responders: Vec::new(),
             over: Vec::new(),
             requests: VecDeque::new(),
@@ -247,9 +247,9 @@ impl Server {
 
     pub fn step(&mut self) {
         if let Some(request) = self.listener.try_next().unwrap() {
-            let retries = Arc::clone(&self.retries);
+            let common = Arc::clone(&self.common);
             let responder =
-                Responder::accept(&self.context, request, bindings().into(), self.options.clone(), retries).unwrap();
+                Responder::accept(&self.context, request, bindings().into(), self.options.clone(), common).unwrap();
             self.responders.push(responder);
         }
         for (index, responder) in self.responders.iter_mut().enumerate() {
