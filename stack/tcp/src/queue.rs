@@ -5,10 +5,13 @@
 //! the SYN or the FIN. Octets in flight, selectively acknowledged and held for lost are counted per segment, so the three
 //! sums and the list always agree.
 
+mod order;
+
 use crate::event::{BufferToken, Slice};
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::short_queue::ShortQueue;
+use order::SendOrder;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
@@ -64,6 +67,8 @@ pub(crate) struct Segment {
     pub(crate) fate: Fate,
     pub(crate) content: Content,
     pub(crate) retransmitted: bool,
+    /// It was sent again, later than its neighbours.
+    resent: bool,
 }
 
 impl Segment {
@@ -137,6 +142,7 @@ struct Marks {
     /// No segment before this position is lost. Means nothing while none is.
     lost_from: Position,
     sacked_segments: u32,
+    order: SendOrder,
 }
 
 /// The queue, without what is rare.
@@ -337,14 +343,15 @@ impl SendQueue {
     pub(crate) fn shrink(&mut self) {
         self.records.shrink();
         self.segments.shrink();
-        if self.sacked | self.lost == 0 {
+        if self.segments.is_empty() {
             self.marks = None;
         }
     }
 
     /// Octets of heap in use.
     pub(crate) fn heap(&self) -> usize {
-        self.records.heap() + self.segments.heap() + self.marks.as_ref().map_or(0, |_| size_of::<Marks>())
+        let marks = self.marks.as_ref().map_or(0, |marks| size_of::<Marks>() + marks.order.heap());
+        self.records.heap() + self.segments.heap() + marks
     }
 
     /// The oldest record's buffer.
@@ -388,6 +395,7 @@ impl SendQueue {
             content: Content::Data,
             // The octet of a window probe may have arrived: its time is ambiguous.
             retransmitted: again,
+            resent: false,
         });
         self.segments.mark = if len == rest { number.wrapping_add(1) } else { number };
         Slice { token: record.token, offset, len, whole_first_transmission: len == record.len && !again }
@@ -403,6 +411,7 @@ impl SendQueue {
             fate: Fate::InFlight,
             content,
             retransmitted: false,
+            resent: false,
         });
     }
 
@@ -488,7 +497,9 @@ impl SendQueue {
         let segment = &mut self.segments[index];
         segment.sent_at = now;
         segment.retransmitted = true;
+        segment.resent = true;
         let segment = *segment;
+        self.note_sent_again(segment.transmission());
         Some((segment, self.slice(&segment)))
     }
 
@@ -656,6 +667,8 @@ impl SendQueue {
                 self.set_fate(index, Fate::InFlight);
             }
         }
+        // They are in flight since they were sent, which was read.
+        self.read_anew();
     }
 
     /// Panics if the sums do not agree with the lists. For tests.
@@ -685,5 +698,6 @@ impl SendQueue {
         if let Some(first) = self.segments.iter().find(|segment| segment.fate == Fate::Lost) {
             assert!(marks.is_some_and(|marks| marks.lost_from <= first.start), "a lost segment out of sight");
         }
+        self.check_order();
     }
 }

@@ -10,6 +10,9 @@ use crate::position::Position;
 use crate::queue::{Delivered, Fate, SendQueue};
 use crate::rtt::RttEstimator;
 
+#[cfg(test)]
+mod tests;
+
 /// DupThresh of RFC 5681 §3.2 and RFC 8985 §6.2.
 pub(crate) const DUPLICATE_THRESHOLD: u32 = 3;
 /// Recoveries for which a grown reordering window is kept (RFC 8985 §6.2, step 4).
@@ -242,26 +245,16 @@ impl Recovery {
         queue: &mut SendQueue,
         rtt: &RttEstimator,
     ) -> (bool, Option<Instant>) {
-        let window = self.reordering_window(queue, rtt);
+        let patience = self.rtt.saturating_add(self.reordering_window(queue, rtt));
+        queue.overtake((self.sent_at, self.end));
         let mut found = false;
-        let mut again = None;
-        for index in 0..queue.segments().len() {
-            let segment = queue.segments()[index];
-            if !segment.retransmitted && segment.sent_at > self.sent_at {
-                // So is everything behind it.
-                break;
-            }
-            if segment.fate != Fate::InFlight || (segment.sent_at, segment.end()) >= (self.sent_at, self.end) {
-                continue;
-            }
-            let due = segment.sent_at.after_nanos(self.rtt.saturating_add(window));
-            if due <= now {
-                queue.set_fate(index, Fate::Lost);
-                found = true;
-            } else {
-                again = again.max(Some(due));
-            }
+        while let Some((index, sent_at)) = queue.oldest_overtaken()
+            && sent_at.after_nanos(patience) <= now
+        {
+            queue.set_fate(index, Fate::Lost);
+            found = true;
         }
+        let again = queue.newest_overtaken().map(|sent_at| sent_at.after_nanos(patience));
         (found, again)
     }
 

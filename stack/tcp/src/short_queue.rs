@@ -113,7 +113,6 @@ impl<T: Copy + Default> ShortQueue<T> {
         self.len += 1;
     }
 
-    #[cfg(any(test, debug_assertions))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.front().into_iter().chain(self.others().into_iter().flatten())
     }

@@ -1,0 +1,171 @@
+//! The scoreboard in the order of transmission, for RACK (RFC 8985 §6.2, step 5): what is lost is found without a look
+//! at all that is in flight.
+//!
+//! Segments that were sent once were sent in the order of the sequence space: there the scoreboard itself is the list,
+//! and it is enough to know how far it was read. What was sent again has a list of its own. Both are read together, up
+//! to the segment that RACK knows to be delivered, which only ever moves to later ones: so each transmission is read
+//! once. Those that may still be in flight by then are *overtaken*; the oldest of them are lost first, and the newest
+//! says when to look again.
+//!
+//! The lists are not told what becomes of a segment: a transmission that is no longer in flight is dropped where it is
+//! met.
+
+use std::collections::VecDeque;
+
+use super::{Fate, Segment, SendQueue};
+use crate::instant::Instant;
+use crate::position::Position;
+use crate::short_queue::ShortQueue;
+
+/// When a segment was sent, and its end, which names it: where one is cut, the part that is not sent again keeps it.
+/// Ordered as RACK_sent_after of RFC 8985 §6.2 has it.
+pub(crate) type Transmission = (Instant, Position);
+
+#[derive(Debug, Default)]
+pub(super) struct SendOrder {
+    /// Segments before this position that were sent once are read.
+    read_to: Position,
+    /// What was sent again and is not read.
+    again: VecDeque<Transmission>,
+    /// Sent before RACK's segment; in flight, or was when it was read.
+    overtaken: VecDeque<Transmission>,
+    /// Transmissions that were looked at.
+    #[cfg(test)]
+    pub(super) looks: u64,
+}
+
+impl SendOrder {
+    /// Octets of heap in use.
+    pub(super) fn heap(&self) -> usize {
+        (self.again.capacity() + self.overtaken.capacity()) * size_of::<Transmission>()
+    }
+
+    #[inline]
+    fn count_look(&mut self) {
+        #[cfg(test)]
+        {
+            self.looks += 1;
+        }
+    }
+}
+
+impl Segment {
+    #[inline]
+    pub(crate) fn transmission(&self) -> Transmission {
+        (self.sent_at, self.end())
+    }
+}
+
+/// Index of the segment that was sent then, if it is in flight since.
+fn find(segments: &ShortQueue<Segment>, sent: Transmission) -> Option<usize> {
+    let index = segments.partition_point(|segment| segment.end() < sent.1);
+    segments
+        .get(index)
+        .filter(|segment| segment.transmission() == sent && segment.fate == Fate::InFlight)
+        .map(|_| index)
+}
+
+impl SendQueue {
+    /// A segment was sent again.
+    pub(super) fn note_sent_again(&mut self, sent: Transmission) {
+        let order = &mut self.marks.get_or_insert_default().order;
+        // At the end, unless several left at once, and not in the order of the sequence space.
+        let place = order.again.partition_point(|earlier| *earlier < sent);
+        order.again.insert(place, sent);
+        // Where nothing reads the list, as without SACK, it is full of what is over.
+        if order.again.len() > 2 * self.segments.len() {
+            self.read_anew();
+        }
+    }
+
+    /// Begins to read at the oldest segment, as if nothing had been read.
+    pub(super) fn read_anew(&mut self) {
+        let Some(marks) = &mut self.marks else { return };
+        let order = &mut marks.order;
+        order.read_to = Position::default();
+        order.overtaken.clear();
+        order.again.clear();
+        let again = self.segments.iter().filter(|segment| segment.resent && segment.fate == Fate::InFlight);
+        order.again.extend(again.map(Segment::transmission));
+        order.again.make_contiguous().sort_unstable();
+    }
+
+    /// Reads what was sent before `newest`, which never becomes earlier.
+    pub(crate) fn overtake(&mut self, newest: Transmission) {
+        match self.segments.front() {
+            Some(front) if front.resent || front.transmission() < newest => {}
+            // As a rule: everything that is left was sent later.
+            _ => return,
+        }
+        let mut index = self.marks.as_ref().map_or(0, |marks| self.index_of(marks.order.read_to));
+        let order = &mut self.marks.get_or_insert_default().order;
+        loop {
+            order.count_look();
+            let once = self.segments.get(index);
+            if once.is_some_and(|segment| segment.resent) {
+                index += 1;
+                continue;
+            }
+            let once = once.map(Segment::transmission);
+            let again = order.again.front().copied();
+            let Some(next) = once.into_iter().chain(again).min().filter(|next| *next < newest) else { break };
+            if once == Some(next) {
+                index += 1;
+            } else {
+                order.again.pop_front();
+            }
+            if find(&self.segments, next).is_some() {
+                order.overtaken.push_back(next);
+            }
+        }
+        order.read_to = self.segments.get(index).map_or(self.next, |segment| segment.start);
+    }
+
+    /// Of what is overtaken and in flight, the segment sent first: its index, and when.
+    pub(crate) fn oldest_overtaken(&mut self) -> Option<(usize, Instant)> {
+        let order = &mut self.marks.as_mut()?.order;
+        while let Some(&oldest) = order.overtaken.front() {
+            order.count_look();
+            if let Some(index) = find(&self.segments, oldest) {
+                return Some((index, oldest.0));
+            }
+            order.overtaken.pop_front();
+        }
+        None
+    }
+
+    /// Of what is overtaken and in flight, when the last was sent.
+    pub(crate) fn newest_overtaken(&mut self) -> Option<Instant> {
+        let order = &mut self.marks.as_mut()?.order;
+        while let Some(&newest) = order.overtaken.back() {
+            order.count_look();
+            if find(&self.segments, newest).is_some() {
+                return Some(newest.0);
+            }
+            order.overtaken.pop_back();
+        }
+        None
+    }
+
+    /// Panics if a segment in flight is out of sight. For tests.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn check_order(&self) {
+        let order = self.marks.as_ref().map(|marks| &marks.order);
+        let listed = order.into_iter().flat_map(|order| order.again.iter().chain(&order.overtaken));
+        let listed: std::collections::BTreeSet<_> = listed.collect();
+        let read_to = order.map_or(Position::default(), |order| order.read_to);
+        for segment in self.segments.iter().filter(|segment| segment.fate == Fate::InFlight) {
+            assert!(
+                listed.contains(&segment.transmission()) || (!segment.resent && segment.end() > read_to),
+                "{segment:?} would never be held for lost"
+            );
+        }
+        assert!(order.is_none_or(|order| order.again.iter().is_sorted()), "a list in no order");
+    }
+
+    /// Transmissions that were looked at.
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> u64 {
+        self.marks.as_ref().map_or(0, |marks| marks.order.looks)
+    }
+}
