@@ -14,9 +14,9 @@
 //! skip Why the kernel cannot be asked.
 //! ```
 //!
-//! An edit reads like a patch: a line with two spaces in front is a line of the script that comes next, `-` takes the next
-//! such line out, `+` puts one in at this place, and `stop` ends the comparison there, where the ways part. A script that is
-//! not in the file is not played.
+//! An edit reads like a patch: a line with two spaces in front is a line of the script that comes next, `-` takes the
+//! next such line out, `+` puts one in at this place, and `stop` ends the comparison there, where the ways part. An
+//! argument may go on in further lines with spaces in front. Every script is in the file.
 
 use crate::scripts::parse::{Line, Script};
 
@@ -64,8 +64,8 @@ pub fn read(text: &str) -> Result<Vec<(&str, Verdict<'_>)>, String> {
                 "stop" => edits.push(Edit::Stop),
                 "-" => edits.push(Edit::Remove(code)),
                 "+" => edits.push(Edit::Insert(code)),
-                // An argument goes on in further lines.
-                "" if why => {}
+                // The argument goes on.
+                "" if why || skip.is_some() => {}
                 "" => edits.push(Edit::Find(code)),
                 _ => return Err(format!("{title}: what is '{line}'?")),
             }

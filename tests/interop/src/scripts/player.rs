@@ -1,8 +1,8 @@
 //! Plays one script against a kernel socket, in real time.
 //!
 //! What is compared: flags but PSH, sequence numbers, lengths, contents, acknowledgments, SACK blocks, which options a SYN
-//! carries, echoed timestamps, states, what is handed out, and errors. Windows are the kernel's own. What is tolerated, as
-//! both ways follow the documents:
+//! carries, echoed timestamps, the ECN field, states, what is handed out, and errors. Windows are the kernel's own. What
+//! is tolerated, as both ways follow the documents:
 //!
 //! * when a pure acknowledgment of new data comes, and whether there is one a segment or one for several (RFC 9293
 //!   §3.8.6.3), and updates of the window (§3.8.6.2.2);
@@ -60,8 +60,13 @@ impl Settings<'_> {
         set("tcp_sack", self.is_on("sack", true).into())?;
         set("tcp_window_scaling", self.is_on("ws", true).into())?;
         set("tcp_slow_start_after_idle", self.is_on("restart", true).into())?;
+        let ecn = match self.0.get("ecn").copied().unwrap_or("accept") {
+            "off" => 0,
+            "offer" => 1,
+            _ => 2,
+        };
+        set("tcp_ecn", ecn)?;
         // What the kernel does beyond the documents, or late on purpose.
-        set("tcp_ecn", 0)?;
         set("tcp_syn_linear_timeouts", 0)?;
         set("tcp_invalid_ratelimit", 0)?;
         set("tcp_comp_sack_nr", 0)?;
@@ -219,7 +224,7 @@ impl<'a> Player<'a> {
             "" => {}
             "<" => {
                 let (header, len) = self.header(arguments)?;
-                self.inject(&header, len)?;
+                self.inject(&header, len, pattern(arguments)?.ecn.unwrap_or(0))?;
                 if !batch {
                     self.settle()?;
                     // What is open is accepted before it can be over.
@@ -238,7 +243,7 @@ impl<'a> Player<'a> {
                 net::listen(&listener, 16).map_err(|error| format!("listen: {error}"))?;
                 self.listener = Some(listener);
                 let (header, _) = self.header(arguments)?;
-                self.inject(&header, 0)?;
+                self.inject(&header, 0, 0)?;
             }
             "push" => {
                 let (len, times) = arguments.split_once('x').unwrap_or((arguments, "1"));
@@ -385,10 +390,10 @@ impl<'a> Player<'a> {
         Ok((header, pattern.len))
     }
 
-    fn inject(&mut self, header: &TcpHeader, len: u32) -> Result<(), String> {
+    fn inject(&mut self, header: &TcpHeader, len: u32, ecn: u8) -> Result<(), String> {
         let start = header.sequence.0.wrapping_sub(PEER_ISN.0).wrapping_sub(1);
         let payload: Vec<u8> = (0..len).map(|place| octet(start.wrapping_add(place))).collect();
-        self.tap.send(header, &payload).map_err(|error| format!("the tap device: {error}"))?;
+        self.tap.send(header, &payload, ecn).map_err(|error| format!("the tap device: {error}"))?;
         self.last = Instant::now();
         Ok(())
     }
@@ -517,6 +522,7 @@ impl<'a> Player<'a> {
                 pattern.timestamps.is_none_or(|(_, echo)| options.timestamps.is_some_and(|found| found.echo == echo)),
                 "timestamps",
             ),
+            (pattern.ecn.is_none_or(|ecn| segment.ecn == ecn), "ECN field"),
             (!pattern.no_timestamps || options.timestamps.is_none(), "timestamps"),
         ];
         checks.into_iter().filter(|(right, _)| !right).map(|(_, what)| what).collect()
@@ -531,6 +537,8 @@ impl<'a> Player<'a> {
             (TcpFlags::PSH, 'P'),
             (TcpFlags::ACK, 'A'),
             (TcpFlags::URG, 'U'),
+            (TcpFlags::ECE, 'E'),
+            (TcpFlags::CWR, 'W'),
         ];
         let mut text: String =
             letters.iter().filter(|(flag, _)| header.flags.contains(*flag)).map(|(_, one)| one).collect();
@@ -556,6 +564,9 @@ impl<'a> Player<'a> {
         }
         if let Some(timestamps) = header.options.timestamps {
             text += &format!(" ts {}/{}", timestamps.value, timestamps.echo);
+        }
+        if segment.ecn != 0 {
+            text += &format!(" ecn {}", segment.ecn);
         }
         text
     }

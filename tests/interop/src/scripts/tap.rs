@@ -26,6 +26,8 @@ pub struct Segment {
     pub header: TcpHeader,
     /// What it carries.
     pub payload: Vec<u8>,
+    /// The ECN field of its IP header.
+    pub ecn: u8,
     /// When it was read.
     pub at: Instant,
 }
@@ -49,8 +51,8 @@ impl Tap {
         Ok(Self { device, arrived: VecDeque::new() })
     }
 
-    /// Sends a segment of the peer with the kernel's and its own checksums right.
-    pub fn send(&mut self, header: &TcpHeader, payload: &[u8]) -> io::Result<()> {
+    /// Sends a segment of the peer with both checksums right, and `ecn` in its IP header's field of that name.
+    pub fn send(&mut self, header: &TcpHeader, payload: &[u8], ecn: u8) -> io::Result<()> {
         let mut tcp = [0; 60];
         let length = header.emit(&mut tcp);
         let mut segment = [&tcp[..length], payload].concat();
@@ -60,7 +62,7 @@ impl Tap {
         let sum = checksum(&[&pseudo.concat()[..], &segment].concat());
         segment[16..18].copy_from_slice(&sum.to_be_bytes());
         let mut ip = [0; IP];
-        (ip[0], ip[6], ip[8], ip[9]) = (0x45, 0x40, 64, 6);
+        (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, ecn, 0x40, 64, 6);
         ip[2..4].copy_from_slice(&u16::try_from(total).map_err(io::Error::other)?.to_be_bytes());
         ip[12..16].copy_from_slice(&PEER);
         ip[16..20].copy_from_slice(&KERNEL);
@@ -111,7 +113,7 @@ fn parse(frame: &[u8]) -> Option<Segment> {
     let pseudo = [&ip[12..20], &[0, 6], &(segment.len() as u16).to_be_bytes()].concat();
     assert_eq!(checksum(&[&pseudo[..], segment].concat()), 0, "the kernel's TCP checksum");
     let (header, length) = TcpHeader::parse(segment).expect("the kernel sends good headers");
-    Some(Segment { header, payload: segment[length..].to_vec(), at: Instant::now() })
+    Some(Segment { header, payload: segment[length..].to_vec(), ecn: ip[1] & 3, at: Instant::now() })
 }
 
 /// The Internet checksum (RFC 1071) of `octets`; 0 if they contain their own.
