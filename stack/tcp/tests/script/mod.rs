@@ -12,8 +12,11 @@
 //! `>` expects the next segment that the connection sends: flags, first sequence number and `+length`; of the rest only what
 //! the line names is compared, except SACK blocks, which must be named if there are any. `<` is a received segment. `+TIME`
 //! lets time pass: nothing may be waiting to be sent before, and nothing may be sent in between. Sequence numbers are
-//! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch. Behind `#` stands the
-//! section of the document that asks for what the line expects.
+//! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch.
+//!
+//! Behind `#` stands the section of the document that asks for what the line expects: each line that expects a segment,
+//! an answer or a state has one. A rule that is ours and that no document knows is marked `own:` with its reason, where
+//! no segment is concerned.
 //!
 //! Flags are S A F R P U E (ECE) W (CWR) or `.` for none, `urg N` is the urgent pointer (0 unless named); `ect0`, `noect` and, on received segments, `ce` are the ECN field of
 //! the IP header.
@@ -57,13 +60,11 @@ pub fn run_file(name: &str, text: &str) -> usize {
     count
 }
 
-fn run(script: &Script) -> Result<(), String> {
+pub fn run(script: &Script) -> Result<(), String> {
     let mut player = Player::default();
-    let mut cited = true;
     for line in &script.lines {
         let code = line.code;
-        cited &= line.citation.is_some() || !code.contains('>');
-        if !cited {
+        if line.lacks_citation() {
             return Err(format!("line {}: {code}: no citation", line.number));
         }
         player.line(code).map_err(|why| format!("line {}: {}\n    {why}", line.number, code.trim()))?;

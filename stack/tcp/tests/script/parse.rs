@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use uwarp_wire::tcp::TcpFlags;
 
+/// The commands that expect something: a segment of ours, an answer, a state.
+const EXPECTATIONS: [&str; 13] =
+    [">", "state", "event", "data", "drop", "acked", "left", "discarded", "info", "told", "tail", "extend", "reuse"];
+
 /// One script of a file.
 pub struct Script<'a> {
     /// What stands behind `==`.
@@ -18,8 +22,19 @@ pub struct Line<'a> {
     pub number: usize,
     /// What stands in front of `#`; the time is still in it.
     pub code: &'a str,
-    /// What stands behind `#`, if it names a section of a document.
+    /// What stands behind `#`, if it names a section of a document, or says that the rule is our `own:` and why.
     pub citation: Option<&'a str>,
+}
+
+impl Line<'_> {
+    /// Whether the line expects something and does not say who asks for it. What is sent has to be asked for by a
+    /// document: `own:` is for what only the value's owner sees.
+    pub fn lacks_citation(&self) -> bool {
+        let mut words = self.code.split_whitespace().skip_while(|word| word.starts_with('+'));
+        let command = words.next().unwrap_or("");
+        let enough = |citation: &str| command != ">" || names_section(citation);
+        EXPECTATIONS.contains(&command) && !self.citation.is_some_and(enough)
+    }
 }
 
 /// The scripts of a file, in order.
@@ -31,7 +46,7 @@ pub fn scripts(text: &str) -> Vec<Script<'_>> {
             continue;
         }
         let (code, citation) = match line.split_once('#') {
-            Some((code, citation)) => (code, Some(citation).filter(|text| names_section(text))),
+            Some((code, citation)) => (code, Some(citation).filter(|text| names_section(text) || is_own(text))),
             None => (line, None),
         };
         if let Some(script) = scripts.last_mut()
@@ -47,6 +62,11 @@ pub fn scripts(text: &str) -> Vec<Script<'_>> {
 fn names_section(text: &str) -> bool {
     let numbered = |(_, behind): (&str, &str)| behind.starts_with(|first: char| first.is_ascii_digit());
     text.split_once("RFC ").is_some_and(numbered) && text.split_once('§').is_some_and(numbered)
+}
+
+/// `own:` and a reason.
+fn is_own(text: &str) -> bool {
+    text.trim().strip_prefix("own:").is_some_and(|reason| !reason.trim().is_empty())
 }
 
 /// A time with its unit.
