@@ -200,7 +200,7 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
     pub corrupt: Option<f64>,
 
-    /// Cut so many of 1000 received TCP segments into pieces, and join as many with those behind them, as a middlebox may
+    /// Cut so many of 1000 TCP segments into pieces, and join as many received ones with those behind them, as a middlebox may
     #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, env = "UWARP_RECUT", global = true)]
     pub recut: Option<f64>,
 

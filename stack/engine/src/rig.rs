@@ -87,8 +87,8 @@ pub fn with_ipv6(number: usize) -> impl FnOnce(&mut EngineConfig) {
     }
 }
 
-/// The variable of the environment that puts a middlebox in front of every host here: how many of 1000 received segments it
-/// cuts, and how many it joins with those behind them. Whole suites of tests run so; the tools' `--recut` takes it, too.
+/// The variable of the environment that puts a middlebox in front of every host here: how many of 1000 segments it
+/// cuts, both ways, and how many received ones it joins with those behind them. Whole suites of tests run so; the tools' `--recut` takes it, too.
 pub const MIDDLEBOX: &str = "UWARP_RECUT";
 
 /// What the middlebox does that [`MIDDLEBOX`] asks for; none if nobody asks.

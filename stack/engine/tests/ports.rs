@@ -112,7 +112,7 @@ fn faults_can_be_switched_on_and_off_while_traffic_flows() {
     world.hosts[0].command(Command::SetFaults { faults });
     traffic(&mut world, &mut pairs, &regions, 300);
     let counts = world.hosts[0].engine.as_ref().expect("alive").stats().faults;
-    assert_eq!(counts.len(), 12);
+    assert_eq!(counts.len(), 13);
     assert!(counts.iter().all(|(kind, count)| *count > 0 || kind.ends_with("marked")), "{counts:?}");
     world.hosts[0].command(Command::SetFaults { faults: None });
     world.run(Duration::from_millis(10));

@@ -1,5 +1,5 @@
 //! The one switch that puts a middlebox in front of every port that tests make: the variable [`MIDDLEBOX`] says how many of
-//! 1000 received segments it cuts, and how many it joins with those behind them. `scripts/test middlebox` sets it.
+//! 1000 segments it cuts, both ways, and how many received ones it joins with those behind them. `scripts/test middlebox` sets it.
 //!
 //! Every test makes its configurations with [`behind`], its faults with [`faults`] and ends them with [`standing`]. The hosts
 //! of simulated networks ([`uwarp_engine::rig`]) and the tools (`--recut`) read the same variable. The library never does.

@@ -43,7 +43,7 @@ pub struct FaultRates {
     pub transmit: Rates,
     /// What befalls frames that we receive.
     pub receive: Rates,
-    /// What a middlebox does to the segments that we receive.
+    /// What a middlebox does to the segments that we receive, and to those that we send, which it only cuts.
     pub recutting: Recutting,
 }
 
@@ -190,7 +190,28 @@ struct Faults<B> {
     random: fastrand::Rng,
     transmit: Direction<B>,
     receive: Direction<B>,
-    middlebox: Option<Middlebox<B>>,
+    /// Between us and what befalls frames on the line, one for each direction.
+    middleboxes: Option<Middleboxes<B>>,
+}
+
+#[derive(Debug)]
+struct Middleboxes<B> {
+    transmit: Middlebox<B>,
+    receive: Middlebox<B>,
+}
+
+impl<B: Buffer> Middleboxes<B> {
+    fn new(recutting: Recutting, seed: u64) -> Option<Middleboxes<B>> {
+        (recutting != Recutting::default()).then(|| Middleboxes {
+            transmit: Middlebox::new(Recutting { joining: 0.0, ..recutting }, !seed),
+            receive: Middlebox::new(recutting, seed),
+        })
+    }
+}
+
+/// A buffer for a piece, if those who send can spare one: what is sent goes before what is cut.
+fn spare<P: Port>(port: &mut P) -> Option<P::Buffer> {
+    if port.transmit_free() > SPARE { port.alloc() } else { None }
 }
 
 struct Capture {
@@ -278,9 +299,9 @@ impl<P: Port> Decorated<P> {
         let Some(extras) = &mut self.extras else { return 0 };
         let before = batch.len();
         if let Some(faults) = &mut extras.faults {
-            let bursts = match &faults.middlebox {
+            let bursts = match &faults.middleboxes {
                 None => 1,
-                Some(middlebox) if middlebox.passed.len() < BURST => 2,
+                Some(middleboxes) if middleboxes.receive.passed.len() < BURST => 2,
                 // What a burst became when it was cut comes first: the device's queue fills as with any slow receiver.
                 Some(_) => 0,
             };
@@ -296,12 +317,10 @@ impl<P: Port> Decorated<P> {
                 }
             }
             faults.receive.release(self.now);
-            let ready = match &mut faults.middlebox {
-                Some(middlebox) => {
+            let ready = match &mut faults.middleboxes {
+                Some(Middleboxes { receive: middlebox, .. }) => {
                     for frame in faults.receive.passed.drain(..) {
-                        let port = &mut self.port;
-                        // What is sent goes before what is cut.
-                        middlebox.take(frame, || if port.transmit_free() > SPARE { port.alloc() } else { None });
+                        middlebox.take(frame, || spare(&mut self.port));
                     }
                     middlebox.flush();
                     &mut middlebox.passed
@@ -339,7 +358,16 @@ impl<P: Port> Decorated<P> {
             while faults.transmit.passed.len() < 4 * BURST {
                 let Some(frame) = frames.pop_front() else { break };
                 let port = &mut self.port;
-                faults.transmit.pass(frame, self.now, &mut faults.random, || port.alloc());
+                let (direction, random) = (&mut faults.transmit, &mut faults.random);
+                match &mut faults.middleboxes {
+                    Some(Middleboxes { transmit: middlebox, .. }) => {
+                        middlebox.take(frame, || spare(port));
+                        for piece in middlebox.passed.drain(..) {
+                            direction.pass(piece, self.now, random, || port.alloc());
+                        }
+                    }
+                    None => direction.pass(frame, self.now, random, || port.alloc()),
+                }
                 taken += 1;
             }
             self.port.tx_burst(&mut faults.transmit.passed);
@@ -422,8 +450,7 @@ impl<P: Port> Port for Decorated<P> {
             random: fastrand::Rng::with_seed(rates.seed ^ now.as_nanos()),
             transmit: Direction::new(rates.transmit),
             receive: Direction::new(rates.receive),
-            middlebox: (rates.recutting != Recutting::default())
-                .then(|| Middlebox::new(rates.recutting, rates.seed.rotate_left(32) ^ now.as_nanos())),
+            middleboxes: Middleboxes::new(rates.recutting, rates.seed.rotate_left(32) ^ now.as_nanos()),
         });
         self.drop_empty_extras();
     }
@@ -456,8 +483,11 @@ impl<P: Port> Port for Decorated<P> {
                     counts.insert(format!("{name}-{kind}"), count);
                 }
             }
-            if let Some(middlebox) = &faults.middlebox {
-                for (name, count) in ["receive-cut", "receive-joined"].into_iter().zip(middlebox.counts) {
+            if let Some(Middleboxes { transmit, receive }) = &faults.middleboxes {
+                let [cut, joined] = receive.counts;
+                for (name, count) in
+                    [("transmit-cut", transmit.counts[0]), ("receive-cut", cut), ("receive-joined", joined)]
+                {
                     counts.insert(name.to_owned(), count);
                 }
             }

@@ -1,11 +1,16 @@
-//! A middlebox on the way in: it cuts TCP segments at other places and joins those that follow each other, as devices with
+//! A middlebox on the way: it cuts TCP segments at other places and joins those that follow each other, as devices with
 //! large receive offload, proxies and segmenting guests do.
 //!
 //! Nothing of TCP is changed: the same octets have the same sequence numbers, a FIN stays behind the octets that it was
-//! behind, a PSH goes to the end of what its segment is joined with (RFC 9293 §3.9.1), options are kept, checksums are right.
+//! behind, a CWR in front of them (RFC 3168 §6.1.2), the urgent pointer points where it pointed, a PSH goes to the end of what
+//! its segment is joined with (RFC 9293 §3.9.1), options are kept, checksums are right.
 //! Segments are joined only if their fields agree, but for those that number packets or mean nothing: IPv4's identification and
 //! DF, the low bits of IPv6's flow label, TCP's reserved bits and an urgent pointer without URG. What is no intact TCP segment
-//! passes as it is.
+//! passes as it is. So does what the device is to cut itself, and what has a VLAN tag.
+//!
+//! What we receive is cut and joined, what we send only cut: a frame to be sent is one part and no longer than the MTU, and where
+//! there is more to send it is as long as that already. The stack's own segments are atomic packets (RFC 6864 §4), whose pieces
+//! need no identification of their own.
 
 use std::collections::VecDeque;
 
@@ -34,8 +39,10 @@ const LONGEST: usize = 65_535;
 const TINY: usize = 8;
 /// Cuts of one segment at most.
 const CUTS: usize = TINY - 1;
-/// Flags of segments that may be cut and joined.
+/// Flags of segments that may be joined.
 const PLAIN: TcpFlags = TcpFlags::ACK.with(TcpFlags::PSH).with(TcpFlags::FIN);
+/// Flags of segments that may be cut.
+const DIVISIBLE: TcpFlags = PLAIN.with(TcpFlags::URG).with(TcpFlags::ECE).with(TcpFlags::CWR);
 
 /// Where things are in the first buffer of a frame.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +156,7 @@ impl<B: Buffer> Middlebox<B> {
         let Some((place, end)) = intact(&frame) else { return self.put(frame) };
         let flags = place.flags(frame.data());
         let octets = end - place.payload;
-        if octets == 0 || !PLAIN.contains(flags) {
+        if octets == 0 || !DIVISIBLE.contains(flags) {
             return self.put(frame);
         }
         if octets > 1 && self.random.f64() < self.options.cutting {
@@ -166,6 +173,9 @@ impl<B: Buffer> Middlebox<B> {
                 }
                 return;
             }
+        }
+        if self.options.joining == 0.0 || !PLAIN.contains(flags) {
+            return self.put(frame);
         }
         let mut frame = frame;
         if frame.is_shared() {
@@ -221,7 +231,9 @@ impl<B: Buffer> Middlebox<B> {
         let octets = frame.data().len() - place.payload;
         let flags = place.flags(frame.data());
         let payload = (checksum::sum(&frame.data()[place.payload..]), octets);
+        let is_plain = PLAIN.contains(flags);
         if let Some(joined) = &mut self.joined
+            && is_plain
             && joined.goes_on_with(&frame, place)
         {
             let start = frame.start();
@@ -245,7 +257,7 @@ impl<B: Buffer> Middlebox<B> {
             }
         }
         self.flush();
-        let begins = !flags.contains(TcpFlags::FIN) && self.random.f64() < self.options.joining;
+        let begins = is_plain && !flags.contains(TcpFlags::FIN) && self.random.f64() < self.options.joining;
         if begins && frame.is_shared() {
             // Of a chain's head the headers are written anew.
             if let Some(mut copy) = alloc() {
@@ -283,20 +295,25 @@ impl<B: Buffer> Joined<B> {
     }
 }
 
-/// The place of a TCP segment in one buffer whose checksums are right.
+/// The place of a TCP segment in one buffer whose checksums are right, or will be once the device has filled them in.
 fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
     if frame.segment_count() != 1 {
         return None;
     }
     let octets = frame.data();
     let (place, end) = Place::read(octets)?;
-    let verdict = frame.received_checksums();
+    let (verdict, work) = (frame.received_checksums(), frame.transmit_checksums());
+    if work.segment_size > 0 {
+        return None;
+    }
     let ip = place.ipv6
+        || work.ip
         || verdict.ip == ChecksumStatus::Good
         || checksum::fold(checksum::sum(&octets[ETHERNET..place.tcp])) == 0xffff;
     let tcp = match verdict.tcp {
         ChecksumStatus::Good => true,
         ChecksumStatus::Bad => false,
+        ChecksumStatus::Unknown if work.tcp => true,
         ChecksumStatus::Unknown => {
             let pseudo = place.pseudo_header(octets, end - place.tcp);
             checksum::fold(checksum::combine(pseudo, checksum::sum(&octets[place.tcp..end]))) == 0xffff
@@ -305,7 +322,8 @@ fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
     (ip && tcp).then_some((place, end))
 }
 
-/// Makes `piece` a segment of its own with the octets `range` of the payload.
+/// Makes `piece` a segment of its own with the octets `range` of the payload. Its checksums are whole: the device has nothing to
+/// fill in.
 fn copy_piece<B: Buffer>(frame: &B, place: Place, piece: &mut B, range: std::ops::Range<usize>, is_last: bool) {
     let octets = frame.data();
     let start = piece.start();
@@ -317,9 +335,22 @@ fn copy_piece<B: Buffer>(frame: &B, place: Place, piece: &mut B, range: std::ops
         rest.copy_from_slice(payload);
         let sequence = place.sequence(octets).wrapping_add(range.start as u32);
         headers[place.tcp + 4..place.tcp + 8].copy_from_slice(&sequence.to_be_bytes());
+        let mut flags = place.flags(octets);
         if !is_last {
-            set_flags(headers, place, place.flags(octets).without(TcpFlags::PSH | TcpFlags::FIN));
+            flags = flags.without(TcpFlags::PSH | TcpFlags::FIN);
         }
+        if range.start > 0 {
+            flags = flags.without(TcpFlags::CWR);
+        }
+        if flags.contains(TcpFlags::URG) {
+            // It counts from the sequence number. What lies behind the urgent data has none.
+            let pointer = usize::from(u16_at(octets, place.tcp + 18)).saturating_sub(range.start);
+            headers[place.tcp + 18..place.tcp + 20].copy_from_slice(&(pointer as u16).to_be_bytes());
+            if pointer == 0 && range.start > 0 {
+                flags = flags.without(TcpFlags::URG);
+            }
+        }
+        set_flags(headers, place, flags);
         place.finish(headers, (checksum::sum(payload), payload.len()));
     }
     piece.set_range(start, length);

@@ -305,7 +305,8 @@ pub struct FaultOptions {
     pub mark: f64,
     /// The same befalls as many of the frames that are received.
     pub incoming: bool,
-    /// Received TCP segments that are cut, and that are joined with those behind them, as a middlebox may do, in per cent.
+    /// TCP segments that are cut, sent or received, and received ones that are joined with those behind them, as a middlebox may
+    /// do, in per cent.
     pub recut: f64,
     /// Seed of the choice, so that a run can be repeated.
     pub seed: u64,

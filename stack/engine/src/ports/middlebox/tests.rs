@@ -1,5 +1,5 @@
 use super::*;
-use crate::port::{BURST, Batch, Port};
+use crate::port::{BURST, Batch, Port, TransmitChecksums};
 use crate::ports::decorated::{Decorated, FaultRates};
 use crate::ports::heap::{HeapBuffer, HeapPool};
 use crate::ports::{LoopOptions, LoopPort};
@@ -31,6 +31,7 @@ fn segment(pool: &HeapPool, sequence: u32, octets: &[u8], flags: TcpFlags, ipv6:
     frame[12..14].copy_from_slice(&ethertype);
     frame[14..14 + ip.len()].copy_from_slice(ip);
     if ipv6 {
+        (frame[14 + 8], frame[14 + 24]) = (0xfd, 0xfd);
         (frame[14 + 23], frame[14 + 39]) = (1, 2);
     }
     frame[place.tcp..place.tcp + 4].copy_from_slice(&[0, 7, 0, 9]);
@@ -210,4 +211,130 @@ fn no_more_is_taken_from_the_device_while_pieces_wait() {
         assert!(600 * 8 - waiting - octets <= 3 * BURST * 8, "{octets} octets out, {waiting} not taken");
     }
     assert_eq!(octets, 600 * 8);
+}
+
+/// Rewrites the headers of a segment, and its checksums.
+fn rewritten(mut frame: HeapBuffer, place: Place, change: impl Fn(&mut [u8])) -> HeapBuffer {
+    let (start, length) = (frame.start(), frame.data().len());
+    let octets = &mut frame.storage_mut().expect("nobody else has it")[start..start + length];
+    let (headers, payload) = octets.split_at_mut(place.payload);
+    change(headers);
+    place.finish(headers, (checksum::sum(payload), payload.len()));
+    frame
+}
+
+#[test]
+fn pieces_say_together_what_the_segment_said() {
+    let pool = HeapPool::new(64, 2048, 128);
+    let sent: Vec<u8> = (0..200).collect();
+    let all = TcpFlags::ACK | TcpFlags::PSH | TcpFlags::FIN | TcpFlags::CWR | TcpFlags::ECE | TcpFlags::URG;
+    for (ipv6, seed, joining) in (0..40).map(|seed| (seed % 2 == 1, seed, f64::from(seed as u32 % 3 / 2))) {
+        let length = if seed % 4 < 2 { TINY } else { sent.len() };
+        // Inside, at the end and behind the segment.
+        let pointer = [3, length, 1000][seed as usize % 3];
+        let place = if ipv6 { Place { ipv6, tcp: 54, payload: 86 } } else { Place { ipv6, tcp: 34, payload: 66 } };
+        let first = 0xffff_fffe;
+        let frame = rewritten(segment(&pool, first, &sent[..length], all, ipv6), place, |headers| {
+            headers[place.tcp + 18..place.tcp + 20].copy_from_slice(&(pointer as u16).to_be_bytes());
+        });
+        let mut middlebox = Middlebox::new(Recutting { cutting: 1.0, joining }, seed);
+        middlebox.take(frame, || pool.alloc());
+        middlebox.flush();
+        let mut found = Vec::new();
+        for frame in &middlebox.passed {
+            let octets = whole(frame);
+            let (piece, payload) = read(&octets);
+            let header = piece.header;
+            let (from, to) = (found.len(), found.len() + payload.len());
+            found.extend_from_slice(payload);
+            assert_eq!(header.sequence.0, first.wrapping_add(from as u32));
+            assert!(header.flags.contains(TcpFlags::ACK | TcpFlags::ECE) && header.options.timestamps.is_some());
+            assert_eq!(header.flags.contains(TcpFlags::CWR), from == 0);
+            assert_eq!(header.flags.contains(TcpFlags::PSH), to == length);
+            assert_eq!(header.flags.contains(TcpFlags::FIN), to == length);
+            let urgent_until = header.flags.contains(TcpFlags::URG).then_some(from + usize::from(header.urgent));
+            assert_eq!(urgent_until, (from < pointer).then_some(pointer), "{from} to {to}");
+        }
+        assert!(found == sent[..length] && middlebox.passed.len() > 1);
+    }
+}
+
+#[test]
+fn pieces_leave_nothing_for_the_device_to_do() {
+    let pool = HeapPool::new(64, 2048, 128);
+    let place = Place { ipv6: false, tcp: 34, payload: 66 };
+    let work = |segment_size| {
+        let (link_length, ip_length, tcp_length) = (14, 20, 32);
+        TransmitChecksums { ip: segment_size > 0, tcp: true, link_length, ip_length, tcp_length, segment_size }
+    };
+    let unfinished = |segment_size| {
+        let mut frame = segment(&pool, 7, &[3; 100], TcpFlags::ACK, false);
+        let start = frame.start();
+        let sum = checksum::fold(place.pseudo_header(frame.data(), 132));
+        frame.storage_mut().unwrap()[start + 50..start + 52].copy_from_slice(&sum.to_be_bytes());
+        frame.set_transmit_checksums(work(segment_size));
+        frame
+    };
+    let mut middlebox = Middlebox::new(Recutting { cutting: 1.0, joining: 0.0 }, 1);
+    // Its sender keeps it, to send it again.
+    let frame = unfinished(0);
+    let (kept, before) = (frame.share(), whole(&frame));
+    middlebox.take(frame, || pool.alloc());
+    assert!(middlebox.passed.len() > 1 && !kept.is_shared());
+    assert_eq!((whole(&kept), kept.transmit_checksums()), (before, work(0)));
+    let octets: usize = middlebox.passed.iter().map(|piece| read(&whole(piece)).1.len()).sum();
+    assert_eq!(octets, 100);
+    assert!(middlebox.passed.iter().all(|piece| piece.transmit_checksums() == TransmitChecksums::default()));
+    middlebox.passed.clear();
+    // The device is to cut it, or buffers are short: it leaves as it came, also if somebody else holds it.
+    for (segment_size, buffers) in [(50, 8), (0, 1)] {
+        let frame = unfinished(segment_size);
+        let (kept, mut left) = (frame.share(), buffers);
+        middlebox.take(frame, || {
+            left -= 1;
+            if left > 0 { pool.alloc() } else { None }
+        });
+        let passed = middlebox.passed.pop_front().expect("it passes");
+        assert!(middlebox.passed.is_empty() && kept.is_shared());
+        assert_eq!((whole(&passed), passed.transmit_checksums()), (whole(&kept), work(segment_size)));
+    }
+}
+
+#[test]
+fn what_is_sent_is_cut_and_not_joined() {
+    let options = LoopOptions::default();
+    let (near, mut far) = LoopPort::pair(options);
+    let mut near = Decorated::new(near);
+    let recutting = Recutting { cutting: 0.3, joining: 1.0 };
+    near.set_faults(Some(FaultRates { recutting, ..FaultRates::default() }));
+    let pool = HeapPool::new(600, 1700, 128);
+    let stream: Vec<u8> = (0..300_000u32).map(|at| (at * 7) as u8).collect();
+    let (mut sent, mut found, mut segments, mut received) = (0, Vec::new(), 0, 0);
+    let mut single = 0;
+    let mut queue = VecDeque::new();
+    while found.len() < stream.len() {
+        if sent < stream.len() {
+            let end = stream.len().min(sent + [TINY, 1448][segments % 2]);
+            queue.push_back(segment(&pool, sent as u32, &stream[sent..end], TcpFlags::ACK, false));
+            (sent, segments) = (end, segments + 1);
+        }
+        near.tx_burst(&mut queue);
+        let mut batch = Batch::new();
+        far.rx_burst(&mut batch);
+        for frame in &batch {
+            let octets = whole(frame);
+            let (piece, payload) = read(&octets);
+            assert_eq!((piece.header.sequence.0, frame.segment_count()), (found.len() as u32, 1));
+            assert!(octets.len() <= ETHERNET + usize::from(options.mtu));
+            found.extend_from_slice(payload);
+            single += usize::from(payload.len() == 1);
+        }
+        received += batch.len();
+    }
+    assert!(found == stream);
+    let counts = near.fault_counts();
+    let cut = counts["transmit-cut"] as usize;
+    assert!((segments / 5..segments / 2).contains(&cut), "{cut} of {segments}");
+    assert!(received > segments + cut && single > 10, "{received} of {segments}, {single}");
+    assert_eq!((counts["receive-cut"], counts["receive-joined"]), (0, 0));
 }
