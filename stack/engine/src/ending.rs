@@ -396,14 +396,16 @@ impl<P: Port> Core<P> {
 
     /// Resets a connection; it is removed when it is put back.
     pub(crate) fn abort(&mut self, connection: &mut Connection) {
-        if let Some(reset) = connection.tcp.abort(self.now) {
-            let mut header = reset.header;
+        let mut reset = connection.tcp.abort(self.now);
+        while let Some(transmit) = reset {
+            let mut header = transmit.header;
             header.source_port = connection.flow.local_port;
             header.destination_port = connection.flow.remote_port;
             let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
             if connection.epoch != 0 || connection.to_self {
                 self.send_bare(&connection.flow, mac, connection.to_self, header);
             }
+            reset = connection.tcp.poll_transmit(self.now);
         }
         connection.gone = true;
     }

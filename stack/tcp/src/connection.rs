@@ -57,11 +57,29 @@ pub(crate) struct Counters {
     pub(crate) ecn_marks: u32,
 }
 
+/// A reset that is owed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reset {
+    pub(crate) sequence: SeqNumber,
+    /// Whether it acknowledges what was received.
+    pub(crate) acknowledges: bool,
+    /// The octet at `sequence` has left as a window probe. A peer that took it takes a reset behind it only, one that
+    /// did not only a reset at it (RFC 5961 §3.2): one of each is owed.
+    pub(crate) probed: bool,
+}
+
+impl Reset {
+    /// For an acknowledgment of what was never sent (RFC 9293 §3.10.7.3 and §3.10.7.4): SEQ=SEG.ACK.
+    pub(crate) fn answering(header: &TcpHeader) -> Self {
+        Self { sequence: header.acknowledgment, acknowledges: false, probed: false }
+    }
+}
+
 /// Segments that are to be sent once, whatever the queue says.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pending {
-    /// A reset with this sequence number, and whether it acknowledges.
-    pub(crate) reset: Option<(SeqNumber, bool)>,
+    /// The answer to a segment, or our last words.
+    pub(crate) reset: Option<Reset>,
     /// A tail loss probe.
     pub(crate) tail_probe: bool,
     /// A window probe, or less than a record into a small window.
@@ -432,31 +450,45 @@ impl Connection {
         self.last_received = self.last_received.max(now);
     }
 
-    /// Gives the connection up at once and returns the reset for the peer, if it is to get one (RFC 9293 §3.10.5).
+    /// Gives the connection up at once and returns the reset for the peer, if it is to get one (RFC 9293 §3.10.5). Where
+    /// the octet of a window probe is not acknowledged, [`Connection::poll_transmit`] gives a second one.
     pub fn abort(&mut self, now: Instant) -> Option<Transmit> {
         let reset = match self.phase {
             Phase::SynReceived { .. }
             | Phase::Established
             | Phase::FinWait1
             | Phase::FinWait2 { .. }
-            | Phase::CloseWait => Some(self.reset_segment(now, self.queue.next().sequence(), true)),
+            | Phase::CloseWait => Some(self.last_reset()),
             Phase::Closed { .. } => return None,
             _ => None,
         };
         self.finish(StateEvent::Abort, CloseReason::Aborted);
-        reset
+        self.pending.reset = reset;
+        self.send_reset(now)
     }
 
-    pub(crate) fn reset_segment(&mut self, now: Instant, sequence: SeqNumber, acknowledge: bool) -> Transmit {
+    /// The reset of a connection that we give up.
+    pub(crate) fn last_reset(&self) -> Reset {
+        let next = self.queue.next();
+        Reset { sequence: next.sequence(), acknowledges: true, probed: self.queue.highest() > next }
+    }
+
+    /// Sends a reset that is owed.
+    pub(crate) fn send_reset(&mut self, now: Instant) -> Option<Transmit> {
+        let mut reset = self.pending.reset.take()?;
+        if reset.probed {
+            self.pending.reset = Some(Reset { probed: false, ..reset });
+            reset.sequence += 1;
+        }
         let mut header = TcpHeader::new(TcpFlags::RST);
-        header.sequence = sequence;
-        if acknowledge {
+        header.sequence = reset.sequence;
+        if reset.acknowledges {
             header.flags |= TcpFlags::ACK;
             header.acknowledgment = self.receiver.next().sequence();
             header.options.timestamps = self.timestamps.option(now);
         }
         self.traffic.segments_sent += 1;
-        Transmit { header, payload: None, retransmission: false, ecn: 0 }
+        Some(Transmit { header, payload: None, retransmission: false, ecn: 0 })
     }
 
     /// Payload octets that a data segment may carry now (Eff.snd.MSS of RFC 9293 §3.7.1, options taken off).

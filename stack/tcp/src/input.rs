@@ -3,7 +3,7 @@
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::Config;
-use crate::connection::Connection;
+use crate::connection::{Connection, Reset};
 use crate::event::{BufferToken, DropReason, Events, Payload, Received};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
@@ -177,7 +177,7 @@ impl Connection {
         // First: check the ACK bit.
         if acknowledges && (acknowledgment <= initial || acknowledgment > self.queue.highest()) {
             if !header.flags.contains(TcpFlags::RST) {
-                self.pending.reset = Some((header.acknowledgment, false));
+                self.pending.reset = Some(Reset::answering(header));
             }
             return Received::dropped(payload_len, DropReason::AckInvalid);
         }
@@ -398,7 +398,7 @@ impl Connection {
         let initial = self.queue.unacknowledged();
         let acknowledgment = initial.near(header.acknowledgment);
         if acknowledgment <= initial || acknowledgment > self.queue.highest() {
-            self.pending.reset = Some((header.acknowledgment, false));
+            self.pending.reset = Some(Reset::answering(header));
             return Err(DropReason::AckInvalid);
         }
         self.enter(StateEvent::SynAcknowledged, Phase::Established);

@@ -88,8 +88,8 @@ impl Connection {
     /// A reset that is owed, or the next segment, which may be urgent.
     #[cold]
     fn poll_unusual(&mut self, now: Instant) -> Option<Transmit> {
-        if let Some((sequence, acknowledge)) = self.pending.reset.take() {
-            return Some(self.reset_segment(now, sequence, acknowledge));
+        if self.pending.reset.is_some() {
+            return self.send_reset(now);
         }
         let mut transmit = self.poll_queue(now)?;
         self.point_to_urgent(&mut transmit.header);

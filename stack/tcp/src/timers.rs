@@ -114,7 +114,7 @@ impl Connection {
     fn give_up(&mut self) -> Events {
         let reset = match self.phase {
             Phase::SynSent => None,
-            _ => Some((self.queue.next().sequence(), true)),
+            _ => Some(self.last_reset()),
         };
         self.finish(StateEvent::TimeOut, CloseReason::TimedOut);
         self.pending.reset = reset;
