@@ -125,13 +125,13 @@ impl Connection {
             self.recovery.advanced(acknowledgment);
             events |= Events::SEND_SPACE;
         }
-        self.detect_needless(header, acknowledgment > before, duplicate.is_some());
+        self.detect_needless(header, acknowledgment > before, duplicate);
         if self.recovery.doubt != Doubt::No {
             self.examine_timeout(&delivered, acknowledgment > before, bare);
         }
         match self.recovery.probe_answered(
             acknowledgment,
-            duplicate,
+            duplicate.map(|(_, right)| right),
             bare && header.options.sack.is_empty() && same_window,
         ) {
             ProbeResult::Repaired => self.respond_to_repaired_tail(outstanding),
@@ -166,13 +166,13 @@ impl Connection {
         Ok(events)
     }
 
-    /// Takes SACK blocks into the scoreboard. Returns the end of a duplicate that is reported (RFC 2883 §4).
+    /// Takes SACK blocks into the scoreboard. Returns the duplicate that is reported (RFC 2883 §4).
     fn process_blocks(
         &mut self,
         acknowledgment: Position,
         blocks: &SackBlocks,
         delivered: &mut Delivered,
-    ) -> Option<Position> {
+    ) -> Option<(Position, Position)> {
         let mut ranges = [(acknowledgment, acknowledgment); 4];
         let mut count = 0;
         for (range, block) in ranges.iter_mut().zip(blocks) {
@@ -189,7 +189,7 @@ impl Connection {
             // RFC 2883 §4.1 and §4.2: below the cumulative acknowledgment, or inside the second block.
             let inside = ranges.get(1).is_some_and(|&(start, end)| start <= left && right <= end);
             if right <= acknowledgment || inside {
-                duplicate = Some(right);
+                duplicate = Some((left, right));
                 self.counters.duplicates_reported += 1;
             }
         }
@@ -225,8 +225,9 @@ impl Connection {
 
     /// Takes a reaction back that turns out to have been needless: the original has arrived, as the echoed timestamp shows
     /// (RFC 3522, RFC 4015), or everything that was sent again is reported as a duplicate (RFC 3708).
-    fn detect_needless(&mut self, header: &TcpHeader, advanced: bool, duplicate: bool) {
-        let mut needless = duplicate && self.recovery.duplicate_reported(self.queue.next());
+    fn detect_needless(&mut self, header: &TcpHeader, advanced: bool, duplicate: Option<(Position, Position)>) {
+        let next = self.queue.next();
+        let mut needless = duplicate.is_some_and(|range| self.recovery.duplicate_reported(next, range));
         if advanced
             && let Some(stamp) = self.recovery.take_stamp()
             && let Some(timestamps) = header.options.timestamps
@@ -353,6 +354,8 @@ impl Connection {
         if self.recovery.is_open() {
             self.congestion.reduce(outstanding.min(self.congestion.window()));
             self.congestion.recovered();
+            // What shows an earlier reaction to have been needless says nothing about this one.
+            self.recovery.forget_undo();
             self.ecn.reduced(self.queue.next());
             self.counters.fast_recoveries += 1;
         }

@@ -562,6 +562,7 @@ impl Connection {
     /// Gives memory back that a busy time has left behind. Done by itself when a keep-alive finds the connection idle.
     pub fn release_idle_memory(&mut self) {
         self.queue.shrink();
+        self.recovery.shrink();
         self.receiver.reassembly.shrink();
         self.ecn.shrink();
         self.forget_urgent();
@@ -570,8 +571,8 @@ impl Connection {
     /// Octets of memory in use, the value itself included.
     pub fn memory(&self) -> usize {
         let heap = self.congestion.heap() + self.queue.heap() + self.ecn.heap() + self.receiver.reassembly.heap();
-        let urgent = self.urgent.as_deref().map_or(0, size_of_val);
-        size_of::<Connection>() + heap + urgent
+        let rare = self.recovery.heap() + self.urgent.as_deref().map_or(0, size_of_val);
+        size_of::<Connection>() + heap + rare
     }
 
     /// Addresses of what every usual segment touches of the value. For an owner who wants to have it near by then: looks at

@@ -5,6 +5,8 @@
 //! reported (DupThresh), so it finds the same losses, and lost retransmissions and tails besides. Peers without SACK get
 //! the duplicate counting of RFC 5681 §3.2 and 6582.
 
+use std::collections::VecDeque;
+
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::queue::{Delivered, Fate, SendQueue};
@@ -111,17 +113,61 @@ pub(crate) enum ProbeResult {
     Repaired,
 }
 
-/// What is needed to take back a reaction.
+/// A range that was sent again, so many times more than it was reported as a duplicate.
 #[derive(Clone, Copy, Debug)]
+struct SentAgain {
+    start: Position,
+    end: Position,
+    times: u32,
+}
+
+/// What is needed to take back a reaction.
+#[derive(Debug, Default)]
 struct Undo {
     /// Timestamp of the first retransmission: an echo of an earlier one shows that the original arrived (RFC 3522).
     stamp: Option<u32>,
-    /// Segments sent again, less the duplicates reported (RFC 3708).
-    outstanding: u32,
+    /// What was sent again and may have been needed (RFC 3708 §3), in the order of the sequence space.
+    needed: VecDeque<SentAgain>,
     /// Some were sent again.
     retransmitted: bool,
     /// It was no time-out: what came late was overtaken.
     fast: bool,
+}
+
+impl Undo {
+    /// `start .. end` was sent again.
+    fn note(&mut self, start: Position, end: Position) {
+        let place = self.needed.partition_point(|range| (range.start, range.end) < (start, end));
+        match self.needed.get_mut(place) {
+            Some(range) if (range.start, range.end) == (start, end) => range.times += 1,
+            _ => self.needed.insert(place, SentAgain { start, end, times: 1 }),
+        }
+    }
+
+    /// `left .. right` has arrived twice, in one segment or in several that the peer reports together. Returns whether with
+    /// this everything sent again is known to have been needless. A duplicate of something else is the network's, and says
+    /// nothing about the reaction (RFC 3708 §3).
+    fn duplicate(&mut self, left: Position, right: Position) -> bool {
+        let mut found = false;
+        let mut index = self.needed.partition_point(|range| range.start < left);
+        while let Some(range) = self.needed.get_mut(index)
+            && range.start < right
+        {
+            if range.end > right {
+                // Some of it was needed.
+                index += 1;
+                continue;
+            }
+            found = true;
+            range.times -= 1;
+            if range.times == 0 {
+                self.needed.remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        found && self.needed.is_empty()
+    }
 }
 
 /// First what each segment touches, then what is rare.
@@ -149,7 +195,8 @@ pub(crate) struct Recovery {
     probe: Probe,
     /// RACK.dsack_round.
     duplicate_round: Position,
-    undo: Option<Undo>,
+    /// None until there was a reaction.
+    undo: Option<Box<Undo>>,
     /// RACK.reo_wnd_mult.
     multiplier: u8,
     /// RACK.reo_wnd_persist.
@@ -271,20 +318,16 @@ impl Recovery {
         }
     }
 
-    /// The peer reported a duplicate (RFC 8985 §6.2, step 4). `next` is SND.NXT. Returns whether with this one everything
-    /// sent again is known to have been needless (RFC 3708).
-    pub(crate) fn duplicate_reported(&mut self, next: Position) -> bool {
+    /// The peer reported `left .. right` as a duplicate (RFC 8985 §6.2, step 4). `next` is SND.NXT. Returns whether
+    /// with this one everything sent again is known to have been needless (RFC 3708).
+    pub(crate) fn duplicate_reported(&mut self, next: Position, (left, right): (Position, Position)) -> bool {
         if !self.in_round {
             self.in_round = true;
             self.duplicate_round = next;
             self.multiplier = self.multiplier.saturating_add(1);
             self.persistence = WINDOW_PERSISTENCE;
         }
-        if let Some(undo) = &mut self.undo {
-            undo.outstanding = undo.outstanding.saturating_sub(1);
-            return undo.retransmitted && undo.outstanding == 0;
-        }
-        false
+        self.undo.as_mut().is_some_and(|undo| undo.duplicate(left, right))
     }
 
     /// SND.UNA has advanced.
@@ -306,13 +349,24 @@ impl Recovery {
 
     /// A reaction begins that may have to be taken back.
     pub(crate) fn arm_undo(&mut self, fast: bool) {
-        self.undo = Some(Undo { stamp: None, outstanding: 0, retransmitted: false, fast });
+        let undo = self.undo.get_or_insert_default();
+        undo.needed.clear();
+        (undo.stamp, undo.retransmitted, undo.fast) = (None, false, fast);
     }
 
-    /// A segment was sent again, with this timestamp.
-    pub(crate) fn note_retransmission(&mut self, stamp: Option<u32>) {
+    /// Nothing is to be taken back any more.
+    pub(crate) fn forget_undo(&mut self) {
+        self.undo = None;
+    }
+
+    /// `start .. end` was sent again, with this timestamp. What is sent again outside of a reaction does not belong to
+    /// the last one.
+    pub(crate) fn note_retransmission(&mut self, start: Position, end: Position, stamp: Option<u32>) {
+        if self.is_open() {
+            return;
+        }
         if let Some(undo) = &mut self.undo {
-            undo.outstanding += 1;
+            undo.note(start, end);
             if !undo.retransmitted {
                 undo.retransmitted = true;
                 undo.stamp = stamp;
@@ -344,6 +398,19 @@ impl Recovery {
         if self.persistence == 0 {
             self.multiplier = 1;
         }
+    }
+
+    /// Gives memory back that a reaction has left behind, once it is over.
+    pub(crate) fn shrink(&mut self) {
+        if self.is_open() {
+            self.forget_undo();
+        }
+    }
+
+    /// Octets of heap in use.
+    pub(crate) fn heap(&self) -> usize {
+        let undo = self.undo.as_deref();
+        undo.map_or(0, |undo| size_of::<Undo>() + undo.needed.capacity() * size_of::<SentAgain>())
     }
 
     /// Whether a probe may be scheduled (RFC 8985 §7.2).
