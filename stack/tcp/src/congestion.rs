@@ -241,12 +241,9 @@ impl Controller {
         true
     }
 
-    /// Nothing was sent for `idle` ns, longer than a retransmission time-out (RFC 5681 §4.1).
-    pub(crate) fn restart(&mut self, idle: u64) {
+    /// Nothing was sent for longer than a retransmission time-out (RFC 5681 §4.1).
+    pub(crate) fn restart(&mut self) {
         self.window = self.window.min(self.rare.initial);
-        if let Algorithm::Cubic(cubic) = &mut self.rare.algorithm {
-            cubic.paused(idle);
-        }
     }
 }
 

@@ -305,9 +305,8 @@ impl Connection {
         if !self.restart_after_idle || !self.queue.segments().is_empty() {
             return;
         }
-        let idle = now.nanos_since(self.last_sent);
-        if idle > self.rtt.timeout() {
-            self.congestion.restart(idle);
+        if now.nanos_since(self.last_sent) > self.rtt.timeout() {
+            self.congestion.restart();
             self.last_sent = now;
         }
     }

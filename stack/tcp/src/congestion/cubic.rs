@@ -19,28 +19,30 @@ pub(super) struct Cubic {
     estimate: f64,
     /// K in seconds.
     inflection: f64,
-    /// When this stage of congestion avoidance began.
-    epoch: Option<Instant>,
+    /// t in ns: how long this stage of congestion avoidance has lasted, as far as the window was used.
+    elapsed: u64,
+    /// When the window was found used last; none before this stage begins.
+    used_at: Option<Instant>,
     after_timeout: bool,
     /// Growth of less than one octet that is owed.
     fraction: f64,
 }
 
 impl Cubic {
-    /// The new window after `octets` were acknowledged in congestion avoidance (RFC 9438 §4.2 to §4.5).
+    /// The new window after `octets` were acknowledged in congestion avoidance, while the window was used (RFC 9438 §4.2
+    /// to §4.5).
     pub(super) fn grow(&mut self, now: Instant, window: u32, octets: u32, segment: u32, rtt: u64) -> u32 {
         let size = f64::from(segment);
         let current = f64::from(window) / size;
         let acknowledged = f64::from(octets) / size;
-        let epoch = match self.epoch {
-            Some(epoch) => epoch,
-            None => {
-                self.begin(current);
-                self.epoch = Some(now);
-                now
-            }
-        };
-        let elapsed = now.nanos_since(epoch) as f64 / 1e9;
+        match self.used_at {
+            // Time in which the window is not the limit does not count (RFC 9438 §4.2 and §5.8). As long as it is, there is
+            // an acknowledgment in each round trip: in a longer gap it was not, until what is acknowledged now was sent.
+            Some(used_at) => self.elapsed += now.nanos_since(used_at).min(rtt),
+            None => self.begin(current),
+        }
+        self.used_at = Some(now);
+        let elapsed = self.elapsed as f64 / 1e9;
         let round_trip = rtt as f64 / 1e9;
         // RFC 9438 §4.3.
         let alpha = if self.estimate >= self.prior { 1.0 } else { ALPHA };
@@ -73,6 +75,7 @@ impl Cubic {
         }
         self.after_timeout = false;
         self.estimate = current;
+        self.elapsed = 0;
     }
 
     /// The threshold after a loss (RFC 9438 §4.6), with fast convergence (§4.7).
@@ -80,7 +83,7 @@ impl Cubic {
         let current = f64::from(window) / f64::from(segment);
         self.maximum = if current < self.maximum { current * (1.0 + BETA) / 2.0 } else { current };
         self.prior = current;
-        self.epoch = None;
+        self.used_at = None;
         self.fraction = 0.0;
         (f64::from(flight) * BETA) as u32
     }
@@ -96,10 +99,5 @@ impl Cubic {
 
     pub(super) fn timeout(&mut self) {
         self.after_timeout = true;
-    }
-
-    /// Time in which nothing was sent does not count (RFC 9438 §5.8).
-    pub(super) fn paused(&mut self, idle: u64) {
-        self.epoch = self.epoch.map(|epoch| epoch.after_nanos(idle));
     }
 }

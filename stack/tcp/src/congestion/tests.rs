@@ -111,6 +111,35 @@ fn cubic_cuts_to_seven_tenths_and_is_back_at_its_maximum_after_k() {
     near(119, 1_010_000);
 }
 
+/// RFC 9438 §4.2 and §5.8: time in which the window is not used is no part of t.
+#[test]
+fn cubic_goes_on_where_it_was_when_the_window_is_used_again() {
+    const PAUSE: u64 = 60_000;
+    let cut = || {
+        let mut cubic = controller(Congestion::Cubic);
+        cubic.set_window(1_000_000);
+        cubic.reduce(1_000_000);
+        cubic.recovered();
+        rounds_of(&mut cubic, 0, 20, 100);
+        cubic
+    };
+    let expected = rounds_of(&mut cut(), 2000, 20, 100);
+    // Nothing is sent at all.
+    let mut idle = cut();
+    assert_eq!(rounds_of(&mut idle, 2000 + PAUSE, 20, 100), expected);
+    // A tenth of the window is.
+    let mut limited = cut();
+    for millis in (2000..2000 + PAUSE).step_by(100) {
+        limited.sent(limited.window() / 10);
+        limited.acknowledged(at(millis), limited.window() / 10, 100_000_000);
+    }
+    assert_eq!(rounds_of(&mut limited, 2000 + PAUSE, 20, 100), expected);
+    // The window is used in one round trip of two.
+    let mut half = cut();
+    let windows: Vec<_> = (0..20).flat_map(|round| rounds_of(&mut half, 2000 + 200 * round, 1, 100)).collect();
+    assert_eq!(windows, expected);
+}
+
 #[test]
 fn cubic_is_no_slower_than_reno_where_windows_are_small() {
     let mut cubic = controller(Congestion::Cubic);
@@ -155,7 +184,7 @@ fn timeout_leaves_one_segment_and_cuts_the_threshold_once() {
 fn idle_restarts_with_the_initial_window() {
     let mut reno = controller(Congestion::Reno);
     reno.set_window(80_000);
-    reno.restart(0);
+    reno.restart();
     assert_eq!(reno.window(), 10_000); // RFC 5681 §4.1
 }
 
