@@ -11,11 +11,13 @@ use uwarp_engine::Port;
 use uwarp_engine::command::Command;
 use uwarp_engine::port::{Batch, Buffer, TransmitChecksums};
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
+use uwarp_engine::ports::heap::HeapBuffer;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{Decorated, LoopOptions, LoopPort};
 use uwarp_engine::rig::{Pair, PairOptions, World, is_skipped};
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::{Access, Registration};
+use uwarp_tcp::Instant;
 
 /// Two hosts back to back with `count` connected pairs.
 fn back_to_back(options: LoopOptions, count: usize) -> (World<LoopPort>, Vec<(Pair, Pair)>) {
@@ -183,4 +185,76 @@ fn a_capture_has_every_frame_of_both_directions() {
     world.run(Duration::from_micros(10));
     assert!(opened.try_recv().is_ok_and(|result| result.is_err()));
     std::fs::remove_dir_all(&directory).expect("removed");
+}
+
+/// Frames with a number each.
+fn numbered(port: &mut impl Port<Buffer = HeapBuffer>, numbers: std::ops::Range<u8>) -> VecDeque<HeapBuffer> {
+    let frame = |number| {
+        let mut frame = port.alloc().expect("free");
+        frame.fill(&[number; 60]);
+        frame
+    };
+    numbers.map(frame).collect()
+}
+
+fn numbers_received(port: &mut impl Port<Buffer = HeapBuffer>) -> Vec<u8> {
+    let mut numbers = Vec::new();
+    for _ in 0..20 {
+        let mut batch = Batch::new();
+        port.rx_burst(&mut batch);
+        numbers.extend(batch.iter().map(|frame| frame.data()[0]));
+    }
+    numbers
+}
+
+#[test]
+fn frames_that_wait_when_the_faults_change_are_received_all_the_same() {
+    let held = FaultRates { receive: Rates { reordering: 1.0, ..Rates::default() }, ..FaultRates::default() };
+    let twice = FaultRates { receive: Rates { duplication: 1.0, ..Rates::default() }, ..FaultRates::default() };
+    let recut = FaultRates { recutting: Recutting { cutting: 1.0, ..Recutting::default() }, ..FaultRates::default() };
+    let harmless = FaultRates { seed: 1, ..FaultRates::default() };
+    for (faults, copies) in [(held, 1), (twice, 2)] {
+        for next in [None, Some(harmless), Some(recut)] {
+            let (mut near, far) = LoopPort::pair(LoopOptions::default());
+            let mut far = Decorated::new(far);
+            far.set_faults(Some(faults));
+            let mut frames = numbered(&mut near, 0..50);
+            near.tx_burst(&mut frames);
+            let mut batch = Batch::new();
+            far.rx_burst(&mut batch);
+            assert!(batch.len() < 50);
+            far.set_faults(next);
+            assert_eq!(far.next_arrival(), Some(Instant::ZERO), "some wait");
+            assert_eq!(far.fault_counts().is_empty(), next.is_none());
+            let mut numbers: Vec<u8> = batch.iter().map(|frame| frame.data()[0]).collect();
+            numbers.extend(numbers_received(&mut far));
+            numbers.sort_unstable();
+            // Those that were not taken from the device before are not repeated any more.
+            let mut expected: Vec<u8> = (0..50).chain((0..32).filter(|_| copies == 2)).collect();
+            expected.sort_unstable();
+            assert_eq!(numbers, expected);
+            assert_eq!(far.next_arrival(), None);
+        }
+    }
+}
+
+#[test]
+fn frames_that_the_device_has_no_room_for_when_the_faults_change_leave_all_the_same() {
+    for next in [None, Some(FaultRates { seed: 1, ..FaultRates::default() })] {
+        let (near, mut far) = LoopPort::pair(LoopOptions { queue: 8, ..LoopOptions::default() });
+        let mut near = Decorated::new(near);
+        near.set_faults(Some(FaultRates::default()));
+        let mut frames = numbered(&mut near, 0..50);
+        near.tx_burst(&mut frames);
+        assert!(frames.is_empty());
+        near.set_faults(next);
+        let mut last = numbered(&mut near, 50..51);
+        let mut numbers = Vec::new();
+        for _ in 0..20 {
+            near.tx_burst(&mut last);
+            near.rx_burst(&mut Batch::new());
+            numbers.extend(numbers_received(&mut far));
+        }
+        assert_eq!(numbers, (0..51).collect::<Vec<u8>>());
+    }
 }

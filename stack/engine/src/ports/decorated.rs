@@ -192,6 +192,44 @@ struct Faults<B> {
     receive: Direction<B>,
     /// Between us and what befalls frames on the line, one for each direction.
     middleboxes: Option<Middleboxes<B>>,
+    /// They were switched off: only what waits is left of them.
+    over: bool,
+}
+
+impl<B: Buffer> Faults<B> {
+    fn new(rates: FaultRates, now: Instant) -> Faults<B> {
+        Faults {
+            random: fastrand::Rng::with_seed(rates.seed ^ now.as_nanos()),
+            transmit: Direction::new(rates.transmit),
+            receive: Direction::new(rates.receive),
+            middleboxes: Middleboxes::new(rates.recutting, rates.seed.rotate_left(32) ^ now.as_nanos()),
+            over: false,
+        }
+    }
+
+    /// Received frames that nothing befalls any more.
+    fn ready(&mut self) -> &mut VecDeque<B> {
+        match &mut self.middleboxes {
+            Some(middleboxes) => &mut middleboxes.receive.passed,
+            None => &mut self.receive.passed,
+        }
+    }
+
+    /// Whether frames wait for the device to take them, or for us.
+    fn is_waited_for(&self) -> bool {
+        let pieces = self.middleboxes.as_ref().is_some_and(|middleboxes| !middleboxes.receive.passed.is_empty());
+        pieces || !self.transmit.passed.is_empty() || !self.receive.passed.is_empty()
+    }
+
+    /// Takes over what waits in those that were before.
+    fn take_over(&mut self, mut before: Faults<B>) {
+        self.receive.passed.append(before.ready());
+        for (from, to) in [(before.transmit, &mut self.transmit), (before.receive, &mut self.receive)] {
+            to.passed.extend(from.passed);
+            // What was held back goes now: it may wait for others that the new faults do not bring.
+            to.passed.extend(from.held.into_iter().map(|(frame, _, _)| frame));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -299,11 +337,11 @@ impl<P: Port> Decorated<P> {
         let Some(extras) = &mut self.extras else { return 0 };
         let before = batch.len();
         if let Some(faults) = &mut extras.faults {
-            let bursts = match &faults.middleboxes {
-                None => 1,
-                Some(middleboxes) if middleboxes.receive.passed.len() < BURST => 2,
-                // What a burst became when it was cut comes first: the device's queue fills as with any slow receiver.
-                Some(_) => 0,
+            let bursts = match faults.middleboxes.is_some() {
+                // What a burst became comes first: the device's queue fills as with any slow receiver.
+                _ if faults.ready().len() >= BURST => 0,
+                false => 1,
+                true => 2,
             };
             for _ in 0..bursts {
                 let mut arrived: Batch<P::Buffer> = Batch::new();
@@ -317,16 +355,13 @@ impl<P: Port> Decorated<P> {
                 }
             }
             faults.receive.release(self.now);
-            let ready = match &mut faults.middleboxes {
-                Some(Middleboxes { receive: middlebox, .. }) => {
-                    for frame in faults.receive.passed.drain(..) {
-                        middlebox.take(frame, || spare(&mut self.port));
-                    }
-                    middlebox.flush();
-                    &mut middlebox.passed
+            if let Some(Middleboxes { receive: middlebox, .. }) = &mut faults.middleboxes {
+                for frame in faults.receive.passed.drain(..) {
+                    middlebox.take(frame, || spare(&mut self.port));
                 }
-                None => &mut faults.receive.passed,
-            };
+                middlebox.flush();
+            }
+            let ready = faults.ready();
             while !batch.is_full() {
                 let Some(frame) = ready.pop_front() else { break };
                 batch.push(frame);
@@ -340,6 +375,10 @@ impl<P: Port> Decorated<P> {
             for frame in &batch[before..] {
                 capture.write(frame, self.now);
             }
+        }
+        if extras.faults.as_ref().is_some_and(|faults| faults.over && !faults.is_waited_for()) {
+            extras.faults = None;
+            self.drop_empty_extras();
         }
         batch.len() - before
     }
@@ -432,26 +471,25 @@ impl<P: Port> Port for Decorated<P> {
         let held = self.extras.as_ref().and_then(|extras| {
             let faults = extras.faults.as_ref()?;
             let fronts = [faults.transmit.held.front(), faults.receive.held.front()];
-            fronts.into_iter().flatten().map(|(_, _, until)| *until).min()
+            let held = fronts.into_iter().flatten().map(|(_, _, until)| *until);
+            held.chain(faults.is_waited_for().then_some(self.now)).min()
         });
         [held, self.port.next_arrival()].into_iter().flatten().min()
     }
 
     fn set_faults(&mut self, rates: Option<FaultRates>) {
         let now = self.now;
-        let previous = self.extras().faults.take();
-        if let Some(mut faults) = previous {
-            // Nothing stays behind: what was held back goes out now.
-            let held = faults.transmit.held.drain(..).map(|(frame, _, _)| frame);
-            faults.transmit.passed.extend(held);
+        let before = self.extras().faults.take();
+        let mut faults = Faults::new(rates.unwrap_or_default(), now);
+        faults.over = rates.is_none();
+        if let Some(before) = before {
+            faults.take_over(before);
             self.port.tx_burst(&mut faults.transmit.passed);
         }
-        self.extras().faults = rates.map(|rates| Faults {
-            random: fastrand::Rng::with_seed(rates.seed ^ now.as_nanos()),
-            transmit: Direction::new(rates.transmit),
-            receive: Direction::new(rates.receive),
-            middleboxes: Middleboxes::new(rates.recutting, rates.seed.rotate_left(32) ^ now.as_nanos()),
-        });
+        // Without rates they stay until nothing waits any more, so that no frame is lost with them, or overtaken.
+        if !faults.over || faults.is_waited_for() {
+            self.extras().faults = Some(faults);
+        }
         self.drop_empty_extras();
     }
 
@@ -469,7 +507,8 @@ impl<P: Port> Port for Decorated<P> {
 
     fn fault_counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
-        if let Some(faults) = self.extras.as_ref().and_then(|extras| extras.faults.as_ref()) {
+        let faults = self.extras.as_ref().and_then(|extras| extras.faults.as_ref());
+        if let Some(faults) = faults.filter(|faults| !faults.over) {
             for (name, direction) in [("transmit", &faults.transmit), ("receive", &faults.receive)] {
                 let counters = direction.counters;
                 let kinds = [

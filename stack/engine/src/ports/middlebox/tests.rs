@@ -338,3 +338,34 @@ fn what_is_sent_is_cut_and_not_joined() {
     assert!(received > segments + cut && single > 10, "{received} of {segments}, {single}");
     assert_eq!((counts["receive-cut"], counts["receive-joined"]), (0, 0));
 }
+
+#[test]
+fn pieces_that_wait_when_the_middlebox_goes_arrive_all_the_same() {
+    let recutting = Recutting { cutting: 1.0, joining: 0.0 };
+    let other = FaultRates { seed: 1, ..FaultRates::default() };
+    for next in [None, Some(other), Some(FaultRates { recutting, ..other })] {
+        let (mut near, far) = LoopPort::pair(LoopOptions::default());
+        let mut far = Decorated::new(far);
+        far.set_faults(Some(FaultRates { recutting, ..FaultRates::default() }));
+        let pool = HeapPool::new(100, 1700, 128);
+        let stream: Vec<u8> = (0..800u32).map(|at| (at * 7) as u8).collect();
+        let frames = stream.chunks(8).zip(0..).map(|(part, at)| segment(&pool, at * 8, part, TcpFlags::ACK, false));
+        near.tx_burst(&mut frames.collect());
+        let mut found = Vec::new();
+        for round in 0..100 {
+            let mut batch = Batch::new();
+            far.rx_burst(&mut batch);
+            for frame in &batch {
+                let octets = whole(frame);
+                let (piece, payload) = read(&octets);
+                assert_eq!(piece.header.sequence.0, found.len() as u32);
+                found.extend_from_slice(payload);
+            }
+            if round == 0 {
+                far.set_faults(next);
+            }
+        }
+        assert_eq!(found.len(), stream.len());
+        assert!(found == stream);
+    }
+}
