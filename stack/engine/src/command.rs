@@ -18,7 +18,7 @@ use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 use crate::ports::decorated::FaultRates;
 use crate::shared::{SharedReceiveQueueId, SharedReceives};
 use crate::stats::{EngineStats, TcpInfo};
-use crate::stream::{IncomingStream, StreamEnds, StreamOptions, StreamSetup};
+use crate::stream::{IncomingStream, StreamEnds, StreamOptions, StreamSetup, StreamShared};
 use crate::work::{Completion, Status};
 
 /// Where events of one kind go: a channel, and a notifier fired after each event.
@@ -152,8 +152,8 @@ pub enum Command {
     ConvertStream(Box<ConversionParameters>),
     /// Turns Nagle's rule of a plain stream on or off.
     SetNagle {
-        /// The stream's handle.
-        handle: u64,
+        /// The stream. It has no handle yet if the command to open it waits in front of this one.
+        stream: Arc<StreamShared>,
         /// Whether small segments are held back.
         nagle: bool,
     },

@@ -58,7 +58,7 @@ impl<P: Port> Core<P> {
             }
             Command::ConnectStream(parameters) => self.connect_stream(*parameters),
             Command::ConvertStream(parameters) => self.convert_stream(*parameters),
-            Command::SetNagle { handle, nagle } => self.set_stream_nagle(handle, nagle),
+            Command::SetNagle { stream, nagle } => self.set_stream_nagle(&stream, nagle),
             Command::SendUrgent { handle, octets, reply } => {
                 self.send_stream_urgent(handle, octets);
                 let _ = reply.send(());

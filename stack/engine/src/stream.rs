@@ -201,6 +201,14 @@ impl StreamShared {
         self.bell.store(bell, Release);
     }
 
+    /// The engine's handle of the connection, once there is one.
+    pub(crate) fn handle(&self) -> Option<u64> {
+        match self.handle.load(Acquire) {
+            u64::MAX => None,
+            handle => Some(handle),
+        }
+    }
+
     pub(crate) fn open(&self) {
         self.state.store(OPEN, Release);
     }
@@ -310,10 +318,12 @@ impl StreamEnds {
 
     /// The engine's handle of the connection, once it has begun.
     pub fn handle(&self) -> Option<u64> {
-        match self.shared.handle.load(Acquire) {
-            u64::MAX => None,
-            handle => Some(handle),
-        }
+        self.shared.handle()
+    }
+
+    /// What names the stream in commands that may come before its handle is known.
+    pub fn shared(&self) -> &Arc<StreamShared> {
+        &self.shared
     }
 
     /// Octets that can be read now.

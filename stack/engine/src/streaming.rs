@@ -483,7 +483,8 @@ impl<P: Port> Core<P> {
         self.schedule_index(index);
     }
 
-    pub(crate) fn set_stream_nagle(&mut self, handle: u64, nagle: bool) {
+    pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
+        let Some(handle) = stream.handle() else { return };
         let Some(index) = self.connections.resolve(Handle::from_bits(handle)) else { return };
         if let Some(connection) = self.connections.get_mut(index) {
             connection.tcp.set_nagle(nagle);

@@ -177,9 +177,8 @@ impl TcpStream {
     /// Whether small segments leave although others are not acknowledged yet, which is so by default; `false` is Nagle's rule
     /// (RFC 9293 §3.7.4).
     pub fn set_nodelay(&mut self, nodelay: bool) {
-        if let Some(handle) = self.ends.handle() {
-            self.rest.shared.engines[self.rest.engine].command(Command::SetNagle { handle, nagle: !nodelay });
-        }
+        let stream = Arc::clone(self.ends.shared());
+        self.rest.shared.engines[self.rest.engine].command(Command::SetNagle { stream, nagle: !nodelay });
     }
 
     /// Octets that can be read without waiting. An inline context's engine is turned first.

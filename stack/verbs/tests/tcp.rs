@@ -390,6 +390,28 @@ fn a_connection_tells_about_itself() {
     });
 }
 
+/// Of an inline context the engine has not seen the stream yet when the option is set.
+#[test]
+fn what_is_set_before_the_engine_knows_the_stream_holds() {
+    let (a, b) = pair(Mode::Inline);
+    let mut listener = TcpListener::bind(&b, PORT).unwrap();
+    for nodelay in [true, false] {
+        let options = TcpStreamOptions { nodelay: !nodelay, ..TcpStreamOptions::default() };
+        let mut client = TcpStream::start_connect(&a, listener.local_addr(), &options).unwrap();
+        client.set_nodelay(nodelay);
+        let (_server, _) = listener.accept_timeout(LONG).unwrap().expect("the connection comes");
+        while client.check_connected().unwrap().is_none() {}
+        let segments = |client: &TcpStream| client.tcp_info().unwrap().expect("it lives").segments_sent;
+        let before = segments(&client);
+        // Nobody acknowledges meanwhile: a write does not turn the other context.
+        for _ in 0..6 {
+            assert_eq!(client.write(&[1]).unwrap(), 1);
+        }
+        let sent = segments(&client) - before;
+        assert!(if nodelay { sent >= 6 } else { sent <= 3 }, "{sent} segments, nodelay {nodelay}");
+    }
+}
+
 #[test]
 fn urgent_data_is_told_of_and_read_in_line() {
     in_both_modes(|mode| {
