@@ -25,6 +25,17 @@ const LENGTH: usize = 4;
 /// Beside the length: the TCP checksum was found right. Where a device has vouched for it, it may never have been in the frame.
 const VERIFIED: u32 = 1 << 31;
 
+/// What came of a claim to a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// The engine has it.
+    Granted,
+    /// Another engine has it.
+    Taken,
+    /// The table has no room for it: no other engine would know whose it is.
+    NoRoom,
+}
+
 /// Which engine of a context has a flow. A shared table of atomic words: engines enter and take out their own flows, everybody
 /// looks. Two flows with the same 48 bits of a keyed hash would be taken for one; the one that comes second is not entered.
 #[derive(Debug)]
@@ -55,11 +66,10 @@ impl FlowOwners {
         words.find(|word| word & !0xffff == tag && word & 0xffff != 0).map(|word| (word & 0xffff) as u16 - 1)
     }
 
-    /// Enters a flow for an engine. False: another engine has it. Where there is no room it is not entered, and its packets are not
-    /// handed on.
-    pub fn claim(&self, flow: &FlowKey, engine: u16) -> bool {
+    /// Enters a flow for an engine.
+    pub fn claim(&self, flow: &FlowKey, engine: u16) -> Claim {
         if let Some(owner) = self.find(flow) {
-            return owner == engine;
+            return if owner == engine { Claim::Granted } else { Claim::Taken };
         }
         let (tag, places) = self.window(flow);
         let wanted = tag | (u64::from(engine) + 1);
@@ -74,11 +84,12 @@ impl FlowOwners {
                 });
                 if rival {
                     place.store(0, Ordering::SeqCst);
+                    return Claim::Taken;
                 }
-                return !rival;
+                return Claim::Granted;
             }
         }
-        true
+        Claim::NoRoom
     }
 
     /// Takes out a flow of an engine.
@@ -149,7 +160,7 @@ impl Handoff {
         self.owners.find(flow).filter(|owner| *owner != self.engine)
     }
 
-    pub(crate) fn claim(&self, flow: &FlowKey) -> bool {
+    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
         self.owners.claim(flow, self.engine)
     }
 

@@ -15,6 +15,7 @@ use crate::command::{
 };
 use crate::connection::{Connection, Ending, Initiating, Left, Origin, Phase, Running};
 use crate::core::Core;
+use crate::handoff::Claim;
 use crate::listener::{Listener, Requests};
 use crate::port::Port;
 use crate::queue_pair::Stage;
@@ -72,6 +73,7 @@ impl<P: Port> Core<P> {
         });
         self.flows.insert(tag, handle.index);
         if let Some(handoff) = &self.handoff {
+            // An active open has it already. Of a passive one without room only what comes here, as its SYN did, is received.
             handoff.claim(&flow);
         }
         if self.paths.mtu(flow.remote).is_some()
@@ -181,34 +183,47 @@ impl<P: Port> Core<P> {
         let mut flow = FlowKey { remote, local, remote_port, local_port: 0 };
         if let Some(port) = wish {
             flow.local_port = port;
-            return if port != 0 && self.is_free(&flow) { Ok(flow) } else { Err(ConnectFailure::AddressInUse) };
+            return if port == 0 { Err(ConnectFailure::AddressInUse) } else { self.take(&flow).map(|()| flow) };
         }
         let (first, last) = self.config.ephemeral_ports;
         let count = u32::from(last - first) + 1;
         // A random start makes ports hard to guess (RFC 6056) and seldom taken.
         let start = self.random.u32(0..count);
+        let mut failure = ConnectFailure::NoPort;
         for step in 0..count {
             flow.local_port = first + ((start + step) % count) as u16;
             let arrives_here = self.config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
-            if arrives_here && self.is_free(&flow) {
-                return Ok(flow);
+            if !arrives_here {
+                continue;
+            }
+            match self.take(&flow) {
+                Ok(()) => return Ok(flow),
+                // The flow of another port may fit.
+                Err(ConnectFailure::Limit) => failure = ConnectFailure::Limit,
+                Err(_) => {}
             }
         }
-        Err(ConnectFailure::NoPort)
+        Err(failure)
     }
 
-    fn is_free(&self, flow: &FlowKey) -> bool {
+    /// Takes a flow for a connection of ours.
+    fn take(&self, flow: &FlowKey) -> Result<(), ConnectFailure> {
         if self.find(flow).is_some() || self.waits.contains(flow) || self.listeners.contains_key(&flow.local_port) {
-            return false;
+            return Err(ConnectFailure::AddressInUse);
         }
         // A connection to ourselves has two ends in the same table.
         if self.addresses.is_own(flow.remote)
             && (self.find(&flow.reversed()).is_some() || self.waits.contains(&flow.reversed()))
         {
-            return false;
+            return Err(ConnectFailure::AddressInUse);
         }
         // No other engine has it, or can take it from now on.
-        self.handoff.as_ref().is_none_or(|handoff| handoff.claim(flow))
+        match self.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow)) {
+            Claim::Granted => Ok(()),
+            Claim::Taken => Err(ConnectFailure::AddressInUse),
+            // What another engine receives of it would be answered with a reset there.
+            Claim::NoRoom => Err(ConnectFailure::Limit),
+        }
     }
 
     /// The connection of a flow.

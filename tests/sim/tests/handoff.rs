@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uwarp_engine::command::{Command, ConnectFailure, ConnectParameters, ConnectionEvent};
 use uwarp_engine::handoff::{FlowOwners, Handoff};
 use uwarp_engine::ports::sim::{SimOptions, Spread, rss};
 use uwarp_engine::rig::{Host, HostOptions, Pair, PairOptions, World, with_ipv6};
@@ -12,6 +13,7 @@ use uwarp_engine::steering::Steering;
 use uwarp_engine::stream::StreamOptions;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
+use uwarp_wire::address::FlowKey;
 
 const PORT: u16 = 7471;
 const LENGTH: u32 = 50_000;
@@ -23,8 +25,13 @@ fn world(options: SimOptions, steered: bool) -> World {
 
 /// The same, and which engine has which flow.
 fn world_with_owners(options: SimOptions, steered: bool) -> (World, Arc<FlowOwners>) {
+    world_for_flows(options, steered, 1000)
+}
+
+/// The same, with room for so many.
+fn world_for_flows(options: SimOptions, steered: bool, flows: usize) -> (World, Arc<FlowOwners>) {
     let mut world = World::new(11, options);
-    let parts = Handoff::between(2, 256, 1000, 5);
+    let parts = Handoff::between(2, 256, flows, 5);
     let owners = Arc::clone(parts[0].owners());
     let ports = world.network.queues(1500, 2048, 2048, 2);
     for ((index, port), part) in ports.into_iter().enumerate().zip(parts) {
@@ -142,16 +149,11 @@ fn ports_are_taken_once_by_all_engines_together() {
     for engine in [0, 1] {
         let pair = world.hosts[engine].pair(PairOptions::default());
         let remote = (Ipv4Addr::new(10, 0, 0, 3), PORT).into();
-        let parameters = uwarp_engine::command::ConnectParameters {
-            queue_pair: pair.number,
-            remote,
-            local_port: Some(5000),
-            options: Default::default(),
-        };
-        world.hosts[engine].command(uwarp_engine::command::Command::Connect(Box::new(parameters)));
+        let parameters =
+            ConnectParameters { queue_pair: pair.number, remote, local_port: Some(5000), options: Default::default() };
+        world.hosts[engine].command(Command::Connect(Box::new(parameters)));
         world.run(Duration::from_millis(10));
         let event = pair.events.try_recv();
-        use uwarp_engine::command::{ConnectFailure, ConnectionEvent};
         let refused = matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::AddressInUse, .. }));
         assert_eq!(refused, engine == 1, "{event:?}");
     }
@@ -195,4 +197,53 @@ fn a_late_segment_of_a_finished_connection_finds_the_engine_that_waits_for_it() 
         assert!(world.run_until(Duration::from_secs(5), |world| stats(world, engine).time_wait == 0));
         assert!(owners.is_empty(), "nobody has it when the wait is over");
     }
+}
+
+#[test]
+fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
+    let (mut world, owners) = world_for_flows(SimOptions { spread: Spread::Any, ..SimOptions::default() }, false, 32);
+    let requests = world.hosts[2].listen(PORT);
+    // Flows of others fill every place of the table.
+    let stranger = |number: u16| FlowKey {
+        remote: Ipv4Addr::new(10, 0, 0, 9).into(),
+        local: Ipv4Addr::new(10, 0, 0, 1).into(),
+        remote_port: number,
+        local_port: PORT,
+    };
+    for number in 0..2000 {
+        owners.claim(&stranger(number), 0);
+    }
+    assert_eq!(owners.len(), 64);
+    let connect = |world: &mut World, local_port| {
+        let pair = world.hosts[1].pair(PairOptions::default());
+        let remote = (Ipv4Addr::new(10, 0, 0, 3), PORT).into();
+        let parameters = ConnectParameters { queue_pair: pair.number, remote, local_port, options: Default::default() };
+        world.hosts[1].command(Command::Connect(Box::new(parameters)));
+        world.run(Duration::from_secs(2));
+        pair.events.try_recv()
+    };
+    for local_port in [None, Some(5000)] {
+        let event = connect(&mut world, local_port);
+        let refused = matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Limit, .. }));
+        assert!(refused, "{local_port:?}: {event:?}");
+    }
+    let stats = [0, 1].map(|engine| stats(&world, engine));
+    assert_eq!(stats.map(|stats| (stats.resets_sent, stats.flows)), [(0, 0); 2], "nothing was begun");
+    // With one place free there are ports whose flow has it in reach.
+    let freed = (0..2000).map(stranger).find(|flow| owners.find(flow).is_some()).expect("it is full");
+    owners.release(&freed, 0);
+    assert_eq!(owners.len(), 63);
+    let client = world.hosts[1].pair(PairOptions::default());
+    let peer = Ipv4Addr::new(10, 0, 0, 3);
+    world.hosts[1].connect(&client, (peer, PORT), Default::default());
+    let mut request = None;
+    assert!(world.run_until(Duration::from_secs(5), |_| {
+        request = requests.try_recv().ok();
+        request.is_some()
+    }));
+    let (request, server) = (request.expect("it came"), world.hosts[2].pair(PairOptions::default()));
+    world.hosts[2].accept(&server, &request, Default::default());
+    assert!(world.run_until(Duration::from_secs(5), |_| client.events.try_recv().is_ok()));
+    let flow = FlowKey { remote: peer.into(), remote_port: PORT, local_port: request.peer.port(), ..freed };
+    assert_eq!((owners.len(), owners.find(&flow)), (64, Some(1)));
 }

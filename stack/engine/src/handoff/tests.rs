@@ -15,20 +15,21 @@ fn flow(number: u32) -> FlowKey {
 fn a_flow_has_one_owner_at_a_time() {
     let owners = FlowOwners::new(100, 7);
     assert_eq!(owners.find(&flow(1)), None);
-    assert!(owners.claim(&flow(1), 0) && owners.claim(&flow(1), 0) && !owners.claim(&flow(1), 3));
+    assert_eq!([0, 0, 3].map(|engine| owners.claim(&flow(1), engine)), [Claim::Granted, Claim::Granted, Claim::Taken]);
     assert_eq!((owners.find(&flow(1)), owners.len()), (Some(0), 1));
     owners.release(&flow(1), 3);
     assert_eq!(owners.find(&flow(1)), Some(0), "only its owner takes it out");
     owners.release(&flow(1), 0);
-    assert!(owners.is_empty() && owners.claim(&flow(1), 3));
+    assert!(owners.is_empty() && owners.claim(&flow(1), 3) == Claim::Granted);
 }
 
 #[test]
 fn a_table_as_full_as_it_may_be_knows_nearly_all_and_mistakes_none() {
     let owners = FlowOwners::new(1000, 7);
-    for number in 0..1000 {
-        assert!(owners.claim(&flow(number), (number % 5) as u16));
-    }
+    let claims: Vec<Claim> = (0..1000).map(|number| owners.claim(&flow(number), (number % 5) as u16)).collect();
+    let granted = claims.iter().filter(|claim| **claim == Claim::Granted).count();
+    assert_eq!(granted, owners.len());
+    assert!(!claims.contains(&Claim::Taken), "who finds no room is told so");
     let known = (0..1000).filter(|number| owners.find(&flow(*number)) == Some((number % 5) as u16)).count();
     let strangers = (1000..3000).filter(|number| owners.find(&flow(*number)).is_some()).count();
     assert_eq!((known, strangers), (owners.len(), 0));
@@ -48,7 +49,7 @@ fn of_many_threads_that_want_the_same_flow_at_most_one_has_it() {
                 .map(|engine| {
                     scope.spawn({
                         let owners = &owners;
-                        move || usize::from(owners.claim(&flow(9), engine))
+                        move || usize::from(owners.claim(&flow(9), engine) == Claim::Granted)
                     })
                 })
                 .collect();
