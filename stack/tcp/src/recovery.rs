@@ -132,9 +132,18 @@ struct Undo {
     retransmitted: bool,
     /// It was no time-out: what came late was overtaken.
     fast: bool,
+    /// There is a reaction that may be taken back.
+    armed: bool,
 }
 
 impl Undo {
+    /// Forgets everything but its memory, which the next reaction uses again.
+    fn reset(&mut self) {
+        let mut needed = std::mem::take(&mut self.needed);
+        needed.clear();
+        *self = Undo { needed, ..Undo::default() };
+    }
+
     /// `start .. end` was sent again.
     fn note(&mut self, start: Position, end: Position) {
         let place = self.needed.partition_point(|range| (range.start, range.end) < (start, end));
@@ -350,13 +359,15 @@ impl Recovery {
     /// A reaction begins that may have to be taken back.
     pub(crate) fn arm_undo(&mut self, fast: bool) {
         let undo = self.undo.get_or_insert_default();
-        undo.needed.clear();
-        (undo.stamp, undo.retransmitted, undo.fast) = (None, false, fast);
+        undo.reset();
+        (undo.fast, undo.armed) = (fast, true);
     }
 
     /// Nothing is to be taken back any more.
     pub(crate) fn forget_undo(&mut self) {
-        self.undo = None;
+        if let Some(undo) = &mut self.undo {
+            undo.reset();
+        }
     }
 
     /// `start .. end` was sent again, with this timestamp. What is sent again outside of a reaction does not belong to
@@ -365,7 +376,7 @@ impl Recovery {
         if self.is_open() {
             return;
         }
-        if let Some(undo) = &mut self.undo {
+        if let Some(undo) = self.undo.as_mut().filter(|undo| undo.armed) {
             undo.note(start, end);
             if !undo.retransmitted {
                 undo.retransmitted = true;
@@ -383,7 +394,8 @@ impl Recovery {
     /// The reaction was taken back. A fast retransmission that was needless is reordering which hid itself: the late
     /// segments were sent twice, so RFC 8985 §6.2, step 3 does not count them.
     pub(crate) fn undone(&mut self) {
-        self.reordering_seen |= self.undo.take().is_some_and(|undo| undo.fast);
+        self.reordering_seen |= self.undo.as_ref().is_some_and(|undo| undo.fast);
+        self.forget_undo();
         self.mode = Mode::Open;
         self.doubt = Doubt::No;
         self.force = false;
@@ -403,7 +415,7 @@ impl Recovery {
     /// Gives memory back that a reaction has left behind, once it is over.
     pub(crate) fn shrink(&mut self) {
         if self.is_open() {
-            self.forget_undo();
+            self.undo = None;
         }
     }
 
