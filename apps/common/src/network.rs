@@ -204,6 +204,10 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, env = "UWARP_RECUT", global = true)]
     pub recut: Option<f64>,
 
+    /// Cut no sent segments: for a peer that takes a piece for a fault, as Linux siw does an FPDU's CRC in two segments
+    #[arg(long, env = "UWARP_RECUT_RECEIVED_ONLY", global = true)]
+    pub recut_received_only: bool,
+
     /// Seed of these faults, so that a run can be repeated
     #[arg(long, value_name = "NUMBER", global = true)]
     pub fault_seed: Option<u64>,
@@ -458,6 +462,7 @@ impl NetworkFlags {
             *field = share.map_or(*field, |share| share / 10.0);
         }
         faults.seed = self.fault_seed.unwrap_or(faults.seed);
+        faults.recut_received_only |= self.recut_received_only;
     }
 
     /// The device of one side, from the flags alone.
@@ -543,6 +548,7 @@ impl NetworkFlags {
             (self.zero_copy, "--zero-copy"),
             (self.split, "--split"),
             (self.exchange_ends, "--exchange-ends"),
+            (self.recut_received_only, "--recut-received-only"),
         ] {
             if given {
                 arguments.push(flag.to_owned());

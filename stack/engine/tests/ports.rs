@@ -110,7 +110,7 @@ fn faults_can_be_switched_on_and_off_while_traffic_flows() {
     let regions = regions(&world);
     let rates = Rates { loss: 0.02, duplication: 0.02, reordering: 0.05, corruption: 0.02, marking: 0.0 };
     let recutting = Recutting { cutting: 0.2, joining: 0.5 };
-    let faults = Some(FaultRates { seed: 7, transmit: rates, receive: rates, recutting });
+    let faults = Some(FaultRates { seed: 7, transmit: rates, receive: rates, recutting, ..FaultRates::default() });
     world.hosts[0].command(Command::SetFaults { faults });
     traffic(&mut world, &mut pairs, &regions, 300);
     let counts = world.hosts[0].engine.as_ref().expect("alive").stats().faults;

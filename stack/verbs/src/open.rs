@@ -257,6 +257,7 @@ pub(crate) fn set_faults(core: &Core, faults: Option<FaultOptions>) -> Result<()
                 transmit: rates(&faults),
                 receive: if faults.incoming { rates(&faults) } else { Rates::default() },
                 recutting: Recutting { cutting: faults.recut / 100.0, joining: faults.recut / 100.0 },
+                recut_received_only: faults.recut_received_only,
             }),
         });
     }

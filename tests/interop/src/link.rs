@@ -6,7 +6,7 @@ use std::process::Command;
 use uwarp::{Config, DeviceConfig};
 use uwarp_netns::{self as netns, End, Queues};
 
-use crate::siw::{Attachment, GUEST, Guest, STACK, STACK6};
+use crate::siw::{self, Attachment, GUEST, Guest, STACK, STACK6};
 use crate::tools::{Guarded, tool};
 
 /// What a guest is joined to, and the tools that are behind it in turn.
@@ -96,6 +96,7 @@ impl Link {
     pub fn ping_as(&self, configuration: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(tool("uwarp-ping"));
         command.arg("--config").arg(self.path(configuration)).args(["--engine", "inline"]).args(arguments);
+        siw::spare(&mut command);
         command
     }
 

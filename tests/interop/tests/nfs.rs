@@ -9,7 +9,7 @@ use nfs3_server::memfs::{MemFs, MemFsConfig};
 use nfs3_server::tcp::{NFSTcp as _, NFSTcpListener};
 use uwarp::{Config, DeviceConfig};
 use uwarp_interop_tests::is_long;
-use uwarp_interop_tests::siw::{Attachment, Guest, STACK};
+use uwarp_interop_tests::siw::{self, Attachment, Guest, STACK};
 use uwarp_interop_tests::tools::{Guarded, tool, wait_for};
 use uwarp_interop_tests::witness::{count, count_calls, examine};
 use uwarp_netns as netns;
@@ -40,6 +40,7 @@ fn uwarp_nfs(folder: &Path, arguments: &[&str]) -> Guarded {
     std::fs::write(folder.join("uwarp.toml"), config.to_toml().unwrap()).unwrap();
     let mut command = Command::new(tool("uwarp-nfs"));
     command.arg("--config").arg(folder.join("uwarp.toml")).args(["--engine", "threaded"]);
+    siw::spare(&mut command);
     let server = Guarded::start(command.args(arguments));
     wait_for(&folder.join("vhost"));
     server

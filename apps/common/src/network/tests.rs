@@ -218,6 +218,7 @@ fn arguments_survive_a_round_trip() {
         "5",
         "--recut",
         "300",
+        "--recut-received-only",
         "--neighbour",
         "10.0.0.2=02:00:00:00:00:01",
         "--neighbour",

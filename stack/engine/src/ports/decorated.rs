@@ -45,6 +45,8 @@ pub struct FaultRates {
     pub receive: Rates,
     /// What a middlebox does to the segments that we receive, and to those that we send, which it only cuts.
     pub recutting: Recutting,
+    /// What we send passes the middlebox as it is.
+    pub recut_received_only: bool,
 }
 
 /// A frame held back is let go after this time at the latest.
@@ -202,7 +204,7 @@ impl<B: Buffer> Faults<B> {
             random: fastrand::Rng::with_seed(rates.seed ^ now.as_nanos()),
             transmit: Direction::new(rates.transmit),
             receive: Direction::new(rates.receive),
-            middleboxes: Middleboxes::new(rates.recutting, rates.seed.rotate_left(32) ^ now.as_nanos()),
+            middleboxes: Middleboxes::new(&rates, rates.seed.rotate_left(32) ^ now.as_nanos()),
             over: false,
         }
     }
@@ -239,9 +241,11 @@ struct Middleboxes<B> {
 }
 
 impl<B: Buffer> Middleboxes<B> {
-    fn new(recutting: Recutting, seed: u64) -> Option<Middleboxes<B>> {
+    fn new(rates: &FaultRates, seed: u64) -> Option<Middleboxes<B>> {
+        let recutting = rates.recutting;
+        let cutting = if rates.recut_received_only { 0.0 } else { recutting.cutting };
         (recutting != Recutting::default()).then(|| Middleboxes {
-            transmit: Middlebox::new(Recutting { joining: 0.0, ..recutting }, !seed),
+            transmit: Middlebox::new(Recutting { cutting, joining: 0.0 }, !seed),
             receive: Middlebox::new(recutting, seed),
         })
     }

@@ -308,6 +308,9 @@ pub struct FaultOptions {
     /// TCP segments that are cut, sent or received, and received ones that are joined with those behind them, as a middlebox may
     /// do, in per cent.
     pub recut: f64,
+    /// Sent segments are not cut: for peers that take a piece for a fault. Linux siw (6.1) takes an FPDU's CRC that lies in two
+    /// segments for a wrong one.
+    pub recut_received_only: bool,
     /// Seed of the choice, so that a run can be repeated.
     pub seed: u64,
 }

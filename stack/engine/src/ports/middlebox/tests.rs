@@ -340,6 +340,26 @@ fn what_is_sent_is_cut_and_not_joined() {
 }
 
 #[test]
+fn what_is_sent_passes_whole_where_only_what_is_received_is_cut() {
+    let (near, mut far) = LoopPort::pair(LoopOptions::default());
+    let mut near = Decorated::new(near);
+    let recutting = Recutting { cutting: 1.0, joining: 0.0 };
+    near.set_faults(Some(FaultRates { recutting, recut_received_only: true, ..FaultRates::default() }));
+    let pool = HeapPool::new(100, 1700, 128);
+    let frames = || (0..10).map(|at| segment(&pool, at * 100, &[7; 100], TcpFlags::ACK, false)).collect();
+    let count = |port: &mut dyn FnMut(&mut Batch<HeapBuffer>) -> usize| {
+        let mut batch = Batch::new();
+        while port(&mut batch) > 0 {}
+        batch.len()
+    };
+    near.tx_burst(&mut frames());
+    assert_eq!(count(&mut |batch| far.rx_burst(batch)), 10);
+    far.tx_burst(&mut frames());
+    assert!(count(&mut |batch| near.rx_burst(batch)) > 10);
+    assert_eq!(near.fault_counts()["transmit-cut"], 0);
+}
+
+#[test]
 fn pieces_that_wait_when_the_middlebox_goes_arrive_all_the_same() {
     let recutting = Recutting { cutting: 1.0, joining: 0.0 };
     let other = FaultRates { seed: 1, ..FaultRates::default() };
