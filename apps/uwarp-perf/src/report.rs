@@ -52,6 +52,31 @@ pub struct Report {
 }
 
 impl Report {
+    /// Of a run in which nothing has been timed yet: one queue pair with one message under way, without engine and CRC.
+    #[must_use]
+    pub fn untimed(test: Test, device: &str, size: u64, mtu: u16) -> Self {
+        Self {
+            test,
+            device: device.to_owned(),
+            size,
+            mtu,
+            crc: None,
+            engine: None,
+            qps: 1,
+            depth: 1,
+            iterations: 0,
+            seconds: 0.0,
+            verified: 0,
+            latency_ns: None,
+            gbit_per_s: None,
+            mops: None,
+            mframes: None,
+            connections_per_s: None,
+            frames: None,
+            cacheline_ns: None,
+        }
+    }
+
     /// The rates of a bandwidth test.
     pub fn set_rates(&mut self) {
         if self.seconds > 0.0 {

@@ -159,26 +159,7 @@ pub fn client(
     let mtu = config.mtu;
     let engine = format!("{:?}", config.engine.mode).to_lowercase();
     let context = rdma::open(config, cpu)?;
-    let mut report = Report {
-        test: plan.test,
-        device: device.to_owned(),
-        size: plan.size,
-        mtu,
-        crc: None,
-        engine: Some(engine),
-        qps: 1,
-        depth: 1,
-        iterations: 0,
-        seconds: 0.0,
-        verified: 0,
-        latency_ns: None,
-        gbit_per_s: None,
-        mops: None,
-        mframes: None,
-        connections_per_s: None,
-        frames: None,
-        cacheline_ns: None,
-    };
+    let mut report = Report { engine: Some(engine), ..Report::untimed(plan.test, device, plan.size, mtu) };
     let seed = fastrand::u64(..);
     if plan.verify {
         let count = (VERIFIED_OCTETS / plan.size).clamp(2, VERIFIED_MESSAGES);

@@ -41,24 +41,8 @@ pub fn run(config: &Config, cpu: Option<usize>, plan: &Plan, device: &str) -> an
     }
     let seed = fastrand::u64(..);
     let mut report = Report {
-        test: plan.test,
-        device: device.to_owned(),
-        size: plan.frame.unwrap_or(plan.size),
-        mtu: config.mtu,
-        crc: None,
-        engine: None,
-        qps: 1,
-        depth: 1,
-        iterations: 0,
-        seconds: 0.0,
-        verified: 0,
-        latency_ns: None,
-        gbit_per_s: None,
-        mops: None,
-        mframes: None,
-        connections_per_s: None,
         frames: Some((geometry.count, longest)),
-        cacheline_ns: None,
+        ..Report::untimed(plan.test, device, plan.frame.unwrap_or(plan.size), config.mtu)
     };
     if plan.verify {
         greet(&mut line, Mode::Check, geometry, seed)?;

@@ -36,24 +36,11 @@ pub fn run(
     let context = super::open(config, cpu)?;
     let (mut session, crc) = establish(context, plan, server)?;
     let mut report = Report {
-        test: plan.test,
-        device: device.to_owned(),
-        size: plan.size,
-        mtu,
         crc: Some(crc),
         engine: Some(engine),
         qps: plan.qps,
         depth: plan.depth,
-        iterations: 0,
-        seconds: 0.0,
-        verified: 0,
-        latency_ns: None,
-        gbit_per_s: None,
-        mops: None,
-        mframes: None,
-        connections_per_s: None,
-        frames: None,
-        cacheline_ns: None,
+        ..Report::untimed(plan.test, device, plan.size, mtu)
     };
     match plan.test {
         Test::WriteLatency | Test::SendLatency => ping_pong(&mut session, plan, &mut report)?,
