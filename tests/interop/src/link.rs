@@ -76,7 +76,8 @@ impl Link {
             }
             Kind::Tap => DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None },
         };
-        uwarp_middlebox::behind(Config::new(device, STACK).expect("a good address").without_monitor())
+        let config = Config::new(device, STACK).expect("a good address").without_monitor();
+        siw::spared(uwarp_middlebox::behind(config))
     }
 
     /// Boots the guest at the other end.

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use uwarp::Config;
 
 /// The guest's address; the stack's is [`STACK`].
 pub const GUEST: &str = "10.77.0.2";
@@ -21,10 +22,24 @@ const PATIENCE: Duration = Duration::from_secs(150);
 
 /// What a tool that is to speak with siw is told where all suites run behind the middlebox.
 pub fn spare(command: &mut Command) {
-    // siw puts the later part of a CRC that lies in two segments over the first one (`siw_get_trailer`), and takes it for wrong.
-    if uwarp_middlebox::is_skipped("what goes to siw is not cut: it takes a CRC in two segments for a wrong one") {
+    if is_spared() {
         command.env("UWARP_RECUT_RECEIVED_ONLY", "true");
     }
+}
+
+/// The same for a context of this process.
+pub fn spared(mut config: Config) -> Config {
+    if is_spared()
+        && let Some(faults) = &mut config.faults
+    {
+        faults.recut_received_only = true;
+    }
+    config
+}
+
+/// siw puts the later part of a CRC that lies in two segments over the first one (`siw_get_trailer`), and takes it for wrong.
+fn is_spared() -> bool {
+    uwarp_middlebox::is_skipped("what goes to siw is not cut: it takes a CRC in two segments for a wrong one")
 }
 
 /// What the guest's network device is joined to.

