@@ -38,14 +38,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
+    /// No network: a thread of this process writes and syncs
+    Local,
     /// A Send says where the record is; the server reads it by RDMA, syncs, and replies
     Pull,
     /// A Send brings the record; the server copies it, syncs, and replies
     Send,
     /// RDMA Write and Commit; the server's program sleeps
     Commit,
-    /// No network: a thread of this process writes and syncs
-    Local,
+    /// The same, and the server's engine syncs by itself instead of a thread of the region's (of a file)
+    CommitInEngine,
 }
 
 impl Method {
@@ -54,6 +56,7 @@ impl Method {
             Method::Pull => "pull",
             Method::Send => "send",
             Method::Commit => "commit",
+            Method::CommitInEngine => "commit-in-engine",
             Method::Local => "local",
         }
     }
@@ -171,13 +174,18 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
     .context("cannot make a directory for the file")?;
     let stores = arguments.store.map_or(vec![Keeper::Memory, Keeper::File], |store| vec![store]);
     let methods = match &arguments.method[..] {
-        [] => &[Method::Local, Method::Pull, Method::Send, Method::Commit],
+        [] => Method::value_variants(),
         methods => methods,
     };
+    if arguments.store == Some(Keeper::Memory) && arguments.method.contains(&Method::CommitInEngine) {
+        return Err(usage("engines write memory back by themselves in any case: choose commit, or --store file"));
+    }
     let mut reports = Vec::new();
     for store in stores {
         for _ in 0..arguments.rounds {
-            for method in methods {
+            // Of memory there is one way.
+            for method in methods.iter().filter(|method| (**method, store) != (Method::CommitInEngine, Keeper::Memory))
+            {
                 let before = cacheline::round_trip(cpus[0], cpus[1]);
                 let mut report = measure(network, arguments, *method, store, folder.path(), cpus)?;
                 let after = cacheline::round_trip(cpus[0], cpus[1]);
@@ -268,6 +276,7 @@ pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result
     if !inline {
         config.engine.cpus = vec![arguments.cpu];
     }
+    config.commit.in_engine = arguments.method == Method::CommitInEngine;
     let context = Context::open(config)?;
     if !cacheline::pin(arguments.cpu) {
         return Err(usage(format!("this process may not run on CPU {}", arguments.cpu)));
@@ -394,7 +403,7 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
     // Written by the client, or by this side.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let (store, target) = match (arguments.method, arguments.store) {
-        (Method::Commit, Keeper::File) => {
+        (Method::Commit | Method::CommitInEngine, Keeper::File) => {
             let file = file(arguments.size, &arguments.directory)?;
             let length = SLOTS as usize * size;
             let range = MemoryRange::File { file: &file, offset: 0, length };
@@ -469,7 +478,7 @@ fn client(
         // Each record is another.
         let slot = number % SLOTS;
         end.memory.write(REQUEST, &number.to_be_bytes()[..size.min(8)])?;
-        if arguments.method == Method::Commit {
+        if matches!(arguments.method, Method::Commit | Method::CommitInEngine) {
             let source = [end.memory.sge(REQUEST..REQUEST + size)?];
             let write = SendRequest::write(3, &source, stag, offset + slot * size as u64);
             end.queue_pair.post_send(&[write.with_commit().signalled()])?;

@@ -5,6 +5,8 @@
 //! into once a turn while it waits for any. Until then a request keeps its place among the peer's requests, and a message
 //! that was received keeps its place among the messages. A time limit stands for an answer that does not come.
 //!
+//! A committer that was left to the engines is let work at the end of the turn, so that what came in one batch shares a sync.
+//!
 //! Persistent memory has no committer: its caches are written back here. A little of it at once, nanoseconds a line, which is less
 //! than asking somebody; much of it in parts, so many octets a turn, all that wait for it in turn.
 
@@ -81,6 +83,8 @@ pub(crate) struct Commits {
     limits: VecDeque<(Instant, u64)>,
     next_key: u64,
     write_backs: VecDeque<WriteBack>,
+    /// What was asked for in this turn of regions whose commits engines carry out themselves.
+    own: Vec<KeptRange>,
 }
 
 impl Commits {
@@ -93,6 +97,7 @@ impl Commits {
             limits: VecDeque::new(),
             next_key: 0,
             write_backs: VecDeque::new(),
+            own: Vec::new(),
         }
     }
 
@@ -100,7 +105,10 @@ impl Commits {
     #[inline]
     pub(crate) fn unsettled(&self, now: Instant) -> bool {
         !self.pending.is_empty()
-            && (!self.replies.is_empty() || !self.write_backs.is_empty() || self.deadline().is_some_and(|at| at <= now))
+            && (!self.own.is_empty()
+                || !self.replies.is_empty()
+                || !self.write_backs.is_empty()
+                || self.deadline().is_some_and(|at| at <= now))
     }
 
     /// When the next time limit is over.
@@ -154,9 +162,24 @@ impl Commits {
             }
             CommitTarget::Durable { durable, offset, length } => {
                 match durable.commit(offset, length, key, &self.mailbox) {
-                    Ok(()) => asked.outstanding += 1,
+                    Ok(()) => {
+                        asked.outstanding += 1;
+                        if durable.is_of_engines() {
+                            self.own.push(range);
+                        }
+                    }
                     Err(refused) => asked.status = asked.status.max(refused),
                 }
+            }
+        }
+    }
+
+    /// Carries out what was asked for of regions whose commits are the engines' own.
+    fn work(&mut self, turn: &Turn<'_>) {
+        for range in self.own.drain(..) {
+            // One that was deregistered meanwhile has seen to it.
+            if let Some(CommitTarget::Durable { durable, .. }) = turn.keep(&range) {
+                durable.work();
             }
         }
     }
@@ -377,6 +400,7 @@ impl<P: Port> Core<P> {
 
     /// Takes answers of committers, and the end of time limits, and writes back what is left from earlier turns.
     pub(crate) fn run_commits(&mut self, turn: &Turn<'_>) {
+        self.commits.work(turn);
         let mut left = WRITE_BACK;
         while let Some(reply) = self.commits.write_back(turn, &mut left) {
             if let Some((asker, status, key)) = self.commits.take(reply) {

@@ -6,6 +6,9 @@
 //! then answers. So an engine never waits for a device, and a store never sees memory that changes while it works: what it
 //! gets is a copy, some state of each octet since the commit was asked for.
 //!
+//! A committer may also be left to the engines ([`Registration::commit_in_engines`](crate::Registration::commit_in_engines)): nobody
+//! has to be woken then, and an engine does wait.
+//!
 //! Commits that have gathered while the store was busy share one sync.
 
 #[cfg(all(test, not(loom)))]
@@ -13,9 +16,10 @@ mod tests;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 
 use crossbeam::channel::{Receiver, Sender, TrySendError, bounded, unbounded};
@@ -145,9 +149,28 @@ pub struct Durable {
     jobs: Sender<Job>,
     /// Commits that were sent and are not answered.
     waiting: Arc<AtomicU32>,
+    /// The committer, if engines carry commits out themselves. Mostly one engine does; its peers of the same region wait for it.
+    own: OnceLock<Mutex<Committer>>,
 }
 
 impl Durable {
+    /// Leaves the committer to the engines; gives it back if they have one.
+    pub(crate) fn own(&self, committer: Committer) -> Result<(), Committer> {
+        self.own.set(Mutex::new(committer)).map_err(|own| own.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether who asks for a commit has to carry it out, too, by [`work`](Self::work).
+    pub fn is_of_engines(&self) -> bool {
+        self.own.get().is_some()
+    }
+
+    /// Carries out the commits that wait, if the committer was left to the engines. The calling thread waits for the store.
+    pub fn work(&self) {
+        if let Some(own) = self.own.get() {
+            own.lock().unwrap_or_else(PoisonError::into_inner).work_guarded();
+        }
+    }
+
     /// Asks for `length` octets from `offset` of the region on to be made durable; the answer comes to `mailbox` as `key`.
     ///
     /// # Errors
@@ -162,6 +185,13 @@ impl Durable {
                 TrySendError::Disconnected(_) => CommitStatus::Failure,
             }
         })
+    }
+}
+
+impl Drop for Durable {
+    fn drop(&mut self) {
+        // What was asked for is carried out, as a committer with a thread of its own does.
+        self.work();
     }
 }
 
@@ -198,7 +228,7 @@ pub(crate) fn durable(memory: Arc<RegionBuffer>, store: Box<dyn Store>) -> (Dura
         batch: Vec::with_capacity(QUEUE),
         broken: None,
     };
-    (Durable { jobs: sender, waiting }, committer)
+    (Durable { jobs: sender, waiting, own: OnceLock::new() }, committer)
 }
 
 impl Committer {
@@ -207,6 +237,14 @@ impl Committer {
         while let Ok(job) = self.jobs.recv() {
             self.batch.push((job, CommitStatus::Success));
             self.work();
+        }
+    }
+
+    /// As [`work`](Self::work), in an engine, which must not end with a store that panics: commits that nobody answers run into
+    /// their time limit, and there is no further success.
+    fn work_guarded(&mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
+            self.broken = Some(CommitStatus::Failure);
         }
     }
 

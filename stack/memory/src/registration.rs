@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
-use crate::durable::Durable;
+use crate::durable::{Committer, Durable};
 use crate::shared_bytes;
 use crate::table::RegionTable;
 
@@ -112,6 +112,18 @@ impl Registration {
     /// Whether commits of the region make it durable.
     pub fn is_durable(&self) -> bool {
         self.durable.is_some()
+    }
+
+    /// Leaves a durable region's committer to the engines, for as long as the region is registered: the one that is asked for a
+    /// commit carries it out in its own turn, and all else that is the engine's waits for the store meanwhile.
+    ///
+    /// # Errors
+    /// The committer, of a region that is not durable or has been given one before.
+    pub fn commit_in_engines(&self, committer: Committer) -> Result<(), Committer> {
+        match &self.durable {
+            Some(durable) => durable.own(committer),
+            None => Err(committer),
+        }
     }
 
     /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back; a copy of it if a committer

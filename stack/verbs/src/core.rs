@@ -109,8 +109,8 @@ pub(crate) struct Core {
     pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
     pub(crate) opened: Instant,
     pub(crate) waiters: Arc<Waiters>,
-    /// Where committers run.
-    pub(crate) commit_cpus: CommitCpus,
+    /// Where committers run; none: in the engines.
+    pub(crate) commit_cpus: Option<CommitCpus>,
     lingering: Mutex<Vec<Lingering>>,
     objects: AtomicU32,
     next_engine: AtomicUsize,
@@ -136,7 +136,7 @@ impl Core {
         regions: Arc<RegionTable>,
         port: Option<uwarp_dpdk::Port>,
         waiters: Arc<Waiters>,
-        commit_cpus: CommitCpus,
+        commit_cpus: Option<CommitCpus>,
     ) -> Self {
         let queue_pairs = Numbers::new(config.limits.queue_pairs);
         let completion_queues = Numbers::new(config.limits.completion_queues);

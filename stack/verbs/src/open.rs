@@ -157,7 +157,7 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
     let mut engines: Vec<EngineHandle> = Vec::with_capacity(ports.len());
     let mut handoff = handoff(&config, ports.len()).into_iter();
     let steering = port.as_ref().filter(|_| ports.len() > 1).and_then(uwarp_dpdk::Port::rss);
-    let commit_cpus = CommitCpus::of(&config)?;
+    let commit_cpus = if config.commit.in_engine { None } else { Some(CommitCpus::of(&config)?) };
     for (index, port_seed) in ports.into_iter().enumerate() {
         let (commands, mailbox) = unbounded();
         let engine_config = engine_config(&config, index as u16, steering.as_ref());

@@ -36,7 +36,7 @@ pub struct Unregistered {
 #[derive(Debug)]
 pub struct MemoryRegion {
     registration: Registration,
-    /// Of a durable region; ends when the registration is gone.
+    /// Of a durable region whose commits have a thread; ends when the registration is gone.
     _committer: Option<CommitterThread>,
 }
 
@@ -84,7 +84,12 @@ pub(crate) fn register_durable(
         .regions
         .register_durable(buffer, access, scope, TaggedBase::Virtual, store, transparent)
         .map_err(|unregistered| unregistered.error)?;
-    let cpus = shared.commit_cpus.clone();
+    let Some(cpus) = shared.commit_cpus.clone() else {
+        return match registration.commit_in_engines(committer) {
+            Ok(()) => Ok(MemoryRegion { registration, _committer: None }),
+            Err(_) => unreachable!("it is durable, and this is its committer"),
+        };
+    };
     let thread = std::thread::Builder::new()
         .name("uwarp-commit".to_owned())
         .spawn(move || {

@@ -33,6 +33,19 @@ fn committing(mode: Mode) -> (Side, Side) {
     connect_sides(&a, &b)
 }
 
+/// In both modes of engines, with the region's own thread for the server's commits, and in its engine.
+fn in_all_modes(test: impl Fn(Side, Side)) {
+    in_both_modes(|mode| {
+        for in_engine in [false, true] {
+            let mut second = config(2, mode);
+            second.commit.in_engine = in_engine;
+            let (a, b) = Context::pair_in_process(config(1, mode), second).unwrap();
+            let (client, server) = connect_sides(&a, &b);
+            test(client, server);
+        }
+    });
+}
+
 /// A file of a test, which goes with its directory.
 fn file(octets: &[u8]) -> (tempfile::TempDir, std::path::PathBuf, File) {
     let directory = tempfile::tempdir().unwrap();
@@ -49,8 +62,7 @@ fn remote(region: &MemoryRegion, range: std::ops::Range<usize>) -> uwarp::Sge {
 
 #[test]
 fn what_is_committed_is_in_the_file_and_nothing_else() {
-    in_both_modes(|mode| {
-        let (mut client, server) = committing(mode);
+    in_all_modes(|mut client, server| {
         let begin = pattern(1, 10_000);
         let (_directory, path, file) = file(&begin);
         let ranges = [
@@ -137,8 +149,7 @@ fn persistent_memory_is_committed_in_place() {
 
 #[test]
 fn a_file_that_cannot_be_written_gives_a_status_and_the_connection_stays() {
-    in_both_modes(|mode| {
-        let (mut client, server) = committing(mode);
+    in_all_modes(|mut client, server| {
         let (_directory, path, _file) = file(&[0; 64]);
         let read_only = File::open(&path).unwrap();
         let ranges = [MemoryRange::File { file: &read_only, offset: 0, length: 64 }];
@@ -321,4 +332,54 @@ fn a_context_may_be_closed_while_a_commit_is_under_way() {
         drop(region);
         drop(server);
     });
+}
+
+#[test]
+fn an_engine_that_syncs_itself_tells_a_message_after_what_came_before_it() {
+    in_both_modes(|mode| {
+        let mut second = config(2, mode);
+        second.commit.in_engine = true;
+        let (a, b) = Context::pair_in_process(config(1, mode), second).unwrap();
+        let (mut client, mut server) = connect_sides(&a, &b);
+        let gate = Gate(Arc::default(), Arc::default());
+        let region = server
+            .pd
+            .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, gate.clone(), true)
+            .unwrap();
+        let (stag, offset) = (region.stag(), region.remote_offset());
+        for id in 0..10u8 {
+            server.qp.post_receive(&[ReceiveRequest::new(id.into(), &[])]).unwrap();
+            let octets = [id + 1; 6];
+            client
+                .qp
+                .post_send(&[
+                    SendRequest::write_inline(1, &octets, stag, offset + 6 * u64::from(id)),
+                    SendRequest::send(2, &[]).signalled(),
+                ])
+                .unwrap();
+            client.expect(2);
+            // What is told is in the store.
+            let before = u32::from(id);
+            server.expect(id.into());
+            assert!(gate.1.load(Ordering::SeqCst) > before);
+        }
+        let syncs = gate.1.load(Ordering::SeqCst);
+        let all = [remote(&region, 0..64)];
+        client.qp.post_send(&[1, 2, 3].map(|id| SendRequest::commit(id, &all).signalled())).unwrap();
+        for id in 1..=3 {
+            assert_eq!(client.expect(id).commit_status(), Some(0));
+        }
+        let shared = gate.1.load(Ordering::SeqCst) - syncs;
+        assert!((1..=3).contains(&shared), "{shared} syncs");
+        drop(region);
+    });
+}
+
+#[test]
+fn threads_cannot_be_placed_where_engines_sync() {
+    let mut config = config(1, Mode::Threaded);
+    config.commit.in_engine = true;
+    config.commit.cpus = vec![0];
+    let error = config.validate().unwrap_err();
+    assert!(error.to_string().contains("commit.in-engine"), "{error}");
 }

@@ -95,6 +95,68 @@ fn a_commit_is_answered_when_its_octets_were_written_and_synced() {
     assert!(safe[..1000].iter().chain(&safe[151_000..]).all(|octet| *octet == 0), "nothing else was written");
 }
 
+/// Lets the committer work that was left to engines, as one of them does that was asked for the region's first octet.
+fn work_as_an_engine(table: &Arc<RegionTable>, stag: u32) {
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    turn.commit_targets(US, stag, 0, 1, |target, _| match target {
+        CommitTarget::Durable { durable, .. } => durable.work(),
+        CommitTarget::Plain | CommitTarget::Persistent(_) => panic!("not durable"),
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_committer_that_was_left_to_engines_works_in_them_and_before_the_region_is_gone() {
+    let (table, registration, committer, disk) = region(64);
+    let (_, other, others, _) = region(64);
+    registration.commit_in_engines(committer).unwrap();
+    assert!(registration.commit_in_engines(others).is_err(), "it has one");
+    assert!(other.is_durable());
+    let (mailbox, replies) = CommitMailbox::new(None);
+    registration.write(0, b"committed").unwrap();
+    for key in 0..3 {
+        ask(&table, registration.stag(), 3 * key, 3, key, &mailbox);
+    }
+    assert!(replies.is_empty());
+    work_as_an_engine(&table, registration.stag());
+    let success = |key| CommitReply { key, status: CommitStatus::Success };
+    assert_eq!(replies.try_iter().collect::<Vec<_>>(), [0, 1, 2].map(success));
+    assert_eq!(disk.0.lock().unwrap().syncs, 1, "what waits shares a sync");
+    work_as_an_engine(&table, registration.stag());
+    assert_eq!(disk.0.lock().unwrap().syncs, 1, "nothing waits");
+    ask(&table, registration.stag(), 0, 9, 3, &mailbox);
+    assert_eq!(&registration.deregister().as_slice()[..9], b"committed");
+    assert_eq!(replies.try_iter().collect::<Vec<_>>(), [success(3)]);
+    assert_eq!(disk.0.lock().unwrap().syncs, 2);
+}
+
+#[test]
+fn a_store_that_panics_in_an_engine_has_failed_for_good() {
+    struct Panics;
+    impl Store for Panics {
+        fn write(&mut self, _offset: u64, _octets: &[u8]) -> io::Result<()> {
+            panic!("a store's own fault")
+        }
+
+        fn sync(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let table = RegionTable::new(8, 1 << 30, 1);
+    let scope = Scope::Domain(US.domain);
+    let (registration, committer) =
+        table.register_durable(vec![0; 64], WRITE, scope, TaggedBase::Zero, Box::new(Panics), false).unwrap();
+    registration.commit_in_engines(committer).unwrap();
+    let (mailbox, replies) = CommitMailbox::new(None);
+    ask(&table, registration.stag(), 0, 8, 1, &mailbox);
+    work_as_an_engine(&table, registration.stag());
+    assert!(replies.is_empty());
+    ask(&table, registration.stag(), 0, 8, 2, &mailbox);
+    work_as_an_engine(&table, registration.stag());
+    assert_eq!(replies.try_recv(), Ok(CommitReply { key: 2, status: CommitStatus::Failure }));
+}
+
 #[test]
 fn commits_that_wait_share_a_sync() {
     let (table, registration, mut committer, disk) = region(64);
