@@ -342,7 +342,7 @@ impl Connection {
     fn send_again(&mut self, now: Instant, index: usize) -> Option<Transmit> {
         let (segment, slice) = self.queue.send_again(now, index, self.segment)?;
         let stamp = self.timestamps.enabled.then(|| self.timestamps.value(now));
-        self.recovery.note_retransmission(segment.start, segment.end(), stamp);
+        self.recovery.note_retransmission(segment.start, segment.end(), stamp, self.sack);
         self.counters.segments_retransmitted += 1;
         let (flags, len) = match segment.content {
             Content::Fin => (TcpFlags::ACK | TcpFlags::FIN, 0),

@@ -371,13 +371,15 @@ impl Recovery {
     }
 
     /// `start .. end` was sent again, with this timestamp. What is sent again outside of a reaction does not belong to
-    /// the last one.
-    pub(crate) fn note_retransmission(&mut self, start: Position, end: Position, stamp: Option<u32>) {
+    /// the last one. Without `sack` no duplicate will be reported (RFC 2883), and the range is of no use.
+    pub(crate) fn note_retransmission(&mut self, start: Position, end: Position, stamp: Option<u32>, sack: bool) {
         if self.is_open() {
             return;
         }
         if let Some(undo) = self.undo.as_mut().filter(|undo| undo.armed) {
-            undo.note(start, end);
+            if sack {
+                undo.note(start, end);
+            }
             if !undo.retransmitted {
                 undo.retransmitted = true;
                 undo.stamp = stamp;

@@ -277,3 +277,20 @@ fn work_of_an_acknowledgment_does_not_grow_with_the_window() {
         );
     }
 }
+
+/// What only duplicates are compared with is not kept where the peer cannot report any; the first timestamp is.
+#[test]
+fn ranges_are_kept_for_a_peer_with_sack_only() {
+    for sack in [false, true] {
+        let initial = Position::first(SeqNumber(7));
+        let mut recovery = Recovery::new(initial);
+        recovery.mode = Mode::Loss { until: initial + 100 * SEGMENT };
+        recovery.arm_undo(false);
+        for index in 0..100 {
+            let start = initial + index * SEGMENT;
+            recovery.note_retransmission(start, start + SEGMENT, Some(5), sack);
+        }
+        assert_eq!(recovery.heap() > size_of::<Undo>(), sack, "{} octets", recovery.heap());
+        assert_eq!(recovery.take_stamp(), Some(5));
+    }
+}
