@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use channel::{Faults, Pair};
 use proptest::prelude::*;
-use uwarp_tcp::{Config, Congestion, State};
+use uwarp_tcp::{Config, Congestion, Events, State};
 
 fn config(congestion: Congestion, sack: bool, timestamps: bool, window: u32, mss: u16) -> Config {
     Config {
@@ -199,4 +199,53 @@ fn reordering_costs_few_retransmissions() {
     assert_eq!(pair.received(1), 4 << 20);
     let info = pair.info(0);
     assert!(info.reordering_seen && info.segments_retransmitted < 60, "{info:?}");
+}
+
+/// When the receiver's window opens again around a window probe whose answer is lost, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opens {
+    Never,
+    BeforeTheProbe,
+    BehindTheProbe,
+}
+
+/// The sender cannot know whether the octet of its window probe was taken, and gives up with two resets: one of them has the
+/// number that the receiver expects, wherever that is, and the other one does no harm (RFC 5961 §3.2), whichever comes first.
+#[test]
+fn one_of_the_resets_behind_a_window_probe_ends_the_peers_connection() {
+    for opens in [Opens::Never, Opens::BeforeTheProbe, Opens::BehindTheProbe] {
+        for swapped in [false, true] {
+            let window = 3000;
+            let settings = config(Congestion::Cubic, true, true, window, 1460);
+            let mut pair = Pair::new(&settings, &settings, Faults::delay(Duration::from_micros(100)));
+            pair.run_for(Duration::from_millis(10));
+            pair.set_space(1, 0);
+            pair.push(0, window);
+            pair.push(0, 100);
+            pair.run_for(Duration::from_millis(10));
+            assert_eq!((pair.received(1), pair.info(0).send_window), (u64::from(window), 0));
+            pair.deafen(0);
+            if opens == Opens::BeforeTheProbe {
+                pair.set_space(1, window);
+            }
+            let sent = pair.info(0).segments_sent;
+            while pair.info(0).segments_sent == sent {
+                pair.run_for(Duration::from_millis(1));
+            }
+            pair.run_for(Duration::from_millis(1));
+            if opens == Opens::BehindTheProbe {
+                pair.set_space(1, window);
+                pair.run_for(Duration::from_millis(1));
+            }
+            let taken = u64::from(opens == Opens::BeforeTheProbe);
+            assert_eq!((pair.received(1), pair.state(1)), (u64::from(window) + taken, State::Established));
+            let mut resets = pair.abort(0);
+            if swapped {
+                resets.reverse();
+            }
+            let ends: Vec<bool> = resets.iter().map(|reset| pair.show(1, reset).contains(Events::RESET)).collect();
+            let right = ends.len() == 2 && ends.iter().filter(|ends| **ends).count() == 1;
+            assert!(right && pair.state(1) == State::Closed, "{opens:?}, swapped: {swapped}: {ends:?}");
+        }
+    }
 }

@@ -66,6 +66,8 @@ pub struct Pair {
     random: fastrand::Rng,
     /// When the last segment to each end has left the sender's link.
     link_free: [Instant; 2],
+    /// Nothing that is sent to this end from now on arrives.
+    deaf: [bool; 2],
 }
 
 impl Pair {
@@ -101,6 +103,7 @@ impl Pair {
             faults,
             random: fastrand::Rng::with_seed(faults.seed),
             link_free: [now; 2],
+            deaf: [false; 2],
         }
     }
 
@@ -137,6 +140,27 @@ impl Pair {
 
     pub fn set_space(&mut self, end: usize, octets: u32) {
         self.ends[end].connection.set_receive_space(octets);
+    }
+
+    /// From now on, nothing that is sent to this end arrives.
+    pub fn deafen(&mut self, end: usize) {
+        self.deaf[end] = true;
+    }
+
+    /// Gives the connection of this end up. Its resets, in the order in which they leave, for [`Pair::show`].
+    pub fn abort(&mut self, end: usize) -> Vec<TcpHeader> {
+        let connection = &mut self.ends[end].connection;
+        let first = connection.abort(self.now);
+        let more = std::iter::from_fn(|| connection.poll_transmit(self.now));
+        first.into_iter().chain(more).map(|transmit| transmit.header).collect()
+    }
+
+    /// Shows this end a segment without payload: what it comes to know by it.
+    pub fn show(&mut self, end: usize, header: &TcpHeader) -> Events {
+        let end = &mut self.ends[end];
+        let received = end.connection.on_segment(self.now, header, 0, 0, BufferToken(end.next_token));
+        end.connection.check();
+        received.events
     }
 
     pub fn set_path_mss(&mut self, end: usize, mss: u16) {
@@ -271,7 +295,7 @@ impl Pair {
         for _ in 0..copies {
             let leaves = self.link_free[to].max(self.now) + self.faults.spacing;
             self.link_free[to] = leaves;
-            if self.random.f64() < self.faults.loss {
+            if self.random.f64() < self.faults.loss || self.deaf[to] {
                 continue;
             }
             let mut delay = self.faults.delay;
