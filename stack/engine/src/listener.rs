@@ -14,6 +14,7 @@ use uwarp_wire::tcp::TcpFlags;
 use crate::command::{ConnectionRequest, EventSink, ListenerId};
 use crate::connection::{Connection, Origin, Phase, Responding};
 use crate::core::Core;
+use crate::handoff::Claim;
 use crate::ingress::drop_reason;
 use crate::port::Port;
 use crate::stats::DropReason;
@@ -159,6 +160,9 @@ impl<P: Port> Core<P> {
         if crowded || self.half_open >= self.config.limits.half_open {
             return self.send_cookie(frame);
         }
+        if !self.enter(&frame.flow) {
+            return;
+        }
         let config = self.listener_config(&frame.flow);
         let mut isn = self.isn.generate(&frame.flow, self.now);
         if let Some(previous) = previous {
@@ -169,6 +173,17 @@ impl<P: Port> Core<P> {
         if let Some(index) = self.add_passive(frame, tcp) {
             self.schedule_index(index);
         }
+    }
+
+    /// Takes a flow for a passive connection. False: what other engines receive of it would be answered with a reset there, so the
+    /// connection must not open. Nothing is said, as with a full backlog: the peer tries again, and there may be room then, or the
+    /// engine that has the flow is handed what comes.
+    fn enter(&mut self, flow: &FlowKey) -> bool {
+        let granted = self.claim(flow) == Claim::Granted;
+        if !granted {
+            self.count_drop(DropReason::NotEntered);
+        }
+        granted
     }
 
     /// Answers a SYN and keeps nothing of it.
@@ -202,6 +217,9 @@ impl<P: Port> Core<P> {
         }
         if self.connections.len() >= self.config.limits.connections as usize {
             self.count_drop(DropReason::ConnectionLimit);
+            return Cookie::Ignored;
+        }
+        if !self.enter(&frame.flow) {
             return Cookie::Ignored;
         }
         self.waits.remove(&frame.flow);

@@ -72,10 +72,6 @@ impl<P: Port> Core<P> {
             end: None,
         });
         self.flows.insert(tag, handle.index);
-        if let Some(handoff) = &self.handoff {
-            // An active open has it already. Of a passive one without room only what comes here, as its SYN did, is received.
-            handoff.claim(&flow);
-        }
         if self.paths.mtu(flow.remote).is_some()
             && let Some(mut connection) = self.connections.take(handle.index)
         {
@@ -218,12 +214,17 @@ impl<P: Port> Core<P> {
             return Err(ConnectFailure::AddressInUse);
         }
         // No other engine has it, or can take it from now on.
-        match self.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow)) {
+        match self.claim(flow) {
             Claim::Granted => Ok(()),
             Claim::Taken => Err(ConnectFailure::AddressInUse),
             // What another engine receives of it would be answered with a reset there.
             Claim::NoRoom => Err(ConnectFailure::Limit),
         }
+    }
+
+    /// Enters a flow for this engine, so that the others hand on what they receive of it.
+    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
+        self.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
     }
 
     /// The connection of a flow.

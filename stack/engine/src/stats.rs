@@ -59,6 +59,9 @@ drop_reasons! {
     BacklogFull = "backlog-full",
     /// A SYN when the limit of connections is reached.
     ConnectionLimit = "connection-limit",
+    /// A SYN of which the other engines could not be told: the table of all their flows has no room, or another one has it
+    /// since a moment ago.
+    NotEntered = "not-entered",
     /// TCP: outside the receive window.
     OutOfWindow = "out-of-window",
     /// TCP: payload that was received before.

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uwarp_engine::EngineConfig;
 use uwarp_engine::command::{Command, ConnectFailure, ConnectParameters, ConnectionEvent};
 use uwarp_engine::handoff::{FlowOwners, Handoff};
 use uwarp_engine::ports::sim::{SimOptions, Spread, rss};
@@ -25,11 +26,16 @@ fn world(options: SimOptions, steered: bool) -> World {
 
 /// The same, and which engine has which flow.
 fn world_with_owners(options: SimOptions, steered: bool) -> (World, Arc<FlowOwners>) {
-    world_for_flows(options, steered, 1000)
+    world_for_flows(options, steered, 1000, |_| {})
 }
 
 /// The same, with room for so many.
-fn world_for_flows(options: SimOptions, steered: bool, flows: usize) -> (World, Arc<FlowOwners>) {
+fn world_for_flows(
+    options: SimOptions,
+    steered: bool,
+    flows: usize,
+    adjust: impl Fn(&mut EngineConfig),
+) -> (World, Arc<FlowOwners>) {
     let mut world = World::new(11, options);
     let parts = Handoff::between(2, 256, flows, 5);
     let owners = Arc::clone(parts[0].owners());
@@ -40,6 +46,7 @@ fn world_for_flows(options: SimOptions, steered: bool, flows: usize) -> (World, 
             config.index = index as u16;
             config.seed = index as u64;
             config.steering = steered.then(|| Steering { queue: index as u16, ..rss(2) });
+            adjust(config);
         });
         world.hosts.push(host);
     }
@@ -199,21 +206,82 @@ fn a_late_segment_of_a_finished_connection_finds_the_engine_that_waits_for_it() 
     }
 }
 
-#[test]
-fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
-    let (mut world, owners) = world_for_flows(SimOptions { spread: Spread::Any, ..SimOptions::default() }, false, 32);
-    let requests = world.hosts[2].listen(PORT);
-    // Flows of others fill every place of the table.
-    let stranger = |number: u16| FlowKey {
+/// A flow of nobody who is there.
+fn stranger(number: u16) -> FlowKey {
+    FlowKey {
         remote: Ipv4Addr::new(10, 0, 0, 9).into(),
         local: Ipv4Addr::new(10, 0, 0, 1).into(),
         remote_port: number,
         local_port: PORT,
-    };
+    }
+}
+
+/// A world whose table is full: flows of others have every place of it.
+fn full_world(spread: Spread, adjust: impl Fn(&mut EngineConfig)) -> (World, Arc<FlowOwners>) {
+    let (world, owners) = world_for_flows(SimOptions { spread, ..SimOptions::default() }, false, 32, adjust);
     for number in 0..2000 {
         owners.claim(&stranger(number), 0);
     }
     assert_eq!(owners.len(), 64);
+    (world, owners)
+}
+
+/// Such a connection would be reset by the engine that its packets come to and that knows nothing of it.
+#[test]
+fn a_syn_that_no_engine_could_be_told_of_waits_for_room() {
+    let (mut world, owners) = full_world(Spread::Any, |_| {});
+    let incoming = [0, 1].map(|engine| world.hosts[engine].listen_streams(PORT, 16, StreamOptions::default()));
+    let client = world.hosts[2].connect_stream((Ipv4Addr::new(10, 0, 0, 1), PORT), StreamOptions::default());
+    // SYNs at 0, 1 and 3 s.
+    world.run(Duration::from_secs(4));
+    let engines = [0, 1].map(|engine| stats(&world, engine));
+    let refused: u64 = engines.iter().filter_map(|stats| stats.drops.get("not-entered")).sum();
+    assert!(refused >= 2, "{refused}");
+    assert_eq!(engines.map(|stats| (stats.resets_sent, stats.flows)), [(0, 0); 2], "nothing was begun, nobody refused");
+    for number in 0..2000 {
+        owners.release(&stranger(number), 0);
+    }
+    let mut server = None;
+    assert!(world.run_until(Duration::from_secs(10), |_| {
+        server = incoming.iter().find_map(|incoming| incoming.try_recv().ok()?.take());
+        server.is_some()
+    }));
+    assert_eq!(owners.len(), 1);
+    drop((client, server));
+    world.run(Duration::from_secs(1));
+    assert_eq!([0, 1].map(|engine| stats(&world, engine).resets_sent), [0; 2]);
+}
+
+/// The same where a cookie has answered the SYN: nothing is entered before it comes back.
+#[test]
+fn a_cookie_that_no_engine_could_be_told_of_waits_for_room() {
+    let (mut world, owners) = full_world(Spread::Rss, |config| config.limits.half_open = 0);
+    let incoming = [0, 1].map(|engine| world.hosts[engine].listen_streams(PORT, 16, StreamOptions::default()));
+    let mut client = world.hosts[2].connect_stream((Ipv4Addr::new(10, 0, 0, 1), PORT), StreamOptions::default());
+    assert!(world.run_until(Duration::from_secs(1), |_| client.is_open()));
+    assert_eq!(client.write(b"hello"), 5);
+    world.run(Duration::from_secs(1));
+    let engines = [0, 1].map(|engine| stats(&world, engine));
+    let refused: u64 = engines.iter().filter_map(|stats| stats.drops.get("not-entered")).sum();
+    assert!(refused >= 2, "{refused}");
+    let begun = engines.map(|stats| (stats.resets_sent, stats.flows, stats.cookies_accepted));
+    assert_eq!(begun, [(0, 0, 0); 2], "nothing was begun, nobody refused");
+    for number in 0..2000 {
+        owners.release(&stranger(number), 0);
+    }
+    let mut server = None;
+    let mut heard = [0; 8];
+    assert!(world.run_until(Duration::from_secs(10), |_| {
+        server = server.take().or_else(|| incoming.iter().find_map(|incoming| incoming.try_recv().ok()?.take()));
+        server.as_mut().is_some_and(|server| server.read(&mut heard) == 5)
+    }));
+    assert_eq!((&heard[..5], owners.len()), (&b"hello"[..], 1));
+}
+
+#[test]
+fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
+    let (mut world, owners) = full_world(Spread::Any, |_| {});
+    let requests = world.hosts[2].listen(PORT);
     let connect = |world: &mut World, local_port| {
         let pair = world.hosts[1].pair(PairOptions::default());
         let remote = (Ipv4Addr::new(10, 0, 0, 3), PORT).into();
