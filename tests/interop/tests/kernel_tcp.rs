@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use uwarp::config::Ecn;
-use uwarp::{Config, Context, DeviceConfig, FaultOptions, TcpListener, TcpStream, TcpStreamOptions};
+use uwarp::{Config, Context, DeviceConfig, FaultOptions, TcpInfo, TcpListener, TcpStream, TcpStreamOptions};
 use uwarp_interop_tests::flows::{self, PATIENCE, Table, join};
 use uwarp_interop_tests::is_long;
 use uwarp_interop_tests::witness;
@@ -97,9 +97,14 @@ fn configure(device: DeviceConfig, addresses: Addresses) -> Context {
 }
 
 fn open(config: Config) -> Context {
+    open_with_wait(config, Duration::from_millis(50))
+}
+
+/// With so long a TIME-WAIT.
+fn open_with_wait(config: Config, time_wait: Duration) -> Context {
     let mut config = uwarp_middlebox::behind(config.without_monitor());
     config.tcp.rto_min = Duration::from_millis(5);
-    config.tcp.time_wait = Duration::from_millis(50);
+    config.tcp.time_wait = time_wait;
     config.tcp.timestamps = true;
     config.tcp.ecn = Ecn::Offer;
     Context::open(config).expect("the context opens")
@@ -139,6 +144,47 @@ fn over_tap(name: &'static str, addresses: Addresses) {
     End::kernel("tap0", &[addresses.kernel]).bring_up().expect("an address on the tap");
     // The driver computes checksums behind the faults, and would vouch for what they damage.
     all(Bed::new(context, name, addresses), false);
+}
+
+/// The state that lasts when all is over. Tests of their own, since its length is asserted.
+#[test]
+fn resets_in_time_wait_over_af_packet() {
+    netns::test_inside("resets_in_time_wait_over_af_packet", || {
+        settings();
+        for (name, addresses) in [("af_packet", V4), ("af_packet IPv6", V6)] {
+            let kernel = [addresses.kernel];
+            netns::veth(1500, [End::silent("stack0"), End::kernel("kernel0", &kernel)]).expect("a veth pair");
+            let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
+            resets_in_time_wait(device, name, addresses, || {});
+            netns::ip(["link", "delete", "stack0"]).expect("the veth pair goes");
+        }
+    });
+}
+
+#[test]
+fn resets_in_time_wait_over_tap() {
+    netns::test_inside("resets_in_time_wait_over_tap", || {
+        settings();
+        for (name, addresses) in [("tap", V4), ("tap IPv6", V6)] {
+            let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
+            resets_in_time_wait(device, name, addresses, || {
+                End::kernel("tap0", &[addresses.kernel]).bring_up().expect("an address on the tap");
+            });
+        }
+    });
+}
+
+/// `ready` is called once the device is there.
+fn resets_in_time_wait(device: DeviceConfig, name: &'static str, addresses: Addresses, ready: impl FnOnce()) {
+    let time_wait = Duration::from_secs(1);
+    let config = Config::new(device, addresses.stack).expect("a good address");
+    let context = open_with_wait(config, time_wait);
+    ready();
+    let mut bed = Bed::new(context, name, addresses);
+    for opens in [Opens::Kernel, Opens::Stack] {
+        bed.resets_do_not_end_our_time_wait(opens, time_wait);
+        bed.resets_end_the_kernels_time_wait(opens);
+    }
 }
 
 /// Loss that the stack's own dice have no part in: a router between it and the kernel drops what it is to forward.
@@ -287,6 +333,7 @@ fn all(mut bed: Bed, corruption: bool) {
     bed.half_close();
     bed.resets();
     bed.resets_at_the_end();
+    bed.resets_behind_a_window_probe();
     bed.resets_while_opening();
     bed.nobody_listens();
     bed.options_are_used();
@@ -620,6 +667,92 @@ impl Bed {
         }
     }
 
+    /// The hazard of RFC 1337 §2: the acknowledgment that ends the kernel's connection comes twice, and the second one finds nobody
+    /// there. The kernel resets, with just the number that the stack expects.
+    fn resets_do_not_end_our_time_wait(&mut self, opens: Opens, time_wait: Duration) {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let capture = folder.path().join("capture.pcap");
+        self.context.start_capture(&capture).expect("a capture");
+        let (mut kernel, mut stack) = self.connect(opens);
+        stack.set_read_timeout(Some(PATIENCE));
+        stack.shutdown_write();
+        assert_eq!(kernel.read(&mut [0; 1]).unwrap(), 0);
+        let twice = FaultOptions { duplicate: 100.0, ..uwarp_middlebox::faults() };
+        self.context.set_faults(Some(twice)).expect("percentages");
+        let (before, begin) = (self.in_bad_state(), Instant::now());
+        drop(kernel);
+        assert_eq!(stack.read(&mut [0; 1]).unwrap(), 0);
+        drop(stack);
+        self.wait_for("the kernel's reset", |bed| bed.in_bad_state() > before);
+        self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
+        self.wait_for("the end of TIME-WAIT", |bed| bed.in_time_wait() == 0);
+        // The stack's clock and the system's do not agree to the microsecond; a wait that a reset ends is over at once.
+        assert!(begin.elapsed() >= time_wait.mul_f64(0.9), "TIME-WAIT is over after {:?}", begin.elapsed());
+        self.context.stop_capture();
+        let field = self.addresses.field;
+        // What is behind the kernel's SYN and FIN.
+        let filter = format!("{field}.src == {} && tcp.flags.reset == 1 && tcp.seq == 2", self.kernel);
+        assert!(witness::count(&capture, &filter) > 0, "{}: a reset with the number that is expected", self.name);
+    }
+
+    /// The same with the stack as the end that is gone and the kernel in TIME-WAIT, which heeds such a reset unless it is told not
+    /// to (RFC 9293 §3.10.7.4, second check; `tcp_rfc1337`).
+    fn resets_end_the_kernels_time_wait(&mut self, opens: Opens) {
+        for heeded in [false, true] {
+            let rule = if heeded { "0" } else { "1" };
+            std::fs::write("/proc/sys/net/ipv4/tcp_rfc1337", rule).expect("tcp_rfc1337");
+            let (kernel, mut stack) = self.connect(opens);
+            stack.set_read_timeout(Some(PATIENCE));
+            let ports = (kernel.local_addr().unwrap().port(), kernel.peer_addr().unwrap().port());
+            kernel.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(stack.read(&mut [0; 1]).unwrap(), 0);
+            let twice = FaultOptions { duplicate: 100.0, incoming: true, ..uwarp_middlebox::faults() };
+            self.context.set_faults(Some(twice)).expect("percentages");
+            let before = self.resets_sent();
+            stack.shutdown_write();
+            self.wait_for("a reset of the stack", |bed| bed.resets_sent() > before);
+            self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
+            if heeded {
+                self.wait_for("the end of the kernel's TIME-WAIT", |_| kernel_state(ports).is_none());
+            } else {
+                thread::sleep(Duration::from_millis(50));
+                assert_eq!(kernel_state(ports), Some(0x06), "TIME-WAIT, with the same segments");
+            }
+        }
+    }
+
+    /// The kernel has said nothing to the octet of a window probe: whether it took it or not, one of the two resets has the number
+    /// that it expects. It cannot ask either: nothing that it says arrives.
+    fn resets_behind_a_window_probe(&mut self) {
+        for taken in [false, true] {
+            for opens in [Opens::Kernel, Opens::Stack] {
+                let (mut kernel, mut stack) = self.connect(opens);
+                let ports = (kernel.local_addr().unwrap().port(), kernel.peer_addr().unwrap().port());
+                let port = stack.local_addr().expect("open").port();
+                stack.set_nonblocking(true);
+                self.wait_for("a shut window", |bed| {
+                    while stack.write(&[7; 4096]).is_ok() {}
+                    let tcp = bed.stack_tcp(port);
+                    (tcp.send_window, tcp.in_flight) == (0, 0) && tcp.unsent > 0
+                });
+                let drops = Drops::of_the_kernel();
+                if taken {
+                    kernel.set_nonblocking(true).unwrap();
+                    assert_eq!(until_error(&mut kernel), Some(ErrorKind::WouldBlock), "all that has come is read");
+                    kernel.set_nonblocking(false).unwrap();
+                    assert_eq!(kernel.read(&mut [0; 2]).unwrap(), 1, "the octet of a probe");
+                } else {
+                    let before = self.stack_tcp(port).segments_sent;
+                    self.wait_for("a probe", |bed| bed.stack_tcp(port).segments_sent > before);
+                }
+                stack.abort();
+                self.wait_for("the kernel's end", |_| kernel_state(ports).is_none());
+                assert_eq!(until_error(&mut kernel), Some(ErrorKind::ConnectionReset), "taken: {taken}");
+                drop(drops);
+            }
+        }
+    }
+
     /// Resets of a handshake that is half done.
     fn resets_while_opening(&mut self) {
         // The stack's answer is lost, the kernel has given up when it comes again.
@@ -650,9 +783,29 @@ impl Bed {
 
     /// The state of the stack's connection with this port, by its name; none if there is no such connection.
     fn stack_state(&self, port: u16) -> String {
+        self.stack_tcp(port).state
+    }
+
+    /// The stack's connection with this port; the default if there is no such connection.
+    fn stack_tcp(&self, port: u16) -> TcpInfo {
         let connections = self.context.stats().engines.into_iter().flat_map(|engine| engine.connections);
         let mut ours = connections.filter(|connection| connection.local.port() == port);
-        ours.next().map(|connection| connection.tcp.state).unwrap_or_default()
+        ours.next().map(|connection| connection.tcp).unwrap_or_default()
+    }
+
+    /// The stack's connections in TIME-WAIT.
+    fn in_time_wait(&self) -> u64 {
+        self.context.stats().engines.iter().map(|engine| engine.time_wait).sum()
+    }
+
+    fn resets_sent(&self) -> u64 {
+        self.context.stats().engines.iter().map(|engine| engine.resets_sent).sum()
+    }
+
+    /// Segments that the stack has not taken for the state of their connection: a reset in TIME-WAIT is such.
+    fn in_bad_state(&self) -> u64 {
+        let engines = self.context.stats().engines;
+        engines.iter().filter_map(|engine| engine.drops.get("bad-state")).sum()
     }
 
     fn wait_for(&self, what: &str, mut seen: impl FnMut(&Self) -> bool) {
