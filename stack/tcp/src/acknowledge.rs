@@ -186,7 +186,7 @@ impl Connection {
             && right <= self.queue.highest()
             && acknowledgment.since(left) <= u64::from(self.largest_window)
         {
-            // RFC 2883 §4.1 and §4.2: below the cumulative acknowledgment, or inside the second block.
+            // RFC 2883 §5: below the cumulative acknowledgment, or inside the second block.
             let inside = ranges.get(1).is_some_and(|&(start, end)| start <= left && right <= end);
             if right <= acknowledgment || inside {
                 duplicate = Some((left, right));

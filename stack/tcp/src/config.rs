@@ -49,7 +49,7 @@ impl Default for KeepAlive {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
     /// The largest segment that the local link takes, in octets behind the fixed IP and TCP headers: options and
-    /// payload together (the MSS as RFC 6691 defines it). Announced in the SYN, and a bound for what is sent.
+    /// payload together (the MSS as RFC 9293 §3.7.1 defines it). Announced in the SYN, and a bound for what is sent.
     pub mss: u16,
     /// Receive window in octets: the most that is ever offered. Up to 1 GiB with window scaling, 65,535 without.
     pub receive_window: u32,
@@ -85,8 +85,8 @@ pub struct Config {
     /// How long data may stay unacknowledged before the connection is given up (RFC 9293 §3.8.3 and RFC 5482);
     /// `None` for ever.
     pub user_timeout: Option<Duration>,
-    /// Time in TIME-WAIT: twice the longest life of a segment (RFC 9293 §3.4.1 says 4 minutes in all; 1 s is meant for
-    /// networks that cannot hold a segment longer than that).
+    /// Time in TIME-WAIT: twice the longest life of a segment (RFC 9293 §3.6.1, which §3.4.2 takes to be 2 minutes; 1 s is
+    /// meant for networks that cannot hold a segment longer than that).
     pub time_wait: Duration,
     /// How long to wait in FIN-WAIT-2 without a word from the peer; `None` for ever. RFC 9293 §3.6 knows no limit: whoever has closed
     /// may listen on. It is for owners to whom their own FIN means that nobody listens any more.

@@ -124,7 +124,7 @@ impl Controller {
     }
 
     /// `octets` were acknowledged outside of fast recovery. A window that was not used at the last transmission says nothing
-    /// about the network and does not grow (RFC 9293 §3.8.2, RFC 7661 §4.3).
+    /// about the network and does not grow (RFC 7661 §4.3 and §4.4).
     #[inline]
     pub(crate) fn acknowledged(&mut self, now: Instant, octets: u32, rtt: u64) {
         let (in_flight, window) = self.used;

@@ -269,7 +269,7 @@ impl Connection {
         self.measure(true);
     }
 
-    /// Works out the payload of a data segment (RFC 6691 §2, RFC 9293 §3.7.1: options come off).
+    /// Works out the payload of a data segment (RFC 9293 §3.7.1: options come off).
     fn measure(&mut self, opening: bool) {
         let options = if self.timestamps.enabled { 12 } else { 0 };
         self.segment = u32::from(self.peer_mss.min(self.path_mss)) - options;
@@ -498,7 +498,7 @@ impl Connection {
     }
 
     /// The path takes segments of `mss` octets, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers.
-    /// What is in flight in larger segments is sent again in smaller ones (RFC 1191 §6.5).
+    /// What is in flight in larger segments is sent again in smaller ones (RFC 1191 §6.4).
     pub fn set_path_mss(&mut self, mss: u16) {
         let mss = mss.clamp(MINIMUM_MSS, self.config.mss.max(MINIMUM_MSS));
         if mss == self.path_mss {

@@ -280,7 +280,7 @@ impl Connection {
         if !idle {
             let admitted = match self.recovery.doubt {
                 Doubt::Testing { left } if !self.recovery.is_open() => left > 0,
-                // What is lost goes first (RFC 6675 §5 (C)), also where only something shorter would fit.
+                // What is lost goes first (RFC 6675 §4, NextSeg (1)), also where only something shorter would fit.
                 _ => self.queue.lost() == 0 && self.in_flight().saturating_add(len) <= self.congestion.window(),
             };
             if !admitted {

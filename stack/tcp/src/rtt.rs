@@ -7,7 +7,7 @@ use crate::{Config, Info};
 
 /// Clock granularity G of RFC 6298 §2.3: a poll-mode owner looks at its clock about this often.
 const GRANULARITY: u64 = 10_000;
-/// How long a minimum is remembered, at least (RFC 8985 §6.1 asks for a windowed minimum).
+/// How long a minimum is remembered, at least (RFC 8985 §6.2, step 1 asks for a windowed minimum).
 const MINIMUM_WINDOW: u64 = 10_000_000_000;
 
 /// Estimates of one connection.
@@ -228,7 +228,7 @@ mod tests {
         }
         assert_eq!(rtt.timeout(), 60_000 * MS); // RFC 6298 §2.5
         rtt.sample(Instant::ZERO, MS / 10, 1);
-        assert_eq!(rtt.timeout(), 10 * MS); // RFC 6298 §5.7: a new sample ends the back-off
+        assert_eq!(rtt.timeout(), 10 * MS); // RFC 6298 §5: a new sample ends the back-off
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
         rtt.sample(at(11), 9 * MS, 1);
         assert_eq!(rtt.minimum(), Some(5 * MS));
         rtt.sample(at(22), 8 * MS, 1);
-        assert_eq!(rtt.minimum(), Some(8 * MS)); // RFC 8985 §6.1
+        assert_eq!(rtt.minimum(), Some(8 * MS)); // RFC 8985 §6.2, step 1
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn unused_window_does_not_grow() {
     let mut reno = controller(Congestion::Reno);
     reno.sent(3000);
     reno.acknowledged(at(0), 1000, RTT);
-    assert_eq!(reno.window(), 10_000); // RFC 7661 §4.3
+    assert_eq!(reno.window(), 10_000); // RFC 7661 §4.3 and §4.4
 }
 
 #[test]
