@@ -43,8 +43,8 @@ fn compare(file: &str, table: &str) {
     assert!(frozen == table, "{file} differs; see the head of tests/tables.rs\nwas:\n{frozen}\nis:\n{table}");
 }
 
-/// What random losses leave of an unlimited link, in bits a second: the larger of Mathis' formula for Reno (RFC 9438 §5.1,
-/// equation 6) and CUBIC's (equation 5), since CUBIC is never slower than Reno (§4.3).
+/// What random losses leave of an unlimited link, in bits a second: the larger of Mathis' formula for Reno, the square root of
+/// 3/2p, and CUBIC's (RFC 9438 §5.1, for C = 0.4), since CUBIC is never slower than Reno (§4.3).
 fn formula(congestion: Congestion, rtt: Duration, loss: f64) -> f64 {
     let rtt = rtt.as_secs_f64();
     let reno = (1.5 / loss).sqrt();
