@@ -35,6 +35,8 @@ pub struct Backend {
     /// What the stream has not taken yet, from here on in the first one.
     outgoing: VecDeque<Vec<u8>>,
     sent: usize,
+    /// Why the stream takes no more. What it has brought before is still read.
+    broken: Option<io::Error>,
     incoming: Records,
     room: Vec<u8>,
     again: Instant,
@@ -62,6 +64,7 @@ impl Backend {
             last: None,
             outgoing: VecDeque::new(),
             sent: 0,
+            broken: None,
             incoming: Records::new(RECORD_MAX),
             room: vec![0; ROOM],
             again: Instant::now(),
@@ -85,7 +88,11 @@ impl Backend {
             return self.connect();
         }
         match self.go_on() {
-            Ok(Some(record)) => Word::Record(record),
+            Ok(Some(record)) => {
+                // A server that does nothing but take connections is not back yet.
+                self.pause = PAUSES[0];
+                Word::Record(record)
+            }
             Ok(None) => Word::Nothing,
             Err(_) => {
                 self.lose();
@@ -115,7 +122,6 @@ impl Backend {
         match connecting.and_then(Connecting::poll) {
             Ok(Ok(stream)) => {
                 self.stream = Some(stream);
-                self.pause = PAUSES[0];
                 Word::Connected
             }
             Ok(Err(connecting)) => {
@@ -129,11 +135,15 @@ impl Backend {
                 {
                     tracing::warn!("no connection to the server {} for a client ({error}): {cure}", self.address);
                 }
-                self.again = Instant::now() + self.pause;
-                self.pause = (2 * self.pause).min(PAUSES[1]);
+                self.rest();
                 Word::Nothing
             }
         }
+    }
+
+    fn rest(&mut self) {
+        self.again = Instant::now() + self.pause;
+        self.pause = (2 * self.pause).min(PAUSES[1]);
     }
 
     fn lose(&mut self) {
@@ -145,16 +155,23 @@ impl Backend {
         self.outgoing.clear();
         self.incoming.clear();
         self.sent = 0;
-        self.again = Instant::now() + self.pause;
+        self.broken = None;
+        self.rest();
     }
 
     fn go_on(&mut self) -> io::Result<Option<Vec<u8>>> {
         let Some(stream) = &mut self.stream else { return Ok(None) };
-        while let Some(first) = self.outgoing.front() {
+        while let Some(first) = self.outgoing.front()
+            && self.broken.is_none()
+        {
             match stream.write(&first[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
+                // Replies may be there all the same: their calls must not go to a server that has forgotten them.
+                Err(error) => {
+                    self.broken = Some(error);
+                    break;
+                }
             }
             if self.sent == first.len() {
                 self.outgoing.pop_front();
@@ -170,7 +187,7 @@ impl Backend {
             Ok(count) => {
                 self.incoming.push(&self.room[..count]);
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return self.broken.take().map_or(Ok(None), Err),
             Err(error) => return Err(error),
         }
         self.incoming.take()
@@ -251,6 +268,46 @@ mod tests {
         let listener = TcpListener::bind(address).unwrap();
         until(&mut backend, |word| *word == Word::Connected);
         assert_eq!(listener.accept().unwrap().1, first);
+    }
+
+    #[test]
+    fn replies_that_came_before_the_connection_broke_are_taken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut backend = Backend::new(listener.local_addr().unwrap());
+        until(&mut backend, |word| *word == Word::Connected);
+        let (mut server, _) = listener.accept().unwrap();
+        server.set_nodelay(true).unwrap();
+        // More than the way there holds.
+        backend.send(&vec![7; 16 << 20]);
+        assert_eq!(backend.poll(), Word::Nothing);
+        server.read_exact(&mut [0; 100]).unwrap();
+        server.write_all(b"\x80\0\0\x05reply\x80\0\0\x01x\x80\0\0\x09half").unwrap();
+        // With what it has not read the server's host resets the connection: nothing more can be sent.
+        drop(server);
+        assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"reply".to_vec()));
+        assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"x".to_vec()));
+        until(&mut backend, |word| *word == Word::Connected);
+    }
+
+    /// Of what stands in front of a server that is away, for example.
+    #[test]
+    fn a_server_that_only_takes_connections_is_asked_less_and_less_often() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut backend = Backend::new(listener.local_addr().unwrap());
+        for round in 0..4 {
+            assert_eq!(backend.pause, (1 << round) * PAUSES[0]);
+            until(&mut backend, |word| *word == Word::Connected);
+            drop(listener.accept().unwrap());
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while backend.is_connected() {
+                assert_eq!(backend.poll(), Word::Nothing);
+                assert!(Instant::now() < deadline);
+            }
+        }
+        until(&mut backend, |word| *word == Word::Connected);
+        listener.accept().unwrap().0.write_all(b"\x80\0\0\x01x").unwrap();
+        until(&mut backend, |word| *word == Word::Record(b"x".to_vec()));
+        assert_eq!(backend.pause, PAUSES[0]);
     }
 
     #[test]

@@ -353,18 +353,21 @@ fn received(rig: &mut Rig, stream: &mut TcpStream) -> Vec<u8> {
     stream.set_nonblocking(true).unwrap();
     let deadline = Instant::now() + LONG;
     let mut record = Vec::new();
-    let mut room = [0; 500];
-    while record.len() < 4
-        || record.len() < 4 + (u32::from_be_bytes(record[..4].try_into().unwrap()) & 0x7fff_ffff) as usize
-    {
+    let mut room = [0; 100_000];
+    loop {
+        // Nothing of the next record.
+        let mark = record.first_chunk().map(|mark| (u32::from_be_bytes(*mark) & 0x7fff_ffff) as usize);
+        let missing = mark.map_or(4, |length| 4 + length) - record.len();
+        if missing == 0 {
+            return record.split_off(4);
+        }
         rig.step();
         assert!(rig.client.poll().is_none());
-        if let Ok(count) = stream.read(&mut room) {
+        if let Ok(count) = stream.read(&mut room[..missing.min(100_000)]) {
             record.extend_from_slice(&room[..count]);
         }
         assert!(Instant::now() < deadline);
     }
-    record.split_off(4)
 }
 
 fn reply(stream: &mut TcpStream, message: &[u8]) {
@@ -468,6 +471,79 @@ fn calls_outlive_a_server_that_was_away() {
     }
     assert!(xids.iter().all(|xid| *xid == xids[0]), "the server can know the call again");
     assert_eq!(rig.gateways[0].outstanding(), 0);
+}
+
+/// The server dies with a call that it has half of, with one that it has answered, and with one that it has half answered, and
+/// again with a call left over.
+#[test]
+fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = backend.local_addr().unwrap();
+    let mut rig = Rig::new(address, Policy::default());
+    let file = nfs_fh3 { data: Opaque::borrowed(b"handle") };
+    let getattr = GETATTR3args { object: file.clone() };
+    // The first reply grants credits for more.
+    let warm = rig.start(GETATTR, &getattr, vec![]);
+    let mut first = accepted(&mut rig, &backend);
+    first.set_nodelay(true).unwrap();
+    let port = first.peer_addr().unwrap();
+    let record = received(&mut rig, &mut first);
+    reply_stale(&mut first, CallHeader::parse(&record).unwrap().0.xid);
+    assert_eq!(rig.finished().id, warm);
+    let name = diropargs3 { dir: file.clone(), name: b"name".to_vec().into() };
+    let answered = rig.start(GETATTR, &getattr, vec![]);
+    let half_answered = rig.start(REMOVE, &nfs3_types::nfs3::REMOVE3args { object: name }, vec![]);
+    let calls = [received(&mut rig, &mut first), received(&mut rig, &mut first)];
+    let headers = calls.each_ref().map(|record| CallHeader::parse(record).unwrap().0);
+    assert_eq!(headers.each_ref().map(|call| call.procedure), [GETATTR, REMOVE]);
+    // Longer than what the kernel holds: the gateway is in the middle of it.
+    let data = pattern(3, 24 << 20);
+    let count = data.len() as u32;
+    let arguments = WRITE3args { file, offset: 0, count, stable: stable_how::FILE_SYNC, data: Opaque::borrowed(&data) };
+    let half_sent = rig.start(WRITE, &arguments, vec![]);
+    let deadline = Instant::now() + LONG;
+    while first.peek(&mut [0]).is_err() {
+        rig.step();
+        assert!(rig.client.poll().is_none());
+        assert!(Instant::now() < deadline);
+    }
+    for _ in 0..1000 {
+        rig.step();
+    }
+    reply_stale(&mut first, headers[0].xid);
+    first.write_all(&[0x80, 0, 0, 28]).unwrap();
+    first.write_all(&headers[1].xid.to_be_bytes()).unwrap();
+    // Its host resets the connection, since it leaves octets unread, and its port is nobody's for a while.
+    drop((first, backend));
+    let finished = rig.finished();
+    assert_eq!((finished.id, finished.outcome.unwrap().results[0].octets()), (answered, &70_u32.to_be_bytes()[..]));
+    assert_eq!(rig.gateways[0].outstanding(), 2);
+    let backend = TcpListener::bind(address).unwrap();
+    let mut second = accepted(&mut rig, &backend);
+    assert_eq!(second.peer_addr().unwrap(), port, "by which the server knows calls that come again");
+    assert!(received(&mut rig, &mut second) == calls[1], "the same octets");
+    let whole = received(&mut rig, &mut second);
+    let (write, _) = CallHeader::parse(&whole).unwrap();
+    assert_eq!(write.procedure, WRITE);
+    assert!(whole.ends_with(&data));
+    // The second one is done first, and said to be done twice; the other is left over again.
+    reply_stale(&mut second, write.xid);
+    reply_stale(&mut second, write.xid);
+    assert_eq!(rig.finished().id, half_sent);
+    drop(second);
+    let mut third = accepted(&mut rig, &backend);
+    assert_eq!(third.peer_addr().unwrap(), port);
+    assert!(received(&mut rig, &mut third) == calls[1]);
+    reply_stale(&mut third, headers[1].xid);
+    assert_eq!(rig.finished().id, half_answered);
+    for _ in 0..1000 {
+        rig.step();
+        assert!(rig.client.poll().is_none());
+    }
+    third.set_nonblocking(true).unwrap();
+    assert_eq!(third.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nothing more is asked");
+    assert_eq!((rig.gateways[0].outstanding(), rig.gateways[0].stats().replies), (0, 4));
+    assert_eq!(rig.client.stats().connections, 1, "the client has noticed nothing");
 }
 
 #[test]
