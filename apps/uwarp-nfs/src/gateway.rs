@@ -1,7 +1,9 @@
 //! One client's connection over RDMA, and the connection to the server that its calls go to.
 
 use crate::backend::{Backend, Word};
+use crate::directory::procedures::{TRANSFER_MAX, number};
 use crate::metrics::Metrics;
+use crate::records::record;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use uwarp_rpcrdma::nfs3::{self, Nfs3};
 use uwarp_rpcrdma::responder::{Answer, Over, Request, Responder, ResponderStats, Token};
 use uwarp_rpcrdma::rpc::{CallHeader, Protection, ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
-use uwarp_rpcrdma::xdr::put_padding;
+use uwarp_rpcrdma::xdr::padding;
 
 /// A call that the server has not answered.
 struct Open {
@@ -20,8 +22,8 @@ struct Open {
     again: Vec<Token>,
     procedure: u32,
     protection: Protection,
-    /// The call, to be sent again to a server that was away.
-    record: Vec<u8>,
+    /// The call, to be sent again to a server that was away. What is being sent is the same memory.
+    record: Arc<Vec<u8>>,
     start: Instant,
 }
 
@@ -82,6 +84,10 @@ impl Gateway {
     /// The client's connection is over.
     pub fn step(&mut self) -> Result<bool, Over> {
         let mut busy = false;
+        // Memory of replies that have left serves calls.
+        while let Some(memory) = self.responder.reclaim() {
+            self.responder.recycle(memory);
+        }
         while let Some(request) = self.responder.poll()? {
             self.forward(request);
             busy = true;
@@ -92,10 +98,14 @@ impl Gateway {
                 self.answer(&record);
                 busy = true;
             }
+            Word::TooLong(xid) => {
+                self.fail(xid);
+                busy = true;
+            }
             Word::Connected => {
                 for xid in &self.order {
                     if let Some(open) = self.open.get(xid) {
-                        self.backend.send(&open.record);
+                        self.backend.send(Arc::clone(&open.record));
                     }
                 }
                 busy = true;
@@ -124,7 +134,7 @@ impl Gateway {
             };
             return self.responder.answer(request.token, answer);
         }
-        let mut record = Vec::new();
+        let mut header = Vec::new();
         CallHeader {
             xid,
             program: request.program,
@@ -133,16 +143,18 @@ impl Gateway {
             credential,
             verifier: request.verifier.as_auth(),
         }
-        .encode(&mut record);
+        .encode(&mut header);
+        let mut record = record(std::iter::once(&header[..]).chain(request.arguments.iter().map(Part::octets)));
+        if protection == Protection::None {
+            ask_for_less(request.procedure, &mut record[4 + header.len()..]);
+        }
         for part in request.arguments {
-            record.extend_from_slice(part.octets());
-            put_padding(&mut record, part.octets().len());
             if let Part::Item(memory) = part {
                 self.responder.recycle(memory);
             }
         }
         if let Some(open) = self.open.get_mut(&xid) {
-            if open.record == record {
+            if *open.record == record {
                 // The client was impatient: the server's reply is for both.
                 Metrics::count(&self.metrics.duplicates);
                 open.again.push(request.token);
@@ -153,8 +165,9 @@ impl Gateway {
             }
             return;
         }
+        let record = Arc::new(record);
         if self.backend.is_connected() {
-            self.backend.send(&record);
+            self.backend.send(Arc::clone(&record));
         }
         self.open.insert(
             xid,
@@ -173,10 +186,17 @@ impl Gateway {
     fn answer(&mut self, record: &[u8]) {
         // A reply to nothing, or what is no reply: the server repeats itself, or is none.
         let Ok((header, at)) = ReplyHeader::parse(record) else { return };
-        let Some(open) = self.open.remove(&header.xid) else { return };
-        self.order.retain(|xid| *xid != header.xid);
+        let Some(open) = self.take_out(header.xid) else { return };
         let results = match header.status {
-            Status::Success => results(open.procedure, open.protection, &record[at..]),
+            Status::Success => {
+                let mut results = results(open.procedure, open.protection, &record[at..]);
+                if (open.procedure, open.protection) == (number::FSINFO, Protection::None)
+                    && let Some([Part::Octets(octets)]) = results.as_deref_mut()
+                {
+                    announce_less(octets);
+                }
+                results
+            }
             _ => Some(Vec::new()),
         };
         let answer = match results {
@@ -190,12 +210,66 @@ impl Gateway {
         } else {
             Metrics::count(&self.metrics.refused);
         }
+        self.give(open, answer);
+    }
+
+    /// Answers a call whose reply does not pass.
+    fn fail(&mut self, xid: u32) {
+        let Some(open) = self.take_out(xid) else { return };
+        tracing::warn!("the server's reply to procedure {} for {} is too long", open.procedure, self.client());
+        Metrics::count(&self.metrics.refused);
+        self.give(open, Answer::failure(Status::SystemError));
+    }
+
+    fn take_out(&mut self, xid: u32) -> Option<Open> {
+        let open = self.open.remove(&xid)?;
+        self.order.retain(|other| *other != xid);
+        Some(open)
+    }
+
+    fn give(&mut self, open: Open, answer: Answer) {
         for token in open.again {
             self.responder.answer(token, answer.clone());
         }
         self.responder.answer(open.token, answer);
     }
 }
+
+/// Lowers what a call asks for to what passes: servers may give less than is asked for (RFC 1813 §3.3.6, §3.3.16, §3.3.17).
+fn ask_for_less(procedure: u32, arguments: &mut [u8]) {
+    // Octets between the handle and the count.
+    let between = match procedure {
+        // The offset.
+        number::READ => 8,
+        // Cookie and verifier; of the other one, octets of names too.
+        number::READDIR => 16,
+        number::READDIRPLUS => 20,
+        _ => return,
+    };
+    let Some(length) = arguments.first_chunk().map(|word| u32::from_be_bytes(*word) as usize) else { return };
+    lower(arguments, 4 + length + padding(length) + between);
+}
+
+/// Lowers what a server says that may be asked for (RFC 1813 §3.3.19) to what passes.
+fn announce_less(results: &mut [u8]) {
+    const WORDS: usize = 4;
+    // The status, and whether there are attributes.
+    let Some(&[0, 0, 0, 0, 0, 0, 0, attributes]) = results.first_chunk() else { return };
+    let at = 2 * WORDS + if attributes == 1 { ATTRIBUTES } else { 0 };
+    // Greatest and preferred READ, and a multiple; the same of WRITE; preferred READDIR.
+    for word in [0, 1, 3, 4, 6] {
+        lower(results, at + word * WORDS);
+    }
+}
+
+fn lower(octets: &mut [u8], at: usize) {
+    if let Some(word) = octets.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
+        *word = u32::from_be_bytes(*word).min(TRANSFER_MAX).to_be_bytes();
+    }
+}
+
+/// Octets of attributes (RFC 1813 §2.5).
+const ATTRIBUTES: usize = 84;
 
 /// Takes a server's results apart into what may be written to the client and what may not. `None` if they are not those of the
 /// procedure.

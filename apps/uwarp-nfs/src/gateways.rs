@@ -4,7 +4,7 @@ use crate::descriptors::explained;
 use crate::gateway::{Gateway, Policy};
 use crate::metrics::Metrics;
 use crate::relay::Relay;
-use crate::server::CLIENTS_MAX;
+use crate::server::{CLIENTS_MAX, LONGEST_CALL, MEMORY};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,19 @@ use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::responder::{Common, Responder, ResponderOptions};
+
+/// What a call under way may take: its arguments, its results, and as much that is kept for the next; and for each client a reply that
+/// is coming, which may have grown to twice what it is.
+pub const OF_A_CALL: u64 = 5 * LONGEST_CALL;
+
+/// Ports to listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// NFS over RDMA.
+    pub rdma: u16,
+    /// Plain TCP, which is passed on.
+    pub tcp: u16,
+}
 
 /// The gateways of all clients to one server. One thread owns them and turns them by [`step`](Self::step).
 pub struct Gateways {
@@ -41,26 +54,28 @@ impl std::fmt::Debug for Gateways {
 impl Gateways {
     /// Puts RDMA on one port in front of a server, and passes plain TCP on from the other, for clients of these subnets, or for all.
     ///
+    /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more ([`OF_A_CALL`]).
+    ///
     /// # Errors
     /// A port is taken.
     pub fn start(
         context: &Context,
-        port: u16,
-        tcp_port: u16,
+        ports: Ports,
         server: SocketAddr,
         policy: Policy,
         allow: Vec<InterfaceAddress>,
         metrics: Arc<Metrics>,
+        memory: u64,
     ) -> anyhow::Result<Self> {
-        let listener = context.listen(port, ListenOptions::default())?;
-        let mut plain = TcpListener::bind(context, tcp_port)?;
+        let listener = context.listen(ports.rdma, ListenOptions::default())?;
+        let mut plain = TcpListener::bind(context, ports.tcp)?;
         plain.set_nonblocking(true);
         Ok(Self {
             context: context.clone(),
             listener,
             plain,
             bindings: Arc::new([Arc::new(Nfs3)]),
-            common: Arc::default(),
+            common: Arc::new(Common::new(usize::try_from(memory / OF_A_CALL).unwrap_or(usize::MAX))),
             server,
             policy,
             allow,
@@ -128,8 +143,10 @@ impl Gateways {
             if !self.takes(peer, self.clients.len()) {
                 request.reject(&[])?;
             } else {
+                let options =
+                    ResponderOptions { longest_call: LONGEST_CALL, memory: MEMORY, ..ResponderOptions::default() };
                 let (bindings, common) = (Arc::clone(&self.bindings), Arc::clone(&self.common));
-                match Responder::accept(&self.context, request, bindings, ResponderOptions::default(), common) {
+                match Responder::accept(&self.context, request, bindings, options, common) {
                     Ok(responder) => {
                         tracing::info!("client {peer} is here");
                         Metrics::count(&self.metrics.rdma_clients);
@@ -184,7 +201,8 @@ mod tests {
         let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
         // Nobody listens there.
         let server = SocketAddr::from(([127, 0, 0, 1], 1));
-        (here, Gateways::start(&there, PORT, 2049, server, Policy::default(), allow, Arc::default()).unwrap())
+        let ports = Ports { rdma: PORT, tcp: 2049 };
+        (here, Gateways::start(&there, ports, server, Policy::default(), allow, Arc::default(), 1 << 30).unwrap())
     }
 
     #[test]

@@ -15,7 +15,7 @@ use uwarp_app::units::parse_size;
 use uwarp_app::{NetworkFlags, Role, signals, usage};
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::gateway::{PORT, Policy};
-use uwarp_nfs::gateways::Gateways;
+use uwarp_nfs::gateways::{self, Gateways};
 use uwarp_nfs::metrics::{Keeper, Metrics};
 use uwarp_nfs::server::{Ports, Server};
 
@@ -83,8 +83,9 @@ struct Arguments {
     #[arg(long, default_value_t = 4, conflicts_with = "backend", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 
-    /// Memory for calls over RDMA, of a directory: clients share it, and each may have one call under way at least (3.2 MiB)
-    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_size, conflicts_with = "backend")]
+    /// Memory for calls over RDMA: clients share it, and each may have one call under way at least (3.2 MiB; in front of another
+    /// server 5.3)
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_size)]
     memory: u64,
 
     /// Keep what was done in this file, in the text format of Prometheus
@@ -161,8 +162,8 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     let context = Context::open(config)?;
     let allow = arguments.allow.clone();
     let metrics = Arc::new(Metrics::of_gateway());
-    let (port, tcp_port) = (arguments.port, arguments.tcp_port);
-    let mut gateways = Gateways::start(&context, port, tcp_port, server, policy, allow, Arc::clone(&metrics))?;
+    let ports = gateways::Ports { rdma: arguments.port, tcp: arguments.tcp_port };
+    let mut gateways = Gateways::start(&context, ports, server, policy, allow, Arc::clone(&metrics), arguments.memory)?;
     eprintln!("NFS over RDMA on {} in front of {server}", context.socket_address(arguments.port));
     let mut keeper = keeper(arguments, metrics)?;
     let mut idle = 0_u32;

@@ -51,6 +51,13 @@ impl Records {
         }
     }
 
+    /// The first word of the record that is coming, if it is there: of an RPC message, its XID.
+    pub fn first_word(&self) -> Option<u32> {
+        let fragment = self.incoming.get(self.taken + 4..).unwrap_or_default();
+        let octets: Vec<u8> = self.record.iter().chain(fragment).copied().take(4).collect();
+        octets.first_chunk().map(|word| u32::from_be_bytes(*word))
+    }
+
     /// Forgets all that has come.
     pub fn clear(&mut self) {
         *self = Self::new(self.most);
@@ -89,6 +96,15 @@ mod tests {
         }
         records.push(b"\0\0\0\x04long\0\0\0\x03");
         assert_eq!(records.take().unwrap_err().kind(), ErrorKind::InvalidData);
+        // Whose it is is known later.
+        for (before, last) in [(&b"\x80\0\0\x07lon"[..], b"g"), (b"\0\0\0\x02lo\x80\0\0\x05n", b"g")] {
+            records.clear();
+            records.push(before);
+            assert_eq!(records.take().unwrap_err().kind(), ErrorKind::InvalidData);
+            assert_eq!(records.first_word(), None);
+            records.push(last);
+            assert_eq!(records.first_word(), Some(u32::from_be_bytes(*b"long")));
+        }
         records.clear();
         assert_eq!(record([&b"head"[..], b"data!"]), b"\x80\0\0\x0cheaddata!\0\0\0");
     }

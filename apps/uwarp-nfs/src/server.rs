@@ -21,9 +21,9 @@ use uwarp_rpcrdma::walk::Part;
 use uwarp_rpcrdma::xdr::Reader;
 
 /// Octets that the chunks of a connection's calls may take.
-const MEMORY: u64 = 32 << 20;
+pub(crate) const MEMORY: u64 = 32 << 20;
 /// Most octets that a call's Read chunks have.
-const LONGEST_CALL: u64 = TRANSFER_MAX as u64 + (64 << 10);
+pub(crate) const LONGEST_CALL: u64 = TRANSFER_MAX as u64 + (64 << 10);
 /// What a call under way may take: its chunks, its results, and as much that is kept for the next.
 const OF_A_CALL: u64 = 3 * LONGEST_CALL;
 

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context, ListenOptions, Listener};
 use uwarp_nfs::gateway::{Gateway, PORT, Policy};
+use uwarp_nfs::gateways::{Gateways, OF_A_CALL, Ports};
 use uwarp_nfs::metrics::Metrics;
+use uwarp_nfs::records::{Records, record};
 use uwarp_rpcrdma::binding::{Binding, Greatest};
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
@@ -37,6 +39,7 @@ const CREATE: u32 = 8;
 const REMOVE: u32 = 12;
 const RENAME: u32 = 14;
 const READDIR: u32 = 16;
+const FSINFO: u32 = 19;
 
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut octets = vec![0; length];
@@ -544,6 +547,178 @@ fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
     assert_eq!(third.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nothing more is asked");
     assert_eq!((rig.gateways[0].outstanding(), rig.gateways[0].stats().replies), (0, 4));
     assert_eq!(rig.client.stats().connections, 1, "the client has noticed nothing");
+}
+
+/// All of a call's memory is bounded, and so is what a server may be asked for.
+#[test]
+fn no_more_is_asked_for_than_a_reply_may_have() {
+    const MOST: u32 = 1 << 20;
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
+    let file = nfs_fh3 { data: Opaque::borrowed(b"odd-handle") };
+    let mut fsinfo = Vec::new();
+    put_opaque(&mut fsinfo, b"odd-handle");
+    // The server's words, without attributes and with some, and what becomes of them.
+    let mut stream = None;
+    for attributes in [0, 1_u32] {
+        let id = rig.start(FSINFO, &GETATTR3args { object: file.clone() }, vec![]);
+        let stream = stream.get_or_insert_with(|| accepted(&mut rig, &backend));
+        let record = received(&mut rig, stream);
+        let (call, at) = CallHeader::parse(&record).unwrap();
+        assert_eq!((call.procedure, &record[at..]), (FSINFO, &fsinfo[..]));
+        let results = |sizes: [u32; 7]| {
+            let mut octets = [0, attributes].map(u32::to_be_bytes).concat();
+            octets.resize(8 + 84 * attributes as usize, 0xff);
+            sizes.iter().for_each(|size| octets.extend_from_slice(&size.to_be_bytes()));
+            octets.resize(octets.len() + 20, 0xff);
+            octets
+        };
+        let mut message = Vec::new();
+        ReplyHeader { xid: call.xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut message);
+        message.extend_from_slice(&results([4 << 20, 2 << 20, 4096, 8 << 20, MOST, 8192, 32_768]));
+        reply(stream, &message);
+        let finished = rig.finished();
+        assert_eq!(finished.id, id);
+        let expected = results([MOST, MOST, 4096, MOST, MOST, 8192, 32_768]);
+        assert_eq!(finished.outcome.unwrap().results, [Part::Octets(expected)]);
+    }
+    let mut stream = stream.unwrap();
+    for (count, asked) in [(4 << 20, MOST), (MOST, MOST), (5000, 5000)] {
+        let (offset, cookieverf) = (1 << 40, cookieverf3::default());
+        let calls = [
+            rig.start(READ, &READ3args { file: file.clone(), offset, count }, vec![]),
+            rig.start(READDIR, &READDIR3args { dir: file.clone(), cookie: 7, cookieverf, count }, vec![]),
+        ];
+        for _ in 0..2 {
+            let record = received(&mut rig, &mut stream);
+            let (call, _) = CallHeader::parse(&record).unwrap();
+            assert!(record.ends_with(&asked.to_be_bytes()), "{} of {count}", call.procedure);
+            reply_stale(&mut stream, call.xid);
+            assert!(calls.contains(&rig.finished().id));
+        }
+    }
+    // One that sends more all the same: its reply is not waited for again and again, and those to others are.
+    let calls = [0, 1].map(|offset| rig.start(READ, &READ3args { file: file.clone(), offset, count: 5 }, vec![]));
+    let records = [received(&mut rig, &mut stream), received(&mut rig, &mut stream)];
+    let xids = records.each_ref().map(|record| CallHeader::parse(record).unwrap().0.xid);
+    stream.write_all(&((1 << 31) | (2 * MOST)).to_be_bytes()).unwrap();
+    stream.write_all(&xids[0].to_be_bytes()).unwrap();
+    let finished = rig.finished();
+    assert_eq!((finished.id, finished.outcome.unwrap().status), (calls[0], Status::SystemError));
+    let mut stream = accepted(&mut rig, &backend);
+    assert!(received(&mut rig, &mut stream) == records[1]);
+    reply_stale(&mut stream, xids[1]);
+    assert_eq!(rig.finished().id, calls[1]);
+}
+
+/// Four calls: a client's alone, or two of each. What else they have sent waits.
+#[test]
+fn clients_have_equal_parts_of_the_memory_for_calls() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    backend.set_nonblocking(true).unwrap();
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let (ports, server) = (Ports { rdma: PORT, tcp: 2049 }, backend.local_addr().unwrap());
+    let metrics = Arc::new(Metrics::of_gateway());
+    let mut gateways =
+        Gateways::start(&there, ports, server, Policy::default(), vec![], metrics, 4 * OF_A_CALL + 1).unwrap();
+    let peer = there.socket_address(PORT);
+    let mut arguments = Vec::new();
+    put_opaque(&mut arguments, b"handle");
+    let mut streams: Vec<(TcpStream, Records)> = Vec::new();
+    let mut clients: Vec<Raw> = Vec::new();
+    // XIDs of calls that the server has and has not answered, by client.
+    let mut under_way: [Vec<u32>; 2] = Default::default();
+    for (count, expected) in [(1, [4, 0]), (2, [2, 2])] {
+        while clients.len() < count {
+            let mut client = Raw::connect(&here, peer, || assert!(gateways.step().is_ok()));
+            for number in 0..8 {
+                client.call(100 * clients.len() as u32 + number, GETATTR, &arguments);
+            }
+            clients.push(client);
+        }
+        let deadline = Instant::now() + LONG;
+        let mut since = Instant::now();
+        // Until nothing has changed for a while.
+        while under_way.each_ref().map(Vec::len) != expected || since.elapsed() < Duration::from_millis(100) {
+            assert!(Instant::now() < deadline, "{under_way:?} {expected:?}");
+            gateways.step().unwrap();
+            clients.iter_mut().for_each(Raw::poll);
+            if let Ok((stream, _)) = backend.accept() {
+                stream.set_nonblocking(true).unwrap();
+                streams.push((stream, Records::new(1000)));
+            }
+            for (stream, records) in &mut streams {
+                let mut room = [0; 1000];
+                if let Ok(length @ 1..) = stream.read(&mut room) {
+                    records.push(&room[..length]);
+                }
+                while let Some(call) = records.take().unwrap() {
+                    let (call, _) = CallHeader::parse(&call).unwrap();
+                    under_way[call.xid as usize / 100].push(call.xid);
+                    since = Instant::now();
+                }
+            }
+            // The second client is here: the first one's come down to its part.
+            if under_way[0].len() > expected[0] {
+                let mut message = Vec::new();
+                ReplyHeader { xid: under_way[0].remove(0), verifier: Auth::NONE, status: Status::Success }
+                    .encode(&mut message);
+                message.extend_from_slice(&70_u32.to_be_bytes());
+                streams[0].0.write_all(&record([&message[..]])).unwrap();
+                since = Instant::now();
+            }
+        }
+    }
+}
+
+/// Longer ones than any client sends that was told how long a WRITE may be.
+#[test]
+fn a_call_that_is_too_long_is_refused() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let (ports, server) = (Ports { rdma: PORT, tcp: 2049 }, backend.local_addr().unwrap());
+    let metrics = Arc::new(Metrics::of_gateway());
+    let mut gateways = Gateways::start(&there, ports, server, Policy::default(), vec![], metrics, 0).unwrap();
+    let bindings: Vec<Arc<dyn Binding>> = vec![Arc::new(Nfs3)];
+    let mut client =
+        Requester::start_connect(&here, there.socket_address(PORT), bindings, RequesterOptions::default()).unwrap();
+    let start = |client: &mut Requester, length| {
+        let mut head = Vec::new();
+        put_opaque(&mut head, b"handle");
+        head.extend_from_slice(&[0; 16]);
+        let arguments = vec![Part::Octets(head), Part::Octets((length as u32).to_be_bytes().to_vec())];
+        let arguments = [arguments, vec![Part::Item(vec![7; length])]].concat();
+        let call = Call { program: 100_003, version: 3, procedure: WRITE, arguments, ..Call::default() };
+        client.start(call).unwrap()
+    };
+    let (long, right) = (start(&mut client, (1 << 20) + (64 << 10) + 4), start(&mut client, 1 << 20));
+    let deadline = Instant::now() + LONG;
+    let finished = loop {
+        gateways.step().unwrap();
+        if let Some(finished) = client.poll() {
+            break finished;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert_eq!(finished.id, long);
+    finished.outcome.unwrap_err();
+    // A client has room for one at least.
+    let (mut stream, _) = backend.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut records = Records::new(2 << 20);
+    let mut room = vec![0; 1 << 16];
+    let record = loop {
+        gateways.step().unwrap();
+        assert!(client.poll().is_none(), "{right:?}");
+        if let Ok(length) = stream.read(&mut room) {
+            records.push(&room[..length]);
+        }
+        if let Some(record) = records.take().unwrap() {
+            break record;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert!(record.ends_with(&[7; 1 << 20]));
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn interrupt(mut child: std::process::Child) {
 fn it_serves_until_it_is_interrupted() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = folder.path().join("metrics");
-    let arguments = ["--backend", "127.0.0.1:2049", "--metrics", metrics.to_str().unwrap()];
+    let arguments = ["--backend", "127.0.0.1:2049", "--memory", "64M", "--metrics", metrics.to_str().unwrap()];
     let (child, _said, first) = started(&arguments, &folder.path().join("socket"));
     assert_eq!(first, "NFS over RDMA on 10.77.0.1:20049 in front of 127.0.0.1:2049");
     interrupt(child);
