@@ -117,20 +117,23 @@ impl Gateways {
         Ok(busy)
     }
 
-    /// Lets all clients go, and ends; waits no longer than `limit`. What the server has is answered; what it has not, clients send
-    /// again to whoever comes next.
+    /// Lets all clients go, over TCP, too, and ends; waits no longer than `limit`. What the server has is answered; what it has not,
+    /// clients send again to whoever comes next.
     pub fn stop(self, limit: Duration) {
         let start = Instant::now();
-        let Self { mut clients, listener, plain, relays, .. } = self;
-        drop((listener, plain, relays));
+        let Self { context, mut clients, listener, plain, mut relays, .. } = self;
+        drop((listener, plain));
         clients.iter_mut().for_each(Gateway::stop_taking);
-        while !clients.is_empty() && start.elapsed() < limit {
+        relays.iter_mut().for_each(Relay::stop_taking);
+        while !(clients.is_empty() && relays.is_empty()) && start.elapsed() < limit {
+            relays.retain_mut(|relay| matches!(relay.step(), Ok(Some(_))));
             clients.retain_mut(|client| {
                 if client.outstanding() == 0 {
                     client.disconnect();
                 }
                 client.step().is_ok()
             });
+            context.poll();
             std::thread::sleep(Duration::from_micros(50));
         }
     }
@@ -237,6 +240,55 @@ mod tests {
         }
         assert_eq!(gateways.clients.len(), 2);
         assert!(gateways.metrics.text().contains("uwarp_nfs_rdma_clients_total 2"));
+    }
+
+    #[test]
+    fn what_was_asked_over_tcp_is_answered_before_the_end() {
+        use std::io::{Read as _, Write as _};
+        let (here, mut gateways) = gateways(&[]);
+        let there = gateways.context.clone();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        gateways.server = listener.local_addr().unwrap();
+        let (asked, question) = std::sync::mpsc::channel();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut call = [0; 8];
+            stream.read_exact(&mut call).unwrap();
+            asked.send(call).unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            stream.write_all(b"\x80\0\0\x05reply").unwrap();
+            // It ends in order.
+            assert_eq!(stream.read(&mut call).unwrap(), 0);
+        });
+        let peer = there.socket_address(2049);
+        let mut client = TcpStream::start_connect(&here, peer, &uwarp::TcpStreamOptions::default()).unwrap();
+        let deadline = Instant::now() + LONG;
+        while client.check_connected().unwrap().is_none() {
+            gateways.step().unwrap();
+            assert!(Instant::now() < deadline);
+        }
+        client.set_nonblocking(true);
+        assert_eq!(client.write(b"\x80\0\0\x04call").unwrap(), 8);
+        while question.try_recv().is_err() {
+            gateways.step().unwrap();
+            here.poll();
+            assert!(Instant::now() < deadline);
+        }
+        let start = Instant::now();
+        gateways.stop(2 * LONG);
+        assert!(start.elapsed() < LONG, "no longer than the answer takes");
+        let (mut got, mut room) = (Vec::new(), [0; 100]);
+        loop {
+            match client.read(&mut room) {
+                Ok(0) => break,
+                Ok(count) => got.extend_from_slice(&room[..count]),
+                Err(_) => {}
+            }
+            there.poll();
+            assert!(Instant::now() < deadline);
+        }
+        assert_eq!(got, b"\x80\0\0\x05reply");
+        server.join().unwrap();
     }
 
     /// A server that does not even refuse: to wait for it would keep all other clients waiting.

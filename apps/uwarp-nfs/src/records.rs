@@ -64,6 +64,62 @@ impl Records {
     }
 }
 
+/// Where records end among octets that pass.
+#[derive(Debug, Default)]
+pub struct Marks {
+    mark: [u8; 4],
+    /// Octets of the next mark that have passed.
+    known: usize,
+    /// Octets of the fragment that have not.
+    left: usize,
+    /// A record has begun and has not ended.
+    inside: bool,
+    /// Its last fragment has.
+    last: bool,
+    records: u64,
+}
+
+impl Marks {
+    /// These octets pass.
+    pub fn pass(&mut self, mut octets: &[u8]) {
+        while let Some((next, rest)) = octets.split_at_checked(octets.len().min(self.wanted()))
+            && !next.is_empty()
+        {
+            octets = rest;
+            if self.left > 0 {
+                self.left -= next.len();
+            } else {
+                self.mark[self.known..self.known + next.len()].copy_from_slice(next);
+                self.known = (self.known + next.len()) % self.mark.len();
+                self.inside = true;
+                if self.known == 0 {
+                    let mark = u32::from_be_bytes(self.mark);
+                    (self.last, self.left) = (mark & LAST != 0, (mark & !LAST) as usize);
+                }
+            }
+            if self.last && self.left == 0 && self.known == 0 {
+                (self.inside, self.last) = (false, false);
+                self.records += 1;
+            }
+        }
+    }
+
+    /// Octets that may pass before it is looked again whether the record ends with them.
+    pub fn wanted(&self) -> usize {
+        if self.left > 0 { self.left } else { self.mark.len() - self.known }
+    }
+
+    /// Whether all records that have begun have ended.
+    pub fn is_between(&self) -> bool {
+        !self.inside
+    }
+
+    /// Records that have ended.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+}
+
 /// A record of one fragment: pieces of XDR, each with its padding; less than 2^31 octets.
 pub fn record<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut out = vec![0; 4];
@@ -79,6 +135,30 @@ pub fn record<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ends_of_records_are_seen_however_they_pass() {
+        // Two fragments, one, one without octets, and the beginning of another.
+        let stream = b"\0\0\0\x02re\x80\0\0\x03ply\x80\0\0\x01x\x80\0\0\0\0\0\0\x02";
+        let ends = [13, 18, 22];
+        for step in 1..stream.len() {
+            let (mut marks, mut passed) = (Marks::default(), 0);
+            for octets in stream.chunks(step) {
+                marks.pass(octets);
+                passed += octets.len();
+                assert_eq!(marks.records(), ends.iter().filter(|end| **end <= passed).count() as u64);
+                assert_eq!(marks.is_between(), ends.contains(&passed), "{passed}");
+            }
+        }
+        // What is wanted leads to an end and not behind it.
+        let (mut marks, mut passed) = (Marks::default(), 0);
+        while marks.records() == 0 {
+            let wanted = marks.wanted();
+            marks.pass(&stream[passed..passed + wanted]);
+            passed += wanted;
+        }
+        assert_eq!(passed, ends[0]);
+    }
 
     #[test]
     fn records_come_in_fragments_of_any_size_and_have_a_bound() {

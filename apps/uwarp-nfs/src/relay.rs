@@ -1,6 +1,7 @@
 //! A client's TCP stream over uwarp, joined to one of the server's: for MOUNT, which is not for RDMA, and for clients without it.
 
 use crate::connecting::Connecting;
+use crate::records::Marks;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream as KernelStream};
 use uwarp::TcpStream;
@@ -18,21 +19,26 @@ struct Way {
     ended: bool,
     /// The sink has been told.
     told: bool,
+    /// Of what has come from the source.
+    marks: Marks,
 }
 
 impl Way {
     fn new() -> Self {
-        Self { room: vec![0; ROOM], from: 0, to: 0, ended: false, told: false }
+        Self { room: vec![0; ROOM], from: 0, to: 0, ended: false, told: false, marks: Marks::default() }
     }
 
-    /// Moves what can be moved; true if that was something.
-    fn step(&mut self, source: &mut impl Read, sink: &mut impl Write) -> io::Result<bool> {
+    /// Moves what can be moved, no more than so many octets from the source; true if that was something.
+    fn step(&mut self, source: &mut impl Read, sink: &mut impl Write, most: usize) -> io::Result<bool> {
         let mut busy = false;
-        if self.from == self.to && !self.ended {
+        if self.from == self.to && !self.ended && most > 0 {
             (self.from, self.to) = (0, 0);
-            match source.read(&mut self.room) {
+            match source.read(&mut self.room[..most.min(ROOM)]) {
                 Ok(0) => self.ended = true,
-                Ok(count) => self.to = count,
+                Ok(count) => {
+                    self.marks.pass(&self.room[..count]);
+                    self.to = count;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -48,6 +54,11 @@ impl Way {
             }
         }
         Ok(busy)
+    }
+
+    /// Whether whole records have come and gone.
+    fn is_idle(&self) -> bool {
+        self.from == self.to && self.marks.is_between()
     }
 
     /// Whether the end of the source is to be told to the sink now.
@@ -73,6 +84,8 @@ pub struct Relay {
     server: Server,
     to_server: Way,
     to_client: Way,
+    /// Calls are still taken.
+    takes: bool,
 }
 
 impl Relay {
@@ -84,7 +97,7 @@ impl Relay {
         let server = Server::Connecting(Some(Connecting::start(server, None)?));
         client.set_nodelay(true);
         client.set_nonblocking(true);
-        Ok(Self { client, server, to_server: Way::new(), to_client: Way::new() })
+        Ok(Self { client, server, to_server: Way::new(), to_client: Way::new(), takes: true })
     }
 
     /// The client's address.
@@ -92,11 +105,20 @@ impl Relay {
         self.client.peer_addr()
     }
 
+    /// Takes no more calls of the client's. Those that it has begun to send are still answered, and the streams are over behind that.
+    pub fn stop_taking(&mut self) {
+        self.takes = false;
+    }
+
     /// Goes on without waiting; whether something was moved. `None` once both sides have ended.
     ///
     /// # Errors
     /// One of the streams was lost, or the server is not there.
     pub fn step(&mut self) -> io::Result<Option<bool>> {
+        if !self.takes && self.has_answered_all() {
+            self.client.shutdown_write();
+            return Ok(None);
+        }
         let server = match &mut self.server {
             Server::Up(stream) => stream,
             Server::Connecting(connecting) => {
@@ -108,16 +130,28 @@ impl Relay {
                 return Ok(Some(matches!(self.server, Server::Up(_))));
             }
         };
-        let there = self.to_server.step(&mut self.client, server)?;
+        let most = match self.takes {
+            true => ROOM,
+            // To the end of the record.
+            false if self.to_server.marks.is_between() => 0,
+            false => self.to_server.marks.wanted(),
+        };
+        let there = self.to_server.step(&mut self.client, server, most)?;
         if self.to_server.ends() {
             server.shutdown(Shutdown::Write)?;
         }
-        let back = self.to_client.step(server, &mut self.client)?;
+        let back = self.to_client.step(server, &mut self.client, ROOM)?;
         if self.to_client.ends() {
             self.client.shutdown_write();
         }
         let over = self.to_server.told && self.to_client.told;
         Ok((!over).then_some(there || back))
+    }
+
+    /// Whether nothing is under way: as many replies have passed as calls.
+    fn has_answered_all(&self) -> bool {
+        let (calls, replies) = (&self.to_server, &self.to_client);
+        calls.is_idle() && replies.is_idle() && replies.marks.records() >= calls.marks.records()
     }
 }
 
@@ -127,6 +161,68 @@ mod tests {
     use std::net::TcpListener;
     use std::time::{Duration, Instant};
     use uwarp::{Config, Context};
+
+    #[test]
+    fn calls_that_were_begun_are_answered_before_the_end() {
+        let config =
+            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
+        let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
+        let mut listener = uwarp::TcpListener::bind(&there, 2049).unwrap();
+        let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(&here, there.socket_address(2049)).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let mut relay = Relay::new(stream, backend.local_addr().unwrap()).unwrap();
+        let (mut server, _) = backend.accept().unwrap();
+        server.set_nonblocking(true).unwrap();
+        client.set_nonblocking(true);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let calls = b"\x80\0\0\x05first\x80\0\0\x06second\x80\0\0\x05third";
+        let ends = [9, 19];
+        let mut got = Vec::new();
+        // One and a half come before, and what is behind them after.
+        let mut pass = |relay: &mut Relay, client: &mut TcpStream, calls: &[u8], up_to: usize| {
+            assert_eq!(client.write(calls).unwrap(), calls.len());
+            while got.len() < up_to {
+                assert!(relay.step().unwrap().is_some());
+                here.poll();
+                let mut room = [0; 100];
+                if let Ok(count) = server.read(&mut room) {
+                    got.extend_from_slice(&room[..count]);
+                }
+                assert!(Instant::now() < deadline);
+            }
+            got.len()
+        };
+        pass(&mut relay, &mut client, &calls[..13], 13);
+        relay.stop_taking();
+        assert_eq!(pass(&mut relay, &mut client, &calls[13..], ends[1]), ends[1]);
+        let mut replies = Vec::new();
+        let mut room = [0; 100];
+        for reply in [b"\x80\0\0\x03one", b"\x80\0\0\x03two"] {
+            // Both are waited for.
+            for _ in 0..100 {
+                assert!(relay.step().unwrap().is_some());
+            }
+            server.write_all(reply).unwrap();
+            while !replies.ends_with(reply) {
+                relay.step().unwrap();
+                there.poll();
+                if let Ok(count) = client.read(&mut room) {
+                    replies.extend_from_slice(&room[..count]);
+                }
+                assert!(Instant::now() < deadline);
+            }
+        }
+        assert_eq!(relay.step().unwrap(), None);
+        drop(relay);
+        // The end comes in order, and nothing of the third call has gone.
+        while client.read(&mut room).ok() != Some(0) {
+            there.poll();
+            assert!(Instant::now() < deadline);
+        }
+        server.set_nonblocking(false).unwrap();
+        assert_eq!(server.read(&mut room).unwrap_or(0), 0);
+    }
 
     #[test]
     fn octets_and_ends_go_both_ways() {
