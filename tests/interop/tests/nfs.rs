@@ -115,8 +115,8 @@ impl Served<'_> {
                 }
             }
             Self::InGuest(served) => {
-                let command =
-                    "for entry in *; do test -n \"$(ls $entry)\" || echo $entry:; done; grep -r . . | sed s,^./,,";
+                let command = "for entry in *; do test -n \"$(ls $entry)\" || echo $entry:; done; \
+                    find . -type f -empty | sed 's,^./,,; s,$,:,'; grep -r . . | sed s,^./,,";
                 let lines = guest.run(&format!("cd {served}/{name} && {command}")).success();
                 for line in lines.lines() {
                     let (path, line) = line.split_once(':').unwrap();
@@ -204,14 +204,132 @@ fn copy_a_large_file(guest: &mut Guest, mount: &str) {
 }
 
 /// Makes, moves, links and removes in /mnt/names-N, round after round, until /tmp/enough is there; then says how many rounds there
-/// were, and in which of them something did not succeed. After a round N that did, there is a folder b-N with a file of two names
-/// and of the content N, if N is even, and nothing else.
+/// were, and which steps of them did not succeed: those of [`Names::steps`]. After a round N in which all did, there is a folder b-N
+/// with a file of two names and of the content N, if N is even, and nothing else.
 const NAMES: &str = "mkdir /mnt/names-N && cd /mnt/names-N || exit 1; round=0; odd=; \
-    try() { \"$@\" || odd=\"$odd $round\"; }; make() { echo $round >a-$round/file; }; \
-    until test -e /tmp/enough; do round=$((round + 1)); echo $round >/tmp/round-N; \
+    try() { step=$((step + 1)); \"$@\" || odd=\"$odd $round $step\"; }; make() { echo $round >a-$round/file; }; \
+    until test -e /tmp/enough; do round=$((round + 1)); step=0; echo $round >/tmp/round-N; \
     try mkdir a-$round; try make; try mv a-$round/file a-$round/one; try ln a-$round/one a-$round/two; try mv a-$round b-$round; \
     test $((round % 2)) = 0 || { try rm b-$round/one; try rm b-$round/two; try rmdir b-$round; }; \
     done 2>/tmp/errors-N; echo $round $odd";
+
+/// What a round of names leaves behind: its folder, which may be a-N or b-N, with the lines of its files. None if there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Names(Option<(char, BTreeMap<String, String>)>);
+
+/// A step of a round: false if it cannot be carried out.
+type Step = fn(&mut Names, &str) -> bool;
+
+impl Names {
+    /// What [`NAMES`] does in a round.
+    fn steps(round: u32) -> Vec<Step> {
+        let make: Step =
+            |names, line| names.folder('a').map(|files| files.insert("file".into(), line.into())).is_some();
+        let steps: [Step; 5] = [
+            |names, _| names.0.is_none() && names.0.replace(('a', BTreeMap::new())).is_none(),
+            make,
+            |names, _| {
+                let Some(files) = names.folder('a') else { return false };
+                let line = files.remove("file");
+                line.is_some_and(|line| files.insert("one".into(), line).is_none())
+            },
+            |names, _| {
+                let Some(files) = names.folder('a') else { return false };
+                let line = files.get("one").filter(|_| !files.contains_key("two")).cloned();
+                line.is_some_and(|line| files.insert("two".into(), line).is_none())
+            },
+            |names, _| match names.0.as_mut() {
+                Some((name @ 'a', _)) => {
+                    *name = 'b';
+                    true
+                }
+                _ => false,
+            },
+        ];
+        let ends: [Step; 3] = [
+            |names, _| names.folder('b').is_some_and(|files| files.remove("one").is_some()),
+            |names, _| names.folder('b').is_some_and(|files| files.remove("two").is_some()),
+            |names, _| names.folder('b').is_some_and(|files| files.is_empty()) && names.0.take().is_some(),
+        ];
+        if round.is_multiple_of(2) { steps.to_vec() } else { [&steps[..], &ends].concat() }
+    }
+
+    fn folder(&mut self, name: char) -> Option<&mut BTreeMap<String, String>> {
+        self.0.as_mut().filter(|(folder, _)| *folder == name).map(|(_, files)| files)
+    }
+
+    /// What a round may leave behind of which these steps did not succeed (they count from 1): each of those may have been carried
+    /// out or not, and the others were. A file that could not be written may be there without its line.
+    fn possible(round: u32, failed: &BTreeSet<u32>) -> Vec<Self> {
+        let line = round.to_string();
+        let mut possible = vec![Self::default()];
+        for (number, step) in (1..).zip(Self::steps(round)) {
+            let lines = if number == 2 && failed.contains(&number) { &[&line[..], ""][..] } else { &[&line[..]] };
+            let mut next = Vec::new();
+            for names in possible {
+                for line in lines {
+                    let mut after = names.clone();
+                    if step(&mut after, line) {
+                        next.push(after);
+                    }
+                }
+                if failed.contains(&number) {
+                    next.push(names);
+                }
+            }
+            possible = next;
+        }
+        possible
+    }
+
+    /// What there is of a round, in the words of [`Served::tree`].
+    fn found(round: u32, tree: &BTreeMap<String, String>) -> Vec<Self> {
+        let mut found: BTreeMap<char, BTreeMap<String, String>> = BTreeMap::new();
+        for (path, line) in tree {
+            let (folder, file) = path.split_once('/').unwrap_or((path, ""));
+            let (name, number) = folder.split_once('-').unwrap();
+            if number.parse() == Ok(round) {
+                let files = found.entry(name.parse().unwrap()).or_default();
+                if !file.is_empty() {
+                    files.insert(file.to_owned(), line.clone());
+                }
+            }
+        }
+        found.into_iter().map(|folder| Self(Some(folder))).collect()
+    }
+}
+
+#[test]
+fn what_a_round_of_names_may_leave_is_known() {
+    let tree = |paths: &[(&str, &str)]| -> BTreeMap<_, _> {
+        paths.iter().map(|(path, line)| ((*path).to_owned(), (*line).to_owned())).collect()
+    };
+    let fits = |round, failed: &[u32], paths: &[(&str, &str)]| {
+        let mut found = Names::found(round, &tree(paths));
+        assert!(found.len() < 2);
+        let found = found.pop().unwrap_or_default();
+        Names::possible(round, &failed.iter().copied().collect()).contains(&found)
+    };
+    let whole = [("b-4/one", "4"), ("b-4/two", "4"), ("b-5", ""), ("b-6/one", "6")];
+    // All succeeded: nothing else will do.
+    assert!(fits(4, &[], &whole) && fits(7, &[], &whole));
+    assert!(!fits(5, &[], &whole) && !fits(6, &[], &whole) && !fits(8, &[], &whole));
+    // What was carried out and not heard of is there, whatever else its caller was told.
+    for failed in 1..=5 {
+        assert!(fits(4, &[failed], &whole), "{failed}");
+    }
+    // What was acknowledged is, too: the folder, the line, either name.
+    for failed in [&[3][..], &[4], &[3, 4], &[5]] {
+        for lost in [&[][..], &[("b-4", "")], &[("b-4/one", ""), ("b-4/two", "")], &[("b-4/two", "4")]] {
+            assert!(!fits(4, failed, lost), "{failed:?} {lost:?}");
+        }
+    }
+    // What failed need not be there, but for what came behind it.
+    assert!(fits(4, &[4], &[("b-4/one", "4")]) && fits(4, &[5], &[("a-4/one", "4"), ("a-4/two", "4")]));
+    assert!(fits(4, &[2], &[("b-4/one", ""), ("b-4/two", "")]) && !fits(4, &[2], &[("b-4", "")]));
+    assert!(fits(5, &[8], &whole) && !fits(5, &[7], &whole) && fits(5, &[7, 8], &[("b-5/two", "5")]));
+    assert!(!fits(5, &[1], &whole));
+}
 
 /// Writers of names beside each other.
 const NAME_WRITERS: usize = 2;
@@ -250,22 +368,25 @@ fn outlive(
         let record = guest.finish(job).success();
         let mut record = record.split_whitespace().map(|word| word.parse::<u32>().unwrap());
         let rounds = record.next().unwrap();
-        let odd: BTreeSet<u32> = record.collect();
-        assert!(rounds > before + 1, "{rounds} rounds, {before} of them before the end of the first server");
-        // What was carried out and not answered when it died is carried out again and fails: a call of each writer at most. What
-        // comes of that round its record does not say.
-        let errors = guest.run(&format!("cat /tmp/errors-{number}")).output;
-        assert!(odd.len() <= 1, "rounds {odd:?} of {rounds}: {errors}");
-        let round_of = |name: &str| name.split_once('-').unwrap().1.parse::<u32>().unwrap();
-        let mut found = served.tree(guest, &format!("names-{number}"));
-        found.retain(|path, _| !odd.contains(&round_of(path.split('/').next().unwrap())));
-        let mut expected = BTreeMap::new();
-        for round in (2..=rounds).step_by(2).filter(|round| !odd.contains(round)) {
-            for name in ["one", "two"] {
-                expected.insert(format!("b-{round}/{name}"), format!("{round}"));
-            }
+        let mut odd: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        while let (Some(round), Some(step)) = (record.next(), record.next()) {
+            odd.entry(round).or_default().insert(step);
         }
-        assert_eq!(found, expected, "rounds {odd:?} of {rounds} did not succeed");
+        assert!(rounds > before + 1, "{rounds} rounds, {before} of them before the end of the first server");
+        // What was carried out and not answered when it died is carried out again and fails: a call of each writer at most, which
+        // others of the round may stumble over. All that its record says to have succeeded is there all the same.
+        let errors = guest.run(&format!("cat /tmp/errors-{number}")).output;
+        assert!(odd.len() <= 1, "steps of rounds {odd:?} of {rounds}: {errors}");
+        let tree = served.tree(guest, &format!("names-{number}"));
+        for round in 1..=rounds {
+            let mut found = Names::found(round, &tree);
+            assert!(found.len() < 2, "{round}: {found:?}, steps of rounds {odd:?} did not succeed: {errors}");
+            let (found, none) = (found.pop().unwrap_or_default(), BTreeSet::new());
+            let possible = Names::possible(round, odd.get(&round).unwrap_or(&none));
+            assert!(possible.contains(&found), "{round}: {found:?}, steps of rounds {odd:?} did not succeed: {errors}");
+        }
+        let last = |path: &String| path.split(['-', '/']).nth(1).unwrap().parse::<u32>().unwrap();
+        assert!(tree.keys().map(last).max().unwrap_or(0) <= rounds, "{tree:?}");
         println!("{rounds} rounds of names, {before} before the kill, odd: {odd:?}");
     }
     guest.run(&format!("rm -r /mnt/{folder}/copy-* /mnt/names-*")).success();
