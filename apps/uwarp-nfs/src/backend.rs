@@ -18,12 +18,21 @@ const ROOM: usize = 256 << 10;
 /// Pause between two attempts, at first and at last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// How long a connection that is lost is made again from the same port: so long Linux' server remembers its replies.
-const SAME_PORT: Duration = Duration::from_secs(120);
+pub(crate) const SAME_PORT: Duration = Duration::from_secs(120);
 /// How often it is said that there are no descriptors.
 const COMPLAINTS: Duration = Duration::from_secs(10);
 
 /// When it was last said that there are no descriptors: of all clients, which lack them together.
 static COMPLAINED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Where a connection that was lost came from, and when it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Last {
+    /// Its own address and port.
+    pub local: SocketAddr,
+    /// When it was lost.
+    pub lost: Instant,
+}
 
 /// The server.
 #[derive(Debug)]
@@ -31,8 +40,8 @@ pub struct Backend {
     address: SocketAddr,
     stream: Option<TcpStream>,
     connecting: Option<Connecting>,
-    /// Where the last connection came from, and when it was lost: a server may know calls again by that, as Linux' own does.
-    last: Option<(SocketAddr, Instant)>,
+    /// A server may know calls again by where they come from, as Linux' own does.
+    last: Option<Last>,
     /// What the stream has not taken yet, from here on in the first one.
     outgoing: VecDeque<Arc<Vec<u8>>>,
     sent: usize,
@@ -75,6 +84,18 @@ impl Backend {
         }
     }
 
+    /// The next connection comes from where this one came, if that is free.
+    pub fn continue_from(&mut self, last: Option<Last>) {
+        self.last = last;
+    }
+
+    /// Ends the connection, and says where it came from, for whoever sends its calls again.
+    pub fn leave(&mut self) -> Option<Last> {
+        self.connecting = None;
+        self.lose();
+        self.last
+    }
+
     /// Whether there is a connection.
     pub fn is_connected(&self) -> bool {
         self.stream.is_some()
@@ -111,8 +132,8 @@ impl Backend {
             Some(connecting) => Ok(connecting),
             None if Instant::now() < self.again => return Word::Nothing,
             None => {
-                self.last = self.last.filter(|(_, lost)| lost.elapsed() < SAME_PORT);
-                match (Connecting::start(self.address, self.last.map(|(local, _)| local)), self.last) {
+                self.last = self.last.filter(|last| last.lost.elapsed() < SAME_PORT);
+                match (Connecting::start(self.address, self.last.map(|last| last.local)), self.last) {
                     // Taken, or not this machine's any more: better another one than none.
                     (Err(error), Some(_))
                         if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) =>
@@ -153,7 +174,7 @@ impl Backend {
 
     fn lose(&mut self) {
         if let Some(stream) = self.stream.take() {
-            self.last = stream.local_addr().ok().map(|local| (local, Instant::now()));
+            self.last = stream.local_addr().ok().map(|local| Last { local, lost: Instant::now() });
             // What is left of it must not keep the port.
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
@@ -329,7 +350,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut backend = Backend::new(listener.local_addr().unwrap());
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
-        backend.last = Some((other.local_addr().unwrap(), Instant::now()));
+        backend.last = Some(Last { local: other.local_addr().unwrap(), lost: Instant::now() });
         until(&mut backend, |word| *word == Word::Connected);
         assert_ne!(listener.accept().unwrap().1, other.local_addr().unwrap());
     }

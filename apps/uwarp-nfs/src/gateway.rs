@@ -1,6 +1,6 @@
 //! One client's connection over RDMA, and the connection to the server that its calls go to.
 
-use crate::backend::{Backend, Word};
+use crate::backend::{Backend, Last, Word};
 use crate::directory::procedures::{TRANSFER_MAX, number};
 use crate::metrics::Metrics;
 use crate::records::record;
@@ -51,6 +51,16 @@ impl Gateway {
     /// Puts a connection in front of a server.
     pub fn new(responder: Responder, server: SocketAddr, policy: Policy, metrics: Arc<Metrics>) -> Self {
         Self { responder, backend: Backend::new(server), policy, open: BTreeMap::new(), order: Vec::new(), metrics }
+    }
+
+    /// The connection to the server comes from where this one came, if that is free: the client was there before.
+    pub fn continue_from(&mut self, last: Option<Last>) {
+        self.backend.continue_from(last);
+    }
+
+    /// Ends the connection to the server, and says where it came from, for when the client comes back.
+    pub fn leave(&mut self) -> Option<Last> {
+        self.backend.leave()
     }
 
     /// The client's address.

@@ -1,11 +1,13 @@
 //! All clients of the gateway, over RDMA and over TCP.
 
+use crate::backend::{Last, SAME_PORT};
 use crate::descriptors::explained;
 use crate::gateway::{Gateway, Policy};
 use crate::metrics::Metrics;
 use crate::relay::Relay;
 use crate::server::{CLIENTS_MAX, LONGEST_CALL, MEMORY};
-use std::net::SocketAddr;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::config::InterfaceAddress;
@@ -42,6 +44,8 @@ pub struct Gateways {
     most: usize,
     clients: Vec<Gateway>,
     relays: Vec<Relay>,
+    /// Connections to the server of clients that have left, for when they come back: the server may know their calls by them.
+    left: VecDeque<(IpAddr, Last)>,
 }
 
 impl std::fmt::Debug for Gateways {
@@ -83,6 +87,7 @@ impl Gateways {
             most: CLIENTS_MAX,
             clients: Vec::new(),
             relays: Vec::new(),
+            left: VecDeque::new(),
         })
     }
 
@@ -103,6 +108,7 @@ impl Gateways {
                 false
             }
         });
+        let left = &mut self.left;
         self.clients.retain_mut(|client| match client.step() {
             Ok(moved) => {
                 busy |= moved;
@@ -111,9 +117,13 @@ impl Gateways {
             Err(over) => {
                 let calls = client.stats().calls;
                 tracing::info!("client {} has left after {calls} calls ({:?})", client.client(), over.reason);
+                left.extend(client.leave().map(|last| (client.client().ip(), last)));
                 false
             }
         });
+        while left.front().is_some_and(|(_, last)| last.lost.elapsed() >= SAME_PORT) || left.len() > self.most {
+            left.pop_front();
+        }
         Ok(busy)
     }
 
@@ -154,7 +164,10 @@ impl Gateways {
                         tracing::info!("client {peer} is here");
                         Metrics::count(&self.metrics.rdma_clients);
                         let metrics = Arc::clone(&self.metrics);
-                        self.clients.push(Gateway::new(responder, self.server, self.policy, metrics));
+                        let mut client = Gateway::new(responder, self.server, self.policy, metrics);
+                        let last = self.left.iter().rposition(|(host, _)| *host == peer.ip());
+                        client.continue_from(last.and_then(|index| self.left.remove(index)).map(|(_, last)| last));
+                        self.clients.push(client);
                     }
                     Err(error) => tracing::warn!("client {peer}: {}", explained(&error)),
                 }

@@ -671,6 +671,54 @@ fn clients_have_equal_parts_of_the_memory_for_calls() {
     }
 }
 
+/// Linux' own server knows calls again by the port that they come from, too.
+#[test]
+fn a_client_that_comes_back_reaches_the_server_from_the_same_port() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    backend.set_nonblocking(true).unwrap();
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let (ports, server) = (Ports { rdma: PORT, tcp: 2049 }, backend.local_addr().unwrap());
+    let metrics = Arc::new(Metrics::of_gateway());
+    let mut gateways = Gateways::start(&there, ports, server, Policy::default(), vec![], metrics, 1 << 30).unwrap();
+    let mut arguments = Vec::new();
+    put_opaque(&mut arguments, b"directory");
+    put_opaque(&mut arguments, b"name");
+    let deadline = Instant::now() + LONG;
+    let mut before = None;
+    for _ in 0..3 {
+        let mut client = Raw::connect(&here, there.socket_address(PORT), || assert!(gateways.step().is_ok()));
+        client.call(7, REMOVE, &arguments);
+        let (mut stream, from) = loop {
+            gateways.step().unwrap();
+            if let Ok(accepted) = backend.accept() {
+                break accepted;
+            }
+            assert!(Instant::now() < deadline);
+        };
+        stream.set_nonblocking(true).unwrap();
+        let mut records = Records::new(1000);
+        let mut room = [0; 1000];
+        let call = loop {
+            gateways.step().unwrap();
+            if let Ok(length @ 1..) = stream.read(&mut room) {
+                records.push(&room[..length]);
+            }
+            if let Some(call) = records.take().unwrap() {
+                break call;
+            }
+            assert!(Instant::now() < deadline);
+        };
+        assert_eq!(*before.get_or_insert((from, call.clone())), (from, call));
+        // The server has the call when its client dies.
+        drop(client);
+        while stream.read(&mut room).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
+            gateways.step().unwrap();
+            here.poll();
+            assert!(Instant::now() < deadline);
+        }
+    }
+}
+
 /// Longer ones than any client sends that was told how long a WRITE may be.
 #[test]
 fn a_call_that_is_too_long_is_refused() {
