@@ -5,56 +5,12 @@ mod common;
 use common::*;
 use std::sync::Arc;
 use std::time::Instant;
-use uwarp::{Context, SendRequest, Status as WorkStatus};
-use uwarp_rpcrdma::header::{
-    Body, Chunks, DiscardReason, Header, RdmaError, ReadSegment, Segment, parse_call, parse_reply,
-};
+use uwarp_rpcrdma::header::{Body, Chunks, DiscardReason, Header, RdmaError, ReadSegment, Segment, parse_reply};
 use uwarp_rpcrdma::private_data::PrivateData;
-use uwarp_rpcrdma::requester::{CallError, Requester, RequesterOptions};
+use uwarp_rpcrdma::requester::{CallError, RequesterOptions};
 use uwarp_rpcrdma::responder::{Answer, Common, ResponderOptions};
-use uwarp_rpcrdma::rpc::{Auth, ReplyHeader, Status};
+use uwarp_rpcrdma::rpc::{ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, WalkError};
-
-const XID: u32 = 0x1234_5678;
-
-fn server(options: ResponderOptions) -> (Context, Server) {
-    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
-    (here, Server::new(&there, options))
-}
-
-fn encode(header: &Header, behind: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    header.encode(&mut out);
-    out.extend_from_slice(behind);
-    out
-}
-
-fn call_message(chunks: Chunks, procedure: u32, arguments: &[u32]) -> Vec<u8> {
-    let header = Header { xid: XID, credits: 4, body: Body::Message(chunks) };
-    encode(&header, &message(XID, procedure, arguments))
-}
-
-/// What a responder says next.
-fn said(raw: &mut Raw, server: &mut Server) -> Vec<u8> {
-    let deadline = Instant::now() + LONG;
-    loop {
-        server.step();
-        if let Some(message) = raw.message() {
-            return message;
-        }
-        assert!(Instant::now() < deadline, "no word");
-    }
-}
-
-/// Turns a responder until it has received so many messages.
-fn received(raw: &Raw, server: &mut Server, count: u64) {
-    let deadline = Instant::now() + LONG;
-    while server.responders[0].stats().received < count {
-        raw.context.poll();
-        server.step();
-        assert!(Instant::now() < deadline);
-    }
-}
 
 #[test]
 fn wrong_calls_are_answered_or_dropped_as_the_document_says() {
@@ -69,6 +25,10 @@ fn wrong_calls_are_answered_or_dropped_as_the_document_says() {
     };
     let read = |position, handle, length| Chunks {
         reads: vec![ReadSegment { position, segment: Segment { handle, length, offset: 0 } }],
+        ..Chunks::default()
+    };
+    let overlapping = |position| Chunks {
+        reads: [read(position, 1, 12), read(position + 8, 2, 12)].into_iter().flat_map(|chunks| chunks.reads).collect(),
         ..Chunks::default()
     };
     let chunk = Some(Body::Error { version: 1, error: RdmaError::Chunk });
@@ -86,6 +46,9 @@ fn wrong_calls_are_answered_or_dropped_as_the_document_says() {
         ("RDMA_NOMSG without lists", with_word(3, 1)[..28].to_vec(), chunk.clone()),
         ("something reduced that is not eligible", call_message(read(40, 1, 8), ECHO, &[8]), chunk.clone()),
         ("something reduced where nothing is", call_message(read(40, 1, 8), NULL, &[]), chunk.clone()),
+        ("chunks that overlap", call_message(overlapping(48), PUT, &[7, 20, 9]), chunk.clone()),
+        ("a position inside of a word", call_message(read(50, 1, 8), PUT, &[7, 8, 9]), chunk.clone()),
+        ("segments that are not there", [&right[..20], &1_u32.to_be_bytes(), &[0xff; 40]].concat(), chunk.clone()),
         // 64 MiB of blobs are served, and not 4 GiB.
         (
             "an unreasonable chunk",
@@ -227,62 +190,6 @@ fn results_fill_write_chunks_in_order_without_padding_and_chunks_come_back() {
     assert_eq!(raw.octets(0, 4), [&first[..3], &[0xaa]].concat());
     assert_eq!(raw.octets(100, 5), [&first[3..], &[0xaa; 3]].concat(), "no padding was written");
     assert_eq!(raw.octets(200, 200), [0xaa; 200]);
-}
-
-#[test]
-fn a_call_that_breaks_the_connection_is_refused_on_the_next() {
-    for write in [false, true] {
-        let (here, mut server) = server(ResponderOptions::default());
-        // A handle that is not this peer's.
-        let segment = Segment { handle: 0xdead_be00, length: 100, offset: 0 };
-        let octets = if write {
-            call_message(Chunks { writes: vec![vec![segment]], ..Chunks::default() }, GET, &[100])
-        } else {
-            let reads = vec![ReadSegment { position: 48, segment }];
-            call_message(Chunks { reads, ..Chunks::default() }, PUT, &[7, 100, 9])
-        };
-        // A Read that is refused names its call. A Write does not, and the call has to be there twice.
-        for connection in 0..if write { 2 } else { 1 } {
-            let mut raw = Raw::connect(&here, &mut server, b"");
-            raw.send(&octets);
-            let deadline = Instant::now() + LONG;
-            while server.over.len() <= connection {
-                raw.context.poll();
-                server.step();
-                while raw.completion().is_some() {}
-                assert!(Instant::now() < deadline, "the connection lives on");
-            }
-        }
-        let mut raw = Raw::connect(&here, &mut server, b"");
-        raw.send(&octets);
-        let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
-        assert_eq!(header.body, Body::Error { version: 1, error: RdmaError::Chunk });
-        raw.send(&call_message(Chunks::default(), NULL, &[]));
-        let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
-        assert!(matches!(header.body, Body::Message(_)), "that XID is free again");
-    }
-}
-
-#[test]
-fn a_peer_that_ignores_its_credits_loses_only_its_own_connection() {
-    let (here, mut server) = server(ResponderOptions { credits: 2, ..ResponderOptions::default() });
-    server.answers = false;
-    let mut good = Raw::connect(&here, &mut server, b"");
-    let mut raw = Raw::connect(&here, &mut server, b"");
-    for _ in 0..3 {
-        raw.send(&call_message(Chunks::default(), NULL, &[]));
-    }
-    let deadline = Instant::now() + LONG;
-    while server.over.len() < 2 {
-        raw.context.poll();
-        server.step();
-        assert!(Instant::now() < deadline);
-    }
-    assert_eq!(server.responders[1].stats().calls, 2, "no more than it has receives for");
-    server.answers = true;
-    good.send(&call_message(Chunks::default(), NULL, &[]));
-    let (header, _) = parse_reply(&said(&mut good, &mut server)).unwrap();
-    assert_eq!(header.credits, 2);
 }
 
 /// However many calls one of two peers sends, and whether it takes the replies or not, it has half of what the server has room for;
@@ -434,47 +341,6 @@ fn a_large_call_that_waits_for_memory_is_not_overtaken_for_ever() {
     }
 }
 
-/// A requester, and a peer that is no real responder.
-fn requester(options: RequesterOptions) -> (Requester, Raw) {
-    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
-    let mut listener = there.listen(PORT, Default::default()).unwrap();
-    let mut client = Requester::start_connect(&here, there.socket_address(PORT), bindings(), options).unwrap();
-    let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
-    let raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
-    (client, raw)
-}
-
-/// The next call that the requester sends.
-fn asked(client: &mut Requester, raw: &mut Raw) -> (Header, Vec<u8>) {
-    let deadline = Instant::now() + LONG;
-    loop {
-        assert!(client.poll().is_none());
-        if let Some(octets) = raw.message() {
-            let (header, at) = parse_call(&octets).unwrap();
-            return (header, octets[at..].to_vec());
-        }
-        assert!(Instant::now() < deadline, "no call");
-    }
-}
-
-fn reply(xid: u32, credits: u32, chunks: Chunks, results: &[u32]) -> Vec<u8> {
-    let mut payload = Vec::new();
-    ReplyHeader { xid, verifier: Auth::NONE, status: Status::Success }.encode(&mut payload);
-    payload.extend(results.iter().flat_map(|word| word.to_be_bytes()));
-    encode(&Header { xid, credits, body: Body::Message(chunks) }, &payload)
-}
-
-fn finished(client: &mut Requester, raw: &Raw) -> uwarp_rpcrdma::requester::Finished {
-    let deadline = Instant::now() + LONG;
-    loop {
-        raw.context.poll();
-        if let Some(finished) = client.poll() {
-            return finished;
-        }
-        assert!(Instant::now() < deadline, "no end");
-    }
-}
-
 #[test]
 fn one_call_goes_first_and_then_as_many_as_were_granted() {
     let (mut client, mut raw) = requester(RequesterOptions { credits: 6, ..RequesterOptions::default() });
@@ -590,109 +456,4 @@ fn errors_and_wrong_results_end_a_call() {
     // The connection bears all that.
     let right = |xid, _: &Chunks| reply(xid, 1, Chunks::default(), &[]);
     assert!(end(call(NULL, vec![]), &right).is_ok());
-}
-
-#[test]
-fn nothing_reaches_the_memory_of_a_call_that_has_ended() {
-    for cancelled in [false, true] {
-        let (mut client, mut raw) =
-            requester(RequesterOptions { reconnect: std::time::Duration::ZERO, ..RequesterOptions::default() });
-        let id = client.start(get(10_000, vec![vec![0x11; 10_000]])).unwrap();
-        let (header, _) = asked(&mut client, &mut raw);
-        let segment = header.chunks().unwrap().writes[0][0];
-        let end = if cancelled {
-            client.cancel(id);
-            let end = client.poll().unwrap();
-            assert!(matches!(end.outcome, Err(CallError::Cancelled)));
-            assert_eq!(end.rooms, [vec![0x11; 10_000]], "the memory is back");
-            end
-        } else {
-            raw.send(&reply(header.xid, 4, header.chunks().unwrap().clone(), &[1, 10_000, 2]));
-            finished(&mut client, &raw)
-        };
-        drop(end);
-        let entry = [raw.memory.sge(..100).unwrap()];
-        let request = SendRequest::read(5, &entry, segment.handle, segment.offset);
-        raw.queue_pair.post_send(&[request.signalled()]).unwrap();
-        let deadline = Instant::now() + LONG;
-        let status = loop {
-            client.poll();
-            if let Some(completion) = raw.completion()
-                && completion.id == 5
-            {
-                break completion.status;
-            }
-            assert!(Instant::now() < deadline);
-        };
-        assert_eq!(status, WorkStatus::RemoteAccess);
-    }
-}
-
-#[test]
-fn memory_is_open_only_for_what_the_call_needs_it_for() {
-    // Arguments can be read and not written, rooms written and not read.
-    for arguments in [false, true] {
-        let (mut client, mut raw) =
-            requester(RequesterOptions { reconnect: std::time::Duration::ZERO, ..RequesterOptions::default() });
-        let call = if arguments { put(vec![1; 10_000]) } else { get(10_000, vec![vec![0; 10_000]]) };
-        client.start(call).unwrap();
-        let (header, _) = asked(&mut client, &mut raw);
-        let chunks = header.chunks().unwrap();
-        let segment = if arguments { chunks.reads[0].segment } else { chunks.writes[0][0] };
-        let entry = [raw.memory.sge(..100).unwrap()];
-        let request = if arguments {
-            SendRequest::write(5, &entry, segment.handle, segment.offset)
-        } else {
-            SendRequest::read(5, &entry, segment.handle, segment.offset)
-        };
-        raw.queue_pair.post_send(&[request.signalled()]).unwrap();
-        let deadline = Instant::now() + LONG;
-        let end = loop {
-            raw.context.poll();
-            if let Some(end) = client.poll() {
-                break end;
-            }
-            assert!(Instant::now() < deadline);
-        };
-        assert!(matches!(end.outcome, Err(CallError::Lost)));
-    }
-}
-
-#[test]
-fn a_handle_of_one_connection_is_none_on_another() {
-    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
-    let mut listener = there.listen(PORT, Default::default()).unwrap();
-    let options = RequesterOptions { reconnect: std::time::Duration::ZERO, ..RequesterOptions::default() };
-    let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
-    let mut ends = Vec::new();
-    for _ in 0..2 {
-        let peer = there.socket_address(PORT);
-        let mut client = Requester::start_connect(&here, peer, bindings(), options.clone()).unwrap();
-        let mut raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
-        client.start(put(vec![1; 10_000])).unwrap();
-        let segment = asked(&mut client, &mut raw).0.chunks().unwrap().reads[0].segment;
-        ends.push((client, raw, segment));
-    }
-    let foreign = ends[0].2;
-    let (client, raw, own) = &mut ends[1];
-    assert_ne!(foreign.handle, own.handle);
-    let entry = [raw.memory.sge(..100).unwrap()];
-    let request = SendRequest::read(5, &entry, foreign.handle, foreign.offset);
-    raw.queue_pair.post_send(&[request.signalled()]).unwrap();
-    let end = finished(client, raw);
-    assert!(matches!(end.outcome, Err(CallError::Lost)), "the connection has failed");
-    // The one that the handle belongs to has not.
-    let (client, raw, own) = &mut ends[0];
-    let entry = [raw.memory.sge(..100).unwrap()];
-    let request = SendRequest::read(5, &entry, own.handle, own.offset);
-    raw.queue_pair.post_send(&[request.signalled()]).unwrap();
-    let deadline = Instant::now() + LONG;
-    loop {
-        assert!(client.poll().is_none());
-        if let Some(completion) = raw.completion() {
-            assert!(completion.id == 5 && completion.status.is_success());
-            break;
-        }
-        assert!(Instant::now() < deadline);
-    }
 }

@@ -1,6 +1,11 @@
 //! A program, and a requester and a responder in one thread, whose engines it turns.
 #![allow(dead_code)] // Each test binary uses its part.
 
+mod raw;
+
+#[allow(unused_imports)]
+pub use raw::*;
+
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -325,120 +330,4 @@ impl Rig {
         assert_eq!(reply.status, Status::Success);
         reply.results
     }
-}
-
-/// A peer that says what it likes, over a queue pair of its own.
-pub struct Raw {
-    pub queue_pair: QueuePair,
-    pub completions: CompletionQueue,
-    pub memory: MemoryRegion,
-    pub domain: ProtectionDomain,
-    pub context: Context,
-}
-
-/// Octets of each of the raw peer's buffers: receives from 0 on, a message to send in the last one.
-pub const RAW_BUFFER: usize = 8192;
-const RAW_RECEIVES: usize = 16;
-pub const RAW_MEMORY: usize = 1 << 20;
-
-impl Raw {
-    pub fn new(context: &Context) -> Self {
-        let domain = context.allocate_domain();
-        let completions = context.create_completion_queue(256).unwrap();
-        let mut queue_pair =
-            domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(128, RAW_RECEIVES)).unwrap();
-        let memory = domain.register(vec![0; RAW_BUFFER * (RAW_RECEIVES + 1) + RAW_MEMORY], Access::ALL).unwrap();
-        for slot in 0..RAW_RECEIVES {
-            let entry = memory.sge(slot * RAW_BUFFER..(slot + 1) * RAW_BUFFER).unwrap();
-            queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
-        }
-        Self { queue_pair, completions, memory, domain, context: context.clone() }
-    }
-
-    /// Connects to a server.
-    pub fn connect(context: &Context, server: &mut Server, private_data: &[u8]) -> Self {
-        let mut raw = Self::new(context);
-        let options = ConnectOptions::default().private_data(private_data);
-        let peer = server.context.socket_address(PORT);
-        let mut connecting = context.start_connect(&mut raw.queue_pair, peer, options).unwrap();
-        let deadline = Instant::now() + LONG;
-        while connecting.poll(&mut raw.queue_pair).unwrap().is_none() {
-            server.step();
-            assert!(Instant::now() < deadline);
-        }
-        raw
-    }
-
-    /// Accepts a requester.
-    pub fn accept(context: &Context, listener: &mut Listener, client: &mut Requester, private_data: &[u8]) -> Self {
-        let mut raw = Self::new(context);
-        let deadline = Instant::now() + LONG;
-        let request = loop {
-            assert!(client.poll().is_none());
-            if let Some(request) = listener.try_next().unwrap() {
-                break request;
-            }
-            assert!(Instant::now() < deadline);
-        };
-        request.accept(&mut raw.queue_pair, AcceptOptions::default().private_data(private_data)).unwrap();
-        raw
-    }
-
-    pub fn send(&mut self, octets: &[u8]) {
-        let start = RAW_RECEIVES * RAW_BUFFER;
-        self.memory.write(start, octets).unwrap();
-        let entry = [self.memory.sge(start..start + octets.len()).unwrap()];
-        self.queue_pair.post_send(&[SendRequest::send(1 << 32, &entry).signalled()]).unwrap();
-        // The buffer is used again.
-        let deadline = Instant::now() + LONG;
-        loop {
-            match self.completions.poll_one() {
-                Some(completion) if completion.id == 1 << 32 => return,
-                Some(other) => panic!("{other:?}"),
-                None => assert!(Instant::now() < deadline),
-            }
-        }
-    }
-
-    pub fn completion(&mut self) -> Option<Completion> {
-        self.completions.poll_one()
-    }
-
-    /// A message that has come.
-    pub fn message(&mut self) -> Option<Vec<u8>> {
-        let completion = self.completion()?;
-        assert!(completion.status.is_success(), "{completion:?}");
-        assert_eq!(completion.opcode, CompletionOpcode::Receive);
-        let slot = completion.id as usize;
-        let octets = self.memory.to_vec(slot * RAW_BUFFER, completion.length as usize).unwrap();
-        let entry = self.memory.sge(slot * RAW_BUFFER..(slot + 1) * RAW_BUFFER).unwrap();
-        self.queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
-        Some(octets)
-    }
-
-    /// The tagged offset of the memory that is free for a test.
-    pub fn place(&self) -> (u32, u64) {
-        let start = (RAW_RECEIVES + 1) * RAW_BUFFER;
-        (self.memory.stag(), self.memory.remote_offset() + start as u64)
-    }
-
-    pub fn octets(&self, at: usize, length: usize) -> Vec<u8> {
-        self.memory.to_vec((RAW_RECEIVES + 1) * RAW_BUFFER + at, length).unwrap()
-    }
-
-    pub fn fill(&self, at: usize, octets: &[u8]) {
-        self.memory.write((RAW_RECEIVES + 1) * RAW_BUFFER + at, octets).unwrap();
-    }
-}
-
-/// The RPC message of a call.
-pub fn message(xid: u32, procedure: u32, arguments: &[u32]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for word in [xid, 0, 2, PROGRAM, VERSION, procedure, 0, 0, 0, 0] {
-        put_u32(&mut out, word);
-    }
-    for word in arguments {
-        put_u32(&mut out, *word);
-    }
-    out
 }
