@@ -213,6 +213,9 @@ pub struct RequesterStats {
     pub resent: u64,
     /// Replies that granted no credit, which no responder may do (RFC 8166 §3.3.1); one was taken to be granted.
     pub zero_grants: u64,
+    /// Connections that were ended because all credits were held by calls that nobody waits for any more, with as many wrong replies
+    /// as there were such calls.
+    pub exhausted: u64,
 }
 
 /// The connection.
@@ -263,6 +266,8 @@ pub struct Requester {
     up_at: Instant,
     /// A reply has come over it.
     is_answered: bool,
+    /// Messages that were dropped on it.
+    wrong: u64,
     /// Since when there is none that is of use.
     lost_at: Instant,
     pause: Duration,
@@ -340,6 +345,7 @@ impl Requester {
             message: Vec::new(),
             up_at: Instant::now(),
             is_answered: false,
+            wrong: 0,
             lost_at: Instant::now(),
             pause: PAUSE,
             stats: RequesterStats::default(),
@@ -351,7 +357,7 @@ impl Requester {
         endpoint.agreement = self.options.private_data().agree(PrivateData::parse(&established.private_data));
         self.link = Link::Up(endpoint);
         self.credits = Credits::new(self.options.credits);
-        (self.up_at, self.is_answered) = (Instant::now(), false);
+        (self.up_at, self.is_answered, self.wrong) = (Instant::now(), false, 0);
         self.stats.connections += 1;
         self.send_waiting();
     }
@@ -419,7 +425,8 @@ impl Requester {
 
     /// Ends a call without waiting for its reply. Its memory is taken from the peer at once (RFC 8166 §8.1.4) and comes back as
     /// [`Finished`]. If the responder is using its chunks, the connection is lost by that, and made anew for the others;
-    /// [`abandon`](Self::abandon) avoids it.
+    /// [`abandon`](Self::abandon) avoids it. Until its reply comes, the call keeps its credit; if wrong replies came instead, for it and
+    /// for all others that keep one, the connection is made anew for the calls that wait.
     pub fn cancel(&mut self, id: CallId) {
         let Some(pending) = self.dismiss(id) else { return };
         pending.release();
@@ -663,6 +670,11 @@ impl Requester {
                 }
             }
         }
+        if self.is_exhausted() && matches!(self.link, Link::Up(_)) {
+            tracing::warn!(peer = %self.peer, "wrong replies have used up all credits; the connection is made anew");
+            self.stats.exhausted += 1;
+            self.lose();
+        }
     }
 
     fn take(&mut self, event: Event) {
@@ -677,12 +689,25 @@ impl Requester {
                 if let Err(reason) = self.reply() {
                     self.stats.discarded += 1;
                     self.stats.last_discard = Some(reason);
+                    self.wrong += 1;
                 }
                 self.send_waiting();
             }
             Event::Sent { .. } | Event::Done { .. } => {}
             Event::Lost { .. } => self.lose(),
         }
+    }
+
+    /// Whether the connection is of no use any more. A wrong reply is dropped without a word (RFC 8166 §4.5), so its call keeps its
+    /// credit until another one comes, which never may. That is the end of all calls when each credit is held by one that was
+    /// given up, and a wrong reply has come for each. With the connection nothing is lost that anybody waits for, and the next
+    /// one has credits.
+    fn is_exhausted(&self) -> bool {
+        self.wrong > 0
+            && !self.waiting.is_empty()
+            && self.outstanding == self.waiting.len()
+            && self.credits.available() == 0
+            && self.wrong >= u64::from(self.credits.in_flight())
     }
 
     /// Looks at a received message.

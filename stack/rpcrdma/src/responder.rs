@@ -505,3 +505,6 @@ impl Responder {
         self.serial
     }
 }
+
+#[cfg(test)]
+mod tests;

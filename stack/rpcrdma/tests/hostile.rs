@@ -4,7 +4,9 @@
 mod common;
 
 use common::*;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tracing_subscriber::util::SubscriberInitExt;
 use uwarp::{Context, DisconnectReason, SendRequest, Status as WorkStatus, TerminateCode};
 use uwarp_rpcrdma::header::{Body, Chunks, Header, RdmaError, ReadSegment, Segment, parse_reply};
 use uwarp_rpcrdma::private_data::PrivateData;
@@ -419,4 +421,128 @@ fn wrong_replies_take_no_memory() {
     assert_eq!(registered(&here), before);
     raw.send(&reply(header.xid, 4, offered, &[1, 10_000, 2]));
     assert_eq!(finished(&mut client, &raw).outcome.unwrap().results[1], Part::Item(vec![0; 10_000]));
+}
+
+/// Turns a requester for a while, in which nothing may end, and no call come.
+fn quiet(client: &mut Requester, raw: &mut Raw) {
+    for _ in 0..300 {
+        raw.turn();
+        assert!(client.poll().is_none());
+        assert!(raw.message().is_none(), "there is no credit");
+    }
+}
+
+/// A wrong reply frees no credit. When no other is left, and nobody waits for those that are held, there is another connection.
+#[test]
+fn wrong_replies_do_not_use_up_the_credits_for_good() {
+    type Wrong = fn(&Header) -> Vec<u8>;
+    let cases: [(&str, Wrong); 4] = [
+        ("undecodable", |_| vec![0; 27]),
+        ("to nothing", |header| reply(header.xid ^ 1, 4, Chunks::default(), &[])),
+        ("to another version", |header| {
+            let mut octets = reply(header.xid, 4, header.chunks().unwrap().clone(), &[1, 10_000, 2]);
+            octets[7] = 2;
+            octets
+        }),
+        ("other chunks", |header| reply(header.xid, 4, Chunks::default(), &[1, 10_000, 2])),
+    ];
+    let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
+    for (index, (what, wrong)) in cases.into_iter().enumerate() {
+        let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+        let mut listener = there.listen(PORT, Default::default()).unwrap();
+        let peer = there.socket_address(PORT);
+        let mut client = Requester::start_connect(&here, peer, bindings(), RequesterOptions::default()).unwrap();
+        let mut raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
+        // Two credits.
+        client.start(call(NULL, vec![])).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        raw.send(&reply(header.xid, 2, Chunks::default(), &[]));
+        finished(&mut client, &raw).outcome.unwrap();
+        let get = || get(10_000, vec![vec![0x11; 10_000]]);
+        let calls = [client.start(get()).unwrap(), client.start(get()).unwrap()];
+        let headers = [(); 2].map(|()| asked(&mut client, &mut raw).0);
+        let third = client.start(call(NULL, vec![])).unwrap();
+        raw.send(&wrong(&headers[0]));
+        received_wrong(&mut client, &raw, 1);
+        // Both are waited for; then one is.
+        quiet(&mut client, &mut raw);
+        client.cancel(calls[0]);
+        assert!(matches!(client.poll().unwrap().outcome, Err(CallError::Cancelled)));
+        quiet(&mut client, &mut raw);
+        // Nobody waits any more, but the second may still be answered.
+        match index % 2 {
+            0 => client.abandon(calls[1]),
+            _ => {
+                client.cancel(calls[1]);
+                assert!(client.poll().is_some());
+            }
+        }
+        quiet(&mut client, &mut raw);
+        assert_eq!(client.stats().connections, 1, "{what}");
+        raw.send(&wrong(&headers[1]));
+        // What waits goes out on the next.
+        let mut next = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
+        next.other = Some(here.clone());
+        let (header, _) = asked(&mut client, &mut next);
+        next.send(&reply(header.xid, 2, Chunks::default(), &[]));
+        let end = finished(&mut client, &next);
+        assert!(end.id == third && end.outcome.is_ok(), "{what}");
+        let stats = client.stats();
+        assert_eq!((stats.connections, stats.exhausted, stats.resent, stats.discarded), (2, 1, 0, 2), "{what}");
+    }
+}
+
+/// Late replies free the credits of calls that were given up: that costs no connection.
+#[test]
+fn calls_that_were_given_up_cost_no_connection_when_their_replies_come() {
+    let (mut client, mut raw) = requester(once());
+    for given_up in [Requester::cancel, Requester::abandon] {
+        let id = client.start(call(NULL, vec![])).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        given_up(&mut client, id);
+        while client.poll().is_some() {}
+        let second = client.start(call(NULL, vec![])).unwrap();
+        quiet(&mut client, &mut raw);
+        raw.send(&reply(header.xid, 1, Chunks::default(), &[]));
+        let (header, _) = asked(&mut client, &mut raw);
+        raw.send(&reply(header.xid, 1, Chunks::default(), &[]));
+        assert_eq!(finished(&mut client, &raw).id, second);
+    }
+    assert_eq!((client.stats().connections, client.stats().exhausted), (1, 0));
+}
+
+/// What is logged meanwhile.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(octets);
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_grant_of_nothing_is_logged_once() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = subscriber.set_default();
+    let (mut client, mut raw) = requester(once());
+    let peer = raw.context.socket_address(PORT);
+    for granted in [1, 0, 0] {
+        client.start(call(NULL, vec![])).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        raw.send(&reply(header.xid, granted, Chunks::default(), &[]));
+        finished(&mut client, &raw).outcome.unwrap();
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("grants no credit")).collect();
+        assert_eq!(lines.len(), usize::from(granted == 0), "{text}");
+        assert!(lines.iter().all(|line| line.contains("WARN") && line.contains(&format!("peer={peer}"))), "{text}");
+    }
+    assert_eq!(client.stats().zero_grants, 2);
 }
