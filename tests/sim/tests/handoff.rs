@@ -315,3 +315,37 @@ fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
     let flow = FlowKey { remote: peer.into(), remote_port: PORT, local_port: request.peer.port(), ..freed };
     assert_eq!((owners.len(), owners.find(&flow)), (64, Some(1)));
 }
+
+/// What tells of neighbours goes to all engines. One that stands still takes what its ring holds, and the rest is counted as lost.
+#[test]
+fn news_for_an_engine_that_takes_none_is_counted() {
+    let (mut world, _) = world_with_owners(SimOptions { spread: Spread::Any, ..SimOptions::default() }, false);
+    let client = world.hosts[2].pair(PairOptions::default());
+    world.hosts[2].connect(&client, (Ipv4Addr::new(10, 0, 0, 1), PORT), Default::default());
+    world.step();
+    let question = world.network.last_sent(2);
+    assert_eq!(question[12..14], [8, 6], "ARP");
+    world.hosts[2].engine = None;
+    world.run(Duration::from_millis(100));
+    let (before, other_before) = (stats(&world, 0), stats(&world, 1));
+    assert_eq!(before.drops.get("handoff-full"), None);
+    let standing = world.hosts[1].engine.take();
+    for _ in 0..100 {
+        for _ in 0..100 {
+            world.network.inject(world.now(), &question);
+        }
+        world.run(Duration::from_millis(1));
+    }
+    let after = stats(&world, 0);
+    let received = after.frames_received - before.frames_received;
+    let (sent, lost) = (after.handed_off - before.handed_off, after.drops["handoff-full"]);
+    assert!(received > 4000 && lost > 1000, "{received} received, {lost} lost");
+    assert_eq!(sent + lost, received, "each is one or the other");
+    // It goes on: nothing of what was sent is missing, and there is room again.
+    world.hosts[1].engine = standing;
+    world.run(Duration::from_millis(100));
+    assert!(stats(&world, 1).taken_over - other_before.taken_over >= sent);
+    world.network.inject(world.now(), &question);
+    world.run(Duration::from_millis(1));
+    assert_eq!(stats(&world, 0).drops["handoff-full"], lost);
+}
