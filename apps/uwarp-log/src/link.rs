@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{
-    Access, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, SendRequest, Sge, Status,
+    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, SendRequest, Sge,
+    Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
@@ -90,6 +91,8 @@ struct Link {
     posted: VecDeque<Posted>,
     /// Why the last attempt failed.
     why: String,
+    /// Why the last commit that failed did. A target that is reached again and again may fail at the same every time.
+    failure: String,
     /// What was said of the target last, which is not said again with each attempt.
     warned: String,
 }
@@ -121,6 +124,7 @@ impl Driver {
             wanted: VecDeque::new(),
             posted: VecDeque::new(),
             why: String::new(),
+            failure: String::new(),
             warned: String::new(),
         };
         let links = places.into_iter().map(link).collect();
@@ -135,7 +139,8 @@ impl Driver {
                 Place::Socket(path) => path.display().to_string(),
                 Place::Address(address) => address.to_string(),
             };
-            let problem = status.problem.as_deref().unwrap_or(&link.why);
+            let failure = if link.why.is_empty() { &link.failure } else { &link.why };
+            let problem = status.problem.as_deref().unwrap_or(failure);
             text += &format!(
                 "\n  target {number} ({place}): {}{}{problem}",
                 status.stage,
@@ -325,10 +330,18 @@ impl Driver {
                 self.writer.read_done(target, &octets);
             }
             _ => {
-                if completion.status != Status::Success {
-                    link.why = format!("a commit failed with status {:?}", completion.commit_status());
+                let failure = match (completion.status, completion.commit_status()) {
+                    (Status::Success, _) => None,
+                    (_, Some(status)) if status == CommitStatus::NoSpace.code() => {
+                        Some("there is no space left for its file".to_owned())
+                    }
+                    (_, Some(status)) => Some(format!("status {status}")),
+                    (status, None) => Some(format!("{status:?}")),
+                };
+                if let Some(failure) = &failure {
+                    link.failure = format!("a commit failed at the target ({failure})");
                 }
-                self.writer.committed(target, completion.status == Status::Success);
+                self.writer.committed(target, failure.as_deref());
             }
         }
         Ok(())

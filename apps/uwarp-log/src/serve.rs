@@ -62,9 +62,15 @@ impl LogFile {
         if file.metadata().with_context(name)?.len() == 0 {
             let geometry = Geometry::new(size, segment).map_err(usage)?;
             let identity = Identity::new(geometry);
-            file.set_len(geometry.file()).with_context(name)?;
-            file.write_all_at(&target::first_page(identity), 0).with_context(name)?;
-            file.sync_all().with_context(name)?;
+            let made = file
+                .set_len(geometry.file())
+                .and_then(|()| file.write_all_at(&target::first_page(identity), 0))
+                .and_then(|()| file.sync_all());
+            if made.is_err() {
+                // Half a file would be in the way of the next attempt. If that fails too, the first error is the one to tell.
+                let _ = file.set_len(0);
+            }
+            made.with_context(|| format!("{} cannot be made", path.display()))?;
         }
         let identity = read_identity(&file).with_context(name)?;
         Ok(LogFile { file, identity })

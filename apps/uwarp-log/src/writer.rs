@@ -316,12 +316,12 @@ impl Writer {
         self.pump();
     }
 
-    /// How a commit ended.
-    pub fn committed(&mut self, target: usize, success: bool) {
+    /// A commit ended: well, or why not.
+    pub fn committed(&mut self, target: usize, failure: Option<&str>) {
         let peer = &mut self.peers[target];
         let Some(op) = peer.flight.pop_front() else { return };
-        if !success {
-            self.failed(target, "a commit failed at the target: its store cannot be relied on");
+        if let Some(why) = failure {
+            self.failed(target, &format!("a commit failed at the target ({why}): its store cannot be relied on"));
             return;
         }
         match op {

@@ -286,7 +286,7 @@ impl Model {
                     match reply {
                         Reply::Message(message) => self.writer.message(target, message),
                         Reply::Read(octets) => self.writer.read_done(target, &octets),
-                        Reply::Committed(success) => self.writer.committed(target, success),
+                        Reply::Committed(success) => self.writer.committed(target, (!success).then_some("it failed")),
                     }
                 }
             }

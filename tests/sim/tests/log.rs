@@ -383,7 +383,7 @@ impl Client {
                             link.staging.read(at, &mut octets).expect("in range");
                             self.writer.read_done(number, &octets);
                         }
-                        None => self.writer.committed(number, status == Status::Success),
+                        None => self.writer.committed(number, (status != Status::Success).then_some("it failed")),
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, ConnectOptions, Context, Features, ListenOptions, SendRequest};
 use uwarp_app::channel::{Channel, Shape, connect, part};
@@ -307,4 +307,57 @@ fn mistakes_get_a_sentence() {
         assert!(text.contains(expected) && text.starts_with("uwarp-log: "), "{arguments:?}: {text}");
     }
     assert!(!Path::new(new).exists());
+}
+
+const FULL: &str = "a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost";
+
+#[test]
+fn a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost() {
+    uwarp_netns::test_among_own_mounts(FULL, || {
+        let places = Places::new();
+        let disk = places.path("disk");
+        std::fs::create_dir(&disk).unwrap();
+        let mount = |options: &str| {
+            let mut command = Command::new("mount");
+            uwarp_netns::run(command.args(["-t", "tmpfs", "-o", options, "none"]).arg(&disk)).unwrap();
+        };
+        mount("size=1M");
+        std::os::unix::fs::symlink(disk.join("log"), places.file(0)).unwrap();
+        // Not even a new file has room.
+        let filler = disk.join("filler");
+        std::fs::write(&filler, vec![1; 2 << 20]).unwrap_err();
+        let mut command = program(&["target", "--size", "4M"]);
+        let output = command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success());
+        assert!(said.contains("0.log cannot be made") && said.contains("No space left on device"), "{said}");
+        // Nothing of it is in the way when there is some room, but not for all records.
+        std::fs::remove_file(filler).unwrap();
+        let target = places.target(0);
+        let lines: String = (0..300).map(|number| format!("{number} {}\n", "x".repeat(9000))).collect();
+        std::fs::write(places.path("lines"), lines).unwrap();
+        let mut command = program(&["append", "--patience", "5s", "--acknowledge", "--target"]);
+        let output = command.arg(places.socket(0)).arg(places.path("lines")).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success());
+        assert!(said.contains("a commit failed at the target (there is no space left for its file)"), "{said}");
+        let acknowledged: Vec<u64> =
+            String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+        assert!((10..300).contains(&acknowledged.len()), "{} records", acknowledged.len());
+        drop(target);
+        let has_all = |copy: &std::collections::BTreeMap<u64, String>| {
+            for (line, number) in acknowledged.iter().enumerate() {
+                assert!(copy[number].starts_with(&format!("{line} x")), "record {number}");
+            }
+        };
+        has_all(&places.read(0));
+        // With more room it goes on.
+        mount("remount,size=8M");
+        let _target = places.target(0);
+        std::fs::write(places.path("lines"), "behind them").unwrap();
+        succeeds(&places.append(1, &[]).arg(places.path("lines")).output().unwrap());
+        let copy = places.read(0);
+        has_all(&copy);
+        assert_eq!(copy.last_key_value().unwrap().1, "behind them");
+    });
 }
