@@ -1,4 +1,4 @@
-//! How long a durable append takes, three ways, beside a local write and sync.
+//! How long a durable append takes, three ways and one of them by two threads, beside a local write and sync.
 
 use crate::link::FEATURES;
 use anyhow::{Context as _, bail};

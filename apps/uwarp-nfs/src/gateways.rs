@@ -33,7 +33,8 @@ pub struct Ports {
 pub struct Gateways {
     context: Context,
     listener: Listener,
-    plain: TcpListener,
+    /// Not where some calls are refused, which pass it unseen.
+    plain: Option<TcpListener>,
     bindings: Arc<[Arc<dyn Binding>]>,
     common: Arc<Common>,
     server: SocketAddr,
@@ -57,6 +58,7 @@ impl std::fmt::Debug for Gateways {
 
 impl Gateways {
     /// Puts RDMA on one port in front of a server, and passes plain TCP on from the other, for clients of these subnets, or for all.
+    /// Where the policy lets nothing be changed there is no plain TCP.
     ///
     /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more ([`OF_A_CALL`]).
     ///
@@ -72,8 +74,13 @@ impl Gateways {
         memory: u64,
     ) -> anyhow::Result<Self> {
         let listener = context.listen(ports.rdma, ListenOptions::default())?;
-        let mut plain = TcpListener::bind(context, ports.tcp)?;
-        plain.set_nonblocking(true);
+        let plain = if policy.read_only {
+            None
+        } else {
+            let mut plain = TcpListener::bind(context, ports.tcp)?;
+            plain.set_nonblocking(true);
+            Some(plain)
+        };
         Ok(Self {
             context: context.clone(),
             listener,
@@ -173,7 +180,7 @@ impl Gateways {
                 }
             }
         }
-        if let Ok((stream, peer)) = self.plain.accept() {
+        if let Some(Ok((stream, peer))) = self.plain.as_mut().map(TcpListener::accept) {
             busy = true;
             if self.takes(peer, self.relays.len()) {
                 Metrics::count(&self.metrics.tcp_clients);
@@ -211,6 +218,10 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn gateways(allow: &[&str]) -> (Context, Gateways) {
+        gateways_with(allow, Policy::default())
+    }
+
+    fn gateways_with(allow: &[&str], policy: Policy) -> (Context, Gateways) {
         let config =
             |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
@@ -218,7 +229,7 @@ mod tests {
         // Nobody listens there.
         let server = SocketAddr::from(([127, 0, 0, 1], 1));
         let ports = Ports { rdma: PORT, tcp: 2049 };
-        (here, Gateways::start(&there, ports, server, Policy::default(), allow, Arc::default(), 1 << 30).unwrap())
+        (here, Gateways::start(&there, ports, server, policy, allow, Arc::default(), 1 << 30).unwrap())
     }
 
     #[test]
@@ -253,6 +264,25 @@ mod tests {
         }
         assert_eq!(gateways.clients.len(), 2);
         assert!(gateways.metrics.text().contains("uwarp_nfs_rdma_clients_total 2"));
+    }
+
+    #[test]
+    fn who_may_change_nothing_cannot_over_tcp_either() {
+        for read_only in [false, true] {
+            let (here, mut gateways) = gateways_with(&[], Policy { read_only });
+            let peer = gateways.context.socket_address(2049);
+            let mut client = TcpStream::start_connect(&here, peer, &uwarp::TcpStreamOptions::default()).unwrap();
+            let deadline = Instant::now() + LONG;
+            let connected = loop {
+                gateways.step().unwrap();
+                match client.check_connected() {
+                    Ok(None) => assert!(Instant::now() < deadline),
+                    Ok(Some(_)) => break true,
+                    Err(_) => break false,
+                }
+            };
+            assert_eq!(connected, !read_only);
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ struct Arguments {
     #[arg(long, default_value_t = Ports::default().port_mapper, conflicts_with = "backend")]
     port_mapper: u16,
 
-    /// Refuse what would change files or directories; in front of another server, what comes over TCP is its own to refuse
+    /// Refuse what would change files or directories; in front of another server there is no plain TCP then
     #[arg(long)]
     read_only: bool,
 

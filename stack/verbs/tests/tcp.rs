@@ -163,6 +163,27 @@ fn a_closing_context_lingers_for_what_was_written() {
     assert!(received == sent);
 }
 
+/// RFC 6056 §3.2, §3.3.1: over the whole range, and not one behind the other.
+#[test]
+fn source_ports_are_of_the_whole_range_and_hard_to_guess() {
+    let (a, b) = pair(Mode::Inline);
+    let mut listener = TcpListener::bind(&b, PORT).unwrap();
+    let ports: Vec<u16> = (0..100)
+        .map(|_| {
+            let client = TcpStream::connect(&a, listener.local_addr()).unwrap();
+            listener.accept().unwrap();
+            client.local_addr().unwrap().port()
+        })
+        .collect();
+    // A quarter of the range has none of a hundred ports once in 10^12 runs.
+    for quarter in 0..4 {
+        let range = 1024 + quarter * 16_128..=1023 + (quarter + 1) * 16_128;
+        assert!(ports.iter().any(|port| range.contains(&u32::from(*port))), "{range:?}: {ports:?}");
+    }
+    let near = ports.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 100).count();
+    assert!(near < 10, "{near} of 100 are guessed from the one before: {ports:?}");
+}
+
 #[test]
 fn a_closed_port_refuses_and_a_silent_one_times_out() {
     in_both_modes(|mode| {
