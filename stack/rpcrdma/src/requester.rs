@@ -440,6 +440,7 @@ impl Requester {
                 self.finished.push_back(pending.finish(Err(CallError::Cancelled)));
             }
         }
+        self.send_waiting();
     }
 
     /// Forgets a call: its memory stays until the reply has come, and is freed then. Nothing is [`Finished`] for it.
@@ -449,6 +450,7 @@ impl Requester {
             self.waiting.retain(|waiting| *waiting != id.xid);
             self.calls.remove(id.xid);
         }
+        self.send_waiting();
     }
 
     /// Nobody waits for a call any more. `None` if nobody did.
@@ -636,6 +638,7 @@ impl Requester {
         }
     }
 
+    /// Sends what waits, as far as there are credits. If there are none, and will be none, the connection is made anew.
     fn send_waiting(&mut self) {
         while self.credits.available() > 0
             && let Link::Up(endpoint) = &mut self.link
