@@ -161,7 +161,13 @@ impl Commits {
                 asked.outstanding += 1;
             }
             CommitTarget::Durable { durable, offset, length } => {
-                match durable.commit(offset, length, key, &self.mailbox) {
+                let mut commit = durable.commit(offset, length, key, &self.mailbox);
+                if commit == Err(CommitStatus::Transient) && durable.is_of_engines() {
+                    // Nobody else makes room.
+                    durable.work();
+                    commit = durable.commit(offset, length, key, &self.mailbox);
+                }
+                match commit {
                     Ok(()) => {
                         asked.outstanding += 1;
                         if durable.is_of_engines() {
