@@ -338,8 +338,9 @@ impl Driver {
                     (_, Some(status)) => Some(format!("status {status}")),
                     (status, None) => Some(format!("{status:?}")),
                 };
-                if let Some(failure) = &failure {
-                    link.failure = format!("a commit failed at the target ({failure})");
+                match &failure {
+                    Some(failure) => link.failure = format!("a commit failed at the target ({failure})"),
+                    None => link.failure.clear(),
                 }
                 self.writer.committed(target, failure.as_deref());
             }

@@ -11,7 +11,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Longest record that is taken: no call that gets here asks for more.
+/// Longest record that is taken. No call that gets here asks for more, but for those that only the server can read (RPCSEC_GSS with
+/// integrity or privacy).
 const RECORD_MAX: usize = LONGEST_CALL as usize;
 /// Octets that are read at once.
 const ROOM: usize = 256 << 10;

@@ -172,7 +172,8 @@ impl Gateways {
                         Metrics::count(&self.metrics.rdma_clients);
                         let metrics = Arc::clone(&self.metrics);
                         let mut client = Gateway::new(responder, self.server, self.policy, metrics);
-                        let last = self.left.iter().rposition(|(host, _)| *host == peer.ip());
+                        // Of several connections of one host, which mostly come back as they went.
+                        let last = self.left.iter().position(|(host, _)| *host == peer.ip());
                         client.continue_from(last.and_then(|index| self.left.remove(index)).map(|(_, last)| last));
                         self.clients.push(client);
                     }
