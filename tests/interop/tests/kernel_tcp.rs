@@ -374,7 +374,13 @@ impl Bed {
                     let kernel = scope.spawn(|| self.at_the_kernel(|| flows::kernel_connects(to)));
                     (listener.accept_timeout(PATIENCE), kernel.join().unwrap())
                 });
-                let (stream, peer) = accepted.expect("the listener works").expect("the kernel connects");
+                let Some((stream, peer)) = accepted.expect("the listener works") else {
+                    let stats = &self.context.stats().engines[0];
+                    panic!(
+                        "nobody came; the kernel says {kernel:?}, the stack has {:?}, {stats:?}",
+                        self.stack_tcp(self.port)
+                    );
+                };
                 let kernel = kernel.expect("the stack answers");
                 assert_eq!(peer, kernel.local_addr().unwrap());
                 (kernel, stream)
