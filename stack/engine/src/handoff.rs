@@ -46,10 +46,9 @@ pub struct FlowOwners {
 }
 
 impl FlowOwners {
-    /// Room for so many flows, which fill a quarter of the places at most: hardly ever are all taken that one of them may have.
-    /// `secret` keys the hash.
+    /// Room for about so many flows; `secret` keys the hash.
     pub fn new(flows: usize, secret: u64) -> FlowOwners {
-        let slots = (0..(4 * flows).next_power_of_two().max(WINDOW)).map(|_| AtomicU64::new(0)).collect();
+        let slots = (0..(2 * flows).next_power_of_two().max(WINDOW)).map(|_| AtomicU64::new(0)).collect();
         FlowOwners { slots, hasher: foldhash::quality::FixedState::with_seed(secret) }
     }
 
