@@ -28,6 +28,9 @@ fn nulls(rig: &mut Rig, count: usize, depth: usize) {
     }
 }
 
+/// Thousands of calls, of which one must be free of allocations.
+const PERIODS: usize = 5;
+
 #[test]
 fn a_null_call_allocates_nothing() {
     if uwarp_middlebox::is_skipped("pieces of segments in process are on the heap") {
@@ -38,8 +41,14 @@ fn a_null_call_allocates_nothing() {
         let mut rig = Rig::new(requester, ResponderOptions::default());
         rig.results(call(NULL, Vec::new()));
         nulls(&mut rig, 1000, depth as usize);
-        let info = allocation_counter::measure(|| nulls(&mut rig, 1000, depth as usize));
-        assert_eq!(info.count_total, 0, "{info:?} with {depth} at once");
+        // A thread that the machine does not let run for milliseconds sends again, which may set a new mark. What allocates for each
+        // call has no period without.
+        let mut periods = Vec::new();
+        let is_clean = (0..PERIODS).any(|_| {
+            periods.push(allocation_counter::measure(|| nulls(&mut rig, 1000, depth as usize)).count_total);
+            periods.last() == Some(&0)
+        });
+        assert!(is_clean, "{periods:?} with {depth} at once");
         assert_eq!(rig.client.stats().connections, 1);
     }
 }
