@@ -162,19 +162,35 @@ mod tests {
     use std::time::{Duration, Instant};
     use uwarp::{Config, Context};
 
+    /// A client's stream, the relay behind it, and the server's end; nothing blocks.
+    struct Rig {
+        here: Context,
+        there: Context,
+        client: TcpStream,
+        relay: Relay,
+        server: std::net::TcpStream,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let config =
+                |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
+            let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
+            let mut listener = uwarp::TcpListener::bind(&there, 2049).unwrap();
+            let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut client = TcpStream::connect(&here, there.socket_address(2049)).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            let relay = Relay::new(stream, backend.local_addr().unwrap()).unwrap();
+            let (server, _) = backend.accept().unwrap();
+            server.set_nonblocking(true).unwrap();
+            client.set_nonblocking(true);
+            Self { here, there, client, relay, server }
+        }
+    }
+
     #[test]
     fn calls_that_were_begun_are_answered_before_the_end() {
-        let config =
-            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
-        let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
-        let mut listener = uwarp::TcpListener::bind(&there, 2049).unwrap();
-        let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(&here, there.socket_address(2049)).unwrap();
-        let (stream, _) = listener.accept().unwrap();
-        let mut relay = Relay::new(stream, backend.local_addr().unwrap()).unwrap();
-        let (mut server, _) = backend.accept().unwrap();
-        server.set_nonblocking(true).unwrap();
-        client.set_nonblocking(true);
+        let Rig { here, there, mut client, mut relay, mut server } = Rig::new();
         let deadline = Instant::now() + Duration::from_secs(60);
         let calls = b"\x80\0\0\x05first\x80\0\0\x06second\x80\0\0\x05third";
         let ends = [9, 19];
@@ -226,17 +242,7 @@ mod tests {
 
     #[test]
     fn octets_and_ends_go_both_ways() {
-        let config =
-            |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
-        let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
-        let mut listener = uwarp::TcpListener::bind(&there, 2049).unwrap();
-        let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(&here, there.socket_address(2049)).unwrap();
-        let (stream, _) = listener.accept().unwrap();
-        let mut relay = Relay::new(stream, backend.local_addr().unwrap()).unwrap();
-        let (mut server, _) = backend.accept().unwrap();
-        server.set_nonblocking(true).unwrap();
-        client.set_nonblocking(true);
+        let Rig { here: _here, there, mut client, mut relay, mut server } = Rig::new();
         // More than any buffer on the way holds.
         let data: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7) as u8).collect();
         let (mut sent, mut echoed, mut back) = (0, Vec::new(), Vec::new());
