@@ -103,13 +103,19 @@ impl<P: Port> Core<P> {
             self.on_syn(frame, previous);
             return None;
         }
-        let opened = if self.now < self.cookies_until { self.on_cookie(frame) } else { Cookie::None };
+        let are_cookies_out = self.now < self.cookies_until;
+        let opened = if are_cookies_out { self.on_cookie(frame) } else { Cookie::None };
         match opened {
             Cookie::Opens(index) => Some(index),
             Cookie::Ignored => None,
             Cookie::None => {
                 self.count_drop(DropReason::NoConnection);
-                self.send_reset(frame);
+                // A cookie fits what begins the peer's stream. If that was lost, or had no room, what follows it comes first, and a
+                // reset would end what the peer takes for open: without an answer it sends all of it again, from the beginning.
+                let follows = frame.payload_len > 0 || header.flags.contains(TcpFlags::FIN);
+                if !(are_cookies_out && follows && header.flags.contains(TcpFlags::ACK)) {
+                    self.send_reset(frame);
+                }
                 None
             }
         }

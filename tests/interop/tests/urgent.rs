@@ -215,6 +215,7 @@ fn the_kernel_is_told_of_the_last_octet(context: &Context) {
     assert_eq!((count, octet), (1, *b"t"));
     assert_eq!(one_read(&mut kernel), b"plain urgen");
     stack.write_all(b" plain").unwrap();
+    wait_for_octets(&kernel, 6);
     assert_eq!(one_read(&mut kernel), b" plain");
 
     // As RFC 1122 has it, by `tcp_stdurg`: the mark stands where our urgent data ends.
