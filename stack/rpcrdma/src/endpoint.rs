@@ -5,13 +5,15 @@ use crate::xdr::XdrError;
 use std::collections::VecDeque;
 use std::time::Duration;
 use uwarp::{
-    Access, Completion, CompletionOpcode, CompletionQueue, Context, Error, MemoryRegion, PostErrorReason,
+    Access, Completion, CompletionOpcode, CompletionQueue, Context, Error, FastRegion, MemoryRegion, PostErrorReason,
     ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge,
     Status, Unregistered,
 };
 
 /// Elements of the send queue besides one for each message.
 const WORK_DEPTH: usize = 128;
+/// Most requests in front of a message: two fast regions, each invalidated and registered.
+pub(crate) const LOCAL_REQUESTS: usize = 4;
 /// Octets between two buffers, besides their own: if all began at the same place of a page, their first octets would share a
 /// few lines of the cache.
 const STAGGER: usize = 64;
@@ -20,6 +22,8 @@ const KIND_SHIFT: u32 = 60;
 const RECEIVE: u64 = 1;
 const MESSAGE: u64 = 2;
 const TRANSFER: u64 = 3;
+/// The number of every local operation: none makes a completion unless it fails, which ends the connection.
+pub(crate) const LOCAL: u64 = 4 << KIND_SHIFT;
 /// How long a wait lasts before the connection's state is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// Completions that are taken at once.
@@ -27,7 +31,7 @@ const BATCH: usize = 32;
 /// Polls without anything after which the connection's state is looked at.
 const POLLS: u32 = 64;
 
-/// Message buffers of an endpoint.
+/// Message buffers of an endpoint, and what goes in front of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Receives, and their octets.
@@ -36,6 +40,8 @@ pub(crate) struct Sizes {
     /// Sends that may be under way, and their octets.
     pub(crate) sends: usize,
     pub(crate) send: usize,
+    /// Most pieces of a [`FastRegion`] that is registered in front of a message; 0 if none is.
+    pub(crate) pieces: usize,
 }
 
 /// What happened.
@@ -99,9 +105,11 @@ impl Endpoint {
     /// A queue pair of its own protection domain, not connected and with no receives posted.
     pub(crate) fn new(context: &Context, sizes: Sizes) -> Result<Self, Error> {
         let domain = context.allocate_domain();
-        let depth = sizes.sends + WORK_DEPTH;
+        let requests = if sizes.pieces > 0 { 1 + LOCAL_REQUESTS } else { 1 };
+        let depth = requests * sizes.sends + WORK_DEPTH;
         let completions = context.create_completion_queue(depth + sizes.receives)?;
-        let options = QueuePairOptions { max_sge: 1, max_inline: 0, ..QueuePairOptions::new(&completions) };
+        let options =
+            QueuePairOptions { max_sge: sizes.pieces.max(1), max_inline: 0, ..QueuePairOptions::new(&completions) };
         let queue_pair = domain.create_queue_pair(&options.depth(depth, sizes.receives))?;
         let memory = |count: usize, size: usize| vec![0; count * (size + STAGGER)];
         let receives = domain.register(memory(sizes.receives, sizes.receive), Access::LOCAL_WRITE)?;
@@ -154,6 +162,23 @@ impl Endpoint {
             octets: buffer.into_vec().unwrap_or_default(),
             error,
         })
+    }
+
+    /// A region that is registered by work requests, of as many pieces as the sizes say.
+    pub(crate) fn allocate_fast_region(&self) -> Result<FastRegion, Error> {
+        self.domain.allocate_fast_region(self.sizes.pieces)
+    }
+
+    /// Whether a message would be posted at once, and so would the local operations in front of it: each message that may be
+    /// under way has room for them in the send queue.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.is_empty() && !self.free.is_empty()
+    }
+
+    /// Posts local operations in front of a message that there is room for, at most [`LOCAL_REQUESTS`].
+    pub(crate) fn post_local(&mut self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
+        self.queue_pair.post_send(requests)?;
+        Ok(())
     }
 
     /// Sends a message when its turn comes. With an STag, that of the peer's is invalidated (RFC 5040 §4.3). With `told`, an event
@@ -399,7 +424,7 @@ mod tests {
             |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
         let mut listener = there.listen(20_049, ListenOptions::default()).unwrap();
-        let sizes = Sizes { receives: 2, receive: 1024, sends: 1, send: 1024 };
+        let sizes = Sizes { receives: 2, receive: 1024, sends: 1, send: 1024, pieces: 0 };
         let [mut one, mut other] = [&here, &there].map(|context| Endpoint::new(context, sizes).unwrap());
         let peer = there.socket_address(20_049);
         let mut connecting = here.start_connect(&mut one.queue_pair, peer, ConnectOptions::default()).unwrap();

@@ -11,6 +11,10 @@
 //! - [`credits`]: how many calls may be under way.
 //! - `requester` and `responder`: the two roles over `uwarp` (feature `verbs`, on by default).
 //!
+//! A requester registers what a call lends in one of two ways (`requester::Registration`): each buffer with an STag of its own, or
+//! all of a direction together, by a work request, under one. Either way STags are valid on one connection, and a call's
+//! memory is out of the peer's reach before its result is handed over, or it is when it was cancelled.
+//!
 //! A call of NFS, between two contexts in one process:
 #![cfg_attr(
     feature = "verbs",

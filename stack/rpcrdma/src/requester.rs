@@ -2,6 +2,7 @@
 
 mod calls;
 mod pending;
+mod registration;
 
 use crate::binding::{Binding, Greatest};
 use crate::credits::Credits;
@@ -13,6 +14,8 @@ use crate::rpc::{OwnedAuth, Status};
 use crate::walk::{Part, WalkError};
 use calls::Calls;
 use pending::{Pending, Verdict};
+pub use registration::Registration;
+use registration::{FastRegions, PIECES};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,6 +37,8 @@ pub struct RequesterOptions {
     pub segment: u32,
     /// RDMA Reads of the responder that are served at once.
     pub reads: u16,
+    /// How the memory of calls is registered.
+    pub registration: Registration,
     /// Limit on each attempt to connect.
     pub connect_timeout: Duration,
     /// How long a lost connection is made anew before the calls fail; one that ends within a second and without a reply counts as
@@ -50,6 +55,7 @@ impl Default for RequesterOptions {
             remote_invalidation: true,
             segment: 1 << 30,
             reads: 16,
+            registration: Registration::default(),
             connect_timeout: Duration::from_secs(10),
             reconnect: Duration::from_secs(30),
         }
@@ -74,6 +80,10 @@ impl RequesterOptions {
             // With few credits some more than calls, so that not every message has to say that it has left.
             sends: credits.max(SENDS),
             send: octets(self.send_size),
+            pieces: match self.registration {
+                Registration::Each => 0,
+                Registration::Together => PIECES,
+            },
         }
     }
 }
@@ -205,7 +215,7 @@ pub struct RequesterStats {
     pub discarded: u64,
     /// Why the last one was.
     pub last_discard: Option<DiscardReason>,
-    /// Replies that invalidated an STag.
+    /// Replies that invalidated an STag; with [`Registration::Together`] also those to cancelled calls.
     pub invalidated: u64,
     /// Connections that were made.
     pub connections: u64,
@@ -250,6 +260,7 @@ pub struct Requester {
     options: RequesterOptions,
     bindings: Vec<Arc<dyn Binding>>,
     link: Link,
+    fast_regions: FastRegions,
     credits: Credits,
     calls: Calls,
     /// How many of them somebody waits for.
@@ -335,6 +346,7 @@ impl Requester {
             options,
             bindings,
             link: Link::Closed,
+            fast_regions: FastRegions::default(),
             calls: Calls::default(),
             outstanding: 0,
             waiting: VecDeque::new(),
@@ -607,6 +619,7 @@ impl Requester {
     fn lose(&mut self) {
         // The queue pair ends first, then its memory is taken back.
         self.link = Link::Closed;
+        self.fast_regions = FastRegions::default();
         let mut again: Vec<CallId> = Vec::new();
         self.calls.retain(|pending| {
             pending.release();
@@ -642,6 +655,7 @@ impl Requester {
     fn send_waiting(&mut self) {
         while self.credits.available() > 0
             && let Link::Up(endpoint) = &mut self.link
+            && endpoint.has_room()
             && let Some(xid) = self.waiting.pop_front()
         {
             let Some(pending) = self.calls.get_mut(xid) else { continue };
@@ -651,13 +665,16 @@ impl Requester {
                 segment: self.options.segment.max(1),
             };
             self.message.clear();
-            let prepared =
-                pending.prepare(endpoint, &limits, self.credits.requested(), &mut self.message).and_then(|()| {
-                    match endpoint.send(&self.message, None, None, 0, false) {
-                        Ok(()) => Ok(()),
-                        Err(Failure::Verbs(error)) => Err(CallError::Verbs(error)),
-                        Err(Failure::Full | Failure::Message) => Err(CallError::Lost),
-                    }
+            let fast_regions = match self.options.registration {
+                Registration::Each => None,
+                Registration::Together => Some(&mut self.fast_regions),
+            };
+            let prepared = pending
+                .prepare(endpoint, fast_regions, &limits, self.credits.requested(), &mut self.message)
+                .and_then(|()| match endpoint.send(&self.message, None, None, 0, false) {
+                    Ok(()) => Ok(()),
+                    Err(Failure::Verbs(error)) => Err(CallError::Verbs(error)),
+                    Err(Failure::Full | Failure::Message) => Err(CallError::Lost),
                 });
             match prepared {
                 Ok(()) => {
@@ -696,7 +713,9 @@ impl Requester {
                 }
                 self.send_waiting();
             }
-            Event::Sent { .. } | Event::Done { .. } => {}
+            // There may be room again.
+            Event::Sent { .. } => self.send_waiting(),
+            Event::Done { .. } => {}
             Event::Lost { .. } => self.lose(),
         }
     }
@@ -742,6 +761,7 @@ impl Requester {
         self.stats.invalidated += u64::from(pending.was_invalidated());
         // Nothing is handed over, or even looked at, that the peer can still change (§4.4.1, §8.1.3).
         pending.release();
+        pending.give_back(&mut self.fast_regions);
         let outcome = if pending.wanted {
             pending.outcome(verdict, &self.received[at..], &self.bindings)
         } else {

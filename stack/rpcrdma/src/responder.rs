@@ -237,6 +237,7 @@ impl Responder {
             receive: octets(options.receive_size),
             sends: credits,
             send: octets(options.send_size),
+            pieces: 0,
         };
         let mut endpoint = Endpoint::new(context, sizes)?;
         for slot in 0..credits {

@@ -14,40 +14,43 @@ use uwarp_rpcrdma::walk::Part;
 const SIZES: [usize; 11] = [0, 1, 3, 4, 5, 900, 1000, 4050, 5001, 65_536, 1_000_003];
 
 fn sweep(requester: RequesterOptions, responder: ResponderOptions) {
-    let mut rig = Rig::new(requester, responder);
-    assert_eq!(rig.results(call(NULL, vec![])), []);
-    for (index, size) in SIZES.into_iter().enumerate() {
-        let data = pattern(index as u64, size);
-        if size <= ECHO_MAX {
-            let mut octets = Vec::new();
-            uwarp_rpcrdma::xdr::put_opaque(&mut octets, &data);
-            assert_eq!(rig.results(echo(&data)), [Part::Octets(octets)], "echo of {size}");
-        }
-        let call = put(data.clone());
-        let finished = rig.call(call.clone());
-        assert_eq!(finished.outcome.unwrap().results, put_results(&data), "put of {size}");
-        assert_eq!(finished.arguments, call.arguments, "what was lent comes back");
-        let room = vec![0xee; size];
-        assert_eq!(rig.results(get(size, vec![room])), get_results(size), "get of {size}");
-        assert_eq!(rig.results(get(size, vec![])), get_results(size), "get of {size} without a room");
-        assert_eq!(rig.results(get(size, vec![vec![]])), get_results(size), "get of {size} inline");
-        let small = size.min(50_000);
-        assert_eq!(
-            rig.results(put_two(data[..small].to_vec(), data[..small / 2].to_vec())),
-            put_two_results(&data[..small], &data[..small / 2]),
-            "two of {size}"
-        );
-        for (first, second) in [(size, size), (size, 0), (0, size), (7, size)] {
-            let room = first.max(second);
-            for rooms in [vec![room, second], vec![room], vec![0, second], vec![room, 0]] {
-                let rooms = rooms.into_iter().map(|length| vec![0; length]).collect();
-                assert_eq!(rig.results(get_two(first, second, rooms)), get_two_results(first, second));
+    for registration in BOTH {
+        let requester = RequesterOptions { registration, ..requester.clone() };
+        let mut rig = Rig::new(requester, responder.clone());
+        assert_eq!(rig.results(call(NULL, vec![])), []);
+        for (index, size) in SIZES.into_iter().enumerate() {
+            let data = pattern(index as u64, size);
+            if size <= ECHO_MAX {
+                let mut octets = Vec::new();
+                uwarp_rpcrdma::xdr::put_opaque(&mut octets, &data);
+                assert_eq!(rig.results(echo(&data)), [Part::Octets(octets)], "echo of {size}");
+            }
+            let call = put(data.clone());
+            let finished = rig.call(call.clone());
+            assert_eq!(finished.outcome.unwrap().results, put_results(&data), "put of {size}");
+            assert_eq!(finished.arguments, call.arguments, "what was lent comes back");
+            let room = vec![0xee; size];
+            assert_eq!(rig.results(get(size, vec![room])), get_results(size), "get of {size}");
+            assert_eq!(rig.results(get(size, vec![])), get_results(size), "get of {size} without a room");
+            assert_eq!(rig.results(get(size, vec![vec![]])), get_results(size), "get of {size} inline");
+            let small = size.min(50_000);
+            assert_eq!(
+                rig.results(put_two(data[..small].to_vec(), data[..small / 2].to_vec())),
+                put_two_results(&data[..small], &data[..small / 2]),
+                "two of {size}"
+            );
+            for (first, second) in [(size, size), (size, 0), (0, size), (7, size)] {
+                let room = first.max(second);
+                for rooms in [vec![room, second], vec![room], vec![0, second], vec![room, 0]] {
+                    let rooms = rooms.into_iter().map(|length| vec![0; length]).collect();
+                    assert_eq!(rig.results(get_two(first, second, rooms)), get_two_results(first, second));
+                }
             }
         }
+        assert_eq!(rig.client.stats().discarded, 0);
+        assert_eq!(rig.server.responders[0].stats().discarded, 0);
+        assert_eq!(rig.client.stats().connections, 1);
     }
-    assert_eq!(rig.client.stats().discarded, 0);
-    assert_eq!(rig.server.responders[0].stats().discarded, 0);
-    assert_eq!(rig.client.stats().connections, 1);
 }
 
 #[test]
@@ -224,7 +227,7 @@ fn programs_versions_and_procedures_that_are_not_there() {
     let peer = there.socket_address(PORT);
     let client =
         uwarp_rpcrdma::requester::Requester::start_connect(&here, peer, known, RequesterOptions::default()).unwrap();
-    let mut rig = Rig { client, server };
+    let mut rig = Rig { client, server, client_context: here };
     let status = |rig: &mut Rig, call: Call| rig.call(call).outcome.unwrap().status;
     // What a client of NFS does to find out about NFS_ACL.
     let probe = Call { program: 100_227, version: 3, ..Call::default() };
@@ -264,7 +267,7 @@ fn what_cannot_be_registered_is_given_back() {
     let server = Server::new(&there, ResponderOptions::default());
     let client =
         Requester::start_connect(&here, there.socket_address(PORT), bindings(), RequesterOptions::default()).unwrap();
-    let mut rig = Rig { client, server };
+    let mut rig = Rig { client, server, client_context: here };
     let (first, second) = (pattern(1, 50_000), pattern(2, 60_000));
     let two = put_two(first, second);
     let finished = rig.call(two.clone());

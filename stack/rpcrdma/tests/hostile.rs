@@ -10,7 +10,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use uwarp::{Context, DisconnectReason, SendRequest, Status as WorkStatus, TerminateCode};
 use uwarp_rpcrdma::header::{Body, Chunks, Header, RdmaError, ReadSegment, Segment, parse_reply};
 use uwarp_rpcrdma::private_data::PrivateData;
-use uwarp_rpcrdma::requester::{CallError, Requester, RequesterOptions};
+use uwarp_rpcrdma::requester::{CallError, Registration, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::ResponderOptions;
 use uwarp_rpcrdma::walk::Part;
 
@@ -87,87 +87,97 @@ fn refused(write: bool, code: TerminateCode) -> (WorkStatus, DisconnectReason) {
 
 #[test]
 fn memory_is_open_only_for_what_the_call_needs_it_for() {
-    // Arguments can be read and not written, rooms and Reply chunks written and not read, and nothing of them beyond its end.
-    for (which, write, at, code) in [
-        (0, true, 0, WRITE_INVALID),
-        (0, false, 9901, READ_BOUNDS),
-        (1, false, 0, READ_RIGHTS),
-        (1, true, 9901, WRITE_BOUNDS),
-        (2, false, 0, READ_RIGHTS),
-        (2, true, u64::MAX, WRITE_BOUNDS),
-    ] {
-        let (mut client, mut raw) = requester(once());
-        let call = calls()[which].clone();
-        client.start(call.clone()).unwrap();
-        let segment = chunk(&asked(&mut client, &mut raw).0, which);
-        let at = if at == u64::MAX { u64::from(segment.length) - 99 } else { at };
-        assert_eq!(touch(&mut raw, write, segment.handle, segment.offset + at), refused(write, code), "{which}");
-        let end = finished(&mut client, &raw);
-        assert!(matches!(end.outcome, Err(CallError::Lost)));
-        assert_eq!((end.arguments, end.rooms), (call.arguments, call.rooms), "nothing was changed");
+    for registration in BOTH {
+        // Arguments can be read and not written, rooms and Reply chunks written and not read, and nothing of them beyond its end.
+        for (which, write, at, code) in [
+            (0, true, 0, WRITE_INVALID),
+            (0, false, 9901, READ_BOUNDS),
+            (1, false, 0, READ_RIGHTS),
+            (1, true, 9901, WRITE_BOUNDS),
+            (2, false, 0, READ_RIGHTS),
+            (2, true, u64::MAX, WRITE_BOUNDS),
+        ] {
+            let (mut client, mut raw) = requester(RequesterOptions { registration, ..once() });
+            let call = calls()[which].clone();
+            client.start(call.clone()).unwrap();
+            let segment = chunk(&asked(&mut client, &mut raw).0, which);
+            let at = if at == u64::MAX { u64::from(segment.length) - 99 } else { at };
+            assert_eq!(touch(&mut raw, write, segment.handle, segment.offset + at), refused(write, code), "{which}");
+            let end = finished(&mut client, &raw);
+            assert!(matches!(end.outcome, Err(CallError::Lost)));
+            assert_eq!((end.arguments, end.rooms), (call.arguments, call.rooms), "nothing was changed");
+        }
     }
 }
 
 #[test]
 fn nothing_reaches_the_memory_of_a_call_that_has_ended() {
-    for (cancelled, write) in [(false, false), (false, true), (true, false), (true, true)] {
-        let (mut client, mut raw) = requester(once());
-        let id = client.start(get(10_000, vec![vec![0x11; 10_000]])).unwrap();
-        let (header, _) = asked(&mut client, &mut raw);
-        let segment = chunk(&header, 1);
-        let end = if cancelled {
-            client.cancel(id);
-            let end = client.poll().unwrap();
-            assert!(matches!(end.outcome, Err(CallError::Cancelled)));
-            assert_eq!(end.rooms, [vec![0x11; 10_000]], "the memory is back");
-            end
-        } else {
-            raw.send(&reply(header.xid, 4, header.chunks().unwrap().clone(), &[1, 10_000, 2]));
-            finished(&mut client, &raw)
-        };
-        drop(end);
-        let code = if write { WRITE_INVALID } else { READ_INVALID };
-        assert_eq!(touch(&mut raw, write, segment.handle, segment.offset), refused(write, code));
+    for registration in BOTH {
+        for (cancelled, write) in [(false, false), (false, true), (true, false), (true, true)] {
+            let (mut client, mut raw) = requester(RequesterOptions { registration, ..once() });
+            let id = client.start(get(10_000, vec![vec![0x11; 10_000]])).unwrap();
+            let (header, _) = asked(&mut client, &mut raw);
+            let segment = chunk(&header, 1);
+            let end = if cancelled {
+                client.cancel(id);
+                let end = client.poll().unwrap();
+                assert!(matches!(end.outcome, Err(CallError::Cancelled)));
+                assert_eq!(end.rooms, [vec![0x11; 10_000]], "the memory is back");
+                end
+            } else {
+                raw.send(&reply(header.xid, 4, header.chunks().unwrap().clone(), &[1, 10_000, 2]));
+                finished(&mut client, &raw)
+            };
+            drop(end);
+            // A fast region stays until its next use, and reaches nothing.
+            let read = if registration == Registration::Together { READ_RIGHTS } else { READ_INVALID };
+            let code = if write { WRITE_INVALID } else { read };
+            assert_eq!(touch(&mut raw, write, segment.handle, segment.offset), refused(write, code));
+        }
     }
 }
 
 #[test]
 fn a_handle_of_one_connection_is_none_on_another() {
-    for (which, write) in [(0, false), (1, true), (2, true)] {
-        let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
-        let mut listener = there.listen(PORT, Default::default()).unwrap();
-        let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
-        let mut ends = Vec::new();
-        for _ in 0..2 {
-            let peer = there.socket_address(PORT);
-            let mut client = Requester::start_connect(&here, peer, bindings(), once()).unwrap();
-            let mut raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
-            raw.other = Some(here.clone());
-            client.start(calls()[which].clone()).unwrap();
-            let segment = chunk(&asked(&mut client, &mut raw).0, which);
-            ends.push((client, raw, segment));
+    for registration in BOTH {
+        for (which, write) in [(0, false), (1, true), (2, true)] {
+            let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+            let mut listener = there.listen(PORT, Default::default()).unwrap();
+            let own = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 4096 };
+            let mut ends = Vec::new();
+            for _ in 0..2 {
+                let peer = there.socket_address(PORT);
+                let mut client =
+                    Requester::start_connect(&here, peer, bindings(), RequesterOptions { registration, ..once() })
+                        .unwrap();
+                let mut raw = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
+                raw.other = Some(here.clone());
+                client.start(calls()[which].clone()).unwrap();
+                let segment = chunk(&asked(&mut client, &mut raw).0, which);
+                ends.push((client, raw, segment));
+            }
+            let foreign = ends[0].2;
+            let (client, raw, own) = &mut ends[1];
+            assert_ne!(foreign.handle, own.handle);
+            let code = if write { WRITE_FOREIGN } else { READ_FOREIGN };
+            assert_eq!(touch(raw, write, foreign.handle, foreign.offset), refused(write, code));
+            assert!(matches!(finished(client, raw).outcome, Err(CallError::Lost)), "the connection has failed");
+            // The one that the handle belongs to has not.
+            let (client, raw, own) = &mut ends[0];
+            let entry = [raw.memory.sge(..100).unwrap()];
+            let request = if write {
+                SendRequest::write(5, &entry, own.handle, own.offset)
+            } else {
+                SendRequest::read(5, &entry, own.handle, own.offset)
+            };
+            raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+            assert_eq!(raw.status(5), WorkStatus::Success);
+            raw.send(&encode(
+                &Header { xid: 0, credits: 1, body: Body::Error { version: 1, error: RdmaError::Chunk } },
+                &[],
+            ));
+            received_wrong(client, raw, 1);
         }
-        let foreign = ends[0].2;
-        let (client, raw, own) = &mut ends[1];
-        assert_ne!(foreign.handle, own.handle);
-        let code = if write { WRITE_FOREIGN } else { READ_FOREIGN };
-        assert_eq!(touch(raw, write, foreign.handle, foreign.offset), refused(write, code));
-        assert!(matches!(finished(client, raw).outcome, Err(CallError::Lost)), "the connection has failed");
-        // The one that the handle belongs to has not.
-        let (client, raw, own) = &mut ends[0];
-        let entry = [raw.memory.sge(..100).unwrap()];
-        let request = if write {
-            SendRequest::write(5, &entry, own.handle, own.offset)
-        } else {
-            SendRequest::read(5, &entry, own.handle, own.offset)
-        };
-        raw.queue_pair.post_send(&[request.signalled()]).unwrap();
-        assert_eq!(raw.status(5), WorkStatus::Success);
-        raw.send(&encode(
-            &Header { xid: 0, credits: 1, body: Body::Error { version: 1, error: RdmaError::Chunk } },
-            &[],
-        ));
-        received_wrong(client, raw, 1);
     }
 }
 

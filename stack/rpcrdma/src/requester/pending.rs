@@ -1,9 +1,10 @@
 //! One call of a requester, from its start to its end.
 
+use super::registration::{FastRegions, Joints, Places, fits};
 use super::{Call, CallError, CallId, Finished, Refused, Reply};
 use crate::binding::{Binding, Greatest};
 use crate::endpoint::{Endpoint, Kept};
-use crate::header::{Body, Chunks, DiscardReason, Header, ReadSegment, Segment, filled};
+use crate::header::{Body, Chunks, DiscardReason, Header, ReadSegment, filled};
 use crate::plan::{Limits, Plan, PlanError, Shape};
 use crate::rpc::{CallHeader, MAX_AUTH, Protection, ReplyHeader, Status};
 use crate::walk::{Part, Removed, Returned, Walk, WalkError, split};
@@ -14,17 +15,30 @@ use uwarp::{Access, Error, MemoryRegion};
 /// Memory that the peer may reach while the call is under way.
 #[derive(Debug, Default)]
 struct Lent {
-    /// Items of the arguments, by part.
-    items: Vec<(usize, MemoryRegion)>,
-    /// Rooms for results.
+    /// Items of the arguments.
+    items: Vec<Item>,
+    /// Rooms for results, by their places.
     rooms: Vec<(usize, MemoryRegion)>,
     /// The call itself.
     long_call: Option<MemoryRegion>,
     /// The Reply chunk.
     reply: Option<MemoryRegion>,
+    /// What makes all of them reachable, unless each has rights of its own.
+    joint: Joints,
+}
+
+/// An item of the arguments.
+#[derive(Debug)]
+struct Item {
+    /// Which part.
+    index: usize,
+    /// Position in the unreduced message.
+    position: u32,
+    region: MemoryRegion,
 }
 
 impl Lent {
+    /// Whether all memory is back.
     fn is_empty(&self) -> bool {
         self.items.is_empty() && self.rooms.is_empty() && self.long_call.is_none() && self.reply.is_none()
     }
@@ -129,6 +143,7 @@ impl Pending {
         debug_assert!(self.lent.is_empty());
         self.call = Call::default();
         self.rooms.clear();
+        self.lent.joint = Joints::default();
         (self.plan, self.offered) = (None, None);
         self.reply = Vec::new();
     }
@@ -177,18 +192,25 @@ impl Pending {
     pub(super) fn unsend(&mut self) {
         self.offered = None;
         self.plan = None;
+        // They were that connection's.
+        self.lent.joint = Joints::default();
     }
 
-    /// Registers what the call lends, and writes the message.
+    /// Registers what the call lends, with fast regions if there are such, and writes the message.
     pub(super) fn prepare(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &mut Endpoint,
+        fast_regions: Option<&mut FastRegions>,
         limits: &Limits,
         credits: u32,
         message: &mut Vec<u8>,
     ) -> Result<(), CallError> {
         let plan = self.plan(limits)?;
-        let mut chunks = Chunks::default();
+        let joins = fast_regions.filter(|_| self.is_joinable(&plan));
+        let [reads, writes] = match joins {
+            None => [Access::REMOTE_READ, Access::REMOTE_WRITE],
+            Some(_) => [Access::LOCAL_READ, Access::LOCAL_WRITE],
+        };
         if plan.reads {
             // Position in the unreduced message.
             let mut position = self.header;
@@ -197,46 +219,32 @@ impl Pending {
                 if let Part::Item(data) = part
                     && length > 0
                 {
-                    let region = lend(endpoint, data, Access::REMOTE_READ)?;
-                    let segments = cut(&region, length, limits.segment);
+                    let region = lend(endpoint, data, reads)?;
                     // A plan does not reach beyond 2^32 octets.
-                    let position = position as u32;
-                    chunks.reads.extend(segments.into_iter().map(|segment| ReadSegment { position, segment }));
-                    self.lent.items.push((index, region));
+                    self.lent.items.push(Item { index, position: position as u32, region });
                 }
                 position += length + padding(length);
             }
         }
         if plan.writes {
-            for (index, room) in self.call.rooms.iter_mut().enumerate() {
-                let length = room.len();
-                if length == 0 {
-                    chunks.writes.push(Vec::new());
-                    continue;
-                }
-                let region = lend(endpoint, room, Access::REMOTE_WRITE)?;
-                chunks.writes.push(cut(&region, length, limits.segment));
-                self.lent.rooms.push((index, region));
+            for (index, room) in self.call.rooms.iter_mut().enumerate().filter(|(_, room)| !room.is_empty()) {
+                self.lent.rooms.push((index, lend(endpoint, room, writes)?));
             }
         }
         if let Some(length) = plan.reply {
             self.reply.resize(length, 0);
-            let region = lend(endpoint, &mut self.reply, Access::REMOTE_WRITE)?;
-            chunks.reply = Some(cut(&region, length, limits.segment));
-            self.lent.reply = Some(region);
+            self.lent.reply = Some(lend(endpoint, &mut self.reply, writes)?);
         }
-        let body = match plan.long_call {
-            None => Body::Message(chunks),
-            Some(length) => {
-                let mut stream = Vec::with_capacity(length);
-                self.put_stream(&mut stream);
-                let region = lend(endpoint, &mut stream, Access::REMOTE_READ)?;
-                let call = cut(&region, length, limits.segment).into_iter();
-                chunks.reads.splice(0..0, call.map(|segment| ReadSegment { position: 0, segment }));
-                self.lent.long_call = Some(region);
-                Body::NoMessage(chunks)
-            }
-        };
+        if let Some(length) = plan.long_call {
+            let mut stream = Vec::with_capacity(length);
+            self.put_stream(&mut stream);
+            self.lent.long_call = Some(lend(endpoint, &mut stream, reads)?);
+        }
+        if let Some(fast_regions) = joins {
+            self.join(endpoint, fast_regions)?;
+        }
+        let chunks = self.chunks(&plan, limits.segment);
+        let body = if plan.long_call.is_some() { Body::NoMessage(chunks) } else { Body::Message(chunks) };
         let header = Header { xid: self.id.xid, credits, body };
         header.encode(message);
         if plan.long_call.is_none() {
@@ -247,6 +255,54 @@ impl Pending {
             Body::Error { .. } => None,
         };
         Ok(())
+    }
+
+    /// Whether a fast region takes what the call lends, in either direction.
+    fn is_joinable(&self, plan: &Plan) -> bool {
+        let items = self.call.arguments.iter().filter_map(|part| match part {
+            Part::Item(data) if plan.reads => Some(data.len()),
+            _ => None,
+        });
+        let rooms = self.rooms.iter().copied().filter(|_| plan.writes);
+        fits(items.chain(plan.long_call)) && fits(rooms.chain(plan.reply))
+    }
+
+    /// Posts the registration of what is lent, with one STag for each direction.
+    fn join(&mut self, endpoint: &mut Endpoint, fast_regions: &mut FastRegions) -> Result<(), Error> {
+        let Lent { items, rooms, long_call, reply, joint } = &mut self.lent;
+        let read = long_call.iter().chain(items.iter().map(|item| &item.region));
+        let written = rooms.iter().map(|(_, region)| region).chain(reply.iter());
+        joint.reads = fast_regions.take(endpoint, read)?;
+        joint.writes = fast_regions.take(endpoint, written)?;
+        // Nothing is posted unless both are there.
+        for (joint, access) in [(&mut joint.reads, Access::REMOTE_READ), (&mut joint.writes, Access::REMOTE_WRITE)] {
+            if let Some(joint) = joint {
+                joint.register(endpoint, access)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is lent, as the peer is told.
+    fn chunks(&self, plan: &Plan, most: u32) -> Chunks {
+        let Lent { items, rooms, long_call, reply, joint } = &self.lent;
+        let mut places = Places::new(joint.reads.as_ref(), most);
+        let mut chunks = Chunks::default();
+        let read = long_call.iter().map(|region| (0, region));
+        for (position, region) in read.chain(items.iter().map(|item| (item.position, &item.region))) {
+            chunks.reads.extend(places.cut(region).into_iter().map(|segment| ReadSegment { position, segment }));
+        }
+        let mut places = Places::new(joint.writes.as_ref(), most);
+        if plan.writes {
+            let mut rooms = rooms.iter();
+            let mut chunk = |length: &usize| match length {
+                0 => Vec::new(),
+                _ => rooms.next().map_or_else(Vec::new, |(_, region)| places.cut(region)),
+            };
+            chunks.writes = self.rooms.iter().map(&mut chunk).collect();
+        }
+        chunks.reply = reply.as_ref().map(|region| places.cut(region));
+        chunks
     }
 
     /// Writes the Payload stream, without the items that are lent.
@@ -261,14 +317,18 @@ impl Pending {
 
     /// Whether the peer has invalidated something of it.
     pub(super) fn was_invalidated(&self) -> bool {
-        let Lent { items, rooms, long_call, reply } = &self.lent;
-        let regions = items.iter().chain(rooms).map(|(_, region)| region).chain(long_call).chain(reply);
-        regions.into_iter().any(|region| !region.is_valid())
+        let Lent { items, rooms, long_call, reply, joint } = &self.lent;
+        if !joint.is_empty() {
+            return joint.was_invalidated();
+        }
+        let (items, rooms) = (items.iter().map(|item| &item.region), rooms.iter().map(|(_, region)| region));
+        items.chain(rooms).chain(long_call).chain(reply).any(|region| !region.is_valid())
     }
 
-    /// Takes all memory back: from here on the peer can neither read nor change it.
+    /// Takes all memory back: from here on the peer can neither read nor change it. Fast regions reach nothing any more, but
+    /// stay until the reply has come, which may invalidate them.
     pub(super) fn release(&mut self) {
-        for (index, region) in self.lent.items.drain(..) {
+        for Item { index, region, .. } in self.lent.items.drain(..) {
             self.call.arguments[index] = Part::Item(region.deregister());
         }
         for (index, region) in self.lent.rooms.drain(..) {
@@ -278,6 +338,11 @@ impl Pending {
             self.reply = region.deregister();
         }
         self.lent.long_call = None;
+    }
+
+    /// Its reply has come: its fast regions may serve other calls of the connection.
+    pub(super) fn give_back(&mut self, fast_regions: &mut FastRegions) {
+        fast_regions.give_back(std::mem::take(&mut self.lent.joint));
     }
 
     /// Compares what a reply returns with what was offered.
@@ -348,21 +413,4 @@ fn lend(endpoint: &Endpoint, memory: &mut Vec<u8>, access: Access) -> Result<Mem
         *memory = octets;
         error
     })
-}
-
-/// A region as the segments of a chunk.
-fn cut(region: &MemoryRegion, length: usize, most: u32) -> Vec<Segment> {
-    let mut segments = Vec::with_capacity(crate::plan::segments(length, most));
-    let mut at = 0;
-    while at < length {
-        // At most `most`.
-        let part = (length - at).min(most as usize) as u32;
-        segments.push(Segment {
-            handle: region.stag(),
-            length: part,
-            offset: region.remote_offset().wrapping_add(at as u64),
-        });
-        at += part as usize;
-    }
-    segments
 }

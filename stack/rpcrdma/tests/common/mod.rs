@@ -15,7 +15,7 @@ use uwarp::{
     ListenOptions, Listener, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 use uwarp_rpcrdma::binding::{Binding, Greatest};
-use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
+use uwarp_rpcrdma::requester::{Call, CallId, Finished, Registration, Requester, RequesterOptions};
 use uwarp_rpcrdma::responder::{Answer, Common, Over, Request, Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::{Part, Walk, WalkError};
@@ -39,6 +39,9 @@ pub const GET: u32 = 3;
 pub const GET_TWO: u32 = 4;
 /// Eligible data twice, with a word between; gives both back in the other order, not eligible.
 pub const PUT_TWO: u32 = 5;
+
+/// The ways to register what a call lends.
+pub const BOTH: [Registration; 2] = [Registration::Each, Registration::Together];
 
 /// Longest echo.
 pub const ECHO_MAX: usize = 100_000;
@@ -286,6 +289,8 @@ impl Server {
 pub struct Rig {
     pub client: Requester,
     pub server: Server,
+    /// The client's.
+    pub client_context: Context,
 }
 
 impl Rig {
@@ -293,7 +298,12 @@ impl Rig {
         let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
         let server = Server::new(&there, responder);
         let client = Requester::start_connect(&here, there.socket_address(PORT), bindings(), requester).unwrap();
-        Self { client, server }
+        Self { client, server, client_context: here }
+    }
+
+    /// With the defaults, but for how memory is registered.
+    pub fn registering(registration: Registration) -> Self {
+        Self::new(RequesterOptions { registration, ..RequesterOptions::default() }, ResponderOptions::default())
     }
 
     /// With the defaults.

@@ -95,6 +95,14 @@ impl Raw {
         }
     }
 
+    /// Until something is so.
+    pub fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !is_so(self) {
+            assert!(Instant::now() < deadline, "it never is");
+        }
+    }
+
     /// Why its stream ended, when it has.
     pub fn reason(&mut self) -> DisconnectReason {
         let deadline = Instant::now() + LONG;
