@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, usage};
+use uwarp_rpcrdma::requester;
 
 /// Port that servers listen on unless told otherwise.
 pub const PORT: u16 = 20_050;
@@ -96,6 +97,37 @@ impl Transport {
     }
 }
 
+/// How a client registers the memory of its calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Registration {
+    /// Every buffer has an STag and rights of its own, which is no work for the engine
+    #[default]
+    Each,
+    /// A work request in front of the call joins its buffers under two STags at most, one to read and one to write, as the
+    /// Linux kernel does: one reply takes back several buffers at once
+    Together,
+}
+
+impl Registration {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Each => "each",
+            Self::Together => "together",
+        }
+    }
+}
+
+impl From<Registration> for requester::Registration {
+    fn from(registration: Registration) -> Self {
+        match registration {
+            Registration::Each => Self::Each,
+            Registration::Together => Self::Together,
+        }
+    }
+}
+
 /// What a client decides.
 #[derive(Args, Clone, Debug)]
 pub struct TestOptions {
@@ -114,6 +146,10 @@ pub struct TestOptions {
     /// Calls under way at once
     #[arg(long, default_value_t = 1)]
     pub depth: u32,
+
+    /// How the memory that a call lends to the server over RDMA is registered; over TCP it means nothing
+    #[arg(long, value_enum, default_value_t = Registration::default())]
+    pub registration: Registration,
 
     /// Check every octet, in a run of its own before the timed one
     #[arg(long)]

@@ -150,6 +150,7 @@ pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Res
         mtu,
         engine,
         depth: plan.depth,
+        registration: (arguments.transport == Transport::Rdma).then_some(arguments.options.registration),
         calls: 0,
         seconds: 0.0,
         verified: 0,
@@ -181,6 +182,7 @@ fn reach(
         send_size: threshold,
         receive_size: threshold,
         remote_invalidation: !arguments.rdma.no_invalidation,
+        registration: arguments.options.registration.into(),
         connect_timeout: Duration::from_secs(1),
         reconnect: REACH,
         ..RequesterOptions::default()

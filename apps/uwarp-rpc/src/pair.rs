@@ -91,7 +91,7 @@ fn both(
     let mut client = command("run", cpus[1]);
     client.args([plan.test.name(), "--json", "-", "--depth", &plan.depth.to_string()]);
     client.args(["--server", &arguments.network.default_address(Role::Server).to_string()]);
-    client.args(["--size", &plan.size.to_string()]);
+    client.args(["--size", &plan.size.to_string(), "--registration", arguments.options.registration.name()]);
     match plan.amount {
         Amount::Iterations(iterations) => client.args(["--iterations", &iterations.to_string()]),
         Amount::Duration(duration) => client.args(["--duration", &format!("{}ns", duration.as_nanos())]),

@@ -1,6 +1,6 @@
 //! The results, as JSON and as a table.
 
-use crate::cli::{Test, Transport};
+use crate::cli::{Registration, Test, Transport};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use uwarp_app::output;
@@ -33,6 +33,8 @@ pub struct Report {
     pub engine: String,
     /// Calls under way.
     pub depth: u32,
+    /// How the client registered what it lent; none over TCP.
+    pub registration: Option<Registration>,
     /// Calls that were timed.
     pub calls: u64,
     /// How long they took, in seconds.

@@ -73,6 +73,20 @@ fn the_longest_blobs() {
 }
 
 #[test]
+fn registration_is_the_users_and_is_told() {
+    for (more, expected) in [(&[][..], "each"), (&["--registration", "together"], "together")] {
+        for (device, engine) in [("virtio", "inline"), ("memif", "threaded")] {
+            let mut arguments = vec!["get", "--size", "100001", "--iterations", "50", "--depth", "7"];
+            arguments.extend(["--device", device, "--engine", engine]);
+            arguments.extend(more);
+            let results = pair(&arguments);
+            assert_eq!(results[0]["registration"], expected);
+            assert!(results[1]["registration"].is_null(), "TCP registers nothing");
+        }
+    }
+}
+
+#[test]
 fn thresholds_and_invalidation_are_the_users() {
     for more in [&["--inline", "1K"][..], &["--inline", "64K"], &["--no-invalidation"]] {
         let mut arguments = vec!["put", "--size", "20000", "--iterations", "20", "--transport", "rdma"];
