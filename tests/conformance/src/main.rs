@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use uwarp_conformance::{Matrix, filter, mutations, passed_tests, workspace};
 
 const USAGE: &str =
-    "usage: uwarp-conformance filter | report < OUTPUT-OF-NEXTEST | mutations FOLDER (COUNT | all) SEED";
+    "usage: uwarp-conformance filter | report < OUTPUT-OF-NEXTEST | mutations TARGET-FOLDER (COUNT | all) SEED";
 
 fn main() -> ExitCode {
     match run() {
@@ -35,11 +35,11 @@ fn run() -> Result<bool, String> {
             print!("{}", report.text());
             Ok(report.is_complete())
         }
-        ["mutations", folder, count, seed] => {
+        ["mutations", target, count, seed] => {
             let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is no number\n{USAGE}"));
             let count = if count == "all" { None } else { Some(number(count)? as usize) };
-            let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
-            let (report, complete) = mutations::run(&workspace(), &folder, count, number(seed)?)?;
+            let target = std::path::absolute(target).map_err(|error| error.to_string())?;
+            let (report, complete) = mutations::run(&workspace(), &target, count, number(seed)?)?;
             print!("{report}");
             Ok(complete)
         }

@@ -17,6 +17,8 @@ use crate::{Matrix, filter};
 const PACKAGES: [&str; 5] = ["uwarp-wire", "uwarp-iwarp", "uwarp-tcp", "uwarp-engine", "uwarp-sim-tests"];
 /// Which rule is broken, by its place in the file from 1.
 const VARIABLE: &str = "UWARP_MUTATION";
+/// What the copy's crates are built with, in place of `line-tables-only`.
+const DEBUG: &str = "line-directives-only";
 /// Where the switch lives in the copy: the crate that all others use.
 const SWITCH_FILE: &str = "stack/wire/src/lib.rs";
 const SWITCH: &str = r#"
@@ -163,8 +165,8 @@ enum Ended {
 }
 
 impl Copy {
-    fn make(workspace: &Path, folder: &Path, mutations: &[Mutation]) -> Result<Copy, String> {
-        let copy = Copy { tree: folder.join("tree"), target: folder.join("target") };
+    fn make(workspace: &Path, target: &Path, mutations: &[Mutation]) -> Result<Copy, String> {
+        let copy = Copy { tree: target.join("mutations"), target: target.to_owned() };
         self::copy(workspace, &copy.tree, Path::new(""), mutations)?;
         // Its warnings are about the switches.
         let output = copy.nextest().arg("--no-run").output().map_err(|error| format!("cannot run cargo: {error}"))?;
@@ -180,6 +182,9 @@ impl Copy {
             .args(["nextest", "run", "--profile", "mutations"])
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
+            // A profile that nothing else has: cargo tells the crates of the copy from those of the tree by it, which have the
+            // same places in their workspaces. Crates from elsewhere have their own in `Cargo.toml`, and are not built again.
+            .env("CARGO_PROFILE_DEV_DEBUG", DEBUG)
             .env_remove("NEXTEST_PROFILE")
             .env_remove(VARIABLE);
         for package in PACKAGES {
@@ -206,19 +211,19 @@ impl Copy {
     }
 }
 
-/// Breaks `count` rules (all if `None`), chosen by `seed`, one after the other. Gives the report, and whether every one was
-/// noticed.
+/// Breaks `count` rules (all if `None`), chosen by `seed`, one after the other, in a copy of the tree below `target`, cargo's
+/// target directory. Gives the report, and whether every one was noticed.
 ///
 /// # Errors
 /// The file and the tree do not fit, the copy does not build, or the tests of the rows fail with nothing broken.
-pub fn run(workspace: &Path, folder: &Path, count: Option<usize>, seed: u64) -> Result<(String, bool), String> {
+pub fn run(workspace: &Path, target: &Path, count: Option<usize>, seed: u64) -> Result<(String, bool), String> {
     let data = workspace.join("tests/data/conformance");
     let matrix = Matrix::read(&data)?;
     let mutations = read(&data)?;
     if let Some(mutation) = mutations.iter().find(|mutation| tests(&matrix, &mutation.row).is_empty()) {
         return Err(format!("mutations.toml: no test that can be run here shows {}", mutation.row));
     }
-    let copy = Copy::make(workspace, folder, &mutations)?;
+    let copy = Copy::make(workspace, target, &mutations)?;
     let mut chosen: Vec<usize> = (0..mutations.len()).collect();
     fastrand::Rng::with_seed(seed).shuffle(&mut chosen);
     chosen.truncate(count.unwrap_or(mutations.len()));
