@@ -40,6 +40,9 @@ pub struct EngineConfig {
     pub seed: u64,
     /// Secret of the initial sequence numbers (RFC 6528) and of the flow table's hash.
     pub secret: [u64; 2],
+    /// Secret of the SYN cookies, one for all engines of a context: the answer to a cookie may come to another one. So has to be
+    /// `tcp.timestamp_offset`.
+    pub cookie_secret: [u64; 2],
     /// Leave out what makes the stack right, for tests that show that it is needed.
     pub sabotage: Sabotage,
 }
@@ -194,6 +197,7 @@ impl EngineConfig {
             ephemeral_ports: (49_152, 65_535),
             seed: 0,
             secret: [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d],
+            cookie_secret: [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9],
             sabotage: Sabotage::default(),
         }
     }

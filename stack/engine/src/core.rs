@@ -197,7 +197,7 @@ pub(crate) struct Core<P: Port> {
     pub(crate) half_open: u32,
     pub(crate) waits: Waits,
     pub(crate) cookies: SynCookies,
-    /// Until when a cookie of ours may come back.
+    /// Until when a cookie of ours may come back; those of other engines are in `handoff`.
     pub(crate) cookies_until: Instant,
     pub(crate) neighbours: Neighbours,
     /// Connections that wait for a hardware address.
@@ -306,7 +306,7 @@ impl<P: Port> Core<P> {
             listeners: HashMap::new(),
             half_open: 0,
             waits: Waits::new(secret[0] ^ secret[1], time_wait),
-            cookies: SynCookies::new([secret[0].rotate_left(32), !secret[1]]),
+            cookies: SynCookies::new(config.cookie_secret),
             cookies_until: Instant::ZERO,
             known_epoch: neighbours.epoch(),
             neighbours,

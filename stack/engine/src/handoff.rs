@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uwarp_memory::Turn;
 use uwarp_ring::{Consumer, Producer, ring};
+use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 
 use crate::core::Core;
@@ -43,13 +44,16 @@ pub struct FlowOwners {
     /// 48 bits of the flow's hash and the engine's number plus one; 0 is an empty place.
     slots: Box<[AtomicU64]>,
     hasher: foldhash::quality::FixedState,
+    /// Until when a SYN cookie of any engine may come back, in nanoseconds of the clock that all share.
+    cookies_until: AtomicU64,
 }
 
 impl FlowOwners {
     /// Room for about so many flows; `secret` keys the hash.
     pub fn new(flows: usize, secret: u64) -> FlowOwners {
         let slots = (0..(2 * flows).next_power_of_two().max(WINDOW)).map(|_| AtomicU64::new(0)).collect();
-        FlowOwners { slots, hasher: foldhash::quality::FixedState::with_seed(secret) }
+        let hasher = foldhash::quality::FixedState::with_seed(secret);
+        FlowOwners { slots, hasher, cookies_until: AtomicU64::new(0) }
     }
 
     fn window(&self, flow: &FlowKey) -> (u64, impl Iterator<Item = &AtomicU64>) {
@@ -101,6 +105,16 @@ impl FlowOwners {
                 return;
             }
         }
+    }
+
+    /// An engine has sent a SYN cookie, which may come back to any.
+    pub(crate) fn await_cookies(&self, until: Instant) {
+        self.cookies_until.fetch_max(until.as_nanos(), Ordering::Release);
+    }
+
+    /// Until when a cookie of any engine may come back.
+    pub(crate) fn cookies_until(&self) -> Instant {
+        Instant::from_nanos(self.cookies_until.load(Ordering::Acquire))
     }
 
     /// Flows that are entered: counts them.

@@ -72,7 +72,7 @@ impl<P: Port> Core<P> {
             return None;
         }
         let mut previous = None;
-        if self.now < self.cookies_until
+        if self.awaits_cookies()
             && self.shutdown.is_none()
             && self.waits.contains(&frame.flow)
             && self.listeners.contains_key(&frame.flow.local_port)
@@ -103,7 +103,7 @@ impl<P: Port> Core<P> {
             self.on_syn(frame, previous);
             return None;
         }
-        let are_cookies_out = self.now < self.cookies_until;
+        let are_cookies_out = self.awaits_cookies();
         let opened = if are_cookies_out { self.on_cookie(frame) } else { Cookie::None };
         match opened {
             Cookie::Opens(index) => Some(index),
@@ -205,9 +205,18 @@ impl<P: Port> Core<P> {
         if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
             self.counters.cookies_sent += 1;
             self.cookies_until = self.now + COOKIE_LIFE;
+            if let Some(handoff) = &self.handoff {
+                handoff.owners().await_cookies(self.cookies_until);
+            }
         } else {
             self.count_drop(DropReason::NoTransmitBuffer);
         }
+    }
+
+    /// Whether a cookie of this engine or of another one of the context may come back.
+    fn awaits_cookies(&self) -> bool {
+        let others = self.handoff.as_ref().map(|handoff| handoff.owners().cookies_until());
+        self.now < self.cookies_until || others.is_some_and(|until| self.now < until)
     }
 
     /// An acknowledgment without a connection may be the answer to a cookie.

@@ -158,9 +158,11 @@ fn start(config: Config, port: Option<uwarp_dpdk::Port>, ports: Vec<PortSeed>) -
     let mut handoff = handoff(&config, ports.len()).into_iter();
     let steering = port.as_ref().filter(|_| ports.len() > 1).and_then(uwarp_dpdk::Port::rss);
     let commit_cpus = if config.commit.in_engine { None } else { Some(CommitCpus::of(&config)?) };
+    // The answer to a SYN cookie may come to another engine than its own.
+    let (tcp, cookie_secret) = (tcp_config(&config), [random(), random()]);
     for (index, port_seed) in ports.into_iter().enumerate() {
         let (commands, mailbox) = unbounded();
-        let engine_config = engine_config(&config, index as u16, steering.as_ref());
+        let engine_config = engine_config(&config, index as u16, steering.as_ref(), tcp, cookie_secret);
         let doorbells = Arc::new(Doorbells::new(engine_config.limits.doorbells()));
         let wake = notifier()?;
         let health = Arc::new(Health::new(Arc::clone(&waiters)));
@@ -332,7 +334,13 @@ fn spawn(
     }
 }
 
-fn engine_config(config: &Config, index: u16, rss: Option<&uwarp_dpdk::Rss>) -> EngineConfig {
+fn engine_config(
+    config: &Config,
+    index: u16,
+    rss: Option<&uwarp_dpdk::Rss>,
+    tcp: uwarp_tcp::Config,
+    cookie_secret: [u64; 2],
+) -> EngineConfig {
     let limits = &config.limits;
     let engine_limits = uwarp_engine::Limits::default();
     EngineConfig {
@@ -346,7 +354,7 @@ fn engine_config(config: &Config, index: u16, rss: Option<&uwarp_dpdk::Rss>) -> 
         duplicate_address_detection: config.duplicate_address_detection,
         vlan: config.vlan.map(|vlan| u16::from(vlan.priority) << 13 | vlan.number),
         neighbours: config.neighbours.iter().map(|neighbour| (neighbour.address, neighbour.mac.0)).collect(),
-        tcp: tcp_config(config),
+        tcp,
         iwarp: IwarpConfig {
             crc: config.mpa.crc,
             startup_timeout: config.mpa.startup_timeout,
@@ -366,6 +374,7 @@ fn engine_config(config: &Config, index: u16, rss: Option<&uwarp_dpdk::Rss>) -> 
         ephemeral_ports: EPHEMERAL_PORTS,
         seed: random(),
         secret: [random(), random()],
+        cookie_secret,
         sabotage: Sabotage::default(),
     }
 }

@@ -45,6 +45,7 @@ fn world_for_flows(
             with_ipv6(0)(config);
             config.index = index as u16;
             config.seed = index as u64;
+            config.secret[0] ^= index as u64;
             config.steering = steered.then(|| Steering { queue: index as u16, ..rss(2) });
             adjust(config);
         });
@@ -285,6 +286,37 @@ fn a_cookie_that_no_engine_could_be_told_of_waits_for_room() {
         heard.len() == 4
     }));
     assert_eq!((&heard[..], owners.len()), (&b"hell"[..], 1));
+}
+
+/// What acknowledges a cookie comes to either engine, and opens the connection there.
+#[test]
+fn a_cookie_comes_back_to_any_engine() {
+    let options = SimOptions { spread: Spread::Any, ..SimOptions::default() };
+    let (mut world, owners) = world_for_flows(options, false, 1000, |config| config.limits.half_open = 0);
+    let incoming = [0, 1].map(|engine| world.hosts[engine].listen_streams(PORT, 64, StreamOptions::default()));
+    let mut open = Vec::new();
+    for number in 1..=20 {
+        let mut client = world.hosts[2].connect_stream((Ipv4Addr::new(10, 0, 0, 1), PORT), StreamOptions::default());
+        assert!(world.run_until(Duration::from_secs(1), |_| client.is_open()));
+        assert_eq!(client.write(b"hello"), 5);
+        let mut server = None;
+        let mut heard = [0; 8];
+        assert!(
+            world.run_until(Duration::from_secs(10), |_| {
+                server =
+                    server.take().or_else(|| incoming.iter().find_map(|incoming| incoming.try_recv().ok()?.take()));
+                server.as_mut().is_some_and(|server| server.read(&mut heard) == 5)
+            }),
+            "{number}: {:?}",
+            [0, 1].map(|engine| stats(&world, engine).resets_sent)
+        );
+        open.push((client, server));
+        assert_eq!(owners.len(), number);
+    }
+    let engines = [0, 1].map(|engine| stats(&world, engine));
+    assert_eq!(engines.each_ref().map(|stats| stats.resets_sent), [0; 2]);
+    assert_eq!(engines.iter().map(|stats| stats.cookies_accepted).sum::<u64>(), 20);
+    assert_eq!(engines.iter().map(|stats| stats.flows).sum::<u64>(), 20);
 }
 
 #[test]
