@@ -105,7 +105,7 @@ pub enum Registration {
     #[default]
     Each,
     /// A work request in front of the call joins its buffers under two STags at most, one to read and one to write, as the
-    /// Linux kernel does: one reply takes back several buffers at once
+    /// Linux kernel does: one reply ends the responder's access to several buffers
     Together,
 }
 

@@ -20,6 +20,10 @@ use crate::port::Port;
 use crate::stats::DropReason;
 use crate::stream::{IncomingStream, StreamOptions};
 
+/// How often a SYN-ACK is sent again, at most: Linux's `tcp_synack_retries`, 63 s. A peer that is silent until it is spoken to takes
+/// the connection for open while its acknowledgment is lost, and does not try again: with a few attempts more it is found.
+const SYN_ACK_RETRIES: u32 = 5;
+
 /// How long a cookie may take to come back: two ticks of its clock (`SynCookies::recover`).
 const COOKIE_LIFE: Duration = Duration::from_secs(140);
 
@@ -113,7 +117,8 @@ impl<P: Port> Core<P> {
                 // A cookie fits what begins the peer's stream. If that was lost, or had no room, what follows it comes first, and a
                 // reset would end what the peer takes for open: without an answer it sends all of it again, from the beginning.
                 let follows = frame.payload_len > 0 || header.flags.contains(TcpFlags::FIN);
-                if !(are_cookies_out && follows && header.flags.contains(TcpFlags::ACK)) {
+                let is_established = header.flags.contains(TcpFlags::ACK) && !header.flags.contains(TcpFlags::SYN);
+                if !(are_cookies_out && follows && is_established) {
                     self.send_reset(frame);
                 }
                 None
@@ -143,6 +148,7 @@ impl<P: Port> Core<P> {
     /// TCP's settings for a listener's connections.
     fn listener_config(&self, flow: &FlowKey) -> uwarp_tcp::Config {
         let mut config = self.tcp_config_for(flow.remote);
+        config.syn_retries = config.syn_retries.min(SYN_ACK_RETRIES);
         let listener = self.listeners.get(&flow.local_port);
         if let Some(Requests::Streams { options, .. }) = listener.map(|listener| &listener.requests) {
             options.configure(&mut config);
@@ -202,12 +208,13 @@ impl<P: Port> Core<P> {
         header.source_port = frame.flow.local_port;
         header.destination_port = frame.flow.remote_port;
         let to_self = self.addresses.is_own(frame.flow.remote);
+        self.cookies_until = self.now + COOKIE_LIFE;
+        if let Some(handoff) = &self.handoff {
+            // Before it is sent: another engine may be quick to receive the answer.
+            handoff.owners().await_cookies(self.cookies_until);
+        }
         if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
             self.counters.cookies_sent += 1;
-            self.cookies_until = self.now + COOKIE_LIFE;
-            if let Some(handoff) = &self.handoff {
-                handoff.owners().await_cookies(self.cookies_until);
-            }
         } else {
             self.count_drop(DropReason::NoTransmitBuffer);
         }
@@ -249,20 +256,18 @@ impl<P: Port> Core<P> {
         listener.half_open += 1;
         self.half_open += 1;
         let id = listener.id;
-        let phase = match &listener.requests {
+        let (phase, deadline) = match &listener.requests {
             Requests::Rdma(_) => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
-                Phase::Responding(Box::new(Responding {
-                    machine: Responder::new(options),
-                    origin: Origin::Listener(id),
-                }))
+                let responding = Responding { machine: Responder::new(options), origin: Origin::Listener(id) };
+                (Phase::Responding(Box::new(responding)), Some(self.now + self.config.iwarp.startup_timeout))
             }
-            Requests::Streams { .. } => Phase::Incoming(id),
+            // TCP itself ends it.
+            Requests::Streams { .. } => (Phase::Incoming(id), None),
         };
-        let deadline = self.now + self.config.iwarp.startup_timeout;
         let index = self.add_connection(frame.flow, tcp, phase);
         if let Some(connection) = self.connections.get_mut(index) {
-            connection.deadline = Some(deadline);
+            connection.deadline = deadline;
             connection.half_open = true;
             // The SYN's sender is on the link, or its router is: no need to ask for an address that answers already.
             connection.mac = frame.source_mac.0;

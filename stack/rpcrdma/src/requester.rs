@@ -437,7 +437,7 @@ impl Requester {
 
     /// Ends a call without waiting for its reply. Its memory is taken from the peer at once (RFC 8166 §8.1.4) and comes back as
     /// [`Finished`]. If the responder is using its chunks, the connection is lost by that, and made anew for the others;
-    /// [`abandon`](Self::abandon) avoids it. Until its reply comes, the call keeps its credit; if wrong replies came instead, for it and
+    /// [`abandon`](Self::abandon) avoids it. So it is with [`Registration::Together`] if the registration was not carried out yet. Until its reply comes, the call keeps its credit; if wrong replies came instead, for it and
     /// for all others that keep one, the connection is made anew for the calls that wait.
     pub fn cancel(&mut self, id: CallId) {
         let Some(pending) = self.dismiss(id) else { return };

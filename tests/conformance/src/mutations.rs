@@ -118,10 +118,19 @@ pub fn with_switches(file: &str, text: &str, mutations: &[Mutation]) -> Result<S
     Ok(out)
 }
 
-/// Copies what differs, so that an unchanged file is not built again.
+/// Copies what differs, so that an unchanged file is not built again, and removes what is not there any more.
 fn copy(from: &Path, to: &Path, below: &Path, mutations: &[Mutation]) -> Result<(), String> {
     let say = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     std::fs::create_dir_all(to).map_err(|error| say(to, error))?;
+    for entry in std::fs::read_dir(to).map_err(|error| say(to, error))? {
+        let entry = entry.map_err(|error| say(to, error))?;
+        let (path, source) = (entry.path(), from.join(entry.file_name()));
+        let is_kept = source.is_dir() == path.is_dir() && source.exists() && entry.file_name() != "target";
+        if !is_kept {
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(|error| say(&path, error))?;
+        }
+    }
     for entry in std::fs::read_dir(from).map_err(|error| say(from, error))? {
         let entry = entry.map_err(|error| say(from, error))?;
         let (path, name) = (entry.path(), entry.file_name());
@@ -185,6 +194,7 @@ impl Copy {
             // A profile that nothing else has: cargo tells the crates of the copy from those of the tree by it, which have the
             // same places in their workspaces. Crates from elsewhere have their own in `Cargo.toml`, and are not built again.
             .env("CARGO_PROFILE_DEV_DEBUG", DEBUG)
+            .env("CARGO_PROFILE_TEST_DEBUG", DEBUG)
             .env_remove("NEXTEST_PROFILE")
             .env_remove(VARIABLE);
         for package in PACKAGES {

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use uwarp_engine::rig::PairOptions;
+use uwarp_engine::stream::StreamOptions;
 use uwarp_sim_tests::beside::{Beside, HOST_MAC};
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_packet, prepend_tcp};
@@ -31,6 +32,17 @@ fn syn(bench: &Beside, from: Ipv4Addr, source_port: u16, port: u16) -> Vec<u8> {
     (header.source_port, header.destination_port) = (source_port, port);
     header.sequence = SeqNumber(1000);
     tcp(bench, from, &header)
+}
+
+/// Flags and sequence numbers of the TCP segments among them.
+fn segments(frames: &[Vec<u8>]) -> Vec<(TcpFlags, SeqNumber)> {
+    frames
+        .iter()
+        .filter_map(|frame| match classify(frame, frame.len()) {
+            Ok(Frame::Tcp(segment)) => Some((segment.header.flags, segment.header.sequence)),
+            _ => None,
+        })
+        .collect()
 }
 
 fn arps(frames: &[Vec<u8>]) -> Vec<ArpPacket> {
@@ -179,6 +191,43 @@ fn strangers_cannot_fill_the_table() {
     let frame = syn(&bench, OUR, 1, 7471);
     bench.send(&frame);
     assert!(!bench.receive(Duration::from_millis(1)).is_empty());
+}
+
+/// A peer that speaks only when it is spoken to takes the connection for open, and sends nothing again, while its acknowledgment is
+/// lost: the SYN-ACK has to go as often as the peer's own SYN would.
+#[test]
+fn a_stream_opens_by_the_acknowledgment_of_a_late_syn_ack() {
+    let mut bench = Beside::new(|_| {});
+    let incoming = bench.world.hosts[0].listen_streams(7, 8, StreamOptions::default());
+    bench.receive(Duration::from_millis(1));
+    let frame = syn(&bench, OUR, 1, 7);
+    bench.send(&frame);
+    // At 0, 1, 3, 7, 15 and 31 s.
+    let sent = segments(&bench.receive(Duration::from_secs(40)));
+    assert_eq!(sent.len(), 6, "{sent:?}");
+    let (flags, isn) = (TcpFlags::SYN | TcpFlags::ACK, sent[0].1);
+    assert!(sent.iter().all(|segment| *segment == (flags, isn)), "{sent:?}");
+    let mut header = TcpHeader::new(TcpFlags::ACK);
+    (header.source_port, header.destination_port) = (1, 7);
+    (header.sequence, header.acknowledgment) = (SeqNumber(1001), isn + 1);
+    let frame = tcp(&bench, OUR, &header);
+    bench.send(&frame);
+    bench.receive(Duration::from_millis(1));
+    assert!(incoming.try_recv().is_ok());
+    assert_eq!(bench.stats().resets_sent, 0);
+}
+
+#[test]
+fn a_stream_whose_syn_ack_nobody_acknowledges_is_given_up() {
+    let mut bench = Beside::new(|_| {});
+    let _incoming = bench.world.hosts[0].listen_streams(7, 8, StreamOptions::default());
+    bench.receive(Duration::from_millis(1));
+    let frame = syn(&bench, OUR, 1, 7);
+    bench.send(&frame);
+    bench.receive(Duration::from_secs(60));
+    assert_eq!(bench.stats().flows, 1);
+    bench.receive(Duration::from_secs(5));
+    assert_eq!(bench.stats().flows, 0);
 }
 
 #[test]

@@ -17,11 +17,13 @@ pub enum Registration {
     Each,
     /// The buffers are regions that only this side may use, and a work request in front of the call (fast registration) joins
     /// them under a fresh STag: one for all that the responder may read, and one for all that it may write. So a call has at
-    /// most two STags, and a reply that invalidates one of them takes a whole direction back, also if the call was cancelled.
+    /// most two STags, and a reply that invalidates one of them ends the peer's access to a whole direction, also if the call was
+    /// cancelled. The buffers' own regions are deregistered all the same, which waits for the engines' turns under way.
     ///
     /// A call that lends more than 13 buffers, or 2^32 octets or more, in one direction is registered as with [`Each`](Self::Each).
-    /// Each call under way takes two of the context's regions more. One that is cancelled before the engine has carried out its
-    /// registration loses the connection, which is made anew for the others.
+    /// As many calls as were ever under way at once on a connection take two of the context's regions more each, and the send
+    /// queue has room for five requests for each credit: `limits.queue-depth` has to allow that. A call that is cancelled, or
+    /// answered, before the engine has carried out its registration loses the connection, which is made anew for the others.
     Together,
 }
 
