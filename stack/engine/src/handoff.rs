@@ -17,12 +17,14 @@ use uwarp_wire::address::FlowKey;
 use crate::core::Core;
 use crate::port::{BURST, Buffer, Port};
 
-/// Places in which an entry may lie.
-const WINDOW: usize = 16;
+/// Places of a bucket: a cache line.
+const BUCKET: usize = 8;
 /// Octets of one slot of a ring.
 const SLOT: usize = 256;
 /// Octets in front of a frame: its length, and [`VERIFIED`].
 const LENGTH: usize = 4;
+/// Slots of a ring at least: the longest frame fits, joined from segments up to the 64 KiB of an IP packet.
+const RING_MIN: usize = 512;
 /// Beside the length: the TCP checksum was found right. Where a device has vouched for it, it may never have been in the frame.
 const VERIFIED: u32 = 1 << 31;
 
@@ -38,35 +40,52 @@ pub enum Claim {
 }
 
 /// Which engine of a context has a flow. A shared table of atomic words: engines enter and take out their own flows, everybody
-/// looks. Two flows with the same 48 bits of a keyed hash would be taken for one; the one that comes second is not entered.
+/// looks. A flow lies in one of two buckets, in that which had more room when it came: with half of the places taken, none is
+/// refused. Two flows with the same 48 bits of a keyed hash would be taken for one; the one that comes second is not entered.
 #[derive(Debug)]
 pub struct FlowOwners {
-    /// 48 bits of the flow's hash and the engine's number plus one; 0 is an empty place.
-    slots: Box<[AtomicU64]>,
+    /// A power of two of them.
+    buckets: Box<[Bucket]>,
     hasher: foldhash::quality::FixedState,
     /// Until when a SYN cookie of any engine may come back, in nanoseconds of the clock that all share.
     cookies_until: AtomicU64,
 }
 
+/// Entries, each 48 bits of a flow's hash and its engine's number plus one; 0 is an empty place.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket([AtomicU64; BUCKET]);
+
+impl Bucket {
+    fn len(&self) -> usize {
+        self.0.iter().filter(|place| place.load(Ordering::Relaxed) != 0).count()
+    }
+}
+
 impl FlowOwners {
-    /// Room for about so many flows; `secret` keys the hash.
+    /// Room for so many flows; `secret` keys the hash.
     pub fn new(flows: usize, secret: u64) -> FlowOwners {
-        let slots = (0..(2 * flows).next_power_of_two().max(WINDOW)).map(|_| AtomicU64::new(0)).collect();
+        let buckets = (2 * flows).div_ceil(BUCKET).next_power_of_two().max(2);
+        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
         let hasher = foldhash::quality::FixedState::with_seed(secret);
-        FlowOwners { slots, hasher, cookies_until: AtomicU64::new(0) }
+        FlowOwners { buckets, hasher, cookies_until: AtomicU64::new(0) }
     }
 
-    fn window(&self, flow: &FlowKey) -> (u64, impl Iterator<Item = &AtomicU64>) {
+    /// What a flow's entry has beside the engine, and where it may lie.
+    fn buckets(&self, flow: &FlowKey) -> (u64, [&Bucket; 2]) {
         let hash = self.hasher.hash_one(flow);
-        let mask = self.slots.len() - 1;
-        let places = (0..WINDOW).map(move |step| &self.slots[(hash as usize).wrapping_add(step) & mask]);
-        (hash & !0xffff, places)
+        let mask = self.buckets.len() - 1;
+        let first = hash as usize & mask;
+        let second = (hash >> 32) as usize & mask;
+        // Never the same one twice.
+        let second = if second == first { first ^ 1 } else { second };
+        (hash & !0xffff, [first, second].map(|bucket| &self.buckets[bucket]))
     }
 
     /// The engine that has the flow.
     pub fn find(&self, flow: &FlowKey) -> Option<u16> {
-        let (tag, places) = self.window(flow);
-        let mut words = places.map(|place| place.load(Ordering::Acquire));
+        let (tag, buckets) = self.buckets(flow);
+        let mut words = buckets.iter().flat_map(|bucket| &bucket.0).map(|place| place.load(Ordering::Acquire));
         words.find(|word| word & !0xffff == tag && word & 0xffff != 0).map(|word| (word & 0xffff) as u16 - 1)
     }
 
@@ -75,14 +94,14 @@ impl FlowOwners {
         if let Some(owner) = self.find(flow) {
             return if owner == engine { Claim::Granted } else { Claim::Taken };
         }
-        let (tag, places) = self.window(flow);
+        let (tag, mut buckets) = self.buckets(flow);
         let wanted = tag | (u64::from(engine) + 1);
-        for place in places {
+        buckets.sort_by_key(|bucket| bucket.len());
+        for place in buckets.iter().flat_map(|bucket| &bucket.0) {
             if place.compare_exchange(0, wanted, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 // Another engine may have entered the same flow meanwhile, in another place. Each enters first and looks then, in one
                 // order for all: of two, one at least sees the other and gives way.
-                let (_, mut places) = self.window(flow);
-                let rival = places.any(|place| {
+                let rival = buckets.iter().flat_map(|bucket| &bucket.0).any(|place| {
                     let word = place.load(Ordering::SeqCst);
                     word != wanted && word & !0xffff == tag && word & 0xffff != 0
                 });
@@ -98,9 +117,9 @@ impl FlowOwners {
 
     /// Takes out a flow of an engine.
     pub fn release(&self, flow: &FlowKey, engine: u16) {
-        let (tag, places) = self.window(flow);
+        let (tag, buckets) = self.buckets(flow);
         let wanted = tag | (u64::from(engine) + 1);
-        for place in places {
+        for place in buckets.iter().flat_map(|bucket| &bucket.0) {
             if place.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return;
             }
@@ -119,7 +138,7 @@ impl FlowOwners {
 
     /// Flows that are entered: counts them.
     pub fn len(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.load(Ordering::Relaxed) != 0).count()
+        self.buckets.iter().map(Bucket::len).sum()
     }
 
     /// Whether no flow is entered.
@@ -156,7 +175,7 @@ impl Handoff {
         let mut parts: Vec<Handoff> = (0..engines).map(empty).collect();
         for sender in 0..engines {
             for receiver in (0..engines).filter(|receiver| *receiver != sender) {
-                let (producer, consumer) = ring((frames * 1536usize.div_ceil(SLOT)).next_power_of_two());
+                let (producer, consumer) = ring((frames * 1536usize.div_ceil(SLOT)).next_power_of_two().max(RING_MIN));
                 parts[sender].out[receiver] = Some(producer);
                 parts[receiver].from[sender] = Some(consumer);
             }

@@ -23,21 +23,46 @@ fn a_flow_has_one_owner_at_a_time() {
     assert!(owners.is_empty() && owners.claim(&flow(1), 3) == Claim::Granted);
 }
 
+/// A flow that is refused is refused again as long as its neighbours live, and so is the peer that wants it.
 #[test]
-fn a_table_as_full_as_it_may_be_knows_nearly_all_and_mistakes_none() {
-    let owners = FlowOwners::new(1000, 7);
-    let claims: Vec<Claim> = (0..1000).map(|number| owners.claim(&flow(number), (number % 5) as u16)).collect();
-    let granted = claims.iter().filter(|claim| **claim == Claim::Granted).count();
-    assert_eq!(granted, owners.len());
-    assert!(!claims.contains(&Claim::Taken), "who finds no room is told so");
-    let known = (0..1000).filter(|number| owners.find(&flow(*number)) == Some((number % 5) as u16)).count();
-    let strangers = (1000..3000).filter(|number| owners.find(&flow(*number)).is_some()).count();
-    assert_eq!((known, strangers), (owners.len(), 0));
-    assert!(known > 990, "{known}");
-    for number in 0..1000 {
-        owners.release(&flow(number), (number % 5) as u16);
+fn a_table_has_room_for_as_many_flows_as_it_was_made_for_and_mistakes_none() {
+    for (flows, secret) in [(8, 1), (100, 2), (1000, 3), (1024, 4), (65_536, 5)] {
+        let owners = FlowOwners::new(flows, secret);
+        let flows = flows as u32;
+        for number in 0..flows {
+            assert_eq!(owners.claim(&flow(number), (number % 5) as u16), Claim::Granted, "{number} of {flows}");
+        }
+        assert_eq!(owners.len(), flows as usize);
+        for number in 0..flows {
+            assert_eq!(owners.find(&flow(number)), Some((number % 5) as u16));
+        }
+        assert!((flows..3 * flows).all(|number| owners.find(&flow(number)).is_none()), "strangers");
+        for number in 0..flows {
+            owners.release(&flow(number), (number % 5) as u16);
+        }
+        assert!(owners.is_empty());
     }
-    assert!(owners.is_empty());
+}
+
+/// Flows come and go for long: the room does not get less.
+#[test]
+fn a_table_that_stays_full_takes_new_flows_for_old_ones() {
+    let owners = FlowOwners::new(1024, 9);
+    for number in 0..200_000 {
+        if number >= 1024 {
+            owners.release(&flow(number - 1024), 1);
+        }
+        assert_eq!(owners.claim(&flow(number), 1), Claim::Granted, "{number}");
+    }
+    assert_eq!(owners.len(), 1024);
+}
+
+#[test]
+fn a_full_table_says_so() {
+    let owners = FlowOwners::new(8, 7);
+    let claims: Vec<Claim> = (0..40).map(|number| owners.claim(&flow(number), 0)).collect();
+    assert_eq!(claims.iter().filter(|claim| **claim == Claim::Granted).count(), 16);
+    assert!(claims[16..].iter().all(|claim| *claim == Claim::NoRoom), "who finds no room is told so");
 }
 
 #[test]
@@ -62,10 +87,11 @@ fn of_many_threads_that_want_the_same_flow_at_most_one_has_it() {
 
 #[test]
 fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
-    let mut parts = Handoff::between(3, 64, 16, 1);
+    let mut parts = Handoff::between(3, 16, 16, 1);
     let mut last = parts.pop().expect("three");
     let mut first = parts.remove(0);
-    let lengths = [0, 1, 251, 252, 253, 508, 1514, 9014];
+    // The last one is a joined one.
+    let lengths = [0, 1, 251, 252, 253, 508, 1514, 9014, 65_535 + 18];
     let frame = |length: usize| (0..length).map(|at| (at * 3) as u8).collect::<Vec<u8>>();
     for length in lengths {
         let octets = frame(length);
