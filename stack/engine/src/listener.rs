@@ -9,7 +9,7 @@ use uwarp_iwarp::startup::{Responder, ResponderOptions};
 use uwarp_tcp::{Answer, TimeWait};
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::frame::TcpFrame;
-use uwarp_wire::tcp::TcpFlags;
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::command::{ConnectionRequest, EventSink, ListenerId};
 use crate::connection::{Connection, Origin, Phase, Responding};
@@ -23,6 +23,9 @@ use crate::stream::{IncomingStream, StreamOptions};
 /// How often a SYN-ACK is sent again, at most: Linux's `tcp_synack_retries`, 63 s. A peer that is silent until it is spoken to takes
 /// the connection for open while its acknowledgment is lost, and does not try again: with a few attempts more it is found.
 const SYN_ACK_RETRIES: u32 = 5;
+/// How long a plain stream's handshake may take: a little more than that. SYNs that come again and again put off what is sent again,
+/// and would keep it half open for ever.
+const STREAM_OPENING: Duration = Duration::from_secs(64);
 
 /// How long a cookie may take to come back: two ticks of its clock (`SynCookies::recover`).
 const COOKIE_LIFE: Duration = Duration::from_secs(140);
@@ -64,6 +67,14 @@ impl Listener {
     }
 }
 
+/// The SYN that the first segment behind it followed.
+fn syn_before(header: &TcpHeader) -> TcpHeader {
+    let mut syn = TcpHeader::new(TcpFlags::SYN);
+    syn.sequence = header.sequence - 1;
+    syn.options.timestamps = header.options.timestamps;
+    syn
+}
+
 impl<P: Port> Core<P> {
     /// Takes a segment that belongs to no connection that lives: answers it, or ignores it. Gives a connection that it opened
     /// and that is to be shown it.
@@ -78,10 +89,11 @@ impl<P: Port> Core<P> {
         let mut previous = None;
         if self.awaits_cookies()
             && self.shutdown.is_none()
-            && self.waits.contains(&frame.flow)
             && self.listeners.contains_key(&frame.flow.local_port)
+            && self.waits.get_mut(&frame.flow).is_some_and(|wait| wait.admits_new_incarnation(&syn_before(header)))
         {
-            // A cookie may have answered the SYN of a new connection while the old one rests (RFC 6191).
+            // A cookie may have answered the SYN of a new connection while the old one rests (RFC 6191). The old one may have begun
+            // with a cookie that still fits: what its SYN does not admit is late.
             match self.on_cookie(frame) {
                 Cookie::Opens(index) => return Some(index),
                 Cookie::Ignored => return None,
@@ -262,8 +274,7 @@ impl<P: Port> Core<P> {
                 let responding = Responding { machine: Responder::new(options), origin: Origin::Listener(id) };
                 (Phase::Responding(Box::new(responding)), Some(self.now + self.config.iwarp.startup_timeout))
             }
-            // TCP itself ends it.
-            Requests::Streams { .. } => (Phase::Incoming(id), None),
+            Requests::Streams { .. } => (Phase::Incoming(id), Some(self.now + STREAM_OPENING)),
         };
         let index = self.add_connection(frame.flow, tcp, phase);
         if let Some(connection) = self.connections.get_mut(index) {

@@ -230,6 +230,51 @@ fn a_stream_whose_syn_ack_nobody_acknowledges_is_given_up() {
     assert_eq!(bench.stats().flows, 0);
 }
 
+/// Each SYN that comes again is answered, and the retransmission timer starts again behind the answer.
+#[test]
+fn a_stream_whose_syn_comes_for_ever_is_given_up_all_the_same() {
+    let mut bench = Beside::new(|_| {});
+    let _incoming = bench.world.hosts[0].listen_streams(7, 8, StreamOptions::default());
+    bench.receive(Duration::from_millis(1));
+    let frame = syn(&bench, OUR, 1, 7);
+    for _ in 0..7 {
+        bench.send(&frame);
+        bench.receive(Duration::from_secs(9));
+        assert_eq!(bench.stats().flows, 1);
+    }
+    bench.receive(Duration::from_secs(2));
+    assert_eq!(bench.stats().flows, 0);
+}
+
+/// What opened a connection by a cookie fits that cookie for two minutes: behind the connection's end it is late all the same.
+#[test]
+fn a_cookie_opens_one_connection() {
+    let mut bench = Beside::new(|config| config.limits.half_open = 0);
+    let incoming = bench.world.hosts[0].listen_streams(7, 8, StreamOptions::default());
+    bench.receive(Duration::from_millis(1));
+    let frame = syn(&bench, OUR, 1, 7);
+    bench.send(&frame);
+    let (_, isn) = segments(&bench.receive(Duration::from_millis(1)))[0];
+    let mut header = TcpHeader::new(TcpFlags::ACK);
+    (header.source_port, header.destination_port) = (1, 7);
+    (header.sequence, header.acknowledgment) = (SeqNumber(1001), isn + 1);
+    let opening = tcp(&bench, OUR, &header);
+    bench.send(&opening);
+    bench.receive(Duration::from_millis(1));
+    drop(incoming.try_recv().expect("open").take());
+    bench.receive(Duration::from_millis(1));
+    (header.flags, header.acknowledgment) = (TcpFlags::FIN | TcpFlags::ACK, isn + 2);
+    let frame = tcp(&bench, OUR, &header);
+    bench.send(&frame);
+    bench.receive(Duration::from_millis(1));
+    assert_eq!(bench.stats().time_wait, 1);
+    bench.send(&opening);
+    bench.receive(Duration::from_millis(1));
+    let stats = bench.stats();
+    assert_eq!((stats.cookies_accepted, stats.time_wait, stats.resets_sent), (1, 1, 0));
+    assert!(incoming.try_recv().is_err());
+}
+
 #[test]
 fn a_full_backlog_keeps_newcomers_waiting_and_a_reset_frees_a_place() {
     let mut bench = Beside::new(|config| config.limits.half_open = 3);
