@@ -156,11 +156,22 @@ impl Connection {
             return false;
         }
         let over = self.waiting_since.after_nanos(nanos(patience));
-        if now >= over {
-            return true;
+        if now < over {
+            self.timers.user = over;
+            return false;
         }
-        self.timers.user = over;
-        false
+        // Due at once with the first resend or probe: this host has slept meanwhile, and the peer, who may have answered long ago or
+        // have slept as well, has not been asked again.
+        let asked = match self.queue.segments().front() {
+            Some(first) => first.retransmitted,
+            None => self.persist_backoff > 0,
+        };
+        let slept = !asked && now >= self.timers.retransmit.min(self.timers.persist);
+        if slept {
+            self.waiting_since = now;
+            self.timers.user = now.after_nanos(nanos(patience));
+        }
+        !slept
     }
 
     /// RFC 6298 §5.4 to §5.7. Returns whether to give up.

@@ -23,7 +23,7 @@
 //!
 //! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
 //! not pushed yet), `told N` (how far the urgent data reaches that was told of last), `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
-//! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`,
+//! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `sleep TIME` (the host stops for so long: what was due is late), `path_mss N`, `link_lost`,
 //! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
 //! handed out since the last such line, `none` for nothing), `drop NAME` (of the last segment, `none`), `acked N` and
 //! `discarded N` (buffers given back), `info FIELD=N …`, `reuse yes|no SEGMENT` (TIME-WAIT).
@@ -197,6 +197,7 @@ impl Player {
                     return Err(format!("it is {found}"));
                 }
             }
+            "sleep" => self.sleep(time(arguments)?)?,
             "nagle" => connection.set_nagle(arguments == "on"),
             "close" => connection.close(now),
             "abort" => self.waiting.extend(connection.abort(now)),
@@ -420,6 +421,17 @@ impl Player {
             }
         }
         self.now = target;
+        Ok(())
+    }
+
+    /// Time passes in which nobody looks at the connection.
+    fn sleep(&mut self, duration: Duration) -> Result<(), String> {
+        self.silence()?;
+        self.now += duration;
+        if let Some(connection) = self.connection.as_mut() {
+            self.events |= connection.on_deadline(self.now);
+            connection.check();
+        }
         Ok(())
     }
 
