@@ -304,15 +304,6 @@ impl Connection {
                 Err(reason) => return Received::dropped(payload_len, reason),
             }
         }
-        // RFC 7323 §4.3, rule 2.
-        if let Some(timestamps) = header.options.timestamps
-            && self.timestamps.enabled
-            && start <= self.receiver.last_ack_sent()
-            && !self.timestamps.is_older(timestamps.value)
-        {
-            self.timestamps.note(timestamps.value, now);
-        }
-        self.heard(now);
         match self.process_acknowledgment(now, header, start, payload_len, crossing) {
             Ok(happened) => events |= happened,
             Err(reason) => return Received::dropped(payload_len, reason),
@@ -320,6 +311,15 @@ impl Connection {
         if matches!(self.phase, Phase::Closed { .. }) {
             return Received::event(payload_len, events);
         }
+        // RFC 7323 §4.3, rule 2: of what is neither refused above nor forged with a guessed acknowledgment (RFC 5961 §5.2). What is
+        // older has passed because the last one is outdated (§5.5).
+        if let Some(timestamps) = header.options.timestamps
+            && self.timestamps.enabled
+            && start <= self.receiver.last_ack_sent()
+        {
+            self.timestamps.note(timestamps.value, now);
+        }
+        self.heard(now);
         // Sixth: check the URG bit. With a shut window, too (§3.4, MUST-66): what comes up to here is a probe or an acknowledgment.
         if flags.contains(TcpFlags::URG) {
             events |= self.take_urgent(next.near(header.sequence), header.urgent);

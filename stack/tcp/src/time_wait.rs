@@ -123,19 +123,18 @@ impl TimeWait {
         if !flags.contains(TcpFlags::ACK) {
             return Answer { reply: None, drop: Some(DropReason::NoAck) };
         }
-        // RFC 7323 §4.3, rule 2.
-        if let Some(timestamps) = header.options.timestamps
-            && self.timestamps.enabled
-            && start <= next
-            && !self.timestamps.is_older(timestamps.value)
-        {
-            self.timestamps.note(timestamps.value, now);
-        }
         // RFC 5961 §5.2.
         let sent = Position::first(self.next);
         let acknowledgment = sent.near(header.acknowledgment);
         if acknowledgment > sent || sent.since(acknowledgment) > u64::from(self.largest_window) {
             return self.refuse(now, false, DropReason::AckInvalid);
+        }
+        // RFC 7323 §4.3, rule 2, and §5.5: see `Connection`.
+        if let Some(timestamps) = header.options.timestamps
+            && self.timestamps.enabled
+            && start <= next
+        {
+            self.timestamps.note(timestamps.value, now);
         }
         // Seventh and eighth: the peer has said that there is no more.
         let drop = (start < data_end).then_some(DropReason::DataAfterFin);
