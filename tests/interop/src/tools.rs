@@ -11,7 +11,9 @@ pub fn tool(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().and_then(Path::parent).expect("TARGET/PROFILE");
     let path = folder.join(name);
-    if !is_fresh(&path) {
+    // Where the whole workspace was just built, as scripts/test does, they are of it; built alone, with fewer of their crates'
+    // features, they would be built again with all that they need.
+    if std::env::var_os("UWARP_BUILT").is_none() && !is_fresh(&path) {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let release = folder.ends_with("release").then_some("--release");
         let status = Command::new(cargo).args(["build", "--quiet", "-p", name]).args(release).status();
