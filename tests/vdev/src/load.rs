@@ -72,7 +72,7 @@ impl Load {
             let mut completions = [Completion::default(); 64];
             let count = account.endpoint.completions.poll(&mut completions);
             for completion in &completions[..count] {
-                self.completed += u64::from(account.take(completion, lost));
+                self.completed += u64::from(account.take(completion, lost, context));
             }
             if !lost || account.endpoint.queue_pair.state() == QueuePairState::Connected {
                 account.post(&mut self.random);
@@ -109,13 +109,18 @@ impl Account {
     }
 
     /// Whether it was a success.
-    fn take(&mut self, completion: &Completion, lost: bool) -> bool {
+    fn take(&mut self, completion: &Completion, lost: bool, context: &Context) -> bool {
         assert!(self.open.remove(&completion.id), "completed twice, or never posted: {completion:?}");
         let success = completion.status == Status::Success;
         if !success {
             let expected = matches!(completion.status, Status::Flushed | Status::ConnectionLost);
             let reason = self.endpoint.queue_pair.disconnect_reason();
-            assert!(lost && expected, "{completion:?} {reason:?} while the peer lives: {}", !lost);
+            assert!(
+                lost && expected,
+                "{completion:?} {reason:?} while the peer lives: {}\n{:#?}",
+                !lost,
+                context.stats()
+            );
         }
         match completion.opcode {
             CompletionOpcode::Receive if success => {
