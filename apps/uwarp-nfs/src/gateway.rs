@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::{self, Nfs3};
 use uwarp_rpcrdma::responder::{Answer, Over, Request, Responder, ResponderStats, Token};
-use uwarp_rpcrdma::rpc::{CallHeader, Protection, ReplyHeader, Status};
+use uwarp_rpcrdma::rpc::{CallHeader, Protection, RPCSEC_GSS, ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
 use uwarp_rpcrdma::xdr::padding;
 
@@ -21,6 +21,7 @@ struct Open {
     /// For each time that it came again meanwhile.
     again: Vec<Token>,
     procedure: u32,
+    flavor: u32,
     protection: Protection,
     /// The call, to be sent again to a server that was away. What is being sent is the same memory.
     record: Arc<Vec<u8>>,
@@ -127,20 +128,16 @@ impl Gateway {
     fn forward(&mut self, request: Request) {
         let xid = request.token.xid();
         let credential = request.credential.as_auth();
-        let protection = credential.protection();
+        let (flavor, protection) = (credential.flavor, credential.protection());
         if self.policy.read_only
             && let Some(results) = read_only(request.procedure)
         {
-            let answer = match protection {
-                Protection::None => {
-                    self.metrics.called(request.procedure, false, Duration::ZERO);
-                    Answer::success(vec![Part::Octets(results)])
-                }
-                // Results that the client would believe only the server can make. The procedure is there to be read all the same.
-                Protection::Wrapped => {
-                    Metrics::count(&self.metrics.refused);
-                    Answer::failure(Status::AuthError(AUTH_TOOWEAK))
-                }
+            let answer = if flavor == RPCSEC_GSS {
+                Metrics::count(&self.metrics.refused);
+                refusal(flavor)
+            } else {
+                self.metrics.called(request.procedure, false, Duration::ZERO);
+                Answer::success(vec![Part::Octets(results)])
             };
             return self.responder.answer(request.token, answer);
         }
@@ -168,10 +165,19 @@ impl Gateway {
                 // The client was impatient: the server's reply is for both.
                 Metrics::count(&self.metrics.duplicates);
                 open.again.push(request.token);
+            } else if (open.flavor, flavor) == (RPCSEC_GSS, RPCSEC_GSS) {
+                // The same, with a sequence number of its own (RFC 2203 §5.3.3.1): the server may have discarded the first. To the
+                // client a reply's verifier says which of them it answers.
+                Metrics::count(&self.metrics.duplicates);
+                open.again.push(request.token);
+                open.record = Arc::new(record);
+                if self.backend.is_connected() {
+                    self.backend.send(Arc::clone(&open.record));
+                }
             } else {
                 // Two calls with one XID could not be told apart.
                 Metrics::count(&self.metrics.refused);
-                self.responder.answer(request.token, Answer::failure(Status::SystemError));
+                self.responder.answer(request.token, refusal(flavor));
             }
             return;
         }
@@ -185,6 +191,7 @@ impl Gateway {
                 token: request.token,
                 again: Vec::new(),
                 procedure: request.procedure,
+                flavor,
                 protection,
                 record,
                 start: Instant::now(),
@@ -211,7 +218,7 @@ impl Gateway {
         };
         let answer = match results {
             Some(results) => Answer { verifier: header.verifier.into(), status: header.status, results },
-            None => Answer::failure(Status::SystemError),
+            None => refusal(open.flavor),
         };
         if answer.status == Status::Success {
             // What is wrapped nobody can read here.
@@ -228,7 +235,8 @@ impl Gateway {
         let Some(open) = self.take_out(xid) else { return };
         tracing::warn!("the server's reply to procedure {} for {} is too long", open.procedure, self.client());
         Metrics::count(&self.metrics.refused);
-        self.give(open, Answer::failure(Status::SystemError));
+        let answer = refusal(open.flavor);
+        self.give(open, answer);
     }
 
     fn take_out(&mut self, xid: u32) -> Option<Open> {
@@ -292,8 +300,14 @@ fn results(procedure: u32, protection: Protection, octets: &[u8]) -> Option<Vec<
     split(octets, &items, |_| Vec::new()).ok()
 }
 
-/// Rejected for security reasons (RFC 5531 §9).
-const AUTH_TOOWEAK: u32 = 5;
+/// What the gateway says by itself of a call. Under RPCSEC_GSS, whatever the service, a reply that accepts a call has a verifier
+/// that only the server can make (RFC 2203 §5.3.3.2), and one that denies it has none. The other reasons for that (RFC 5531 §9)
+/// would have the client try again with another credential or context.
+fn refusal(flavor: u32) -> Answer {
+    /// Rejected for security reasons.
+    const AUTH_TOOWEAK: u32 = 5;
+    Answer::failure(if flavor == RPCSEC_GSS { Status::AuthError(AUTH_TOOWEAK) } else { Status::SystemError })
+}
 
 /// NFS3ERR_ROFS (RFC 1813 §2.6), without attributes, for a procedure that changes something.
 fn read_only(procedure: u32) -> Option<Vec<u8>> {

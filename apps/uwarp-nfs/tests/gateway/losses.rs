@@ -1,7 +1,10 @@
 //! What becomes of calls when the server or a client is lost and comes back.
 
 use crate::raw::{Raw, parse};
-use crate::rig::{GETATTR, LONG, REMOVE, Rig, WRITE, accepted, config, first_received, pattern, received, reply_stale};
+use crate::rig::{
+    DATA, GETATTR, LONG, REMOVE, Rig, WRITE, accepted, config, first_received, gss, pattern, received, reply,
+    reply_stale,
+};
 use nfs3_types::nfs3::{GETATTR3args, WRITE3args, diropargs3, nfs_fh3, stable_how};
 use nfs3_types::xdr_codec::Opaque;
 use std::io::{Read as _, Write as _};
@@ -13,7 +16,7 @@ use uwarp_nfs::gateway::{PORT, Policy};
 use uwarp_nfs::gateways::{Gateways, Ports};
 use uwarp_nfs::metrics::Metrics;
 use uwarp_nfs::records::Records;
-use uwarp_rpcrdma::rpc::{CallHeader, Status};
+use uwarp_rpcrdma::rpc::{CallHeader, OwnedAuth, ReplyHeader, Status};
 use uwarp_rpcrdma::walk::Part;
 use uwarp_rpcrdma::xdr::put_opaque;
 
@@ -203,6 +206,49 @@ pub fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
         "refused_total 1",
     ] {
         assert!(text.contains(&format!("uwarp_nfs_{line}\n")), "{line} in {text}");
+    }
+}
+
+/// Which has another sequence number each time (RFC 2203 §5.3.3.1).
+pub fn a_call_under_rpcsec_gss_that_comes_again_reaches_the_server_again() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
+    let mut rig = Rig::between(&here, &there, backend.local_addr().unwrap(), Policy::default());
+    let mut raw = Raw::connect(&here, there.socket_address(PORT), || rig.step());
+    let (times, deadline) = ([gss(DATA, 1, 2), gss(DATA, 2, 2)], Instant::now() + LONG);
+    for credential in &times {
+        raw.call_as(7, GETATTR, credential.as_auth(), b"wrapped!");
+    }
+    // Of another flavor it is another call.
+    raw.call(7, GETATTR, &[0; 4]);
+    while raw.messages.is_empty() {
+        rig.step();
+        raw.poll();
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(parse(&raw.messages.remove(0)).0.status, Status::SystemError);
+    // The connection of the other client is there too.
+    let mut streams = vec![accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
+    let (mut record, mut stream) = first_received(&mut rig, &mut streams);
+    // The first may be written before the second comes, or go with the newest alone when the server is there.
+    if CallHeader::parse(&record).unwrap().0.credential == times[0].as_auth() {
+        record = received(&mut rig, &mut stream);
+    }
+    let (call, at) = CallHeader::parse(&record).unwrap();
+    assert_eq!((call.xid, call.credential, &record[at..]), (7, times[1].as_auth(), &b"wrapped!"[..]));
+    let verifier = OwnedAuth { flavor: 6, body: pattern(8, 37) };
+    let mut message = Vec::new();
+    ReplyHeader { xid: 7, verifier: verifier.as_auth(), status: Status::Success }.encode(&mut message);
+    message.extend_from_slice(b"results!");
+    reply(&mut stream, &message);
+    while raw.messages.len() < 2 {
+        rig.step();
+        raw.poll();
+        assert!(Instant::now() < deadline);
+    }
+    for message in &raw.messages {
+        let (header, results) = parse(message);
+        assert_eq!((header.verifier, results), (verifier.as_auth(), &b"results!"[..]));
     }
 }
 

@@ -10,11 +10,11 @@ use nfs3_types::nfs3::{
     READ3resok, READDIR3args, READDIR3resfail, READDIR3resok, WRITE3args, WRITE3resfail, WRITE3resok, cookieverf3,
     createhow3, diropargs3, nfs_fh3, nfsstat3, sattr3, stable_how,
 };
-use nfs3_types::xdr_codec::{Opaque, Pack as _};
+use nfs3_types::xdr_codec::Opaque;
 use raw::Raw;
 use rig::{
-    CREATE, FSINFO, GETATTR, LONG, READ, READDIR, REMOVE, RENAME, Rig, WRITE, accepted, config, pattern, read_results,
-    received, reply, reply_stale, root, server,
+    CREATE, DATA, DESTROY, FSINFO, GETATTR, INIT, LONG, NULL, READ, READDIR, REMOVE, RENAME, Rig, WRITE, accepted,
+    config, gss, packed, pattern, read_results, received, reply, reply_stale, root, server,
 };
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -29,8 +29,8 @@ use uwarp_rpcrdma::binding::{Binding, Greatest};
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, CallId, Requester, RequesterOptions};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status};
-use uwarp_rpcrdma::walk::Part;
-use uwarp_rpcrdma::xdr::put_opaque;
+use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
+use uwarp_rpcrdma::xdr::{put_opaque, put_padding};
 
 fn new_file(root: &nfs_fh3, name: &str) -> CREATE3args<'static> {
     let where_ = diropargs3 { dir: root.clone(), name: name.as_bytes().to_vec().into() };
@@ -152,12 +152,10 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
     let renamed: Nfs3Result<RENAME3resok, RENAME3resfail> =
         rig.call(RENAME, &RENAME3args { from: name("large"), to: name("other") }, vec![]);
     assert!(matches!(renamed, Nfs3Result::Err((nfsstat3::NFS3ERR_ROFS, _))));
-    // Nor under RPCSEC_GSS, which any client may say that it uses.
+    // Nor under RPCSEC_GSS, which any client may say that it uses. A denial needs no verifier, which only the server could make.
     let unreadable = OwnedAuth { flavor: 6, body: Vec::new() };
-    for credential in [gss(2), gss(3), unreadable] {
-        let mut octets = Vec::new();
-        arguments.pack(&mut octets).unwrap();
-        let arguments = vec![Part::Octets(octets)];
+    for credential in [gss(DATA, 1, 1), gss(DATA, 2, 2), gss(DATA, 3, 3), unreadable] {
+        let arguments = vec![Part::Octets(packed(&arguments))];
         let greatest = Some(Greatest::of(1000));
         let call =
             Call { program: 100_003, version: 3, procedure: WRITE, credential, arguments, greatest, ..Call::default() };
@@ -168,30 +166,26 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
     assert!(rig.read(&large, 1 << 20, true) == before);
 }
 
-/// A credential of RPCSEC_GSS (RFC 2203 §5.3.1): data, with this service.
-fn gss(service: u32) -> OwnedAuth {
-    let mut body = Vec::new();
-    for word in [1, 0, 4711, service] {
-        body.extend_from_slice(&u32::to_be_bytes(word));
-    }
-    put_opaque(&mut body, b"context");
-    OwnedAuth { flavor: 6, body }
-}
-
 #[test]
 fn calls_under_rpcsec_gss_go_through_as_they_are() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
     let mut stream = None;
-    // Integrity and privacy: nothing but the two ends can read the arguments, so these need not even be any of a WRITE.
-    for (service, length) in [(2, 40), (3, 100_000)] {
-        let wrapped = pattern(service.into(), length);
+    // Integrity and privacy: nothing but the two ends can read the arguments, so these need not even be any of a WRITE. A context is
+    // made and ended by NULL, which has tokens for arguments and results then.
+    for (procedure, credential, length) in [
+        (NULL, gss(INIT, 0, 1), 700),
+        (WRITE, gss(DATA, 1, 2), 40),
+        (WRITE, gss(DATA, 2, 3), 100_000),
+        (NULL, gss(DESTROY, 3, 1), 0),
+    ] {
+        let wrapped = pattern(7, length);
         let verifier = OwnedAuth { flavor: 6, body: pattern(7, 28) };
         let call = Call {
             program: 100_003,
             version: 3,
-            procedure: WRITE,
-            credential: gss(service),
+            procedure,
+            credential: credential.clone(),
             verifier: verifier.clone(),
             arguments: vec![Part::Octets(wrapped.clone())],
             greatest: Some(Greatest::of(1000)),
@@ -201,8 +195,8 @@ fn calls_under_rpcsec_gss_go_through_as_they_are() {
         let stream = stream.get_or_insert_with(|| accepted(&mut rig, &backend));
         let record = received(&mut rig, stream);
         let (call, at) = CallHeader::parse(&record).unwrap();
-        assert_eq!((call.program, call.version, call.procedure), (100_003, 3, WRITE));
-        assert_eq!((OwnedAuth::from(call.credential), OwnedAuth::from(call.verifier)), (gss(service), verifier));
+        assert_eq!((call.program, call.version, call.procedure), (100_003, 3, procedure));
+        assert_eq!((OwnedAuth::from(call.credential), OwnedAuth::from(call.verifier)), (credential, verifier));
         assert!(record[at..] == wrapped);
         let (verifier, results) = (OwnedAuth { flavor: 6, body: pattern(8, 37) }, pattern(9, 60));
         let mut message = Vec::new();
@@ -213,6 +207,115 @@ fn calls_under_rpcsec_gss_go_through_as_they_are() {
         assert_eq!(finished.id, id);
         let outcome = finished.outcome.unwrap();
         assert_eq!((outcome.verifier, outcome.results), (verifier, vec![Part::Octets(results)]));
+    }
+}
+
+/// The header is what a call's verifier proves, and the sequence number a reply's (RFC 2203 §5.3.1, §5.3.3.2): without a service
+/// nobody vouches for arguments and results, and sizes are lowered as those of other flavors are.
+#[test]
+fn calls_under_rpcsec_gss_without_a_service_keep_all_but_their_sizes() {
+    const MOST: u32 = 1 << 20;
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
+    let file = nfs_fh3 { data: Opaque::borrowed(b"odd-handle") };
+    let data = pattern(3, 5003);
+    let asked = |count| packed(&READ3args { file: file.clone(), offset: 1 << 40, count });
+    let written = packed(&WRITE3args {
+        file: file.clone(),
+        offset: 5,
+        count: 5003,
+        stable: stable_how::UNSTABLE,
+        data: Opaque::borrowed(&data),
+    });
+    let sizes = |most: u32| {
+        let words = [0, 0, most, most, 4096, most, most, 8192, 32_768, 0, 0, 0, 1, 0];
+        words.map(u32::to_be_bytes).concat()
+    };
+    let mut read = [0, 0, 5003, 1].map(u32::to_be_bytes).concat();
+    put_opaque(&mut read, &data);
+    let stale = 70_u32.to_be_bytes().to_vec();
+    let handle = packed(&GETATTR3args { object: file.clone() });
+    let mut stream = None;
+    for (number, (procedure, sent, arrives, answered, comes)) in [
+        (READ, asked(4 * MOST), asked(MOST), read.clone(), read),
+        (FSINFO, handle.clone(), handle, sizes(4 * MOST), sizes(MOST)),
+        (WRITE, written.clone(), written, stale.clone(), stale),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut walk = Walk::new(&sent, 0, Removed::Nothing);
+        Nfs3.arguments(3, procedure, &mut walk).unwrap();
+        let arguments = split(&sent, &walk.finish().unwrap(), |_| unreachable!()).unwrap();
+        let credential = gss(DATA, number as u32, 1);
+        let verifier = OwnedAuth { flavor: 6, body: pattern(7, 28) };
+        let call = Call {
+            program: 100_003,
+            version: 3,
+            procedure,
+            credential: credential.clone(),
+            verifier: verifier.clone(),
+            arguments,
+            rooms: if procedure == READ { vec![vec![0; 4 * MOST as usize]] } else { vec![] },
+            ..Call::default()
+        };
+        rig.client.start(call).unwrap();
+        let stream = stream.get_or_insert_with(|| accepted(&mut rig, &backend));
+        let record = received(&mut rig, stream);
+        let (call, at) = CallHeader::parse(&record).unwrap();
+        assert_eq!((OwnedAuth::from(call.credential), OwnedAuth::from(call.verifier)), (credential, verifier));
+        assert!(record[at..] == arrives, "{procedure}");
+        let verifier = OwnedAuth { flavor: 6, body: pattern(8, 37) };
+        let mut message = Vec::new();
+        ReplyHeader { xid: call.xid, verifier: verifier.as_auth(), status: Status::Success }.encode(&mut message);
+        message.extend_from_slice(&answered);
+        reply(stream, &message);
+        let outcome = rig.finished().outcome.unwrap();
+        assert_eq!(outcome.verifier, verifier);
+        let mut results = Vec::new();
+        for part in &outcome.results {
+            results.extend_from_slice(part.octets());
+            put_padding(&mut results, part.octets().len());
+        }
+        assert!(results == comes, "{procedure}");
+    }
+    assert!(rig.gateways[0].stats().written >= 5003, "by RDMA Write");
+}
+
+/// What only the server could answer so that a client believes it (RFC 2203 §5.3.3.2).
+#[test]
+fn what_the_gateway_cannot_pass_on_under_rpcsec_gss_is_denied() {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
+    let file = nfs_fh3 { data: Opaque::borrowed(b"handle") };
+    let arguments = packed(&READ3args { file, offset: 0, count: 5 });
+    // A reply that is too long, of which nothing can be lowered or left out, and one that is none of the procedure's.
+    for (number, service) in [(1, 2), (2, 1)] {
+        let call = Call {
+            program: 100_003,
+            version: 3,
+            procedure: READ,
+            credential: gss(DATA, number, service),
+            arguments: vec![Part::Octets(arguments.clone())],
+            greatest: Some(Greatest::of(1000)),
+            ..Call::default()
+        };
+        rig.client.start(call).unwrap();
+        let mut stream = accepted(&mut rig, &backend);
+        let record = received(&mut rig, &mut stream);
+        let xid = CallHeader::parse(&record).unwrap().0.xid;
+        if service == 2 {
+            stream.set_nonblocking(false).unwrap();
+            stream.write_all(&((1 << 31) | (2_u32 << 20)).to_be_bytes()).unwrap();
+            stream.write_all(&xid.to_be_bytes()).unwrap();
+        } else {
+            let mut message = Vec::new();
+            ReplyHeader { xid, verifier: gss(DATA, 0, 1).as_auth(), status: Status::Success }.encode(&mut message);
+            message.extend_from_slice(&[0; 7]);
+            reply(&mut stream, &message);
+        }
+        let outcome = rig.finished().outcome.unwrap();
+        assert_eq!((outcome.status, outcome.verifier), (Status::AuthError(5), OwnedAuth::default()));
     }
 }
 
@@ -406,6 +509,11 @@ fn a_client_that_comes_back_reaches_the_server_from_the_same_port() {
 #[test]
 fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
     losses::a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply();
+}
+
+#[test]
+fn a_call_under_rpcsec_gss_that_comes_again_reaches_the_server_again() {
+    losses::a_call_under_rpcsec_gss_that_comes_again_reaches_the_server_again();
 }
 
 #[test]

@@ -24,6 +24,7 @@ use uwarp_rpcrdma::xdr::{put_opaque, put_padding};
 /// Far longer than anything takes: only a defect makes a test wait for it.
 pub const LONG: Duration = Duration::from_secs(60);
 
+pub const NULL: u32 = 0;
 pub const GETATTR: u32 = 1;
 pub const LOOKUP: u32 = 3;
 pub const READ: u32 = 6;
@@ -78,6 +79,12 @@ pub fn root(server: SocketAddr) -> nfs_fh3 {
     nfs_fh3 { data: Opaque::owned(Opaque::unpack(&mut &record[at + 4..]).unwrap().0.as_ref().to_vec()) }
 }
 
+pub fn packed(value: &impl Pack) -> Vec<u8> {
+    let mut octets = Vec::new();
+    value.pack(&mut octets).unwrap();
+    octets
+}
+
 pub struct Rig {
     pub client: Requester,
     pub there: Context,
@@ -126,8 +133,7 @@ impl Rig {
     }
 
     pub fn start(&mut self, procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> CallId {
-        let mut octets = Vec::new();
-        arguments.pack(&mut octets).unwrap();
+        let octets = packed(arguments);
         let mut walk = Walk::new(&octets, 0, Removed::Nothing);
         Nfs3.arguments(3, procedure, &mut walk).unwrap();
         let items = walk.finish().unwrap();
@@ -192,6 +198,18 @@ pub fn read_results<T: Unpack>(finished: Finished) -> T {
     let (results, length) = T::unpack(&mut &octets[..]).unwrap();
     assert_eq!(length, octets.len(), "nothing is left over");
     results
+}
+
+/// Procedures of RPCSEC_GSS (RFC 2203 §5).
+pub const DATA: u32 = 0;
+pub const INIT: u32 = 1;
+pub const DESTROY: u32 = 3;
+
+/// A credential of RPCSEC_GSS (RFC 2203 §5): its procedure, the sequence number, and the service.
+pub fn gss(procedure: u32, number: u32, service: u32) -> OwnedAuth {
+    let mut body = [1, procedure, number, service].map(u32::to_be_bytes).concat();
+    put_opaque(&mut body, b"context");
+    OwnedAuth { flavor: 6, body }
 }
 
 /// The gateway's connection to the server.

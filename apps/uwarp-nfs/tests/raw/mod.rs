@@ -60,11 +60,14 @@ impl Raw {
 
     /// Sends a call of NFS, as root, and takes nothing meanwhile.
     pub fn call(&mut self, xid: u32, procedure: u32, arguments: &[u8]) {
+        self.call_as(xid, procedure, system_credential(&auth_sys(1, "client", 0, 0, &[])), arguments);
+    }
+
+    /// The same with this credential.
+    pub fn call_as(&mut self, xid: u32, procedure: u32, credential: Auth<'_>, arguments: &[u8]) {
         let header = Header { xid, credits: 8, body: Body::Message(Chunks::default()) };
         let mut message = Vec::new();
         header.encode(&mut message);
-        let body = auth_sys(1, "client", 0, 0, &[]);
-        let credential = system_credential(&body);
         CallHeader { xid, program: 100_003, version: 3, procedure, credential, verifier: Auth::NONE }
             .encode(&mut message);
         message.extend_from_slice(arguments);
