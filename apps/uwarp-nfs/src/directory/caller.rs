@@ -107,13 +107,19 @@ fn back() {
     let returned = set_thread_res_uid(None, Uid::ROOT, None)
         .and_then(|()| set_thread_res_gid(None, Gid::ROOT, None))
         .and_then(|()| set_thread_groups(&[]));
-    // To go on as somebody else would be to give one caller's rights to another.
-    returned.expect("a thread of root's can become root again");
+    if let Err(error) = returned {
+        // To go on as somebody else would be to give one caller's rights to another. A panic is not enough: it is caught, so that
+        // its client has an answer, and the thread takes the next call.
+        tracing::error!("a thread that acted for a caller cannot become root again, and the server ends: {error}");
+        std::process::abort();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
     use uwarp_rpcrdma::rpc::{auth_sys, system_credential};
 
     #[test]
@@ -135,5 +141,27 @@ mod tests {
             let cut = system_credential(&body[..cut]);
             assert_eq!(Caller::of(&cut, false), Err(Status::AuthError(AUTH_BADCRED)));
         }
+    }
+
+    /// Not even one whose panics are caught: nobody is served with the rights of the caller before.
+    #[test]
+    fn a_thread_that_cannot_become_root_again_ends_the_process() {
+        const NAME: &str = "directory::caller::tests::a_thread_that_cannot_become_root_again_ends_the_process";
+        const AGAIN: &str = "UWARP_NFS_TEST_AGAIN";
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("only root can become others");
+            return;
+        }
+        if std::env::var_os(AGAIN).is_some() {
+            let user = Uid::from_raw(NOBODY);
+            become_caller(&Caller::nobody()).unwrap();
+            set_thread_res_uid(user, user, user).unwrap();
+            let _ = std::panic::catch_unwind(become_server);
+            return;
+        }
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let output = again.args([NAME, "--exact", "--nocapture"]).env(AGAIN, "").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{said}");
     }
 }
