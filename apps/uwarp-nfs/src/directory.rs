@@ -157,6 +157,12 @@ impl Directory {
         self.switches
     }
 
+    /// Whether the file system keeps when objects were made, as far as the directory itself shows. Where it does not, a handle of
+    /// one that is gone may name another that was given its number. An inode's generation would tell too, but no safe call asks for it.
+    pub fn keeps_births(&self) -> bool {
+        self.root.key.born != 0
+    }
+
     /// The handle of what a path below the root names, for MOUNT. Empty components and `.` count for nothing.
     ///
     /// # Errors

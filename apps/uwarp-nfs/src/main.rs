@@ -126,6 +126,11 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
     if !directory.tells_callers_apart() {
         eprintln!("this process is not root's: all callers have the rights of its user");
     }
+    if !directory.keeps_births() {
+        eprintln!(
+            "the file system keeps no times of birth: a client's handle of an object that is gone may name another with its number"
+        );
+    }
     let context = Context::open(config)?;
     let ports = Ports {
         rdma: arguments.port,

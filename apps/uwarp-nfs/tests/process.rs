@@ -64,6 +64,16 @@ fn a_directory_is_served_and_what_was_done_is_kept_in_a_file() {
     assert!(text.contains("uwarp_nfs_rdma_clients_total 0"), "{text}");
 }
 
+/// The kernel's own file systems do not say when something was made.
+#[test]
+fn a_file_system_that_cannot_tell_objects_apart_for_ever_is_served_with_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, said, first) = started(&["/proc"], &folder.path().join("socket"));
+    interrupt(child);
+    assert!(first.starts_with("the file system keeps no times of birth"), "{first}");
+    assert!(said.map(Result::unwrap).any(|line| line == "NFS over RDMA on 10.77.0.1:20049 of /proc"));
+}
+
 #[test]
 fn mistakes_of_the_command_line_end_with_two() {
     for arguments in [
