@@ -19,6 +19,7 @@ use uwarp_nfs::directory::DirectoryOptions;
 use uwarp_nfs::directory::procedures::{self, number};
 use uwarp_nfs::service::Service;
 use uwarp_rpcrdma::rpc::{OwnedAuth, Status};
+use uwarp_vdev_tests::disk::{self, Disk, Trouble};
 
 #[test]
 fn a_file_is_written_in_any_order_and_read_back() {
@@ -62,6 +63,64 @@ fn a_file_is_written_in_any_order_and_read_back() {
     assert_eq!(nfs.carry_out(&mut call).status, Status::GarbageArguments);
     assert_eq!(nfs.read(&root, 0, 10), Err(nfsstat3::NFS3ERR_ISDIR));
     assert_eq!(nfs.write(&root, 0, b"x", stable_how::UNSTABLE), Err(nfsstat3::NFS3ERR_ISDIR));
+}
+
+/// A disk that forgets what was not synced shows what was.
+#[test]
+fn what_is_said_to_be_stable_is_on_the_disk() {
+    const NAME: &str = "what_is_said_to_be_stable_is_on_the_disk";
+    uwarp_netns::test_among_own_mounts(NAME, || {
+        let folder = tempfile::tempdir().unwrap();
+        let (platter, mountpoint) = (folder.path().join("platter"), folder.path().join("mountpoint"));
+        std::fs::write(&platter, "........").unwrap();
+        std::fs::create_dir(&mountpoint).unwrap();
+        let disk = Disk { platter, mountpoint, deceitful: false };
+        let mounted = disk.mount().unwrap();
+        let durable = || std::fs::read_to_string(&disk.platter).unwrap();
+        let nfs = Nfs::new(&disk.mountpoint, ALL);
+        let file = nfs.find(&nfs.root(), disk::NAME).unwrap();
+        nfs.write(&file, 0, b"A", stable_how::FILE_SYNC).unwrap();
+        assert_eq!(durable(), "A.......");
+        nfs.write(&file, 1, b"B", stable_how::DATA_SYNC).unwrap();
+        assert_eq!(durable(), "AB......");
+        let written = nfs.write(&file, 2, b"C", stable_how::UNSTABLE).unwrap();
+        assert_eq!(durable(), "AB......");
+        assert_eq!(nfs.commit(&file), Ok(written));
+        assert_eq!(durable(), "ABC.....");
+        let written = nfs.write(&file, 3, b"D", stable_how::UNSTABLE).unwrap();
+        mounted.set_trouble(Some(Trouble::Unsyncable));
+        assert_eq!(nfs.commit(&file), Err(nfsstat3::NFS3ERR_IO));
+        assert_eq!(nfs.write(&file, 4, b"E", stable_how::FILE_SYNC), Err(nfsstat3::NFS3ERR_IO));
+        mounted.set_trouble(None);
+        assert_eq!(durable(), "ABC.....");
+        // One that did not write it, and has it open to read at most.
+        let again = Nfs::new(&disk.mountpoint, ALL);
+        assert_eq!(again.find(&again.root(), disk::NAME).unwrap(), file);
+        assert_ne!(again.commit(&file).unwrap(), written);
+        assert_eq!(durable(), "ABCDE...");
+    });
+}
+
+/// RFC 1813 §3.3.7: by it clients see that what they have not committed may be lost.
+#[test]
+fn the_write_verifier_is_one_start_of_the_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let starts = [(); 3].map(|()| {
+        let nfs = Nfs::new(folder.path(), ALL);
+        let file = nfs.find(&nfs.root(), "file").unwrap();
+        let verifiers = [
+            nfs.write(&file, 0, b"data", stable_how::UNSTABLE),
+            nfs.commit(&file),
+            nfs.write(&file, 0, b"data", stable_how::DATA_SYNC),
+            nfs.write(&file, 0, b"data", stable_how::FILE_SYNC),
+            nfs.commit(&file),
+        ]
+        .map(Result::unwrap);
+        assert!(verifiers.iter().all(|verifier| *verifier == verifiers[0]));
+        verifiers[0]
+    });
+    assert!(starts[0] != starts[1] && starts[1] != starts[2] && starts[0] != starts[2]);
 }
 
 #[test]
