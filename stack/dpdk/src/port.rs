@@ -363,7 +363,8 @@ impl Port {
         self.inner.ask(extended_statistics).unwrap_or_default()
     }
 
-    /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has one.
+    /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has one
+    /// and hashes the ports of TCP segments.
     pub fn rss(&self) -> Option<Rss> {
         let capabilities = self.capabilities();
         if !capabilities.rss {
@@ -378,6 +379,10 @@ impl Port {
         };
         // SAFETY: the key has the device's length.
         if unsafe { sys::rte_eth_dev_rss_hash_conf_get(port, &mut hash) } != 0 {
+            return None;
+        }
+        // A device that hashes addresses alone puts all ports of a peer into one queue: none of them leads to another.
+        if hash.rss_hf & (sys::UWARP_ETH_RSS_TCP4 | sys::UWARP_ETH_RSS_TCP6) == 0 {
             return None;
         }
         let groups = usize::from(capabilities.rss_table_len).div_ceil(64);
