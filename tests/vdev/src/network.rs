@@ -76,7 +76,7 @@ impl Wire {
         }
     }
 
-    /// The configuration of one side. A lost peer is given up after three seconds, and a closed connection's ports come
+    /// The configuration of one side. A lost peer is given up after six seconds (a machine that others use may stop a processor for two), and a closed connection's ports come
     /// back soon.
     pub fn config(&self, side: Side) -> Config {
         configure(Config::new(self.device(side), address(side)).expect("a good address"))
@@ -86,11 +86,11 @@ impl Wire {
 /// The settings of all these tests.
 pub fn configure(mut config: Config) -> Config {
     config.wait_for_peer = crate::PATIENCE;
-    config.tcp.user_timeout = Some(Duration::from_secs(3));
+    config.tcp.user_timeout = Some(Duration::from_secs(6));
     config.tcp.time_wait = Duration::from_millis(20);
     config.tcp.rto_initial = Duration::from_millis(100);
     config.tcp.keep_alive =
-        KeepAlive { enabled: true, idle: Duration::from_secs(1), interval: Duration::from_millis(500), probes: 4 };
+        KeepAlive { enabled: true, idle: Duration::from_secs(2), interval: Duration::from_secs(1), probes: 4 };
     config.buffers.receive = 4096;
     config.buffers.transmit = 4096;
     config.buffers.descriptors = 512;
