@@ -18,6 +18,7 @@
 //! number plus one (0: none) and of the stamp, 4 octets each of the offset of the first record that begins in the segment
 //! (its size: none does) and of a CRC32C over what is before, and zeros.
 
+use crate::record::LIMIT;
 use crc32c::crc32c;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -131,9 +132,10 @@ impl Geometry {
         position / u64::from(self.segment)
     }
 
-    /// Where the octets of a range of the log lie, with `slot` as the table; none if a segment of it is nowhere.
+    /// Where the octets of a range of the log lie, with `slot` as the table; none if a segment of it is nowhere, or it
+    /// would end behind the last position that there is.
     pub fn pieces(&self, position: u64, length: u64, slot: impl Fn(u64) -> Option<u32>) -> Option<Vec<Piece>> {
-        let (mut at, end) = (position, position + length);
+        let (mut at, end) = (position, position.checked_add(length)?);
         let mut pieces = Vec::new();
         while at < end {
             let segment = self.segment_of(at);
@@ -158,12 +160,12 @@ impl Entry {
         octets
     }
 
-    /// What an entry says; nothing if it is empty or was written in part.
+    /// What an entry says; nothing if it is empty, was written in part, or has a stamp that no writer reaches.
     pub fn from_octets(octets: &[u8; ENTRY as usize]) -> Option<Entry> {
         let double = |at: usize| octets[at..].first_chunk().map(|part| u64::from_le_bytes(*part));
         let word = |at: usize| octets[at..].first_chunk().map(|part| u32::from_le_bytes(*part));
         let (segment, stamp, first) = (double(0)?.checked_sub(1)?, double(8)?, word(16)?);
-        (crc32c(&octets[..20]) == word(20)?).then_some(Entry { segment, stamp, first })
+        (crc32c(&octets[..20]) == word(20)? && stamp < LIMIT).then_some(Entry { segment, stamp, first })
     }
 }
 
@@ -184,11 +186,16 @@ impl Table {
     /// Reads the [`WORDS`] octets in front of a region, and its table.
     ///
     /// # Errors
-    /// There are too few octets.
+    /// There are too few octets, or the words are no positions that a log can have.
     pub fn parse(geometry: &Geometry, octets: &[u8]) -> Result<Table, String> {
         let (words, entries) = octets.split_at_checked(WORDS as usize).ok_or("the words of a region are cut off")?;
         let double = |at: u64| words[at as usize..].first_chunk().map_or(0, |part| u64::from_le_bytes(*part));
         let mut table = Table { start: double(START), head: double(HEAD), ..Table::default() };
+        // They have no checksum.
+        if table.start.max(table.head) >= LIMIT {
+            let Table { start, head, .. } = table;
+            return Err(format!("the words of a region are damaged: a start at {start} and a head at {head}"));
+        }
         if (entries.len() as u64) < u64::from(geometry.slots) * ENTRY {
             return Err("the table of a region is cut off".to_owned());
         }
@@ -316,6 +323,7 @@ mod tests {
         );
         assert_eq!(geometry.pieces(4096, 0, slot), Some(vec![]));
         assert_eq!(geometry.pieces(12_280, 9, slot), None);
+        assert_eq!(geometry.pieces(u64::MAX - 4095, 4096, |_| Some(0)), None);
     }
 
     #[test]
@@ -338,6 +346,24 @@ mod tests {
         octets[(WORDS + ENTRY) as usize + 3] ^= 1;
         assert_eq!(Table::parse(&geometry, &octets).unwrap().segments[&2].0, 2);
         assert!(Table::parse(&geometry, &octets[..200]).is_err());
+    }
+
+    #[test]
+    fn words_and_stamps_that_no_log_has_are_refused() {
+        let geometry = Geometry { segment: 4096, entries: 3, slots: 3 };
+        let octets = vec![0; (WORDS + 3 * ENTRY) as usize];
+        for word in [START, HEAD] {
+            for (position, is_read) in [(LIMIT - 1, true), (LIMIT, false), (u64::MAX - 4095, false), (u64::MAX, false)]
+            {
+                let mut octets = octets.clone();
+                octets[word as usize..][..8].copy_from_slice(&position.to_le_bytes());
+                assert_eq!(Table::parse(&geometry, &octets).is_ok(), is_read, "{position} at {word}");
+            }
+        }
+        for (stamp, is_read) in [(LIMIT - 1, true), (LIMIT, false), (u64::MAX, false)] {
+            let entry = Entry { segment: 0, stamp, first: 0 };
+            assert_eq!(Entry::from_octets(&entry.to_octets()).is_some(), is_read, "{stamp}");
+        }
     }
 
     #[test]

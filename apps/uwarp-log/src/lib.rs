@@ -18,7 +18,8 @@
 //!
 //! # How
 //! 1. A writer asks most targets at least to be let in, with an *epoch* above all that they have seen. A target keeps that
-//!    promise in its file, and ends the connection of the writer before: so that one cannot add anything any more.
+//!    promise in its file, ends the connection of the writer before, and registers the region anew, so that the STag which
+//!    that one knows is invalid on every connection: it cannot add anything any more. What it had committed is in the file.
 //! 2. It reads their heads, looks for valid records behind them, and takes the longest log of the latest epoch. What was
 //!    acknowledged is on most targets, and so on one of these; with the latest epoch it is the one that has it all.
 //! 3. Memory is not yet store: the writer that died may have written what it did not commit. So the chosen log's end is

@@ -18,6 +18,10 @@ pub const HEADER: usize = 32;
 /// Octets that a payload has at most.
 pub const MAX_PAYLOAD: usize = 256 << 10;
 
+/// Positions and numbers of a log are below this: no writer ever gets so far, and what is damaged or hostile cannot make sums
+/// overflow.
+pub const LIMIT: u64 = 1 << 62;
+
 const LENGTH: usize = 4;
 
 /// What a record is.
@@ -108,7 +112,7 @@ impl Tail {
         let (sequence, epoch) = (double(16), double(24));
         let continues =
             self.sequence == 0 || sequence == self.sequence + 1 && epoch >= self.epoch && word(8) == self.crc;
-        if length > MAX_PAYLOAD || sequence == 0 || !continues {
+        if length > MAX_PAYLOAD || sequence == 0 || sequence >= LIMIT || !continues {
             return Found::End;
         }
         if octets.len() < size(length) {
@@ -174,6 +178,15 @@ mod tests {
             let mut damaged = octets[begin..end].to_vec();
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(!matches!(tails[1].find(&damaged), Found::Record(_)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_no_writer_reaches_is_none() {
+        for (sequence, is_found) in [(LIMIT - 1, true), (LIMIT, false), (u64::MAX, false)] {
+            let mut octets = Vec::new();
+            Tail { sequence: sequence - 1, ..Tail::default() }.append(Kind::Payload, 1, b"x", &mut octets);
+            assert_eq!(matches!(Tail::default().find(&octets), Found::Record(_)), is_found, "{sequence}");
         }
     }
 

@@ -266,7 +266,13 @@ impl Target<'_> {
                     Ok(message) => self.hear(&mut number, &message)?,
                     Err(_) => self.end(number)?,
                 },
-                Event::Immediate(sequence @ 1..) if self.has_writer && number == 0 => self.show(sequence)?,
+                Event::Immediate(sequence @ 1..) if self.has_writer && number == 0 => {
+                    // The region holds what the writer has put there.
+                    if let Err(error) = self.show(sequence) {
+                        eprintln!("uwarp-log: a connection is given up: {error:#}");
+                        self.end(0)?;
+                    }
+                }
                 // No record's number, or of one who does not write records.
                 Event::Immediate(_) | Event::Done(_) => {}
                 Event::Closed => {
@@ -300,10 +306,15 @@ impl Target<'_> {
             ToTarget::Claim { epoch, .. } => match target::judge(&self.log.identity, message) {
                 Verdict::Refuse(reason) => ToClient::Refused { reason, epoch: self.log.identity.epoch },
                 Verdict::Admit(identity) => {
-                    if self.has_writer && *number != 0 {
-                        // Nothing of the former writer is placed after this.
-                        self.end(0)?;
-                        *number -= 1;
+                    if !self.has_writer || *number != 0 {
+                        if self.has_writer {
+                            self.end(0)?;
+                            *number -= 1;
+                        }
+                        // Nothing of a former writer is placed after this, whatever connections it has. One that claims
+                        // again on its connection keeps its STag, with which it may have work under way.
+                        self.region = None;
+                        self.region = Some(self.log.register(&self.domain, self.service.follow)?);
                     }
                     self.log.keep(identity)?;
                     self.channels.swap(0, *number);

@@ -2,9 +2,9 @@
 //! lost, and no head is without its record. The same over engines and a network is in `tests/sim`.
 
 use std::collections::{BTreeMap, VecDeque};
-use uwarp_log::layout::{Geometry, Identity, Piece, START};
+use uwarp_log::layout::{Geometry, HEAD, Identity, Piece, START};
 use uwarp_log::message::{ToClient, ToTarget, Window};
-use uwarp_log::record::{Kind, Tail};
+use uwarp_log::record::{Kind, LIMIT, Tail};
 use uwarp_log::target::{self, Verdict, Walk};
 use uwarp_log::writer::{Action, AppendError, Options, Writer};
 
@@ -20,6 +20,8 @@ enum Reply {
 /// One connection, with what was asked by it and not carried out, and what was answered and has not arrived.
 struct Connection {
     writer: u64,
+    /// Its claim was the last.
+    admitted: bool,
     asked: VecDeque<Action>,
     /// How far the first of them is carried out.
     step: u32,
@@ -153,7 +155,14 @@ impl Target {
             ToTarget::Claim { epoch, .. } => match target::judge(&self.identity, message) {
                 Verdict::Admit(identity) => {
                     self.identity = identity;
-                    let own = self.connections.swap_remove(number);
+                    let mut own = self.connections.swap_remove(number);
+                    if !std::mem::replace(&mut own.admitted, true) {
+                        // The region is registered anew from its file: what the system has of it, synced or not.
+                        self.memory.clone_from(&self.safe);
+                        for (offset, octets) in &self.cache {
+                            self.memory[*offset..][..octets.len()].copy_from_slice(octets);
+                        }
+                    }
                     self.connections = vec![own];
                     Some(ToClient::Claimed { epoch: *epoch, geometry, window: Self::window() })
                 }
@@ -264,6 +273,7 @@ impl Model {
         match self.random.u32(..100) {
             0..10 if self.targets[target].up && connected.is_none() => {
                 self.targets[target].connections.push(Connection {
+                    admitted: false,
                     writer: self.number,
                     asked: VecDeque::new(),
                     step: 0,
@@ -513,6 +523,45 @@ fn an_empty_file_replaces_a_lost_one_under_the_same_writer() {
             model.writer.lost(1);
             model.run_until_all_have(0);
             model.check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_target_whose_words_are_damaged_is_left_out() {
+    for seed in 0..10 {
+        for (is_new_writer, word) in [(false, START), (false, HEAD), (true, START), (true, HEAD)] {
+            for position in [1 << 40, LIMIT - 8, LIMIT, u64::MAX - 4095, u64::MAX] {
+                let mut model = Model::new(seed, false);
+                if model.targets.len() == 1 {
+                    continue;
+                }
+                model.run_until_all_have(5);
+                // Two that know the log are enough to go on with it.
+                while model.targets.iter().any(|target| target.identity.log == 0) {
+                    model.turn().unwrap();
+                }
+                let target = &mut model.targets[1];
+                target.die(false, &mut model.random);
+                target.safe[word as usize..][..8].copy_from_slice(&position.to_le_bytes());
+                target.start();
+                if is_new_writer {
+                    model.targets.iter_mut().for_each(|target| target.connections.clear());
+                    model.start_writer();
+                } else {
+                    model.writer.lost(1);
+                }
+                let enough = model.counted + 5;
+                for turn in 0.. {
+                    model.turn().unwrap();
+                    let status = &model.writer.status()[1];
+                    if model.counted >= enough && status.stage == "useless" && model.writer.live() == 2 {
+                        break;
+                    }
+                    let over = model.writer.over();
+                    assert!(turn < 100_000, "{position} at {word}, {is_new_writer}: {:?}, {over:?}", model.writer);
+                }
+            }
         }
     }
 }

@@ -86,6 +86,8 @@ struct Wire {
     pair: Pair,
     memory: Registration,
     sent: usize,
+    /// At a target: its claim was the last.
+    admitted: bool,
 }
 
 impl Wire {
@@ -96,7 +98,7 @@ impl Wire {
         for slot in 0..MESSAGES {
             assert!(pair.post_receive(slot as u64, &[sge(&memory, (slot * MESSAGE) as u64, MESSAGE as u32)]));
         }
-        Wire { pair, memory, sent: 0 }
+        Wire { pair, memory, sent: 0, admitted: false }
     }
 
     fn send(&mut self, octets: &[u8]) {
@@ -149,12 +151,14 @@ impl Target {
         process.region = None;
         let length = self.identity.geometry.region() as usize;
         let octets = {
-            let mut disk = self.disk.0.lock().expect("not poisoned");
+            let disk = self.disk.0.lock().expect("not poisoned");
+            let mut octets = disk.safe.clone();
             // The system has what was written, synced or not.
-            for (offset, octets) in std::mem::take(&mut disk.cache) {
-                disk.safe[offset..][..octets.len()].copy_from_slice(&octets);
+            for (offset, written) in &disk.cache {
+                octets[*offset..][..written.len()].copy_from_slice(written);
             }
-            disk.safe[..length].to_vec()
+            octets.truncate(length);
+            octets
         };
         let scope = Scope::Domain(DomainId(1));
         let store = Box::new(self.disk.clone());
@@ -228,8 +232,10 @@ impl Target {
                 Verdict::Refuse(reason) => ToClient::Refused { reason, epoch: self.identity.epoch },
                 Verdict::Admit(identity) => {
                     self.identity = identity;
+                    let mut is_new = false;
                     if let Some(process) = &mut self.process {
-                        let own = process.wires.swap_remove(*number);
+                        let mut own = process.wires.swap_remove(*number);
+                        is_new = !std::mem::replace(&mut own.admitted, true);
                         let others = std::mem::replace(&mut process.wires, vec![own]);
                         *number = 0;
                         for wire in &others {
@@ -242,6 +248,9 @@ impl Target {
                                 events.filter(|event| matches!(event, ConnectionEvent::Disconnected { .. })).count();
                             over >= others.len()
                         });
+                    }
+                    if is_new {
+                        self.register(world);
                     }
                     let Identity { geometry, .. } = identity;
                     ToClient::Claimed { epoch: *epoch, geometry, window: self.window() }

@@ -6,6 +6,9 @@ use crate::layout::{Geometry, PAGE, START, Table, WORDS};
 use crate::message::ToTarget;
 use crate::record::{Found, Kind, Tail};
 
+/// A start is moved to records only that are acknowledged, and so before the end of each log that is chosen.
+const BEYOND: &str = "its log starts behind the end of the log: its file is damaged, give it an empty one";
+
 impl Writer {
     /// Most targets are not what they were while the log was chosen: everything again, with a later epoch. What was put
     /// under this one may be at some target, and must not be mixed with what comes.
@@ -66,7 +69,8 @@ impl Writer {
             self.over = Some(Over::DifferentLogs(logs[0], *other));
             return;
         }
-        self.epoch = waiting.map(|peer| peer.epoch).max().unwrap_or(0).max(self.epoch) + 1;
+        // A target that names the last epoch of all is hostile, and the others refuse such a claim.
+        self.epoch = waiting.map(|peer| peer.epoch).max().unwrap_or(0).max(self.epoch).saturating_add(1);
         self.log = logs.first().copied().unwrap_or(self.options.new_log);
         self.phase = Phase::Choosing;
         for target in 0..self.peers.len() {
@@ -124,7 +128,7 @@ impl Writer {
                 peer.stage = Stage::Scanning(Box::new(Scan { from, tail, octets: Vec::new() }));
                 self.scan_on(target);
             }
-            Err(problem) => self.failed(target, &problem),
+            Err(problem) => self.leave_out(target, &problem),
         }
     }
 
@@ -174,17 +178,27 @@ impl Writer {
         let (from, tail) = (scan.from, scan.tail);
         let nothing = tail.position == from;
         if nothing && peer.head > peer.start || peer.durable.is_some_and(|durable| tail.position < durable) {
-            peer.problem = Some("it has lost what it had committed: give it an empty file".to_owned());
-            peer.stage = Stage::Useless;
-            peer.durable = None;
-            if matches!(self.phase, Phase::Choosing) {
-                self.begin_again();
-            }
+            self.leave_out(target, "it has lost what it had committed: give it an empty file");
             return;
         }
         peer.stage = Stage::Scanned(tail);
         if matches!(self.phase, Phase::Opening { .. } | Phase::Open) {
-            self.bring_up(target, tail);
+            if peer.start > self.tail.position {
+                self.leave_out(target, BEYOND);
+            } else {
+                self.bring_up(target, tail);
+            }
+        }
+    }
+
+    /// Works without a target whose file cannot be relied on.
+    fn leave_out(&mut self, target: usize, problem: &str) {
+        let peer = &mut self.peers[target];
+        peer.problem = Some(problem.to_owned());
+        peer.stage = Stage::Useless;
+        peer.durable = None;
+        if matches!(self.phase, Phase::Choosing) {
+            self.begin_again();
         }
     }
 
@@ -198,8 +212,16 @@ impl Writer {
         if knowing < self.quorum() && scanned.clone().count() < self.options.targets {
             return;
         }
-        let start = scanned.clone().map(|(.., peer)| peer.start).max().unwrap_or(0);
+        let Some((first, start)) = scanned.clone().map(|(target, _, peer)| (target, peer.start)).max_by_key(|it| it.1)
+        else {
+            return;
+        };
         let Some((source, tail, _)) = scanned.max_by_key(|(_, tail, _)| (tail.epoch, tail.position)) else { return };
+        if start > tail.position {
+            self.leave_out(first, BEYOND);
+            self.claim_if_enough();
+            return;
+        }
         (self.start, self.tail) = (start, tail);
         (self.acked, self.acked_begin, self.acked_sequence) = (start, start, 0);
         (self.cached_from, self.acked) = (tail.position, tail.position);

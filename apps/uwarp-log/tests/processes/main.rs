@@ -5,11 +5,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use uwarp::config::EngineMode;
-use uwarp::{AcceptOptions, ConnectOptions, Context, Features, ListenOptions, SendRequest};
-use uwarp_app::channel::{Channel, Shape, connect, part};
+use uwarp::{
+    AcceptOptions, Access, ConnectOptions, Context, DisconnectReason, Features, ListenOptions, MemoryRegion,
+    ProtectionDomain, SendRequest, TerminateCode,
+};
+use uwarp_app::channel::{Channel, Event, Shape, connect, part};
 use uwarp_app::network::{CLIENT_ADDRESS, SERVER_ADDRESS};
 use uwarp_app::{NetworkFlags, Role};
-use uwarp_log::message::{GREETING, MAX_MESSAGE};
+use uwarp_log::layout::{Geometry, HEAD, PAGE, START};
+use uwarp_log::message::{GREETING, MAX_MESSAGE, ToClient, ToTarget, Window};
 
 mod kills;
 mod places;
@@ -152,6 +156,108 @@ fn only_the_writer_tells_of_records() {
     context.close().unwrap();
     append("told of", &["--notify"]);
     assert_eq!(said.next().unwrap().unwrap(), "told of");
+}
+
+/// A connection to a target, for work that is done by hand.
+struct Hand {
+    channel: Channel,
+    memory: MemoryRegion,
+}
+
+impl Hand {
+    fn new(context: &Context, domain: &ProtectionDomain) -> Self {
+        let options = ConnectOptions::default().private_data(GREETING).features(FEATURES);
+        let server = (SERVER_ADDRESS, PORT).into();
+        let make = || Channel::new(context, domain, SHAPE);
+        let (channel, _) = connect(context, server, &options, PATIENCE, make, Channel::queue_pair).unwrap();
+        Self { channel, memory: domain.register_zeroed(8, Access::LOCAL_WRITE).unwrap() }
+    }
+
+    fn next(&mut self) -> anyhow::Result<Event> {
+        Ok(self.channel.next(PATIENCE)?.expect("something happens"))
+    }
+
+    fn claim(&mut self, epoch: u64, established: bool) -> (Geometry, Window) {
+        let claim = ToTarget::Claim { epoch, established, log: 1, replicas: 1 };
+        self.channel.send(&serde_json::to_vec(&claim).unwrap()).unwrap();
+        let Ok(Event::Message(octets)) = self.next() else { panic!("an answer") };
+        match serde_json::from_slice(&octets).unwrap() {
+            ToClient::Claimed { epoch: told, geometry, window } if told == epoch => (geometry, window),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Writes 8 octets to the first slot and has them committed; what comes of it.
+    fn write(&mut self, (geometry, window): (Geometry, Window), octets: &[u8; 8]) -> anyhow::Result<Event> {
+        self.memory.write(0, octets).unwrap();
+        let source = [self.memory.sge(0..8).unwrap()];
+        let write = SendRequest::write(1, &source, window.stag, window.offset + geometry.slot(0));
+        self.channel.queue_pair().post_send(&[write.with_commit().signalled()]).unwrap();
+        self.next()
+    }
+}
+
+#[test]
+fn a_former_writer_cannot_write_by_another_connection_and_its_old_stag() {
+    let places = Places::new();
+    let (_target, _control, _said) = places.controlled_target();
+    let context = stranger(&places.socket(0), Role::Client);
+    let domain = context.allocate_domain();
+    let mut former = Hand::new(&context, &domain);
+    let old = former.claim(1, false);
+    assert!(matches!(former.write(old, b"former 1"), Ok(Event::Done(_))));
+    let mut later = Hand::new(&context, &domain);
+    let new = later.claim(2, false);
+    assert_ne!(old.1.stag, new.1.stag);
+    assert!(matches!(former.next(), Ok(Event::Closed)));
+    let kept = || {
+        let file = std::fs::read(places.file(0)).unwrap();
+        file[(PAGE + new.0.slot(0)) as usize..][..8].to_vec()
+    };
+    assert_eq!(kept(), b"former 1", "what was committed is there");
+    let mut former = Hand::new(&context, &domain);
+    let refused = former.write(old, b"former 2").unwrap_err().to_string();
+    assert_eq!(refused, "a request failed: RemoteAccess");
+    // RFC 5041 §8.2: a tagged buffer error, an invalid STag.
+    let code = TerminateCode { layer: 1, error_type: 1, code: 0 };
+    assert!(former.channel.queue_pair().wait_disconnected(PATIENCE).unwrap());
+    assert_eq!(former.channel.queue_pair().disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)));
+    // A Commit of these octets by the writer would keep what was placed.
+    let commit = [uwarp::Sge { stag: new.1.stag, length: 8, offset: new.1.offset + new.0.slot(0) }];
+    later.channel.queue_pair().post_send(&[SendRequest::commit(1, &commit).signalled()]).unwrap();
+    assert!(matches!(later.next(), Ok(Event::Done(_))));
+    assert_eq!(kept(), b"former 1");
+    assert!(matches!(later.write(new, b"later 01"), Ok(Event::Done(_))));
+    assert_eq!(kept(), b"later 01");
+    // Its work may be under way when it claims again.
+    assert_eq!(later.claim(3, false), new);
+    assert!(matches!(later.write(new, b"later 02"), Ok(Event::Done(_))));
+    part(&context, later.channel.queue_pair()).unwrap();
+    let mut later = Hand::new(&context, &domain);
+    let newer = later.claim(3, true);
+    assert_ne!(newer.1.stag, new.1.stag);
+    assert!(matches!(later.write(newer, b"later 03"), Ok(Event::Done(_))));
+    assert_eq!(kept(), b"later 03");
+}
+
+#[test]
+fn a_target_whose_words_are_damaged_does_not_start() {
+    let places = Places::new();
+    let targets: Vec<Target> = (0..3).map(|number| places.target(number)).collect();
+    succeeds(&places.append_lines(&["--all"], "the first\n"));
+    drop(targets);
+    let whole = std::fs::read(places.file(0)).unwrap();
+    for word in [START, HEAD] {
+        let mut octets = whole.clone();
+        octets[(PAGE + word) as usize..][..8].copy_from_slice(&(u64::MAX - 4095).to_le_bytes());
+        std::fs::write(places.file(0), octets).unwrap();
+        for arguments in [&["target", "--socket", places.socket(0).to_str().unwrap()][..], &["read"]] {
+            let output = program(arguments).arg(places.file(0)).output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("the words of a region are damaged"), "{said}");
+        }
+    }
 }
 
 #[test]
