@@ -84,7 +84,7 @@ struct Arguments {
     threads: u16,
 
     /// Memory for calls over RDMA: clients share it, and each may have one call under way at least (3.2 MiB; in front of another
-    /// server 5.3)
+    /// server 5.3). Of a directory as much again for calls over TCP, and for those of clients who have left
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_size)]
     memory: u64,
 

@@ -66,6 +66,8 @@ pub struct Server {
     allow: Vec<InterfaceAddress>,
     metrics: Arc<Metrics>,
     service: Service<To>,
+    /// Calls under way of clients over RDMA, of those over TCP, and of those who have left.
+    calls: usize,
     rdma: HashMap<u64, Responder>,
     tcp: HashMap<u64, StreamClient>,
     next: u64,
@@ -81,7 +83,8 @@ impl std::fmt::Debug for Server {
 impl Server {
     /// Serves a directory to clients of these subnets, or to all, with so many threads for what waits for the disk.
     ///
-    /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more.
+    /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more, and calls over TCP as
+    /// much. While those of clients who have left take as much, nobody else is let in.
     ///
     /// # Errors
     /// A port is taken, or the system has no more threads.
@@ -116,12 +119,14 @@ impl Server {
             listener.set_nonblocking(true);
             streams.push(listener);
         }
+        let calls = usize::try_from(memory / OF_A_CALL).unwrap_or(usize::MAX).max(1);
         Ok(Self {
             context: context.clone(),
             listener: context.listen(ports.rdma, ListenOptions::default())?,
             streams,
             bindings: Arc::new([Arc::new(Nfs3)]),
-            common: Arc::new(Common::new(usize::try_from(memory / OF_A_CALL).unwrap_or(usize::MAX))),
+            common: Arc::new(Common::new(calls)),
+            calls,
             allow,
             metrics,
             service: Service::start(Arc::new(programs), threads)?,
@@ -170,7 +175,20 @@ impl Server {
         }
     }
 
+    /// Whether clients who have left have so many calls under way as there is memory for. They cannot be taken back: a thread may
+    /// have begun each of them. Who comes and goes with calls to a slow disk waits for it here.
+    fn is_held_up(&self) -> bool {
+        let is_gone = |to: &&To| match to {
+            To::Rdma(id, _) => !self.rdma.contains_key(id),
+            To::Stream(id, _) => !self.tcp.contains_key(id),
+        };
+        self.service.outstanding() >= self.calls && self.service.under_way().filter(is_gone).count() >= self.calls
+    }
+
     fn accept(&mut self) -> Result<bool, Error> {
+        if self.is_held_up() {
+            return Ok(false);
+        }
         let mut busy = false;
         if let Some(request) = self.listener.try_next()? {
             busy = true;
@@ -235,9 +253,10 @@ impl Server {
                 }
             }
         });
+        let part = (self.calls / self.tcp.len().max(1)).max(1);
         self.tcp.retain(|&id, client| {
             loop {
-                match client.poll() {
+                match client.poll(part) {
                     Ok(Some(call)) => {
                         busy = true;
                         let to = To::Stream(id, call.xid);

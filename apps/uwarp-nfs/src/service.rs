@@ -224,6 +224,11 @@ impl<T> Service<T> {
         self.ready.pop_front()
     }
 
+    /// Whom calls under way are for; without those who have asked for the same again.
+    pub fn under_way(&self) -> impl Iterator<Item = &T> {
+        self.open.values().map(|(to, _)| to)
+    }
+
     /// Calls under way.
     pub fn outstanding(&self) -> usize {
         self.open.len()

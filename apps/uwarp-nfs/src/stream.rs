@@ -15,7 +15,7 @@ const RECORD_MAX: usize = crate::directory::procedures::TRANSFER_MAX as usize + 
 /// Octets that are read at once.
 const ROOM: usize = 64 << 10;
 /// Calls of one client whose replies it has not taken yet; no more are read before, so that one that takes none costs no more.
-const CALLS_MAX: usize = 32;
+pub const CALLS_MAX: usize = 32;
 
 /// A call as it came.
 #[derive(Debug, PartialEq, Eq)]
@@ -106,14 +106,15 @@ impl StreamClient {
         }
     }
 
-    /// Goes on without waiting: the next call, if there is one.
+    /// Goes on without waiting: the next call, if there is one. None is read while so many, [`CALLS_MAX`] at most, are under way or
+    /// answered with replies that the client has not taken.
     ///
     /// # Errors
     /// The stream is over, or what comes is no RPC.
-    pub fn poll(&mut self) -> io::Result<Option<StreamCall>> {
+    pub fn poll(&mut self, calls: usize) -> io::Result<Option<StreamCall>> {
         self.write()?;
         loop {
-            if self.under_way + self.outgoing.len() >= CALLS_MAX {
+            if self.under_way + self.outgoing.len() >= calls.min(CALLS_MAX) {
                 return Ok(None);
             }
             if let Some(record) = self.records.take()? {

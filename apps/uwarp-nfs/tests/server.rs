@@ -10,6 +10,7 @@ use nfs3_types::nfs3::{
 use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
 use raw::{Raw, parse};
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use uwarp_rpcrdma::requester::{Call, Requester, RequesterOptions};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_sys, system_credential};
 use uwarp_rpcrdma::walk::{Removed, Walk, split};
 use uwarp_rpcrdma::xdr::{put_opaque, put_padding, put_u32};
+use uwarp_vdev_tests::disk::{self, Disk, Trouble};
 
 /// Far longer than anything takes: only a defect makes a test wait for it.
 const LONG: Duration = Duration::from_secs(60);
@@ -68,18 +70,24 @@ fn exchange(stream: &mut TcpStream, octets: &[u8], sent: &mut usize, records: &m
 
 impl Rig {
     fn new(allow: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let served = folder.path().to_owned();
+        Self::serving(folder, &served, allow, 1 << 30)
+    }
+
+    /// Serves a folder in `folder`, with so much memory for calls.
+    fn serving(folder: tempfile::TempDir, served: &Path, allow: &[&str], memory: u64) -> Self {
         let config = |host| {
             let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
             uwarp_middlebox::behind(config)
         };
         let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
-        let folder = tempfile::tempdir().unwrap();
         let metrics = Arc::new(Metrics::default());
         let options = DirectoryOptions { read_only: false, squash_root: false };
-        let directory = Directory::open(folder.path(), options, Arc::clone(&metrics)).unwrap();
+        let directory = Directory::open(served, options, Arc::clone(&metrics)).unwrap();
         let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
         let server =
-            Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), allow, 2, 1 << 30).unwrap();
+            Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), allow, 2, memory).unwrap();
         Self { here, there, server, metrics, folder }
     }
 
@@ -151,6 +159,27 @@ impl Rig {
     }
 
     /// As a client mounts: asks for the port of MOUNT, and there for the root.
+    /// The handle of a name.
+    fn find(&mut self, stream: &mut TcpStream, dir: nfs_fh3, name: &'static str) -> nfs_fh3 {
+        let what = diropargs3 { dir, name: filename3(Opaque::borrowed(name.as_bytes())) };
+        let found = self.ask(stream, (100_003, 3, number::LOOKUP), &packed(&LOOKUP3args { what })).unwrap();
+        let Nfs3Result::Ok(found) = LOOKUP3res::unpack(&mut &found[..]).unwrap().0 else { panic!("no {name}") };
+        found.object
+    }
+
+    /// Turns until nothing has happened for so many turns; should that be too early on a slow machine, less is seen.
+    fn idle(&mut self, mut look: impl FnMut() -> bool) {
+        let mut idle = 0;
+        while idle < 20_000 {
+            idle += 1;
+            if self.server.step().unwrap() | look() {
+                idle = 0;
+            }
+            self.here.poll();
+            std::thread::yield_now();
+        }
+    }
+
     fn mount(&mut self) -> nfs_fh3 {
         let mut mapper = self.stream(111);
         let mut asked = Vec::new();
@@ -295,10 +324,8 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
     std::fs::write(rig.folder.path().join("file"), vec![7; SIZE as usize]).unwrap();
     let dir = rig.mount();
     let mut stream = rig.stream(2049);
-    let what = diropargs3 { dir, name: filename3(Opaque::borrowed(b"file")) };
-    let found = rig.ask(&mut stream, (100_003, 3, number::LOOKUP), &packed(&LOOKUP3args { what })).unwrap();
-    let Nfs3Result::Ok(found) = LOOKUP3res::unpack(&mut &found[..]).unwrap().0 else { panic!("no file") };
-    let read = packed(&READ3args { file: found.object, offset: 0, count: SIZE });
+    let object = rig.find(&mut stream, dir, "file");
+    let read = packed(&READ3args { file: object, offset: 0, count: SIZE });
     let body = auth_sys(1, "client", 0, 0, &[]);
     let mut messages = Vec::new();
     for xid in 0..CALLS {
@@ -311,22 +338,12 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
         message.extend_from_slice(if xid % 2 == 0 { &read } else { &[9; 4] });
         messages.extend(record([&message[..]]));
     }
-    // It is idle when nothing has happened for so many turns; should that be too early on a slow machine, less is seen here.
-    let (mut sent, mut idle) = (0, 0);
-    while idle < 20_000 {
-        idle += 1;
-        if rig.server.step().unwrap() {
-            idle = 0;
-        }
-        rig.here.poll();
-        if sent < messages.len()
-            && let Ok(count) = stream.write(&messages[sent..])
-        {
-            sent += count;
-            idle = 0;
-        }
-        std::thread::yield_now();
-    }
+    let mut sent = 0;
+    rig.idle(|| {
+        let count = if sent < messages.len() { stream.write(&messages[sent..]).unwrap_or(0) } else { 0 };
+        sent += count;
+        count > 0
+    });
     let octets = rig.metrics.read.load(Ordering::Relaxed);
     assert!(octets < u64::from(CALLS / 2 * SIZE) / 2, "{octets} octets are kept for a client that does not want them");
     // It gets all of them when it takes them.
@@ -337,6 +354,89 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
             replies += 1;
         }
         (replies == CALLS).then_some(())
+    });
+}
+
+/// What many clients over TCP have under way is bounded by the memory that there is for all of them.
+#[test]
+fn clients_over_tcp_share_the_memory_for_calls() {
+    const CALLS: u32 = 12;
+    const SIZE: u32 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().to_owned();
+    // Of one call, and each has one.
+    let mut rig = Rig::serving(folder, &served, &[], 1);
+    std::fs::write(served.join("file"), vec![7; SIZE as usize]).unwrap();
+    let dir = rig.mount();
+    let mut streams = [(); 3].map(|()| rig.stream(2049));
+    let file = rig.find(&mut streams[0], dir, "file");
+    let mut messages = Vec::new();
+    for xid in 0..CALLS {
+        let mut message = Vec::new();
+        let credential = system_credential(&[0; 20]);
+        CallHeader { xid, program: 100_003, version: 3, procedure: number::READ, credential, verifier: Auth::NONE }
+            .encode(&mut message);
+        message.extend_from_slice(&packed(&READ3args { file: file.clone(), offset: 0, count: SIZE }));
+        messages.extend(record([&message[..]]));
+    }
+    let mut sent = [0; 3];
+    rig.idle(|| {
+        let mut count = 0;
+        for (stream, sent) in streams.iter_mut().zip(&mut sent) {
+            let more = if *sent < messages.len() { stream.write(&messages[*sent..]).unwrap_or(0) } else { 0 };
+            *sent += more;
+            count += more;
+        }
+        count > 0
+    });
+    let octets = rig.metrics.read.load(Ordering::Relaxed);
+    // One reply waits, and the stream's buffers may hold another one.
+    assert!(octets <= 3 * 2 * u64::from(SIZE), "{octets} octets are kept for clients that do not want them");
+    for (stream, sent) in streams.iter_mut().zip(&mut sent) {
+        let (mut records, mut replies) = (Records::new(4 << 20), 0);
+        rig.until(|_| {
+            exchange(stream, &messages, sent, &mut records);
+            while records.take().unwrap().is_some() {
+                replies += 1;
+            }
+            (replies == CALLS).then_some(())
+        });
+    }
+}
+
+/// Calls of clients who have left go on, and hold their memory: who comes and goes faster than the disk is kept waiting.
+#[test]
+fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
+    const NAME: &str = "nobody_is_let_in_while_those_who_left_have_all_the_memory";
+    uwarp_netns::test_among_own_mounts(NAME, || {
+        let folder = tempfile::tempdir().unwrap();
+        let (platter, mountpoint) = (folder.path().join("platter"), folder.path().join("mountpoint"));
+        std::fs::write(&platter, "........").unwrap();
+        std::fs::create_dir(&mountpoint).unwrap();
+        let disk = Disk { platter, mountpoint: mountpoint.clone(), deceitful: false };
+        let mounted = disk.mount().unwrap();
+        let mut rig = Rig::serving(folder, &mountpoint, &[], 1);
+        let dir = rig.mount();
+        let mut stream = rig.stream(2049);
+        let file = rig.find(&mut stream, dir, disk::NAME);
+        mounted.set_trouble(Some(Trouble::Stuck));
+        let (here, peer) = (rig.here.clone(), rig.there.socket_address(Ports::default().rdma));
+        let mut first = Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
+        let write =
+            WRITE3args { file, offset: 0, count: 4, stable: stable_how::FILE_SYNC, data: Opaque::borrowed(b"data") };
+        first.call(7, number::WRITE, &packed(&write));
+        rig.idle(|| false);
+        drop(first);
+        rig.until(|server| (server.rdma_clients() == 0).then_some(()));
+        let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
+        let mut second = Requester::start_connect(&here, peer, vec![Arc::new(Nfs3)], options).unwrap();
+        rig.idle(|| false);
+        let (clients, durable) = (rig.server.rdma_clients(), std::fs::read(&disk.platter).unwrap());
+        mounted.set_trouble(None);
+        assert_eq!((clients, &durable[..]), (0, &b"........"[..]));
+        rig.until(|server| (server.rdma_clients() == 1).then_some(()));
+        assert_eq!(std::fs::read(&disk.platter).unwrap(), b"data....");
+        _ = second.poll();
     });
 }
 

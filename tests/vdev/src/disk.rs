@@ -131,6 +131,8 @@ pub enum Trouble {
     Broken,
     /// Syncs: input/output error.
     Unsyncable,
+    /// Syncs: no answer until this is over.
+    Stuck,
 }
 
 /// A disk at work.
@@ -165,7 +167,7 @@ impl State {
             Some(Trouble::ReadOnly) => return Err(Errno::EROFS),
             Some(Trouble::Busy) => return Err(Errno::EAGAIN),
             Some(Trouble::Broken) => return Err(Errno::EIO),
-            Some(Trouble::Unsyncable) | None => {}
+            Some(Trouble::Unsyncable | Trouble::Stuck) | None => {}
         }
         let start = usize::try_from(offset).map_err(|_| Errno::EFBIG)?;
         let end = start.checked_add(data.len()).filter(|end| *end <= self.octets.len()).ok_or(Errno::ENOSPC)?;
@@ -279,7 +281,13 @@ impl Filesystem for Files {
     }
 
     fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
-        match lock(&self.0).sync() {
+        let mut state = lock(&self.0);
+        while state.trouble == Some(Trouble::Stuck) {
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+            state = lock(&self.0);
+        }
+        match state.sync() {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(error),
         }
