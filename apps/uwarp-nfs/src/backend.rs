@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const RECORD_MAX: usize = LONGEST_CALL as usize;
 /// Octets that are read at once.
 const ROOM: usize = 256 << 10;
+/// Where a record has its XID (RFC 5531 §9), behind the mark.
+const XID: std::ops::Range<usize> = 4..8;
 /// Pause between two attempts, at first and at last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// How long a connection that is lost is made again from the same port: so long Linux' server remembers its replies.
@@ -102,9 +104,20 @@ impl Backend {
         self.stream.is_some()
     }
 
-    /// Sends a record, mark included, as soon as the stream takes it.
+    /// Sends a call's record, mark included, as soon as the stream takes it. If one of the same XID still waits for that, this one
+    /// goes instead.
     pub fn send(&mut self, record: Arc<Vec<u8>>) {
+        if let Some(xid) = record.get(XID) {
+            self.forget(xid);
+        }
         self.outgoing.push_back(record);
+    }
+
+    /// A call that has its reply, or comes as another record, is not sent. So no more records wait than calls are open, and one that
+    /// is half sent: who sends one call over and over would fill the memory otherwise.
+    fn forget(&mut self, xid: &[u8]) {
+        let mut half = self.sent > 0;
+        self.outgoing.retain(|record| std::mem::take(&mut half) || record.get(XID) != Some(xid));
     }
 
     /// Goes on without waiting. A connection that is lost is made again, with pauses; what was to be sent is forgotten then.
@@ -116,6 +129,9 @@ impl Backend {
             Ok(Some(record)) => {
                 // A server that does nothing but take connections is not back yet.
                 self.pause = PAUSES[0];
+                if let Some(xid) = record.get(..4) {
+                    self.forget(xid);
+                }
                 Word::Record(record)
             }
             Ok(None) => Word::Nothing,
@@ -323,6 +339,45 @@ mod tests {
         assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"reply".to_vec()));
         assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"x".to_vec()));
         until(&mut backend, |word| *word == Word::Connected);
+    }
+
+    #[test]
+    fn a_call_waits_to_be_sent_once_and_not_at_all_when_it_has_its_reply() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut backend = Backend::new(listener.local_addr().unwrap());
+        until(&mut backend, |word| *word == Word::Connected);
+        let (mut server, _) = listener.accept().unwrap();
+        let call = |xid: &[u8; 4], length| Arc::new(record([&xid[..], &vec![7; length]]));
+        // More than the way there holds: it is half sent.
+        let large = call(b"xid1", 16 << 20);
+        backend.send(Arc::clone(&large));
+        assert_eq!(backend.poll(), Word::Nothing);
+        assert!(backend.sent > 0);
+        for length in 1..100 {
+            for xid in [b"xid1", b"xid2", b"xid3"] {
+                backend.send(call(xid, length));
+            }
+        }
+        assert_eq!(backend.outgoing.len(), 4);
+        // All but what is begun of a call that has its reply.
+        for xid in [b"xid1", b"xid2"] {
+            server.write_all(&record([&xid[..], b"reply"])).unwrap();
+            until(&mut backend, |word| matches!(word, Word::Record(_)));
+        }
+        assert_eq!(backend.outgoing, [Arc::clone(&large), call(b"xid3", 99)]);
+        // Records stay whole.
+        server.set_nonblocking(true).unwrap();
+        let expected = [&large[..], &call(b"xid3", 99)].concat();
+        let (mut got, mut room) = (Vec::new(), vec![0; ROOM]);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while got.len() < expected.len() {
+            assert_eq!(backend.poll(), Word::Nothing);
+            if let Ok(count) = server.read(&mut room) {
+                got.extend_from_slice(&room[..count]);
+            }
+            assert!(Instant::now() < deadline);
+        }
+        assert!(got == expected);
     }
 
     /// Of what stands in front of a server that is away, for example.

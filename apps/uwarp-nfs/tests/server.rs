@@ -26,7 +26,7 @@ use uwarp_rpcrdma::requester::{Call, Requester, RequesterOptions};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_sys, system_credential};
 use uwarp_rpcrdma::walk::{Removed, Walk, split};
 use uwarp_rpcrdma::xdr::{put_opaque, put_padding, put_u32};
-use uwarp_vdev_tests::disk::{self, Disk, Trouble};
+use uwarp_vdev_tests::disk::{self, Disk, Mounted, Trouble};
 
 /// Far longer than anything takes: only a defect makes a test wait for it.
 const LONG: Duration = Duration::from_secs(60);
@@ -404,6 +404,15 @@ fn clients_over_tcp_share_the_memory_for_calls() {
     }
 }
 
+/// A thread of the server's waits for the disk: a test that fails must not wait for that thread.
+struct Stuck<'a>(&'a Mounted);
+
+impl Drop for Stuck<'_> {
+    fn drop(&mut self) {
+        self.0.set_trouble(None);
+    }
+}
+
 /// Calls of clients who have left go on, and hold their memory: who comes and goes faster than the disk is kept waiting.
 #[test]
 fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
@@ -420,6 +429,7 @@ fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
         let mut stream = rig.stream(2049);
         let file = rig.find(&mut stream, dir, disk::NAME);
         mounted.set_trouble(Some(Trouble::Stuck));
+        let stuck = Stuck(&mounted);
         let (here, peer) = (rig.here.clone(), rig.there.socket_address(Ports::default().rdma));
         let mut first = Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
         let write =
@@ -432,7 +442,7 @@ fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
         let mut second = Requester::start_connect(&here, peer, vec![Arc::new(Nfs3)], options).unwrap();
         rig.idle(|| false);
         let (clients, durable) = (rig.server.rdma_clients(), std::fs::read(&disk.platter).unwrap());
-        mounted.set_trouble(None);
+        drop(stuck);
         assert_eq!((clients, &durable[..]), (0, &b"........"[..]));
         rig.until(|server| (server.rdma_clients() == 1).then_some(()));
         assert_eq!(std::fs::read(&disk.platter).unwrap(), b"data....");
