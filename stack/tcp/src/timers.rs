@@ -160,16 +160,13 @@ impl Connection {
             self.timers.user = over;
             return false;
         }
-        // Due at once with the first resend or probe: this host has slept meanwhile, and the peer, who may have answered long ago or
-        // have slept as well, has not been asked again.
-        let asked = match self.queue.segments().front() {
-            Some(first) => first.retransmitted,
-            None => self.persist_backoff > 0,
-        };
-        let slept = !asked && now >= self.timers.retransmit.min(self.timers.persist);
+        // What should have been sent again, or probed, long ago has not been: this host has slept, and the peer, who may have
+        // answered since or have slept as well, is asked first.
+        let patience = nanos(patience);
+        let slept = now >= self.timers.retransmit.min(self.timers.persist).after_nanos(patience / 2);
         if slept {
             self.waiting_since = now;
-            self.timers.user = now.after_nanos(nanos(patience));
+            self.timers.user = now.after_nanos(patience);
         }
         !slept
     }
