@@ -364,7 +364,8 @@ impl Port {
     }
 
     /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has one
-    /// and hashes the ports of TCP segments.
+    /// and hashes the ports of TCP segments. One that does so for one version of IP alone puts the others' connections into queues
+    /// that are not foreseen: their packets are handed over.
     pub fn rss(&self) -> Option<Rss> {
         let capabilities = self.capabilities();
         if !capabilities.rss {

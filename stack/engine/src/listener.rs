@@ -20,11 +20,9 @@ use crate::port::Port;
 use crate::stats::DropReason;
 use crate::stream::{IncomingStream, StreamOptions};
 
-/// How often a SYN-ACK is sent again, at most: Linux's `tcp_synack_retries`, 63 s. A peer that is silent until it is spoken to takes
-/// the connection for open while its acknowledgment is lost, and does not try again: with a few attempts more it is found.
-const SYN_ACK_RETRIES: u32 = 5;
-/// How long a plain stream's handshake may take: a little more than that. SYNs that come again and again put off what is sent again,
-/// and would keep it half open for ever.
+/// How long a plain stream's handshake may take: as long as Linux sends its SYN-ACK (`tcp_synack_retries`, 63 s), and a little more. A
+/// peer that is silent until it is spoken to takes the connection for open while its acknowledgment is lost, and does not try again:
+/// with a few attempts more it is found. Resends cannot end it: SYNs that come again and again put them off.
 const STREAM_OPENING: Duration = Duration::from_secs(64);
 
 /// How long a cookie may take to come back: two ticks of its clock (`SynCookies::recover`).
@@ -160,7 +158,6 @@ impl<P: Port> Core<P> {
     /// TCP's settings for a listener's connections.
     fn listener_config(&self, flow: &FlowKey) -> uwarp_tcp::Config {
         let mut config = self.tcp_config_for(flow.remote);
-        config.syn_retries = config.syn_retries.min(SYN_ACK_RETRIES);
         let listener = self.listeners.get(&flow.local_port);
         if let Some(Requests::Streams { options, .. }) = listener.map(|listener| &listener.requests) {
             options.configure(&mut config);

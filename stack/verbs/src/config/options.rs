@@ -142,7 +142,7 @@ pub struct TcpOptions {
     /// Largest retransmission time-out.
     #[serde(with = "units::duration")]
     pub rto_max: Duration,
-    /// Retransmissions of a SYN before connecting fails.
+    /// Retransmissions of a SYN before connecting fails, or of a SYN-ACK before the attempt is forgotten.
     pub syn_retries: u32,
     /// Longest delay of an acknowledgment (RFC 9293 §3.8.6.3; less than 500 ms).
     #[serde(with = "units::duration")]
