@@ -2,7 +2,7 @@
 
 use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
-use uwarp_tcp::{Events, Payload, reset_for};
+use uwarp_tcp::{Events, Payload};
 use uwarp_wire::WireError;
 use uwarp_wire::ethernet::VlanTag;
 use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
@@ -314,10 +314,9 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Answers a segment that belongs to no connection.
+    /// Answers a segment that belongs to no connection by a reset.
     #[cold]
-    pub(crate) fn send_reset(&mut self, frame: &TcpFrame) {
-        let Some(header) = reset_for(&frame.header, frame.payload_len as u32) else { return };
+    pub(crate) fn send_reset(&mut self, frame: &TcpFrame, header: TcpHeader) {
         if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
             return;
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
-use uwarp_tcp::{Answer, TimeWait};
+use uwarp_tcp::{Answer, Arrival, TimeWait, arrival_in_listen, reset_for};
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
@@ -108,15 +108,22 @@ impl<P: Port> Core<P> {
         }
         if !self.listeners.contains_key(&frame.flow.local_port) || self.shutdown.is_some() {
             self.count_drop(DropReason::NoConnection);
-            self.send_reset(frame);
+            if let Some(reset) = reset_for(header, frame.payload_len as u32) {
+                self.send_reset(frame, reset);
+            }
             return None;
         }
-        if header.flags.contains(TcpFlags::SYN)
-            && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
-        {
-            self.on_syn(frame, previous);
-            return None;
-        }
+        let reset = match arrival_in_listen(header, frame.payload_len as u32) {
+            Arrival::Opens => {
+                self.on_syn(frame, previous);
+                return None;
+            }
+            Arrival::Reset(reset) => reset,
+            Arrival::Ignored => {
+                self.count_drop(DropReason::NoConnection);
+                return None;
+            }
+        };
         let are_cookies_out = self.awaits_cookies();
         let opened = if are_cookies_out { self.on_cookie(frame) } else { Cookie::None };
         match opened {
@@ -127,9 +134,8 @@ impl<P: Port> Core<P> {
                 // A cookie fits what begins the peer's stream. If that was lost, or had no room, what follows it comes first, and a
                 // reset would end what the peer takes for open: without an answer it sends all of it again, from the beginning.
                 let follows = frame.payload_len > 0 || header.flags.contains(TcpFlags::FIN);
-                let is_established = header.flags.contains(TcpFlags::ACK) && !header.flags.contains(TcpFlags::SYN);
-                if !(are_cookies_out && follows && is_established) {
-                    self.send_reset(frame);
+                if !(are_cookies_out && follows && !header.flags.contains(TcpFlags::SYN)) {
+                    self.send_reset(frame, reset);
                 }
                 None
             }

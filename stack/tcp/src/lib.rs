@@ -59,6 +59,6 @@ pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received,
 pub use info::Info;
 pub use instant::Instant;
 pub use isn::IsnGenerator;
-pub use reset::reset_for;
+pub use reset::{Arrival, arrival_in_listen, reset_for};
 pub use state::{CloseReason, State, StateEvent, TRANSITIONS};
 pub use time_wait::{Answer, TimeWait};

@@ -1,6 +1,34 @@
-//! The answer to a segment that belongs to no connection.
+//! What becomes of a segment that belongs to no connection: in CLOSED, and in LISTEN.
 
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
+
+/// What a segment in LISTEN calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// A connection ([`Connection::accept`](crate::Connection::accept)).
+    Opens,
+    /// This answer, whose ports are exchanged and ready to send.
+    Reset(TcpHeader),
+    /// Nothing.
+    Ignored,
+}
+
+/// What a segment calls for where it belongs to no connection and its port is listened on (RFC 9293 §3.10.7.2).
+///
+/// `payload_len` is the number of octets behind the header. A SYN with a FIN is ignored, as Linux does: the document has the
+/// FIN seen to in SYN-RECEIVED, but who sends such a pair looks for ways around filters.
+pub fn arrival_in_listen(header: &TcpHeader, payload_len: u32) -> Arrival {
+    if header.flags.contains(TcpFlags::RST) {
+        return Arrival::Ignored;
+    }
+    if header.flags.contains(TcpFlags::ACK) {
+        return reset_for(header, payload_len).map_or(Arrival::Ignored, Arrival::Reset);
+    }
+    if header.flags.contains(TcpFlags::SYN) && !header.flags.contains(TcpFlags::FIN) {
+        return Arrival::Opens;
+    }
+    Arrival::Ignored
+}
 
 /// The reset for a segment without a connection (RFC 9293 §3.10.7.1); `None` if the segment is itself a reset.
 ///

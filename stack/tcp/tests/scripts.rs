@@ -12,7 +12,7 @@ macro_rules! files {
     )*};
 }
 
-files! { open close data window recovery ecn timers robustness urgent }
+files! { listen open close data window recovery ecn timers robustness urgent }
 
 #[test]
 fn expectation_without_a_section_is_refused() {

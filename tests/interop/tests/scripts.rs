@@ -9,7 +9,8 @@ use uwarp_interop_tests::scripts::edits::{self, Verdict};
 use uwarp_interop_tests::scripts::{parse, player};
 use uwarp_netns::Namespace;
 
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
+    ("listen", include_str!("../../../stack/tcp/tests/scripts/listen.txt")),
     ("open", include_str!("../../../stack/tcp/tests/scripts/open.txt")),
     ("close", include_str!("../../../stack/tcp/tests/scripts/close.txt")),
     ("data", include_str!("../../../stack/tcp/tests/scripts/data.txt")),

@@ -109,6 +109,35 @@ fn a_segment_for_nobody_is_answered_by_a_reset() {
 }
 
 #[test]
+fn a_listener_resets_what_acknowledges_nothing_and_drops_what_does_not_ask_to_open() {
+    let mut bench = Beside::new(|_| {});
+    let _requests = bench.world.hosts[0].listen(7471);
+    bench.receive(Duration::from_millis(1));
+    let mut answers = |flags: TcpFlags| {
+        let mut header = TcpHeader::new(flags);
+        (header.source_port, header.destination_port) = (1234, 7471);
+        (header.sequence, header.acknowledgment) = (SeqNumber(1000), SeqNumber(77));
+        let frame = tcp(&bench, OUR, &header);
+        bench.send(&frame);
+        segments(&bench.receive(Duration::from_millis(1)))
+    };
+    // RFC 9293 §3.10.7.2, first, fourth; and a SYN with a FIN, which is no way to ask.
+    for flags in
+        [TcpFlags::RST, TcpFlags::RST | TcpFlags::ACK, TcpFlags::FIN, TcpFlags::PSH, TcpFlags::SYN | TcpFlags::FIN]
+    {
+        assert_eq!(answers(flags), [], "{flags:?}");
+    }
+    // Second.
+    for flags in [TcpFlags::ACK, TcpFlags::SYN | TcpFlags::ACK, TcpFlags::FIN | TcpFlags::ACK] {
+        assert_eq!(answers(flags), [(TcpFlags::RST, SeqNumber(77))], "{flags:?}");
+    }
+    // Third.
+    assert!(matches!(answers(TcpFlags::SYN)[..], [(flags, _)] if flags == TcpFlags::SYN | TcpFlags::ACK));
+    let stats = bench.stats();
+    assert_eq!((stats.resets_sent, stats.drops["no-connection"], stats.flows), (3, 8, 1));
+}
+
+#[test]
 fn what_is_not_for_us_is_counted_and_not_answered() {
     // Without room for fragments they count at once.
     let mut bench = Beside::new(|config| config.limits.reassembly_octets = 0);

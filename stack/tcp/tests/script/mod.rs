@@ -21,7 +21,8 @@
 //! Flags are S A F R P U E (ECE) W (CWR) or `.` for none, `urg N` is the urgent pointer (0 unless named); `ect0`, `noect` and, on received segments, `ce` are the ECN field of
 //! the IP header.
 //!
-//! Other lines: `accept SEGMENT`, `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
+//! Before there is a connection the state is CLOSED, and behind the line `listen` it is LISTEN; there the numbers are not relative, as
+//! nobody has chosen one. Other lines: `accept SEGMENT` (a SYN that opens, where nothing listens behind it), `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
 //! not pushed yet), `told N` (how far the urgent data reaches that was told of last), `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
 //! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `sleep TIME` (the host stops for so long: what was due is late), `path_mss N`, `link_lost`,
 //! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
@@ -33,7 +34,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use uwarp_tcp::{
-    BufferToken, Config, Congestion, Connection, Ecn, Events, Instant, KeepAlive, Payload, Received, Transmit,
+    Arrival, BufferToken, Config, Congestion, Connection, Ecn, Events, Instant, KeepAlive, Payload, Received, State,
+    Transmit, arrival_in_listen, reset_for,
 };
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
@@ -88,13 +90,17 @@ struct Player {
     discarded: u32,
     waiting: Vec<Transmit>,
     last_timestamp: u32,
+    /// Whether the port is listened on.
+    listens: bool,
+    /// Our initial sequence number, once there is a connection.
+    isn: SeqNumber,
 }
 
 fn add(base: SeqNumber, offset: i64) -> SeqNumber {
     SeqNumber(base.0.wrapping_add(offset as u32))
 }
 
-fn show(transmit: &Transmit) -> String {
+fn show(transmit: &Transmit, isn: SeqNumber) -> String {
     let header = &transmit.header;
     let mut text = String::new();
     for (flag, letter) in [
@@ -111,7 +117,7 @@ fn show(transmit: &Transmit) -> String {
             text.push(letter);
         }
     }
-    write!(text, " {}+{}", header.sequence - OUR_ISN, transmit.payload.map_or(0, |slice| slice.len)).unwrap();
+    write!(text, " {}+{}", header.sequence - isn, transmit.payload.map_or(0, |slice| slice.len)).unwrap();
     if header.flags.contains(TcpFlags::ACK) {
         write!(text, " ack {}", header.acknowledgment - PEER_ISN).unwrap();
     }
@@ -150,13 +156,22 @@ impl Player {
         match command {
             "config" => return self.configure(arguments),
             "connect" => {
+                self.isn = OUR_ISN;
                 self.connection = Some(Connection::connect(&self.config, OUR_ISN, self.now));
+                return Ok(());
+            }
+            "listen" => {
+                self.listens = true;
                 return Ok(());
             }
             "accept" => {
                 let (header, _) = self.header(arguments)?;
-                self.connection = Some(Connection::accept(&self.config, &header, OUR_ISN, self.now));
+                self.accept(&header);
                 return Ok(());
+            }
+            "state" => {
+                let found = self.state();
+                return if found == arguments { Ok(()) } else { Err(format!("it is {found}")) };
             }
             ">" => return self.expect(&pattern(arguments)?),
             "<" => return self.receive(arguments),
@@ -204,11 +219,6 @@ impl Player {
             "space" => connection.set_receive_space(number(Some(arguments))?),
             "path_mss" => connection.set_path_mss(number(Some(arguments))?),
             "link_lost" => connection.link_lost(now),
-            "state" => {
-                if connection.state().name() != arguments {
-                    return Err(format!("it is {}", connection.state()));
-                }
-            }
             "event" => {
                 let quiet = Events::SEND_SPACE | Events::RECORDS_ACKED;
                 let found = format!("{:?}", self.events);
@@ -345,14 +355,14 @@ impl Player {
         let pattern = pattern(text)?;
         let mut header = TcpHeader::new(pattern.flags);
         header.sequence = add(PEER_ISN, pattern.sequence);
-        header.acknowledgment = add(OUR_ISN, pattern.ack.unwrap_or(0));
+        header.acknowledgment = add(self.isn, pattern.ack.unwrap_or(0));
         header.window = pattern.window.unwrap_or(65535);
         header.urgent = pattern.urgent;
         header.options.mss = pattern.mss;
         header.options.window_scale = pattern.scale;
         header.options.sack_permitted = pattern.sack_permitted;
         for (left, right) in pattern.sack {
-            header.options.sack.push(SackBlock { left: add(OUR_ISN, left), right: add(OUR_ISN, right) });
+            header.options.sack.push(SackBlock { left: add(self.isn, left), right: add(self.isn, right) });
         }
         if let Some((value, echo)) = pattern.timestamps {
             header.options.timestamps = Some(Timestamps { value, echo });
@@ -366,6 +376,10 @@ impl Player {
     fn receive(&mut self, text: &str) -> Result<(), String> {
         let (header, len) = self.header(text)?;
         let ecn = pattern(text)?.ecn.unwrap_or(0);
+        if self.state() == "LISTEN" || self.connection.is_none() {
+            self.receive_stranger(&header, len);
+            return Ok(());
+        }
         let start = header.sequence.0.wrapping_sub(PEER_ISN.0).wrapping_sub(1);
         let connection = self.connection.as_mut().ok_or("no connection")?;
         let token = BufferToken(self.next_token);
@@ -399,6 +413,35 @@ impl Player {
         }
         connection.check();
         Ok(())
+    }
+
+    /// The connection's state, or that of its port without one: a connection that is over is none.
+    fn state(&self) -> String {
+        let state = self.connection.as_ref().map_or(State::Closed, Connection::state);
+        if state == State::Closed && self.listens { "LISTEN".to_owned() } else { state.to_string() }
+    }
+
+    fn accept(&mut self, syn: &TcpHeader) {
+        self.isn = OUR_ISN;
+        self.connection = Some(Connection::accept(&self.config, syn, OUR_ISN, self.now));
+    }
+
+    /// A segment that belongs to no connection.
+    fn receive_stranger(&mut self, header: &TcpHeader, len: u32) {
+        let reset = if self.listens {
+            match arrival_in_listen(header, len) {
+                Arrival::Opens => {
+                    self.accept(header);
+                    None
+                }
+                Arrival::Reset(reset) => Some(reset),
+                Arrival::Ignored => None,
+            }
+        } else {
+            reset_for(header, len)
+        };
+        let transmit = |header| Transmit { header, payload: None, retransmission: false, ecn: 0 };
+        self.waiting.extend(reset.map(transmit));
     }
 
     fn advance(&mut self, duration: Duration) -> Result<(), String> {
@@ -444,7 +487,7 @@ impl Player {
         let transmit = connection.poll_transmit(self.now);
         connection.check();
         if let Some(transmit) = transmit.filter(|_| !wants) {
-            return Err(format!("did not want to send {}", show(&transmit)));
+            return Err(format!("did not want to send {}", show(&transmit, self.isn)));
         }
         if let Some(timestamps) = transmit.and_then(|transmit| transmit.header.options.timestamps) {
             self.last_timestamp = timestamps.value;
@@ -454,16 +497,18 @@ impl Player {
 
     fn silence(&mut self) -> Result<(), String> {
         match self.poll()? {
-            Some(transmit) => {
-                Err(format!("not expected at {:?} ms: > {}", self.now.as_nanos() as f64 / 1e6, show(&transmit)))
-            }
+            Some(transmit) => Err(format!(
+                "not expected at {:?} ms: > {}",
+                self.now.as_nanos() as f64 / 1e6,
+                show(&transmit, self.isn)
+            )),
             None => Ok(()),
         }
     }
 
     fn expect(&mut self, pattern: &Pattern) -> Result<(), String> {
         let Some(found) = self.poll()? else { return Err("nothing is sent".into()) };
-        let shown = show(&found);
+        let shown = show(&found, self.isn);
         let header = &found.header;
         let mut wrong = Vec::new();
         let mut check = |right: bool, what: &'static str| {
@@ -473,7 +518,7 @@ impl Player {
         };
         check(header.flags.without(TcpFlags::PSH) == pattern.flags.without(TcpFlags::PSH), "flags");
         check(!pattern.flags.contains(TcpFlags::PSH) || header.flags.contains(TcpFlags::PSH), "PSH");
-        check(header.sequence == add(OUR_ISN, pattern.sequence), "sequence");
+        check(header.sequence == add(self.isn, pattern.sequence), "sequence");
         check(found.payload.map_or(0, |slice| slice.len) == pattern.len, "length");
         check(pattern.ack.is_none_or(|ack| header.acknowledgment == add(PEER_ISN, ack)), "ack");
         check(pattern.window.is_none_or(|window| header.window == window), "window");

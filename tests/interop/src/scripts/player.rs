@@ -238,10 +238,9 @@ impl<'a> Player<'a> {
                     Err(error) => return Err(format!("connect: {error}")),
                 }
             }
+            "listen" => self.listen()?,
             "accept" => {
-                let listener = self.settings.socket()?;
-                net::listen(&listener, 16).map_err(|error| format!("listen: {error}"))?;
-                self.listener = Some(listener);
+                self.listen()?;
                 let (header, _) = self.header(arguments)?;
                 self.inject(&header, 0, 0)?;
             }
@@ -257,6 +256,10 @@ impl<'a> Player<'a> {
                 sockopt::set_socket_linger(self.socket()?, Some(Duration::ZERO))
                     .map_err(|error| format!("SO_LINGER: {error}"))?;
                 self.socket = None;
+            }
+            // In the table a port that is listened on is another entry.
+            "state" if arguments == "LISTEN" && self.listener.is_some() => {
+                self.check_state(|state| state == "CLOSED")?
             }
             "state" => self.check_state(|state| state == arguments)?,
             "event" => {
@@ -280,6 +283,13 @@ impl<'a> Player<'a> {
             "info" | "drop" | "acked" | "left" | "discarded" | "told" => {}
             other => return Err(format!("a kernel socket has no {other}")),
         }
+        Ok(())
+    }
+
+    fn listen(&mut self) -> Result<(), String> {
+        let listener = self.settings.socket()?;
+        net::listen(&listener, 16).map_err(|error| format!("listen: {error}"))?;
+        self.listener = Some(listener);
         Ok(())
     }
 
