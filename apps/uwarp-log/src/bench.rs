@@ -1,4 +1,5 @@
-//! How long a durable append takes, three ways and one of them by two threads, beside a local write and sync.
+//! How long a durable append takes, three ways and one of them by two threads, beside a local write and sync: on a machine
+//! that does nothing else, and on one whose other CPU is polled, as it is by the client of the others.
 
 use crate::link::FEATURES;
 use anyhow::{Context as _, bail};
@@ -9,6 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{
@@ -40,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub enum Method {
     /// No network: a thread of this process writes and syncs
     Local,
+    /// The same, while another thread keeps the client's CPU busy, as a client that polls does
+    LocalPolled,
     /// A Send says where the record is; the server reads it by RDMA, syncs, and replies
     Pull,
     /// A Send brings the record; the server copies it, syncs, and replies
@@ -58,6 +62,7 @@ impl Method {
             Method::Commit => "commit",
             Method::CommitInEngine => "commit-in-engine",
             Method::Local => "local",
+            Method::LocalPolled => "local-polled",
         }
     }
 }
@@ -243,9 +248,8 @@ fn measure(
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
     let count = arguments.count.unwrap_or(if store == Keeper::Memory { 20_000 } else { 1000 }).max(1);
-    if method == Method::Local {
-        // Where the server syncs: devices interrupt one CPU, and from the others a sync takes longer.
-        return local(network, arguments.size, count, store, folder, cpus[0]);
+    if matches!(method, Method::Local | Method::LocalPolled) {
+        return local(network, arguments.size, count, store, folder, method, cpus);
     }
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let command = |side: &str, cpu: usize| {
@@ -278,10 +282,12 @@ pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result
         config.engine.cpus = vec![arguments.cpu];
     }
     config.commit.in_engine = arguments.method == Method::CommitInEngine;
-    let context = Context::open(config)?;
-    if !cacheline::pin(arguments.cpu) {
-        return Err(usage(format!("this process may not run on CPU {}", arguments.cpu)));
+    if !config.commit.in_engine && config.commit.cpus.is_empty() {
+        // All of this side on its one CPU: the other one is the client's.
+        config.commit.cpus = vec![arguments.cpu];
     }
+    let context = Context::open(config)?;
+    pin(arguments.cpu)?;
     match arguments.side {
         Role::Server => serve(&context, arguments)?,
         Role::Client => {
@@ -588,21 +594,34 @@ fn data(frame: &[u8]) -> Option<(std::net::IpAddr, u32, usize)> {
     Some((source, sequence, segment.len().checked_sub(header)?))
 }
 
-/// Writes and syncs in this process.
+/// Keeps `cpu` busy until `over`, by looking at a word of memory, as an engine that finds nothing does.
+fn poll_until(over: &AtomicBool, cpu: usize) -> anyhow::Result<()> {
+    pin(cpu)?;
+    while !over.load(Ordering::Relaxed) {}
+    Ok(())
+}
+
+fn pin(cpu: usize) -> anyhow::Result<()> {
+    if cacheline::pin(cpu) { Ok(()) } else { Err(usage(format!("this process may not run on CPU {cpu}"))) }
+}
+
+/// Writes and syncs in this process, on the first of the CPUs: where the server syncs, for devices interrupt one CPU, and from the others
+/// a sync takes longer.
 fn local(
     network: &NetworkFlags,
     size: u64,
     count: u64,
     store: Keeper,
     folder: &Path,
-    cpu: usize,
+    method: Method,
+    [cpu, other]: [usize; 2],
 ) -> anyhow::Result<Report> {
     let mut samples = histogram()?;
+    let over = AtomicBool::new(false);
     let result = std::thread::scope(|scope| {
+        let poller = (method == Method::LocalPolled).then(|| scope.spawn(|| poll_until(&over, other)));
         let thread = scope.spawn(|| -> anyhow::Result<()> {
-            if !cacheline::pin(cpu) {
-                return Err(usage(format!("this process may not run on CPU {cpu}")));
-            }
+            pin(cpu)?;
             // No engine ever runs in these contexts: they give memory that can be written back.
             let config =
                 |address: &str| uwarp::Config::without_device(address).map(|config| config.inline().without_monitor());
@@ -641,11 +660,16 @@ fn local(
             }
             Ok(())
         });
-        thread.join().map_err(|_| anyhow::anyhow!("the thread that writes failed"))?
+        let result = thread.join();
+        over.store(true, Ordering::Relaxed);
+        if let Some(poller) = poller {
+            poller.join().map_err(|_| anyhow::anyhow!("the thread that polls failed"))??;
+        }
+        result.map_err(|_| anyhow::anyhow!("the thread that writes failed"))?
     });
     result?;
     Ok(Report {
-        method: Method::Local,
+        method,
         store,
         device: network.kind().to_string(),
         server: String::new(),

@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 
-use crossbeam::channel::{Receiver, Sender, TrySendError, bounded, unbounded};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
+use crossbeam::sync::{Parker, Unparker};
 
 use crate::buffer::RegionBuffer;
 use crate::shared_bytes;
@@ -147,10 +148,21 @@ struct Job {
 /// A durable region's way to its committer: what the slot of the table points to.
 pub struct Durable {
     jobs: Sender<Job>,
+    /// Behind `jobs`, so that who is woken as the last thing finds that there is nobody any more.
+    sleeper: Sleeper,
     /// Commits that were sent and are not answered.
     waiting: Arc<AtomicU32>,
     /// The committer, if engines carry commits out themselves. Mostly one engine does; its peers of the same region wait for it.
     own: OnceLock<Mutex<Committer>>,
+}
+
+/// A committer's thread, which sleeps while there is nothing to do.
+struct Sleeper(Unparker);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.0.unpark();
+    }
 }
 
 impl Durable {
@@ -184,7 +196,9 @@ impl Durable {
                 TrySendError::Full(_) => CommitStatus::Transient,
                 TrySendError::Disconnected(_) => CommitStatus::Failure,
             }
-        })
+        })?;
+        self.sleeper.0.unpark();
+        Ok(())
     }
 }
 
@@ -205,6 +219,7 @@ impl fmt::Debug for Durable {
 /// [`work`](Self::work) when it wants to.
 pub struct Committer {
     jobs: Receiver<Job>,
+    parker: Parker,
     waiting: Arc<AtomicU32>,
     /// Keeps the octets, which outlive the registration if a commit is under way.
     memory: Arc<RegionBuffer>,
@@ -219,8 +234,11 @@ pub struct Committer {
 pub(crate) fn durable(memory: Arc<RegionBuffer>, store: Box<dyn Store>) -> (Durable, Committer) {
     let (sender, jobs) = bounded(QUEUE);
     let waiting = Arc::new(AtomicU32::new(0));
+    let parker = Parker::new();
+    let sleeper = Sleeper(parker.unparker().clone());
     let committer = Committer {
         jobs,
+        parker,
         waiting: Arc::clone(&waiting),
         memory,
         store,
@@ -228,15 +246,23 @@ pub(crate) fn durable(memory: Arc<RegionBuffer>, store: Box<dyn Store>) -> (Dura
         batch: Vec::with_capacity(QUEUE),
         broken: None,
     };
-    (Durable { jobs: sender, waiting, own: OnceLock::new() }, committer)
+    (Durable { jobs: sender, sleeper, waiting, own: OnceLock::new() }, committer)
 }
 
 impl Committer {
     /// Carries out commits until the region is deregistered, and all that were asked for before.
     pub fn run(mut self) {
-        while let Ok(job) = self.jobs.recv() {
-            self.batch.push((job, CommitStatus::Success));
-            self.work();
+        // The channel's own wait looks around for some microseconds before it sleeps. An engine that shares the CPU would stand still
+        // for them, just when there is an answer to send.
+        loop {
+            match self.jobs.try_recv() {
+                Ok(job) => {
+                    self.batch.push((job, CommitStatus::Success));
+                    self.work();
+                }
+                Err(TryRecvError::Empty) => self.parker.park(),
+                Err(TryRecvError::Disconnected) => return,
+            }
         }
     }
 

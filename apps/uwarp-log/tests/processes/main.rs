@@ -353,12 +353,12 @@ fn the_ways_to_append_differ_in_round_trips_and_wakes() {
         let reports = reports.iter().filter(|report| report["store"] == store);
         reports.map(|report| report["method"].as_str().unwrap()).collect()
     };
-    assert_eq!(of("memory"), ["local", "pull", "send", "commit"]);
-    assert_eq!(of("file"), ["local", "pull", "send", "commit", "commit-in-engine"]);
+    assert_eq!(of("memory"), ["local", "local-polled", "pull", "send", "commit"]);
+    assert_eq!(of("file"), ["local", "local-polled", "pull", "send", "commit", "commit-in-engine"]);
     for report in &reports {
         let round_trips = report["round_trips"].as_f64();
         match report["method"].as_str().unwrap() {
-            "local" => assert_eq!(round_trips, None),
+            "local" | "local-polled" => assert_eq!(round_trips, None),
             "pull" => assert_eq!(round_trips, Some(2.0), "{report}"),
             "send" => assert_eq!(round_trips, Some(1.0), "{report}"),
             _ => {

@@ -220,6 +220,20 @@ fn a_committer_ends_with_its_region_and_answers_before() {
 }
 
 #[test]
+fn a_committer_that_sleeps_is_woken_by_each_commit_and_by_the_end_of_its_region() {
+    let (table, registration, committer, _disk) = region(64);
+    let (mailbox, replies) = CommitMailbox::new(None);
+    let thread = std::thread::spawn(move || committer.run());
+    for key in 0..5000 {
+        ask(&table, registration.stag(), 0, 64, key, &mailbox);
+        let reply = replies.recv_timeout(std::time::Duration::from_secs(30)).expect("the thread is awake");
+        assert_eq!((reply.key, reply.status), (key, CommitStatus::Success));
+    }
+    registration.deregister();
+    thread.join().unwrap();
+}
+
+#[test]
 fn more_commits_than_may_wait_are_refused() {
     let (table, registration, mut committer, _disk) = region(64);
     let (mailbox, replies) = CommitMailbox::new(None);
