@@ -1,4 +1,4 @@
-//! How long a durable append takes, three ways and one of them by two threads, beside a local write and sync: on a machine
+//! How long a durable append takes, three ways and one of them by three threads, beside a local write and sync: on a machine
 //! that does nothing else, and on one whose other CPU is polled, as it is by the client of the others.
 
 use crate::link::FEATURES;
@@ -50,6 +50,8 @@ pub enum Method {
     Send,
     /// RDMA Write and Commit; the server's program sleeps
     Commit,
+    /// The same, and the thread of the region's that syncs is kept on the server's CPU (of a file)
+    CommitOnServerCpu,
     /// The same, and the server's engine syncs by itself instead of a thread of the region's (of a file)
     CommitInEngine,
 }
@@ -60,10 +62,20 @@ impl Method {
             Method::Pull => "pull",
             Method::Send => "send",
             Method::Commit => "commit",
+            Method::CommitOnServerCpu => "commit-on-server-cpu",
             Method::CommitInEngine => "commit-in-engine",
             Method::Local => "local",
             Method::LocalPolled => "local-polled",
         }
+    }
+
+    fn is_commit(self) -> bool {
+        matches!(self, Method::Commit | Method::CommitOnServerCpu | Method::CommitInEngine)
+    }
+
+    /// Whether it is another one than `Commit` only for files: memory is written back by the engine in any case.
+    fn is_of_files(self) -> bool {
+        self.is_commit() && self != Method::Commit
     }
 }
 
@@ -178,21 +190,29 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
     }
     .context("cannot make a directory for the file")?;
     let stores = arguments.store.map_or(vec![Keeper::Memory, Keeper::File], |store| vec![store]);
-    let methods = match &arguments.method[..] {
-        [] => Method::value_variants(),
-        methods => methods,
+    // A thread that keeps the only CPU busy would be in the way of the one that writes.
+    let is_alone = cpus[0] == cpus[1];
+    let methods: Vec<Method> = match &arguments.method[..] {
+        [] => Method::value_variants()
+            .iter()
+            .copied()
+            .filter(|method| !(is_alone && *method == Method::LocalPolled))
+            .collect(),
+        methods => methods.to_vec(),
     };
-    if arguments.store == Some(Keeper::Memory) && arguments.method.contains(&Method::CommitInEngine) {
+    if is_alone && methods.contains(&Method::LocalPolled) {
+        return Err(usage("local-polled wants two CPUs"));
+    }
+    if arguments.store == Some(Keeper::Memory) && arguments.method.iter().any(|method| method.is_of_files()) {
         return Err(usage("engines write memory back by themselves in any case: choose commit, or --store file"));
     }
     let mut reports = Vec::new();
     for store in stores {
         for _ in 0..arguments.rounds {
             // Of memory there is one way.
-            for method in methods.iter().filter(|method| (**method, store) != (Method::CommitInEngine, Keeper::Memory))
-            {
+            for method in methods.iter().copied().filter(|method| store == Keeper::File || !method.is_of_files()) {
                 let before = cacheline::round_trip(cpus[0], cpus[1]);
-                let mut report = measure(network, arguments, *method, store, folder.path(), cpus)?;
+                let mut report = measure(network, arguments, method, store, folder.path(), cpus)?;
                 let after = cacheline::round_trip(cpus[0], cpus[1]);
                 report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
                 reports.push(report);
@@ -281,10 +301,10 @@ pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result
     if !inline {
         config.engine.cpus = vec![arguments.cpu];
     }
-    config.commit.in_engine = arguments.method == Method::CommitInEngine;
-    if !config.commit.in_engine && config.commit.cpus.is_empty() {
-        // All of this side on its one CPU: the other one is the client's.
-        config.commit.cpus = vec![arguments.cpu];
+    match arguments.method {
+        Method::CommitInEngine => config.commit.in_engine = true,
+        Method::CommitOnServerCpu => config.commit.cpus = vec![arguments.cpu],
+        _ => {}
     }
     let context = Context::open(config)?;
     pin(arguments.cpu)?;
@@ -410,7 +430,7 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
     // Written by the client, or by this side.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let (store, target) = match (arguments.method, arguments.store) {
-        (Method::Commit | Method::CommitInEngine, Keeper::File) => {
+        (method, Keeper::File) if method.is_commit() => {
             let file = file(arguments.size, &arguments.directory)?;
             let length = SLOTS as usize * size;
             let range = MemoryRange::File { file: &file, offset: 0, length };
@@ -485,7 +505,7 @@ fn client(
         // Each record is another.
         let slot = number % SLOTS;
         end.memory.write(REQUEST, &number.to_be_bytes()[..size.min(8)])?;
-        if matches!(arguments.method, Method::Commit | Method::CommitInEngine) {
+        if arguments.method.is_commit() {
             let source = [end.memory.sge(REQUEST..REQUEST + size)?];
             let write = SendRequest::write(3, &source, stag, offset + slot * size as u64);
             end.queue_pair.post_send(&[write.with_commit().signalled()])?;

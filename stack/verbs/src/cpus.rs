@@ -1,8 +1,8 @@
 //! Which CPUs the threads of durable regions run on.
 //!
 //! A thread inherits the CPUs of the one that starts it. An application that polls is pinned, often beside its engine, and a
-//! committer that inherited that would have to wait for the pollers, twice for each commit: when it is asked, and when the device
-//! has answered.
+//! committer that inherited that would share them with the pollers, whether there are others or not. It keeps away from engines, which
+//! lose what time it takes, where there is room; where there is none the system chooses, unless it was told.
 
 use crate::config::Config;
 use crate::error::Error;

@@ -354,7 +354,10 @@ fn the_ways_to_append_differ_in_round_trips_and_wakes() {
         reports.map(|report| report["method"].as_str().unwrap()).collect()
     };
     assert_eq!(of("memory"), ["local", "local-polled", "pull", "send", "commit"]);
-    assert_eq!(of("file"), ["local", "local-polled", "pull", "send", "commit", "commit-in-engine"]);
+    assert_eq!(
+        of("file"),
+        ["local", "local-polled", "pull", "send", "commit", "commit-on-server-cpu", "commit-in-engine"]
+    );
     for report in &reports {
         let round_trips = report["round_trips"].as_f64();
         match report["method"].as_str().unwrap() {

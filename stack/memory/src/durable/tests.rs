@@ -231,6 +231,14 @@ fn a_committer_that_sleeps_is_woken_by_each_commit_and_by_the_end_of_its_region(
     }
     registration.deregister();
     thread.join().unwrap();
+    // The end comes at any time: before the thread sleeps, and when it does.
+    for _ in 0..1000 {
+        let (_table, registration, committer, _disk) = region(64);
+        let thread = std::thread::spawn(move || committer.run());
+        std::thread::yield_now();
+        registration.deregister();
+        thread.join().unwrap();
+    }
 }
 
 #[test]

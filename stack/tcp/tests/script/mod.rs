@@ -21,8 +21,8 @@
 //! Flags are S A F R P U E (ECE) W (CWR) or `.` for none, `urg N` is the urgent pointer (0 unless named); `ect0`, `noect` and, on received segments, `ce` are the ECN field of
 //! the IP header.
 //!
-//! Before there is a connection the state is CLOSED, and behind the line `listen` it is LISTEN; there the numbers are not relative, as
-//! nobody has chosen one. Other lines: `accept SEGMENT` (a SYN that opens, where nothing listens behind it), `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
+//! Before there is a connection the state is CLOSED, and behind the line `listen` it is LISTEN; our numbers are not relative before the
+//! first connection has chosen one. Other lines: `accept SEGMENT` (a SYN that opens, where nothing listens behind it), `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
 //! not pushed yet), `told N` (how far the urgent data reaches that was told of last), `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
 //! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `sleep TIME` (the host stops for so long: what was due is late), `path_mss N`, `link_lost`,
 //! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was

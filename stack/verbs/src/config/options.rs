@@ -223,11 +223,11 @@ pub struct CommitOptions {
     /// nothing then (§2.1).
     pub strict: bool,
     /// CPUs that the threads of durable regions may run on. Empty: those that the thread may use that opens the context, without
-    /// those of `engine.cpus` where two others at least are left. Where all CPUs are polled, name the engine's own: who waits for a
-    /// device there hears of it at once, as the CPU never rests, and no other poller is in the way.
+    /// those of `engine.cpus` where two others at least are left. Where all CPUs are polled the engine's own may be the best, since who
+    /// waits for a device on a CPU that never rests hears of it sooner: `uwarp-log bench --store file` measures it.
     pub cpus: Vec<usize>,
     /// Engines write and sync durable regions themselves, instead of a thread of each region's. That saves a commit the thread's
-    /// wake-up; but everything else that an engine does waits for the store meanwhile, and a CPU that rests while it waits hears of
+    /// wake-up, and that of an engine that sleeps; but everything else that an engine does waits for the store meanwhile, and a CPU that rests while it waits hears of
     /// the device later. For stores that answer in less than a millisecond, engines that do little else, and machines where it was
     /// measured to be quicker (`uwarp-log bench --store file`).
     pub in_engine: bool,
