@@ -3,6 +3,7 @@
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use std::io::IsTerminal as _;
 use std::process::{ExitCode, ExitStatus};
 
 /// An error of the command line or the configuration: exit status 2.
@@ -107,14 +108,18 @@ fn sentence(error: &clap::Error) -> String {
 }
 
 /// Log lines go to standard error; `UWARP_LOG=debug` (or a filter such as `uwarp_engine=trace`) asks for more than
-/// warnings, and the comings and goings of an NFS server's clients.
+/// warnings, and the comings and goings of an NFS server's clients. They have colours on a terminal only, and not where `NO_COLOR` is set.
 fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("UWARP_LOG")
         // What DPDK says of failures is in the errors of the calls; the rest of what it calls errors, such as a peer that
         // leaves, is normal here.
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,uwarp_nfs=info,dpdk=off"));
     // A second call in one process (tests) keeps the first subscriber.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let has_colors =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(has_colors);
+    let _ = subscriber.try_init();
 }
 
 #[cfg(test)]
@@ -124,6 +129,31 @@ mod tests {
     use uwarp::Config;
     use uwarp::config::DeviceConfig;
     use uwarp_dpdk::MemifRole;
+
+    /// In a process of its own, whose standard error is a pipe.
+    #[test]
+    fn what_is_logged_elsewhere_than_on_a_terminal_has_no_colours() {
+        const CHILD: &str = "UWARP_LOGS_IN_THIS_TEST";
+        if std::env::var_os(CHILD).is_some() {
+            start_logging();
+            tracing::warn!("a line");
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "outcome::tests::what_is_logged_elsewhere_than_on_a_terminal_has_no_colours",
+                "--nocapture",
+            ])
+            .env(CHILD, "1")
+            .env_remove("NO_COLOR")
+            .env_remove("UWARP_LOG")
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(" WARN uwarp_app::outcome::tests: a line"), "{said}");
+        assert!(!said.contains('\x1b'), "{said}");
+    }
 
     #[test]
     fn mistakes_that_the_stack_or_the_device_finds_are_the_users() {
