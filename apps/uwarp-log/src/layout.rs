@@ -35,6 +35,8 @@ pub const WORDS: u64 = 72;
 pub const ENTRY: u64 = 32;
 /// Octets of a segment at least.
 pub const MIN_SEGMENT: u32 = 4096;
+/// Octets of a segment at most: one is moved as a whole.
+pub const MAX_SEGMENT: u32 = 1 << 20;
 /// Slots at least: one that is written, one that is kept, and one to move to.
 pub const MIN_SLOTS: u32 = 3;
 /// Slots at most: the table is read as a whole.
@@ -74,8 +76,10 @@ impl Geometry {
     /// # Errors
     /// What is wrong with the numbers.
     pub fn new(length: u64, segment: u32) -> Result<Geometry, String> {
-        if segment < MIN_SEGMENT || !u64::from(segment).is_multiple_of(PAGE) {
-            return Err(format!("segments of {segment} octets: choose a multiple of {PAGE}"));
+        if !Self::is_segment(segment) {
+            return Err(format!(
+                "segments of {segment} octets: choose a multiple of {PAGE}, from {MIN_SEGMENT} to {MAX_SEGMENT}"
+            ));
         }
         // Each slot takes its segment and its entry; the rest is two pages, and what the table is rounded up by.
         let each = u64::from(segment) + ENTRY;
@@ -85,13 +89,18 @@ impl Geometry {
         Ok(geometry)
     }
 
+    /// Whether segments may have so many octets.
+    pub fn is_segment(octets: u32) -> bool {
+        (MIN_SEGMENT..=MAX_SEGMENT).contains(&octets) && u64::from(octets).is_multiple_of(PAGE)
+    }
+
     /// Whether the numbers are possible.
     ///
     /// # Errors
     /// Why not.
     pub fn check(&self) -> Result<(), String> {
         let Geometry { segment, entries, slots } = *self;
-        if segment < MIN_SEGMENT || !u64::from(segment).is_multiple_of(PAGE) || entries > MAX_SLOTS || slots > entries {
+        if !Self::is_segment(segment) || entries > MAX_SLOTS || slots > entries {
             return Err(format!("{slots} of {entries} slots of {segment} octets are none of this version's"));
         }
         if slots < MIN_SLOTS {
@@ -310,6 +319,8 @@ mod tests {
         assert!(Geometry::new(20_000, 4096).is_err());
         assert!(Geometry::new(1 << 20, 4097).is_err());
         assert!(Geometry::new(1 << 20, 512).is_err());
+        assert!(Geometry::new(1 << 30, MAX_SEGMENT).is_ok());
+        assert!(Geometry::new(1 << 30, MAX_SEGMENT + 4096).is_err());
     }
 
     #[test]

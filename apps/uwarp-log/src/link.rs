@@ -12,7 +12,7 @@ use uwarp::{
 };
 use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
-use uwarp_app::{NetworkFlags, Role, usage};
+use uwarp_app::{NetworkFlags, Role, output, usage};
 use uwarp_log::message::{GREETING, MAX_MESSAGE, ToClient, Window};
 use uwarp_log::writer::{Action, Options, Writer};
 
@@ -69,6 +69,38 @@ enum State {
     Up(Box<Channel>),
 }
 
+/// Memory that is taken in pieces and given back in the same order.
+struct Ring {
+    size: usize,
+    /// Where the next octets go, and how many are free.
+    next: usize,
+    free: usize,
+}
+
+impl Ring {
+    fn new(size: usize) -> Ring {
+        Ring { size, next: 0, free: size }
+    }
+
+    /// Takes octets in one piece: where they begin, and how many are not free any more. Half of the size always fits if nothing is
+    /// taken.
+    fn take(&mut self, length: usize) -> Option<(usize, usize)> {
+        let has_end = self.next + length <= self.size;
+        let (begin, skipped) = if has_end { (self.next, 0) } else { (0, self.size - self.next) };
+        if skipped + length > self.free {
+            return None;
+        }
+        self.next = begin + length;
+        self.free -= skipped + length;
+        Some((begin, skipped + length))
+    }
+
+    /// Gives back what was taken first.
+    fn give(&mut self, taken: usize) {
+        self.free += taken;
+    }
+}
+
 /// What an action under way waits for.
 struct Posted {
     /// Octets of the staging memory that it holds, with what was left unused before them.
@@ -83,9 +115,7 @@ struct Link {
     context: Option<Context>,
     state: State,
     staging: Option<MemoryRegion>,
-    /// Where the next octets go, and how many are free.
-    next: usize,
-    free: usize,
+    ring: Ring,
     window: Option<Window>,
     wanted: VecDeque<Action>,
     posted: VecDeque<Posted>,
@@ -118,8 +148,7 @@ impl Driver {
             context: None,
             state: State::Down(Instant::now()),
             staging: None,
-            next: 0,
-            free: STAGING,
+            ring: Ring::new(STAGING),
             window: None,
             wanted: VecDeque::new(),
             posted: VecDeque::new(),
@@ -158,7 +187,12 @@ impl Driver {
         let mut busy = false;
         for target in 0..self.links.len() {
             busy |= self.reach(target)?;
-            busy |= self.hear(target)?;
+            if self.hear(target)? {
+                busy = true;
+                if let Some(why) = self.writer.left_out(target) {
+                    self.links[target].warn(target, why);
+                }
+            }
         }
         while let Some((target, action)) = self.writer.next_action() {
             busy = true;
@@ -185,11 +219,7 @@ impl Driver {
     /// Goes on without a target that does not say what it should: the others may be enough, and it may be another next time.
     fn give_up(&mut self, target: usize, error: &anyhow::Error) {
         self.drop_link(target, error);
-        let link = &mut self.links[target];
-        if link.warned != link.why {
-            link.warned.clone_from(&link.why);
-            eprintln!("uwarp-log: target {target} is left out: {}", link.why);
-        }
+        self.links[target].warn(target, &format!("{error:#}"));
     }
 
     fn drop_link(&mut self, target: usize, error: &anyhow::Error) {
@@ -270,7 +300,7 @@ impl Driver {
         let domain = context.allocate_domain();
         // Peers do not reach the writer's memory but by its own Reads.
         link.staging = Some(domain.register_zeroed(STAGING, Access::LOCAL_WRITE)?);
-        (link.next, link.free) = (0, STAGING);
+        link.ring = Ring::new(STAGING);
         let mut channel = Box::new(Channel::new(context, &domain, SHAPE)?);
         let options =
             ConnectOptions::default().private_data(GREETING).features(FEATURES).timeout(Duration::from_secs(2));
@@ -323,7 +353,7 @@ impl Driver {
     fn done(&mut self, target: usize, completion: &Completion) -> anyhow::Result<()> {
         let link = &mut self.links[target];
         let Some(Posted { staged, read }) = link.posted.pop_front() else { return Ok(()) };
-        link.free += staged;
+        link.ring.give(staged);
         match (read, &link.staging) {
             (Some((begin, length)), Some(staging)) => {
                 let octets = staging.to_vec(begin, length)?;
@@ -368,6 +398,14 @@ impl Driver {
 }
 
 impl Link {
+    /// Tells people that the target is left out.
+    fn warn(&mut self, target: usize, why: &str) {
+        if self.warned != why {
+            why.clone_into(&mut self.warned);
+            eprintln!("uwarp-log: target {target} is left out: {}", output::printable(why));
+        }
+    }
+
     fn down(&mut self) {
         if let State::Up(channel) = &mut self.state {
             channel.queue_pair().abort();
@@ -376,18 +414,6 @@ impl Link {
         self.wanted.clear();
         self.posted.clear();
         self.staging = None;
-    }
-
-    /// Takes octets of the staging memory, in one piece: where they begin, and how many are not free any more.
-    fn stage(&mut self, length: usize) -> Option<(usize, usize)> {
-        let skipped = if self.next + length > STAGING { STAGING - self.next } else { 0 };
-        if skipped + length > self.free {
-            return None;
-        }
-        let begin = if skipped > 0 { 0 } else { self.next };
-        self.next = begin + length;
-        self.free -= skipped + length;
-        Some((begin, skipped + length))
     }
 
     /// Posts what is wanted and fits; whether anything did.
@@ -402,7 +428,7 @@ impl Link {
                 Action::Read(pieces) => pieces.iter().map(|(_, length)| *length as usize).sum(),
                 _ => 0,
             };
-            let Some((begin, staged)) = self.stage(length) else { break };
+            let Some((begin, staged)) = self.ring.take(length) else { break };
             let Some(action) = self.wanted.pop_front() else { break };
             self.carry_out(action, begin, length, staged)?;
             any = true;
@@ -416,7 +442,7 @@ impl Link {
         match action {
             Action::Send(message) => {
                 let octets = serde_json::to_vec(&message).context("a message cannot be written as JSON")?;
-                self.free += staged;
+                self.ring.give(staged);
                 return channel.send(&octets);
             }
             Action::Read(pieces) => {
@@ -466,4 +492,38 @@ fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item
         parts.map(|(offset, length)| Sge { stag, length: length as u32, offset: base + offset }).collect();
     channel.queue_pair().post_send(&[SendRequest::commit(1, &regions).signalled()])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_the_ring_are_inside_and_apart() {
+        for seed in 0..50 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let size = random.usize(2..40);
+            let (mut ring, mut taken, mut count) = (Ring::new(size), VecDeque::new(), 0);
+            for _ in 0..1000 {
+                let length = random.usize(..=size / 2);
+                match ring.take(length) {
+                    Some((begin, staged)) => {
+                        let piece = begin..begin + length;
+                        assert!(piece.end <= size, "{piece:?} of {size}");
+                        let is_apart = |(other, _): &(std::ops::Range<usize>, usize)| {
+                            piece.end <= other.start || other.end <= piece.start
+                        };
+                        assert!(taken.iter().all(is_apart), "{piece:?} and {taken:?}");
+                        taken.push_back((piece, staged));
+                        count += 1;
+                    }
+                    None => {
+                        let (_, staged) = taken.pop_front().expect("an empty ring has room");
+                        ring.give(staged);
+                    }
+                }
+            }
+            assert!(count > 400, "{count}");
+        }
+    }
 }

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use uwarp::config::EngineMode;
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, Role, output, signals};
+use uwarp_log::layout::Geometry;
 use uwarp_log::record::Kind;
 
 /// Port that targets listen on unless told otherwise.
@@ -156,7 +157,7 @@ pub struct PairArguments {
 
 fn parse_segment(text: &str) -> Result<u32, String> {
     match parse_size(text)? {
-        size @ 4096..=0x10_0000 if size.is_multiple_of(4096) => Ok(size as u32),
+        size if u32::try_from(size).is_ok_and(Geometry::is_segment) => Ok(size as u32),
         _ => Err("segments have 4K to 1M octets, a multiple of 4K".to_owned()),
     }
 }

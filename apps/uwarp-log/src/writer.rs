@@ -23,7 +23,7 @@ use std::fmt;
 
 /// Regions that a Commit lists at most; all peers of this product take 64.
 const COMMIT_REGIONS: usize = 16;
-/// Octets that are read, or copied to a target that was away, in one go.
+/// Octets that a table or a segment which is moved is read by.
 const CHUNK: u64 = 64 << 10;
 
 /// How a writer works.
@@ -37,6 +37,8 @@ pub struct Options {
     pub head_every: u64,
     /// Octets that may be under way to a target. One that does not keep up is given a break, as if it had been away.
     pub window: u64,
+    /// Octets of the log that are read, or copied to a target that was away, in one go. Records may be longer.
+    pub chunk: u64,
     /// Send Immediate Data with the sequence number behind each record, so that the targets' applications hear of it.
     pub notify: bool,
     /// When there is no room, drop the oldest segment.
@@ -46,7 +48,8 @@ pub struct Options {
 impl Options {
     /// Those for a log with so many targets.
     pub fn new(targets: usize, new_log: u64) -> Options {
-        Options { targets, new_log, head_every: 256 << 10, window: 4 << 20, notify: false, overwrite: false }
+        let (head_every, window, chunk) = (256 << 10, 4 << 20, 64 << 10);
+        Options { targets, new_log, head_every, window, chunk, notify: false, overwrite: false }
     }
 }
 
@@ -253,6 +256,12 @@ impl Writer {
         let status =
             |peer: &Peer| Status { stage: peer.stage.name(), durable: peer.durable, problem: peer.problem.clone() };
         self.peers.iter().map(status).collect()
+    }
+
+    /// Why a target is left out though it is here: its file cannot be relied on.
+    pub fn left_out(&self, target: usize) -> Option<&str> {
+        let peer = &self.peers[target];
+        peer.problem.as_deref().filter(|_| matches!(peer.stage, Stage::Useless))
     }
 
     /// A connection to a target is there.
@@ -559,7 +568,7 @@ impl Writer {
         }
         // Not with each record: what is left is moved.
         let old = (self.acked - self.cached_from) as usize;
-        if old as u64 > CHUNK && old > self.cache.len() / 2 {
+        if old as u64 > self.options.chunk && old > self.cache.len() / 2 {
             self.cache.drain(..old);
             self.cached_from = self.acked;
         }

@@ -241,6 +241,8 @@ impl Model {
         let options = Options {
             head_every: self.random.u64(1..10_000),
             window: self.random.u64(2000..20_000),
+            // What is copied at once ends anywhere in a record, and is less than many or more than all.
+            chunk: self.random.u64(2000..8000) << self.random.u32(..4),
             overwrite: self.overwrite,
             ..Options::new(self.targets.len(), 77)
         };
@@ -382,9 +384,18 @@ impl Model {
         Ok(())
     }
 
+    /// Stores that keep what they synced are never taken for such as do not.
+    fn check_that_none_is_left_out(&self) -> Result<(), Fault> {
+        let status = self.writer.status().into_iter().find(|status| status.stage == "useless");
+        status.map_or(Ok(()), |status| Err(format!("an honest target is left out: {status:?}")))
+    }
+
     fn run(&mut self, turns: usize) -> Result<(), Fault> {
         for _ in 0..turns {
             self.turn()?;
+            if !self.targets[0].lies {
+                self.check_that_none_is_left_out()?;
+            }
             match self.random.u32(..400) {
                 0 => self.start_writer(),
                 1 | 2 => {
@@ -455,6 +466,7 @@ impl Model {
         self.start_writer();
         for turn in 0..200_000 {
             self.turn()?;
+            self.check_that_none_is_left_out()?;
             if let Some(over) = self.writer.over() {
                 if turn > 100_000 {
                     return Err(over.to_string());
@@ -536,6 +548,9 @@ fn a_target_whose_words_are_damaged_is_left_out() {
                 if model.targets.len() == 1 {
                     continue;
                 }
+                // The log never fills them.
+                let geometry = Geometry { segment: SEGMENT, entries: 100, slots: 100 };
+                model.targets.fill_with(|| Target::new(geometry, false));
                 model.run_until_all_have(5);
                 // Two that know the log are enough to go on with it.
                 while model.targets.iter().any(|target| target.identity.log == 0) {

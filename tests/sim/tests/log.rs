@@ -308,6 +308,8 @@ impl Client {
         let options = Options {
             head_every: random.u64(1..10_000),
             window: random.u64(2000..20_000),
+            // What is copied at once ends anywhere in a record, and is less than many or more than all.
+            chunk: random.u64(2000..8000) << random.u32(..4),
             overwrite,
             notify: false,
             ..Options::new(targets, 77)
@@ -534,6 +536,10 @@ impl Run {
             if self.acknowledged.insert(sequence, payload).is_some() {
                 return Err(format!("number {sequence} was acknowledged twice"));
             }
+        }
+        let honest = self.targets.iter().all(|target| !target.disk.0.lock().expect("not poisoned").lies);
+        if honest && let Some(status) = self.client.writer.status().iter().find(|status| status.stage == "useless") {
+            return Err(format!("an honest target is left out: {status:?}"));
         }
         if self.client.writer.over().is_some() {
             self.kill_writer();

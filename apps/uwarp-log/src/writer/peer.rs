@@ -2,7 +2,7 @@
 
 use super::Place;
 use crate::layout::{Entry, Geometry, Table};
-use crate::record::Tail;
+use crate::record::{Found, Tail};
 use std::collections::VecDeque;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,6 +71,16 @@ pub(super) struct Scan {
     pub(super) tail: Tail,
     /// Octets from the tail's position on.
     pub(super) octets: Vec<u8>,
+}
+
+impl Scan {
+    /// Whether something is not there of what was committed, which was the log up to `durable`. That may be in the middle of a
+    /// record: a copy that was away gets its part of the log in pieces of any length, and may be lost between two of them.
+    pub(super) fn lacks(&self, durable: u64) -> bool {
+        let Some(rest) = durable.checked_sub(self.tail.position).filter(|rest| *rest > 0) else { return false };
+        let rest = usize::try_from(rest).ok().and_then(|rest| self.octets.get(..rest));
+        !rest.is_some_and(|rest| matches!(self.tail.find(rest), Found::Needs(_)))
+    }
 }
 
 /// Where a copy is that gets what it lacks.

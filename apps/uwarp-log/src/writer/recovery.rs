@@ -138,7 +138,7 @@ impl Writer {
         let (Stage::Scanning(scan), Some(geometry)) = (&peer.stage, peer.geometry) else { return };
         let at = scan.tail.position + scan.octets.len() as u64;
         let segment = u64::from(geometry.segment);
-        let length = (segment - at % segment).min(CHUNK);
+        let length = (segment - at % segment).min(self.options.chunk);
         let place = |number| peer.segments.get(&number).map(|place| place.0);
         match geometry.pieces(at, length, place) {
             Some(pieces) => {
@@ -176,9 +176,11 @@ impl Writer {
         let peer = &mut self.peers[target];
         let Stage::Scanning(scan) = &peer.stage else { return };
         let (from, tail) = (scan.from, scan.tail);
-        let nothing = tail.position == from;
-        if nothing && peer.head > peer.start || peer.durable.is_some_and(|durable| tail.position < durable) {
-            self.leave_out(target, "it has lost what it had committed: give it an empty file");
+        let has_head = tail.position > from || peer.head <= peer.start;
+        if !has_head || peer.durable.is_some_and(|durable| scan.lacks(durable)) {
+            let (end, had) = (tail.position, peer.durable.unwrap_or(0).max(peer.head));
+            let problem = format!("its log ends at {end}, and was committed up to {had}: give it an empty file");
+            self.leave_out(target, &problem);
             return;
         }
         peer.stage = Stage::Scanned(tail);
@@ -271,12 +273,11 @@ impl Writer {
         }
         let peer = &mut self.peers[target];
         // A copy that ends before the log starts is of no use any more.
-        let at = if tail.position < self.start {
+        if tail.position < self.start {
             peer.segments.clear();
-            self.start
-        } else {
-            peer.durable.unwrap_or(0).max(peer.head).max(self.start).min(tail.position)
-        };
+        }
+        // Not the log's start, if that is behind: what is before it counts as dropped when the new start is in the target's store.
+        let at = peer.durable.unwrap_or(0).max(peer.head).min(tail.position);
         // What its copy has behind that is written over where it lies: some of it may be acknowledged.
         peer.settle_slots(tail.position);
         peer.problem = None;
@@ -322,7 +323,7 @@ impl Writer {
             }
             return;
         }
-        let length = CHUNK.min(self.tail.position - at);
+        let length = self.options.chunk.min(self.tail.position - at);
         if !peer.has_room(at, length) {
             peer.problem = Some("there is no room for what the log keeps".to_owned());
             if self.phase == Phase::Open && self.options.overwrite {

@@ -45,12 +45,18 @@ fn check_copies(places: &Places, targets: Vec<Target>, mut found: BTreeMap<u64, 
     assert_eq!(copies[0].last_key_value().unwrap().1, "the last");
 }
 
-/// One run with every change, 250 different ones in the long run.
+/// One run with every change, 250 different ones in the long run; or those of `UWARP_SEEDS`, as in `UWARP_SEEDS=170..180`.
 fn seeds() -> impl Iterator<Item = fastrand::Rng> {
-    let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
-    let count = if is_long { 250 } else { 1 };
-    (0..count).map(move |seed| {
-        eprintln!("seed {seed} of {count}; UWARP_LONG=1 runs 250");
+    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty() && value != "0");
+    let seeds = match set("UWARP_SEEDS") {
+        Some(text) => {
+            let (from, to) = text.split_once("..").expect("UWARP_SEEDS=FROM..TO");
+            from.parse().expect("a number")..to.parse().expect("a number")
+        }
+        None => 0..if set("UWARP_LONG").is_some() { 250 } else { 1 },
+    };
+    seeds.clone().map(move |seed| {
+        eprintln!("seed {seed} of {seeds:?}; UWARP_LONG=1 runs 250");
         fastrand::Rng::with_seed(seed)
     })
 }

@@ -162,19 +162,26 @@ pub struct Writer {
     /// Those that it was given and has not acknowledged: it acknowledges them in their order.
     given: VecDeque<u64>,
     acknowledged: Receiver<u64>,
+    complaints: Receiver<String>,
 }
 
 impl Writer {
     pub fn start(places: &Places) -> Self {
         let mut command = places.append(3, &["--acknowledge"]);
-        let mut process = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
         let lines = process.0.stdin.take().unwrap();
         let numbers = BufReader::new(process.0.stdout.take().unwrap()).lines();
         let (sender, acknowledged) = channel();
         std::thread::spawn(move || {
             numbers.map(|line| line.unwrap().parse().unwrap()).try_for_each(|it| sender.send(it))
         });
-        Self { process, lines, given: VecDeque::new(), acknowledged }
+        let errors = BufReader::new(process.0.stderr.take().unwrap()).lines();
+        let (sender, complaints) = channel();
+        std::thread::spawn(move || {
+            errors.map_while(Result::ok).inspect(|line| eprintln!("writer: {line}")).try_for_each(|it| sender.send(it))
+        });
+        Self { process, lines, given: VecDeque::new(), acknowledged, complaints }
     }
 
     pub fn give(&mut self, lines: Range<u64>) {
@@ -199,12 +206,15 @@ impl Writer {
         }
     }
 
-    /// Kills it, and notes what it had said by then.
+    /// Kills it, and notes what it had said by then. It had no reason to complain: targets that die come back with all that they
+    /// have to have.
     pub fn kill(mut self, found: &mut BTreeMap<u64, String>) {
         self.process.0.kill().unwrap();
         while let Ok(number) = self.acknowledged.recv() {
             self.note(number, found);
         }
+        let complaints: Vec<_> = self.complaints.iter().collect();
+        assert!(complaints.is_empty(), "{complaints:?}");
     }
 
     /// Appends lines from `begin` on, and notes which are acknowledged under which number.
