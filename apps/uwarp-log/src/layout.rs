@@ -15,8 +15,12 @@
 //! The log is one sequence of octets, cut into *segments* of equal size; segment `n` holds positions from `n` times the size
 //! on. A segment lies in any slot, and the slot's entry says which: so slots can be given back, and a segment moved, while
 //! the log goes on. Of two entries that name one segment the later stamp counts. An entry is 8 octets each of the segment's
-//! number plus one (0: none) and of the stamp, 4 octets each of the offset of the first record that begins in the segment
-//! (its size: none does) and of a CRC32C over what is before, and zeros.
+//! number plus one (0: none), of the stamp, and of the sequence number of the first record that begins in the segment (0: none
+//! does), 4 octets each of that record's offset in the segment (its size: none does) and of a CRC32C over what is before.
+//!
+//! A target is told of a new start before it has the record there, since what lies before it may be in the way. Until then any
+//! octets may be there, also a whole record of what the slot held before: which it is not is said by the sequence number of the
+//! segment's entry.
 
 use crate::record::LIMIT;
 use crc32c::crc32c;
@@ -43,7 +47,7 @@ pub const MIN_SLOTS: u32 = 3;
 pub const MAX_SLOTS: u32 = 1 << 15;
 
 const MAGIC: [u8; 8] = *b"uwarplog";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Part of a region: offset and octets.
 pub type Piece = (u64, u64);
@@ -66,8 +70,17 @@ pub struct Entry {
     pub segment: u64,
     /// Grows with every entry that is written.
     pub stamp: u64,
-    /// Where the first record that begins in the segment does so; the segment's size if none does.
-    pub first: u32,
+    /// The first record that begins in it.
+    pub first: First,
+}
+
+/// The first record that begins in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct First {
+    /// Where in the segment; the segment's size if none does.
+    pub offset: u32,
+    /// Its sequence number; 0 if none does.
+    pub sequence: u64,
 }
 
 impl Geometry {
@@ -163,9 +176,10 @@ impl Entry {
         let mut octets = [0; ENTRY as usize];
         octets[..8].copy_from_slice(&(self.segment + 1).to_le_bytes());
         octets[8..16].copy_from_slice(&self.stamp.to_le_bytes());
-        octets[16..20].copy_from_slice(&self.first.to_le_bytes());
-        let crc = crc32c(&octets[..20]);
-        octets[20..24].copy_from_slice(&crc.to_le_bytes());
+        octets[16..24].copy_from_slice(&self.first.sequence.to_le_bytes());
+        octets[24..28].copy_from_slice(&self.first.offset.to_le_bytes());
+        let crc = crc32c(&octets[..28]);
+        octets[28..].copy_from_slice(&crc.to_le_bytes());
         octets
     }
 
@@ -173,8 +187,9 @@ impl Entry {
     pub fn from_octets(octets: &[u8; ENTRY as usize]) -> Option<Entry> {
         let double = |at: usize| octets[at..].first_chunk().map(|part| u64::from_le_bytes(*part));
         let word = |at: usize| octets[at..].first_chunk().map(|part| u32::from_le_bytes(*part));
-        let (segment, stamp, first) = (double(0)?.checked_sub(1)?, double(8)?, word(16)?);
-        (crc32c(&octets[..20]) == word(20)? && stamp < LIMIT).then_some(Entry { segment, stamp, first })
+        let (segment, stamp) = (double(0)?.checked_sub(1)?, double(8)?);
+        let first = First { offset: word(24)?, sequence: double(16)? };
+        (crc32c(&octets[..28]) == word(28)? && stamp < LIMIT).then_some(Entry { segment, stamp, first })
     }
 }
 
@@ -226,6 +241,14 @@ impl Table {
     /// Where reading begins in order to find the log's end.
     pub fn scan_from(&self) -> u64 {
         self.head.max(self.start)
+    }
+
+    /// The sequence number of the record at the start; 0 if the table knows of none there.
+    pub fn sequence_at_start(&self, geometry: &Geometry) -> u64 {
+        let number = geometry.segment_of(self.start);
+        let first = self.segments.get(&number).map(|(_, entry)| entry.first);
+        let is_there = |first: &First| number * u64::from(geometry.segment) + u64::from(first.offset) == self.start;
+        first.filter(is_there).map_or(0, |first| first.sequence)
     }
 
     /// Where a range of the log lies.
@@ -346,12 +369,13 @@ mod tests {
         let entries = [(0, 0, 1), (1, 2, 5), (2, 2, 4), (3, 1, 9)];
         for (slot, segment, stamp) in entries {
             let at = (WORDS + slot * ENTRY) as usize;
-            octets[at..at + 32].copy_from_slice(&Entry { segment, stamp, first: 7 }.to_octets());
+            octets[at..at + 32]
+                .copy_from_slice(&Entry { segment, stamp, first: First { offset: 7, sequence: 9 } }.to_octets());
         }
         let table = Table::parse(&geometry, &octets).unwrap();
         assert_eq!((table.start, table.head, table.stamp, table.scan_from()), (5000, 9000, 9, 9000));
         let found: Vec<_> =
-            table.segments.iter().map(|(number, (slot, entry))| (*number, *slot, entry.first)).collect();
+            table.segments.iter().map(|(number, (slot, entry))| (*number, *slot, entry.first.offset)).collect();
         assert_eq!(found, [(1, 3, 7), (2, 1, 7)]);
         // An entry that was written in part is none.
         octets[(WORDS + ENTRY) as usize + 3] ^= 1;
@@ -372,7 +396,7 @@ mod tests {
             }
         }
         for (stamp, is_read) in [(LIMIT - 1, true), (LIMIT, false), (u64::MAX, false)] {
-            let entry = Entry { segment: 0, stamp, first: 0 };
+            let entry = Entry { segment: 0, stamp, first: First { offset: 0, sequence: 1 } };
             assert_eq!(Entry::from_octets(&entry.to_octets()).is_some(), is_read, "{stamp}");
         }
     }

@@ -82,9 +82,11 @@ impl Ring {
         Ring { size, next: 0, free: size }
     }
 
-    /// Takes octets in one piece: where they begin, and how many are not free any more. Half of the size always fits if nothing is
-    /// taken.
+    /// Takes octets in one piece: where they begin, and how many are not free any more.
     fn take(&mut self, length: usize) -> Option<(usize, usize)> {
+        if self.free == self.size {
+            self.next = 0;
+        }
         let has_end = self.next + length <= self.size;
         let (begin, skipped) = if has_end { (self.next, 0) } else { (0, self.size - self.next) };
         if skipped + length > self.free {
@@ -502,10 +504,10 @@ mod tests {
     fn pieces_of_the_ring_are_inside_and_apart() {
         for seed in 0..50 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let size = random.usize(2..40);
+            let size = random.usize(1..40);
             let (mut ring, mut taken, mut count) = (Ring::new(size), VecDeque::new(), 0);
             for _ in 0..1000 {
-                let length = random.usize(..=size / 2);
+                let length = random.usize(1..=size);
                 match ring.take(length) {
                     Some((begin, staged)) => {
                         let piece = begin..begin + length;
@@ -523,7 +525,7 @@ mod tests {
                     }
                 }
             }
-            assert!(count > 400, "{count}");
+            assert!(count > 300, "{count}");
         }
     }
 }

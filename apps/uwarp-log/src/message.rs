@@ -4,7 +4,7 @@ use crate::layout::Geometry;
 use serde::{Deserialize, Serialize};
 
 /// Private data of both ends' MPA frames: what they speak.
-pub const GREETING: &[u8] = b"uwarp-log 1";
+pub const GREETING: &[u8] = b"uwarp-log 2";
 /// Octets of a message at most.
 pub const MAX_MESSAGE: usize = 1024;
 

@@ -133,6 +133,8 @@ struct Target<'a> {
     log: LogFile,
     domain: ProtectionDomain,
     region: Option<MemoryRegion>,
+    /// A writer has been told of the region. Until then it is what the file has.
+    lent: bool,
     /// Connections; the first is the writer's if there is one.
     channels: Vec<Channel>,
     has_writer: bool,
@@ -175,6 +177,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         log,
         domain,
         region,
+        lent: false,
         channels: Vec::new(),
         has_writer: false,
         wish: None,
@@ -284,6 +287,16 @@ impl Target<'_> {
         Ok(busy)
     }
 
+    /// Takes the region from whoever was told of it, and makes another of what the file has.
+    fn register_anew(&mut self) -> anyhow::Result<()> {
+        if self.lent {
+            self.region = None;
+            self.region = Some(self.log.register(&self.domain, self.service.follow)?);
+            self.lent = false;
+        }
+        Ok(())
+    }
+
     fn window(&self) -> Window {
         self.region.as_ref().map_or(Window { stag: 0, offset: 0 }, |region| Window {
             stag: region.stag(),
@@ -297,8 +310,7 @@ impl Target<'_> {
             ToTarget::Hello { renew } => {
                 if *renew && !self.has_writer {
                     // Commits failed: what the file has counts, and whether it can be synced now.
-                    self.region = None;
-                    self.region = Some(self.log.register(&self.domain, self.service.follow)?);
+                    self.register_anew()?;
                 }
                 let Identity { log, epoch, geometry, .. } = self.log.identity;
                 ToClient::Welcome { log, epoch, geometry }
@@ -313,9 +325,9 @@ impl Target<'_> {
                         }
                         // Nothing of a former writer is placed after this, whatever connections it has. One that claims
                         // again on its connection keeps its STag, with which it may have work under way.
-                        self.region = None;
-                        self.region = Some(self.log.register(&self.domain, self.service.follow)?);
+                        self.register_anew()?;
                     }
+                    self.lent = true;
                     self.log.keep(identity)?;
                     self.channels.swap(0, *number);
                     *number = 0;

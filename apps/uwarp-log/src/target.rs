@@ -86,6 +86,11 @@ pub fn walk<Error: From<String>>(
         match tail.find(&room) {
             Found::Needs(more) => needs = more,
             Found::End => break,
+            Found::Record(record)
+                if tail.position == table.start && record.tail.sequence != table.sequence_at_start(geometry) =>
+            {
+                break;
+            }
             Found::Record(record) => {
                 has_head |= tail.position == table.head;
                 each(tail.position, &record)?;

@@ -14,7 +14,7 @@ mod peer;
 mod recovery;
 mod shrink;
 
-use crate::layout::{Entry, Geometry, HEAD, Piece, START};
+use crate::layout::{Entry, First, Geometry, HEAD, Piece, START};
 use crate::message::{ToClient, ToTarget};
 use crate::record::{self, Kind, MAX_PAYLOAD, Tail};
 use peer::{Op, Peer, Stage};
@@ -173,8 +173,8 @@ pub struct Writer {
     /// The log's octets from `cached_from` to its end: at least what is not acknowledged.
     cache: Vec<u8>,
     cached_from: u64,
-    /// By segment: where its first record begins.
-    firsts: BTreeMap<u64, u32>,
+    /// By segment: its first record.
+    firsts: BTreeMap<u64, First>,
     over: Option<Over>,
 }
 
@@ -348,11 +348,15 @@ impl Writer {
                 peer.durable = peer.durable.max(Some(end));
             }
             Op::Copy { end } => {
-                if let Stage::Behind(behind) = &mut peer.stage {
-                    behind.busy = false;
-                    behind.at = behind.at.max(end);
-                }
                 peer.durable = peer.durable.max(Some(end));
+                match &mut peer.stage {
+                    Stage::Behind(behind) => {
+                        behind.busy = false;
+                        behind.at = behind.at.max(end);
+                    }
+                    Stage::Live => self.join(target),
+                    _ => {}
+                }
             }
             Op::Head(position) => {
                 peer.head = position;
@@ -439,12 +443,15 @@ impl Writer {
     /// Notes where the first record begins in the segments that a record reaches.
     fn note_firsts(&mut self, begin: u64, end: u64) {
         let size = self.segment_size();
+        let sequence = self.tail.sequence;
         if begin.is_multiple_of(size) {
-            self.firsts.insert(begin / size, 0);
+            self.firsts.insert(begin / size, First { offset: 0, sequence });
         }
         for segment in begin / size + 1..end.div_ceil(size) {
+            let left = end - segment * size;
             // At most a segment's size.
-            self.firsts.insert(segment, (end - segment * size).min(size) as u32);
+            let (offset, sequence) = if left < size { (left as u32, sequence + 1) } else { (size as u32, 0) };
+            self.firsts.insert(segment, First { offset, sequence });
         }
     }
 
@@ -458,9 +465,9 @@ impl Writer {
     pub fn drop_oldest(&mut self) -> bool {
         let size = self.segment_size();
         let next = (self.start / size + 1..=self.acked_begin / size)
-            .filter_map(|segment| Some((segment, *self.firsts.get(&segment)?)))
-            .find(|(_, first)| u64::from(*first) < size)
-            .map(|(segment, first)| segment * size + u64::from(first));
+            .filter_map(|segment| Some((segment, self.firsts.get(&segment)?.offset)))
+            .find(|(_, offset)| u64::from(*offset) < size)
+            .map(|(segment, offset)| segment * size + u64::from(offset));
         let Some(start) = next.filter(|start| *start <= self.acked_begin) else { return false };
         self.raise_start(start);
         true

@@ -2,7 +2,7 @@
 //! lost, and no head is without its record. The same over engines and a network is in `tests/sim`.
 
 use std::collections::{BTreeMap, VecDeque};
-use uwarp_log::layout::{Geometry, HEAD, Identity, Piece, START};
+use uwarp_log::layout::{Entry, First, Geometry, HEAD, Identity, Piece, START};
 use uwarp_log::message::{ToClient, ToTarget, Window};
 use uwarp_log::record::{Kind, LIMIT, Tail};
 use uwarp_log::target::{self, Verdict, Walk};
@@ -269,20 +269,35 @@ impl Model {
         }
     }
 
+    fn connect(&mut self, target: usize) {
+        self.targets[target].connections.push(Connection {
+            admitted: false,
+            writer: self.number,
+            asked: VecDeque::new(),
+            step: 0,
+            answered: VecDeque::new(),
+        });
+        self.writer.connected(target);
+    }
+
+    /// The writer hears the next thing from a target.
+    fn deliver(&mut self, target: usize) {
+        if let Some(own) = self.own(target)
+            && let Some(reply) = self.targets[target].connections[own].answered.pop_front()
+        {
+            match reply {
+                Reply::Message(message) => self.writer.message(target, message),
+                Reply::Read(octets) => self.writer.read_done(target, &octets),
+                Reply::Committed(success) => self.writer.committed(target, (!success).then_some("it failed")),
+            }
+        }
+    }
+
     fn turn(&mut self) -> Result<(), Fault> {
         let target = self.random.usize(..self.targets.len());
         let connected = self.own(target);
         match self.random.u32(..100) {
-            0..10 if self.targets[target].up && connected.is_none() => {
-                self.targets[target].connections.push(Connection {
-                    admitted: false,
-                    writer: self.number,
-                    asked: VecDeque::new(),
-                    step: 0,
-                    answered: VecDeque::new(),
-                });
-                self.writer.connected(target);
-            }
+            0..10 if self.targets[target].up && connected.is_none() => self.connect(target),
             10..55 if !self.targets[target].connections.is_empty() => {
                 let number = self.random.usize(..self.targets[target].connections.len());
                 let others = self.targets[target].connections.len();
@@ -291,17 +306,7 @@ impl Model {
                     self.writer.lost(target);
                 }
             }
-            55..90 => {
-                if let Some(own) = connected
-                    && let Some(reply) = self.targets[target].connections[own].answered.pop_front()
-                {
-                    match reply {
-                        Reply::Message(message) => self.writer.message(target, message),
-                        Reply::Read(octets) => self.writer.read_done(target, &octets),
-                        Reply::Committed(success) => self.writer.committed(target, (!success).then_some("it failed")),
-                    }
-                }
-            }
+            55..90 => self.deliver(target),
             90..99 => self.append()?,
             _ => self.writer.flush(),
         }
@@ -540,6 +545,43 @@ fn an_empty_file_replaces_a_lost_one_under_the_same_writer() {
 }
 
 #[test]
+fn a_target_catches_up_with_a_log_that_goes_on() {
+    for is_empty in [false, true] {
+        let mut model = Model::new(1, false);
+        let geometry = Geometry { segment: SEGMENT, entries: 200, slots: 200 };
+        model.targets = (0..3).map(|_| Target::new(geometry, false)).collect();
+        model.writer = Writer::new(Options { chunk: 500, ..Options::new(3, 77) });
+        model.run_until_all_have(1);
+        // A record each time, and a step of each target's work: what it was behind by when a part was begun, it has never reached
+        // when that is answered.
+        let round = |model: &mut Model| {
+            model.writer.append(&[7; 100]).expect("there is room");
+            for target in 0..3 {
+                model.carry();
+                if !model.targets[target].connections.is_empty() {
+                    model.targets[target].work(0);
+                    model.deliver(target);
+                }
+            }
+            model.carry();
+        };
+        model.targets[1].die(true, &mut model.random);
+        model.writer.lost(1);
+        if is_empty {
+            model.targets[1] = Target::new(geometry, false);
+        }
+        (0..500).for_each(|_| round(&mut model));
+        model.targets[1].start();
+        model.connect(1);
+        let rounds = (0..2000).find(|_| {
+            round(&mut model);
+            model.writer.live() == 3 && model.targets[1].identity.log == 77
+        });
+        assert!(rounds.is_some(), "{:?}", model.writer.status());
+    }
+}
+
+#[test]
 fn a_target_whose_words_are_damaged_is_left_out() {
     for seed in 0..10 {
         for (is_new_writer, word) in [(false, START), (false, HEAD), (true, START), (true, HEAD)] {
@@ -579,6 +621,51 @@ fn a_target_whose_words_are_damaged_is_left_out() {
             }
         }
     }
+}
+
+/// A target has been told that the log starts at segment 5, and dies before it has a record there. Its slot holds records of an
+/// earlier segment, which begin where that one's do.
+fn told_of_a_start() -> (Geometry, Vec<u8>, u64) {
+    let geometry = Geometry { segment: SEGMENT, entries: 3, slots: 3 };
+    let start = 5 * u64::from(SEGMENT);
+    let mut tail = Tail { position: 2 * u64::from(SEGMENT), sequence: 16, epoch: 3, crc: 7 };
+    let mut records = Vec::new();
+    for _ in 0..8 {
+        tail.append(Kind::Payload, 3, &[1; 480], &mut records);
+    }
+    let mut store = vec![0; geometry.region() as usize];
+    let mut put = |offset: u64, octets: &[u8]| store[offset as usize..][..octets.len()].copy_from_slice(octets);
+    put(START, &start.to_le_bytes());
+    let entry = Entry { segment: 5, stamp: 6, first: First { offset: 0, sequence: 41 } };
+    put(geometry.entry(1), &entry.to_octets());
+    put(geometry.slot(1), &records);
+    (geometry, store, start)
+}
+
+#[test]
+fn what_a_slot_held_before_is_not_the_record_at_the_start() {
+    let (geometry, mut store, start) = told_of_a_start();
+    let found = walk(&geometry, &store, |_, _| ());
+    assert_eq!((found.tail.position, found.tail.sequence), (start, 0));
+    // A writer comes to the same end, and its mark is the first record.
+    let mut target = Target::new(geometry, false);
+    target.identity = Identity { log: 7, replicas: 1, epoch: 3, ..target.identity };
+    target.safe.clone_from(&store);
+    target.start();
+    let mut model = Model::new(0, false);
+    (model.targets, model.writer) = (vec![target], Writer::new(Options::new(1, 7)));
+    for _ in 0..1000 {
+        model.turn().unwrap();
+        if model.writer.tail().position > 0 {
+            break;
+        }
+    }
+    assert_eq!(model.writer.tail().position, start + 32);
+    // The record that is meant is taken.
+    let entry = Entry { segment: 5, stamp: 6, first: First { offset: 0, sequence: 17 } };
+    store[geometry.entry(1) as usize..][..32].copy_from_slice(&entry.to_octets());
+    let found = walk(&geometry, &store, |_, _| ());
+    assert_eq!((found.tail.position, found.tail.sequence), (start + u64::from(SEGMENT), 24));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a writer knows of one target.
 
 use super::Place;
-use crate::layout::{Entry, Geometry, Table};
+use crate::layout::{Entry, First, Geometry, Table};
 use crate::record::{Found, Tail};
 use std::collections::VecDeque;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +67,8 @@ impl Stage {
 pub(super) struct Scan {
     /// Where it began.
     pub(super) from: u64,
+    /// The sequence number that the first record has to have, at the start. At a head there is the one that was there.
+    pub(super) first: Option<u64>,
     /// What was found.
     pub(super) tail: Tail,
     /// Octets from the tail's position on.
@@ -86,8 +88,11 @@ impl Scan {
 /// Where a copy is that gets what it lacks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behind {
+    /// Where its next part begins,
     pub(super) at: u64,
-    /// A part of it is under way.
+    /// and how many octets that has at most. Each has more than the last: while one is under way, the log goes on.
+    pub(super) part: u64,
+    /// One is under way.
     pub(super) busy: bool,
 }
 
@@ -210,7 +215,7 @@ impl Peer {
     }
 
     /// Entry number `segment` for a slot, with a stamp above all others.
-    pub(super) fn new_entry(&mut self, segment: u64, first: u32) -> Entry {
+    pub(super) fn new_entry(&mut self, segment: u64, first: First) -> Entry {
         self.stamp += 1;
         Entry { segment, stamp: self.stamp, first }
     }
@@ -221,7 +226,7 @@ impl Peer {
         &mut self,
         position: u64,
         octets: &[u8],
-        firsts: &BTreeMap<u64, u32>,
+        firsts: &BTreeMap<u64, First>,
     ) -> Option<Vec<(u64, Vec<u8>)>> {
         let geometry = self.geometry?;
         let length = octets.len() as u64;
@@ -231,7 +236,8 @@ impl Peer {
         let mut writes = Vec::new();
         for segment in geometry.segment_of(position)..=geometry.segment_of(position + length.saturating_sub(1)) {
             // A log that was read from its middle on knows this of the segments that its table names, which are all.
-            let first = firsts.get(&segment).copied().unwrap_or(geometry.segment);
+            let none = First { offset: geometry.segment, sequence: 0 };
+            let first = firsts.get(&segment).copied().unwrap_or(none);
             let slot = match self.segments.get(&segment) {
                 Some((_, entry)) if entry.first == first => continue,
                 Some((slot, _)) => *slot,

@@ -6,6 +6,8 @@ use crate::layout::{Geometry, PAGE, START, Table, WORDS};
 use crate::message::ToTarget;
 use crate::record::{Found, Kind, Tail};
 
+/// Segments that a part of the log reaches at most, but for its ends.
+const PART_SEGMENTS: u64 = 16;
 /// A start is moved to records only that are acknowledged, and so before the end of each log that is chosen.
 const BEYOND: &str = "its log starts behind the end of the log: its file is damaged, give it an empty one";
 
@@ -123,9 +125,10 @@ impl Writer {
         match Table::parse(&geometry, octets) {
             Ok(table) => {
                 let from = table.scan_from();
+                let first = (from == table.start).then(|| table.sequence_at_start(&geometry));
                 peer.learn(table);
                 let tail = Tail { position: from, ..Tail::default() };
-                peer.stage = Stage::Scanning(Box::new(Scan { from, tail, octets: Vec::new() }));
+                peer.stage = Stage::Scanning(Box::new(Scan { from, first, tail, octets: Vec::new() }));
                 self.scan_on(target);
             }
             Err(problem) => self.leave_out(target, &problem),
@@ -158,6 +161,12 @@ impl Writer {
             match scan.tail.find(&scan.octets[used..]) {
                 Found::Needs(_) => break true,
                 Found::End => break false,
+                Found::Record(record)
+                    if scan.tail.position == scan.from
+                        && scan.first.is_some_and(|sequence| sequence != record.tail.sequence) =>
+                {
+                    break false;
+                }
                 Found::Record(record) => {
                     used += (record.tail.position - scan.tail.position) as usize;
                     scan.tail = record.tail;
@@ -260,7 +269,7 @@ impl Writer {
         let peer = &mut self.peers[target];
         let Stage::Settling { end } = peer.stage else { return };
         peer.durable = Some(end);
-        peer.stage = Stage::Behind(Behind { at: end, busy: false });
+        peer.stage = Stage::Behind(Behind { at: end, part: self.options.chunk, busy: false });
     }
 
     /// Begins to give a target what it lacks. Up to its head its copy is the log's; if it was brought up by this writer
@@ -296,13 +305,13 @@ impl Writer {
         match peer.stage {
             Stage::Draining { shrink: false } if peer.flight.is_empty() => {
                 let at = peer.durable.unwrap_or(self.start);
-                peer.stage = Stage::Behind(Behind { at, busy: false });
+                peer.stage = Stage::Behind(Behind { at, part: self.options.chunk, busy: false });
             }
             Stage::Behind(_) => {}
             _ => return,
         }
         let peer = &self.peers[target];
-        let Stage::Behind(Behind { at, busy: false }) = peer.stage else { return };
+        let Stage::Behind(Behind { at, part, busy: false }) = peer.stage else { return };
         if peer.start < self.start {
             // First, since the slots of what is before it are needed.
             if !peer.flight.iter().any(|op| matches!(op, Op::Start(_))) {
@@ -310,20 +319,16 @@ impl Writer {
             }
             return;
         }
-        let (log, replicas) = (self.log, self.options.targets as u32);
         let peer = &mut self.peers[target];
         // What is between was dropped meanwhile.
         let at = at.max(self.start);
         peer.durable = peer.durable.max(Some(at));
         if at >= self.tail.position {
             peer.stage = Stage::Live;
-            if peer.log == 0 {
-                peer.log = log;
-                self.actions.push_back((target, Action::Send(ToTarget::Joined { log, replicas })));
-            }
+            self.join(target);
             return;
         }
-        let length = self.options.chunk.min(self.tail.position - at);
+        let length = part.min(self.tail.position - at);
         if !peer.has_room(at, length) {
             peer.problem = Some("there is no room for what the log keeps".to_owned());
             if self.phase == Phase::Open && self.options.overwrite {
@@ -334,7 +339,10 @@ impl Writer {
         if at >= self.cached_from {
             let from = (at - self.cached_from) as usize;
             let octets = self.cache[from..from + length as usize].to_vec();
-            self.copy(target, at, &octets);
+            // The last part is not waited for: with a log that goes on there would always be another.
+            if self.copy(target, at, &octets) && at + length == self.tail.position {
+                self.peers[target].stage = Stage::Live;
+            }
             return;
         }
         let length = length.min(self.cached_from - at);
@@ -349,7 +357,7 @@ impl Writer {
             let Some(pieces) = geometry.pieces(at, length, place) else { continue };
             peer.flight.push_back(Op::Fetch { for_peer: target, incarnation, position: at });
             self.actions.push_back((source, Action::Read(pieces)));
-            self.peers[target].stage = Stage::Behind(Behind { at, busy: true });
+            self.peers[target].stage = Stage::Behind(Behind { at, part, busy: true });
             return;
         }
     }
@@ -363,16 +371,33 @@ impl Writer {
         behind.busy = false;
         // Octets that were dropped meanwhile may be others' already.
         if position >= self.start {
-            self.copy(target, position, octets);
+            let _ = self.copy(target, position, octets);
         }
     }
 
-    fn copy(&mut self, target: usize, at: u64, octets: &[u8]) {
+    /// Gives a target a part of what it lacks, if there is room.
+    fn copy(&mut self, target: usize, at: u64, octets: &[u8]) -> bool {
         let peer = &mut self.peers[target];
-        let Some(writes) = peer.writes(at, octets, &self.firsts) else { return };
-        peer.stage = Stage::Behind(Behind { at, busy: true });
+        let (Stage::Behind(behind), Some(geometry)) = (&peer.stage, peer.geometry) else { return false };
+        // Not so many segments that their pieces would be more than a Commit lists.
+        let limit = (self.options.window / 2).min(PART_SEGMENTS * u64::from(geometry.segment)).max(self.options.chunk);
+        let behind = Behind { at, part: (2 * behind.part).min(limit), busy: true };
+        let Some(writes) = peer.writes(at, octets, &self.firsts) else { return false };
+        peer.stage = Stage::Behind(behind);
         peer.problem = None;
         peer.flight.push_back(Op::Copy { end: at + octets.len() as u64 });
         self.actions.push_back((target, Action::Write(writes, None)));
+        true
+    }
+
+    /// A target has all that was acknowledged when it began to get each record: its copy counts from now on, also for those who
+    /// come later.
+    pub(super) fn join(&mut self, target: usize) {
+        let (log, replicas) = (self.log, self.options.targets as u32);
+        let peer = &mut self.peers[target];
+        if peer.log == 0 {
+            peer.log = log;
+            self.actions.push_back((target, Action::Send(ToTarget::Joined { log, replicas })));
+        }
     }
 }

@@ -93,6 +93,6 @@ impl Writer {
         peer.shrink = None;
         peer.free.retain(|slot| *slot < geometry.slots);
         let at = peer.durable.unwrap_or(self.start);
-        peer.stage = Stage::Behind(Behind { at, busy: false });
+        peer.stage = Stage::Behind(Behind { at, part: self.options.chunk, busy: false });
     }
 }
