@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{
-    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, SendRequest, Sge,
-    Status,
+    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MAX_COMMIT_REGIONS, MemoryRegion,
+    SendRequest, Sge, Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
@@ -23,7 +23,7 @@ pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 256, work: 1024
 
 /// Octets that what is under way to a target is copied to, or read into.
 const STAGING: usize = 8 << 20;
-/// Actions under way at a target: their requests fit the send queue, and their Immediate Data the target's receives.
+/// Actions under way at a target: their Immediate Data fits the target's receives.
 const ACTIONS: usize = 32;
 /// Pause between attempts to reach a target.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -109,6 +109,8 @@ struct Posted {
     staged: usize,
     /// Where they begin, and how many of them were read.
     read: Option<(usize, usize)>,
+    /// Places of the send queue.
+    requests: usize,
 }
 
 struct Link {
@@ -121,6 +123,8 @@ struct Link {
     window: Option<Window>,
     wanted: VecDeque<Action>,
     posted: VecDeque<Posted>,
+    /// Places of the send queue that those hold.
+    requests: usize,
     /// Why the last attempt failed.
     why: String,
     /// Why the last commit that failed did. A target that is reached again and again may fail at the same every time.
@@ -154,6 +158,7 @@ impl Driver {
             window: None,
             wanted: VecDeque::new(),
             posted: VecDeque::new(),
+            requests: 0,
             why: String::new(),
             failure: String::new(),
             warned: String::new(),
@@ -354,8 +359,9 @@ impl Driver {
 
     fn done(&mut self, target: usize, completion: &Completion) -> anyhow::Result<()> {
         let link = &mut self.links[target];
-        let Some(Posted { staged, read }) = link.posted.pop_front() else { return Ok(()) };
+        let Some(Posted { staged, read, requests }) = link.posted.pop_front() else { return Ok(()) };
         link.ring.give(staged);
+        link.requests -= requests;
         match (read, &link.staging) {
             (Some((begin, length)), Some(staging)) => {
                 let octets = staging.to_vec(begin, length)?;
@@ -415,6 +421,7 @@ impl Link {
         self.state = State::Down(Instant::now() + PAUSE);
         self.wanted.clear();
         self.posted.clear();
+        self.requests = 0;
         self.staging = None;
     }
 
@@ -422,7 +429,8 @@ impl Link {
     fn post(&mut self) -> anyhow::Result<bool> {
         let mut any = false;
         while let Some(action) = self.wanted.front() {
-            if self.posted.len() >= ACTIONS {
+            let requests = requests_of(action);
+            if self.posted.len() >= ACTIONS || self.requests + requests > SHAPE.work {
                 break;
             }
             let length = match action {
@@ -432,19 +440,20 @@ impl Link {
             };
             let Some((begin, staged)) = self.ring.take(length) else { break };
             let Some(action) = self.wanted.pop_front() else { break };
-            self.carry_out(action, begin, length, staged)?;
+            self.requests += requests;
+            self.carry_out(action, begin, Posted { staged, read: None, requests })?;
             any = true;
         }
         Ok(any)
     }
 
-    fn carry_out(&mut self, action: Action, begin: usize, length: usize, staged: usize) -> anyhow::Result<()> {
+    fn carry_out(&mut self, action: Action, begin: usize, posted: Posted) -> anyhow::Result<()> {
         let (State::Up(channel), Some(staging)) = (&mut self.state, &self.staging) else { return Ok(()) };
         let Window { stag, offset: base } = self.window.unwrap_or(Window { stag: 0, offset: 0 });
         match action {
             Action::Send(message) => {
                 let octets = serde_json::to_vec(&message).context("a message cannot be written as JSON")?;
-                self.ring.give(staged);
+                self.ring.give(posted.staged);
                 return channel.send(&octets);
             }
             Action::Read(pieces) => {
@@ -456,7 +465,7 @@ impl Link {
                     channel.queue_pair().post_send(&[read])?;
                     at += *length as usize;
                 }
-                self.posted.push_back(Posted { staged, read: Some((begin, length)) });
+                self.posted.push_back(Posted { read: Some((begin, at - begin)), ..posted });
             }
             Action::Write(pieces, notify) => {
                 let mut at = begin;
@@ -476,11 +485,11 @@ impl Link {
                 if let Some(sequence) = notify {
                     channel.queue_pair().post_send(&[SendRequest::immediate(2, sequence)])?;
                 }
-                self.posted.push_back(Posted { staged, read: None });
+                self.posted.push_back(posted);
             }
             Action::Commit(pieces) => {
                 commit(channel, stag, base, pieces.into_iter())?;
-                self.posted.push_back(Posted { staged, read: None });
+                self.posted.push_back(posted);
             }
             Action::Reconnect => {}
         }
@@ -488,12 +497,30 @@ impl Link {
     }
 }
 
+/// Has parts of the region committed, by one signalled request behind as many as it takes: one that fails completes in any case.
 fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item = (u64, u64)>) -> anyhow::Result<()> {
     // A table has at most a MiB, everything else is shorter.
     let regions: Vec<Sge> =
         parts.map(|(offset, length)| Sge { stag, length: length as u32, offset: base + offset }).collect();
-    channel.queue_pair().post_send(&[SendRequest::commit(1, &regions).signalled()])?;
+    let lists: Vec<_> = regions.chunks(MAX_COMMIT_REGIONS).collect();
+    for (number, list) in lists.iter().enumerate() {
+        let commit = SendRequest::commit(1, list);
+        let commit = if number + 1 == lists.len() { commit.signalled() } else { commit };
+        channel.queue_pair().post_send(&[commit])?;
+    }
     Ok(())
+}
+
+/// Places of the send queue that an action takes at most. Messages have others.
+fn requests_of(action: &Action) -> usize {
+    // The first place of a request has two regions, each further one four.
+    let commit = |regions: usize| regions.div_ceil(4) + regions.div_ceil(MAX_COMMIT_REGIONS);
+    match action {
+        Action::Send(_) | Action::Reconnect => 0,
+        Action::Read(pieces) => pieces.len(),
+        Action::Write(pieces, notify) => pieces.len() + commit(pieces.len()) + usize::from(notify.is_some()),
+        Action::Commit(pieces) => commit(pieces.len()),
+    }
 }
 
 #[cfg(test)]

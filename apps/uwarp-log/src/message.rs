@@ -62,8 +62,8 @@ pub enum ToClient {
         /// Sizes of the region. Where it is, only those learn who are let in.
         geometry: Geometry,
     },
-    /// The writer is let in, and every other one is not any more: their STag is invalid. A claim on another connection gets a
-    /// new STag, and one on the same connection the one that it has.
+    /// The writer is let in, and every other one is not any more: their STag is invalid. A claim on another connection gets an
+    /// STag that nobody was told of, and one on the same connection the one that it has.
     Claimed {
         /// With this epoch.
         epoch: u64,

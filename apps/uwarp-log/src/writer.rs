@@ -4,7 +4,7 @@
 //!                 hello        most are here       let in             table           records
 //!  Away ──▶ Greeting ──▶ Waiting ──────▶ Claiming ──────▶ Reading ──────▶ Scanning ──────▶ Scanned
 //!                                                                                             │ the log is chosen
-//!                     shrunk                       nothing left to copy                        ▼
+//!                     shrunk                      the last part is on its way                  ▼
 //!  Resizing ◀── Moving ◀── Draining ◀── Live ◀──────────────────────── Behind ◀────────── Settling (the chosen copy)
 //!      └──────────────────────────────────────────────────────────────▶
 //! ```
@@ -21,7 +21,7 @@ use peer::{Op, Peer, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Regions that a Commit lists at most; all peers of this product take 64.
+/// Parts of a region that are committed by one action, when a copy is settled.
 const COMMIT_REGIONS: usize = 16;
 /// Octets that a table or a segment which is moved is read by.
 const CHUNK: u64 = 64 << 10;
@@ -35,9 +35,11 @@ pub struct Options {
     pub new_log: u64,
     /// Heads are written when the log is this many octets beyond them. Recovery has to look through so much.
     pub head_every: u64,
-    /// Octets that may be under way to a target. One that does not keep up is given a break, as if it had been away.
+    /// Octets of records that may be under way to a target, besides what it lacked when it came. One that does not keep up is
+    /// given a break, as if it had been away.
     pub window: u64,
-    /// Octets of the log that are read, or copied to a target that was away, in one go. Records may be longer.
+    /// Octets of the log that are read in one go, and that a target which was away gets first; the next part is longer. Records
+    /// may be longer, too.
     pub chunk: u64,
     /// Send Immediate Data with the sequence number behind each record, so that the targets' applications hear of it.
     pub notify: bool,
@@ -347,14 +349,12 @@ impl Writer {
                 peer.under_way -= octets;
                 peer.durable = peer.durable.max(Some(end));
             }
-            Op::Copy { end } => {
+            Op::Copy { end, last } => {
                 peer.durable = peer.durable.max(Some(end));
+                let more = peer.flight.iter().any(|op| matches!(op, Op::Copy { .. }));
                 match &mut peer.stage {
-                    Stage::Behind(behind) => {
-                        behind.busy = false;
-                        behind.at = behind.at.max(end);
-                    }
-                    Stage::Live => self.join(target),
+                    Stage::Behind(behind) => behind.busy = more,
+                    Stage::Live if last => self.join(target),
                     _ => {}
                 }
             }
@@ -381,13 +381,20 @@ impl Writer {
         if payload.len() > MAX_PAYLOAD {
             return Err(AppendError::TooLong);
         }
-        if !self.is_open() || self.live() == 0 || self.tail.position - self.acked >= self.options.window {
+        if !self.is_open() || self.live() == 0 || self.tail.position - self.acked >= self.window() {
             return Err(AppendError::NotNow);
         }
         self.make_room(record::size(payload.len()) as u64)?;
         let sequence = self.put(Kind::Payload, payload);
         self.pump();
         Ok(sequence)
+    }
+
+    /// Octets that may be appended and not acknowledged. Less while a target catches up: what it gets is read behind that, and has
+    /// to be more than what is appended meanwhile.
+    fn window(&self) -> u64 {
+        let catches_up = |peer: &Peer| matches!(peer.stage, Stage::Behind(_)) && peer.problem.is_none();
+        if self.peers.iter().any(catches_up) { self.options.window / 8 } else { self.options.window }
     }
 
     /// Checks that a record of `length` octets has room at all targets that were met, or begins to make it. One slot stays
@@ -504,9 +511,10 @@ impl Writer {
     }
 
     fn heads_are_written(&self) -> bool {
-        let behind =
-            |peer: &Peer| matches!(peer.stage, Stage::Live) && (peer.head_posted || peer.head < self.acked_begin);
-        !self.peers.iter().any(behind)
+        // A target that gets each record may not have those before them yet.
+        let is_behind = |peer: &Peer| peer.head < self.acked_begin || peer.durable < Some(self.acked);
+        let is_busy = |peer: &Peer| peer.head_posted || is_behind(peer);
+        !self.peers.iter().any(|peer| matches!(peer.stage, Stage::Live) && is_busy(peer))
     }
 
     fn write_heads(&mut self, all: bool) {
@@ -573,9 +581,12 @@ impl Writer {
             self.pending.pop_front();
             (self.acked, self.acked_begin, self.acked_sequence) = (end, begin, sequence);
         }
-        // Not with each record: what is left is moved.
+        // Not with each record: what is left is moved. And not just before a target that was away comes to what is here, which would
+        // be elsewhere again and again.
         let old = (self.acked - self.cached_from) as usize;
-        if old as u64 > self.options.chunk && old > self.cache.len() / 2 {
+        let comes = |peer: &Peer| matches!(&peer.stage, Stage::Behind(it) if it.at + it.part >= self.cached_from);
+        let is_waited_for = self.cache.len() as u64 <= 2 * self.options.window && self.peers.iter().any(comes);
+        if old as u64 > self.options.chunk && old > self.cache.len() / 2 && !is_waited_for {
             self.cache.drain(..old);
             self.cached_from = self.acked;
         }

@@ -92,7 +92,7 @@ pub(super) struct Behind {
     pub(super) at: u64,
     /// and how many octets that has at most. Each has more than the last: while one is under way, the log goes on.
     pub(super) part: u64,
-    /// One is under way.
+    /// Something is under way.
     pub(super) busy: bool,
 }
 
@@ -111,6 +111,8 @@ pub(super) enum Op {
     },
     Copy {
         end: u64,
+        /// Behind it comes each record.
+        last: bool,
     },
     Head(u64),
     /// A part of the log for another target.

@@ -281,10 +281,6 @@ impl Writer {
             self.raise_start(start);
         }
         let peer = &mut self.peers[target];
-        // A copy that ends before the log starts is of no use any more.
-        if tail.position < self.start {
-            peer.segments.clear();
-        }
         // Not the log's start, if that is behind: what is before it counts as dropped when the new start is in the target's store.
         let at = peer.durable.unwrap_or(0).max(peer.head).min(tail.position);
         // What its copy has behind that is written over where it lies: some of it may be acknowledged.
@@ -310,19 +306,18 @@ impl Writer {
             Stage::Behind(_) => {}
             _ => return,
         }
-        let peer = &self.peers[target];
-        let Stage::Behind(Behind { at, part, busy: false }) = peer.stage else { return };
-        if peer.start < self.start {
-            // First, since the slots of what is before it are needed.
-            if !peer.flight.iter().any(|op| matches!(op, Op::Start(_))) {
-                self.write_start(target);
-            }
-            return;
+        let Stage::Behind(Behind { at, part, busy: false }) = self.peers[target].stage else { return };
+        let (start, peer) = (self.start, &self.peers[target]);
+        if peer.start < start && !peer.flight.iter().any(|op| matches!(op, Op::Start(position) if *position >= start)) {
+            // What follows comes behind it: nothing is said to be there before the start is.
+            self.write_start(target);
         }
         let peer = &mut self.peers[target];
         // What is between was dropped meanwhile.
-        let at = at.max(self.start);
-        peer.durable = peer.durable.max(Some(at));
+        let at = at.max(start);
+        if peer.start >= start {
+            peer.durable = peer.durable.max(Some(at));
+        }
         if at >= self.tail.position {
             peer.stage = Stage::Live;
             self.join(target);
@@ -330,19 +325,17 @@ impl Writer {
         }
         let length = part.min(self.tail.position - at);
         if !peer.has_room(at, length) {
-            peer.problem = Some("there is no room for what the log keeps".to_owned());
-            if self.phase == Phase::Open && self.options.overwrite {
-                self.drop_oldest();
+            // With a start that is not there yet, the slots of what is before it are not free.
+            if peer.start >= start {
+                peer.problem = Some("there is no room for what the log keeps".to_owned());
+                if self.phase == Phase::Open && self.options.overwrite {
+                    self.drop_oldest();
+                }
             }
             return;
         }
         if at >= self.cached_from {
-            let from = (at - self.cached_from) as usize;
-            let octets = self.cache[from..from + length as usize].to_vec();
-            // The last part is not waited for: with a log that goes on there would always be another.
-            if self.copy(target, at, &octets) && at + length == self.tail.position {
-                self.peers[target].stage = Stage::Live;
-            }
+            self.copy_all(target, at);
             return;
         }
         let length = length.min(self.cached_from - at);
@@ -371,21 +364,41 @@ impl Writer {
         behind.busy = false;
         // Octets that were dropped meanwhile may be others' already.
         if position >= self.start {
-            let _ = self.copy(target, position, octets);
+            self.copy(target, position, octets);
         }
+    }
+
+    /// Gives a target all that it lacks, if there is room, which is in the writer's memory; then it gets each record. If a part
+    /// were waited for, the log would go on meanwhile, and there would always be another.
+    fn copy_all(&mut self, target: usize, mut at: u64) {
+        let limit = self.part_limit();
+        while at < self.tail.position {
+            let length = limit.min(self.tail.position - at);
+            let from = (at - self.cached_from) as usize;
+            let octets = self.cache[from..from + length as usize].to_vec();
+            if !self.copy(target, at, &octets) {
+                return;
+            }
+            at += length;
+        }
+        self.peers[target].stage = Stage::Live;
+    }
+
+    /// Octets of a part that a target gets, at most: not of so many segments that there is a great number of pieces.
+    fn part_limit(&self) -> u64 {
+        (self.options.window / 2).min(PART_SEGMENTS * self.segment_size()).max(self.options.chunk)
     }
 
     /// Gives a target a part of what it lacks, if there is room.
     fn copy(&mut self, target: usize, at: u64, octets: &[u8]) -> bool {
+        let limit = self.part_limit();
         let peer = &mut self.peers[target];
-        let (Stage::Behind(behind), Some(geometry)) = (&peer.stage, peer.geometry) else { return false };
-        // Not so many segments that their pieces would be more than a Commit lists.
-        let limit = (self.options.window / 2).min(PART_SEGMENTS * u64::from(geometry.segment)).max(self.options.chunk);
-        let behind = Behind { at, part: (2 * behind.part).min(limit), busy: true };
+        let Stage::Behind(Behind { part, .. }) = peer.stage else { return false };
         let Some(writes) = peer.writes(at, octets, &self.firsts) else { return false };
-        peer.stage = Stage::Behind(behind);
+        let end = at + octets.len() as u64;
+        peer.stage = Stage::Behind(Behind { at: end, part: (2 * part).min(limit), busy: true });
         peer.problem = None;
-        peer.flight.push_back(Op::Copy { end: at + octets.len() as u64 });
+        peer.flight.push_back(Op::Copy { end, last: end == self.tail.position });
         self.actions.push_back((target, Action::Write(writes, None)));
         true
     }

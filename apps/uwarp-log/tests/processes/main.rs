@@ -310,6 +310,34 @@ fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
     segments
 }
 
+/// A record over 63 segments takes more requests than a short one, and its Commit lists more than one request can. All of them on
+/// the first connection.
+#[test]
+fn records_over_many_segments_are_appended_without_a_break() {
+    let places = Places::new();
+    let mut command = program(&["target", "--size", "32M", "--segment", "4K"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::null());
+    let _target = Process(command.spawn().unwrap());
+    let lines: Vec<String> = (0..100).map(|number| format!("{number:03} {}", "x".repeat(250_000))).collect();
+    let (input, capture) = (places.path("lines"), places.path("writer.pcap"));
+    std::fs::write(&input, lines.join("\n")).unwrap();
+    let output = places.append(1, &["--pcap"]).arg(&capture).arg(&input).output().unwrap();
+    succeeds(&output);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(places.read(0).into_values().eq(lines));
+    let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(capture).unwrap()).unwrap();
+    let mut opened = std::collections::BTreeSet::new();
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.unwrap();
+        // As above: the writer's SYNs, by its port.
+        let Some(ip) = packet.data.get(14..).filter(|ip| ip[0] == 0x45 && ip[9] == 6) else { continue };
+        if ip[12..16] == CLIENT_ADDRESS.octets() && ip[33] & 0x12 == 2 {
+            opened.insert([ip[20], ip[21]]);
+        }
+    }
+    assert_eq!(opened.len(), 1, "connections");
+}
+
 /// Immediate Data is no part of the request: one has a single operation behind its Write, and with a Commit it has that. It
 /// follows without waiting for anything.
 #[test]
