@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{
-    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MAX_COMMIT_REGIONS, MemoryRegion,
-    SendRequest, Sge, Status,
+    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, SendRequest, Sge,
+    Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
@@ -25,6 +25,8 @@ pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 256, work: 1024
 const STAGING: usize = 8 << 20;
 /// Actions under way at a target: their Immediate Data fits the target's receives.
 const ACTIONS: usize = 32;
+/// Regions that one Commit lists: it fits a segment with the smallest MTU.
+const COMMIT_REGIONS: usize = 16;
 /// Pause between attempts to reach a target.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Pause between attempts to open a device.
@@ -502,7 +504,7 @@ fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item
     // A table has at most a MiB, everything else is shorter.
     let regions: Vec<Sge> =
         parts.map(|(offset, length)| Sge { stag, length: length as u32, offset: base + offset }).collect();
-    let lists: Vec<_> = regions.chunks(MAX_COMMIT_REGIONS).collect();
+    let lists: Vec<_> = regions.chunks(COMMIT_REGIONS).collect();
     for (number, list) in lists.iter().enumerate() {
         let commit = SendRequest::commit(1, list);
         let commit = if number + 1 == lists.len() { commit.signalled() } else { commit };
@@ -514,7 +516,7 @@ fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item
 /// Places of the send queue that an action takes at most. Messages have others.
 fn requests_of(action: &Action) -> usize {
     // The first place of a request has two regions, each further one four.
-    let commit = |regions: usize| regions.div_ceil(4) + regions.div_ceil(MAX_COMMIT_REGIONS);
+    let commit = |regions: usize| regions.div_ceil(4) + regions.div_ceil(COMMIT_REGIONS);
     match action {
         Action::Send(_) | Action::Reconnect => 0,
         Action::Read(pieces) => pieces.len(),

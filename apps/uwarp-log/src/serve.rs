@@ -142,6 +142,8 @@ struct Target<'a> {
     wish: Option<u32>,
     /// Where the next record to print begins.
     shown: Option<uwarp_log::record::Tail>,
+    /// The numbers of the first record that was heard of and not shown, and of the last.
+    heard: Option<(u64, u64)>,
     wakes: u64,
 }
 
@@ -182,6 +184,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         has_writer: false,
         wish: None,
         shown: None,
+        heard: None,
         wakes: 0,
     };
     let mut input = service.control.then(std::io::stdin);
@@ -269,18 +272,25 @@ impl Target<'_> {
                     Ok(message) => self.hear(&mut number, &message)?,
                     Err(_) => self.end(number)?,
                 },
+                // Shown when nothing else is here: what stands in the way of the next receive is told too late.
                 Event::Immediate(sequence @ 1..) if self.has_writer && number == 0 => {
-                    // The region holds what the writer has put there.
-                    if let Err(error) = self.show(sequence) {
-                        eprintln!("uwarp-log: a connection is given up: {error:#}");
-                        self.end(0)?;
-                    }
+                    let (first, _) = self.heard.unwrap_or((sequence, sequence));
+                    self.heard = Some((first, sequence));
                 }
                 // No record's number, or of one who does not write records.
                 Event::Immediate(_) | Event::Done(_) => {}
                 Event::Closed => {
                     self.channels.remove(number);
                     self.has_writer &= number != 0;
+                }
+            }
+        }
+        if let Some((first, last)) = self.heard.take() {
+            // The region holds what the writer has put there.
+            if let Err(error) = self.show(first, last) {
+                eprintln!("uwarp-log: a connection is given up: {error:#}");
+                if self.has_writer {
+                    self.end(0)?;
                 }
             }
         }
@@ -332,7 +342,7 @@ impl Target<'_> {
                     self.channels.swap(0, *number);
                     *number = 0;
                     self.has_writer = true;
-                    self.shown = None;
+                    (self.shown, self.heard) = (None, None);
                     let claimed =
                         ToClient::Claimed { epoch: *epoch, geometry: identity.geometry, window: self.window() };
                     self.tell(0, &claimed)?;
@@ -416,14 +426,14 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Prints records up to a number, which are durable here; whether most targets have them, the writer knows.
-    fn show(&mut self, sequence: u64) -> anyhow::Result<()> {
+    /// Prints records up to number `last`, if none was shown before from `first` on, which are durable here; whether most targets have them, the writer knows.
+    fn show(&mut self, first: u64, last: u64) -> anyhow::Result<()> {
         let (Some(region), true) = (&self.region, self.service.follow) else { return Ok(()) };
         let geometry = self.log.identity.geometry;
-        let shown = self.shown.map_or(sequence - 1, |tail| tail.sequence);
+        let shown = self.shown.map_or(first - 1, |tail| tail.sequence);
         let read = |offset: u64, out: &mut [u8]| region.read(offset as usize, out).map_err(|error| error.to_string());
         let walk = target::walk(&geometry, self.shown, read, |_, record| {
-            if record.tail.sequence > shown && record.tail.sequence <= sequence {
+            if record.tail.sequence > shown && record.tail.sequence <= last {
                 if record.kind == Kind::Payload {
                     output::print(String::from_utf8_lossy(record.payload));
                 }

@@ -394,7 +394,8 @@ impl Writer {
     /// to be more than what is appended meanwhile.
     fn window(&self) -> u64 {
         let catches_up = |peer: &Peer| matches!(peer.stage, Stage::Behind(_)) && peer.problem.is_none();
-        if self.peers.iter().any(catches_up) { self.options.window / 8 } else { self.options.window }
+        let window = self.options.window;
+        if self.peers.iter().any(catches_up) { (window / 8).min(self.part_limit() / 4).max(1) } else { window }
     }
 
     /// Checks that a record of `length` octets has room at all targets that were met, or begins to make it. One slot stays

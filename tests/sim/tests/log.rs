@@ -629,8 +629,11 @@ fn live_and_die(seed: u64, lies: bool) -> Result<usize, String> {
 
 #[test]
 fn no_acknowledged_record_is_lost_and_no_head_is_without_its_record() {
+    let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
+    let seeds = if is_long { 20_000 } else { 1000 };
+    eprintln!("{seeds} seeds; UWARP_LONG=1 runs 20,000");
     let mut acknowledged = 0;
-    for seed in 0..1000 {
+    for seed in 0..seeds {
         match live_and_die(seed, false) {
             Ok(count) => acknowledged += count,
             Err(fault) => panic!("seed {seed}: {fault}"),

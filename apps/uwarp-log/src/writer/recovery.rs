@@ -7,7 +7,7 @@ use crate::message::ToTarget;
 use crate::record::{Found, Kind, Tail};
 
 /// Segments that a part of the log reaches at most, but for its ends.
-const PART_SEGMENTS: u64 = 16;
+const PART_SEGMENTS: u64 = 128;
 /// A start is moved to records only that are acknowledged, and so before the end of each log that is chosen.
 const BEYOND: &str = "its log starts behind the end of the log: its file is damaged, give it an empty one";
 
@@ -323,7 +323,8 @@ impl Writer {
             self.join(target);
             return;
         }
-        let length = part.min(self.tail.position - at);
+        let left = self.tail.position - at;
+        let length = if at >= self.cached_from { left } else { part.min(left) };
         if !peer.has_room(at, length) {
             // With a start that is not there yet, the slots of what is before it are not free.
             if peer.start >= start {
@@ -385,7 +386,7 @@ impl Writer {
     }
 
     /// Octets of a part that a target gets, at most: not of so many segments that there is a great number of pieces.
-    fn part_limit(&self) -> u64 {
+    pub(super) fn part_limit(&self) -> u64 {
         (self.options.window / 2).min(PART_SEGMENTS * self.segment_size()).max(self.options.chunk)
     }
 
