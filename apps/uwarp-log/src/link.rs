@@ -14,7 +14,7 @@ use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_app::{NetworkFlags, Role, output, usage};
 use uwarp_log::message::{GREETING, MAX_MESSAGE, ToClient, Window};
-use uwarp_log::writer::{Action, Options, Writer};
+use uwarp_log::writer::{Action, COMMIT_REGIONS, Options, Writer};
 
 /// What both sides have to agree on.
 pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
@@ -25,8 +25,6 @@ pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 256, work: 1024
 const STAGING: usize = 8 << 20;
 /// Actions under way at a target: their Immediate Data fits the target's receives.
 const ACTIONS: usize = 32;
-/// Regions that one Commit lists: it fits a segment with the smallest MTU.
-const COMMIT_REGIONS: usize = 16;
 /// Pause between attempts to reach a target.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Pause between attempts to open a device.

@@ -426,7 +426,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Prints records up to number `last`, if none was shown before from `first` on, which are durable here; whether most targets have them, the writer knows.
+    /// Prints the records up to number `last` that were not shown, from `first` on if none was. They are durable here; whether
+    /// most targets have them, the writer knows.
     fn show(&mut self, first: u64, last: u64) -> anyhow::Result<()> {
         let (Some(region), true) = (&self.region, self.service.follow) else { return Ok(()) };
         let geometry = self.log.identity.geometry;

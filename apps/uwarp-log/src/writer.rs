@@ -21,8 +21,8 @@ use peer::{Op, Peer, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Parts of a region that are committed by one action, when a copy is settled.
-const COMMIT_REGIONS: usize = 16;
+/// Parts of a region that one Commit lists: it fits a segment with the smallest MTU.
+pub const COMMIT_REGIONS: usize = 16;
 /// Octets that a table or a segment which is moved is read by.
 const CHUNK: u64 = 64 << 10;
 
