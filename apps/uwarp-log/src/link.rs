@@ -127,8 +127,6 @@ struct Link {
     requests: usize,
     /// Why the last attempt failed.
     why: String,
-    /// Why the last commit that failed did. A target that is reached again and again may fail at the same every time.
-    failure: String,
     /// What was said of the target last, which is not said again with each attempt.
     warned: String,
 }
@@ -160,7 +158,6 @@ impl Driver {
             posted: VecDeque::new(),
             requests: 0,
             why: String::new(),
-            failure: String::new(),
             warned: String::new(),
         };
         let links = places.into_iter().map(link).collect();
@@ -175,8 +172,8 @@ impl Driver {
                 Place::Socket(path) => path.display().to_string(),
                 Place::Address(address) => address.to_string(),
             };
-            let failure = if link.why.is_empty() { &link.failure } else { &link.why };
-            let problem = status.problem.as_deref().unwrap_or(failure);
+            let why = Some(&link.why).filter(|why| !why.is_empty()).cloned();
+            let problem = status.problem.or(why).or(status.failure).unwrap_or_default();
             text += &format!(
                 "\n  target {number} ({place}): {}{}{problem}",
                 status.stage,
@@ -376,10 +373,6 @@ impl Driver {
                     (_, Some(status)) => Some(format!("status {status}")),
                     (status, None) => Some(format!("{status:?}")),
                 };
-                match &failure {
-                    Some(failure) => link.failure = format!("a commit failed at the target ({failure})"),
-                    None => link.failure.clear(),
-                }
                 self.writer.committed(target, failure.as_deref());
             }
         }

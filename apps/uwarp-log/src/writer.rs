@@ -131,6 +131,9 @@ pub struct Status {
     pub durable: Option<u64>,
     /// What is wrong with it.
     pub problem: Option<String>,
+    /// Why its last commit that failed did, until more of the log is in its store than there was then: a target that comes back
+    /// each time, and may commit other things, fails at the same each time.
+    pub failure: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,8 +258,12 @@ impl Writer {
 
     /// What is known of each target.
     pub fn status(&self) -> Vec<Status> {
-        let status =
-            |peer: &Peer| Status { stage: peer.stage.name(), durable: peer.durable, problem: peer.problem.clone() };
+        let status = |peer: &Peer| Status {
+            stage: peer.stage.name(),
+            durable: peer.durable,
+            problem: peer.problem.clone(),
+            failure: peer.failure.as_ref().filter(|(had, _)| peer.durable <= *had).map(|(_, why)| why.clone()),
+        };
         self.peers.iter().map(status).collect()
     }
 
@@ -332,7 +339,10 @@ impl Writer {
         let peer = &mut self.peers[target];
         let Some(op) = peer.flight.pop_front() else { return };
         if let Some(why) = failure {
-            self.failed(target, &format!("a commit failed at the target ({why}): its store cannot be relied on"));
+            let failure = format!("a commit failed at the target ({why})");
+            let problem = format!("{failure}: its store cannot be relied on");
+            peer.failure = Some((peer.durable, failure));
+            self.failed(target, &problem);
             return;
         }
         match op {

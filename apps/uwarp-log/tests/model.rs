@@ -38,13 +38,16 @@ struct Target {
     connections: Vec<Connection>,
     /// Syncs say that they are done, and are not.
     lies: bool,
+    /// There is no space left for what lies from here on: commits of it fail.
+    full: Option<usize>,
 }
 
 impl Target {
     fn new(geometry: Geometry, lies: bool) -> Self {
         let octets = vec![0; geometry.region() as usize];
         let identity = Identity::new(geometry);
-        Self { up: true, identity, memory: octets.clone(), cache: vec![], safe: octets, connections: vec![], lies }
+        let (cache, connections) = (Vec::new(), Vec::new());
+        Self { up: true, identity, memory: octets.clone(), cache, safe: octets, connections, lies, full: None }
     }
 
     /// What its store holds after a loss of power: of what was not synced any part, eight octets at a time.
@@ -96,16 +99,12 @@ impl Target {
                     }
                 }
                 let pieces: Vec<Piece> = writes.iter().map(|(offset, octets)| (*offset, octets.len() as u64)).collect();
-                if !self.commit(number, &pieces) {
-                    return;
-                }
-                Some(Reply::Committed(true))
+                let Some(success) = self.commit(number, &pieces) else { return };
+                Some(Reply::Committed(success))
             }
             Action::Commit(pieces) => {
-                if !self.commit(number, &pieces) {
-                    return;
-                }
-                Some(Reply::Committed(true))
+                let Some(success) = self.commit(number, &pieces) else { return };
+                Some(Reply::Committed(success))
             }
             Action::Read(pieces) => {
                 let part = |(at, length): &Piece| self.memory[*at as usize..][..*length as usize].to_vec();
@@ -122,17 +121,19 @@ impl Target {
         connection.answered.extend(reply);
     }
 
-    /// A step of a commit; whether it is done.
-    fn commit(&mut self, number: usize, pieces: &[Piece]) -> bool {
+    /// A step of a commit; if it is the last, whether it is done. Of one that fails some parts may be.
+    fn commit(&mut self, number: usize, pieces: &[Piece]) -> Option<bool> {
         self.connections[number].step += 1;
+        let full = self.full.unwrap_or(usize::MAX);
+        let fits = |(offset, length): &&Piece| (*offset + *length) as usize <= full;
         match self.connections[number].step {
-            1 => false,
+            1 => None,
             2 => {
-                for (offset, length) in pieces {
+                for (offset, length) in pieces.iter().filter(fits) {
                     let at = *offset as usize;
                     self.cache.push((at, self.memory[at..at + *length as usize].to_vec()));
                 }
-                false
+                (!pieces.iter().all(|piece| fits(&piece))).then_some(false)
             }
             _ => {
                 if !self.lies {
@@ -140,7 +141,7 @@ impl Target {
                         self.safe[offset..][..octets.len()].copy_from_slice(&octets);
                     }
                 }
-                true
+                Some(true)
             }
         }
     }
@@ -436,6 +437,15 @@ impl Model {
                     }
                 }
                 11..20 => self.check()?,
+                20 => {
+                    let target = self.random.usize(..self.targets.len());
+                    let size = self.targets[target].memory.len();
+                    self.targets[target].full = Some(self.random.usize(..size));
+                }
+                21..25 => {
+                    let target = self.random.usize(..self.targets.len());
+                    self.targets[target].full = None;
+                }
                 _ => {}
             }
             if self.writer.over().is_some() {
@@ -474,6 +484,7 @@ impl Model {
     /// Everything works again: the log opens, and all copies become whole.
     fn recover(&mut self) -> Result<(), Fault> {
         for target in &mut self.targets {
+            target.full = None;
             if !target.up {
                 target.start();
             }
@@ -602,6 +613,36 @@ fn a_target_catches_up_with_a_log_that_goes_on() {
         let (status, segments) = (model.writer.status(), model.writer.tail().position / u64::from(SEGMENT));
         assert!(rounds.is_some(), "{slots} slots, pace {pace}, {length} octets, {segments} segments: {status:?}");
     }
+}
+
+#[test]
+fn why_a_target_fails_each_time_is_told_each_time() {
+    let mut model = Model::new(0, false);
+    let geometry = Geometry { segment: SEGMENT, entries: 8, slots: 8 };
+    model.targets = vec![Target::new(geometry, false)];
+    // Words and table can be committed whenever it comes back, and then it is live; the records not.
+    model.targets[0].full = Some(geometry.slot(2) as usize);
+    model.writer = Writer::new(Options { chunk: 500, ..Options::new(1, 77) });
+    let is_told = |model: &Model| model.writer.status()[0].failure.is_some();
+    let turn = |model: &mut Model| {
+        model.turn().unwrap();
+        model.check().unwrap();
+    };
+    (0..5000).find(|_| {
+        turn(&mut model);
+        is_told(&model)
+    });
+    let (mut live, counted) = (0, model.counted);
+    for _ in 0..5000 {
+        turn(&mut model);
+        assert!(is_told(&model), "{:?}", model.writer.status());
+        live += model.writer.live();
+    }
+    assert!(live > 0 && counted > 0 && model.counted == counted, "{live}, {counted} and {}", model.counted);
+    // With room for all it goes on, and nothing is told any more.
+    model.targets[0].full = None;
+    model.run_until_all_have(counted + 1);
+    assert_eq!(model.writer.status()[0].failure, None);
 }
 
 #[test]

@@ -164,6 +164,8 @@ pub(super) struct Peer {
     /// Its region is to be registered anew.
     pub(super) renew: bool,
     pub(super) problem: Option<String>,
+    /// Why its last commit that failed did, and what of the log it had then.
+    pub(super) failure: Option<(Option<u64>, String)>,
 }
 
 impl Peer {
