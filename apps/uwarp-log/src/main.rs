@@ -3,6 +3,7 @@
 
 mod append;
 mod bench;
+mod follow;
 mod link;
 mod pair;
 mod serve;
@@ -16,7 +17,7 @@ use uwarp::config::EngineMode;
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, Role, output, signals};
 use uwarp_log::layout::Geometry;
-use uwarp_log::record::Kind;
+use uwarp_log::record::{Kind, Record};
 
 /// Port that targets listen on unless told otherwise.
 pub const PORT: u16 = 20_060;
@@ -221,11 +222,11 @@ fn read(arguments: &ReadArguments) -> anyhow::Result<()> {
     let file = File::open(&arguments.file).with_context(name)?;
     let quiet = arguments.summary || arguments.json.is_some();
     let mut records = Vec::new();
-    let (identity, walk) = serve::walk_file(&file, |sequence, kind, payload| {
+    let (identity, walk) = serve::walk_file(&file, None, |&Record { kind, payload, tail }| {
         if kind == Kind::Payload && !quiet {
             output::print(String::from_utf8_lossy(payload));
         } else if kind == Kind::Payload && arguments.json.is_some() && !arguments.summary {
-            records.push((sequence, payload.iter().map(|octet| format!("{octet:02x}")).collect()));
+            records.push((tail.sequence, payload.iter().map(|octet| format!("{octet:02x}")).collect()));
         }
         Ok(())
     })

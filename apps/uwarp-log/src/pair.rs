@@ -123,9 +123,10 @@ fn check(path: &Path, last: u64, count: u64, size: usize) -> anyhow::Result<()> 
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let first = last + 1 - count;
     let mut found = 0;
-    let (_, walk) = serve::walk_file(&file, |sequence, kind, octets| {
-        if kind == Kind::Payload && sequence >= first {
-            if octets != payload(sequence - first, size) {
+    let (_, walk) = serve::walk_file(&file, None, |record| {
+        let sequence = record.tail.sequence;
+        if record.kind == Kind::Payload && sequence >= first {
+            if record.payload != payload(sequence - first, size) {
                 bail!("{}: record {sequence} is not what was appended", path.display());
             }
             found += 1;

@@ -1,5 +1,6 @@
 //! A target: lends its file's memory to the log's writer. It decides who that is, and otherwise sleeps.
 
+use crate::follow::Printer;
 use crate::link::{FEATURES, SHAPE};
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,14 +15,16 @@ use uwarp::{
     RegionScope,
 };
 use uwarp_app::channel::{Channel, Event};
-use uwarp_app::{output, signals, units, usage};
+use uwarp_app::{signals, units, usage};
 use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS, PAGE};
 use uwarp_log::message::{GREETING, ToClient, ToTarget, Window};
-use uwarp_log::record::Kind;
+use uwarp_log::record::{Record, Tail};
 use uwarp_log::target::{self, Verdict, Walk};
 
 /// How long a connection that is ended may take to be over.
 const END: Duration = Duration::from_secs(5);
+/// How long what is to be printed may take in the end.
+const PRINT: Duration = Duration::from_secs(1);
 /// How often the signals are looked at, when nothing else happens.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -103,13 +106,14 @@ pub fn read_identity(file: &File) -> anyhow::Result<Identity> {
     Ok(Identity::from_octets(&octets)?)
 }
 
-/// Goes through the records that a file holds.
+/// Goes through the records that a file holds, all of them or those behind one.
 ///
 /// # Errors
 /// The file is no log's, or cannot be read; and what `each` says.
 pub fn walk_file(
     file: &File,
-    mut each: impl FnMut(u64, Kind, &[u8]) -> anyhow::Result<()>,
+    from: Option<Tail>,
+    mut each: impl FnMut(&Record<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Identity, Walk)> {
     struct Error(anyhow::Error);
     impl From<String> for Error {
@@ -122,9 +126,7 @@ pub fn walk_file(
         file.read_exact_at(out, PAGE + offset)
             .map_err(|error| Error(anyhow::Error::new(error).context("the file cannot be read")))
     };
-    let walk = target::walk(&identity.geometry, None, read, |_, record| {
-        each(record.tail.sequence, record.kind, record.payload).map_err(Error)
-    });
+    let walk = target::walk(&identity.geometry, from, read, |_, record| each(record).map_err(Error));
     walk.map(|walk| (identity, walk)).map_err(|Error(error)| error)
 }
 
@@ -140,10 +142,7 @@ struct Target<'a> {
     has_writer: bool,
     /// Slots to keep no more than, until a writer has seen to it: one that is lost forgets that it was asked.
     wish: Option<u32>,
-    /// Where the next record to print begins.
-    shown: Option<uwarp_log::record::Tail>,
-    /// The numbers of the first record that was heard of and not shown, and of the last.
-    heard: Option<(u64, u64)>,
+    printer: Printer,
     wakes: u64,
 }
 
@@ -156,7 +155,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         return Err(usage("a target sleeps while its engine works: leave out --engine inline"));
     }
     let log = LogFile::open(service.file, service.size, service.segment)?;
-    let (_, walk) = walk_file(&log.file, |_, _, _| Ok(()))?;
+    let (_, walk) = walk_file(&log.file, None, |_| Ok(()))?;
     if !walk.has_head {
         bail!(
             "{} has lost the record at its head, which was durable: use an empty file, and the other targets fill it",
@@ -167,7 +166,8 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
     let mut listener = context.listen(service.port, ListenOptions::default())?;
     let domain = context.allocate_domain();
     let region = Some(log.register(&domain, service.follow)?);
-    output::print(format!(
+    let printer = Printer::start(log.file.try_clone().context("the file cannot be opened twice")?);
+    printer.say(format!(
         "serving on {}; {} holds records up to number {} (epoch {})",
         context.socket_address(service.port),
         service.file.display(),
@@ -183,8 +183,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         channels: Vec::new(),
         has_writer: false,
         wish: None,
-        shown: None,
-        heard: None,
+        printer,
         wakes: 0,
     };
     let mut input = service.control.then(std::io::stdin);
@@ -246,6 +245,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
             }
         }
     }
+    target.printer.finish(PRINT);
     Ok(())
 }
 
@@ -272,25 +272,16 @@ impl Target<'_> {
                     Ok(message) => self.hear(&mut number, &message)?,
                     Err(_) => self.end(number)?,
                 },
-                // Shown when nothing else is here: what stands in the way of the next receive is told too late.
                 Event::Immediate(sequence @ 1..) if self.has_writer && number == 0 => {
-                    let (first, _) = self.heard.unwrap_or((sequence, sequence));
-                    self.heard = Some((first, sequence));
+                    if self.service.follow {
+                        self.printer.hear(self.log.identity.epoch, sequence);
+                    }
                 }
                 // No record's number, or of one who does not write records.
                 Event::Immediate(_) | Event::Done(_) => {}
                 Event::Closed => {
                     self.channels.remove(number);
                     self.has_writer &= number != 0;
-                }
-            }
-        }
-        if let Some((first, last)) = self.heard.take() {
-            // The region holds what the writer has put there.
-            if let Err(error) = self.show(first, last) {
-                eprintln!("uwarp-log: a connection is given up: {error:#}");
-                if self.has_writer {
-                    self.end(0)?;
                 }
             }
         }
@@ -342,7 +333,6 @@ impl Target<'_> {
                     self.channels.swap(0, *number);
                     *number = 0;
                     self.has_writer = true;
-                    (self.shown, self.heard) = (None, None);
                     let claimed =
                         ToClient::Claimed { epoch: *epoch, geometry: identity.geometry, window: self.window() };
                     self.tell(0, &claimed)?;
@@ -367,7 +357,7 @@ impl Target<'_> {
                 self.log.keep(Identity { geometry, ..self.log.identity })?;
                 self.log.file.set_len(geometry.file()).context("the file cannot be made shorter")?;
                 self.region = Some(self.log.register(&self.domain, self.service.follow)?);
-                output::print(format!("gave memory back: {} octets are left", geometry.file()));
+                self.printer.say(format!("gave memory back: {} octets are left", geometry.file()));
                 ToClient::Region { geometry, window: self.window() }
             }
         };
@@ -414,7 +404,7 @@ impl Target<'_> {
             },
             ["status"] => {
                 let Identity { geometry, epoch, .. } = self.log.identity;
-                output::print(format!(
+                self.printer.say(format!(
                     "epoch {epoch}, {} octets, woken {} times by connections, {}",
                     geometry.file(),
                     self.wakes,
@@ -424,24 +414,5 @@ impl Target<'_> {
             _ => eprintln!("uwarp-log: '{line}' is no command: there are 'shrink SIZE' and 'status'"),
         }
         Ok(())
-    }
-
-    /// Prints the records up to number `last` that were not shown, from `first` on if none was. They are durable here; whether
-    /// most targets have them, the writer knows.
-    fn show(&mut self, first: u64, last: u64) -> anyhow::Result<()> {
-        let (Some(region), true) = (&self.region, self.service.follow) else { return Ok(()) };
-        let geometry = self.log.identity.geometry;
-        let shown = self.shown.map_or(first - 1, |tail| tail.sequence);
-        let read = |offset: u64, out: &mut [u8]| region.read(offset as usize, out).map_err(|error| error.to_string());
-        let walk = target::walk(&geometry, self.shown, read, |_, record| {
-            if record.tail.sequence > shown && record.tail.sequence <= last {
-                if record.kind == Kind::Payload {
-                    output::print(String::from_utf8_lossy(record.payload));
-                }
-                self.shown = Some(record.tail);
-            }
-            Ok(())
-        });
-        walk.map(|_| ()).map_err(anyhow::Error::msg)
     }
 }

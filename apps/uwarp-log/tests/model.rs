@@ -15,6 +15,8 @@ enum Reply {
     Message(ToClient),
     Read(Vec<u8>),
     Committed(bool),
+    /// A commit that waits for the next sync, and all behind it with it.
+    Unsynced,
 }
 
 /// One connection, with what was asked by it and not carried out, and what was answered and has not arrived.
@@ -23,8 +25,8 @@ struct Connection {
     /// Its claim was the last.
     admitted: bool,
     asked: VecDeque<Action>,
-    /// How far the first of them is carried out.
-    step: u32,
+    /// The octets of the first of them are in the memory.
+    placed: bool,
     answered: VecDeque<Reply>,
 }
 
@@ -88,24 +90,23 @@ impl Target {
         Window { stag: 1, offset: 0 }
     }
 
-    /// Carries out a step of a connection's work. A commit takes three, so that a death can come between.
+    /// Carries out a step of a connection's work. A write and its commit take two and wait for a sync, so that a death can come
+    /// between; more may have been written by then.
     fn work(&mut self, number: usize) {
-        let Some(action) = self.connections[number].asked.front().cloned() else { return };
+        let connection = &mut self.connections[number];
+        let Some(action) = connection.asked.front().cloned() else { return self.sync() };
         let reply = match action {
-            Action::Write(writes, _) => {
-                if self.connections[number].step == 0 {
-                    for (offset, octets) in &writes {
-                        self.memory[*offset as usize..][..octets.len()].copy_from_slice(octets);
-                    }
+            Action::Write(writes, _) if !std::mem::replace(&mut connection.placed, true) => {
+                for (offset, octets) in &writes {
+                    self.memory[*offset as usize..][..octets.len()].copy_from_slice(octets);
                 }
+                return;
+            }
+            Action::Write(writes, _) => {
                 let pieces: Vec<Piece> = writes.iter().map(|(offset, octets)| (*offset, octets.len() as u64)).collect();
-                let Some(success) = self.commit(number, &pieces) else { return };
-                Some(Reply::Committed(success))
+                Some(self.commit(&pieces))
             }
-            Action::Commit(pieces) => {
-                let Some(success) = self.commit(number, &pieces) else { return };
-                Some(Reply::Committed(success))
-            }
+            Action::Commit(pieces) => Some(self.commit(&pieces)),
             Action::Read(pieces) => {
                 let part = |(at, length): &Piece| self.memory[*at as usize..][..*length as usize].to_vec();
                 Some(Reply::Read(pieces.iter().flat_map(part).collect()))
@@ -117,31 +118,33 @@ impl Target {
         let number = number.min(self.connections.len() - 1);
         let connection = &mut self.connections[number];
         connection.asked.pop_front();
-        connection.step = 0;
+        connection.placed = false;
         connection.answered.extend(reply);
     }
 
-    /// A step of a commit; if it is the last, whether it is done. Of one that fails some parts may be.
-    fn commit(&mut self, number: usize, pieces: &[Piece]) -> Option<bool> {
-        self.connections[number].step += 1;
-        let full = self.full.unwrap_or(usize::MAX);
-        let fits = |(offset, length): &&Piece| (*offset + *length) as usize <= full;
-        match self.connections[number].step {
-            1 => None,
-            2 => {
-                for (offset, length) in pieces.iter().filter(fits) {
-                    let at = *offset as usize;
-                    self.cache.push((at, self.memory[at..at + *length as usize].to_vec()));
-                }
-                (!pieces.iter().all(|piece| fits(&piece))).then_some(false)
+    /// Gives pieces to the system. Of a commit that fails some may be.
+    fn commit(&mut self, pieces: &[Piece]) -> Reply {
+        let mut fits = true;
+        for (offset, length) in pieces {
+            let (at, end) = (*offset as usize, (*offset + *length) as usize);
+            if self.full.is_none_or(|full| end <= full) {
+                self.cache.push((at, self.memory[at..end].to_vec()));
+            } else {
+                fits = false;
             }
-            _ => {
-                if !self.lies {
-                    for (offset, octets) in self.cache.drain(..) {
-                        self.safe[offset..][..octets.len()].copy_from_slice(&octets);
-                    }
-                }
-                Some(true)
+        }
+        if fits { Reply::Unsynced } else { Reply::Committed(false) }
+    }
+
+    fn sync(&mut self) {
+        if !self.lies {
+            for (offset, octets) in self.cache.drain(..) {
+                self.safe[offset..][..octets.len()].copy_from_slice(&octets);
+            }
+        }
+        for reply in self.connections.iter_mut().flat_map(|connection| &mut connection.answered) {
+            if matches!(reply, Reply::Unsynced) {
+                *reply = Reply::Committed(true);
             }
         }
     }
@@ -275,7 +278,7 @@ impl Model {
             admitted: false,
             writer: self.number,
             asked: VecDeque::new(),
-            step: 0,
+            placed: false,
             answered: VecDeque::new(),
         });
         self.writer.connected(target);
@@ -283,10 +286,12 @@ impl Model {
 
     /// The writer hears the next thing from a target.
     fn deliver(&mut self, target: usize) {
-        if let Some(own) = self.own(target)
-            && let Some(reply) = self.targets[target].connections[own].answered.pop_front()
-        {
+        let Some(own) = self.own(target) else { return };
+        let answered = &mut self.targets[target].connections[own].answered;
+        if let Some(reply) = answered.pop_front() {
             match reply {
+                // Not yet.
+                Reply::Unsynced => answered.push_front(reply),
                 Reply::Message(message) => self.writer.message(target, message),
                 Reply::Read(octets) => self.writer.read_done(target, &octets),
                 Reply::Committed(success) => self.writer.committed(target, (!success).then_some("it failed")),
@@ -299,7 +304,8 @@ impl Model {
         let connected = self.own(target);
         match self.random.u32(..100) {
             0..10 if self.targets[target].up && connected.is_none() => self.connect(target),
-            10..55 if !self.targets[target].connections.is_empty() => {
+            10..15 => self.targets[target].sync(),
+            15..55 if !self.targets[target].connections.is_empty() => {
                 let number = self.random.usize(..self.targets[target].connections.len());
                 let others = self.targets[target].connections.len();
                 self.targets[target].work(number);
@@ -584,16 +590,20 @@ fn a_target_catches_up_with_a_log_that_goes_on() {
         model.run_until_all_have(1);
         // A record each time, and a step of the target's work: what it was behind by when a part was begun, it has never reached
         // when that is answered.
-        let round = |model: &mut Model| {
+        let mut steps = [0u32; 3];
+        let mut round = |model: &mut Model| {
             let taken = model.writer.append(&vec![7; length]);
             assert!(matches!(taken, Ok(_) | Err(AppendError::NotNow)), "{taken:?}");
-            for target in 0..3 {
+            for (target, steps) in steps.iter_mut().enumerate() {
                 for _ in 0..if target == 1 { 1 } else { pace } {
                     model.carry();
-                    if !model.targets[target].connections.is_empty() {
+                    *steps += 1;
+                    if steps.is_multiple_of(3) {
+                        model.targets[target].sync();
+                    } else if !model.targets[target].connections.is_empty() {
                         model.targets[target].work(0);
-                        model.deliver(target);
                     }
+                    model.deliver(target);
                 }
             }
             model.carry();

@@ -281,6 +281,58 @@ fn the_targets_program_hears_of_records_that_are_durable() {
     assert!(writer.wait().unwrap().success());
 }
 
+#[test]
+fn a_follower_whose_output_stands_still_keeps_nobody_waiting() {
+    let places = Places::new();
+    let mut command = program(&["target", "--follow", "--size", "2M"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut target = Process(command.spawn().unwrap());
+    let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("serving on"));
+    // More than the pipe takes, and than there are receives.
+    let line = |writer: &str, number: usize| format!("{writer} {number} {}", "x".repeat(200));
+    let append = |writer: &str, count: usize, more: &[&str]| {
+        let lines: Vec<String> = (0..count).map(|number| line(writer, number)).collect();
+        std::fs::write(places.path("lines"), lines.join("\n")).unwrap();
+        let output = places.append(1, more).arg(places.path("lines")).output().unwrap();
+        succeeds(&output);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    };
+    append("one", 2000, &["--notify"]);
+    append("two", 10, &[]);
+    append("three", 1000, &["--notify"]);
+    for (writer, count) in [("one", 2000), ("three", 1000)] {
+        for number in 0..count {
+            assert_eq!(said.next().unwrap().unwrap(), line(writer, number));
+        }
+    }
+    // What is not there any more is counted.
+    append("four", 2000, &["--notify"]);
+    append("five", 20_000, &["--notify", "--overwrite"]);
+    let printed: Vec<String> =
+        said.by_ref().map(Result::unwrap).take_while(|text| *text != line("five", 19_999)).collect();
+    drop(said);
+    let before = printed.iter().position(|text| text.starts_with("five")).expect("the last are there");
+    let (fours, fives) = printed.split_at(before);
+    for (number, text) in fours.iter().enumerate() {
+        assert_eq!(*text, line("four", number));
+    }
+    for (number, text) in fives.iter().rev().enumerate() {
+        assert_eq!(*text, line("five", 19_998 - number));
+    }
+    target.0.kill().unwrap();
+    let mut complaints = String::new();
+    target.0.stderr.take().unwrap().read_to_string(&mut complaints).unwrap();
+    let gone = |complaint: &str| {
+        let count = complaint
+            .strip_prefix("uwarp-log: ")?
+            .strip_suffix(" records were dropped or replaced before they could be printed")?;
+        count.parse::<usize>().ok()
+    };
+    let counts: Vec<usize> = complaints.lines().map(|complaint| gone(complaint).expect(&complaints)).collect();
+    assert_eq!(counts, [2000 - fours.len(), 20_000 - 1 - fives.len()], "{complaints}");
+}
+
 /// Opcodes of the messages in each TCP segment with data of the writer's (RFC 5040 §4.1), in order, what was sent again left out.
 fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
     let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(capture).unwrap()).unwrap();

@@ -1,0 +1,191 @@
+//! What a target prints: by a thread of its own, so that a reader which does not read keeps nothing waiting but itself.
+
+use crate::serve::walk_file;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uwarp_app::output;
+use uwarp_log::record::{Kind, Tail};
+
+/// Pause before a file is read anew that changed while it was read.
+const AGAIN: Duration = Duration::from_millis(20);
+/// After so many attempts people hear why.
+const ATTEMPTS: u32 = 50;
+
+/// Records of one writer, which notifies of each: all with these numbers are the application's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Heard {
+    epoch: u64,
+    first: u64,
+    last: u64,
+}
+
+/// What is to be printed.
+#[derive(Default)]
+struct Due {
+    texts: VecDeque<String>,
+    /// One for each writer that has notified.
+    heard: VecDeque<Heard>,
+    over: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    due: Mutex<Due>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn due(&self) -> MutexGuard<'_, Due> {
+        // Nothing is left half done in there.
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that prints.
+pub struct Printer {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+impl Printer {
+    /// Starts it; it reads records from `file`.
+    pub fn start(file: File) -> Printer {
+        let shared = Arc::new(Shared::default());
+        let reader = Reader { shared: shared.clone(), file, range: None, shown: None, printed: 0, failures: 0 };
+        Printer { shared, thread: std::thread::spawn(move || reader.run()) }
+    }
+
+    /// Has a line printed.
+    pub fn say(&self, text: String) {
+        self.shared.due().texts.push_back(text);
+        self.shared.changed.notify_one();
+    }
+
+    /// Has the record with this number printed, of the writer with this epoch. It is in the file, and the last one heard of.
+    pub fn hear(&self, epoch: u64, sequence: u64) {
+        let mut due = self.shared.due();
+        match due.heard.back_mut().filter(|heard| heard.epoch == epoch) {
+            Some(heard) => heard.last = heard.last.max(sequence),
+            None => due.heard.push_back(Heard { epoch, first: sequence, last: sequence }),
+        }
+        self.shared.changed.notify_one();
+    }
+
+    /// Waits until everything is printed, or so long.
+    pub fn finish(self, limit: Duration) {
+        self.shared.due().over = true;
+        self.shared.changed.notify_one();
+        let begin = Instant::now();
+        while !self.thread.is_finished() && begin.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// What is to be done next.
+enum Next {
+    Text(String),
+    /// Records; whether they are the last heard of, and may still come.
+    Records(Heard, bool),
+    Nothing,
+}
+
+struct Reader {
+    shared: Arc<Shared>,
+    file: File,
+    /// The writer whose records are printed, and the first of them.
+    range: Option<(u64, u64)>,
+    /// Behind the last record that was looked at.
+    shown: Option<Tail>,
+    /// Number of the last one printed in this range.
+    printed: u64,
+    /// Attempts in a row that did not find what is due.
+    failures: u32,
+}
+
+impl Reader {
+    fn run(mut self) {
+        loop {
+            match self.next() {
+                Next::Text(text) => output::print(text),
+                Next::Records(heard, may_come) => self.show(heard, may_come),
+                Next::Nothing => return,
+            }
+        }
+    }
+
+    fn next(&self) -> Next {
+        let mut due = self.shared.due();
+        loop {
+            if let Some(text) = due.texts.pop_front() {
+                return Next::Text(text);
+            }
+            let is_last = due.heard.len() == 1;
+            match due.heard.front().copied() {
+                Some(heard) if !is_last || !self.has_printed(&heard) => {
+                    return Next::Records(heard, is_last && !due.over);
+                }
+                _ if due.over => return Next::Nothing,
+                _ => due = self.shared.changed.wait(due).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn has_printed(&self, heard: &Heard) -> bool {
+        self.range == Some((heard.epoch, heard.first)) && self.printed >= heard.last
+    }
+
+    /// Prints what was heard of and is in the file. They are durable here; whether most targets have them, the writer knows.
+    fn show(&mut self, heard: Heard, may_come: bool) {
+        if self.range != Some((heard.epoch, heard.first)) {
+            // What the writer before has left here need not be the log any more.
+            (self.range, self.shown, self.printed) = (Some((heard.epoch, heard.first)), None, heard.first - 1);
+        }
+        let (mut shown, mut printed) = (self.shown, self.printed);
+        let walk = walk_file(&self.file, shown, |record| {
+            let (number, epoch) = (record.tail.sequence, record.tail.epoch);
+            if epoch == heard.epoch && number > printed && number <= heard.last {
+                if number > printed + 1 {
+                    gone(number - printed - 1);
+                }
+                if record.kind == Kind::Payload {
+                    output::print(String::from_utf8_lossy(record.payload));
+                }
+                printed = number;
+            }
+            if number <= heard.last {
+                shown = Some(record.tail);
+            }
+            Ok(())
+        });
+        (self.shown, self.printed) = (shown, printed);
+        let is_through = walk.as_ref().is_ok_and(|(_, walk)| walk.tail.sequence >= heard.last);
+        if is_through || !may_come {
+            if self.printed < heard.last {
+                gone(heard.last - self.printed);
+                self.printed = heard.last;
+            }
+            self.failures = 0;
+            let mut due = self.shared.due();
+            // More may have been heard of meanwhile.
+            if (due.heard.len() > 1 || due.over) && due.heard.front() == Some(&heard) {
+                due.heard.pop_front();
+            }
+            return;
+        }
+        // It was read while the writer or a smaller region changed it.
+        self.failures += 1;
+        if self.failures == ATTEMPTS {
+            let why = walk.err().map_or_else(|| "they are not there".to_owned(), |error| format!("{error:#}"));
+            eprintln!("uwarp-log: records up to number {} cannot be printed: {why}", heard.last);
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn gone(count: u64) {
+    eprintln!("uwarp-log: {count} records were dropped or replaced before they could be printed");
+}
