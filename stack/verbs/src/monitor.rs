@@ -2,12 +2,15 @@
 //!
 //! A Unix socket in the user's run-time directory, named by process id. Each line that a client writes, whatever is in it, is
 //! answered with one line of JSON: a [`StatsSnapshot`]. Threaded engines answer at once, an inline engine while its
-//! application polls. The client's side is here too: [`sockets`], [`query`].
+//! application polls. The client's side is here too: [`sockets`], [`query`]. A process that was killed leaves its socket behind; the
+//! next context that opens takes it away.
 
 use crate::core::Core;
 use crate::error::Error;
 use crate::stats::StatsSnapshot;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -21,6 +24,8 @@ use uwarp_ring::Notifier;
 
 /// How long a client may take to write a line or to read an answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How old a leftover is at least. A socket is there for a moment before anybody serves it.
+const LEFTOVER_AGE: Duration = Duration::from_secs(10);
 /// Longest line that is read from a client.
 const LONGEST_LINE: usize = 4096;
 
@@ -86,9 +91,9 @@ pub fn query(socket: &Path) -> std::io::Result<StatsSnapshot> {
 
 impl Monitor {
     pub(crate) fn start(core: &Arc<Core>) -> Result<Self, Error> {
-        let path = match &core.config.monitor.socket {
-            Some(path) => path.clone(),
-            None => default_path(core.id)?,
+        let (path, directory) = match &core.config.monitor.socket {
+            Some(path) => (path.clone(), None),
+            None => (default_path(core.id)?, Some(runtime_directory())),
         };
         // A socket of this name is a leftover: of a dead process with our id, or of one that the configuration names.
         if is_stale(&path) {
@@ -103,7 +108,12 @@ impl Monitor {
         let stopping = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("uwarp-monitor".to_owned())
-            .spawn(move || serve(&listener, &stopping, &served))
+            .spawn(move || {
+                if let Some(directory) = directory {
+                    sweep(&directory);
+                }
+                serve(&listener, &stopping, &served);
+            })
             .map_err(Error::system("the monitor's thread cannot be started"))?;
         Ok(Self { path, stop, thread: Mutex::new(Some(thread)) })
     }
@@ -165,12 +175,26 @@ fn is_stale(path: &Path) -> bool {
         && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
+/// Takes away what processes that were killed have left. Those of other PID namespaces seem dead as well, but answer.
+fn sweep(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let pid =
+            path.file_stem().and_then(|stem| stem.to_str()?.split('-').next()?.parse().ok().and_then(Pid::from_raw));
+        let is_dead = pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH));
+        let modified = || fs::symlink_metadata(&path).ok()?.modified().ok()?.elapsed().ok();
+        if is_dead && modified().is_some_and(|age| age >= LEFTOVER_AGE) && is_stale(&path) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
 fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
     loop {
         let mut watched = [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
         match poll(&mut watched, None) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             Err(_) => return,
         }
         if !watched[1].revents().is_empty() {
@@ -219,5 +243,49 @@ fn converse(mut stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Re
         if is_stopping() || since.elapsed() > CLIENT_TIMEOUT {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
+
+    #[test]
+    fn what_the_killed_have_left_is_taken_away_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let dead =
+            std::process::Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id())).unwrap();
+        let path = |name: String| directory.path().join(name);
+        let make = |name: String, is_old: bool| {
+            let listener = UnixListener::bind(path(name.clone())).unwrap();
+            if is_old {
+                let old = Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
+                let times =
+                    Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: old };
+                utimensat(CWD, path(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+            }
+            listener
+        };
+        for leftover in [format!("{dead}.sock"), format!("{dead}-2.sock")] {
+            drop(make(leftover, true));
+        }
+        // Perhaps about to be served; of one that lives; of another PID namespace; no context's; no socket.
+        drop(make(format!("{dead}-3.sock"), false));
+        drop(make(format!("{}.sock", std::process::id()), true));
+        let _served = make(format!("{dead}-4.sock"), true);
+        drop(make("mine.sock".to_owned(), true));
+        let is_kept = [
+            format!("{dead}-3.sock"),
+            format!("{}.sock", std::process::id()),
+            format!("{dead}-4.sock"),
+            "mine.sock".to_owned(),
+        ];
+        sweep(directory.path());
+        let left: std::collections::BTreeSet<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(left, is_kept.into());
     }
 }
