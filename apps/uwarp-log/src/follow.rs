@@ -3,6 +3,7 @@
 use crate::serve::walk_file;
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io::Write as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use uwarp_log::record::{Kind, Tail};
 
 /// Pause before a file is read anew that changed while it was read.
 const AGAIN: Duration = Duration::from_millis(20);
-/// After so many attempts people hear why.
+/// After so many attempts in a row in which nothing was found, nothing will be.
 const ATTEMPTS: u32 = 50;
 
 /// Records of one writer, which notifies of each: all with these numbers are the application's.
@@ -82,14 +83,16 @@ impl Printer {
         while !self.thread.is_finished() && begin.elapsed() < limit {
             std::thread::sleep(Duration::from_millis(5));
         }
+        if !self.thread.is_finished() {
+            complain("standard output is not read: what should be there is incomplete");
+        }
     }
 }
 
 /// What is to be done next.
 enum Next {
     Text(String),
-    /// Records; whether they are the last heard of, and may still come.
-    Records(Heard, bool),
+    Records(Heard),
     Nothing,
 }
 
@@ -102,7 +105,7 @@ struct Reader {
     shown: Option<Tail>,
     /// Number of the last one printed in this range.
     printed: u64,
-    /// Attempts in a row that did not find what is due.
+    /// Attempts in a row that found nothing of what is due.
     failures: u32,
 }
 
@@ -111,7 +114,7 @@ impl Reader {
         loop {
             match self.next() {
                 Next::Text(text) => output::print(text),
-                Next::Records(heard, may_come) => self.show(heard, may_come),
+                Next::Records(heard) => self.show(heard),
                 Next::Nothing => return,
             }
         }
@@ -125,9 +128,7 @@ impl Reader {
             }
             let is_last = due.heard.len() == 1;
             match due.heard.front().copied() {
-                Some(heard) if !is_last || !self.has_printed(&heard) => {
-                    return Next::Records(heard, is_last && !due.over);
-                }
+                Some(heard) if !is_last || !self.has_printed(&heard) => return Next::Records(heard),
                 _ if due.over => return Next::Nothing,
                 _ => due = self.shared.changed.wait(due).unwrap_or_else(PoisonError::into_inner),
             }
@@ -139,7 +140,7 @@ impl Reader {
     }
 
     /// Prints what was heard of and is in the file. They are durable here; whether most targets have them, the writer knows.
-    fn show(&mut self, heard: Heard, may_come: bool) {
+    fn show(&mut self, heard: Heard) {
         if self.range != Some((heard.epoch, heard.first)) {
             // What the writer before has left here need not be the log any more.
             (self.range, self.shown, self.printed) = (Some((heard.epoch, heard.first)), None, heard.first - 1);
@@ -148,9 +149,7 @@ impl Reader {
         let walk = walk_file(&self.file, shown, |record| {
             let (number, epoch) = (record.tail.sequence, record.tail.epoch);
             if epoch == heard.epoch && number > printed && number <= heard.last {
-                if number > printed + 1 {
-                    gone(number - printed - 1);
-                }
+                missing(number - printed - 1, GONE);
                 if record.kind == Kind::Payload {
                     output::print(String::from_utf8_lossy(record.payload));
                 }
@@ -161,31 +160,38 @@ impl Reader {
             }
             Ok(())
         });
+        self.failures = if printed > self.printed { 0 } else { self.failures + 1 };
         (self.shown, self.printed) = (shown, printed);
         let is_through = walk.as_ref().is_ok_and(|(_, walk)| walk.tail.sequence >= heard.last);
-        if is_through || !may_come {
-            if self.printed < heard.last {
-                gone(heard.last - self.printed);
-                self.printed = heard.last;
-            }
-            self.failures = 0;
-            let mut due = self.shared.due();
-            // More may have been heard of meanwhile.
-            if (due.heard.len() > 1 || due.over) && due.heard.front() == Some(&heard) {
-                due.heard.pop_front();
+        if !is_through && self.failures < ATTEMPTS {
+            // The file was changed while it was read, which takes as long as the lines' reader does.
+            if self.failures > 0 {
+                std::thread::sleep(AGAIN);
             }
             return;
         }
-        // It was read while the writer or a smaller region changed it.
-        self.failures += 1;
-        if self.failures == ATTEMPTS {
-            let why = walk.err().map_or_else(|| "they are not there".to_owned(), |error| format!("{error:#}"));
-            eprintln!("uwarp-log: records up to number {} cannot be printed: {why}", heard.last);
+        let why = walk.err().map_or_else(|| GONE.to_owned(), |error| format!("{error:#}"));
+        missing(heard.last.saturating_sub(self.printed), &why);
+        (self.printed, self.failures) = (self.printed.max(heard.last), 0);
+        let mut due = self.shared.due();
+        // More may have been heard of meanwhile.
+        if (due.heard.len() > 1 || due.over) && due.heard.front() == Some(&heard) {
+            due.heard.pop_front();
         }
-        std::thread::sleep(AGAIN);
     }
 }
 
-fn gone(count: u64) {
-    eprintln!("uwarp-log: {count} records were dropped or replaced before they could be printed");
+/// Why records are not in the file any more.
+const GONE: &str = "they were dropped or replaced before";
+
+/// Tells of records that are not printed, if there are any.
+fn missing(count: u64, why: &str) {
+    if count > 0 {
+        complain(&format!("{count} records cannot be printed: {why}"));
+    }
+}
+
+/// Nobody has to listen.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "uwarp-log: {text}");
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{
-    AcceptOptions, Access, Config, Context, ListenOptions, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain,
-    RegionScope,
+    AcceptOptions, Access, Config, Context, ListenOptions, Listener, MemoryRange, MemoryRegion, MemoryType,
+    ProtectionDomain, RegionScope,
 };
 use uwarp_app::channel::{Channel, Event};
 use uwarp_app::{signals, units, usage};
@@ -186,7 +186,14 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         printer,
         wakes: 0,
     };
-    let mut input = service.control.then(std::io::stdin);
+    let result = serve(&context, &mut listener, &mut target);
+    target.channels.clear();
+    target.printer.finish(PRINT);
+    result
+}
+
+fn serve(context: &Context, listener: &mut Listener, target: &mut Target<'_>) -> anyhow::Result<()> {
+    let mut input = target.service.control.then(std::io::stdin);
     let mut line = Vec::new();
     while !signals::interrupted() {
         let mut busy = false;
@@ -197,7 +204,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
                 let _ = request.reject(b"this is uwarp-log, of another version or for other clients");
                 continue;
             }
-            let mut channel = match Channel::new(&context, &target.domain, SHAPE) {
+            let mut channel = match Channel::new(context, &target.domain, SHAPE) {
                 Ok(channel) => channel,
                 Err(error) => {
                     // Those that are here go on.
@@ -221,7 +228,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
         if target.turn()? {
             continue;
         }
-        let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(&listener, PollFlags::IN)];
+        let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(&*listener, PollFlags::IN)];
         waited.extend(target.channels.iter().map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)));
         if let Some(input) = &input {
             waited.push(PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN));
@@ -245,7 +252,6 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
             }
         }
     }
-    target.printer.finish(PRINT);
     Ok(())
 }
 

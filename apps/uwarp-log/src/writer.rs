@@ -41,7 +41,8 @@ pub struct Options {
     /// Octets of the log that are read in one go, and that a target which was away gets first; the next part is longer. Records
     /// may be longer, too.
     pub chunk: u64,
-    /// Send Immediate Data with the sequence number behind each record, so that the targets' applications hear of it.
+    /// Send Immediate Data with the sequence number behind each record, so that the targets' applications hear of it; behind
+    /// many that a target lacked, that of the last.
     pub notify: bool,
     /// When there is no room, drop the oldest segment.
     pub overwrite: bool,

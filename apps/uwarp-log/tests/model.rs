@@ -40,6 +40,8 @@ struct Target {
     connections: Vec<Connection>,
     /// Syncs say that they are done, and are not.
     lies: bool,
+    /// The last number that came with a record.
+    told: u64,
     /// There is no space left for what lies from here on: commits of it fail.
     full: Option<usize>,
 }
@@ -49,7 +51,7 @@ impl Target {
         let octets = vec![0; geometry.region() as usize];
         let identity = Identity::new(geometry);
         let (cache, connections) = (Vec::new(), Vec::new());
-        Self { up: true, identity, memory: octets.clone(), cache, safe: octets, connections, lies, full: None }
+        Self { up: true, identity, memory: octets.clone(), cache, safe: octets, connections, lies, told: 0, full: None }
     }
 
     /// What its store holds after a loss of power: of what was not synced any part, eight octets at a time.
@@ -102,7 +104,8 @@ impl Target {
                 }
                 return;
             }
-            Action::Write(writes, _) => {
+            Action::Write(writes, notify) => {
+                self.told = self.told.max(notify.unwrap_or(0));
                 let pieces: Vec<Piece> = writes.iter().map(|(offset, octets)| (*offset, octets.len() as u64)).collect();
                 Some(self.commit(&pieces))
             }
@@ -622,6 +625,35 @@ fn a_target_catches_up_with_a_log_that_goes_on() {
         });
         let (status, segments) = (model.writer.status(), model.writer.tail().position / u64::from(SEGMENT));
         assert!(rounds.is_some(), "{slots} slots, pace {pace}, {length} octets, {segments} segments: {status:?}");
+    }
+}
+
+#[test]
+fn a_target_that_was_away_is_told_of_the_last_record() {
+    for seed in 0..20 {
+        let mut model = Model::new(seed, false);
+        let geometry = Geometry { segment: SEGMENT, entries: 300, slots: 300 };
+        model.targets = (0..3).map(|_| Target::new(geometry, false)).collect();
+        model.overwrite = false;
+        model.writer = Writer::new(Options { notify: true, chunk: 500, ..Options::new(3, 77) });
+        model.run_until_all_have(5);
+        model.targets[1].die(true, &mut model.random);
+        model.writer.lost(1);
+        let counted = model.counted;
+        while model.counted < counted + 20 {
+            model.turn().unwrap();
+        }
+        model.targets[1].start();
+        // Nothing is appended any more.
+        model.connect(1);
+        for _ in 0..10_000 {
+            for target in 0..3 {
+                model.carry();
+                model.targets[target].work(0);
+                model.deliver(target);
+            }
+        }
+        assert_eq!((model.targets[1].told, model.writer.live()), (model.writer.tail().sequence, 3), "seed {seed}");
     }
 }
 

@@ -2,14 +2,15 @@
 //!
 //! A Unix socket in the user's run-time directory, named by process id. Each line that a client writes, whatever is in it, is
 //! answered with one line of JSON: a [`StatsSnapshot`]. Threaded engines answer at once, an inline engine while its
-//! application polls. The client's side is here too: [`sockets`], [`query`]. A process that was killed leaves its socket behind; the
-//! next context that opens takes it away.
+//! application polls. The client's side is here too: [`sockets`], [`query`]. A process that was killed leaves its socket behind; a
+//! context that opens later takes it away.
 
 use crate::core::Core;
 use crate::error::Error;
 use crate::stats::StatsSnapshot;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, test_kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -170,9 +171,15 @@ fn default_path(context: u64) -> Result<PathBuf, Error> {
 
 /// Whether a socket is there that nobody serves.
 fn is_stale(path: &Path) -> bool {
+    // Without waiting for one that is served by a process which stands still.
+    let connected = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)
+    };
     // The kernel refuses a connection to a file that is no socket, too: that is somebody's.
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
-        && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        && connected() == Err(Errno::CONNREFUSED)
 }
 
 /// Takes away what processes that were killed have left. Those of other PID namespaces seem dead as well, but answer.
@@ -275,7 +282,11 @@ mod tests {
         drop(make(format!("{}.sock", std::process::id()), true));
         let _served = make(format!("{dead}-4.sock"), true);
         drop(make("mine.sock".to_owned(), true));
+        let no_socket = format!("{dead}-5.sock");
+        let file = fs::File::create(path(no_socket.clone())).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
         let is_kept = [
+            no_socket,
             format!("{dead}-3.sock"),
             format!("{}.sock", std::process::id()),
             format!("{dead}-4.sock"),

@@ -393,14 +393,18 @@ impl Writer {
     /// Gives a target a part of what it lacks, if there is room.
     fn copy(&mut self, target: usize, at: u64, octets: &[u8]) -> bool {
         let limit = self.part_limit();
+        let Tail { position, sequence, .. } = self.tail;
         let peer = &mut self.peers[target];
         let Stage::Behind(Behind { part, .. }) = peer.stage else { return false };
         let Some(writes) = peer.writes(at, octets, &self.firsts) else { return false };
         let end = at + octets.len() as u64;
         peer.stage = Stage::Behind(Behind { at: end, part: (2 * part).min(limit), busy: true });
         peer.problem = None;
-        peer.flight.push_back(Op::Copy { end, last: end == self.tail.position });
-        self.actions.push_back((target, Action::Write(writes, None)));
+        let last = end == position;
+        peer.flight.push_back(Op::Copy { end, last });
+        // Of what was appended while it was away, too: perhaps because it was told of more than it had receives for.
+        let notify = (self.options.notify && last && self.phase == Phase::Open).then_some(sequence);
+        self.actions.push_back((target, Action::Write(writes, notify)));
         true
     }
 
