@@ -15,7 +15,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// After so many attempts in a row in which nothing was found, nothing will be.
 const ATTEMPTS: u32 = 50;
 
-/// Records of one writer, which notifies of each: all with these numbers are the application's.
+/// Records of one writer, which notifies of each: all with these numbers are the application's, but perhaps for its mark, the
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Heard {
     epoch: u64,
@@ -164,7 +165,7 @@ impl Reader {
         (self.shown, self.printed) = (shown, printed);
         let is_through = walk.as_ref().is_ok_and(|(_, walk)| walk.tail.sequence >= heard.last);
         if !is_through && self.failures < ATTEMPTS {
-            // The file was changed while it was read, which takes as long as the lines' reader does.
+            // The file was changed while it was read: that takes as long as whoever reads what is printed.
             if self.failures > 0 {
                 std::thread::sleep(AGAIN);
             }
