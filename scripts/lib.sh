@@ -5,20 +5,52 @@ cd "$root"
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
+is_root() { [ "$(id -u)" = 0 ]; }
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; } # wanted, have
 
-# The one thing that is asked for and not installed: a Rust toolchain.
-need_rust() {
-    local wanted have
-    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-    command -v cargo >/dev/null || [ ! -r "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
-    command -v cargo >/dev/null ||
-        die "a Rust toolchain of version $wanted or later is needed and no cargo was found: install one (https://rustup.rs) and run this again"
-    have=$(rustc --version | awk '{print $2}')
-    [ "$(printf '%s\n%s\n' "$wanted" "$have" | sort -V | head -n 1)" = "$wanted" ] ||
-        die "Rust $have is too old, $wanted or later is needed: 'rustup update' and run this again"
+# What no package can mend, each in one sentence.
+need_machine() { # GiB of free disk
+    local free folder=${CARGO_TARGET_DIR:-$root}
+    [ "$(uname -m)" = x86_64 ] || die "uwarp runs on x86-64 and this machine is $(uname -m)"
+    distribution
+    case $distribution in
+    debian-12 | debian-13) ;;
+    *) echo "$(basename "$0"): tested on Debian 12 and 13, not on $distribution: missing packages are looked up by their Debian names" >&2 ;;
+    esac
+    mkdir -p "$folder"
+    free=$(df --output=avail -k "$folder" | tail -n 1)
+    [ $((free >> 20)) -ge "$1" ] ||
+        die "the build takes $1 GiB in $folder, where $((free >> 20)) GiB are free: free some, or set CARGO_TARGET_DIR to a folder on a larger disk"
+}
+distribution() { # sets $distribution and $codename
+    distribution=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown}-${VERSION_ID:-unknown}") || distribution=unknown
+    codename=$(. /etc/os-release 2>/dev/null && echo "${VERSION_CODENAME:-}") || codename=
 }
 
-# What suite lint takes of the toolchain: one that was installed with the minimal profile lacks it.
+# A Rust toolchain that is recent enough: the user's own, or else Debian's.
+need_rust() {
+    local wanted candidate
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    command -v cargo >/dev/null || [ ! -r "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
+    rust_is_recent "$wanted" && return
+    candidate=$(rust_candidate)
+    if [ -z "$candidate" ] && is_root; then
+        apt_get update
+        candidate=$(rust_candidate)
+    fi
+    at_least "$wanted" "${candidate:-0}" ||
+        die "Rust $wanted or later is needed and apt offers ${candidate:-none}: add the suite '$codename-security' to apt's sources, or install Rust from https://rustup.rs, and run this again"
+    need_packages cargo-web rustc-web rustfmt-web rust-web-clippy
+    hash -r
+    rust_is_recent "$wanted" ||
+        die "Rust $candidate is installed and $(command -v cargo || echo 'no cargo') comes before it on PATH: put /usr/bin first, or bring the other toolchain to $wanted ('rustup update')"
+}
+rust_is_recent() { # wanted
+    command -v cargo >/dev/null && command -v rustc >/dev/null && at_least "$1" "$(rustc --version | awk '{print $2}')"
+}
+rust_candidate() { apt-cache policy rustc-web 2>/dev/null | sed -n 's/^ *Candidate: \([0-9.]*\).*/\1/p'; }
+
+# What suite lint takes of the toolchain: one that was installed with rustup's minimal profile lacks it.
 need_lint() {
     local missing=()
     cargo fmt --version >/dev/null 2>&1 || missing+=(rustfmt)
@@ -30,22 +62,107 @@ need_lint() {
     rustup component add "${missing[@]}"
 }
 
+# A version that the oldest supported Rust builds.
+need_nextest() {
+    local version=0.9.143
+    cargo nextest --version >/dev/null 2>&1 && return
+    say "installing cargo-nextest $version"
+    cargo install --locked --quiet --no-default-features --features default-no-update "cargo-nextest@$version"
+    export PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+}
+
+need_deny() {
+    local version=0.20.2
+    cargo deny --version >/dev/null 2>&1 && return
+    say "installing cargo-deny $version"
+    cargo install --locked --quiet "cargo-deny@$version"
+    export PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+}
+
+# apt, without questions; what it says is shown only if it fails.
+apt_get() {
+    local log status=0
+    log=$(mktemp "${TMPDIR:-/tmp}/uwarp-apt.XXXXXX")
+    DEBIAN_FRONTEND=noninteractive apt-get -y -qq "$@" </dev/null >"$log" 2>&1 || status=$?
+    [ $status = 0 ] || cat "$log" >&2
+    rm -f "$log"
+    return $status
+}
+
 # Installs the Debian packages of the arguments that are not there; asks the network for nothing if all are.
+# Never removes one: where apt would have to, this fails and apt's reason is shown.
 need_packages() {
+    local missing
+    missing=$(missing_packages "$@")
+    [ -n "$missing" ] || return 0
+    is_root || die "these Debian packages are missing: $missing; run this as root, or 'apt-get install $missing' first"
+    command -v apt-get >/dev/null || die "these packages are missing, under their Debian names, and there is no apt-get: $missing"
+    say "installing $missing"
+    apt_get install --no-install-recommends --no-remove $missing 2>/dev/null || {
+        apt_get update
+        apt_get install --no-install-recommends --no-remove $missing
+    } || die "apt cannot install $missing without removing something, or cannot reach its archive (see above)"
+}
+missing_packages() {
     local missing=() package
     for package in "$@"; do
         dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
     done
-    [ ${#missing[@]} -eq 0 ] && return
-    [ "$(id -u)" = 0 ] || die "these Debian packages are missing: ${missing[*]}; run this as root, or 'apt-get install ${missing[*]}' first"
-    say "installing ${missing[*]}"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null 2>&1 || {
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
-    }
+    echo "${missing[*]}"
 }
 
 build_packages="build-essential pkg-config libdpdk-dev libclang-dev"
 run_packages="iproute2"
 test_packages="tshark ethtool nftables"
+
+# Runs this script again in a world of its own: a folder for all temporary files, and, where the user may have them,
+# process numbers and mounts. Whatever ends the script ends its processes, mounts and network namespaces with it; the folder
+# goes as well, after SIGKILL with the next run. In that world $UWARP_WORLD is the folder, and this returns.
+in_own_world() { # arguments of the script
+    local unshare=() status=0 name inner=
+    [ -z "${UWARP_WORLD:-}" ] || { enter_world; return; }
+    name=uwarp-$(basename "$0")
+    sweep "$name"
+    world=$(mktemp -d "${TMPDIR:-/tmp}/$name.XXXXXX")
+    # Tests act as other users in folders below.
+    chmod 711 "$world"
+    exec 9>"$world/lock"
+    flock 9
+    if is_root; then unshare=(unshare --mount --pid --fork --kill-child --mount-proc)
+    else unshare=(unshare --user --map-current-user --mount --pid --fork --kill-child --mount-proc); fi
+    "${unshare[@]}" true 2>/dev/null || unshare=()
+    trap 'trap - EXIT INT TERM HUP; [ -z "$inner" ] || kill -KILL -- "-$inner" 2>/dev/null || true; wait; clean "$world"; exit ${status:-1}' EXIT
+    trap 'status=130; exit 130' INT
+    trap 'status=143; exit 143' TERM HUP
+    # Not in the foreground: a shell sees a signal only when its foreground command has ended.
+    # A process group of its own, so that all of it can be killed where there are no process numbers of its own.
+    set -m
+    UWARP_WORLD=$world setpriv --pdeathsig KILL "${unshare[@]}" "$0" "$@" <&0 &
+    inner=$!
+    set +m
+    wait "$inner" || status=$?
+    inner=
+    exit "$status"
+}
+enter_world() {
+    export TMPDIR=$UWARP_WORLD XDG_RUNTIME_DIR=$UWARP_WORLD/run
+    mkdir -m 700 "$XDG_RUNTIME_DIR"
+    # Names of network namespaces, and memory that is shared by name, go with the mount.
+    if [ "$$" = 1 ] && is_root; then
+        if [ -d /run/netns ] || mkdir /run/netns; then mount -t tmpfs tmpfs /run/netns; fi
+        mount -t tmpfs tmpfs /dev/shm
+    fi
+}
+clean() { # folder of a world that has ended
+    local pool=/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages
+    # scripts/hugepages notes there what the machine had.
+    if [ -e "$1/hugepages" ]; then cat "$1/hugepages" >"$pool" || true; fi
+    rm -rf --one-file-system "$1"
+}
+sweep() { # name: folders whose script was killed
+    local folder
+    for folder in "${TMPDIR:-/tmp}/$1".??????; do
+        [ -d "$folder" ] && [ ! -L "$folder" ] && [ -O "$folder" ] && [ -e "$folder/lock" ] || continue
+        if (exec 8<"$folder/lock" && flock --nonblock 8); then clean "$folder"; fi
+    done
+}

@@ -86,7 +86,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     drop(queue);
 
-    let directory = tempfile::tempdir_in("/tmp")?;
+    let directory = tempfile::tempdir()?;
     let memif = |role| DeviceConfig::Memif {
         role,
         socket: directory.path().join("m"),

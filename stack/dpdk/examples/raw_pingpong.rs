@@ -139,7 +139,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let port = open(&settings, socket.into(), true)?;
         serve(port.take_queue(0).ok_or("no queue")?);
     }
-    let directory = tempfile::tempdir_in("/tmp")?;
+    let directory = tempfile::tempdir()?;
     let socket = directory.path().join("s");
     let mut server =
         Command::new(std::env::current_exe()?).args(std::env::args().skip(1)).env(SOCKET, &socket).spawn()?;

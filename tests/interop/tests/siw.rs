@@ -362,6 +362,7 @@ impl Told {
         loop {
             let completion = self.endpoint.completions.next(NUDGE_AFTER).expect("the queue works");
             let completion = completion.unwrap_or_else(|| {
+                uwarp_notes::retried("siw has left a message unread: nudged by a Write of no octets");
                 // No octets, which siw takes under any STag.
                 let nudge = SendRequest::write(0, &[], 1, 0);
                 self.endpoint.queue_pair.post_send(&[nudge]).expect("room");

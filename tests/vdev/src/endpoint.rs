@@ -82,7 +82,7 @@ impl Endpoint {
                     return;
                 }
                 // The device may still be about to find its peer.
-                Err(error) if start.elapsed() < PATIENCE => eprintln!("tries again: {error}"),
+                Err(error) if start.elapsed() < PATIENCE => uwarp_notes::retried(&format!("connect: {error}")),
                 Err(error) => panic!("{error}: {:#?}", context.stats()),
             }
         }

@@ -137,7 +137,7 @@ impl Network {
             return Self { wire, _namespace: Some(namespace), _folder: None };
         }
         // Under /tmp, because the path of a socket is short.
-        let folder = tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory");
+        let folder = tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory");
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
         Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) }
     }

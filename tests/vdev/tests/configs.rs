@@ -54,7 +54,7 @@ fn pair(test: &str, server: &str, client: &str) {
         assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"));
         return;
     }
-    let folder = tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory");
+    let folder = tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory");
     let socket = folder.path().join("s").to_str().expect("a plain path").to_owned();
     let address = SocketAddr::new(example(server).address.address, PORT);
     let peer = Peer::start(test, &Task { file: server.to_owned(), socket: socket.clone() });
@@ -135,7 +135,7 @@ fn a_nic_that_is_not_there_is_named() {
     let Some(DeviceConfig::Pci { address }) = &config.device else { panic!("a PCI device") };
     let address = address.clone();
     if Path::new("/sys/bus/pci/devices").join(&address).exists() {
-        eprintln!("SKIPPED: there is a PCI device {address}, and it is not a test's to take");
+        uwarp_notes::skipped(&format!("there is a PCI device {address}, and it is not a test's to take"));
         return;
     }
     // Neither are hugepages, nor as many cores, and both would be missed first.

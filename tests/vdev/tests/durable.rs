@@ -70,7 +70,7 @@ fn be_target(wire: &Wire, path: &PathBuf) {
         match context.connect(&mut queue_pair, server, options) {
             Ok(_) => break queue_pair,
             // The device may still be about to find its peer.
-            Err(error) if start.elapsed() < PATIENCE => eprintln!("tries again: {error}"),
+            Err(error) if start.elapsed() < PATIENCE => uwarp_notes::retried(&format!("connect: {error}")),
             Err(error) => panic!("{error}: {:#?}", context.stats()),
         }
     };

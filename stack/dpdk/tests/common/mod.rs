@@ -69,7 +69,7 @@ pub fn options(mtu: u16) -> PortOptions {
 
 /// A directory for sockets, short enough for their paths.
 pub fn directory() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("uw").tempdir_in("/tmp").expect("a temporary directory")
+    tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory")
 }
 
 pub fn memif(role: MemifRole, socket: PathBuf, zero_copy: bool) -> DeviceConfig {
