@@ -1,6 +1,6 @@
 //! A peer that is killed under load costs its connection and nothing else, and the next one is served.
 //!
-//! Each test starts itself again as the peer. 8 peers die for each device and role; 200 in the long run (`UWARP_LONG=1`).
+//! Each test starts itself again as the peer. 4 peers die for each device and role; 200 in the long run (`UWARP_LONG=1`).
 
 mod common;
 
@@ -148,7 +148,7 @@ fn loses_buffers(device: &DeviceConfig) -> bool {
 
 fn rounds_and_options(device: &DeviceConfig) -> (u64, PortOptions) {
     let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
-    let rounds = if is_long { 200 } else { 8 };
+    let rounds = if is_long { 200 } else { 4 };
     if loses_buffers(device) {
         (rounds.min(5), PortOptions { rx_buffers: 16_383, tx_buffers: 16_383, ..options(1500) })
     } else {

@@ -136,7 +136,7 @@ impl Network {
             let wire = Wire { device, place: namespace.name().to_owned() };
             return Self { wire, _namespace: Some(namespace), _folder: None };
         }
-        // Under /tmp, because the path of a socket is short.
+        // A short name: the path of a socket has at most 107 octets.
         let folder = tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory");
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
         Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) }

@@ -1,7 +1,7 @@
 //! A peer that is killed under load costs its connections and nothing else: what the survivor posted completes, it hears of
 //! the end, its memory comes back, and the next peer is served.
 //!
-//! 10 peers die for each device and role, 3 for tap; 200 in the long run.
+//! 4 peers die for each device and role, 2 for tap; 200 in the long run.
 
 use serde::{Deserialize, Serialize};
 use uwarp::{Context, DisconnectReason, ListenOptions, Listener};
@@ -122,7 +122,7 @@ fn survive(name: &str, device: Device, own: Side) {
     }
     let network = Network::new(device);
     // Of the kernel's devices one is much like the other.
-    let rounds = count(if device == Device::Tap { 3 } else { 10 }, 200);
+    let rounds = count(if device == Device::Tap { 2 } else { 4 }, 200);
     let mut random = fastrand::Rng::with_seed(rounds as u64);
     let start = |load| Peer::start(name, &Task { wire: network.wire.clone(), side: own.other(), load });
     // Some devices of the client's side open only when the other side is there.
