@@ -1,67 +1,45 @@
-//! Send and receive between two processes over a real device.
+//! Send and receive.
 //!
 //! ```text
-//! cargo run --example send -- server config/virtio-user.toml
-//! cargo run --example send -- client config/vhost.toml 10.99.0.1
+//! cargo run -p uwarp --example send
+//! cargo run -p uwarp --example send -- --device config/virtio-user.toml server
+//! cargo run -p uwarp --example send -- --device config/vhost.toml client 10.99.0.1
 //! ```
 
-use std::time::Duration;
-use uwarp::{
-    AcceptOptions, Access, Config, ConnectOptions, Context, Error, ListenOptions, QueuePairOptions, ReceiveRequest,
-    SendRequest,
-};
+mod common;
 
-const PORT: u16 = 7471;
-const LIMIT: Duration = Duration::from_secs(60);
+use std::net::SocketAddr;
 
-fn server(context: &Context) -> Result<(), Error> {
+use common::{LIMIT, Outcome};
+use uwarp::{AcceptOptions, Access, ConnectOptions, Context, Listener, QueuePairOptions, ReceiveRequest, SendRequest};
+
+fn server(context: &Context, mut listener: Listener) -> Outcome {
     let mut completions = context.create_completion_queue(16)?;
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let memory = domain.register(vec![0; 4096], Access::LOCAL_WRITE)?;
-    // Before the connection is there, since the peer may send at once.
+    // Before the connection stands, since the peer may send at once.
     queue_pair.post_receive(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
-    let mut listener = context.listen(PORT, ListenOptions::default())?;
-    println!("waiting for a client");
-    let Some(request) = listener.next(LIMIT)? else {
-        println!("nobody came");
-        return Ok(());
-    };
+    let request = listener.next(LIMIT)?.ok_or("no client came")?;
     let peer = request.accept(&mut queue_pair, AcceptOptions::default())?;
-    match completions.next(LIMIT)? {
-        Some(received) if received.status.is_success() => {
-            let octets = memory.to_vec(0, received.length as usize)?;
-            println!("{} says: {}", peer.peer, String::from_utf8_lossy(&octets));
-        }
-        other => println!("no message: {other:?}"),
-    }
+    let received = completions.next(LIMIT)?.ok_or("no message came")?;
+    let text = memory.to_vec(0, received.length as usize)?;
+    println!("{} sent: {} ({:?})", peer.peer, String::from_utf8_lossy(&text), received.status);
     Ok(())
 }
 
-fn client(context: &Context, host: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn client(context: &Context, server: SocketAddr) -> Outcome {
     let mut completions = context.create_completion_queue(16)?;
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-    let peer = format!("{host}:{PORT}").parse()?;
-    context.connect(&mut queue_pair, peer, ConnectOptions::default())?;
+    context.connect(&mut queue_pair, server, ConnectOptions::default())?;
     let memory = domain.register(b"good morning".to_vec(), Access::LOCAL_READ)?;
     queue_pair.post_send(&[SendRequest::send(1, &[memory.sge(..)?]).signalled()])?;
-    println!("{:?}", completions.next(LIMIT)?);
+    let sent = completions.next(LIMIT)?.ok_or("no completion")?;
+    println!("sent: {:?}", sent.status);
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match arguments[..] {
-        ["server", config] => server(&Context::open(Config::from_toml_file(config)?)?)?,
-        ["client", config, host] => {
-            client(&Context::open(Config::from_toml_file(config)?)?, host)?;
-        }
-        _ => {
-            eprintln!("usage: send server CONFIG | send client CONFIG ADDRESS");
-            std::process::exit(2);
-        }
-    }
-    Ok(())
+fn main() -> Outcome {
+    common::run(common::listen, server, client)
 }
