@@ -145,6 +145,8 @@ in_own_world() { # arguments of the script
     exit "$status"
 }
 enter_world() {
+    # Not if it was entered by the script that runs this one.
+    [ ! -d "$UWARP_WORLD/run" ] || return 0
     export TMPDIR=$UWARP_WORLD XDG_RUNTIME_DIR=$UWARP_WORLD/run
     mkdir -m 700 "$XDG_RUNTIME_DIR"
     # Names of network namespaces, and memory that is shared by name, go with the mount.

@@ -18,10 +18,12 @@ struct Arguments {
     command: Command,
 }
 
-const EXAMPLES: &str = "Examples:
+const EXAMPLES: &str = "\
+Examples:
   cargo build --release -p uwarp-perf -p uwarp-rpc -p uwarp-bench
   target/release/uwarp-bench compare
-  target/release/uwarp-bench compare --device memif --rounds 9 --json perf/baselines/memif.json
+  target/release/uwarp-bench compare --device memif --rounds 9 \\
+      --json perf/baselines/memif.json
   target/release/uwarp-bench compare --rpc --json perf/baselines/rpc.json
   target/release/uwarp-bench in-process write-ping-pong
   target/release/uwarp-bench instructions";

@@ -12,9 +12,9 @@ use uwarp_app::units::format_size;
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-info                what is here, and what is missing for which device
-  uwarp-info --json -       the same for scripts
-  uwarp-info --defaults     a configuration file with every default, to start from";
+  uwarp-info               what is here, and what is missing for which device
+  uwarp-info --json -      the same for scripts
+  uwarp-info --defaults    a configuration file with every default";
 
 /// Shows which devices and drivers uwarp can use here, its limits, and what is missing for what.
 #[derive(Parser)]

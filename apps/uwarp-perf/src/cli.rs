@@ -20,23 +20,30 @@ pub const DEPTH_MAX: u32 = 8192;
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-perf pair write-latency                      two processes of this machine over virtio-user and vhost
-  uwarp-perf pair raw-latency --device memif         the same without a stack: what the device itself takes
-  uwarp-perf pair write-bandwidth --size 64K --qps 4 --json -
-  uwarp-perf pair read-latency --device af_packet --verify --mtu 9000
+  Two processes of this machine over virtio-user and vhost:
+    uwarp-perf pair write-latency
+
+  The same without a stack, for what the device itself takes:
+    uwarp-perf pair raw-latency --device memif
+
+  Other tests, with JSON on standard output, and with every octet checked:
+    uwarp-perf pair write-bandwidth --size 64K --qps 4 --json -
+    uwarp-perf pair read-latency --device af_packet --verify --mtu 9000
 
   In two terminals (the socket joins them):
-  uwarp-perf server --device memif --socket /tmp/perf.sock
-  uwarp-perf client send-bandwidth 10.77.0.1 --device memif --socket /tmp/perf.sock
+    uwarp-perf server --device memif --socket /tmp/perf.sock
+    uwarp-perf client send-bandwidth 10.77.0.1 --device memif \\
+        --socket /tmp/perf.sock
 
   On two hosts with NICs bound to vfio-pci:
-  uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
-  uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 --address 10.1.0.2/24
+    uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
+    uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 \\
+        --address 10.1.0.2/24
 
-Latencies of write, send, immediate, stream and raw tests are full round trips; those of reads, atomics and commits
-are from the post to the completion. The raw tests
-move frames of the same number and sizes as an RDMA Write of --size octets needs, with no stack on them. Bandwidth and
-rates end when the other side has confirmed the last message. Warm-up is not counted.";
+Latencies of write, send, immediate, stream and raw tests are full round trips. Those of reads, atomics and commits \
+are from the post to the completion. The raw tests move as many frames, of the same sizes, as an RDMA Write of --size \
+octets needs, without a stack. Bandwidths and rates end when the other side has confirmed the last message. Warm-up is \
+not counted.";
 
 /// Measures latency, bandwidth and message rate of RDMA over DPDK devices, and of the devices alone.
 #[derive(Parser, Debug)]

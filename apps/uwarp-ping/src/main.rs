@@ -23,13 +23,17 @@ Examples:
     uwarp-ping -s -v
     uwarp-ping -c -C 10 -V -v
 
-  With rping of rdma-core at the other end (uwarp on a tap interface, addresses of one subnet):
-    uwarp-ping -s --device tap --address 10.0.0.2/24        and there: rping -c -a 10.0.0.2 -C 10 -V
-    uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 -C 10 --first-fpdu-delay 100ms    and there: rping -s
+  With rping of rdma-core at the other end, uwarp on a tap interface:
+    uwarp-ping -s --device tap --address 10.0.0.2/24
+      and there: rping -c -a 10.0.0.2 -C 10 -V
+    uwarp-ping -c -a 10.0.0.1 --device tap --address 10.0.0.2/24 \\
+        -C 10 --first-fpdu-delay 100ms
+      and there: rping -s
 
-  uwarp-ping -c -C 4 --peer-to-peer read    opens the stream with a Read of no octets
-  uwarp-ping -c -C 4 --markers              has markers in what the server sends
-  uwarp-ping -c -C 4 --pcap ping.pcap       keeps the packets for tshark";
+  Open the stream with a Read of no octets; ask for markers; keep packets:
+    uwarp-ping -c -C 4 --peer-to-peer read
+    uwarp-ping -c -C 4 --markers
+    uwarp-ping -c -C 4 --pcap ping.pcap";
 
 /// Pings by RDMA: Send, RDMA Read and RDMA Write in each round, as rping does.
 #[derive(Parser)]

@@ -17,19 +17,24 @@ pub const DEPTH_MAX: u32 = 256;
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-rpc pair null                         a null call over RDMA, and the same over a TCP stream beside it
-  uwarp-rpc pair get --size 1M --depth 8      blobs from the server, by RDMA Write, and over TCP
-  uwarp-rpc pair put --size 64K --transport rdma --device memif --json -
-  uwarp-rpc pair echo --size 64K --verify     long calls with long replies
+  A null call over RDMA, and the same over a TCP stream beside it:
+    uwarp-rpc pair null
+
+  Blobs from the server, by RDMA Write and over TCP:
+    uwarp-rpc pair get --size 1M --depth 8
+
+  Blobs to the server; long calls with long replies, checked:
+    uwarp-rpc pair put --size 64K --transport rdma --device memif --json -
+    uwarp-rpc pair echo --size 64K --verify
 
   In two terminals (the socket joins them):
-  uwarp-rpc serve --socket /tmp/rpc.sock
-  uwarp-rpc run get --size 1M --socket /tmp/rpc.sock
+    uwarp-rpc serve --socket /tmp/rpc.sock
+    uwarp-rpc run get --size 1M --socket /tmp/rpc.sock
 
-The procedures: null has neither arguments nor results; echo sends opaque data and gets it back, inside of the messages or,
-if it does not fit, as a Long Call with a long reply; put and get move a blob as a DDP-eligible item, by RDMA Read and RDMA
-Write unless it fits into a message. CPU time is that of the whole process: an inline engine polls all the time, so there it
-is the time that the test took.";
+The procedures: null has neither arguments nor results. echo sends opaque data and gets it back, in the messages if it \
+fits, and otherwise as a Long Call with a long reply. put and get move a blob as a DDP-eligible item, by RDMA Read and \
+RDMA Write unless it fits into a message. CPU time is that of the whole process: an inline engine polls all the time, \
+so there it is the duration of the test.";
 
 /// Latency, bandwidth and CPU time of remote procedure calls over RDMA, beside the same over a TCP stream.
 #[derive(Parser, Debug)]

@@ -18,14 +18,15 @@ use uwarp_app::{output, signals, usage};
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-stat                    which processes can be looked into
-  uwarp-stat 4711               live, once a second, until Ctrl-C (not on a terminal: once)
-  uwarp-stat 4711 --once        one look
-  uwarp-stat /run/user/1000/uwarp/4711.sock --json --interval 100ms
-                                one line of JSON each time, for scripts and plots
+  uwarp-stat                 lists the processes that can be looked into
+  uwarp-stat 4711            live, once a second, until Ctrl-C
+  uwarp-stat 4711 --once     one look (the default if not on a terminal)
 
-Rates and shares are those since the last look, or since the context was opened. An inline engine answers only while its
-application polls it; until then it is shown as silent.";
+  One line of JSON each time, for scripts and plots:
+    uwarp-stat /run/user/1000/uwarp/4711.sock --json --interval 100ms
+
+Rates and shares are those since the last look, or since the context was opened. An inline engine answers only while \
+its application polls it; until then it is shown as silent.";
 
 /// Shows what goes on inside a running uwarp process: port, engines, connections, queue pairs.
 #[derive(Parser)]
