@@ -314,7 +314,7 @@ fn submit(service: &mut Service<To>, responder: &mut Responder, id: u64, request
         Vec::new()
     };
     let call = Call {
-        client: responder.peer(),
+        client: SocketAddr::new(responder.peer().ip(), 0),
         xid: request.token.xid(),
         program: request.program,
         version: request.version,

@@ -26,7 +26,7 @@ const NFS_VERSION: u32 = 3;
 /// A call, however it came.
 #[derive(Debug)]
 pub struct Call {
-    /// Who sent it.
+    /// Who sent it. Over RDMA the port is 0: the system of a client that comes back chooses another one.
     pub client: SocketAddr,
     /// Its number.
     pub xid: u32,
@@ -188,13 +188,14 @@ impl<T> Service<T> {
 
     /// Takes a call. Its reply comes from [`poll`](Self::poll).
     pub fn submit(&mut self, call: Call, to: T) {
-        let changes = call.program == nfs3::PROGRAM && procedures::changes(call.procedure);
-        let identity = changes.then(|| Identity::of(call.client.ip(), call.xid, call.procedure, &call.arguments));
+        let is_nfs = (call.program, call.version) == (nfs3::PROGRAM, NFS_VERSION);
+        let changes = is_nfs && procedures::changes(call.procedure);
+        let identity = changes.then(|| self.duplicates.identify(&call));
         let to = match identity {
             None => to,
-            Some(identity) => match self.duplicates.begin(identity, to) {
+            Some(identity) => match self.duplicates.begin(identity, to, Instant::now()) {
                 Verdict::New(to) => to,
-                Verdict::Under => return Metrics::count(&self.metrics.duplicates),
+                Verdict::UnderWay => return Metrics::count(&self.metrics.duplicates),
                 Verdict::Known(to, answer) => {
                     Metrics::count(&self.metrics.duplicates);
                     return self.ready.push_back(Finished { to, answer, arguments: call.arguments });
@@ -215,7 +216,7 @@ impl<T> Service<T> {
             let Done { number, answer, arguments } = self.done.try_recv().ok()?;
             let Some((to, identity)) = self.open.remove(&number) else { continue };
             if let Some(identity) = identity {
-                for to in self.duplicates.end(identity, &answer) {
+                for to in self.duplicates.end(identity, &answer, Instant::now()) {
                     self.ready.push_back(Finished { to, answer: answer.clone(), arguments: Vec::new() });
                 }
             }

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{
-    Access, CompletionOpcode, CompletionQueue, ConnectOptions, Context, MemoryRegion, QueuePair, QueuePairOptions,
-    ReceiveRequest, SendRequest,
+    Access, CompletionOpcode, CompletionQueue, ConnectOptions, Context, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairOptions, ReceiveRequest, SendRequest,
 };
-use uwarp_rpcrdma::header::{Body, Chunks, Header};
+use uwarp_rpcrdma::header::{Body, Chunks, Header, ReadSegment, Segment};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, ReplyHeader, auth_sys, system_credential};
 
 /// Far longer than anything takes: only a defect makes a test wait for it.
@@ -19,6 +19,9 @@ pub struct Raw {
     queue_pair: QueuePair,
     completions: CompletionQueue,
     memory: MemoryRegion,
+    domain: ProtectionDomain,
+    /// What the peer may read.
+    lent: Vec<MemoryRegion>,
     pub messages: Vec<Vec<u8>>,
 }
 
@@ -45,7 +48,7 @@ impl Raw {
             step();
             assert!(Instant::now() < deadline);
         }
-        Self { queue_pair, completions, memory, messages: Vec::new() }
+        Self { queue_pair, completions, memory, domain, lent: Vec::new(), messages: Vec::new() }
     }
 
     pub fn poll(&mut self) {
@@ -65,12 +68,25 @@ impl Raw {
 
     /// The same with this credential.
     pub fn call_as(&mut self, xid: u32, procedure: u32, credential: Auth<'_>, arguments: &[u8]) {
-        let header = Header { xid, credits: 8, body: Body::Message(Chunks::default()) };
-        let mut message = Vec::new();
-        header.encode(&mut message);
+        self.call_with_chunk(xid, procedure, credential, arguments, &[]);
+    }
+
+    /// The same with these octets behind the arguments, in a Read chunk unless there are none.
+    pub fn call_with_chunk(&mut self, xid: u32, procedure: u32, credential: Auth<'_>, arguments: &[u8], chunk: &[u8]) {
+        let mut payload = Vec::new();
         CallHeader { xid, program: 100_003, version: 3, procedure, credential, verifier: Auth::NONE }
-            .encode(&mut message);
-        message.extend_from_slice(arguments);
+            .encode(&mut payload);
+        payload.extend_from_slice(arguments);
+        let mut chunks = Chunks::default();
+        if !chunk.is_empty() {
+            let region = self.domain.register(chunk.to_vec(), Access::REMOTE_READ).unwrap();
+            let segment = Segment { handle: region.stag(), length: chunk.len() as u32, offset: region.remote_offset() };
+            chunks.reads.push(ReadSegment { position: payload.len() as u32, segment });
+            self.lent.push(region);
+        }
+        let mut message = Vec::new();
+        Header { xid, credits: 8, body: Body::Message(chunks) }.encode(&mut message);
+        message.extend_from_slice(&payload);
         let at = Self::RECEIVES * Self::BUFFER;
         self.memory.write(at, &message).unwrap();
         let entry = [self.memory.sge(at..at + message.len()).unwrap()];
