@@ -45,6 +45,8 @@ pub struct Duplicates<T> {
     key: (u64, u64),
     /// Each with the destinations of those that came again meanwhile.
     under_way: HashMap<Identity, Vec<T>>,
+    /// How many destinations these are.
+    again: usize,
     replies: HashMap<Identity, Answer>,
     /// Keys of `replies` by client, and when each was given, the oldest first.
     order: HashMap<IpAddr, VecDeque<(Instant, Identity)>>,
@@ -57,6 +59,7 @@ impl<T> Default for Duplicates<T> {
         Self {
             key: (random.hash_one(0), random.hash_one(1)),
             under_way: HashMap::new(),
+            again: 0,
             replies: HashMap::new(),
             order: HashMap::new(),
         }
@@ -82,6 +85,7 @@ impl<T> Duplicates<T> {
     pub fn begin(&mut self, identity: Identity, to: T, now: Instant) -> Verdict<T> {
         if let Some(again) = self.under_way.get_mut(&identity) {
             again.push(to);
+            self.again += 1;
             return Verdict::UnderWay;
         }
         self.expire(identity.client.ip(), now);
@@ -99,7 +103,19 @@ impl<T> Duplicates<T> {
         if self.replies.len() > REPLIES_MAX {
             self.forget_one(now);
         }
-        self.under_way.remove(&identity).unwrap_or_default()
+        let again = self.under_way.remove(&identity).unwrap_or_default();
+        self.again -= again.len();
+        again
+    }
+
+    /// Where the replies of calls under way go that came again.
+    pub fn awaited(&self) -> impl Iterator<Item = &T> {
+        self.under_way.values().flatten()
+    }
+
+    /// How many these are.
+    pub fn again(&self) -> usize {
+        self.again
     }
 
     /// Forgets a client's replies that have expired.

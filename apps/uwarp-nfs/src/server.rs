@@ -25,7 +25,7 @@ pub(crate) const MEMORY: u64 = 32 << 20;
 /// Most octets that a call's Read chunks have.
 pub(crate) const LONGEST_CALL: u64 = TRANSFER_MAX as u64 + (64 << 10);
 /// What a call under way may take: its chunks, its results, and as much that is kept for the next.
-const OF_A_CALL: u64 = 3 * LONGEST_CALL;
+pub const OF_A_CALL: u64 = 3 * LONGEST_CALL;
 
 /// Ports to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +182,7 @@ impl Server {
             To::Rdma(id, _) => !self.rdma.contains_key(id),
             To::Stream(id, _) => !self.tcp.contains_key(id),
         };
-        self.service.outstanding() >= self.calls && self.service.under_way().filter(is_gone).count() >= self.calls
+        self.service.outstanding() >= self.calls && self.service.awaited().filter(is_gone).count() >= self.calls
     }
 
     fn accept(&mut self) -> Result<bool, Error> {

@@ -225,14 +225,14 @@ impl<T> Service<T> {
         self.ready.pop_front()
     }
 
-    /// Whom calls under way are for; without those who have asked for the same again.
-    pub fn under_way(&self) -> impl Iterator<Item = &T> {
-        self.open.values().map(|(to, _)| to)
+    /// Where the replies of calls under way go; more than once for a call that came again.
+    pub fn awaited(&self) -> impl Iterator<Item = &T> {
+        self.open.values().map(|(to, _)| to).chain(self.duplicates.awaited())
     }
 
-    /// Calls under way.
+    /// How many these are.
     pub fn outstanding(&self) -> usize {
-        self.open.len()
+        self.open.len() + self.duplicates.again()
     }
 }
 

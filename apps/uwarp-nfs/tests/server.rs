@@ -21,7 +21,7 @@ use uwarp_nfs::directory::procedures::number;
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::metrics::Metrics;
 use uwarp_nfs::records::{Records, record};
-use uwarp_nfs::server::{Ports, Server};
+use uwarp_nfs::server::{OF_A_CALL, Ports, Server};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::requester::{Call, Requester, RequesterOptions};
@@ -516,20 +516,25 @@ fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
         std::fs::create_dir(&mountpoint).unwrap();
         let disk = Disk { platter, mountpoint: mountpoint.clone(), deceitful: false };
         let mounted = disk.mount().unwrap();
-        let mut rig = Rig::serving(folder, &mountpoint, &[], 1);
+        let mut rig = Rig::serving(folder, &mountpoint, &[], 2 * OF_A_CALL);
         let dir = rig.mount();
         let mut stream = rig.stream(2049);
         let file = rig.find(&mut stream, dir, disk::NAME);
         mounted.set_trouble(Some(Trouble::Stuck));
         let stuck = Stuck(&mounted);
         let (here, peer) = (rig.here.clone(), rig.there.socket_address(Ports::default().rdma));
-        let mut first = Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
+        let first = Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
         let write =
             WRITE3args { file, offset: 0, count: 4, stable: stable_how::FILE_SYNC, data: Opaque::borrowed(b"data") };
-        first.call(7, number::WRITE, &packed(&write));
-        rig.idle(|| false);
-        drop(first);
+        // There is memory for two calls: for this one, and for the same when it comes again.
+        let write = packed(&write);
+        for mut client in [first, Raw::connect(&here, peer, || _ = rig.server.step().unwrap())] {
+            client.call(7, number::WRITE, &write);
+            rig.idle(|| false);
+            drop(client);
+        }
         rig.until(|server| (server.rdma_clients() == 0).then_some(()));
+        assert_eq!(rig.metrics.duplicates.load(Ordering::Relaxed), 1);
         let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
         let mut second = Requester::start_connect(&here, peer, vec![Arc::new(Nfs3)], options).unwrap();
         rig.idle(|| false);
