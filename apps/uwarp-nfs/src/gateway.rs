@@ -1,6 +1,7 @@
 //! One client's connection over RDMA, and the connection to the server that its calls go to.
 
 use crate::backend::{Backend, Last, Word};
+use crate::clients::Idle;
 use crate::directory::procedures::{TRANSFER_MAX, number};
 use crate::metrics::Metrics;
 use crate::records::record;
@@ -46,12 +47,21 @@ pub struct Gateway {
     /// XIDs in the order in which they came.
     order: Vec<u32>,
     metrics: Arc<Metrics>,
+    idle: Idle,
 }
 
 impl Gateway {
     /// Puts a connection in front of a server.
     pub fn new(responder: Responder, server: SocketAddr, policy: Policy, metrics: Arc<Metrics>) -> Self {
-        Self { responder, backend: Backend::new(server), policy, open: BTreeMap::new(), order: Vec::new(), metrics }
+        Self {
+            responder,
+            backend: Backend::new(server),
+            policy,
+            open: BTreeMap::new(),
+            order: Vec::new(),
+            metrics,
+            idle: Idle::new(),
+        }
     }
 
     /// The connection to the server comes from where this one came, if that is free: the client was there before.
@@ -77,6 +87,11 @@ impl Gateway {
     /// Calls that the server has not answered.
     pub fn outstanding(&self) -> usize {
         self.open.len()
+    }
+
+    /// How long nothing has come from the client and gone to it, without a call under way.
+    pub(crate) fn idle(&mut self, now: Instant) -> Duration {
+        self.idle.time_of(&self.responder, now)
     }
 
     /// Takes no more calls of the client's; those that the server has are still answered.

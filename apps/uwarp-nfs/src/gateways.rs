@@ -1,20 +1,23 @@
 //! All clients of the gateway, over RDMA and over TCP.
 
 use crate::backend::{Last, SAME_PORT};
+use crate::clients::ClientRules;
 use crate::descriptors::explained;
 use crate::gateway::{Gateway, Policy};
 use crate::metrics::Metrics;
 use crate::relay::Relay;
-use crate::server::{CLIENTS_MAX, LONGEST_CALL, MEMORY};
+use crate::server::{LONGEST_CALL, MEMORY};
+use crate::stream::{CALLS_MAX, StreamClient};
 use std::collections::VecDeque;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uwarp::config::InterfaceAddress;
 use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::Nfs3;
-use uwarp_rpcrdma::responder::{Common, Responder, ResponderOptions};
+use uwarp_rpcrdma::responder::{Answer, Common, Responder, ResponderOptions};
+use uwarp_rpcrdma::rpc::Status;
 
 /// What a call under way may take: its arguments, its results, and as much that is kept for the next; and for each client a reply that
 /// is coming, which may have grown to twice what it is.
@@ -39,12 +42,12 @@ pub struct Gateways {
     common: Arc<Common>,
     server: SocketAddr,
     policy: Policy,
-    allow: Vec<InterfaceAddress>,
+    rules: ClientRules,
     metrics: Arc<Metrics>,
-    /// Of each kind.
-    most: usize,
     clients: Vec<Gateway>,
     relays: Vec<Relay>,
+    /// Clients over TCP that are not trusted: the server would take the gateway's word for them.
+    untrusted: Vec<StreamClient>,
     /// Connections to the server of clients that have left, for when they come back: the server may know their calls by them.
     left: VecDeque<(IpAddr, Last)>,
 }
@@ -57,8 +60,8 @@ impl std::fmt::Debug for Gateways {
 }
 
 impl Gateways {
-    /// Puts RDMA on one port in front of a server, and passes plain TCP on from the other, for clients of these subnets, or for all.
-    /// Where the policy lets nothing be changed there is no plain TCP.
+    /// Puts RDMA on one port in front of a server, and passes plain TCP on from the other, for clients that these rules admit. Where
+    /// the policy lets nothing be changed there is no plain TCP.
     ///
     /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more ([`OF_A_CALL`]).
     ///
@@ -69,7 +72,7 @@ impl Gateways {
         ports: Ports,
         server: SocketAddr,
         policy: Policy,
-        allow: Vec<InterfaceAddress>,
+        rules: ClientRules,
         metrics: Arc<Metrics>,
         memory: u64,
     ) -> anyhow::Result<Self> {
@@ -89,11 +92,11 @@ impl Gateways {
             common: Arc::new(Common::new(usize::try_from(memory / OF_A_CALL).unwrap_or(usize::MAX))),
             server,
             policy,
-            allow,
+            rules,
             metrics,
-            most: CLIENTS_MAX,
             clients: Vec::new(),
             relays: Vec::new(),
+            untrusted: Vec::new(),
             left: VecDeque::new(),
         })
     }
@@ -104,10 +107,11 @@ impl Gateways {
     /// The context or its engine is gone.
     pub fn step(&mut self) -> Result<bool, Error> {
         let mut busy = self.accept()?;
+        let (rules, metrics, now) = (&self.rules, &self.metrics, Instant::now());
         self.relays.retain_mut(|relay| match relay.step() {
             Ok(Some(moved)) => {
                 busy |= moved;
-                true
+                !rules.is_over(relay.idle(now), relay.client(), metrics)
             }
             Ok(None) => false,
             Err(error) => {
@@ -115,11 +119,22 @@ impl Gateways {
                 false
             }
         });
+        self.untrusted.retain_mut(|client| match serve_untrusted(client) {
+            Ok(moved) => {
+                busy |= moved;
+                !rules.is_over(client.idle(now), client.peer(), metrics)
+            }
+            Err(_) => false,
+        });
         let left = &mut self.left;
         self.clients.retain_mut(|client| match client.step() {
             Ok(moved) => {
                 busy |= moved;
-                true
+                let is_over = rules.is_over(client.idle(now), client.client(), metrics);
+                if is_over {
+                    left.extend(client.leave().map(|last| (client.client().ip(), last)));
+                }
+                !is_over
             }
             Err(over) => {
                 let calls = client.stats().calls;
@@ -128,7 +143,7 @@ impl Gateways {
                 false
             }
         });
-        while left.front().is_some_and(|(_, last)| last.lost.elapsed() >= SAME_PORT) || left.len() > self.most {
+        while left.front().is_some_and(|(_, last)| last.lost.elapsed() >= SAME_PORT) || left.len() > rules.connections {
             left.pop_front();
         }
         Ok(busy)
@@ -160,7 +175,7 @@ impl Gateways {
         if let Some(request) = self.listener.try_next()? {
             busy = true;
             let peer = request.peer();
-            if !self.takes(peer, self.clients.len()) {
+            if !self.rules.admit(peer, self.clients.iter().map(Gateway::client), &self.metrics) {
                 request.reject(&[])?;
             } else {
                 let options =
@@ -183,69 +198,70 @@ impl Gateways {
         }
         if let Some(Ok((stream, peer))) = self.plain.as_mut().map(TcpListener::accept) {
             busy = true;
-            if self.takes(peer, self.relays.len()) {
+            let untrusted = self.untrusted.iter().map(StreamClient::peer);
+            if self.rules.admit(peer, self.relays.iter().map(Relay::client).chain(untrusted), &self.metrics) {
                 Metrics::count(&self.metrics.tcp_clients);
-                match Relay::new(stream, self.server) {
-                    Ok(relay) => self.relays.push(relay),
-                    Err(error) => tracing::warn!("client {peer} over TCP: {}", explained(&error)),
+                if self.rules.is_trusted(peer) {
+                    match Relay::new(stream, self.server) {
+                        Ok(relay) => self.relays.push(relay),
+                        Err(error) => tracing::warn!("client {peer} over TCP: {}", explained(&error)),
+                    }
+                } else {
+                    self.untrusted.push(StreamClient::new(stream, false, Arc::clone(&self.metrics)));
                 }
             }
         }
         Ok(busy)
     }
+}
 
-    /// Whether one more client may come, where there are so many of its kind; says so if not.
-    fn takes(&self, peer: SocketAddr, clients: usize) -> bool {
-        if !self.allow.is_empty() && !self.allow.iter().any(|subnet| subnet.contains(peer.ip())) {
-            Metrics::count(&self.metrics.not_allowed);
-            tracing::warn!("client {peer} is of no subnet that --allow names");
-            return false;
-        }
-        if clients >= self.most {
-            tracing::warn!("client {peer} is one too many: there are {clients}");
-            return false;
-        }
-        true
+/// Tells a client that is not trusted that the program is there, for which mount.nfs asks from any port, and denies everything else.
+fn serve_untrusted(client: &mut StreamClient) -> io::Result<bool> {
+    let mut busy = false;
+    while let Some(call) = client.poll(CALLS_MAX)? {
+        busy = true;
+        let answer = match call.procedure {
+            0 => Answer::success(Vec::new()),
+            _ => Answer::failure(Status::ProgramUnavailable),
+        };
+        client.answer(call.xid, &answer)?;
     }
+    Ok(busy)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gateway::PORT;
-    use uwarp::{Config, TcpStream};
+    use uwarp::{Config, TcpStream, TcpStreamOptions};
     use uwarp_rpcrdma::requester::{Requester, RequesterOptions};
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn gateways(allow: &[&str]) -> (Context, Gateways) {
-        gateways_with(allow, Policy::default())
+    fn gateways() -> (Context, Gateways) {
+        gateways_with(Policy::default())
     }
 
-    fn gateways_with(allow: &[&str], policy: Policy) -> (Context, Gateways) {
+    fn gateways_with(policy: Policy) -> (Context, Gateways) {
         let config =
             |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
-        let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
         // Nobody listens there.
         let server = SocketAddr::from(([127, 0, 0, 1], 1));
-        let ports = Ports { rdma: PORT, tcp: 2049 };
-        (here, Gateways::start(&there, ports, server, policy, allow, Arc::default(), 1 << 30).unwrap())
+        let (ports, rules) = (Ports { rdma: PORT, tcp: 2049 }, ClientRules::default());
+        (here, Gateways::start(&there, ports, server, policy, rules, Arc::default(), 1 << 30).unwrap())
     }
 
-    #[test]
-    fn clients_of_the_subnets_that_are_named_may_come() {
-        let takes = |allow: &[&str], host: [u8; 4]| gateways(allow).1.takes(SocketAddr::from((host, 700)), 0);
-        assert!(takes(&[], [192, 0, 2, 1]), "without any it takes all");
-        let some = ["10.1.0.0/24", "10.2.0.7/32"];
-        assert!(takes(&some, [10, 1, 0, 200]) && takes(&some, [10, 2, 0, 7]));
-        assert!(!takes(&some, [10, 1, 1, 200]) && !takes(&some, [10, 2, 0, 8]));
+    /// A stream from this port.
+    fn stream(here: &Context, gateways: &Gateways, local_port: u16) -> TcpStream {
+        let options = TcpStreamOptions { local_port: Some(local_port), ..TcpStreamOptions::default() };
+        TcpStream::start_connect(here, gateways.context.socket_address(2049), &options).unwrap()
     }
 
     #[test]
     fn no_more_clients_come_than_there_is_room_for() {
-        let (here, mut gateways) = gateways(&[]);
-        gateways.most = 2;
+        let (here, mut gateways) = gateways();
+        gateways.rules.connections = 2;
         let peer = gateways.context.socket_address(PORT);
         let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
         let mut clients: Vec<Requester> = (0..3)
@@ -270,9 +286,8 @@ mod tests {
     #[test]
     fn who_may_change_nothing_cannot_over_tcp_either() {
         for read_only in [false, true] {
-            let (here, mut gateways) = gateways_with(&[], Policy { read_only });
-            let peer = gateways.context.socket_address(2049);
-            let mut client = TcpStream::start_connect(&here, peer, &uwarp::TcpStreamOptions::default()).unwrap();
+            let (here, mut gateways) = gateways_with(Policy { read_only });
+            let mut client = stream(&here, &gateways, 700);
             let deadline = Instant::now() + LONG;
             let connected = loop {
                 gateways.step().unwrap();
@@ -286,10 +301,86 @@ mod tests {
         }
     }
 
+    /// The server behind takes the gateway for all clients, and may trust its address.
+    #[test]
+    fn who_comes_over_tcp_from_any_port_reaches_nothing_but_whether_it_is_there() {
+        use crate::records::{Records, record};
+        use std::io::{Read as _, Write as _};
+        use uwarp_rpcrdma::rpc::{Auth, CallHeader, ReplyHeader};
+        for (port, insecure_ports) in [(1024, false), (1023, false), (1024, true)] {
+            let (here, mut gateways) = gateways();
+            gateways.rules.insecure_ports = insecure_ports;
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            gateways.server = listener.local_addr().unwrap();
+            let mut client = stream(&here, &gateways, port);
+            let deadline = Instant::now() + LONG;
+            while client.check_connected().unwrap().is_none() {
+                gateways.step().unwrap();
+                assert!(Instant::now() < deadline);
+            }
+            client.set_nonblocking(true);
+            // NULL, GETATTR, and MNT of MOUNT.
+            let mut calls = Vec::new();
+            for (xid, (program, procedure)) in (0..).zip([(100_003, 0), (100_003, 1), (100_005, 1)]) {
+                let (credential, verifier) = (Auth::NONE, Auth::NONE);
+                let mut call = Vec::new();
+                CallHeader { xid, program, version: 3, procedure, credential, verifier }.encode(&mut call);
+                calls.extend(record([&call[..], if procedure == 0 { &[] } else { &[0, 0, 0, 1, b'/', 0, 0, 0] }]));
+            }
+            assert_eq!(client.write(&calls).unwrap(), calls.len());
+            let (mut records, mut room, mut statuses, mut reached) = (Records::new(1000), [0; 1000], Vec::new(), None);
+            let is_trusted = port < 1024 || insecure_ports;
+            while if is_trusted { reached.is_none() } else { statuses.len() < 3 } {
+                gateways.step().unwrap();
+                here.poll();
+                reached = reached.or_else(|| listener.accept().ok());
+                if let Ok(count @ 1..) = client.read(&mut room) {
+                    records.push(&room[..count]);
+                }
+                while let Some(reply) = records.take().unwrap() {
+                    statuses.push(ReplyHeader::parse(&reply).unwrap().0.status);
+                }
+                assert!(Instant::now() < deadline, "{statuses:?}");
+            }
+            if !is_trusted {
+                assert_eq!(statuses, [Status::Success, Status::AuthError(5), Status::AuthError(5)]);
+                assert!(reached.is_none());
+                assert!(gateways.metrics.text().contains("uwarp_nfs_refused_total 2"));
+            }
+        }
+    }
+
+    #[test]
+    fn idle_clients_of_each_kind_are_disconnected() {
+        let (here, mut gateways) = gateways();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        gateways.server = listener.local_addr().unwrap();
+        let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
+        let peer = gateways.context.socket_address(PORT);
+        let mut client = Requester::start_connect(&here, peer, vec![Arc::new(Nfs3)], options).unwrap();
+        let mut streams = [1023, 1024].map(|port| stream(&here, &gateways, port));
+        let deadline = Instant::now() + LONG;
+        let mut turn_until = |gateways: &mut Gateways, all: usize| {
+            while gateways.clients.len() + gateways.relays.len() + gateways.untrusted.len() != all {
+                gateways.step().unwrap();
+                assert!(client.poll().is_none());
+                for stream in &mut streams {
+                    _ = stream.check_connected();
+                }
+                assert!(Instant::now() < deadline, "{gateways:?}");
+            }
+        };
+        turn_until(&mut gateways, 3);
+        gateways.rules.idle = Duration::from_millis(1);
+        turn_until(&mut gateways, 0);
+        assert!(gateways.metrics.text().contains("uwarp_nfs_timed_out_total 3"));
+    }
+
     #[test]
     fn what_was_asked_over_tcp_is_answered_before_the_end() {
         use std::io::{Read as _, Write as _};
-        let (here, mut gateways) = gateways(&[]);
+        let (here, mut gateways) = gateways();
         let there = gateways.context.clone();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         gateways.server = listener.local_addr().unwrap();
@@ -304,8 +395,7 @@ mod tests {
             // It ends in order.
             assert_eq!(stream.read(&mut call).unwrap(), 0);
         });
-        let peer = there.socket_address(2049);
-        let mut client = TcpStream::start_connect(&here, peer, &uwarp::TcpStreamOptions::default()).unwrap();
+        let mut client = stream(&here, &gateways, 700);
         let deadline = Instant::now() + LONG;
         while client.check_connected().unwrap().is_none() {
             gateways.step().unwrap();
@@ -338,7 +428,7 @@ mod tests {
     /// A server that does not even refuse: to wait for it would keep all other clients waiting.
     #[test]
     fn a_server_that_says_nothing_holds_nobody_up() {
-        let (here, mut gateways) = gateways(&[]);
+        let (here, mut gateways) = gateways();
         // A listener whose queue is full takes no more connections, and drops what asks for them.
         let listener = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
         let listener = std::net::TcpListener::from(listener.unwrap());
@@ -346,13 +436,12 @@ mod tests {
         rustix::net::listen(&listener, 0).unwrap();
         gateways.server = listener.local_addr().unwrap();
         let _first = std::net::TcpStream::connect(gateways.server).unwrap();
-        let peer = gateways.context.socket_address(2049);
         let mut streams = Vec::new();
         let deadline = Instant::now() + LONG;
         // All are here before the first is given up.
         while gateways.relays.len() < 3 {
             if streams.len() == gateways.relays.len() {
-                streams.push(TcpStream::start_connect(&here, peer, &uwarp::TcpStreamOptions::default()).unwrap());
+                streams.push(stream(&here, &gateways, 700 + streams.len() as u16));
             }
             gateways.step().unwrap();
             here.poll();

@@ -7,10 +7,11 @@
 //! - [`server`]: connections over RDMA and TCP; [`service`] carries their calls out, each once ([`duplicates`]).
 //! - [`directory`]: NFS on a directory. [`programs`]: MOUNT and the port mapper.
 //! - [`gateways`], [`gateway`], [`backend`], [`relay`]: the gateway.
-//! - [`records`], [`stream`]: RPC over TCP. [`metrics`]: what was done.
+//! - [`clients`]: which clients are served. [`records`], [`stream`]: RPC over TCP. [`metrics`]: what was done.
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod clients;
 mod connecting;
 mod descriptors;
 pub mod directory;

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use uwarp::config::{EngineMode, InterfaceAddress};
 use uwarp::{Config, Context};
-use uwarp_app::units::parse_size;
+use uwarp_app::units::{parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, Role, signals, usage};
+use uwarp_nfs::clients::ClientRules;
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::gateway::{PORT, Policy};
 use uwarp_nfs::gateways::{self, Gateways};
@@ -75,6 +76,18 @@ struct Arguments {
     #[arg(long, value_name = "ADDRESS/PREFIX")]
     allow: Vec<InterfaceAddress>,
 
+    /// Most connections of one address over RDMA, and as many over TCP
+    #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
+    connections_per_address: u16,
+
+    /// Disconnect a client that has been idle for so long; 0 for never
+    #[arg(long, value_name = "TIME", default_value = "6min", value_parser = parse_duration)]
+    idle_timeout: Duration,
+
+    /// Take calls over TCP from ports of 1024 and above, which any user of a client's system can have
+    #[arg(long)]
+    insecure_ports: bool,
+
     /// Let a client's root be root here; otherwise it is nobody (65534)
     #[arg(long, conflicts_with = "backend")]
     no_root_squash: bool,
@@ -94,6 +107,18 @@ struct Arguments {
 
     #[command(flatten)]
     network: NetworkFlags,
+}
+
+impl Arguments {
+    fn rules(&self) -> ClientRules {
+        ClientRules {
+            allow: self.allow.clone(),
+            per_address: self.connections_per_address.into(),
+            idle: self.idle_timeout,
+            insecure_ports: self.insecure_ports,
+            ..ClientRules::default()
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -138,8 +163,8 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
         mount: arguments.mount_port,
         port_mapper: arguments.port_mapper,
     };
-    let (threads, allow, memory) = (arguments.threads.into(), arguments.allow.clone(), arguments.memory);
-    let mut server = Server::start(&context, ports, directory, Arc::clone(&metrics), allow, threads, memory)?;
+    let (threads, rules, memory) = (arguments.threads.into(), arguments.rules(), arguments.memory);
+    let mut server = Server::start(&context, ports, directory, Arc::clone(&metrics), rules, threads, memory)?;
     eprintln!("NFS over RDMA on {} of {}", context.socket_address(arguments.port), path.display());
     let mut keeper = keeper(arguments, metrics)?;
     let mut idle = 0_u32;
@@ -165,10 +190,10 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     let server = resolve(backend)?;
     let policy = Policy { read_only: arguments.read_only };
     let context = Context::open(config)?;
-    let allow = arguments.allow.clone();
+    let rules = arguments.rules();
     let metrics = Arc::new(Metrics::of_gateway());
     let ports = gateways::Ports { rdma: arguments.port, tcp: arguments.tcp_port };
-    let mut gateways = Gateways::start(&context, ports, server, policy, allow, Arc::clone(&metrics), arguments.memory)?;
+    let mut gateways = Gateways::start(&context, ports, server, policy, rules, Arc::clone(&metrics), arguments.memory)?;
     eprintln!("NFS over RDMA on {} in front of {server}", context.socket_address(arguments.port));
     let mut keeper = keeper(arguments, metrics)?;
     let mut idle = 0_u32;
@@ -212,6 +237,12 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_library() {
+        let arguments = Arguments::parse_from(["uwarp-nfs", "/srv"]);
+        assert_eq!(arguments.rules(), ClientRules::default());
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Metrics {
     pub written: AtomicU64,
     /// Calls that had come before and were not carried out again.
     pub duplicates: AtomicU64,
-    /// Calls that were refused: credentials, programs, arguments.
+    /// Calls that were refused: credentials, ports, programs, arguments.
     pub refused: AtomicU64,
     /// Connections over RDMA, since the start.
     pub rdma_clients: AtomicU64,
@@ -32,6 +32,10 @@ pub struct Metrics {
     pub tcp_clients: AtomicU64,
     /// Connections that `--allow` kept out.
     pub not_allowed: AtomicU64,
+    /// Connections that were refused because there were too many, of all clients or of one address.
+    pub turned_away: AtomicU64,
+    /// Connections that were ended because they were idle.
+    pub timed_out: AtomicU64,
     /// Syncs that failed: data was lost, and the clients have been told to send it again.
     pub failed_syncs: AtomicU64,
     /// Times that the whole directory was looked through for the object of a handle.
@@ -81,10 +85,12 @@ impl Metrics {
         family("seconds_total", "Time that calls took to carry out.", &by_procedure(&self.micros, 1e-6));
         for (name, help, counter) in [
             ("duplicates_total", "Calls that came again and were not carried out again.", &self.duplicates),
-            ("refused_total", "Calls refused for credentials, program or arguments.", &self.refused),
+            ("refused_total", "Calls refused for credentials, port, program or arguments.", &self.refused),
             ("rdma_clients_total", "Connections over RDMA.", &self.rdma_clients),
             ("tcp_clients_total", "Connections over TCP.", &self.tcp_clients),
             ("not_allowed_total", "Connections from outside of the allowed subnets.", &self.not_allowed),
+            ("turned_away_total", "Connections refused because there were too many.", &self.turned_away),
+            ("timed_out_total", "Connections ended because they were idle.", &self.timed_out),
         ] {
             family(name, help, &[(String::new(), load(counter) as f64)]);
         }

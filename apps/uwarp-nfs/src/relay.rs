@@ -1,9 +1,11 @@
 //! A client's TCP stream over uwarp, joined to one of the server's: for MOUNT, which is not for RDMA, and for clients without it.
 
+use crate::clients::Idle;
 use crate::connecting::Connecting;
 use crate::records::Marks;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream as KernelStream};
+use std::time::{Duration, Instant};
 use uwarp::TcpStream;
 
 /// Octets on their way in each direction.
@@ -21,11 +23,13 @@ struct Way {
     told: bool,
     /// Of what has come from the source.
     marks: Marks,
+    /// Octets that have come from the source and gone to the sink, both counted.
+    moved: u64,
 }
 
 impl Way {
     fn new() -> Self {
-        Self { room: vec![0; ROOM], from: 0, to: 0, ended: false, told: false, marks: Marks::default() }
+        Self { room: vec![0; ROOM], from: 0, to: 0, ended: false, told: false, marks: Marks::default(), moved: 0 }
     }
 
     /// Moves what can be moved, no more than so many octets from the source; true if that was something.
@@ -38,6 +42,7 @@ impl Way {
                 Ok(count) => {
                     self.marks.pass(&self.room[..count]);
                     self.to = count;
+                    self.moved += count as u64;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -47,6 +52,7 @@ impl Way {
             match sink.write(&self.room[self.from..self.to]) {
                 Ok(count) => {
                     self.from += count;
+                    self.moved += count as u64;
                     busy = true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -86,6 +92,7 @@ pub struct Relay {
     to_client: Way,
     /// Calls are still taken.
     takes: bool,
+    idle: Idle,
 }
 
 impl Relay {
@@ -97,7 +104,7 @@ impl Relay {
         let server = Server::Connecting(Some(Connecting::start(server, None)?));
         client.set_nodelay(true);
         client.set_nonblocking(true);
-        Ok(Self { client, server, to_server: Way::new(), to_client: Way::new(), takes: true })
+        Ok(Self { client, server, to_server: Way::new(), to_client: Way::new(), takes: true, idle: Idle::new() })
     }
 
     /// The client's address.
@@ -108,6 +115,13 @@ impl Relay {
     /// Takes no more calls of the client's. Those that it has begun to send are still answered, and the streams are over behind that.
     pub fn stop_taking(&mut self) {
         self.takes = false;
+    }
+
+    /// How long nothing has moved, without a call that the server has not answered.
+    pub(crate) fn idle(&mut self, now: Instant) -> Duration {
+        let (there, back) = (&self.to_server, &self.to_client);
+        let calls = there.marks.records().saturating_sub(back.marks.records());
+        self.idle.time(there.moved + back.moved, usize::try_from(calls).unwrap_or(usize::MAX), now)
     }
 
     /// Goes on without waiting; whether something was moved. `None` once both sides have ended.

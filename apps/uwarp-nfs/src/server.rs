@@ -1,5 +1,6 @@
 //! The NFS server of a directory: connections over RDMA and over TCP, and the service behind them.
 
+use crate::clients::{ClientRules, Idle};
 use crate::descriptors::explained;
 use crate::directory::Directory;
 use crate::directory::procedures::{TRANSFER_MAX, number};
@@ -12,7 +13,6 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uwarp::config::InterfaceAddress;
 use uwarp::{Context, Error, ListenOptions, Listener, TcpListener};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::nfs3::{self, Nfs3};
@@ -46,9 +46,6 @@ impl Default for Ports {
     }
 }
 
-/// Connections that are served at once, of each kind; others are turned away.
-pub(crate) const CLIENTS_MAX: usize = 1000;
-
 /// Where a reply goes.
 #[derive(Debug)]
 enum To {
@@ -63,12 +60,12 @@ pub struct Server {
     streams: Vec<TcpListener>,
     bindings: Arc<[Arc<dyn Binding>]>,
     common: Arc<Common>,
-    allow: Vec<InterfaceAddress>,
+    rules: ClientRules,
     metrics: Arc<Metrics>,
     service: Service<To>,
     /// Calls under way of clients over RDMA, of those over TCP, and of those who have left.
     calls: usize,
-    rdma: HashMap<u64, Responder>,
+    rdma: HashMap<u64, (Responder, Idle)>,
     tcp: HashMap<u64, StreamClient>,
     next: u64,
 }
@@ -81,7 +78,7 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Serves a directory to clients of these subnets, or to all, with so many threads for what waits for the disk.
+    /// Serves a directory to clients that these rules admit, with so many threads for what waits for the disk.
     ///
     /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more, and calls over TCP as
     /// much. While those of clients who have left take as much, nobody else is let in.
@@ -93,7 +90,7 @@ impl Server {
         ports: Ports,
         directory: Directory,
         metrics: Arc<Metrics>,
-        allow: Vec<InterfaceAddress>,
+        rules: ClientRules,
         threads: usize,
         memory: u64,
     ) -> anyhow::Result<Self> {
@@ -127,7 +124,7 @@ impl Server {
             bindings: Arc::new([Arc::new(Nfs3)]),
             common: Arc::new(Common::new(calls)),
             calls,
-            allow,
+            rules,
             metrics,
             service: Service::start(Arc::new(programs), threads)?,
             rdma: HashMap::new(),
@@ -150,11 +147,16 @@ impl Server {
         self.rdma.len()
     }
 
+    /// Clients over TCP that are there.
+    pub fn tcp_clients(&self) -> usize {
+        self.tcp.len()
+    }
+
     /// Answers what is being carried out, lets all clients go, and ends; waits no longer than `limit`. What else they have sent is
     /// not begun: nothing is done to the directory that its client does not hear of.
     pub fn stop(mut self, limit: Duration) {
         let start = Instant::now();
-        self.rdma.values_mut().for_each(Responder::stop_taking);
+        self.rdma.values_mut().for_each(|(responder, _)| responder.stop_taking());
         self.tcp.values_mut().for_each(StreamClient::stop_taking);
         let mut dismissed = false;
         while !(self.rdma.is_empty() && self.tcp.is_empty()) && start.elapsed() < limit {
@@ -170,7 +172,7 @@ impl Server {
 
     /// Ends the connections over RDMA behind what was answered, without waiting.
     pub fn dismiss(&mut self) {
-        for responder in self.rdma.values_mut() {
+        for (responder, _) in self.rdma.values_mut() {
             responder.disconnect();
         }
     }
@@ -193,7 +195,8 @@ impl Server {
         if let Some(request) = self.listener.try_next()? {
             busy = true;
             let peer = request.peer();
-            if !self.allows(peer) || is_full(self.rdma.len(), peer) {
+            let connected = self.rdma.values().map(|(responder, _)| responder.peer());
+            if !self.rules.admit(peer, connected, &self.metrics) {
                 request.reject(&[])?;
             } else {
                 let options =
@@ -204,7 +207,7 @@ impl Server {
                         tracing::info!("client {peer} is here");
                         Metrics::count(&self.metrics.rdma_clients);
                         self.next += 1;
-                        self.rdma.insert(self.next, responder);
+                        self.rdma.insert(self.next, (responder, Idle::new()));
                     }
                     Err(error) => tracing::warn!("client {peer}: {}", explained(&error)),
                 }
@@ -213,38 +216,30 @@ impl Server {
         for index in 0..self.streams.len() {
             if let Ok((stream, peer)) = self.streams[index].accept() {
                 busy = true;
-                if self.allows(peer) && !is_full(self.tcp.len(), peer) {
+                if self.rules.admit(peer, self.tcp.values().map(StreamClient::peer), &self.metrics) {
                     tracing::info!("client {peer} is here, over TCP");
                     Metrics::count(&self.metrics.tcp_clients);
                     self.next += 1;
-                    self.tcp.insert(self.next, StreamClient::new(stream));
+                    let (is_trusted, metrics) = (self.rules.is_trusted(peer), Arc::clone(&self.metrics));
+                    self.tcp.insert(self.next, StreamClient::new(stream, is_trusted, metrics));
                 }
             }
         }
         Ok(busy)
     }
 
-    fn allows(&self, peer: SocketAddr) -> bool {
-        let allowed = self.allow.is_empty() || self.allow.iter().any(|subnet| subnet.contains(peer.ip()));
-        if !allowed {
-            Metrics::count(&self.metrics.not_allowed);
-            tracing::warn!("client {peer} is of no subnet that may come");
-        }
-        allowed
-    }
-
     /// Takes calls, and answers those that have been carried out.
     fn serve(&mut self) -> bool {
         let mut busy = false;
-        let service = &mut self.service;
-        self.rdma.retain(|&id, responder| {
+        let (service, rules, metrics, now) = (&mut self.service, &self.rules, &self.metrics, Instant::now());
+        self.rdma.retain(|&id, (responder, idle)| {
             loop {
                 match responder.poll() {
                     Ok(Some(request)) => {
                         busy = true;
                         submit(service, responder, id, request);
                     }
-                    Ok(None) => return true,
+                    Ok(None) => return !rules.is_over(idle.time_of(responder, now), responder.peer(), metrics),
                     Err(Over { reason }) => {
                         let (peer, calls) = (responder.peer(), responder.stats().calls);
                         tracing::info!("client {peer} has left after {calls} calls ({reason:?})");
@@ -263,7 +258,7 @@ impl Server {
                         let call = Call::of_stream(call, client.peer());
                         service.submit(call, to);
                     }
-                    Ok(None) => return true,
+                    Ok(None) => return !rules.is_over(client.idle(now), client.peer(), metrics),
                     Err(_) => {
                         tracing::info!("client {} has left", client.peer());
                         return false;
@@ -276,7 +271,7 @@ impl Server {
             match to {
                 // Whoever has left meanwhile asks again on the next connection.
                 To::Rdma(id, token) => {
-                    if let Some(responder) = self.rdma.get_mut(&id) {
+                    if let Some((responder, _)) = self.rdma.get_mut(&id) {
                         responder.answer(token, answer);
                         for part in arguments {
                             if let Part::Item(memory) = part {
@@ -296,15 +291,6 @@ impl Server {
         }
         busy
     }
-}
-
-/// Whether one more client is one too many.
-fn is_full(clients: usize, peer: SocketAddr) -> bool {
-    let is_full = clients >= CLIENTS_MAX;
-    if is_full {
-        tracing::warn!("client {peer} is turned away: {clients} are here");
-    }
-    is_full
 }
 
 fn submit(service: &mut Service<To>, responder: &mut Responder, id: u64, request: Request) {

@@ -1,8 +1,13 @@
 //! A client over a plain TCP stream.
 
+use crate::clients::Idle;
+use crate::metrics::Metrics;
+use crate::programs::{MOUNT, PORT_MAPPER};
 use crate::records::{Records, record};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uwarp::TcpStream;
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::{self, Nfs3};
@@ -32,6 +37,15 @@ pub struct StreamCall {
     pub credential: OwnedAuth,
     /// The arguments.
     pub arguments: Vec<Part>,
+}
+
+impl StreamCall {
+    /// Whether anybody may make it, from any port: whether a program is there, the port mapper's procedures, and those of MOUNT that
+    /// tell what is exported and mounted (DUMP and EXPORT). So it is with Linux' server.
+    fn is_harmless(&self) -> bool {
+        let is_told_by_mount = self.program == MOUNT && matches!(self.procedure, 2 | 5);
+        self.procedure == 0 || self.program == PORT_MAPPER || is_told_by_mount
+    }
 }
 
 /// Why a message is not carried out.
@@ -88,11 +102,20 @@ pub struct StreamClient {
     sent: usize,
     under_way: usize,
     ended: bool,
+    /// All calls are taken, and not only harmless ones.
+    is_trusted: bool,
+    /// It has been logged that a call was refused for the port.
+    has_complained: bool,
+    metrics: Arc<Metrics>,
+    /// Octets that have come and gone.
+    moved: u64,
+    idle: Idle,
 }
 
 impl StreamClient {
-    /// With a stream that was accepted.
-    pub fn new(mut stream: TcpStream) -> Self {
+    /// With a stream that was accepted. Of a client that is not trusted only calls are taken that anybody may make; others are
+    /// denied.
+    pub fn new(mut stream: TcpStream, is_trusted: bool, metrics: Arc<Metrics>) -> Self {
         stream.set_nodelay(true);
         stream.set_nonblocking(true);
         Self {
@@ -103,6 +126,11 @@ impl StreamClient {
             sent: 0,
             under_way: 0,
             ended: false,
+            is_trusted,
+            has_complained: false,
+            metrics,
+            moved: 0,
+            idle: Idle::new(),
         }
     }
 
@@ -119,10 +147,11 @@ impl StreamClient {
             }
             if let Some(record) = self.records.take()? {
                 match StreamCall::parse(&record) {
-                    Ok(call) => {
+                    Ok(call) if self.is_trusted || call.is_harmless() => {
                         self.under_way += 1;
                         return Ok(Some(call));
                     }
+                    Ok(call) => self.deny(call.xid),
                     Err(Refusal::Answer(xid, answer)) => self.reply(xid, &answer),
                     Err(Refusal::NoCall) => return Err(ErrorKind::InvalidData.into()),
                 }
@@ -136,7 +165,10 @@ impl StreamClient {
             }
             match self.stream.read(&mut self.room) {
                 Ok(0) => self.ended = true,
-                Ok(count) => self.records.push(&self.room[..count]),
+                Ok(count) => {
+                    self.moved += count as u64;
+                    self.records.push(&self.room[..count]);
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error),
             }
@@ -152,6 +184,26 @@ impl StreamClient {
     /// Its address.
     pub fn peer(&self) -> std::net::SocketAddr {
         self.stream.peer_addr()
+    }
+
+    /// How long nothing has come from it and gone to it, without a call under way.
+    pub(crate) fn idle(&mut self, now: Instant) -> Duration {
+        self.idle.time(self.moved, self.under_way, now)
+    }
+
+    /// Denies a call because of the port that it comes from, as FreeBSD's server does.
+    fn deny(&mut self, xid: u32) {
+        /// Rejected for security reasons (RFC 5531 §9).
+        const AUTH_TOOWEAK: u32 = 5;
+        Metrics::count(&self.metrics.refused);
+        if !std::mem::replace(&mut self.has_complained, true) {
+            tracing::warn!(
+                "calls of client {} over TCP are denied: its port is not reserved (below 1024). Mount as root and without \
+                 noresvport, or take calls from any port with --insecure-ports",
+                self.peer()
+            );
+        }
+        self.reply(xid, &Answer::failure(Status::AuthError(AUTH_TOOWEAK)));
     }
 
     /// Answers one of its calls.
@@ -174,7 +226,10 @@ impl StreamClient {
     fn write(&mut self) -> io::Result<()> {
         while let Some(first) = self.outgoing.front() {
             match self.stream.write(&first[self.sent..]) {
-                Ok(count) => self.sent += count,
+                Ok(count) => {
+                    self.moved += count as u64;
+                    self.sent += count;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }

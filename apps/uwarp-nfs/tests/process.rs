@@ -83,6 +83,8 @@ fn mistakes_of_the_command_line_end_with_two() {
         &["/tmp", "--backend", "127.0.0.1:2049"],
         &["/nothing/of/this/name"],
         &["/tmp", "--threads", "0"],
+        &["/tmp", "--connections-per-address", "0"],
+        &["/tmp", "--idle-timeout", "soon"],
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_uwarp-nfs")).args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);

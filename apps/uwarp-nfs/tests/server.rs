@@ -11,12 +11,14 @@ use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
 use raw::{Raw, parse};
 use std::fs::Permissions;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use uwarp::{Config, Context, TcpStream};
+use uwarp::{Config, Context, TcpStream, TcpStreamOptions};
+use uwarp_nfs::clients::ClientRules;
 use uwarp_nfs::directory::procedures::number;
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::metrics::Metrics;
@@ -39,6 +41,8 @@ struct Rig {
     server: Server,
     metrics: Arc<Metrics>,
     folder: tempfile::TempDir,
+    /// Port of the next stream: each has one of its own, which is reserved.
+    next_port: u16,
 }
 
 fn packed(value: &impl Pack) -> Vec<u8> {
@@ -72,36 +76,50 @@ fn exchange(stream: &mut TcpStream, octets: &[u8], sent: &mut usize, records: &m
 
 impl Rig {
     fn new(allow: &[&str]) -> Self {
+        let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
+        Self::with_rules(ClientRules { allow, ..ClientRules::default() })
+    }
+
+    fn with_rules(rules: ClientRules) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let served = folder.path().to_owned();
-        Self::serving(folder, &served, allow, 1 << 30)
+        Self::serving(folder, &served, rules, 1 << 30)
     }
 
     /// Serves a folder in `folder`, with so much memory for calls.
-    fn serving(folder: tempfile::TempDir, served: &Path, allow: &[&str], memory: u64) -> Self {
+    fn serving(folder: tempfile::TempDir, served: &Path, rules: ClientRules, memory: u64) -> Self {
         let config = |host| {
             let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
+            let mut config = config.another_address(format!("fd00::{host}/64").parse().unwrap());
+            config.duplicate_address_detection = 0;
             uwarp_middlebox::behind(config)
         };
         let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
         let metrics = Arc::new(Metrics::default());
         let options = DirectoryOptions { read_only: false, squash_root: false };
         let directory = Directory::open(served, options, Arc::clone(&metrics)).unwrap();
-        let allow = allow.iter().map(|subnet| subnet.parse().unwrap()).collect();
         let server =
-            Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), allow, 2, memory).unwrap();
-        Self { here, there, server, metrics, folder }
+            Server::start(&there, Ports::default(), directory, Arc::clone(&metrics), rules, 2, memory).unwrap();
+        Self { here, there, server, metrics, folder, next_port: 600 }
     }
 
     fn requester(&mut self) -> Requester {
+        self.requester_to(self.there.socket_address(Ports::default().rdma))
+    }
+
+    fn requester_to(&mut self, server: SocketAddr) -> Requester {
         let options = RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() };
-        let address = self.there.socket_address(Ports::default().rdma);
-        Requester::start_connect(&self.here, address, vec![Arc::new(Nfs3)], options).unwrap()
+        Requester::start_connect(&self.here, server, vec![Arc::new(Nfs3)], options).unwrap()
     }
 
     fn stream(&mut self, port: u16) -> TcpStream {
-        let mut stream =
-            TcpStream::start_connect(&self.here, self.there.socket_address(port), &Default::default()).unwrap();
+        self.next_port += 1;
+        self.stream_from(self.next_port, self.there.socket_address(port))
+    }
+
+    fn stream_from(&mut self, local_port: u16, server: SocketAddr) -> TcpStream {
+        let options = TcpStreamOptions { local_port: Some(local_port), ..TcpStreamOptions::default() };
+        let mut stream = TcpStream::start_connect(&self.here, server, &options).unwrap();
         stream.set_nonblocking(true);
         self.until(|_| stream.check_connected().unwrap());
         stream
@@ -257,7 +275,7 @@ fn what_was_carried_out_before_the_end_is_answered() {
     let first = rig.until(|_| client.poll());
     assert_eq!(first.outcome.unwrap().status, Status::Success);
     // Stopping takes a thread of its own here; the engines stay with this one.
-    let Rig { here, there, server, folder, metrics } = rig;
+    let Rig { here, there, server, folder, metrics, .. } = rig;
     let stopping = std::thread::spawn(move || server.stop(LONG));
     let deadline = Instant::now() + LONG;
     let (mut finished, mut answered) = (1, 1);
@@ -457,7 +475,7 @@ fn clients_over_tcp_share_the_memory_for_calls() {
     let folder = tempfile::tempdir().unwrap();
     let served = folder.path().to_owned();
     // Of one call, and each has one.
-    let mut rig = Rig::serving(folder, &served, &[], 1);
+    let mut rig = Rig::serving(folder, &served, ClientRules::default(), 1);
     std::fs::write(served.join("file"), vec![7; SIZE as usize]).unwrap();
     let dir = rig.mount();
     let mut streams = [(); 3].map(|()| rig.stream(2049));
@@ -516,7 +534,7 @@ fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
         std::fs::create_dir(&mountpoint).unwrap();
         let disk = Disk { platter, mountpoint: mountpoint.clone(), deceitful: false };
         let mounted = disk.mount().unwrap();
-        let mut rig = Rig::serving(folder, &mountpoint, &[], 2 * OF_A_CALL);
+        let mut rig = Rig::serving(folder, &mountpoint, ClientRules::default(), 2 * OF_A_CALL);
         let dir = rig.mount();
         let mut stream = rig.stream(2049);
         let file = rig.find(&mut stream, dir, disk::NAME);
@@ -545,6 +563,113 @@ fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
         assert_eq!(std::fs::read(&disk.platter).unwrap(), b"data....");
         _ = second.poll();
     });
+}
+
+/// A port below 1024 is root's on the client, who vouches for the users that the calls name.
+#[test]
+fn calls_over_tcp_from_ports_that_are_not_reserved_are_denied_unless_told_otherwise() {
+    const TOO_WEAK: Status = Status::AuthError(5);
+    for (port, insecure_ports, may_call) in [(1023, false, true), (1024, false, false), (1024, true, true)] {
+        let mut rig = Rig::with_rules(ClientRules { insecure_ports, ..ClientRules::default() });
+        let root = rig.mount();
+        let mut stream = rig.stream_from(port, rig.there.socket_address(2049));
+        let mut path = Vec::new();
+        put_opaque(&mut path, b"/");
+        let mut handle = Vec::new();
+        put_opaque(&mut handle, &root.data);
+        let new = CREATE3args {
+            where_: diropargs3 { dir: root.clone(), name: filename3(Opaque::borrowed(b"new")) },
+            how: createhow3::UNCHECKED(sattr3::default()),
+        };
+        for (call, arguments) in [
+            ((100_005, 3, 1), &path),
+            ((100_005, 3, 3), &path),
+            ((100_003, 3, number::GETATTR), &handle),
+            ((100_003, 3, number::CREATE), &packed(&new)),
+            ((100_003, 4, 1), &handle),
+        ] {
+            let result = rig.ask(&mut stream, call, arguments);
+            assert_eq!(result == Err(TOO_WEAK), !may_call, "{call:?} from {port}: {result:?}");
+        }
+        assert_eq!(rig.folder.path().join("new").exists(), may_call);
+        // What anybody may ask: whether a program is there, what is exported, and on which ports.
+        for call in [(100_003, 3, 0), (100_005, 3, 0), (100_005, 3, 2), (100_005, 3, 5), (100_000, 2, 4)] {
+            assert!(rig.ask(&mut stream, call, &[]).is_ok(), "{call:?} from {port}");
+        }
+    }
+}
+
+#[test]
+fn one_address_has_so_many_connections_and_no_more_and_another_is_served() {
+    const MOST: usize = 2;
+    let mut rig = Rig::with_rules(ClientRules { per_address: MOST, ..ClientRules::default() });
+    let null = || Call { program: 100_003, version: 3, ..Call::default() };
+    let turned_away = |rig: &Rig| rig.metrics.turned_away.load(Ordering::Relaxed);
+    // The client's address is of the family of the server's.
+    let servers =
+        |port| [rig.there.socket_address(port), ("fd00::2".parse::<std::net::IpAddr>().unwrap(), port).into()];
+    let [rdma, rdma_elsewhere] = servers(Ports::default().rdma);
+    let [_, tcp_elsewhere] = servers(2049);
+    let is_served = |rig: &mut Rig, client: &mut Requester| {
+        client.start(null()).unwrap();
+        rig.until(|_| client.poll()).outcome.is_ok()
+    };
+    let mut clients = Vec::new();
+    for number in 0..=MOST {
+        let mut client = rig.requester_to(rdma);
+        assert_eq!(is_served(&mut rig, &mut client), number < MOST);
+        clients.push(client);
+    }
+    assert_eq!((rig.server.rdma_clients(), turned_away(&rig)), (MOST, 1));
+    let mut other = rig.requester_to(rdma_elsewhere);
+    assert!(is_served(&mut rig, &mut other), "of another address");
+    // Over TCP as many again.
+    let mut streams: Vec<TcpStream> = (0..=MOST).map(|_| rig.stream(2049)).collect();
+    let mut room = [0; 10];
+    rig.until(|_| match streams[MOST].read(&mut room) {
+        Ok(0) => Some(()),
+        Ok(_) => panic!("an answer"),
+        Err(error) => (error.kind() != ErrorKind::WouldBlock).then_some(()),
+    });
+    for stream in &mut streams[..MOST] {
+        rig.ask(stream, (100_003, 3, 0), &[]).unwrap();
+    }
+    assert_eq!((rig.server.tcp_clients(), turned_away(&rig)), (MOST, 2));
+    let mut other = rig.stream_from(700, tcp_elsewhere);
+    rig.ask(&mut other, (100_003, 3, 0), &[]).unwrap();
+    // One that goes makes room for the next.
+    drop((clients, streams));
+    rig.until(|server| ((server.rdma_clients(), server.tcp_clients()) == (1, 1)).then_some(()));
+    let mut client = rig.requester_to(rdma);
+    assert!(is_served(&mut rig, &mut client));
+    let mut stream = rig.stream(2049);
+    rig.ask(&mut stream, (100_003, 3, 0), &[]).unwrap();
+    assert_eq!(turned_away(&rig), 2);
+}
+
+#[test]
+fn idle_clients_are_disconnected_and_those_with_half_a_call_too() {
+    let mut rig = Rig::with_rules(ClientRules { idle: Duration::from_millis(300), ..ClientRules::default() });
+    let (here, peer) = (rig.here.clone(), rig.there.socket_address(Ports::default().rdma));
+    let client = Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
+    let mut stream = rig.stream(2049);
+    let half = &record([&[7; 100][..]])[..50];
+    assert_eq!(stream.write(half).unwrap(), half.len());
+    let timed_out = |rig: &Rig| rig.metrics.timed_out.load(Ordering::Relaxed);
+    let deadline = Instant::now() + LONG;
+    while timed_out(&rig) < 2 {
+        rig.server.step().unwrap();
+        here.poll();
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!((rig.server.rdma_clients(), rig.server.tcp_clients()), (0, 0));
+    let mut room = [0; 10];
+    rig.until(|_| match stream.read(&mut room) {
+        Ok(0) => Some(()),
+        Ok(_) => panic!("an answer"),
+        Err(error) => (error.kind() != ErrorKind::WouldBlock).then_some(()),
+    });
+    drop(client);
 }
 
 #[test]

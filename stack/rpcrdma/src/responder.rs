@@ -295,6 +295,11 @@ impl Responder {
         self.stats
     }
 
+    /// Calls that the application has and has not answered.
+    pub fn outstanding(&self) -> usize {
+        self.given
+    }
+
     /// What holds for the connection.
     pub fn agreement(&self) -> crate::private_data::Agreement {
         self.endpoint.agreement

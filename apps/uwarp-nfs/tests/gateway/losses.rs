@@ -12,6 +12,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Instant;
 use uwarp::Context;
+use uwarp_nfs::clients::ClientRules;
 use uwarp_nfs::gateway::{PORT, Policy};
 use uwarp_nfs::gateways::{Gateways, Ports};
 use uwarp_nfs::metrics::Metrics;
@@ -123,7 +124,8 @@ pub fn a_client_that_comes_back_reaches_the_server_from_the_same_port() {
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
     let (ports, server) = (Ports { rdma: PORT, tcp: 2049 }, backend.local_addr().unwrap());
     let metrics = Arc::new(Metrics::of_gateway());
-    let mut gateways = Gateways::start(&there, ports, server, Policy::default(), vec![], metrics, 1 << 30).unwrap();
+    let mut gateways =
+        Gateways::start(&there, ports, server, Policy::default(), ClientRules::default(), metrics, 1 << 30).unwrap();
     let mut arguments = Vec::new();
     put_opaque(&mut arguments, b"directory");
     put_opaque(&mut arguments, b"name");

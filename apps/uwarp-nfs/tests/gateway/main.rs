@@ -21,6 +21,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::Context;
+use uwarp_nfs::clients::ClientRules;
 use uwarp_nfs::gateway::{PORT, Policy};
 use uwarp_nfs::gateways::{Gateways, OF_A_CALL, Ports};
 use uwarp_nfs::metrics::Metrics;
@@ -390,7 +391,8 @@ fn clients_have_equal_parts_of_the_memory_for_calls() {
     let (ports, server) = (Ports { rdma: PORT, tcp: 2049 }, backend.local_addr().unwrap());
     let metrics = Arc::new(Metrics::of_gateway());
     let mut gateways =
-        Gateways::start(&there, ports, server, Policy::default(), vec![], metrics, 4 * OF_A_CALL + 1).unwrap();
+        Gateways::start(&there, ports, server, Policy::default(), ClientRules::default(), metrics, 4 * OF_A_CALL + 1)
+            .unwrap();
     let peer = there.socket_address(PORT);
     let mut arguments = Vec::new();
     put_opaque(&mut arguments, b"handle");
@@ -448,7 +450,8 @@ fn a_call_that_is_too_long_is_refused() {
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
     let (ports, server) = (Ports { rdma: PORT, tcp: 2049 }, backend.local_addr().unwrap());
     let metrics = Arc::new(Metrics::of_gateway());
-    let mut gateways = Gateways::start(&there, ports, server, Policy::default(), vec![], metrics, 0).unwrap();
+    let mut gateways =
+        Gateways::start(&there, ports, server, Policy::default(), ClientRules::default(), metrics, 0).unwrap();
     let bindings: Vec<Arc<dyn Binding>> = vec![Arc::new(Nfs3)];
     let mut client =
         Requester::start_connect(&here, there.socket_address(PORT), bindings, RequesterOptions::default()).unwrap();
