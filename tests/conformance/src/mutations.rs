@@ -14,24 +14,20 @@ use serde::Deserialize;
 use crate::{Matrix, filter};
 
 /// The packages whose tests are run: those that need no device, so that a run takes a second.
-const PACKAGES: [&str; 5] = ["uwarp-wire", "uwarp-iwarp", "uwarp-tcp", "uwarp-engine", "uwarp-sim-tests"];
+const PACKAGES: [&str; 8] = [
+    "uwarp-wire",
+    "uwarp-iwarp",
+    "uwarp-tcp",
+    "uwarp-memory",
+    "uwarp-engine",
+    "uwarp",
+    "uwarp-rpcrdma",
+    "uwarp-sim-tests",
+];
 /// Which rule is broken, by its place in the file from 1.
 const VARIABLE: &str = "UWARP_MUTATION";
 /// What the copy's crates are built with, in place of `line-tables-only`.
 const DEBUG: &str = "line-directives-only";
-/// Where the switch lives in the copy: the crate that all others use.
-const SWITCH_FILE: &str = "stack/wire/src/lib.rs";
-const SWITCH: &str = r#"
-/// Rules that are broken on purpose.
-pub mod mutation {
-    /// Whether this one is.
-    pub fn is(number: usize) -> bool {
-        static CHOSEN: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
-        *CHOSEN.get_or_init(|| std::env::var("UWARP_MUTATION").ok()?.parse().ok()) == Some(number)
-    }
-}
-"#;
-
 /// A rule and how it is broken.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,6 +76,14 @@ pub fn tests<'a>(matrix: &'a Matrix, row: &str) -> Vec<&'a str> {
     matrix.shown.get(row).into_iter().flatten().map(String::as_str).filter(runs_here).collect()
 }
 
+/// An expression of any crate: whether this rule is the one that is broken.
+pub fn switch(number: usize) -> String {
+    format!(
+        "{{ static IT_IS: std::sync::OnceLock<bool> = std::sync::OnceLock::new(); \
+         *IT_IS.get_or_init(|| std::env::var({VARIABLE:?}).is_ok_and(|number| number == \"{number}\")) }}"
+    )
+}
+
 /// The text of a file with a switch in each of its places.
 ///
 /// # Errors
@@ -92,9 +96,7 @@ pub fn with_switches(file: &str, text: &str, mutations: &[Mutation]) -> Result<S
         let [at] = found[..] else {
             return Err(format!("mutations.toml: the rule of {row} stands {} times in {file}: {rule}", found.len()));
         };
-        let switch = if file.starts_with("stack/wire/") { "crate" } else { "uwarp_wire" };
-        let number = index + 1;
-        let text = format!("(if {switch}::mutation::is({number}) {{ {broken} }} else {{ {rule} }})");
+        let text = format!("(if {} {{ {broken} }} else {{ {rule} }})", switch(index + 1));
         places.push((at + before.len(), rule.len(), text));
     }
     // Several mutations of one expression: the second goes around the first.
@@ -145,13 +147,9 @@ fn copy(from: &Path, to: &Path, below: &Path, mutations: &[Mutation]) -> Result<
         }
         let mut octets = std::fs::read(&path).map_err(|error| say(&path, error))?;
         let file = below.to_string_lossy();
-        if mutations.iter().any(|mutation| mutation.file == file) || file == SWITCH_FILE {
+        if mutations.iter().any(|mutation| mutation.file == file) {
             let text = String::from_utf8(octets).map_err(|_| format!("{file} is no text"))?;
-            let mut text = with_switches(&file, &text, mutations)?;
-            if file == SWITCH_FILE {
-                text.push_str(SWITCH);
-            }
-            octets = text.into_bytes();
+            octets = with_switches(&file, &text, mutations)?.into_bytes();
         }
         if std::fs::read(&target).ok().as_deref() != Some(&octets[..]) {
             std::fs::write(&target, &octets).map_err(|error| say(&target, error))?;

@@ -140,13 +140,14 @@ fn switches_go_into_their_places() {
         after: after.into(),
     };
     let text = "let a = b + 1; let c = b + 1 > 0;";
-    let two = [mutation("b + 1", "0", ";"), mutation("b + 1", "9", " >"), mutation("b + 1", "8", " >")];
+    let broken = [mutation("b + 1", "0", ";"), mutation("b + 1", "9", " >"), mutation("b + 1", "8", " >")];
+    let [one, two, three] = [1, 2, 3].map(mutations::switch);
     assert_eq!(
-        mutations::with_switches("stack/tcp/src/a.rs", text, &two),
-        Ok("let a = (if uwarp_wire::mutation::is(1) { 0 } else { b + 1 }); \
-            let c = (if uwarp_wire::mutation::is(2) { 9 } else { \
-            (if uwarp_wire::mutation::is(3) { 8 } else { b + 1 }) }) > 0;"
-            .to_owned())
+        mutations::with_switches("stack/tcp/src/a.rs", text, &broken),
+        Ok(format!(
+            "let a = (if {one} {{ 0 }} else {{ b + 1 }}); \
+             let c = (if {two} {{ 9 }} else {{ (if {three} {{ 8 }} else {{ b + 1 }}) }}) > 0;"
+        ))
     );
     assert!(mutations::with_switches("stack/tcp/src/a.rs", text, &[mutation("b + 1", "0", "")]).is_err());
     assert!(mutations::with_switches("stack/tcp/src/a.rs", text, &[mutation("b + 2", "0", "")]).is_err());
