@@ -457,7 +457,8 @@ pub enum Status {
     RemoteOperation = 5,
     /// What the peer sent could not be accepted: bad CRC, header, message number.
     PeerProtocol = 6,
-    /// Not done: the queue pair left the ready state before this work was finished.
+    /// Not done: the queue pair left the ready state before this work was finished. The memory of a receive, or of a Read, may
+    /// hold part of what was to come: take its contents for indeterminate (RFC 5040 §3.1).
     Flushed = 7,
     /// The connection was lost: reset, or no answer within the user time-out.
     ConnectionLost = 8,

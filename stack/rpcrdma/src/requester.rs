@@ -198,7 +198,8 @@ pub struct Finished {
     pub outcome: Result<Reply, CallError>,
     /// Its arguments, as they were given; the peer cannot reach them any more.
     pub arguments: Vec<Part>,
-    /// The memory for results; empty where a result took it.
+    /// The memory for results; empty where a result took it. What no result took may have been written to all the same: the
+    /// responder may use a chunk and then return it unused, or answer with an error (RFC 8166 §4.3.2.2).
     pub rooms: Vec<Vec<u8>>,
 }
 

@@ -457,3 +457,58 @@ fn errors_and_wrong_results_end_a_call() {
     let right = |xid, _: &Chunks| reply(xid, 1, Chunks::default(), &[]);
     assert!(end(call(NULL, vec![]), &right).is_ok());
 }
+
+/// RFC 8166 §3.3.1: a grant of zero would be a standstill. Not even a server without room for a call makes one.
+#[test]
+fn a_grant_is_never_zero() {
+    for (credits, room, connections) in [(0, usize::MAX, 1), (8, 0, 2), (8, 1, 3)] {
+        let (here, mut server) = server(ResponderOptions { credits, ..ResponderOptions::default() });
+        server.common = Arc::new(Common::new(room));
+        let mut peers: Vec<_> = (0..connections).map(|_| Raw::connect(&here, &mut server, b"")).collect();
+        let right = call_message(Chunks::default(), NULL, &[]);
+        for raw in &mut peers {
+            // A reply, an error, a reply.
+            for octets in [&right[..], &right[..60], &right[..]] {
+                raw.send(octets);
+                let (header, _) = parse_reply(&said(raw, &mut server)).unwrap();
+                assert_eq!(header.credits, 1, "{credits} credits, room for {room} calls");
+            }
+        }
+    }
+}
+
+/// RFC 8166 §4.3.2.2: a responder may write to a chunk that it then does not use.
+#[test]
+fn memory_of_an_unused_chunk_comes_back_as_it_was_left() {
+    let (mut client, mut raw) = requester(RequesterOptions::default());
+    for error in [false, true] {
+        client.start(get(10_000, vec![vec![0x11; 10_000]])).unwrap();
+        let (header, _) = asked(&mut client, &mut raw);
+        let offered = header.chunks().unwrap().clone();
+        let segment = offered.writes[0][0];
+        raw.memory.write(0, &[0xaa; 100]).unwrap();
+        let entry = [raw.memory.sge(..100).unwrap()];
+        let write = uwarp::SendRequest::write(5, &entry, segment.handle, segment.offset);
+        raw.queue_pair.post_send(&[write]).unwrap();
+        let unused = Chunks { writes: vec![vec![Segment { length: 0, ..segment }]], ..Chunks::default() };
+        let xid = header.xid;
+        raw.send(&match error {
+            false => reply(xid, 4, unused, &[1, 0, 2]),
+            true => {
+                let body = Body::Error { version: 1, error: RdmaError::Chunk };
+                encode(&Header { xid, credits: 4, body }, &[])
+            }
+        });
+        let end = finished(&mut client, &raw);
+        match end.outcome {
+            // None of what was written is taken for a result.
+            Ok(reply) => assert_eq!(reply.results, get_results(0)),
+            Err(CallError::Chunk) => assert!(error),
+            Err(other) => panic!("{other}"),
+        }
+        if error {
+            let expected = [[0xaa; 100].as_slice(), &[0x11; 9_900]].concat();
+            assert_eq!(end.rooms, [expected], "changed, and all of it there");
+        }
+    }
+}

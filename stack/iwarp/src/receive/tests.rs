@@ -347,3 +347,19 @@ fn a_terminate_may_be_the_first_fpdu() {
     let ulpdu = untagged(Opcode::Terminate, 2, &[0x20, 7, 0, 0], |_| ());
     assert!(matches!(stream.receive(&ulpdu), Ok(Delivery::Terminate(_))));
 }
+
+/// RFC 5040 §5.4: room for a Terminate is there whatever else waits.
+#[test]
+fn a_terminate_is_taken_though_every_slot_for_requests_is() {
+    let mut stream = initiator(1, 1);
+    let Ok(Delivery::ReadRequest(inbound)) = stream.receive(&untagged(Opcode::ReadRequest, 1, &request(), |_| ()))
+    else {
+        panic!("there is one slot");
+    };
+    stream.accept_read(inbound);
+    let second = untagged(Opcode::ReadRequest, 1, &request(), |h| h.message_sequence_number.0 = 2);
+    assert_eq!(stream.clone().receive(&second), Err(Fault::NoBuffer));
+    assert!(stream.try_begin_read(&read(8), 0).is_some() && stream.try_begin_read(&read(8), 0).is_none());
+    let terminate = untagged(Opcode::Terminate, 2, &[0x12, 5, 0, 0], |_| ());
+    assert!(matches!(stream.receive(&terminate), Ok(Delivery::Terminate(_))));
+}

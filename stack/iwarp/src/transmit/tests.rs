@@ -82,3 +82,35 @@ fn every_header_fits_the_smallest_limit() {
     assert_eq!((cut.len(), cut[0].header().len(), cut[0].payload_len), (1, LONGEST_HEADER, 0));
     assert_eq!(LONGEST_HEADER, 70);
 }
+
+/// RFC 5041 §5.1: the segments of a message differ in the last flag and in the offset alone; so a Write is of one buffer, and a Send of
+/// one number.
+#[test]
+fn all_segments_of_a_message_name_the_same_buffer() {
+    let number = MessageSequenceNumber(0x1234_5678);
+    let messages = [
+        Message::write(Stag(0x0a0b_0c0d), TaggedOffset(0x1_0000_0000), 1000),
+        Message::read_response(Stag(0x0a0b_0c0d), TaggedOffset(u64::MAX - 500), 1000),
+        Message::send(SendKind::Plain, number, 1000),
+        Message::send(SendKind::Solicited, number, 1000),
+        Message::send(SendKind::Invalidate(Stag(0x0a0b_0c0d)), number, 1000),
+        Message::send(SendKind::SolicitedInvalidate(Stag(0x0a0b_0c0d)), number, 1000),
+        Message::commit_request(62, number),
+    ];
+    for message in messages {
+        let opcode = message.opcode();
+        let cut = segments(message, 128);
+        assert!(cut.len() > 5, "{opcode:?}");
+        let first = cut[0].header().to_vec();
+        let tagged = first[0] & 0x80 != 0;
+        assert_eq!(tagged, matches!(opcode, Opcode::Write | Opcode::ReadResponse));
+        // STag, or queue and number; in front of them what belongs to RDMAP.
+        let same = if tagged { 1..6 } else { 1..14 };
+        for segment in &cut {
+            let header = segment.header();
+            assert_eq!(header[same.clone()], first[same.clone()], "{opcode:?} at {}", segment.payload_offset);
+            let flags = if segment.last { first[0] | 0x40 } else { first[0] };
+            assert_eq!(header[0], flags, "{opcode:?} at {}", segment.payload_offset);
+        }
+    }
+}
