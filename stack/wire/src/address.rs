@@ -175,3 +175,21 @@ impl fmt::Debug for FlowKey {
         write!(formatter, "{}:{} <- {}:{}", self.local, self.local_port, self.remote, self.remote_port)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_shared_up_to_the_first_bit_that_differs() {
+        let v4 = |last| IpAddress::from(Ipv4Addr::new(10, 0, 0, last));
+        let v6 = |last| IpAddress::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
+        // 1 and 3 differ in the last bit but one.
+        for (a, b, bits) in [(v4(1), v4(3), 32), (v6(1), v6(3), 128)] {
+            assert!(a.shares_prefix(b, 0) && a.shares_prefix(b, bits - 2));
+            assert!(!a.shares_prefix(b, bits - 1) && !a.shares_prefix(b, bits));
+            assert!(a.shares_prefix(a, bits));
+        }
+        assert!(!v4(1).shares_prefix(v6(1), 0) && !v6(1).shares_prefix(v4(1), 0), "of two versions");
+    }
+}

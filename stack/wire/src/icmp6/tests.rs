@@ -123,3 +123,40 @@ fn neighbour_messages_that_cannot_be_are_refused() {
     damaged[10] ^= 1;
     assert_eq!(parse(&damaged), Err(WireError::IcmpChecksum));
 }
+
+#[test]
+fn an_error_is_told_from_an_informational_message() {
+    let message = |kind: u8| {
+        let mut octets = vec![0; 48];
+        octets[0] = kind;
+        repair(&mut octets);
+        octets
+    };
+    // RFC 4443 §2.1: types below 128. A Redirect is informational, but §2.4 (e.2) treats it as an error.
+    for kind in [1, 2, 3, 4, 100, 127, REDIRECT] {
+        assert!(parse(&message(kind)).unwrap().is_error(), "{kind}");
+    }
+    for kind in [128, 129, 143, 200, 255] {
+        assert!(!parse(&message(kind)).unwrap().is_error(), "{kind}");
+    }
+}
+
+#[test]
+fn packet_too_big_names_our_segment_and_the_mtu() {
+    let mut quoted = [0; 48];
+    quoted[0] = 0x60;
+    quoted[4..8].copy_from_slice(&[5, 0xdc, 6, 64]);
+    quoted[8..24].copy_from_slice(&SOURCE.octets());
+    quoted[24..40].copy_from_slice(&DESTINATION.octets());
+    quoted[40..].copy_from_slice(&[0x0f, 0xa0, 0x4e, 0x51, 0xfe, 0xed, 0xbe, 0xef]);
+    let octets = emit(&Icmp6Message::PacketTooBig { mtu: 1400, quoted: &quoted });
+    let message = parse(&octets).unwrap();
+    let segment = message.quoted_tcp().unwrap();
+    assert_eq!((segment.flow.local, segment.flow.remote), (SOURCE.into(), DESTINATION.into()));
+    assert_eq!((segment.flow.local_port, segment.flow.remote_port), (4000, 20049));
+    assert_eq!((segment.sequence.0, segment.packet_len), (0xfeed_beef, 40 + 1500));
+
+    assert_eq!(QuotedTcp::parse(&quoted[..47]), None, "too little of TCP");
+    quoted[6] = 17;
+    assert_eq!(QuotedTcp::parse(&quoted), None, "UDP");
+}
