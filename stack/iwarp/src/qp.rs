@@ -192,6 +192,12 @@ Error --Reset--> Idle
     }
 
     #[test]
+    fn work_is_flushed_where_the_stream_is_over() {
+        let flushing = QpState::ALL.into_iter().filter(|state| state.flushes());
+        assert_eq!(flushing.collect::<Vec<_>>(), [QpState::Terminate, QpState::Error]);
+    }
+
+    #[test]
     fn an_illegal_event_is_an_error_that_names_both() {
         let error = QpState::Idle.after(Event::PeerTerminate).unwrap_err();
         assert_eq!(error, IllegalTransition { state: QpState::Idle, event: Event::PeerTerminate });

@@ -363,3 +363,18 @@ fn a_terminate_is_taken_though_every_slot_for_requests_is() {
     let terminate = untagged(Opcode::Terminate, 2, &[0x12, 5, 0, 0], |_| ());
     assert!(matches!(stream.receive(&terminate), Ok(Delivery::Terminate(_))));
 }
+
+#[test]
+fn only_a_responder_takes_its_first_fpdu_for_a_refused_start_up() {
+    // MPA's code 6, or what siw sends for an unexpected opcode.
+    let ulpdu = untagged(Opcode::Terminate, 2, &[0x20, 6, 0, 0], |_| ());
+    let of_siw = |stream: &mut Stream| match stream.receive(&ulpdu) {
+        Ok(Delivery::Terminate(received)) => received.siw_bit_order,
+        other => panic!("{other:?}"),
+    };
+    assert!(!of_siw(&mut responder()));
+    assert!(of_siw(&mut initiator(1, 1)));
+    let mut later = responder();
+    later.receive(&tagged(Opcode::Write, true, 1, 0, b"")).unwrap();
+    assert!(of_siw(&mut later));
+}

@@ -396,6 +396,26 @@ fn options_that_fit_no_frame_are_refused() {
     assert_eq!(Initiator::new(options, &[]).unwrap_err(), OptionsError::PeerToPeer);
 }
 
+#[test]
+fn the_largest_read_limits_fit() {
+    let largest = limits(LARGEST_READ_LIMIT, LARGEST_READ_LIMIT, LARGEST_READ_LIMIT, 0);
+    assert!(Initiator::new(initiator_options(largest), &[]).is_ok());
+    let options = initiator_options(ReadLimits { ord: LARGEST_READ_LIMIT + 1, ..largest });
+    assert_eq!(Initiator::new(options, &[]).unwrap_err(), OptionsError::ReadLimit);
+}
+
+#[test]
+fn a_responder_decides_about_markers_when_it_has_the_request() {
+    for markers in [false, true] {
+        let client = Initiator::new(InitiatorOptions::default(), &[]).unwrap();
+        let options = ResponderOptions { markers: !markers, ..ResponderOptions::default() };
+        let mut server = responder(options, client.request());
+        server.set_markers(markers);
+        let (_, parameters) = server.accept(&ReadLimits::default(), &[]).unwrap();
+        assert_eq!(parameters.receive_markers, markers);
+    }
+}
+
 proptest! {
     #[test]
     fn any_octets_give_an_answer(octets: Vec<u8>, key: bool, initiator: bool, cuts: Vec<u8>) {

@@ -505,3 +505,6 @@ impl InboundReads {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

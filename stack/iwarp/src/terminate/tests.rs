@@ -144,3 +144,12 @@ fn refusals_of_memory_are_told_from_other_faults() {
     assert_eq!(status([0x00, 0x00, 0, 0]), RemoteStatus::RemoteOperation);
     assert_eq!(status([0x20, 0x02, 0, 0]), RemoteStatus::LowerLayer);
 }
+
+#[test]
+fn only_an_assigned_code_counts_as_the_bit_order_of_siw() {
+    // Layer 1, type 1 reads the same in both orders: siw's flags with a header behind them tell, if the code is assigned.
+    for (code, of_siw) in [(0, true), (4, true), (5, false)] {
+        let message = [&[0x11, code, 0x03, 0, 0, 14][..], &[0xc1; 14]].concat();
+        assert_eq!(read(&message).siw_bit_order, of_siw, "{code}");
+    }
+}
