@@ -114,6 +114,8 @@ pub(crate) struct Counters {
     pub(crate) crc_errors: u64,
     pub(crate) retransmissions: u64,
     pub(crate) retransmission_copies: u64,
+    /// Of connections that are gone; those that live have their own.
+    pub(crate) sack_segments_walked: u64,
     pub(crate) timeouts: u64,
     pub(crate) pure_acknowledgments: u64,
     pub(crate) frames_to_be_cut: u64,

@@ -96,6 +96,7 @@ impl<P: Port> Core<P> {
         if connection.scheduled {
             self.ready.retain(|other| *other != index);
         }
+        self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
         self.connections.release(index);
         self.counters.connections_closed += 1;
     }

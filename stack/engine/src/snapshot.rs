@@ -38,6 +38,7 @@ pub(crate) fn tcp_info(connection: &Connection) -> TcpInfo {
         segments_sent: info.segments_sent,
         segments_received: info.segments_received,
         retransmissions: info.segments_retransmitted,
+        sack_segments_walked: info.sack_segments_walked,
         timeouts: u64::from(info.timeouts),
         tail_loss_probes: u64::from(info.tail_loss_probes),
         fast_recoveries: u64::from(info.fast_recoveries),
@@ -107,6 +108,8 @@ impl<P: Port> Core<P> {
             crc_errors: counters.crc_errors,
             retransmissions: counters.retransmissions,
             retransmission_copies: counters.retransmission_copies,
+            sack_segments_walked: counters.sack_segments_walked
+                + self.connections.iter().map(|(_, one)| one.tcp.info().sack_segments_walked).sum::<u64>(),
             timeouts: counters.timeouts,
             pure_acknowledgments: counters.pure_acknowledgments,
             frames_to_be_cut: counters.frames_to_be_cut,

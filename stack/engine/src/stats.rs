@@ -133,6 +133,8 @@ pub struct TcpInfo {
     pub segments_received: u64,
     /// Segments sent again.
     pub retransmissions: u64,
+    /// Sent segments looked at to process SACK blocks and to find losses.
+    pub sack_segments_walked: u64,
     /// Retransmission time-outs.
     pub timeouts: u64,
     /// Probes for losses at the end of a flight.
@@ -213,6 +215,8 @@ pub struct EngineStats {
     pub retransmissions: u64,
     /// Retransmissions that needed a copy since the device still held the buffer.
     pub retransmission_copies: u64,
+    /// Sent segments looked at to process SACK blocks and to find losses, over all connections since the start.
+    pub sack_segments_walked: u64,
     /// Retransmission time-outs.
     pub timeouts: u64,
     /// Frames of pure acknowledgments.

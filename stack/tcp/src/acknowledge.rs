@@ -162,6 +162,7 @@ impl Connection {
         if delivered.octets > 0 {
             events |= Events::SEND_SPACE;
         }
+        self.counters.sack_segments_walked += self.queue.take_walked();
         events |= self.after_fin(now);
         Ok(events)
     }

@@ -48,6 +48,7 @@ pub(crate) struct Traffic {
 pub(crate) struct Counters {
     pub(crate) octets_retransmitted: u64,
     pub(crate) segments_retransmitted: u64,
+    pub(crate) sack_segments_walked: u64,
     pub(crate) timeouts: u32,
     pub(crate) tail_loss_probes: u32,
     pub(crate) fast_recoveries: u32,
@@ -625,6 +626,7 @@ impl Connection {
             segments_sent: self.traffic.segments_sent,
             segments_received: self.traffic.segments_received,
             segments_retransmitted: self.counters.segments_retransmitted,
+            sack_segments_walked: self.counters.sack_segments_walked,
             timeouts: self.counters.timeouts,
             tail_loss_probes: self.counters.tail_loss_probes,
             fast_recoveries: self.counters.fast_recoveries,

@@ -57,6 +57,8 @@ pub struct Info {
     pub segments_received: u64,
     /// Segments sent again.
     pub segments_retransmitted: u64,
+    /// Sent segments looked at to process SACK blocks and to find losses: the work of a peer's reports.
+    pub sack_segments_walked: u64,
     /// Expiries of the retransmission timer.
     pub timeouts: u32,
     /// Tail loss probes sent (RFC 8985 §7).

@@ -7,6 +7,9 @@
 
 mod order;
 
+use core::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use crate::event::{BufferToken, Slice};
 use crate::instant::Instant;
 use crate::position::Position;
@@ -64,6 +67,8 @@ pub(crate) struct Segment {
     pub(crate) len: u32,
     /// Number of its record, counted from the first one ever pushed, modulo 2^32.
     record: u32,
+    /// While `fate` is [`Fate::Sacked`]: octets from `start` on that are known to be sacked, to the end of a segment.
+    sacked_len: u32,
     pub(crate) fate: Fate,
     pub(crate) content: Content,
     pub(crate) retransmitted: bool,
@@ -137,12 +142,13 @@ impl Delivered {
 /// What is of interest while something is lost or selectively acknowledged.
 #[derive(Debug, Default)]
 struct Marks {
-    /// Blocks that were taken into the scoreboard lately: every segment inside is marked.
-    blocks: [(Position, Position); 4],
-    /// No segment before this position is lost. Means nothing while none is.
-    lost_from: Position,
+    /// Ends of the lost segments, the lowest first, and behind it of some that are not lost any more. Means nothing while
+    /// none is lost.
+    lost: BinaryHeap<Reverse<Position>>,
     sacked_segments: u32,
     order: SendOrder,
+    /// Segments looked at since [`SendQueue::take_walked`].
+    walked: u64,
 }
 
 /// The queue, without what is rare.
@@ -350,7 +356,9 @@ impl SendQueue {
 
     /// Octets of heap in use.
     pub(crate) fn heap(&self) -> usize {
-        let marks = self.marks.as_ref().map_or(0, |marks| size_of::<Marks>() + marks.order.heap());
+        let marks = self.marks.as_ref().map_or(0, |marks| {
+            size_of::<Marks>() + marks.order.heap() + marks.lost.capacity() * size_of::<Reverse<Position>>()
+        });
         self.records.heap() + self.segments.heap() + marks
     }
 
@@ -391,6 +399,7 @@ impl SendQueue {
             sent_at: now,
             len,
             record: number,
+            sacked_len: 0,
             fate: Fate::InFlight,
             content: Content::Data,
             // The octet of a window probe may have arrived: its time is ambiguous.
@@ -408,6 +417,7 @@ impl SendQueue {
             sent_at: now,
             len: 1,
             record: 0,
+            sacked_len: 0,
             fate: Fate::InFlight,
             content,
             retransmitted: false,
@@ -456,42 +466,49 @@ impl SendQueue {
         self.segments.partition_point(|segment| segment.end() <= position)
     }
 
+    /// Index of the segment with this end, if it is lost.
+    #[inline]
+    fn find_lost(&self, end: Position) -> Option<usize> {
+        let index = self.segments.partition_point(|segment| segment.end() < end);
+        self.segments.get(index).filter(|segment| segment.end() == end && segment.fate == Fate::Lost).map(|_| index)
+    }
+
     /// Index of the lost segment with the lowest sequence number.
     #[inline]
-    pub(crate) fn first_lost(&mut self) -> Option<usize> {
+    pub(crate) fn first_lost(&self) -> Option<usize> {
         if self.lost == 0 {
             return None;
         }
-        let from = self.index_of(self.marks.as_ref()?.lost_from);
-        let index = self.segments.position_from(from, |segment| segment.fate == Fate::Lost);
-        if let Some(index) = index
-            && let Some(marks) = &mut self.marks
-        {
-            marks.lost_from = self.segments[index].start;
-        }
-        index
+        let Reverse(end) = self.marks.as_ref()?.lost.peek()?;
+        self.find_lost(*end)
     }
 
     /// Octets of the segment that [`SendQueue::first_lost`] gives.
     pub(crate) fn first_lost_len(&self) -> u32 {
-        let Some(marks) = self.marks.as_ref().filter(|_| self.lost > 0) else { return 0 };
-        let from = self.index_of(marks.lost_from);
-        let index = self.segments.position_from(from, |segment| segment.fate == Fate::Lost);
-        index.map_or(0, |index| self.segments[index].len)
+        self.first_lost().map_or(0, |index| self.segments[index].len)
+    }
+
+    /// Makes the lowest end in the list of lost segments that of a lost one again.
+    #[cold]
+    fn tidy_lost(&mut self) {
+        while let Some(end) = self.marks.as_ref().and_then(|marks| marks.lost.peek().copied())
+            && self.find_lost(end.0).is_none()
+            && let Some(marks) = &mut self.marks
+        {
+            marks.walked += 1;
+            marks.lost.pop();
+        }
     }
 
     /// Sends a segment of the list again, no more than `limit` octets of it: the rest becomes a segment of its own that
     /// has the same fate as this one had. Returns it as sent, and its payload.
     pub(crate) fn send_again(&mut self, now: Instant, index: usize, limit: u32) -> Option<(Segment, Option<Slice>)> {
         let segment = *self.segments.get(index)?;
+        debug_assert!(segment.fate != Fate::Sacked, "the peer has it");
         if segment.len > limit && limit > 0 {
             let rest = Segment { start: segment.start + limit, len: segment.len - limit, ..segment };
             self.segments[index].len = limit;
             self.segments.insert(index + 1, rest);
-            self.forget_blocks();
-            if segment.fate == Fate::Sacked {
-                self.marks.get_or_insert_default().sacked_segments += 1;
-            }
         }
         self.set_fate(index, Fate::InFlight);
         let segment = &mut self.segments[index];
@@ -535,17 +552,25 @@ impl SendQueue {
     /// Changes what is thought to have become of a segment.
     #[inline]
     pub(crate) fn set_fate(&mut self, index: usize, fate: Fate) {
-        let Segment { fate: before, len, start, .. } = self.segments[index];
+        let segment = &mut self.segments[index];
+        let (before, len, end) = (segment.fate, segment.len, Reverse(segment.end()));
         if before == fate {
             return;
         }
+        segment.fate = fate;
+        segment.sacked_len = len;
         if fate == Fate::Lost {
-            let marks = self.marks.get_or_insert_default();
-            marks.lost_from = if self.lost == 0 { start } else { marks.lost_from.min(start) };
+            let lost = &mut self.marks.get_or_insert_default().lost;
+            if self.lost == 0 {
+                lost.clear();
+            }
+            lost.push(end);
         }
         self.uncount(before, len);
         self.count(fate, len);
-        self.segments[index].fate = fate;
+        if before == Fate::Lost && self.marks.as_ref().is_some_and(|marks| marks.lost.peek() == Some(&end)) {
+            self.tidy_lost();
+        }
     }
 
     /// The peer has everything before `position` (at most [`SendQueue::highest`]).
@@ -564,6 +589,7 @@ impl SendQueue {
                 let part = Segment { len: position.octets_since(segment.start), ..*segment };
                 segment.start = position;
                 segment.len -= part.len;
+                segment.sacked_len = segment.sacked_len.saturating_sub(part.len);
                 match part.fate {
                     Fate::InFlight => self.in_flight -= part.len,
                     Fate::Sacked => self.sacked -= part.len,
@@ -572,11 +598,13 @@ impl SendQueue {
                 if part.fate != Fate::Sacked {
                     delivered.add(&part, &mut self.forward);
                 }
-                self.forget_blocks();
                 break;
             } else {
                 break;
             }
+        }
+        if self.lost > 0 {
+            self.tidy_lost();
         }
         delivered.advanced = position.octets_since(self.unacknowledged);
         self.unacknowledged = position;
@@ -609,50 +637,49 @@ impl SendQueue {
 
     /// The peer holds `left .. right`. A segment counts when it lies in the block as a whole.
     ///
-    /// A peer repeats its blocks, and grows them: what was taken from a block before is passed over.
+    /// A peer repeats its blocks, and grows them. What is sacked already is passed over in steps that grow longer with each
+    /// use, as in a union-find structure: whatever the blocks are, the work is that of the newly sacked segments, times the
+    /// logarithm of all at worst.
     pub(crate) fn sack(&mut self, left: Position, right: Position, delivered: &mut Delivered) {
-        let mut index = self.segments.partition_point(|segment| segment.start < left);
-        let blocks = self.marks.as_ref().map(|marks| marks.blocks).unwrap_or_default();
-        let mut known = blocks.into_iter().find(|block| left <= block.1 && block.0 < right);
-        let mut slot = None;
+        let first = self.segments.partition_point(|segment| segment.start < left);
+        let mut index = first;
+        let mut walked = 0;
+        let mut end = left;
         while let Some(segment) = self.segments.get(index).copied()
             && segment.end() <= right
         {
-            if let Some((start, end)) = known
-                && segment.start >= start
-                && segment.end() <= end
-            {
-                known = None;
-                index = self.index_of(end).max(index + 1);
-                continue;
-            }
+            walked += 1;
             if segment.fate != Fate::Sacked {
                 self.set_fate(index, Fate::Sacked);
                 delivered.add(&segment, &mut self.forward);
+                end = segment.end();
+                index += 1;
+                continue;
             }
-            index += 1;
-        }
-        let blocks = &mut self.marks.get_or_insert_default().blocks;
-        for (place, block) in blocks.iter().enumerate() {
-            if left <= block.0 && block.1 <= right {
-                slot = Some(place);
+            end = segment.start + segment.sacked_len;
+            let next = if segment.sacked_len == segment.len { index + 1 } else { self.index_of(end) };
+            if let Some(behind) = self.segments.get(next)
+                && behind.fate == Fate::Sacked
+            {
+                self.segments[index].sacked_len = segment.sacked_len + behind.sacked_len;
             }
+            index = next;
         }
-        let slot = slot.unwrap_or(blocks.len() - 1);
-        blocks[slot] = (left, right);
-        blocks[..=slot].rotate_right(1);
+        if walked > 1 {
+            self.segments[first].sacked_len = end.octets_since(self.segments[first].start);
+        }
+        if let Some(marks) = &mut self.marks {
+            marks.walked += walked;
+        }
     }
 
-    /// Segments have new borders: some may lie in a block that they only touched before.
-    fn forget_blocks(&mut self) {
-        if let Some(marks) = &mut self.marks {
-            marks.blocks = Default::default();
-        }
+    /// Segments looked at since the last call, to process SACK blocks and to find what is lost.
+    pub(crate) fn take_walked(&mut self) -> u64 {
+        self.marks.as_mut().map_or(0, |marks| core::mem::take(&mut marks.walked))
     }
 
     /// The peer has dropped what it reported (RFC 2018 §8): nothing is thought to be there any more.
     pub(crate) fn forget_sacks(&mut self) {
-        self.forget_blocks();
         for index in 0..self.segments.len() {
             if self.segments[index].fate == Fate::Sacked {
                 self.set_fate(index, Fate::Lost);
@@ -662,6 +689,10 @@ impl SendQueue {
 
     /// Nothing was lost after all.
     pub(crate) fn forget_losses(&mut self) {
+        if let Some(marks) = &mut self.marks {
+            marks.lost.clear();
+            marks.walked += self.segments.len() as u64;
+        }
         for index in 0..self.segments.len() {
             if self.segments[index].fate == Fate::Lost {
                 self.set_fate(index, Fate::InFlight);
@@ -691,13 +722,21 @@ impl SendQueue {
         assert_eq!(at, self.next);
         assert!(self.unacknowledged <= self.next && self.next <= self.highest());
         let marks = self.marks.as_deref();
-        for (left, right) in marks.into_iter().flat_map(|marks| marks.blocks) {
-            let inside = self.segments.iter().filter(|segment| left <= segment.start && segment.end() <= right);
-            assert!(inside.into_iter().all(|segment| segment.fate == Fate::Sacked), "a block that was not taken");
+        let mut run_end = self.next;
+        for index in (0..self.segments.len()).rev() {
+            let segment = self.segments[index];
+            if segment.fate != Fate::Sacked {
+                run_end = segment.start;
+                continue;
+            }
+            let end = segment.start + segment.sacked_len;
+            assert!(segment.end() <= end && end <= run_end, "{segment:?} is not followed by so much that is sacked");
+            assert_eq!(self.segments[self.index_of(end) - 1].end(), end, "a step into a segment");
         }
-        if let Some(first) = self.segments.iter().find(|segment| segment.fate == Fate::Lost) {
-            assert!(marks.is_some_and(|marks| marks.lost_from <= first.start), "a lost segment out of sight");
-        }
+        let mut lost = self.segments.iter().filter(|segment| segment.fate == Fate::Lost);
+        let first = self.segments.iter().position(|segment| segment.fate == Fate::Lost);
+        assert_eq!(self.first_lost(), first, "the first lost segment");
+        assert!(lost.all(|lost| marks.is_some_and(|marks| marks.lost.iter().any(|end| end.0 == lost.end()))));
         self.check_order();
     }
 }

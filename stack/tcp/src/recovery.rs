@@ -157,24 +157,24 @@ impl Undo {
     /// this everything sent again is known to have been needless. A duplicate of something else is the network's, and says
     /// nothing about the reaction (RFC 3708 §3).
     fn duplicate(&mut self, left: Position, right: Position) -> bool {
+        let first = self.needed.partition_point(|range| range.start < left);
+        let (mut kept, mut index) = (first, first);
         let mut found = false;
-        let mut index = self.needed.partition_point(|range| range.start < left);
-        while let Some(range) = self.needed.get_mut(index)
+        while let Some(mut range) = self.needed.get(index).copied()
             && range.start < right
         {
-            if range.end > right {
-                // Some of it was needed.
-                index += 1;
-                continue;
+            // Of what ends behind `right`, some was needed.
+            if range.end <= right {
+                found = true;
+                range.times -= 1;
             }
-            found = true;
-            range.times -= 1;
-            if range.times == 0 {
-                self.needed.remove(index);
-            } else {
-                index += 1;
+            if range.times > 0 {
+                self.needed[kept] = range;
+                kept += 1;
             }
+            index += 1;
         }
+        self.needed.drain(kept..index);
         found && self.needed.is_empty()
     }
 }

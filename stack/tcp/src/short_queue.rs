@@ -131,15 +131,6 @@ impl<T: Copy + Default> ShortQueue<T> {
         }
     }
 
-    /// Index of the first element from `from` on for which `is_it` is true.
-    pub(crate) fn position_from(&self, from: usize, is_it: impl Fn(&T) -> bool) -> Option<usize> {
-        if from == 0 && self.front().is_some_and(&is_it) {
-            return Some(0);
-        }
-        let behind = from.max(1);
-        self.others()?.range(behind - 1..).position(is_it).map(|step| behind + step)
-    }
-
     /// Index of the last element for which `is_it` is true.
     pub(crate) fn last_position(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
         let behind = self.others().and_then(|rest| rest.iter().rposition(&is_it));
@@ -226,12 +217,8 @@ mod tests {
             assert_eq!(queue.get_mut(some), model.get_mut(some));
             assert_eq!(queue.back_mut(), model.back_mut());
             assert!(queue.iter_mut().eq(model.iter_mut()));
-            if some <= model.len() {
-                let even = |element: &u32| element.is_multiple_of(2);
-                let position = model.range(some..).position(even).map(|step| some + step);
-                assert_eq!(queue.position_from(some, even), position);
-                assert_eq!(queue.last_position(even), model.iter().rposition(even));
-            }
+            let even = |element: &u32| element.is_multiple_of(2);
+            assert_eq!(queue.last_position(even), model.iter().rposition(even));
             let bound = step.saturating_sub(random.u32(0..40));
             if model.iter().is_sorted() {
                 assert_eq!(

@@ -29,23 +29,12 @@ pub(super) struct SendOrder {
     again: VecDeque<Transmission>,
     /// Sent before RACK's segment; in flight, or was when it was read.
     overtaken: VecDeque<Transmission>,
-    /// Transmissions that were looked at.
-    #[cfg(test)]
-    pub(super) looks: u64,
 }
 
 impl SendOrder {
     /// Octets of heap in use.
     pub(super) fn heap(&self) -> usize {
         (self.again.capacity() + self.overtaken.capacity()) * size_of::<Transmission>()
-    }
-
-    #[inline]
-    fn count_look(&mut self) {
-        #[cfg(test)]
-        {
-            self.looks += 1;
-        }
     }
 }
 
@@ -81,6 +70,7 @@ impl SendQueue {
     /// Begins to read at the oldest segment, as if nothing had been read.
     pub(super) fn read_anew(&mut self) {
         let Some(marks) = &mut self.marks else { return };
+        marks.walked += self.segments.len() as u64;
         let order = &mut marks.order;
         order.read_to = Position::default();
         order.overtaken.clear();
@@ -98,9 +88,10 @@ impl SendQueue {
             _ => return,
         }
         let mut index = self.marks.as_ref().map_or(0, |marks| self.index_of(marks.order.read_to));
-        let order = &mut self.marks.get_or_insert_default().order;
+        let marks = self.marks.get_or_insert_default();
+        let order = &mut marks.order;
         loop {
-            order.count_look();
+            marks.walked += 1;
             let once = self.segments.get(index);
             if once.is_some_and(|segment| segment.resent) {
                 index += 1;
@@ -123,9 +114,10 @@ impl SendQueue {
 
     /// Of what is overtaken and in flight, the segment sent first: its index, and when.
     pub(crate) fn oldest_overtaken(&mut self) -> Option<(usize, Instant)> {
-        let order = &mut self.marks.as_mut()?.order;
+        let marks = self.marks.as_mut()?;
+        let order = &mut marks.order;
         while let Some(&oldest) = order.overtaken.front() {
-            order.count_look();
+            marks.walked += 1;
             if let Some(index) = find(&self.segments, oldest) {
                 return Some((index, oldest.0));
             }
@@ -136,9 +128,10 @@ impl SendQueue {
 
     /// Of what is overtaken and in flight, when the last was sent.
     pub(crate) fn newest_overtaken(&mut self) -> Option<Instant> {
-        let order = &mut self.marks.as_mut()?.order;
+        let marks = self.marks.as_mut()?;
+        let order = &mut marks.order;
         while let Some(&newest) = order.overtaken.back() {
-            order.count_look();
+            marks.walked += 1;
             if find(&self.segments, newest).is_some() {
                 return Some(newest.0);
             }
@@ -161,11 +154,5 @@ impl SendQueue {
             );
         }
         assert!(order.is_none_or(|order| order.again.iter().is_sorted()), "a list in no order");
-    }
-
-    /// Transmissions that were looked at.
-    #[cfg(test)]
-    pub(crate) fn looks(&self) -> u64 {
-        self.marks.as_ref().map_or(0, |marks| marks.order.looks)
     }
 }
