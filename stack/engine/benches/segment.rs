@@ -33,7 +33,7 @@ mod engine {
     pub(crate) mod template;
 }
 
-use engine::flow::FlowTable;
+use engine::flow::{FlowTable, KeyedHash};
 use engine::template::Template;
 
 const BURST: usize = 32;
@@ -134,7 +134,7 @@ impl Ours {
             connections: Vec::new(),
             received: Vec::new(),
             asked: Vec::new(),
-            flows: FlowTable::new(1),
+            flows: FlowTable::new(KeyedHash::new([1, 2])),
             buffers: vec![Storage([0; HEADROOM + LENGTH]); fars.len() + BURST],
             free: (0..(fars.len() + BURST) as u32).rev().collect(),
             now: Instant::from_nanos(1_000_000_000),

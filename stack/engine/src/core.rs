@@ -19,7 +19,7 @@ use crate::commits::Commits;
 use crate::config::EngineConfig;
 use crate::connection::Connection;
 use crate::engine::{EngineChannels, EngineError, Turned};
-use crate::flow::FlowTable;
+use crate::flow::{FlowTable, KeyedHash};
 use crate::handoff::Handoff;
 use crate::icmp::ErrorLimit;
 use crate::lanes::Lanes;
@@ -187,7 +187,7 @@ pub(crate) struct Core<P: Port> {
     pub(crate) events: EventSink<AsyncEvent>,
     pub(crate) connections: Slab<Connection>,
     pub(crate) flows: FlowTable,
-    /// The connection that the frame under way seems to be of.
+    /// The connection that the frame under way seems to be of: found by looking ahead, or else that of the last frame.
     pub(crate) guess: Option<u32>,
     pub(crate) wheel: Wheel,
     pub(crate) fired: Vec<u32>,
@@ -270,8 +270,9 @@ impl<P: Port> Core<P> {
         let held_budget = config.budgets.out_of_order.unwrap_or(levels.receive_total / 2).max(4) as usize;
         let reserve = config.budgets.transmit_reserve.unwrap_or((levels.transmit_total / 8).clamp(8, 256)) as usize;
         let secret = config.secret;
+        let hash = KeyedHash::new(secret);
         let fixed = config.neighbours.iter().map(|(address, mac)| ((*address).into(), *mac));
-        let neighbours = Neighbours::new(config.limits.neighbours as usize, fixed, secret[1]);
+        let neighbours = Neighbours::new(config.limits.neighbours as usize, fixed, hash);
         let transmit_buffers = levels.transmit_total as usize;
         let backlog = config.budgets.transmit_backlog as usize;
         let time_wait = config.limits.time_wait as usize;
@@ -281,11 +282,11 @@ impl<P: Port> Core<P> {
             own_mac: EthernetAddress(capabilities.mac),
             addresses,
             vlan: config.vlan.map(VlanTag),
-            paths: Paths::default(),
+            paths: Paths::new(hash),
             handoff: channels.handoff,
             second_hand: false,
             handed_over: Vec::new(),
-            reassembly: Reassembly::new(config.limits.reassembly_octets as usize),
+            reassembly: Reassembly::new(config.limits.reassembly_octets as usize, hash),
             icmp_errors: ErrorLimit::new(config.limits.icmp_errors),
             defended_at: None,
             announce_at: None,
@@ -298,7 +299,7 @@ impl<P: Port> Core<P> {
             commands: channels.commands,
             events: channels.events,
             connections: Slab::new(),
-            flows: FlowTable::new(secret[0]),
+            flows: FlowTable::new(hash),
             guess: None,
             wheel: Wheel::new(),
             fired: Vec::new(),
@@ -307,7 +308,7 @@ impl<P: Port> Core<P> {
             commits: Commits::new(channels.waker),
             listeners: HashMap::new(),
             half_open: 0,
-            waits: Waits::new(secret[0] ^ secret[1], time_wait),
+            waits: Waits::new(hash, time_wait),
             cookies: SynCookies::new(config.cookie_secret),
             cookies_until: Instant::ZERO,
             known_epoch: neighbours.epoch(),
@@ -391,13 +392,12 @@ impl<P: Port> Core<P> {
         self.free_known = 0;
         let guesses = self.look_ahead(batch);
         for (place, frame) in batch.drain(..).enumerate() {
-            self.guess = guesses.get(place).copied().flatten();
+            self.guess = guesses.get(place).copied().flatten().or(self.guess);
             if !guesses.is_empty() {
                 self.look_ahead_at(&guesses, place + DISTANCE);
             }
             self.receive_frame(turn, frame);
         }
-        self.guess = None;
         // Frames that this very loop adds wait for the next turn.
         for _ in 0..self.loopback.len() {
             if let Some(frame) = self.loopback.pop_front() {

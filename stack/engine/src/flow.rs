@@ -4,12 +4,44 @@
 //! touched anyway. The hash is keyed by a secret, so that a peer cannot aim at one slot. Entries are removed by moving
 //! later ones back: no tombstones, so the table does not decay under connects and closes.
 
+use std::cell::Cell;
+use std::fmt;
 use std::hash::BuildHasher;
 
+use siphasher::sip::{SipHasher13, SipHasher24};
 use uwarp_memory::kernels::prefetch;
 use uwarp_wire::address::FlowKey;
 
 const EMPTY: u64 = u64::MAX;
+
+/// The hash of every table whose keys a peer can choose: SipHash-1-3 under a secret. Whoever does not know it cannot tell
+/// which keys collide, whatever they are. Faster hashes with a seed do not promise that.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyedHash(SipHasher13);
+
+impl KeyedHash {
+    /// A hash under a key that is derived from `secret`, which may have other uses.
+    pub(crate) fn new(secret: [u64; 2]) -> KeyedHash {
+        let derive = SipHasher24::new_with_keys(secret[0], secret[1]);
+        KeyedHash(SipHasher13::new_with_keys(derive.hash(b"table 0"), derive.hash(b"table 1")))
+    }
+}
+
+impl BuildHasher for KeyedHash {
+    type Hasher = SipHasher13;
+
+    #[inline]
+    fn build_hasher(&self) -> SipHasher13 {
+        self.0
+    }
+}
+
+impl fmt::Debug for KeyedHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The key is a secret.
+        formatter.write_str("KeyedHash")
+    }
+}
 
 /// The table.
 #[derive(Debug)]
@@ -17,7 +49,9 @@ pub(crate) struct FlowTable {
     /// Tag (the hash) in the upper half, index of the connection in the lower.
     slots: Vec<u64>,
     count: usize,
-    hasher: foldhash::quality::FixedState,
+    hasher: KeyedHash,
+    /// Places passed over since other flows have them, ever.
+    probes: Cell<u64>,
 }
 
 fn pack(tag: u32, index: u32) -> u64 {
@@ -25,12 +59,23 @@ fn pack(tag: u32, index: u32) -> u64 {
 }
 
 impl FlowTable {
-    pub(crate) fn new(secret: u64) -> FlowTable {
-        FlowTable { slots: vec![EMPTY; 64], count: 0, hasher: foldhash::quality::FixedState::with_seed(secret) }
+    pub(crate) fn new(hasher: KeyedHash) -> FlowTable {
+        FlowTable { slots: vec![EMPTY; 64], count: 0, hasher, probes: Cell::new(0) }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.count
+    }
+
+    /// Places passed over since other flows have them, ever: the work that collisions make.
+    pub(crate) fn probes(&self) -> u64 {
+        self.probes.get()
+    }
+
+    #[cold]
+    fn count_probes(&self, home: usize, place: usize) {
+        let passed = place.wrapping_sub(home) & (self.slots.len() - 1);
+        self.probes.set(self.probes.get() + passed as u64);
     }
 
     /// The tag of a key. Never the value that marks an empty slot together with an index.
@@ -43,17 +88,22 @@ impl FlowTable {
     #[inline]
     pub(crate) fn find(&self, tag: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mask = self.slots.len() - 1;
-        let mut place = tag as usize & mask;
-        loop {
+        let home = tag as usize & mask;
+        let mut place = home;
+        let found = loop {
             let slot = self.slots[place];
             if slot == EMPTY {
-                return None;
+                break None;
             }
             if (slot >> 32) as u32 == tag && is_it(slot as u32) {
-                return Some(slot as u32);
+                break Some(slot as u32);
             }
             place = (place + 1) & mask;
+        };
+        if place != home {
+            self.count_probes(home, place);
         }
+        found
     }
 
     /// Asks for the place where the search for a tag begins.
@@ -79,13 +129,15 @@ impl FlowTable {
     pub(crate) fn remove(&mut self, tag: u32, index: u32) {
         let mask = self.slots.len() - 1;
         let wanted = pack(tag, index);
-        let mut hole = tag as usize & mask;
+        let home = tag as usize & mask;
+        let mut hole = home;
         while self.slots[hole] != wanted {
             if self.slots[hole] == EMPTY {
                 return;
             }
             hole = (hole + 1) & mask;
         }
+        self.count_probes(home, hole);
         self.count -= 1;
         let mut probe = hole;
         loop {
@@ -106,10 +158,12 @@ impl FlowTable {
 
     fn place(&mut self, slot: u64) {
         let mask = self.slots.len() - 1;
-        let mut place = (slot >> 32) as usize & mask;
+        let home = (slot >> 32) as usize & mask;
+        let mut place = home;
         while self.slots[place] != EMPTY {
             place = (place + 1) & mask;
         }
+        self.count_probes(home, place);
         self.slots[place] = slot;
     }
 }
@@ -118,12 +172,54 @@ impl FlowTable {
 mod tests {
     use super::*;
     use std::collections::HashMap;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    /// Upper halves of IPv6 addresses with which a hash that multiplies by a public constant, whatever its seed, gives one value
+    /// for all lower halves.
+    const COLLIDING: [u64; 2] = [0x3f53_d648_3683_af22, 0xc0ac_29b7_c97c_50dd];
+
+    /// Flows to one listener from hosts of one network that choose their interface identifiers.
+    fn flows_of(network: u64) -> impl Iterator<Item = FlowKey> {
+        (0..4096u64).map(move |host| FlowKey {
+            remote: Ipv6Addr::from(u128::from(network) << 64 | u128::from(host * host)).into(),
+            local: Ipv6Addr::LOCALHOST.into(),
+            remote_port: 1024,
+            local_port: 7471,
+        })
+    }
+
+    #[test]
+    fn addresses_that_a_peer_chooses_do_not_collide_under_any_secret() {
+        for network in COLLIDING {
+            for secret in [[0, 0], [1, 2], [u64::MAX, 7], [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d]] {
+                let mut table = FlowTable::new(KeyedHash::new(secret));
+                let keys: Vec<FlowKey> = flows_of(network).collect();
+                let tags: std::collections::HashSet<u32> = keys.iter().map(|key| table.tag(key)).collect();
+                assert!(tags.len() >= 4090, "{} tags for 4,096 flows", tags.len());
+                for (index, key) in keys.iter().enumerate() {
+                    table.insert(table.tag(key), index as u32);
+                }
+                for (index, key) in keys.iter().enumerate() {
+                    let found = table.find(table.tag(key), |other| keys[other as usize] == *key);
+                    assert_eq!(found, Some(index as u32));
+                }
+                for (index, key) in keys.iter().enumerate() {
+                    table.remove(table.tag(key), index as u32);
+                }
+                // Linear probing at half load passes over half a place for each search (Knuth, volume 3, §6.4).
+                assert!(table.probes() <= 4 * 4096, "{} probes", table.probes());
+                let hash = KeyedHash::new(secret);
+                let neighbours: std::collections::HashSet<u64> =
+                    keys.iter().map(|key| hash.hash_one(key.remote) >> 32).collect();
+                assert!(neighbours.len() >= 4090, "{} hashes for 4,096 neighbours", neighbours.len());
+            }
+        }
+    }
 
     #[test]
     fn finds_what_was_put_in_and_nothing_else() {
         let mut random = fastrand::Rng::with_seed(7);
-        let mut table = FlowTable::new(9);
+        let mut table = FlowTable::new(KeyedHash::new([9, 9]));
         let mut model: HashMap<u32, FlowKey> = HashMap::new();
         let mut keys: Vec<Option<FlowKey>> = vec![None; 4096];
         for _ in 0..50_000 {

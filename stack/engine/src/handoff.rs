@@ -15,6 +15,7 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 
 use crate::core::Core;
+use crate::flow::KeyedHash;
 use crate::port::{BURST, Buffer, Port};
 
 /// Places of a bucket: a cache line.
@@ -46,7 +47,7 @@ pub enum Claim {
 pub struct FlowOwners {
     /// A power of two of them.
     buckets: Box<[Bucket]>,
-    hasher: foldhash::quality::FixedState,
+    hasher: KeyedHash,
     /// Until when a SYN cookie of any engine may come back, in nanoseconds of the clock that all share.
     cookies_until: AtomicU64,
 }
@@ -64,11 +65,10 @@ impl Bucket {
 
 impl FlowOwners {
     /// Room for so many flows; `secret` keys the hash.
-    pub fn new(flows: usize, secret: u64) -> FlowOwners {
+    pub fn new(flows: usize, secret: [u64; 2]) -> FlowOwners {
         let buckets = (2 * flows).div_ceil(BUCKET).next_power_of_two().max(2);
         let buckets = (0..buckets).map(|_| Bucket::default()).collect();
-        let hasher = foldhash::quality::FixedState::with_seed(secret);
-        FlowOwners { buckets, hasher, cookies_until: AtomicU64::new(0) }
+        FlowOwners { buckets, hasher: KeyedHash::new(secret), cookies_until: AtomicU64::new(0) }
     }
 
     /// What a flow's entry has beside the engine, and where it may lie.
@@ -164,7 +164,7 @@ pub struct Handoff {
 impl Handoff {
     /// The parts of `engines` engines, with rings for about `frames` frames of the usual size between any two, and a table for
     /// `flows` flows of all.
-    pub fn between(engines: usize, frames: usize, flows: usize, secret: u64) -> Vec<Handoff> {
+    pub fn between(engines: usize, frames: usize, flows: usize, secret: [u64; 2]) -> Vec<Handoff> {
         let owners = Arc::new(FlowOwners::new(flows, secret));
         let empty = |index: usize| Handoff {
             owners: Arc::clone(&owners),

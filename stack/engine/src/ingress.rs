@@ -153,6 +153,7 @@ impl<P: Port> Core<P> {
         let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.take(index)?))) else {
             return;
         };
+        self.guess = Some(index);
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer used the ports of a finished connection again (RFC 6191): the new one takes its place.
             if let Some(old) = connection.tcp.time_wait() {

@@ -8,11 +8,14 @@
 //! known to be reachable changes the epoch, so that the next segment sent comes by here and starts the confirmation.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
+
+use crate::flow::KeyedHash;
 
 /// BASE_REACHABLE_TIME of RFC 4861 §10; each time is drawn from half of it to one and a half.
 const REACHABLE: Duration = Duration::from_secs(30);
@@ -80,7 +83,7 @@ pub(crate) struct Advertisement {
     pub(crate) overrides: bool,
 }
 
-type Table = HashMap<IpAddress, Neighbour, foldhash::fast::FixedState>;
+type Table = HashMap<IpAddress, Neighbour, KeyedHash>;
 
 /// The table.
 #[derive(Debug)]
@@ -100,8 +103,8 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    pub(crate) fn new(capacity: usize, fixed: impl Iterator<Item = (IpAddress, [u8; 6])>, secret: u64) -> Self {
-        let mut table = HashMap::with_hasher(foldhash::fast::FixedState::with_seed(secret));
+    pub(crate) fn new(capacity: usize, fixed: impl Iterator<Item = (IpAddress, [u8; 6])>, hash: KeyedHash) -> Self {
+        let mut table = HashMap::with_hasher(hash);
         for (address, mac) in fixed {
             table.insert(address, Neighbour { mac, state: State::Static });
         }
@@ -114,7 +117,7 @@ impl Neighbours {
             requests: VecDeque::new(),
             unreachable: Vec::new(),
             deadline: None,
-            random: fastrand::Rng::with_seed(secret),
+            random: fastrand::Rng::with_seed(hash.hash_one(capacity)),
         }
     }
 

@@ -16,6 +16,7 @@ use uwarp_wire::tcp::SeqNumber;
 
 use crate::connection::Connection;
 use crate::core::{Core, IPV6_AND_TCP};
+use crate::flow::KeyedHash;
 use crate::port::Port;
 use crate::stats::DropReason;
 
@@ -48,14 +49,18 @@ struct Doubt {
 }
 
 /// All that is known of paths.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Paths {
-    known: HashMap<IpAddress, Known>,
+    known: HashMap<IpAddress, Known, KeyedHash>,
     /// By the connection's index.
     doubts: HashMap<u32, Doubt>,
 }
 
 impl Paths {
+    pub(crate) fn new(hash: KeyedHash) -> Paths {
+        Paths { known: HashMap::with_hasher(hash), doubts: HashMap::new() }
+    }
+
     #[inline]
     pub(crate) fn is_doubting(&self) -> bool {
         !self.doubts.is_empty()

@@ -12,6 +12,8 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::frame::{FragmentFrame, Route};
 
+use crate::flow::KeyedHash;
+
 /// How long fragments wait for the others (RFC 8200 §4.5; within what RFC 1122 §3.3.2 recommends).
 const LIMIT: Duration = Duration::from_secs(60);
 /// Fragments of one packet: 65535 octets in pieces of what the smallest MTU carries.
@@ -85,7 +87,7 @@ pub(crate) enum Taken {
 /// fills the budget, and must not make those of others dear.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
-    packets: HashMap<Key, Packet>,
+    packets: HashMap<Key, Packet, KeyedHash>,
     /// Packets by the order in which their first fragment to arrive came, which is that of their time limits, too.
     ages: BTreeMap<u64, Key>,
     /// Packets begun, ever.
@@ -96,8 +98,8 @@ pub(crate) struct Reassembly {
 
 impl Reassembly {
     /// With room for so many octets; 0 takes no fragments at all.
-    pub(crate) fn new(budget: usize) -> Reassembly {
-        Reassembly { packets: HashMap::new(), ages: BTreeMap::new(), begun: 0, budget, used: 0 }
+    pub(crate) fn new(budget: usize, hash: KeyedHash) -> Reassembly {
+        Reassembly { packets: HashMap::with_hasher(hash), ages: BTreeMap::new(), begun: 0, budget, used: 0 }
     }
 
     /// Octets in use.

@@ -125,6 +125,7 @@ impl<P: Port> Core<P> {
             path_mtu_changes: counters.path_mtu_changes,
             path_mtu_doubts: counters.path_mtu_doubts,
             path_mtus: self.paths.iter().map(|(address, mtu)| (address.to_string(), mtu)).collect(),
+            flow_probes: self.flows.probes() + self.waits.probes(),
             reassembled: counters.reassembled,
             fragment_octets: self.reassembly.used() as u64,
             echoes: counters.echoes,

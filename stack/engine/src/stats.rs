@@ -247,6 +247,8 @@ pub struct EngineStats {
     pub path_mtu_doubts: u64,
     /// MTU of the paths that take less than the port, by destination.
     pub path_mtus: BTreeMap<String, u16>,
+    /// Places of the flow tables passed over because other flows have them: the work that collisions make.
+    pub flow_probes: u64,
     /// Fragmented packets put together.
     pub reassembled: u64,
     /// Octets of fragments that wait for others.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use uwarp_tcp::{Instant, TimeWait};
 use uwarp_wire::address::FlowKey;
 
-use crate::flow::FlowTable;
+use crate::flow::{FlowTable, KeyedHash};
 
 #[derive(Debug)]
 struct Entry {
@@ -37,9 +37,9 @@ pub(crate) struct Waits {
 
 impl Waits {
     /// An empty table of at most `limit` entries.
-    pub(crate) fn new(secret: u64, limit: usize) -> Waits {
+    pub(crate) fn new(hash: KeyedHash, limit: usize) -> Waits {
         Waits {
-            flows: FlowTable::new(secret),
+            flows: FlowTable::new(hash),
             entries: Vec::new(),
             free: Vec::new(),
             order: VecDeque::new(),
@@ -52,6 +52,11 @@ impl Waits {
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.flows.len()
+    }
+
+    /// [`FlowTable::probes`].
+    pub(crate) fn probes(&self) -> u64 {
+        self.flows.probes()
     }
 
     /// Adds a connection that is in no table any more. `forget` is told of each that does not wait any longer: without room in the
@@ -208,7 +213,7 @@ mod tests {
     #[test]
     fn those_that_came_first_go_first_and_a_full_table_lets_the_oldest_go() {
         let start = Instant::from_nanos(1_000_000_000);
-        let mut waits = Waits::new(1, 3);
+        let mut waits = Waits::new(KeyedHash::new([1, 2]), 3);
         let mut gone = Vec::new();
         let mut forget = |flow: &FlowKey| gone.push(flow.remote_port);
         for port in 1..=4 {
@@ -226,7 +231,7 @@ mod tests {
         assert_eq!((waits.len(), waits.deadline()), (1, Some(start + SECOND * 2)));
         waits.expire(start + SECOND * 2, &mut forget);
         assert_eq!((waits.len(), waits.deadline()), (0, None));
-        Waits::new(1, 0).insert(flow(6), waiting(start), &mut forget);
+        Waits::new(KeyedHash::new([1, 2]), 0).insert(flow(6), waiting(start), &mut forget);
         // All but the one whose ports were used anew.
         assert_eq!(gone, [1, 2, 4, 5, 6]);
     }
@@ -234,7 +239,7 @@ mod tests {
     #[test]
     fn flows_that_are_used_anew_all_the_time_take_no_more_room() {
         let start = Instant::from_nanos(1_000_000_000);
-        let mut waits = Waits::new(1, 8);
+        let mut waits = Waits::new(KeyedHash::new([1, 2]), 8);
         let mut gone = Vec::new();
         for port in 1..=8 {
             waits.insert(flow(port), waiting(start), |flow| gone.push(flow.remote_port));

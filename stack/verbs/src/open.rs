@@ -225,7 +225,7 @@ fn handoff(config: &Config, engines: usize) -> Vec<Handoff> {
     let frames = (1024 / engines).max(16);
     // A flow in TIME-WAIT is still its engine's.
     let flows = connections(config) as usize + uwarp_engine::Limits::default().time_wait as usize;
-    Handoff::between(engines, frames, flows * engines, random())
+    Handoff::between(engines, frames, flows * engines, [random(), random()])
 }
 
 /// Faults and capture that the configuration asks for from the start.

@@ -163,9 +163,15 @@ impl FlowKey {
 impl Hash for FlowKey {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // Both ports in one word: one round of the hash function less for each packet.
-        state.write_u128(self.remote.0);
-        state.write_u128(self.local.0);
+        // As few words as there can be: each is a round of the hash function for each packet.
+        if self.remote.is_ipv4() && self.local.is_ipv4() {
+            state.write_u64(u64::from(self.remote.ipv4_bits()) << 32 | u64::from(self.local.ipv4_bits()));
+        } else {
+            for address in [self.remote.0, self.local.0] {
+                state.write_u64((address >> 64) as u64);
+                state.write_u64(address as u64);
+            }
+        }
         state.write_u32((u32::from(self.remote_port) << 16) | u32::from(self.local_port));
     }
 }

@@ -37,7 +37,7 @@ fn world_for_flows(
     adjust: impl Fn(&mut EngineConfig),
 ) -> (World, Arc<FlowOwners>) {
     let mut world = World::new(11, options);
-    let parts = Handoff::between(2, 256, flows, 5);
+    let parts = Handoff::between(2, 256, flows, [5, 6]);
     let owners = Arc::clone(parts[0].owners());
     let ports = world.network.queues(1500, 2048, 2048, 2);
     for ((index, port), part) in ports.into_iter().enumerate().zip(parts) {

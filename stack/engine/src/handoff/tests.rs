@@ -13,7 +13,7 @@ fn flow(number: u32) -> FlowKey {
 
 #[test]
 fn a_flow_has_one_owner_at_a_time() {
-    let owners = FlowOwners::new(100, 7);
+    let owners = FlowOwners::new(100, [7, 1]);
     assert_eq!(owners.find(&flow(1)), None);
     assert_eq!([0, 0, 3].map(|engine| owners.claim(&flow(1), engine)), [Claim::Granted, Claim::Granted, Claim::Taken]);
     assert_eq!((owners.find(&flow(1)), owners.len()), (Some(0), 1));
@@ -27,7 +27,7 @@ fn a_flow_has_one_owner_at_a_time() {
 #[test]
 fn a_table_has_room_for_as_many_flows_as_it_was_made_for_and_mistakes_none() {
     for (flows, secret) in [(8, 1), (100, 2), (1000, 3), (1024, 4), (65_536, 5)] {
-        let owners = FlowOwners::new(flows, secret);
+        let owners = FlowOwners::new(flows, [secret, 1]);
         let flows = flows as u32;
         for number in 0..flows {
             assert_eq!(owners.claim(&flow(number), (number % 5) as u16), Claim::Granted, "{number} of {flows}");
@@ -47,7 +47,7 @@ fn a_table_has_room_for_as_many_flows_as_it_was_made_for_and_mistakes_none() {
 /// Flows come and go for long: the room does not get less.
 #[test]
 fn a_table_that_stays_full_takes_new_flows_for_old_ones() {
-    let owners = FlowOwners::new(1024, 9);
+    let owners = FlowOwners::new(1024, [9, 1]);
     for number in 0..200_000 {
         if number >= 1024 {
             owners.release(&flow(number - 1024), 1);
@@ -59,7 +59,7 @@ fn a_table_that_stays_full_takes_new_flows_for_old_ones() {
 
 #[test]
 fn a_full_table_says_so() {
-    let owners = FlowOwners::new(8, 7);
+    let owners = FlowOwners::new(8, [7, 1]);
     let claims: Vec<Claim> = (0..40).map(|number| owners.claim(&flow(number), 0)).collect();
     assert_eq!(claims.iter().filter(|claim| **claim == Claim::Granted).count(), 16);
     assert!(claims[16..].iter().all(|claim| *claim == Claim::NoRoom), "who finds no room is told so");
@@ -68,7 +68,7 @@ fn a_full_table_says_so() {
 #[test]
 fn of_many_threads_that_want_the_same_flow_at_most_one_has_it() {
     for round in 0..200 {
-        let owners = FlowOwners::new(16, round);
+        let owners = FlowOwners::new(16, [round, 1]);
         let won: usize = std::thread::scope(|scope| {
             let claims: Vec<_> = (0..4)
                 .map(|engine| {
@@ -87,7 +87,7 @@ fn of_many_threads_that_want_the_same_flow_at_most_one_has_it() {
 
 #[test]
 fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
-    let mut parts = Handoff::between(3, 16, 16, 1);
+    let mut parts = Handoff::between(3, 16, 16, [1, 1]);
     let mut last = parts.pop().expect("three");
     let mut first = parts.remove(0);
     // The last one is a joined one.
@@ -110,5 +110,20 @@ fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
     while first.send(2, 1514, true, std::iter::once(&frame(1514)[..])) {}
     while last.receive(&mut out).is_some() {
         assert_eq!(out, frame(1514));
+    }
+}
+
+/// Two flows with one tag would be taken for one, and the second refused.
+#[test]
+fn flows_from_addresses_that_a_peer_chooses_are_told_apart_under_any_secret() {
+    for network in [0x3f53_d648_3683_af22u64, 0xc0ac_29b7_c97c_50dd] {
+        for secret in [[0, 0], [1, 2], [u64::MAX, 7]] {
+            let owners = FlowOwners::new(1000, secret);
+            for host in 0..1000u128 {
+                let remote = std::net::Ipv6Addr::from(u128::from(network) << 64 | host * host).into();
+                let flow = FlowKey { remote, local: std::net::Ipv6Addr::LOCALHOST.into(), ..flow(7) };
+                assert_eq!(owners.claim(&flow, (host % 3) as u16), Claim::Granted, "host {host}");
+            }
+        }
     }
 }

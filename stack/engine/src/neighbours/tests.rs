@@ -22,7 +22,7 @@ fn at(milliseconds: u64) -> Instant {
 }
 
 fn table() -> Neighbours {
-    Neighbours::new(8, [(fixed(), MAC)].into_iter(), 1)
+    Neighbours::new(8, [(fixed(), MAC)].into_iter(), KeyedHash::new([1, 2]))
 }
 
 fn answer(solicited: bool, overrides: bool, mac: [u8; 6]) -> Advertisement {
