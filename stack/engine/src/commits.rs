@@ -5,21 +5,24 @@
 //! into once a turn while it waits for any. Until then a request keeps its place among the peer's requests, and a message
 //! that was received keeps its place among the messages. A time limit stands for an answer that does not come.
 //!
-//! A committer that was left to the engines is let work at the end of the turn, so that what came in one batch shares a sync.
+//! A request of few octets may name much memory. Its ranges that overlap are joined, and a stream has a share of octets under
+//! way at any one time (`shares`): nothing is refused for its size, and others have their turn meanwhile.
+//!
+//! A committer that was left to the engines works between turns, some octets each time, so that what came in one batch shares a
+//! sync.
 //!
 //! Persistent memory has no committer: its caches are written back here. A little of it at once, nanoseconds a line, which is less
-//! than asking somebody; much of it in parts, so many octets a turn, all that wait for it in turn.
+//! than asking somebody; much of it in parts, so many octets a turn, all streams that wait for it in turn.
 
-use std::collections::VecDeque;
+mod shares;
 
-use crossbeam::channel::Receiver;
-use hashbrown::HashMap;
 use uwarp_iwarp::Fault;
 use uwarp_iwarp::Stream;
 use uwarp_iwarp::stream::{CommitTicket, InboundCommit};
-use uwarp_memory::{Access, AccessError, CommitMailbox, CommitReply, CommitStatus, CommitTarget, KeptRange, Turn};
-use uwarp_tcp::Instant;
+use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, KeptRange, Turn};
 
+pub(crate) use self::shares::Commits;
+use self::shares::{Asker, Ended};
 use crate::command::CompletionQueueId;
 use crate::connection::{Connection, Phase, Running};
 use crate::core::Core;
@@ -31,38 +34,6 @@ use crate::work::{Completion, Status};
 
 /// Ranges of writes that a queue pair remembers one by one. Beyond it they are joined: more is made durable than need be.
 const RANGES: usize = 16;
-/// Octets of persistent memory that one request or message may have written back at once: some microseconds.
-const WRITE_BACK_AT_ONCE: u64 = 16 << 10;
-/// Octets that are written back in a turn for those that ask for more, and for each of them before the next has its turn.
-const WRITE_BACK: u64 = 64 << 10;
-const WRITE_BACK_PART: u64 = 8 << 10;
-
-/// Who waits for a commit.
-#[derive(Debug)]
-enum Asker {
-    /// A request of a peer.
-    Request { connection: Handle, ticket: CommitTicket },
-    /// A message that this queue pair has received, because of these writes.
-    Message { queue_pair: u32, written: WrittenRanges },
-    /// Nobody any more: the time was over.
-    Nobody,
-}
-
-#[derive(Debug)]
-struct Pending {
-    asker: Asker,
-    /// Answers that are still to come.
-    outstanding: u32,
-    /// The worst of those that came.
-    status: CommitStatus,
-}
-
-/// A part of a commit: persistent memory that was too much for the turn that it was asked for in.
-#[derive(Debug)]
-struct WriteBack {
-    range: KeptRange,
-    key: u64,
-}
 
 /// A commit of a peer that is begun when the atomics before it were carried out.
 #[derive(Debug)]
@@ -70,177 +41,7 @@ pub(crate) struct WaitingCommit {
     ticket: CommitTicket,
     ranges: Vec<KeptRange>,
     /// What is known of it already.
-    asked: Asked,
-}
-
-/// Commits under way.
-#[derive(Debug)]
-pub(crate) struct Commits {
-    mailbox: CommitMailbox,
-    replies: Receiver<CommitReply>,
-    pending: HashMap<u64, Pending>,
-    /// Time limits, in their order.
-    limits: VecDeque<(Instant, u64)>,
-    next_key: u64,
-    write_backs: VecDeque<WriteBack>,
-    /// What was asked for in this turn of regions whose commits engines carry out themselves.
-    own: Vec<KeptRange>,
-}
-
-impl Commits {
-    pub(crate) fn new(waker: Option<std::task::Waker>) -> Commits {
-        let (mailbox, replies) = CommitMailbox::new(waker);
-        Commits {
-            mailbox,
-            replies,
-            pending: HashMap::new(),
-            limits: VecDeque::new(),
-            next_key: 0,
-            write_backs: VecDeque::new(),
-            own: Vec::new(),
-        }
-    }
-
-    /// Whether [`Core::run_commits`] has something to do.
-    #[inline]
-    pub(crate) fn unsettled(&self, now: Instant) -> bool {
-        !self.pending.is_empty()
-            && (!self.own.is_empty()
-                || !self.replies.is_empty()
-                || !self.write_backs.is_empty()
-                || self.deadline().is_some_and(|at| at <= now))
-    }
-
-    /// When the next time limit is over.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.limits.front().map(|(at, _)| *at)
-    }
-
-    /// Takes an answer; gives who is to be told, and what.
-    fn take(&mut self, reply: CommitReply) -> Option<(Asker, CommitStatus, u64)> {
-        let pending = self.pending.get_mut(&reply.key)?;
-        pending.status = pending.status.max(reply.status);
-        pending.outstanding -= 1;
-        if pending.outstanding > 0 {
-            return None;
-        }
-        let pending = self.pending.remove(&reply.key)?;
-        // Most end in their order. One that does not must not keep the limits of all behind it.
-        while self.limits.front().is_some_and(|(_, key)| !self.pending.contains_key(key)) {
-            self.limits.pop_front();
-        }
-        if self.limits.len() > 2 * self.pending.len() + 64 {
-            self.limits.retain(|(_, key)| self.pending.contains_key(key));
-        }
-        (!matches!(pending.asker, Asker::Nobody)).then_some((pending.asker, pending.status, reply.key))
-    }
-
-    /// Takes the next time limit that is over; gives who is to be told. The answers are still waited for, and dropped.
-    fn expire(&mut self, now: Instant) -> Option<(Asker, u64)> {
-        while let Some((at, key)) = self.limits.front().copied()
-            && at <= now
-        {
-            self.limits.pop_front();
-            if let Some(pending) = self.pending.get_mut(&key) {
-                return Some((std::mem::replace(&mut pending.asker, Asker::Nobody), key));
-            }
-        }
-        None
-    }
-
-    /// Asks for `target`, which is `range`, as a part of the commit `key`.
-    fn ask(&mut self, target: CommitTarget<'_>, range: KeptRange, key: u64, asked: &mut Asked) {
-        match target {
-            CommitTarget::Plain => asked.plain = true,
-            CommitTarget::Persistent(now) if range.length() <= asked.at_once => {
-                asked.at_once -= range.length();
-                now.write_back();
-            }
-            CommitTarget::Persistent(_) => {
-                self.write_backs.push_back(WriteBack { range, key });
-                asked.outstanding += 1;
-            }
-            CommitTarget::Durable { durable, offset, length } => {
-                let mut commit = durable.commit(offset, length, key, &self.mailbox);
-                if commit == Err(CommitStatus::Transient) && durable.is_of_engines() {
-                    // Nobody else makes room.
-                    durable.work();
-                    commit = durable.commit(offset, length, key, &self.mailbox);
-                }
-                match commit {
-                    Ok(()) => {
-                        asked.outstanding += 1;
-                        if durable.is_of_engines() {
-                            self.own.push(range);
-                        }
-                    }
-                    Err(refused) => asked.status = asked.status.max(refused),
-                }
-            }
-        }
-    }
-
-    /// Carries out what was asked for of regions whose commits are the engines' own.
-    fn work(&mut self, turn: &Turn<'_>) {
-        for range in self.own.drain(..) {
-            // One that was deregistered meanwhile has seen to it.
-            if let Some(CommitTarget::Durable { durable, .. }) = turn.keep(&range) {
-                durable.work();
-            }
-        }
-    }
-
-    /// Writes back as many octets as are `left` in this turn, of those commits that somebody waits for; gives the next that ends.
-    fn write_back(&mut self, turn: &Turn<'_>, left: &mut u64) -> Option<CommitReply> {
-        while *left > 0
-            && let Some(WriteBack { mut range, key }) = self.write_backs.pop_front()
-        {
-            let part = range.split_front((*left).min(WRITE_BACK_PART));
-            let status = match self.pending.get(&key).map(|pending| &pending.asker) {
-                None | Some(Asker::Nobody) => CommitStatus::Success,
-                Some(asker) => match turn.keep(&part) {
-                    Some(CommitTarget::Persistent(now)) => {
-                        *left -= part.length();
-                        now.write_back();
-                        if range.length() > 0 {
-                            self.write_backs.push_back(WriteBack { range, key });
-                            continue;
-                        }
-                        CommitStatus::Success
-                    }
-                    // Its owner has taken it away: a message need not wait for that, and who asked for it is told.
-                    _ if matches!(asker, Asker::Message { .. }) => CommitStatus::Success,
-                    _ => CommitStatus::Failure,
-                },
-            };
-            return Some(CommitReply { key, status });
-        }
-        None
-    }
-
-    fn next_key(&mut self) -> u64 {
-        self.next_key += 1;
-        self.next_key - 1
-    }
-}
-
-/// What became of the parts of a commit when they were asked for.
-#[derive(Debug)]
-struct Asked {
-    /// Answers that will come.
-    outstanding: u32,
-    /// The worst of those that are known.
     status: CommitStatus,
-    /// Some of it is not durable at all.
-    plain: bool,
-    /// Octets of persistent memory that may still be written back at once.
-    at_once: u64,
-}
-
-impl Asked {
-    const fn of(status: CommitStatus) -> Asked {
-        Asked { outstanding: 0, status, plain: false, at_once: WRITE_BACK_AT_ONCE }
-    }
 }
 
 /// A received message that is not told yet, or waits behind one.
@@ -330,31 +131,33 @@ impl<P: Port> Core<P> {
         let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
         let Some(handle) = handle else { return Err(Fault::LocalCatastrophic.into()) };
         // All of it is looked at before anything is asked for.
+        let (mut ranges, mut is_plain) = (self.commits.list(), false);
         for region in &commit.regions {
-            turn.commit_targets(association, region.stag.0, region.offset.0, region.length, |_, _| ())
-                .map_err(|error| Failure::from(read_fault(error)))?;
+            turn.commit_targets(
+                association,
+                region.stag.0,
+                region.offset.0,
+                region.length,
+                |target, range| match target {
+                    CommitTarget::Plain => is_plain = true,
+                    CommitTarget::Persistent(_) | CommitTarget::Durable { .. } => ranges.push(range),
+                },
+            )
+            .map_err(|error| Failure::from(read_fault(error)))?;
         }
-        let ticket = running.stream.accept_commit(commit.head);
-        let waits = running.stream.commit_waits(ticket);
-        let key = self.commits.next_key();
-        let mut asked = Asked::of(if commit.exceeds { CommitStatus::Limit } else { CommitStatus::Success });
-        let mut ranges = Vec::new();
-        for region in &commit.regions {
-            let (stag, offset, length) = (region.stag.0, region.offset.0, region.length);
-            let looked = turn.commit_targets(association, stag, offset, length, |target, range| match target {
-                CommitTarget::Persistent(_) | CommitTarget::Durable { .. } if waits => ranges.push(range),
-                _ => self.commits.ask(target, range, key, &mut asked),
-            });
-            if looked.is_err() {
-                // The owner takes the region away at this very moment.
-                asked.status = asked.status.max(CommitStatus::Failure);
-            }
-        }
-        running.stream.recycle(commit.regions);
-        if waits {
-            queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, asked });
+        let status = if commit.exceeds {
+            CommitStatus::Limit
+        } else if is_plain && self.config.iwarp.strict_commit {
+            CommitStatus::Unsupported
         } else {
-            self.commit_asked(running, handle, ticket, key, asked);
+            CommitStatus::Success
+        };
+        let ticket = running.stream.accept_commit(commit.head);
+        running.stream.recycle(commit.regions);
+        if running.stream.commit_waits(ticket) {
+            queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, status });
+        } else {
+            self.begin_commit(turn, running, queue_pair.number, handle, WaitingCommit { ticket, ranges, status });
         }
         connection.quiet = false;
         Ok(())
@@ -366,64 +169,37 @@ impl<P: Port> Core<P> {
         let handle = queue_pair.connection.and_then(|index| self.connections.reserved_handle(index));
         while let (Some(handle), Some(commit)) = (handle, queue_pair.waiting_commits.front())
             && !running.stream.commit_waits(commit.ticket)
-            && let Some(WaitingCommit { ticket, ranges, mut asked }) = queue_pair.waiting_commits.pop_front()
+            && let Some(commit) = queue_pair.waiting_commits.pop_front()
         {
-            let key = self.commits.next_key();
-            for range in ranges {
-                match turn.keep(&range) {
-                    Some(target) => self.commits.ask(target, range, key, &mut asked),
-                    None => asked.status = asked.status.max(CommitStatus::Failure),
-                }
-            }
-            self.commit_asked(running, handle, ticket, key, asked);
+            self.begin_commit(turn, running, queue_pair.number, handle, commit);
         }
     }
 
-    /// All parts of a peer's commit have been asked for.
-    fn commit_asked(
+    fn begin_commit(
         &mut self,
+        turn: &Turn<'_>,
         running: &mut Running,
+        queue_pair: u32,
         connection: Handle,
-        ticket: CommitTicket,
-        key: u64,
-        mut asked: Asked,
+        commit: WaitingCommit,
     ) {
-        if asked.plain && self.config.iwarp.strict_commit {
-            asked.status = asked.status.max(CommitStatus::Unsupported);
+        let WaitingCommit { ticket, ranges, mut status } = commit;
+        let asker = || Asker::Request { connection, ticket };
+        if self.commits.begin(turn, queue_pair, ranges, &mut status, self.now, asker).is_none() {
+            running.stream.commit_done(ticket, status.code());
         }
-        if asked.outstanding == 0 {
-            running.stream.commit_done(ticket, asked.status.code());
-        } else {
-            self.await_commit(key, Asker::Request { connection, ticket }, asked);
-        }
-    }
-
-    fn await_commit(&mut self, key: u64, asker: Asker, asked: Asked) {
-        let pending = Pending { asker, outstanding: asked.outstanding, status: asked.status };
-        self.commits.pending.insert(key, pending);
-        self.commits.limits.push_back((self.now + self.config.iwarp.commit_timeout, key));
     }
 
     /// Takes answers of committers, and the end of time limits, and writes back what is left from earlier turns.
     pub(crate) fn run_commits(&mut self, turn: &Turn<'_>) {
-        self.commits.work(turn);
-        let mut left = WRITE_BACK;
-        while let Some(reply) = self.commits.write_back(turn, &mut left) {
-            if let Some((asker, status, key)) = self.commits.take(reply) {
-                self.commit_ended(asker, status, key);
-            }
-        }
-        while let Ok(reply) = self.commits.replies.try_recv() {
-            if let Some((asker, status, key)) = self.commits.take(reply) {
-                self.commit_ended(asker, status, key);
-            }
-        }
-        while let Some((asker, key)) = self.commits.expire(self.now) {
-            self.commit_ended(asker, CommitStatus::Transient, key);
+        self.commits.write_back(turn);
+        while let Some(ended) = self.commits.next(turn, self.now) {
+            self.commit_ended(ended);
         }
     }
 
-    fn commit_ended(&mut self, asker: Asker, status: CommitStatus, key: u64) {
+    fn commit_ended(&mut self, ended: Ended) {
+        let Ended { key, queue_pair, asker, status } = ended;
         match asker {
             Asker::Request { connection, ticket } => {
                 let Some(index) = self.connections.resolve(connection) else { return };
@@ -435,8 +211,7 @@ impl<P: Port> Core<P> {
                     Self::schedule(&mut self.ready, index, connection);
                 }
             }
-            Asker::Nobody => {}
-            Asker::Message { queue_pair, written } => {
+            Asker::Message { written } => {
                 let Some(mut queue_pair) = self.queue_pairs.get_mut(queue_pair as usize).and_then(Option::take) else {
                     return;
                 };
@@ -503,22 +278,19 @@ impl<P: Port> Core<P> {
     /// Asks for what was written to be made durable, before a message is told.
     #[cold]
     pub(crate) fn commit_written(&mut self, turn: &Turn<'_>, queue_pair: &mut QueuePair) -> Hold {
-        let key = self.commits.next_key();
-        let mut asked = Asked::of(CommitStatus::Success);
+        let mut ranges = self.commits.list();
         // A region that its owner has deregistered is not to be kept.
-        queue_pair
-            .written
-            .0
-            .retain(|range| turn.keep(range).map(|target| self.commits.ask(target, *range, key, &mut asked)).is_some());
-        if asked.outstanding > 0 {
-            let written = std::mem::take(&mut queue_pair.written);
-            self.await_commit(key, Asker::Message { queue_pair: queue_pair.number, written }, asked);
-            Hold::Commit(key)
-        } else if asked.status == CommitStatus::Success {
-            queue_pair.written.clear();
-            Hold::Free
-        } else {
-            Hold::Failed
+        queue_pair.written.0.retain(|range| turn.keep(range).is_some());
+        ranges.extend_from_slice(&queue_pair.written.0);
+        let (mut status, written) = (CommitStatus::Success, &mut queue_pair.written);
+        let asker = || Asker::Message { written: std::mem::take(written) };
+        match self.commits.begin(turn, queue_pair.number, ranges, &mut status, self.now, asker) {
+            Some(key) => Hold::Commit(key),
+            None if status == CommitStatus::Success => {
+                queue_pair.written.clear();
+                Hold::Free
+            }
+            None => Hold::Failed,
         }
     }
 
@@ -554,33 +326,8 @@ impl<P: Port> Core<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use hashbrown::HashMap;
     use uwarp_memory::{Access, Association, DomainId, RegionTable, Scope, Store, StreamId, TaggedBase};
-
-    fn asked(commits: &mut Commits, at: Instant) -> u64 {
-        let key = commits.next_key();
-        let asker = Asker::Message { queue_pair: 1, written: WrittenRanges::default() };
-        let pending = Pending { asker, outstanding: 1, status: CommitStatus::Success };
-        commits.pending.insert(key, pending);
-        commits.limits.push_back((at + Duration::from_secs(30), key));
-        key
-    }
-
-    #[test]
-    fn one_commit_that_does_not_end_keeps_no_traces_of_those_that_do() {
-        let mut commits = Commits::new(None);
-        let slow = asked(&mut commits, Instant::ZERO);
-        for _ in 0..100_000 {
-            let key = asked(&mut commits, Instant::ZERO);
-            let ended = commits.take(CommitReply { key, status: CommitStatus::Success });
-            assert!(ended.is_some_and(|(_, status, told)| (status, told) == (CommitStatus::Success, key)));
-            assert!(commits.limits.len() < 100);
-        }
-        assert_eq!(commits.expire(Instant::ZERO + Duration::from_secs(29)).map(|(_, key)| key), None);
-        assert_eq!(commits.expire(Instant::ZERO + Duration::from_secs(30)).map(|(_, key)| key), Some(slow));
-        assert!(commits.take(CommitReply { key: slow, status: CommitStatus::Success }).is_none(), "told already");
-        assert_eq!((commits.pending.len(), commits.limits.len()), (0, 0));
-    }
 
     #[test]
     fn writes_that_are_remembered_are_few_and_cover_all() {

@@ -73,8 +73,12 @@ pub struct IwarpConfig {
     pub terminate_drain: Duration,
     /// Most octets of one ULPDU that is sent; the largest is what fits into one segment anyway.
     pub max_ulpdu: u16,
-    /// Longest wait for the store of a durable region before a commit is answered with a status of its own.
+    /// Longest wait for the store of a durable region before a commit is answered with a status of its own. It begins anew
+    /// whenever the oldest commit of the stream gets on.
     pub commit_timeout: Duration,
+    /// Octets that the commits of one stream may have at the stores at once, at least a page (4 KiB). The rest of a commit, and
+    /// commits behind it, wait; all of a share is synced.
+    pub commit_share: u64,
     /// Answer the commit of a region that is not durable with a status of its own. The document wants success, which promises
     /// nothing then (draft-talpey-rdma-commit §2.1).
     pub strict_commit: bool,
@@ -90,6 +94,7 @@ impl Default for IwarpConfig {
             terminate_drain: Duration::from_secs(2),
             max_ulpdu: 64_768,
             commit_timeout: Duration::from_secs(30),
+            commit_share: 1 << 20,
             strict_commit: false,
         }
     }

@@ -305,7 +305,7 @@ impl<P: Port> Core<P> {
             fired: Vec::new(),
             queue_pairs,
             lanes: Lanes::default(),
-            commits: Commits::new(channels.waker),
+            commits: Commits::new(channels.waker, &config.iwarp),
             listeners: HashMap::new(),
             half_open: 0,
             waits: Waits::new(hash, time_wait),
@@ -474,7 +474,12 @@ impl<P: Port> Core<P> {
         let backlog = self.link_up && !self.transmit_queue.is_empty() || !self.loopback.is_empty();
         // Connections that could not go on for lack of buffers or room are no reason to spin on virtual time.
         let more = !self.ready.is_empty();
-        let busy = received > 0 || transmitted > 0 || backlog || worked && !more || more && !self.starved;
+        let busy = received > 0
+            || transmitted > 0
+            || backlog
+            || worked && !more
+            || more && !self.starved
+            || self.commits.is_busy();
         if busy {
             self.counters.busy_turns += 1;
         }

@@ -181,6 +181,7 @@ impl<P: Port> Core<P> {
         }
         queue_pair.written.clear();
         queue_pair.waiting_commits.clear();
+        self.commits.abandon(queue_pair.number);
         let mut status = receive.unwrap_or(Status::Flushed);
         while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
             if !self.lanes.push(queue_pair.receive_completions, completion) {

@@ -84,6 +84,8 @@ impl<P: Port> Engine<P> {
             self.core.work(&turn, &mut self.batch);
         }
         self.core.flush();
+        // The turn is over: what a store does, such as deregistering a region, meets nobody who uses one.
+        self.core.commits.work();
         self.core.turned(worked, received)
     }
 

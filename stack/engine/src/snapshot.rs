@@ -130,6 +130,7 @@ impl<P: Port> Core<P> {
             fragment_octets: self.reassembly.used() as u64,
             echoes: counters.echoes,
             address_conflicts: counters.address_conflicts,
+            commit_octets: self.commits.octets_written(),
             terminates_sent: counters.terminates_sent,
             terminates_received: counters.terminates_received,
             connections_opened: counters.connections_opened,

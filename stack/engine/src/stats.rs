@@ -257,6 +257,9 @@ pub struct EngineStats {
     pub echoes: u64,
     /// Packets in which another host spoke for an address of ours.
     pub address_conflicts: u64,
+    /// Octets that commits have written to stores, or written back in persistent memory. What several commits of a region ask for
+    /// together is counted once.
+    pub commit_octets: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
     /// Terminates received.

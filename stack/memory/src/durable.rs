@@ -7,31 +7,37 @@
 //! gets is a copy, some state of each octet since the commit was asked for.
 //!
 //! A committer may also be left to the engines ([`Registration::commit_in_engines`](crate::Registration::commit_in_engines)): nobody
-//! has to be woken then, and an engine does wait.
+//! has to be woken then, and an engine does wait. It calls the store between its turns, so a store may do anything there,
+//! deregistering regions included.
 //!
-//! Commits that have gathered while the store was busy share one sync.
+//! Commits that have gathered while the store was busy share one sync, and each octet that several of them name is written once.
+//! How much one stream may have here at once is the engines' business.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::Waker;
 
-use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, unbounded};
 use crossbeam::sync::{Parker, Unparker};
 
 use crate::buffer::RegionBuffer;
+use crate::epoch::current_thread;
 use crate::shared_bytes;
 
-/// Commits that may wait for a region's committer. Beyond it they are refused as [`CommitStatus::Transient`].
-const QUEUE: usize = 1024;
+/// Most commits that share a sync.
+const BATCH: usize = 1024;
 /// Octets that are copied at once.
 const CHUNK: usize = 64 << 10;
+/// What writing a few octets counts for, where an engine limits what it writes in a turn.
+const LEAST: u64 = 4 << 10;
 
 /// Where the octets of a durable region are kept.
 pub trait Store: Send {
@@ -62,7 +68,7 @@ pub enum CommitStatus {
     NoSpace = 3,
     /// The request lists more than this side takes.
     Limit = 4,
-    /// Not now: the time limit is over, or too many commits wait. It may be tried again.
+    /// Not now: the time limit is over. It may be tried again.
     Transient = 5,
     /// The region is not durable, and this side was told to say so.
     Unsupported = 6,
@@ -111,6 +117,8 @@ pub struct CommitReply {
     pub key: u64,
     /// How it ended.
     pub status: CommitStatus,
+    /// Octets of the range.
+    pub length: u64,
 }
 
 /// Where an engine has its commits answered to.
@@ -121,13 +129,30 @@ struct Mailbox {
     replies: Sender<CommitReply>,
     /// Wakes the engine, if it sleeps.
     waker: Option<Waker>,
+    /// Octets that commits of the engine have written, each counted once if several asked for it together.
+    octets_written: AtomicU64,
 }
 
 impl CommitMailbox {
     /// A mailbox and the end that the engine reads. `waker` is called after each batch of replies.
     pub fn new(waker: Option<Waker>) -> (CommitMailbox, Receiver<CommitReply>) {
         let (replies, receiver) = unbounded();
-        (CommitMailbox(Arc::new(Mailbox { replies, waker })), receiver)
+        (CommitMailbox(Arc::new(Mailbox { replies, waker, octets_written: AtomicU64::new(0) })), receiver)
+    }
+
+    /// A stream of the engine that asks for commits.
+    pub fn stream(&self) -> CommitStream {
+        CommitStream(Arc::new(Asking { mailbox: Arc::clone(&self.0), first_wanted: AtomicU64::new(0) }))
+    }
+
+    /// Octets that commits of the engine have written to stores or, in persistent memory, written back.
+    pub fn octets_written(&self) -> u64 {
+        self.0.octets_written.load(Relaxed)
+    }
+
+    /// Counts octets that the engine itself has written back.
+    pub fn count_written(&self, octets: u64) {
+        self.0.octets_written.fetch_add(octets, Relaxed);
     }
 }
 
@@ -137,12 +162,46 @@ impl fmt::Debug for CommitMailbox {
     }
 }
 
+/// A stream on whose behalf an engine asks for commits, and which may lose interest in them.
+#[derive(Clone)]
+pub struct CommitStream(Arc<Asking>);
+
+struct Asking {
+    mailbox: Arc<Mailbox>,
+    /// Commits with smaller keys are not wanted any more.
+    first_wanted: AtomicU64,
+}
+
+impl CommitStream {
+    /// Drops the stream's commits whose keys are smaller than `key`: those that are not begun are neither carried out nor
+    /// answered.
+    pub fn abandon_before(&self, key: u64) {
+        self.0.first_wanted.fetch_max(key, Relaxed);
+    }
+}
+
+impl fmt::Debug for CommitStream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("CommitStream").field("first_wanted", &self.0.first_wanted).finish_non_exhaustive()
+    }
+}
+
 struct Job {
     /// Octets of the region.
     offset: u64,
     length: u64,
     key: u64,
-    mailbox: CommitMailbox,
+    stream: CommitStream,
+}
+
+impl Job {
+    fn is_wanted(&self) -> bool {
+        self.key >= self.stream.0.first_wanted.load(Relaxed)
+    }
+
+    fn octets(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.length)
+    }
 }
 
 /// A durable region's way to its committer: what the slot of the table points to.
@@ -150,10 +209,8 @@ pub struct Durable {
     jobs: Sender<Job>,
     /// Behind `jobs`, so that who is woken as the last thing finds that there is nobody any more.
     sleeper: Sleeper,
-    /// Commits that were sent and are not answered.
-    waiting: Arc<AtomicU32>,
     /// The committer, if engines carry commits out themselves. Mostly one engine does; its peers of the same region wait for it.
-    own: OnceLock<Mutex<Committer>>,
+    own: OnceLock<Arc<Own>>,
 }
 
 /// A committer's thread, which sleeps while there is nothing to do.
@@ -165,38 +222,89 @@ impl Drop for Sleeper {
     }
 }
 
+/// A committer that engines carry out.
+struct Own {
+    committer: Mutex<Committer>,
+    /// The thread that is inside ([`current_thread`]), or 0: the store that it calls may come back here.
+    worker: AtomicUsize,
+    /// The region was deregistered by the store itself: who is inside has to finish what is left.
+    finish: AtomicBool,
+}
+
+impl Own {
+    /// Writes up to `most` octets, and syncs when a batch is complete. False if nothing is left to do, or this very thread is
+    /// inside already.
+    fn work(&self, most: u64) -> bool {
+        if self.is_inside() {
+            return false;
+        }
+        let mut committer = self.committer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.worker.store(current_thread(), Relaxed);
+        let mut more = committer.step_guarded(most);
+        while more && self.finish.load(Relaxed) {
+            more = committer.step_guarded(u64::MAX);
+        }
+        self.worker.store(0, Relaxed);
+        more
+    }
+
+    fn is_inside(&self) -> bool {
+        self.worker.load(Relaxed) == current_thread()
+    }
+}
+
+/// A durable region's committer, for an engine that was asked for a commit and is to carry it out. It does not keep the region.
+#[derive(Clone)]
+pub struct EngineCommitter(Weak<Own>);
+
+impl EngineCommitter {
+    /// Writes up to `most` octets of the commits that wait, and syncs and answers them when all of a batch is written. The calling
+    /// thread waits for the store. To be called outside of turns: the store may deregister regions. False if nothing is left.
+    pub fn work(&self, most: u64) -> bool {
+        self.0.upgrade().is_some_and(|own| own.work(most))
+    }
+}
+
+impl PartialEq for EngineCommitter {
+    fn eq(&self, other: &EngineCommitter) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl fmt::Debug for EngineCommitter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("EngineCommitter").finish_non_exhaustive()
+    }
+}
+
 impl Durable {
     /// Leaves the committer to the engines; gives it back if they have one.
     pub(crate) fn own(&self, committer: Committer) -> Result<(), Committer> {
-        self.own.set(Mutex::new(committer)).map_err(|own| own.into_inner().unwrap_or_else(PoisonError::into_inner))
+        let mut committer = Some(committer);
+        self.own.get_or_init(|| {
+            let committer = committer.take().unwrap_or_else(|| unreachable!("initialised once"));
+            Arc::new(Own {
+                committer: Mutex::new(committer),
+                worker: AtomicUsize::new(0),
+                finish: AtomicBool::new(false),
+            })
+        });
+        committer.map_or(Ok(()), Err)
     }
 
-    /// Whether who asks for a commit has to carry it out, too, by [`work`](Self::work).
-    pub fn is_of_engines(&self) -> bool {
-        self.own.get().is_some()
+    /// The committer, if who asks for a commit has to carry it out, too.
+    pub fn engine_committer(&self) -> Option<EngineCommitter> {
+        self.own.get().map(|own| EngineCommitter(Arc::downgrade(own)))
     }
 
-    /// Carries out the commits that wait, if the committer was left to the engines. The calling thread waits for the store.
-    pub fn work(&self) {
-        if let Some(own) = self.own.get() {
-            own.lock().unwrap_or_else(PoisonError::into_inner).work_guarded();
-        }
-    }
-
-    /// Asks for `length` octets from `offset` of the region on to be made durable; the answer comes to `mailbox` as `key`.
+    /// Asks for `length` octets from `offset` of the region on to be made durable. The answer comes to the mailbox of
+    /// `stream` as `key`, unless the stream abandons it before it is begun. Nothing here limits how much is asked for.
     ///
     /// # Errors
-    /// Why there will be no answer: too many commits wait, or the committer is gone.
-    pub fn commit(&self, offset: u64, length: u64, key: u64, mailbox: &CommitMailbox) -> Result<(), CommitStatus> {
-        let job = Job { offset, length, key, mailbox: mailbox.clone() };
-        self.waiting.fetch_add(1, Relaxed);
-        self.jobs.try_send(job).map_err(|error| {
-            self.waiting.fetch_sub(1, Relaxed);
-            match error {
-                TrySendError::Full(_) => CommitStatus::Transient,
-                TrySendError::Disconnected(_) => CommitStatus::Failure,
-            }
-        })?;
+    /// [`CommitStatus::Failure`]: there will be no answer, because the committer is gone.
+    pub fn commit(&self, offset: u64, length: u64, key: u64, stream: &CommitStream) -> Result<(), CommitStatus> {
+        let job = Job { offset, length, key, stream: stream.clone() };
+        self.jobs.send(job).map_err(|_| CommitStatus::Failure)?;
         self.sleeper.0.unpark();
         Ok(())
     }
@@ -205,13 +313,18 @@ impl Durable {
 impl Drop for Durable {
     fn drop(&mut self) {
         // What was asked for is carried out, as a committer with a thread of its own does.
-        self.work();
+        let Some(own) = self.own.get() else { return };
+        if own.is_inside() {
+            own.finish.store(true, Relaxed);
+        } else {
+            while own.work(u64::MAX) {}
+        }
     }
 }
 
 impl fmt::Debug for Durable {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Durable").field("waiting", &self.waiting.load(Relaxed)).finish_non_exhaustive()
+        formatter.debug_struct("Durable").field("waiting", &self.jobs.len()).finish_non_exhaustive()
     }
 }
 
@@ -220,33 +333,34 @@ impl fmt::Debug for Durable {
 pub struct Committer {
     jobs: Receiver<Job>,
     parker: Parker,
-    waiting: Arc<AtomicU32>,
     /// Keeps the octets, which outlive the registration if a commit is under way.
     memory: Arc<RegionBuffer>,
     store: Box<dyn Store>,
-    chunk: Vec<u8>,
+    chunk: Box<[u8]>,
+    /// Commits that are being carried out and will share a sync.
     batch: Vec<(Job, CommitStatus)>,
+    /// What is left to be written of them: octets of the region, the last first. No octet is in two of them.
+    ranges: Vec<Range<u64>>,
     /// What stays until the region is registered anew.
     broken: Option<CommitStatus>,
 }
 
 /// A durable region's two ends, over `memory`.
 pub(crate) fn durable(memory: Arc<RegionBuffer>, store: Box<dyn Store>) -> (Durable, Committer) {
-    let (sender, jobs) = bounded(QUEUE);
-    let waiting = Arc::new(AtomicU32::new(0));
+    let (sender, jobs) = unbounded();
     let parker = Parker::new();
     let sleeper = Sleeper(parker.unparker().clone());
     let committer = Committer {
         jobs,
         parker,
-        waiting: Arc::clone(&waiting),
         memory,
         store,
-        chunk: vec![0; CHUNK],
-        batch: Vec::with_capacity(QUEUE),
+        chunk: vec![0; CHUNK].into(),
+        batch: Vec::new(),
+        ranges: Vec::new(),
         broken: None,
     };
-    (Durable { jobs: sender, sleeper, waiting, own: OnceLock::new() }, committer)
+    (Durable { jobs: sender, sleeper, own: OnceLock::new() }, committer)
 }
 
 impl Committer {
@@ -266,30 +380,101 @@ impl Committer {
         }
     }
 
-    /// As [`work`](Self::work), in an engine, which must not end with a store that panics: commits that nobody answers run into
-    /// their time limit, and there is no further success.
-    fn work_guarded(&mut self) {
-        if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
+    /// Carries out the commits that wait, up to some that share a sync, and gives the number of those that were answered.
+    pub fn work(&mut self) -> usize {
+        self.gather();
+        while self.write_some(u64::MAX) {}
+        self.finish()
+    }
+
+    /// Writes up to `most` octets of the commits that wait, in an engine. False if nothing is left to do.
+    ///
+    /// The engine must not end with a store that panics: there is no further success then.
+    fn step_guarded(&mut self, most: u64) -> bool {
+        let step = || {
+            if self.ranges.is_empty() {
+                self.gather();
+            }
+            if !self.write_some(most) {
+                self.finish();
+            }
+        };
+        if catch_unwind(AssertUnwindSafe(step)).is_err() {
+            self.ranges.clear();
             self.broken = Some(CommitStatus::Failure);
+            self.answer();
+        }
+        !(self.batch.is_empty() && self.jobs.is_empty())
+    }
+
+    /// Takes commits that wait into the batch, and finds out what is to be written for them.
+    fn gather(&mut self) {
+        while self.batch.len() < BATCH
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            self.batch.push((job, CommitStatus::Success));
+        }
+        self.batch.retain(|(job, _)| job.is_wanted());
+        self.batch.sort_unstable_by_key(|(job, _)| job.offset);
+        let end = self.memory.len() as u64;
+        for (job, _) in &self.batch {
+            let octets = job.octets();
+            match self.ranges.last_mut() {
+                Some(last) if octets.start <= last.end => last.end = last.end.max(octets.end.min(end)),
+                _ => self.ranges.push(octets.start..octets.end.min(end)),
+            }
+        }
+        self.ranges.reverse();
+    }
+
+    /// Writes up to `most` octets of the batch; false if that is all of it.
+    fn write_some(&mut self, most: u64) -> bool {
+        let mut left = most;
+        while let Some(range) = self.ranges.last_mut() {
+            if self.broken.is_some() {
+                self.ranges.clear();
+                break;
+            }
+            let part = range.start..range.end.min(range.start.saturating_add(left.min(CHUNK as u64)));
+            range.start = part.end;
+            if range.is_empty() {
+                self.ranges.pop();
+            }
+            if !part.is_empty() {
+                left = left.saturating_sub((part.end - part.start).max(LEAST));
+                self.write(part);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        !self.ranges.is_empty()
+    }
+
+    /// Writes at most [`CHUNK`] octets. What goes wrong is that of all commits that asked for some of them.
+    fn write(&mut self, part: Range<u64>) {
+        let chunk = &mut self.chunk[..(part.end - part.start) as usize];
+        // SAFETY: within the buffer, which lives as long as this; engines and peers may change it meanwhile, which this
+        // copy tolerates.
+        unsafe { shared_bytes::load(self.memory.start().add(part.start as usize), chunk) };
+        let is_of_part = |job: &Job| job.offset < part.end && part.start < job.octets().end;
+        if let Some((job, _)) = self.batch.iter().find(|(job, _)| is_of_part(job)) {
+            job.stream.0.mailbox.octets_written.fetch_add(chunk.len() as u64, Relaxed);
+        }
+        if let Err(error) = self.store.write(part.start, chunk) {
+            let failed = CommitStatus::of(&error);
+            if failed.stays() {
+                self.broken = Some(failed);
+            }
+            for (_, status) in self.batch.iter_mut().filter(|(job, _)| is_of_part(job)) {
+                *status = failed.max(*status);
+            }
         }
     }
 
-    /// Carries out the commits that wait, and gives their number.
-    pub fn work(&mut self) -> usize {
-        let mut batch = std::mem::take(&mut self.batch);
-        while batch.len() < QUEUE
-            && let Ok(job) = self.jobs.try_recv()
-        {
-            batch.push((job, CommitStatus::Success));
-        }
-        let mut written = false;
-        for (job, status) in &mut batch {
-            *status = match self.broken {
-                Some(status) => status,
-                None => self.write(job),
-            };
-            written |= *status == CommitStatus::Success;
-        }
+    /// Syncs what was written, and answers the batch; gives its size.
+    fn finish(&mut self) -> usize {
+        let written = self.broken.is_none() && self.batch.iter().any(|(_, status)| *status == CommitStatus::Success);
         if written && let Err(error) = self.store.sync() {
             // What the store had taken may be lost, and a further sync would not say so (on Linux a failed one leaves the
             // pages clean): the region is not to be relied on any more.
@@ -298,42 +483,27 @@ impl Committer {
             } else {
                 CommitStatus::Failure
             };
-            self.broken.get_or_insert(failed);
-            for (_, status) in batch.iter_mut().filter(|(_, status)| *status == CommitStatus::Success) {
-                *status = failed;
-            }
+            self.broken = Some(failed);
         }
-        let count = batch.len();
-        self.waiting.fetch_sub(count as u32, Relaxed);
-        for (job, status) in batch.drain(..) {
+        self.answer()
+    }
+
+    /// Answers the batch; gives its size.
+    fn answer(&mut self) -> usize {
+        let count = self.batch.len();
+        for (job, status) in self.batch.drain(..) {
+            let status = match (status, self.broken) {
+                (CommitStatus::Success, Some(broken)) => broken,
+                (status, _) => status,
+            };
+            let mailbox = &job.stream.0.mailbox;
             // An engine that is gone does not want to know.
-            let _ = job.mailbox.0.replies.send(CommitReply { key: job.key, status });
-            if let Some(waker) = &job.mailbox.0.waker {
+            let _ = mailbox.replies.send(CommitReply { key: job.key, status, length: job.length });
+            if let Some(waker) = &mailbox.waker {
                 waker.wake_by_ref();
             }
         }
-        self.batch = batch;
         count
-    }
-
-    fn write(&mut self, job: &Job) -> CommitStatus {
-        let (mut at, end) = (job.offset, job.offset.saturating_add(job.length).min(self.memory.len() as u64));
-        while at < end {
-            let length = (end - at).min(CHUNK as u64) as usize;
-            let chunk = &mut self.chunk[..length];
-            // SAFETY: within the buffer, which lives as long as this; engines and peers may change it meanwhile, which this
-            // copy tolerates.
-            unsafe { shared_bytes::load(self.memory.start().add(at as usize), chunk) };
-            if let Err(error) = self.store.write(at, chunk) {
-                let status = CommitStatus::of(&error);
-                if status.stays() {
-                    self.broken = Some(status);
-                }
-                return status;
-            }
-            at += length as u64;
-        }
-        CommitStatus::Success
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct EngineState {
 }
 
 /// A number that no other living thread has.
-fn current_thread() -> usize {
+pub(crate) fn current_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark).addr())
 }
@@ -78,14 +78,16 @@ impl Engines {
         }
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         // An engine that registers later takes the same lock, and so sees what was done before.
-        let mut pending = Vec::new();
+        let (mut pending, mut in_own_turn) = (Vec::new(), false);
         for engine in list.iter() {
-            // A thread that is here is not copying anything, whatever turn it is in.
-            if let Some(turn) = engine.turn_of_other_thread(current_thread()) {
-                pending.push((engine.clone(), turn));
+            match engine.turn() {
+                // A thread that is here is not copying anything, whatever turn it is in.
+                Some((_, thread)) if thread == current_thread() => in_own_turn = true,
+                Some((turn, _)) => pending.push((engine.clone(), turn)),
+                None => {}
             }
         }
-        GracePeriod { pending }
+        GracePeriod { pending, in_own_turn }
     }
 }
 
@@ -93,6 +95,8 @@ impl Engines {
 #[must_use = "nothing is waited for unless asked"]
 pub struct GracePeriod {
     pending: Vec<(Arc<EngineState>, u64)>,
+    /// The thread that asked is in a turn itself, which is not waited for.
+    pub(crate) in_own_turn: bool,
 }
 
 impl GracePeriod {
@@ -177,10 +181,10 @@ impl EngineState {
         self.turns.store(turn.wrapping_add(turn & 1), Release);
     }
 
-    /// The turn under way, unless it is one of `thread`. To be called after a full barrier.
-    fn turn_of_other_thread(&self, thread: usize) -> Option<u64> {
+    /// The turn under way, and its thread. To be called after a full barrier.
+    fn turn(&self) -> Option<(u64, usize)> {
         let turn = self.turns.load(Acquire);
-        (turn % 2 == 1 && self.thread.load(Relaxed) != thread).then_some(turn)
+        (turn % 2 == 1).then(|| (turn, self.thread.load(Relaxed)))
     }
 
     /// Whether `turn` is still under way.

@@ -34,7 +34,7 @@ pub use access::{Access, AccessError, Association, BindError, DomainId, Invalida
 pub use atomics::{AtomicError, CompareSwap, add_fields};
 pub use buffer::{PageAdvice, RegionBuffer};
 pub use cycles::cycles;
-pub use durable::{CommitMailbox, CommitReply, CommitStatus, Committer, Durable, Store};
+pub use durable::{CommitMailbox, CommitReply, CommitStatus, CommitStream, Committer, Durable, EngineCommitter, Store};
 pub use epoch::{EngineEpoch, GracePeriod};
 pub use registration::{RangeError, Registration};
 pub use table::{RegionTable, RegisterError, TaggedBase, Unregistered};

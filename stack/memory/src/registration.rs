@@ -29,6 +29,9 @@ pub enum RangeError {
 /// A registered buffer. Peers and engines may change its octets at any time, so it is read and written by copying.
 /// Dropping it deregisters it and frees the buffer.
 ///
+/// A durable or persistent region cannot be deregistered by a thread that is within a [`Turn`](crate::Turn): that panics, and
+/// the memory is leaked.
+///
 /// Offsets here count from the first octet of the region, whatever its tagged offset is.
 pub struct Registration {
     table: Arc<RegionTable>,
@@ -138,9 +141,14 @@ impl Registration {
 
     fn take(&mut self) -> Option<RegionBuffer> {
         let buffer = self.buffer.take()?;
-        self.table.deregister(self.index, self.length as u64);
+        let durable = self.durable.take();
+        if let Err(refused) = self.table.deregister(self.index, self.length as u64) {
+            std::mem::forget((buffer, durable));
+            refused.refuse();
+            return None;
+        }
         // No engine looks at it any more.
-        self.durable = None;
+        drop(durable);
         Some(buffer.unshared())
     }
 

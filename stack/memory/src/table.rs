@@ -150,6 +150,18 @@ enum Keeping {
     Store(Box<Durable>, bool),
 }
 
+/// A durable or persistent region, or a window, was to be given back within a turn of the same thread.
+#[derive(Debug)]
+pub(crate) struct InOwnTurn;
+
+impl InOwnTurn {
+    /// To be called when what must not be freed has been leaked.
+    pub(crate) fn refuse(self) {
+        // A second panic would hide the first.
+        assert!(std::thread::panicking(), "a durable region or a window was dropped within a turn of the same thread");
+    }
+}
+
 /// Where an access goes.
 pub(crate) enum Reached<'a> {
     /// To the octets from here on.
@@ -353,7 +365,11 @@ impl RegionTable {
     /// alone could use the memory, has made it so itself, between two accesses. An engine that serves a stranger who guesses
     /// STags may be about to look at the slot all the same, so that is not used again before those turns have ended. A region
     /// that can be made durable is waited for in any case: what was written there is kept without its STag.
-    pub(crate) fn deregister(&self, index: u32, octets: u64) {
+    ///
+    /// # Errors
+    /// The calling thread is in a turn itself, in which it may hold a way to the region's committer, to its persistent memory, or
+    /// to the window's pieces: they must not be freed. The slot stays taken.
+    pub(crate) fn deregister(&self, index: u32, octets: u64) -> Result<(), InOwnTurn> {
         let entry = &self.entries[index as usize];
         // In one step, so that an engine that is binding the window finds that it is too late.
         let kind = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
@@ -361,7 +377,11 @@ impl RegionTable {
         let before = entry.state.fetch_update(AcqRel, Acquire, gone).unwrap_or_default();
         let is_unused = before & (VALID | ONE_STREAM | WINDOW | DURABLE | PERSISTENT) == ONE_STREAM;
         if !is_unused {
-            self.grace_period().wait();
+            let grace_period = self.grace_period();
+            if grace_period.in_own_turn && before & (WINDOW | DURABLE | PERSISTENT) != 0 {
+                return Err(InOwnTurn);
+            }
+            grace_period.wait();
         }
         let mut allocator = self.allocator();
         if before & TRANSPARENT != 0 {
@@ -374,12 +394,13 @@ impl RegionTable {
         allocator.registered_octets -= octets;
         if !is_unused {
             self.free(&mut allocator, index);
-            return;
+            return Ok(());
         }
         allocator.retired.push(index);
         if allocator.retired.len() == RETIRED {
             self.free_retired(&mut allocator);
         }
+        Ok(())
     }
 
     /// Makes retired slots free when no turn is under way that may look at them. The lock is held meanwhile, so that they are in one

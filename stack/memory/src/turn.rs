@@ -404,6 +404,18 @@ impl KeptRange {
         (self.offset, self.length) = (start, end - start);
     }
 
+    /// Makes ranges that overlap or adjoin one. The order of the others is not kept.
+    pub fn merge(ranges: &mut Vec<KeptRange>) {
+        ranges.sort_unstable_by_key(|range| (range.region, range.offset));
+        ranges.dedup_by(|next, range| {
+            let joins = range.region == next.region && next.offset <= range.offset + range.length;
+            if joins {
+                range.span(next);
+            }
+            joins
+        });
+    }
+
     /// Takes the first `most` octets out of it.
     pub fn split_front(&mut self, most: u64) -> KeptRange {
         let front = KeptRange { length: self.length.min(most), ..*self };

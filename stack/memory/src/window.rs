@@ -46,7 +46,8 @@ pub struct BindPiece {
     pub length: u64,
 }
 
-/// A slot for windows, as its owner sees it. Dropping it invalidates the STag and gives the slot back.
+/// A slot for windows, as its owner sees it. Dropping it invalidates the STag and gives the slot back. Within a
+/// [`Turn`](crate::Turn) of the same thread that panics.
 pub struct Window {
     table: Arc<RegionTable>,
     index: u32,
@@ -102,7 +103,10 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         // Waits for turns that may look at the pieces, which are freed after this.
-        self.table.deregister(self.index, 0);
+        if let Err(refused) = self.table.deregister(self.index, 0) {
+            std::mem::forget(std::mem::take(&mut self.pieces));
+            refused.refuse();
+        }
     }
 }
 

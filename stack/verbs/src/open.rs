@@ -359,6 +359,7 @@ fn engine_config(
             crc: config.mpa.crc,
             startup_timeout: config.mpa.startup_timeout,
             commit_timeout: config.commit.timeout,
+            commit_share: config.commit.share,
             strict_commit: config.commit.strict,
             ..IwarpConfig::default()
         },

@@ -383,3 +383,32 @@ fn threads_cannot_be_placed_where_engines_sync() {
     let error = config.validate().unwrap_err();
     assert!(error.to_string().contains("commit.in-engine"), "{error}");
 }
+
+/// Drops its own region while it is written.
+struct Leaves(Arc<Mutex<Option<MemoryRegion>>>);
+
+impl Store for Leaves {
+    fn write(&mut self, _offset: u64, _octets: &[u8]) -> io::Result<()> {
+        drop(self.0.lock().unwrap().take());
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_store_may_drop_its_own_region() {
+    in_all_modes(|mut client, server| {
+        let own = Arc::default();
+        let store = Leaves(Arc::clone(&own));
+        let region =
+            server.pd.register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, store, false).unwrap();
+        let all = [remote(&region, 0..64)];
+        *own.lock().unwrap() = Some(region);
+        client.qp.post_send(&[SendRequest::commit(1, &all).signalled()]).unwrap();
+        assert_eq!(client.expect(1).commit_status(), Some(0));
+        assert!(own.lock().unwrap().is_none());
+    });
+}

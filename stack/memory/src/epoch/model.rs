@@ -11,7 +11,6 @@ use loom::thread;
 use super::EngineState;
 
 const ENGINE: usize = 1;
-const REVOKER: usize = 2;
 
 /// A region as small as can be: a state word and a payload, of which loom reports accesses at the same time.
 struct Region {
@@ -39,7 +38,7 @@ fn nothing_is_placed_after_a_revocation() {
         };
         region.valid.fetch_and(0, AcqRel);
         fence(SeqCst);
-        if let Some(turn) = state.turn_of_other_thread(REVOKER) {
+        if let Some((turn, _)) = state.turn() {
             while state.is_in(turn) {
                 thread::yield_now();
             }

@@ -222,6 +222,11 @@ impl Config {
         if self.commit.timeout.is_zero() {
             return Err(ConfigError::new("commit.timeout is zero: give the store some time, such as \"30s\""));
         }
+        if self.commit.share < 4096 {
+            return Err(ConfigError::new(
+                "commit.share is less than a page of 4 KiB: give each peer some, such as \"1MiB\"",
+            ));
+        }
         if self.commit.in_engine && !self.commit.cpus.is_empty() {
             return Err(ConfigError::new(
                 "commit.cpus is where threads sync, and with commit.in-engine there are none: leave one of the two out",

@@ -216,9 +216,14 @@ impl Default for MpaOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CommitOptions {
-    /// Longest wait for the store of a durable region, before the peer gets the status "try again". The store goes on.
+    /// Longest wait for the store of a durable region, before the peer gets the status "try again" and what is left of the commit
+    /// is dropped. It begins anew whenever a share of the peer's oldest commit is durable.
     #[serde(with = "units::duration")]
     pub timeout: Duration,
+    /// Octets of one peer's commits that are written and synced in one go, at least 4 KiB. What a commit names beyond that is
+    /// not refused: it is written share by share, in turn with the shares of other peers.
+    #[serde(with = "units::octets")]
+    pub share: u64,
     /// Answer a Commit of memory that is not durable with the status "not supported", instead of success, which promises
     /// nothing then (§2.1).
     pub strict: bool,
@@ -227,7 +232,8 @@ pub struct CommitOptions {
     /// waits for a device on a CPU that never rests hears of it sooner: `uwarp-log bench --store file` measures it.
     pub cpus: Vec<usize>,
     /// Engines write and sync durable regions themselves, instead of a thread of each region's. That saves a commit the thread's
-    /// wake-up, and that of an engine that sleeps; but everything else that an engine does waits for the store meanwhile, and a CPU that rests while it waits hears of
+    /// wake-up, and that of an engine that sleeps; but everything else that an engine does waits for the store meanwhile (at most for
+    /// 64 KiB to be written and one sync between two turns), and a CPU that rests while it waits hears of
     /// the device later. For stores that answer in less than a millisecond, engines that do little else, and machines where it was
     /// measured to be quicker (`uwarp-log bench --store file`).
     pub in_engine: bool,
@@ -235,7 +241,7 @@ pub struct CommitOptions {
 
 impl Default for CommitOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), strict: false, cpus: Vec::new(), in_engine: false }
+        Self { timeout: Duration::from_secs(30), share: 1 << 20, strict: false, cpus: Vec::new(), in_engine: false }
     }
 }
 
