@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uwarp_memory::Turn;
-use uwarp_ring::{Consumer, Producer, ring};
+pub use uwarp_ring::Claim;
+use uwarp_ring::{Claims, Consumer, Producer, ring};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 
@@ -18,8 +19,6 @@ use crate::core::Core;
 use crate::flow::KeyedHash;
 use crate::port::{BURST, Buffer, Port};
 
-/// Places of a bucket: a cache line.
-const BUCKET: usize = 8;
 /// Octets of one slot of a ring.
 const SLOT: usize = 256;
 /// Octets in front of a frame: its length, and [`VERIFIED`].
@@ -29,101 +28,34 @@ const RING_MIN: usize = 512;
 /// Beside the length: the TCP checksum was found right. Where a device has vouched for it, it may never have been in the frame.
 const VERIFIED: u32 = 1 << 31;
 
-/// What came of a claim to a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
-    /// The engine has it.
-    Granted,
-    /// Another engine has it.
-    Taken,
-    /// The table has no room for it: no other engine would know whose it is.
-    NoRoom,
-}
-
-/// Which engine of a context has a flow. A shared table of atomic words: engines enter and take out their own flows, everybody
-/// looks. A flow lies in one of two buckets, in that which had more room when it came: with half of the places taken, none is
-/// refused. Two flows with the same 48 bits of a keyed hash would be taken for one; the one that comes second is not entered.
+/// Which engine of a context has a flow. Engines enter and take out their own flows, everybody looks.
 #[derive(Debug)]
 pub struct FlowOwners {
-    /// A power of two of them.
-    buckets: Box<[Bucket]>,
+    claims: Claims,
     hasher: KeyedHash,
     /// Until when a SYN cookie of any engine may come back, in nanoseconds of the clock that all share.
     cookies_until: AtomicU64,
 }
 
-/// Entries, each 48 bits of a flow's hash and its engine's number plus one; 0 is an empty place.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Bucket([AtomicU64; BUCKET]);
-
-impl Bucket {
-    fn len(&self) -> usize {
-        self.0.iter().filter(|place| place.load(Ordering::Relaxed) != 0).count()
-    }
-}
-
 impl FlowOwners {
     /// Room for so many flows; `secret` keys the hash.
     pub fn new(flows: usize, secret: [u64; 2]) -> FlowOwners {
-        let buckets = (2 * flows).div_ceil(BUCKET).next_power_of_two().max(2);
-        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
-        FlowOwners { buckets, hasher: KeyedHash::new(secret), cookies_until: AtomicU64::new(0) }
-    }
-
-    /// What a flow's entry has beside the engine, and where it may lie.
-    fn buckets(&self, flow: &FlowKey) -> (u64, [&Bucket; 2]) {
-        let hash = self.hasher.hash_one(flow);
-        let mask = self.buckets.len() - 1;
-        let first = hash as usize & mask;
-        let second = (hash >> 32) as usize & mask;
-        // Never the same one twice.
-        let second = if second == first { first ^ 1 } else { second };
-        (hash & !0xffff, [first, second].map(|bucket| &self.buckets[bucket]))
+        FlowOwners { claims: Claims::new(flows), hasher: KeyedHash::new(secret), cookies_until: AtomicU64::new(0) }
     }
 
     /// The engine that has the flow.
     pub fn find(&self, flow: &FlowKey) -> Option<u16> {
-        let (tag, buckets) = self.buckets(flow);
-        let mut words = buckets.iter().flat_map(|bucket| &bucket.0).map(|place| place.load(Ordering::Acquire));
-        words.find(|word| word & !0xffff == tag && word & 0xffff != 0).map(|word| (word & 0xffff) as u16 - 1)
+        self.claims.find(self.hasher.hash_one(flow))
     }
 
     /// Enters a flow for an engine.
     pub fn claim(&self, flow: &FlowKey, engine: u16) -> Claim {
-        if let Some(owner) = self.find(flow) {
-            return if owner == engine { Claim::Granted } else { Claim::Taken };
-        }
-        let (tag, mut buckets) = self.buckets(flow);
-        let wanted = tag | (u64::from(engine) + 1);
-        buckets.sort_by_key(|bucket| bucket.len());
-        for place in buckets.iter().flat_map(|bucket| &bucket.0) {
-            if place.compare_exchange(0, wanted, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-                // Another engine may have entered the same flow meanwhile, in another place. Each enters first and looks then, in one
-                // order for all: of two, one at least sees the other and gives way.
-                let rival = buckets.iter().flat_map(|bucket| &bucket.0).any(|place| {
-                    let word = place.load(Ordering::SeqCst);
-                    word != wanted && word & !0xffff == tag && word & 0xffff != 0
-                });
-                if rival {
-                    place.store(0, Ordering::SeqCst);
-                    return Claim::Taken;
-                }
-                return Claim::Granted;
-            }
-        }
-        Claim::NoRoom
+        self.claims.claim(self.hasher.hash_one(flow), engine)
     }
 
     /// Takes out a flow of an engine.
     pub fn release(&self, flow: &FlowKey, engine: u16) {
-        let (tag, buckets) = self.buckets(flow);
-        let wanted = tag | (u64::from(engine) + 1);
-        for place in buckets.iter().flat_map(|bucket| &bucket.0) {
-            if place.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return;
-            }
-        }
+        self.claims.release(self.hasher.hash_one(flow), engine);
     }
 
     /// An engine has sent a SYN cookie, which may come back to any.
@@ -138,12 +70,12 @@ impl FlowOwners {
 
     /// Flows that are entered: counts them.
     pub fn len(&self) -> usize {
-        self.buckets.iter().map(Bucket::len).sum()
+        self.claims.len()
     }
 
     /// Whether no flow is entered.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.claims.is_empty()
     }
 }
 

@@ -5,11 +5,8 @@
 //! one queue pair may have taken and the application not given back, and a *limit*, below which the queue says once that it
 //! runs low.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicUsize};
-
 use crossbeam::queue::ArrayQueue;
-use uwarp_ring::Slot;
+use uwarp_ring::{Shares, Slot};
 
 use crate::work::{ReceiveElement, Sge};
 
@@ -29,12 +26,8 @@ pub struct SharedReceiveQueueId(pub u32);
 pub struct SharedReceives {
     id: SharedReceiveQueueId,
     queue: ArrayQueue<[Slot; SHARED_SLOTS]>,
-    /// Fewer than so many left are reported, once; 0 is never.
-    limit: AtomicUsize,
-    /// Most receives that a queue pair may have.
-    share: u32,
-    /// How many each has, by its number.
-    taken: Box<[AtomicU32]>,
+    /// How many each queue pair has, by its number.
+    shares: Shares,
 }
 
 /// Why no receive was taken.
@@ -57,13 +50,7 @@ pub(crate) struct Taken {
 impl SharedReceives {
     /// A queue of at most `depth` receives, of which each of `queue_pairs` queue pairs may have `share`.
     pub fn new(id: SharedReceiveQueueId, depth: usize, share: u32, queue_pairs: u32) -> SharedReceives {
-        SharedReceives {
-            id,
-            queue: ArrayQueue::new(depth.max(1)),
-            limit: AtomicUsize::new(0),
-            share: share.max(1),
-            taken: (0..queue_pairs).map(|_| AtomicU32::new(0)).collect(),
-        }
+        SharedReceives { id, queue: ArrayQueue::new(depth.max(1)), shares: Shares::new(share, queue_pairs) }
     }
 
     /// Its number.
@@ -100,49 +87,36 @@ impl SharedReceives {
 
     /// Has it told once when fewer than `limit` receives are left; 0 takes that back.
     pub fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Release);
+        self.shares.set_limit(limit);
     }
 
     /// What [`set_limit`](Self::set_limit) asked for and was not told yet; 0 if nothing.
     pub fn limit(&self) -> usize {
-        self.limit.load(Acquire)
+        self.shares.limit()
     }
 
     /// How many receives a queue pair has taken and the application not given back.
     pub fn taken_by(&self, queue_pair: u32) -> u32 {
-        self.taken.get(queue_pair as usize).map_or(0, |taken| taken.load(Relaxed))
+        self.shares.taken_by(queue_pair)
     }
 
     /// The application is done with `count` receives that the queue pair took.
     pub fn give_back(&self, queue_pair: u32, count: u32) {
-        if let Some(taken) = self.taken.get(queue_pair as usize) {
-            // Not below nothing, whatever the application counts.
-            let _ = taken.fetch_update(AcqRel, Relaxed, |now| Some(now.saturating_sub(count)));
-        }
+        self.shares.give_back(queue_pair, count);
     }
 
     /// Takes the oldest receive for a queue pair.
     pub(crate) fn take(&self, queue_pair: u32) -> Result<Taken, NoReceive> {
-        let mine = self.taken.get(queue_pair as usize);
-        if mine.is_some_and(|taken| taken.load(Relaxed) >= self.share) {
+        if !self.shares.allows(queue_pair) {
             return Err(NoReceive::Share);
         }
         let slots = self.queue.pop().ok_or(NoReceive::Empty)?;
-        if let Some(taken) = mine {
-            taken.fetch_add(1, Relaxed);
-        }
-        let limit = self.limit.load(Relaxed);
-        // Of several engines that find it low at once, one says so.
-        let is_low =
-            limit != 0 && self.queue.len() < limit && self.limit.compare_exchange(limit, 0, AcqRel, Relaxed).is_ok();
-        Ok(Taken { slots, is_low })
+        Ok(Taken { slots, is_low: self.shares.took(queue_pair, || self.queue.len()) })
     }
 
     /// A queue pair with this number begins, or is gone.
     pub(crate) fn forget(&self, queue_pair: u32) {
-        if let Some(taken) = self.taken.get(queue_pair as usize) {
-            taken.store(0, Relaxed);
-        }
+        self.shares.forget(queue_pair);
     }
 }
 

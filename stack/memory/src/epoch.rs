@@ -19,17 +19,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::compiler_fence;
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU64, AtomicUsize, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
 
 use crossbeam::utils::CachePadded;
 use rustix::thread::{MembarrierCommand, membarrier};
 
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, fence};
 use crate::table::RegionTable;
 use crate::turn::Turn;
 
@@ -49,16 +45,25 @@ pub(crate) struct EngineState {
 }
 
 /// A number that no other living thread has.
+#[cfg(not(loom))]
 pub(crate) fn current_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark).addr())
+}
+
+/// As above; loom's threads are all of one thread of the system.
+#[cfg(loom)]
+pub(crate) fn current_thread() -> usize {
+    loom::thread_local!(static MARK: Box<u8> = Box::new(0));
+    MARK.with(|mark| std::ptr::from_ref(&**mark).addr())
 }
 
 impl Engines {
     pub(crate) fn new() -> Engines {
         Engines {
             list: Mutex::new(Vec::new()),
-            asymmetric: membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok(),
+            // A barrier from outside cannot be modelled.
+            asymmetric: cfg!(not(loom)) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok(),
         }
     }
 
@@ -112,9 +117,14 @@ impl GracePeriod {
         while !self.is_over() {
             looks += 1;
             match looks {
+                #[cfg(loom)]
+                _ => loom::thread::yield_now(),
+                #[cfg(not(loom))]
                 ..100 => std::hint::spin_loop(),
+                #[cfg(not(loom))]
                 100..1000 => std::thread::yield_now(),
                 // The engine's thread is off its core; do not compete with it.
+                #[cfg(not(loom))]
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
         }

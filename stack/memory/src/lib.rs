@@ -26,6 +26,7 @@ mod key;
 mod persist;
 mod registration;
 mod shared_bytes;
+mod sync;
 mod table;
 mod turn;
 mod window;

@@ -6,8 +6,7 @@ mod tests;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use thiserror::Error;
 
@@ -17,6 +16,7 @@ use crate::durable::{Committer, Durable, Store, durable};
 use crate::epoch::{EngineEpoch, Engines, GracePeriod};
 use crate::key::KeyStream;
 use crate::registration::Registration;
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, MutexGuard};
 use crate::window::{Piece, Window};
 
 /// What the tagged offset of a region's first octet is.

@@ -8,17 +8,19 @@
 //! still valid. So a region that is deregistered takes the access through its windows along, without having to know them;
 //! it counts them only because a peer may not invalidate an STag that windows are bound to.
 
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::access::{Access, AccessError, Association, BindError};
 use crate::key::KeyStream;
+use crate::sync::AtomicU64;
 use crate::table::{
     ACCESS_SHIFT, BINDING, Entry, GENERATION_SHIFT, IDENTITY, ONE_STREAM, RegionTable, VALID, WINDOW, packed,
 };

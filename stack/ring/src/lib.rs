@@ -7,6 +7,8 @@
 //!   plain stream.
 //! - [`Doorbells`]: a bitmap in which any thread tells one engine which queues have new elements.
 //! - [`Notifier`]: an eventfd that is written only when someone has armed it, so that polling costs no system call.
+//! - [`Claims`]: a table of which engine has what, such as a flow.
+//! - [`Shares`]: the accounts of a queue that several take from.
 //!
 //! Nothing here takes a lock or allocates after construction. The ends of a ring are `Send` but not `Sync`: one thread
 //! at a time owns each of them, by type.
@@ -17,8 +19,10 @@
 #![allow(unsafe_code)]
 
 mod bytes;
+mod claims;
 mod doorbell;
 mod notifier;
+mod shares;
 mod slot;
 mod spsc;
 mod sync;
@@ -27,7 +31,9 @@ mod sync;
 mod models;
 
 pub use bytes::{ByteConsumer, ByteProducer, byte_ring};
+pub use claims::{Claim, Claims};
 pub use doorbell::Doorbells;
 pub use notifier::Notifier;
+pub use shares::Shares;
 pub use slot::Slot;
 pub use spsc::{Consumer, Producer, Reservation, ring};

@@ -7,13 +7,13 @@ fn loom_models_are_built_with_cfg_loom() {}
 
 #[cfg(loom)]
 mod loom_models {
-    use std::sync::atomic::Ordering::Relaxed;
+    use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    use crate::{Doorbells, Notifier, byte_ring, ring};
+    use crate::{Claim, Claims, Doorbells, Notifier, Shares, byte_ring, ring};
 
     /// More than three preemptions make the larger models run for hours and have found nothing more.
     fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -334,6 +334,100 @@ mod loom_models {
                 notifier.wait(None).unwrap();
             }
             poster.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn of_two_that_claim_the_same_one_at_most_has_it_and_everybody_agrees() {
+        check(|| {
+            let claims = Arc::new(Claims::new(1));
+            // Its lower and upper half choose different buckets.
+            const HASH: u64 = 0x1234_5671_89ab_0000;
+            let claim = |owner| {
+                let claims = claims.clone();
+                thread::spawn(move || claims.claim(HASH, owner))
+            };
+            let granted: Vec<u16> = [claim(0), claim(1)]
+                .into_iter()
+                .zip(0..)
+                .filter_map(|(claim, owner)| (claim.join().unwrap() == Claim::Granted).then_some(owner))
+                .collect();
+            assert!(granted.len() < 2, "both have it");
+            assert_eq!(claims.find(HASH), granted.first().copied());
+            assert_eq!(claims.len(), granted.len());
+        });
+    }
+
+    #[test]
+    fn a_claim_is_not_hurt_by_another_that_comes_and_goes() {
+        check(|| {
+            let claims = Arc::new(Claims::new(2));
+            const MINE: u64 = 0x1234_5671_89ab_0000;
+            // In the same buckets.
+            const OTHER: u64 = 0x4321_5671_98ba_0000;
+            let other = {
+                let claims = claims.clone();
+                thread::spawn(move || {
+                    if claims.claim(OTHER, 1) == Claim::Granted {
+                        assert_eq!(claims.find(OTHER), Some(1));
+                        claims.release(OTHER, 1);
+                    }
+                })
+            };
+            if claims.claim(MINE, 0) == Claim::Granted {
+                assert_eq!((claims.find(MINE), claims.claim(MINE, 1)), (Some(0), Claim::Taken));
+            }
+            other.join().unwrap();
+            assert_ne!(claims.find(OTHER), Some(1));
+        });
+    }
+
+    #[test]
+    fn a_shared_queue_that_runs_low_is_told_once_whoever_takes() {
+        check(|| {
+            let shares = Arc::new(Shares::new(8, 2));
+            let left = Arc::new(AtomicUsize::new(3));
+            shares.set_limit(2);
+            let take = |user| {
+                let (shares, left) = (shares.clone(), left.clone());
+                thread::spawn(move || {
+                    assert!(shares.allows(user));
+                    left.fetch_sub(1, AcqRel);
+                    usize::from(shares.took(user, || left.load(Acquire)))
+                })
+            };
+            let told: usize = [take(0), take(1)].map(|taker| taker.join().unwrap()).iter().sum();
+            assert_eq!((told, shares.limit(), left.load(Relaxed)), (1, 0, 1));
+        });
+    }
+
+    #[test]
+    fn nobody_has_more_of_a_shared_queue_than_its_share_while_it_gives_back() {
+        check(|| {
+            let shares = Arc::new(Shares::new(1, 1));
+            // What the engine has handed to the application.
+            let handed = Arc::new(AtomicUsize::new(0));
+            let application = {
+                let (shares, handed) = (shares.clone(), handed.clone());
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        while handed.compare_exchange(1, 0, AcqRel, Acquire).is_err() {
+                            thread::yield_now();
+                        }
+                        shares.give_back(0, 1);
+                    }
+                })
+            };
+            for _ in 0..2 {
+                while !shares.allows(0) {
+                    thread::yield_now();
+                }
+                shares.took(0, || 1);
+                assert_eq!(shares.taken_by(0), 1);
+                assert_eq!(handed.swap(1, AcqRel), 0, "it has two");
+            }
+            application.join().unwrap();
+            assert_eq!(shares.taken_by(0), 0);
         });
     }
 }

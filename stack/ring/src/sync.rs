@@ -6,7 +6,7 @@ pub(crate) use standard::*;
 #[cfg(not(loom))]
 mod standard {
     pub(crate) use std::sync::Arc;
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
 
     /// `std::cell::UnsafeCell` with the interface of loom's, which checks at each access that it races with none.
     #[derive(Debug)]
@@ -83,7 +83,7 @@ pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence},
     },
 };
 
