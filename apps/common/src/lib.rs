@@ -1,5 +1,6 @@
 //! What the tools of uwarp share: one way to say which device and which addresses, one way to fail, one look.
 //!
+//! - [`allow`]: which peers a server serves.
 //! - [`cacheline`]: CPUs: pinning, and how far two of them are from each other.
 //! - [`channel`]: connections for short messages.
 //! - [`network`]: the flags that every tool understands, and how they are merged with a configuration file.
@@ -10,6 +11,7 @@
 //! - [`signals`]: a flag that Ctrl-C sets.
 #![forbid(unsafe_code)]
 
+pub mod allow;
 pub mod cacheline;
 pub mod channel;
 pub mod network;
@@ -19,5 +21,6 @@ pub mod pair;
 pub mod signals;
 pub mod units;
 
+pub use allow::{Allow, AllowFlags};
 pub use network::{DeviceKind, NetworkFlags, Role};
 pub use outcome::{Usage, run, usage};
