@@ -79,12 +79,13 @@ pub fn run(
     acknowledge: bool,
     json: Option<&Path>,
 ) -> anyhow::Result<()> {
+    let secret = options.secret.read()?;
     let input = lines(file)?;
     // Not 0, which says that there is no log.
     let new_log = fastrand::u64(1..);
     let writing =
         Options { notify: options.notify, overwrite: options.overwrite, ..Options::new(places.len(), new_log) };
-    let mut driver = Driver::new(network, places, writing)?;
+    let mut driver = Driver::new(network, places, writing, secret)?;
     let mut waiting: Option<Vec<u8>> = None;
     // Why no more lines are taken. What is under way gets its end first, so that the number of the last one is right.
     let mut refused: Option<AppendError> = None;

@@ -8,6 +8,7 @@
 //!
 //! - [`record`]: records, each of which names the one before it.
 //! - [`layout`]: where everything lies in a target's file and region.
+//! - [`auth`]: how the two sides prove to each other that they know the log's secret.
 //! - [`message`]: what the two sides say to each other besides.
 //! - [`writer`]: quorums, recovery, targets that were away, targets that want their memory back.
 //! - [`target`]: who may write, and what a file holds.
@@ -30,6 +31,7 @@
 //! 5. The head is written only when the record that it names is committed: Commit, Write of 8 octets, Commit.
 #![forbid(unsafe_code)]
 
+pub mod auth;
 pub mod layout;
 pub mod message;
 pub mod record;

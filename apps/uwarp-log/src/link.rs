@@ -1,5 +1,6 @@
 //! Carries out what a writer wants done: connections to the targets, and the work on them. One thread turns everything.
 
+use crate::proving::{Failure, Proving};
 use anyhow::{Context as _, anyhow};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +14,8 @@ use uwarp::{
 use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_app::{NetworkFlags, Role, output, usage};
-use uwarp_log::message::{GREETING, MAX_MESSAGE, ToClient, Window};
+use uwarp_log::auth::{Secret, greeting};
+use uwarp_log::message::{MAX_MESSAGE, ToClient, Window};
 use uwarp_log::writer::{Action, COMMIT_REGIONS, Options, Writer};
 
 /// What both sides have to agree on.
@@ -66,6 +68,7 @@ enum State {
     /// Not connected; to be tried again then.
     Down(Instant),
     Connecting(Box<Channel>, Connecting),
+    Proving(Proving),
     Up(Box<Channel>),
 }
 
@@ -138,6 +141,7 @@ pub struct Driver {
     network: NetworkFlags,
     links: Vec<Link>,
     options: Options,
+    secret: Secret,
 }
 
 impl Driver {
@@ -145,7 +149,7 @@ impl Driver {
     ///
     /// # Errors
     /// The flags of the network are wrong.
-    pub fn new(network: &NetworkFlags, places: Vec<Place>, options: Options) -> anyhow::Result<Driver> {
+    pub fn new(network: &NetworkFlags, places: Vec<Place>, options: Options, secret: Secret) -> anyhow::Result<Driver> {
         network.resolve(Role::Client, EngineMode::Inline)?;
         let link = |place| Link {
             place,
@@ -161,7 +165,7 @@ impl Driver {
             warned: String::new(),
         };
         let links = places.into_iter().map(link).collect();
-        Ok(Driver { writer: Writer::new(options), network: network.clone(), links, options })
+        Ok(Driver { writer: Writer::new(options), network: network.clone(), links, options, secret })
     }
 
     /// Why each target that does not take part does not, as lines.
@@ -252,23 +256,51 @@ impl Driver {
                     else {
                         return Ok(false);
                     };
-                    link.state = State::Up(channel);
-                    if established.private_data != GREETING {
-                        let error = anyhow!("what answers there is not uwarp-log, or of another version");
-                        self.give_up(target, &error);
-                        return Ok(true);
+                    match Proving::start(channel, &established, &self.secret) {
+                        Ok(proving) => link.state = State::Proving(proving),
+                        Err(failure) => self.fail(target, failure),
                     }
+                }
+                Err(error) => {
+                    let failure = match error.rejection() {
+                        Some(reason) if !reason.is_empty() => Failure::Refused(format!(
+                            "it rejects the connection: {}",
+                            output::printable(&String::from_utf8_lossy(reason))
+                        )),
+                        _ => Failure::Lost(error.to_string()),
+                    };
+                    self.fail(target, failure);
+                }
+            },
+            State::Proving(proving) => match proving.poll(&self.secret) {
+                Ok(false) => return Ok(false),
+                Ok(true) => {
+                    let link = &mut self.links[target];
+                    let State::Proving(proving) = std::mem::replace(&mut link.state, State::Down(Instant::now()))
+                    else {
+                        return Ok(false);
+                    };
+                    link.state = State::Up(proving.into_channel());
                     link.why.clear();
                     self.writer.connected(target);
                 }
-                Err(error) => {
-                    let link = &mut self.links[target];
-                    link.why = error.to_string();
-                    link.state = State::Down(Instant::now() + PAUSE);
-                }
+                Err(failure) => self.fail(target, failure),
             },
         }
         Ok(true)
+    }
+
+    /// A connection that the writer was not told of did not come about.
+    fn fail(&mut self, target: usize, failure: Failure) {
+        let link = &mut self.links[target];
+        link.down();
+        link.why = match failure {
+            Failure::Lost(why) => why,
+            Failure::Refused(why) => {
+                link.warn(target, &why);
+                output::printable(&why)
+            }
+        };
     }
 
     fn start_connecting(&mut self, target: usize) -> anyhow::Result<()> {
@@ -306,8 +338,10 @@ impl Driver {
         link.staging = Some(domain.register_zeroed(STAGING, Access::LOCAL_WRITE)?);
         link.ring = Ring::new(STAGING);
         let mut channel = Box::new(Channel::new(context, &domain, SHAPE)?);
-        let options =
-            ConnectOptions::default().private_data(GREETING).features(FEATURES).timeout(Duration::from_secs(2));
+        let options = ConnectOptions::default()
+            .private_data(greeting(&self.secret))
+            .features(FEATURES)
+            .timeout(Duration::from_secs(2));
         let connecting = context.start_connect(channel.queue_pair(), peer, options)?;
         link.state = State::Connecting(channel, connecting);
         Ok(())

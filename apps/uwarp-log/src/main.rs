@@ -5,17 +5,21 @@ mod append;
 mod bench;
 mod follow;
 mod link;
+mod newcomers;
 mod pair;
+mod proving;
+mod secret;
 mod serve;
 
 use clap::{Args, Parser, Subcommand};
+use secret::SecretFlag;
 use serde::Serialize;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
-use uwarp_app::{NetworkFlags, Role, output, signals};
+use uwarp_app::{AllowFlags, NetworkFlags, Role, output, signals, usage};
 use uwarp_log::layout::Geometry;
 use uwarp_log::record::{Kind, Record};
 
@@ -28,7 +32,8 @@ Examples:
   uwarp-log pair --targets 1 --count 10k --size 4K
   uwarp-log bench                         what Write with Commit saves: latency, round trips, and how often the target wakes up
 
-  In four terminals, a target in each of three (the socket joins each with the writer):
+  In four terminals, a target in each of three (the socket joins each with the writer), which share a secret:
+    (umask 077; head -c 32 /dev/urandom | base64 > log.secret); export UWARP_LOG_SECRET_FILE=log.secret
     uwarp-log target /srv/a.log --socket /tmp/a.sock
     uwarp-log target /srv/b.log --socket /tmp/b.sock
     uwarp-log target /srv/c.log --socket /tmp/c.sock
@@ -88,6 +93,10 @@ struct TargetArguments {
     /// Port to listen on
     #[arg(long, short, default_value_t = PORT)]
     port: u16,
+    #[command(flatten)]
+    allow: AllowFlags,
+    #[command(flatten)]
+    secret: SecretFlag,
 }
 
 /// How to append.
@@ -105,6 +114,9 @@ pub struct AppendOptions {
     /// Wait for all targets in the end, not for most of them only
     #[arg(long)]
     pub all: bool,
+    /// What the targets have to know.
+    #[command(flatten)]
+    pub secret: SecretFlag,
 }
 
 #[derive(Args, Debug)]
@@ -169,8 +181,16 @@ fn main() -> ExitCode {
         let network = &cli.network;
         match &cli.command {
             Command::Target(arguments) => {
-                let TargetArguments { file, size, segment, follow, control, port } = arguments;
+                let TargetArguments { file, size, segment, follow, control, port, allow, secret } = arguments;
                 let config = network.resolve(Role::Server, EngineMode::Threaded)?;
+                let secret = secret.read()?;
+                if !secret.is_set() && allow.allow.is_empty() {
+                    return Err(usage(format!(
+                        "whoever reaches port {port} could become the log's writer and change what is in it: name a \
+                         --secret-file, or the addresses that may connect with --allow ADDRESS/PREFIX, or both"
+                    )));
+                }
+                let allow = allow.resolve(&config);
                 let service = serve::Service {
                     file,
                     size: *size,
@@ -178,6 +198,8 @@ fn main() -> ExitCode {
                     follow: *follow,
                     control: *control,
                     port: *port,
+                    allow: &allow,
+                    secret: &secret,
                 };
                 serve::run(config, &service)
             }

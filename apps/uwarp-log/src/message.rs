@@ -3,8 +3,8 @@
 use crate::layout::Geometry;
 use serde::{Deserialize, Serialize};
 
-/// Private data of both ends' MPA frames: what they speak.
-pub const GREETING: &[u8] = b"uwarp-log 2";
+/// How the private data of both ends' MPA frames begins: the protocol and its version. [`auth`](crate::auth) has the rest.
+pub const GREETING: &[u8] = b"uwarp-log 3";
 /// Octets of a message at most.
 pub const MAX_MESSAGE: usize = 1024;
 
@@ -20,7 +20,7 @@ pub struct Window {
 /// What a writer says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToTarget {
-    /// The first message of a connection. Answered by [`ToClient::Welcome`].
+    /// The first message behind the proofs. Answered by [`ToClient::Welcome`].
     Hello {
         /// A commit failed: the region is to be registered anew, from its file.
         renew: bool,

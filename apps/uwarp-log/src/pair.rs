@@ -1,10 +1,12 @@
 //! `pair`: targets and a writer as processes of their own, over virtio, and what the files hold in the end.
 
 use crate::append::Outcome;
+use crate::secret::challenge;
 use crate::{PairArguments, serve};
 use anyhow::{Context as _, bail};
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use uwarp_app::network::fits_a_socket;
@@ -40,10 +42,12 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
         tempfile::Builder::new().prefix("uwarp-log-").tempdir().context("cannot make a temporary directory")?;
     let place = directory.as_deref().unwrap_or(folder.path());
     let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let secret = folder.path().join("secret");
+    make_secret(&secret).context("cannot make a secret")?;
     let length = |payload: u64| (payload + 64) * count + (4 << 20);
     let mut sides = Vec::new();
     let mut writer = Command::new(&own);
-    writer.args(["append", "--all", "--json", "-"]).args(network.to_arguments());
+    writer.args(["append", "--all", "--json", "-", "--secret-file"]).arg(&secret).args(network.to_arguments());
     let mut files = Vec::new();
     for number in 0..*targets {
         let (file, socket) = (place.join(format!("{number}.log")), folder.path().join(format!("{number}.sock")));
@@ -52,6 +56,7 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
         }
         let mut target = Command::new(&own);
         target.arg("target").arg(&file).args(["--size", &length(*size).to_string()]);
+        target.arg("--secret-file").arg(&secret);
         target.args(network.to_arguments()).arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
         sides.push(Side(target.spawn().context("cannot start a target")?));
         writer.arg("--target").arg(&socket);
@@ -84,6 +89,13 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
         ));
     }
     json.as_deref().map_or(Ok(()), |path| output::write_json(path, &outcome))
+}
+
+/// A file with a random secret, for the processes of this pair.
+fn make_secret(path: &Path) -> anyhow::Result<()> {
+    let octets: String = challenge()?.iter().map(|octet| format!("{octet:02x}")).collect();
+    File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(octets.as_bytes())?;
+    Ok(())
 }
 
 /// What processes that are started here decide themselves cannot be chosen.

@@ -1,7 +1,7 @@
 //! A target: lends its file's memory to the log's writer. It decides who that is, and otherwise sleeps.
 
 use crate::follow::Printer;
-use crate::link::{FEATURES, SHAPE};
+use crate::newcomers::Newcomers;
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
@@ -11,13 +11,14 @@ use std::path::Path;
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{
-    AcceptOptions, Access, Config, Context, ListenOptions, Listener, MemoryRange, MemoryRegion, MemoryType,
-    ProtectionDomain, RegionScope,
+    Access, Config, Context, ListenOptions, Listener, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain,
+    RegionScope,
 };
 use uwarp_app::channel::{Channel, Event};
-use uwarp_app::{signals, units, usage};
+use uwarp_app::{Allow, signals, units, usage};
+use uwarp_log::auth::Secret;
 use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS, PAGE};
-use uwarp_log::message::{GREETING, ToClient, ToTarget, Window};
+use uwarp_log::message::{ToClient, ToTarget, Window};
 use uwarp_log::record::{Record, Tail};
 use uwarp_log::target::{self, Verdict, Walk};
 
@@ -42,6 +43,10 @@ pub struct Service<'a> {
     pub control: bool,
     /// Port to listen on.
     pub port: u16,
+    /// Who may connect.
+    pub allow: &'a Allow,
+    /// What a writer has to know.
+    pub secret: &'a Secret,
 }
 
 /// A file of a log, which nobody else has open as a target.
@@ -137,7 +142,7 @@ struct Target<'a> {
     region: Option<MemoryRegion>,
     /// A writer has been told of the region. Until then it is what the file has.
     lent: bool,
-    /// Connections; the first is the writer's if there is one.
+    /// Connections behind the proofs; the first is the writer's if there is one.
     channels: Vec<Channel>,
     has_writer: bool,
     /// Slots to keep no more than, until a writer has seen to it: one that is lost forgets that it was asked.
@@ -192,44 +197,41 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
     result
 }
 
+/// Sees to what has come; whether anything has.
+fn step(
+    context: &Context,
+    listener: &mut Listener,
+    newcomers: &mut Newcomers<'_>,
+    target: &mut Target<'_>,
+) -> anyhow::Result<bool> {
+    // One request at a time: those that wait may have proven before it takes their place.
+    let request = listener.try_next()?;
+    let mut busy = request.is_some();
+    if let Some(request) = request {
+        newcomers.request(context, &target.domain, request)?;
+    }
+    busy |= newcomers.turn(&mut target.channels)?;
+    busy |= target.turn()?;
+    Ok(busy)
+}
+
 fn serve(context: &Context, listener: &mut Listener, target: &mut Target<'_>) -> anyhow::Result<()> {
+    let mut newcomers = Newcomers::new(target.service.secret, target.service.allow);
     let mut input = target.service.control.then(std::io::stdin);
     let mut line = Vec::new();
     while !signals::interrupted() {
-        let mut busy = false;
-        while let Some(request) = listener.try_next()? {
-            busy = true;
-            if request.private_data() != GREETING {
-                // A refusal that cannot be sent changes nothing here.
-                let _ = request.reject(b"this is uwarp-log, of another version or for other clients");
-                continue;
-            }
-            let mut channel = match Channel::new(context, &target.domain, SHAPE) {
-                Ok(channel) => channel,
-                Err(error) => {
-                    // Those that are here go on.
-                    eprintln!("uwarp-log: there is no room for another connection: {error}");
-                    let _ = request.reject(b"this target has no room for another connection");
-                    continue;
-                }
-            };
-            let options = AcceptOptions::default().private_data(GREETING).features(FEATURES);
-            match request.accept(channel.queue_pair(), options) {
-                Ok(_) => target.channels.push(channel),
-                Err(error) => eprintln!("uwarp-log: a connection was not made: {error}"),
-            }
-        }
-        busy |= target.turn()?;
-        if busy {
+        if step(context, listener, &mut newcomers, target)? {
             continue;
         }
         listener.arm();
+        newcomers.arm();
         target.channels.iter_mut().for_each(Channel::arm);
-        if target.turn()? {
+        if step(context, listener, &mut newcomers, target)? {
             continue;
         }
         let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(&*listener, PollFlags::IN)];
-        waited.extend(target.channels.iter().map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)));
+        let descriptors = newcomers.descriptors().chain(target.channels.iter().map(AsFd::as_fd));
+        waited.extend(descriptors.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
         if let Some(input) = &input {
             waited.push(PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN));
         }

@@ -2,22 +2,22 @@
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use uwarp::config::EngineMode;
-use uwarp::{
-    AcceptOptions, Access, ConnectOptions, Context, DisconnectReason, Features, ListenOptions, MemoryRegion,
-    ProtectionDomain, SendRequest, TerminateCode,
-};
-use uwarp_app::channel::{Channel, Event, Shape, connect, part};
-use uwarp_app::network::{CLIENT_ADDRESS, SERVER_ADDRESS};
-use uwarp_app::{NetworkFlags, Role};
-use uwarp_log::layout::{Geometry, HEAD, PAGE, START};
-use uwarp_log::message::{GREETING, MAX_MESSAGE, ToClient, ToTarget, Window};
+use uwarp::{AcceptOptions, DisconnectReason, ListenOptions, SendRequest, TerminateCode};
+use uwarp_app::Role;
+use uwarp_app::channel::{Channel, Event, part};
+use uwarp_app::network::CLIENT_ADDRESS;
+use uwarp_log::auth;
+use uwarp_log::layout::{HEAD, PAGE, START};
 
+mod hand;
 mod kills;
 mod places;
+mod strangers;
 
+use hand::{FEATURES, Hand, PORT, SHAPE, join, prove, secret, stranger};
 use places::{PATIENCE, Places, Process, Target, program, succeeds};
 
 #[test]
@@ -83,16 +83,6 @@ fn a_writer_is_asked_for_memory_that_was_wanted_before_it_came() {
     assert!(answer.starts_with("epoch 2, "), "{answer}");
 }
 
-const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
-const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 16, work: 16 };
-const PORT: u16 = 20_060;
-
-/// A program of its own at one end of a socket.
-fn stranger(socket: &Path, role: Role) -> Context {
-    let flags = NetworkFlags { socket: Some(socket.to_owned()), ..NetworkFlags::default() };
-    Context::open(uwarp_middlebox::behind(flags.resolve(role, EngineMode::Threaded).unwrap())).unwrap()
-}
-
 #[test]
 fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
     let places = Places::new();
@@ -107,7 +97,8 @@ fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
     let mut lines = writer.0.stdin.take().unwrap();
     let domain = context.allocate_domain();
     let mut channels = Vec::new();
-    for greeting in [&b"another program"[..], GREETING, GREETING] {
+    let reply = auth::reply(&secret(), &[7; 32]);
+    for greeting in [&b"another program"[..], &reply, &reply] {
         let request = listener.next(PATIENCE).unwrap().expect("the writer tries");
         let mut channel = Channel::new(&context, &domain, SHAPE).unwrap();
         let options = AcceptOptions::default().private_data(greeting).features(FEATURES);
@@ -131,7 +122,7 @@ fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
 #[test]
 fn only_the_writer_tells_of_records() {
     let places = Places::new();
-    let mut command = program(&["target", "--follow"]);
+    let mut command = places.program(&["target", "--follow"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped());
     let mut target = Process(command.spawn().unwrap());
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
@@ -144,10 +135,8 @@ fn only_the_writer_tells_of_records() {
     append("not told of", &[]);
     let context = stranger(&places.socket(0), Role::Client);
     let domain = context.allocate_domain();
-    let options = ConnectOptions::default().private_data(GREETING).features(FEATURES);
-    let make = || Channel::new(&context, &domain, SHAPE);
-    let server = (SERVER_ADDRESS, PORT).into();
-    let (mut channel, _) = connect(&context, server, &options, PATIENCE, make, Channel::queue_pair).unwrap();
+    let (mut channel, established) = join(&context, &domain, &secret());
+    prove(&mut channel, &established);
     for number in [0, 1 << 40] {
         channel.queue_pair().post_send(&[SendRequest::immediate(number, number).signalled()]).unwrap();
     }
@@ -156,45 +145,6 @@ fn only_the_writer_tells_of_records() {
     context.close().unwrap();
     append("told of", &["--notify"]);
     assert_eq!(said.next().unwrap().unwrap(), "told of");
-}
-
-/// A connection to a target, for work that is done by hand.
-struct Hand {
-    channel: Channel,
-    memory: MemoryRegion,
-}
-
-impl Hand {
-    fn new(context: &Context, domain: &ProtectionDomain) -> Self {
-        let options = ConnectOptions::default().private_data(GREETING).features(FEATURES);
-        let server = (SERVER_ADDRESS, PORT).into();
-        let make = || Channel::new(context, domain, SHAPE);
-        let (channel, _) = connect(context, server, &options, PATIENCE, make, Channel::queue_pair).unwrap();
-        Self { channel, memory: domain.register_zeroed(8, Access::LOCAL_WRITE).unwrap() }
-    }
-
-    fn next(&mut self) -> anyhow::Result<Event> {
-        Ok(self.channel.next(PATIENCE)?.expect("something happens"))
-    }
-
-    fn claim(&mut self, epoch: u64, established: bool) -> (Geometry, Window) {
-        let claim = ToTarget::Claim { epoch, established, log: 1, replicas: 1 };
-        self.channel.send(&serde_json::to_vec(&claim).unwrap()).unwrap();
-        let Ok(Event::Message(octets)) = self.next() else { panic!("an answer") };
-        match serde_json::from_slice(&octets).unwrap() {
-            ToClient::Claimed { epoch: told, geometry, window } if told == epoch => (geometry, window),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Writes 8 octets to the first slot and has them committed; what comes of it.
-    fn write(&mut self, (geometry, window): (Geometry, Window), octets: &[u8; 8]) -> anyhow::Result<Event> {
-        self.memory.write(0, octets).unwrap();
-        let source = [self.memory.sge(0..8).unwrap()];
-        let write = SendRequest::write(1, &source, window.stag, window.offset + geometry.slot(0));
-        self.channel.queue_pair().post_send(&[write.with_commit().signalled()]).unwrap();
-        self.next()
-    }
 }
 
 #[test]
@@ -252,7 +202,7 @@ fn a_target_whose_words_are_damaged_does_not_start() {
         octets[(PAGE + word) as usize..][..8].copy_from_slice(&(u64::MAX - 4095).to_le_bytes());
         std::fs::write(places.file(0), octets).unwrap();
         for arguments in [&["target", "--socket", places.socket(0).to_str().unwrap()][..], &["read"]] {
-            let output = program(arguments).arg(places.file(0)).output().unwrap();
+            let output = places.program(arguments).arg(places.file(0)).output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(1), "{said}");
             assert!(said.contains("the words of a region are damaged"), "{said}");
@@ -263,7 +213,7 @@ fn a_target_whose_words_are_damaged_does_not_start() {
 #[test]
 fn the_targets_program_hears_of_records_that_are_durable() {
     let places = Places::new();
-    let mut command = program(&["target", "--follow"]);
+    let mut command = places.program(&["target", "--follow"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped());
     let mut target = Process(command.spawn().unwrap());
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
@@ -284,7 +234,7 @@ fn the_targets_program_hears_of_records_that_are_durable() {
 #[test]
 fn a_follower_whose_output_stands_still_keeps_nobody_waiting() {
     let places = Places::new();
-    let mut command = program(&["target", "--follow", "--size", "2M"]);
+    let mut command = places.program(&["target", "--follow", "--size", "2M"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut target = Process(command.spawn().unwrap());
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
@@ -367,7 +317,7 @@ fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
 #[test]
 fn records_over_many_segments_are_appended_without_a_break() {
     let places = Places::new();
-    let mut command = program(&["target", "--size", "32M", "--segment", "4K"]);
+    let mut command = places.program(&["target", "--size", "32M", "--segment", "4K"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::null());
     let _target = Process(command.spawn().unwrap());
     let lines: Vec<String> = (0..100).map(|number| format!("{number:03} {}", "x".repeat(250_000))).collect();
@@ -480,15 +430,28 @@ fn mistakes_get_a_sentence() {
     let other = other.to_str().unwrap();
     let new = folder.path().join("new");
     let new = new.to_str().unwrap();
+    let secret = |name: &str, octets: &str, mode: u32| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, octets).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let public = &*secret("public", "0123456789abcdef", 0o640);
+    let short = &*secret("short", "0123456789abcde\n", 0o600);
     for (arguments, status, expected) in [
         (&["append", "--target", "/tmp/a", "--target", "/tmp/b"][..], 2, "one target or three"),
         (&["append", "--target", "somewhere"], 2, "is no target"),
         (&["append", "--target", "/nonexistent/s", "--patience", "1s"], 1, "1 of 1 targets are needed"),
         (&["read", "/nonexistent"], 1, "/nonexistent"),
         (&["read", other], 1, "not a log's file"),
-        (&["target", other], 1, "not a log's file"),
+        (&["target", other, "--allow", "10.77.0.2"], 1, "not a log's file"),
         (&["target", new, "--segment", "1000"], 2, "multiple of 4K"),
-        (&["target", new, "--engine", "inline"], 2, "sleeps"),
+        (&["target", new, "--allow", "10.77.0.2", "--engine", "inline"], 2, "sleeps"),
+        (&["target", new], 2, "name a --secret-file, or the addresses that may connect with --allow"),
+        (&["target", new, "--secret-file", "/nonexistent"], 2, "--secret-file /nonexistent: cannot be read"),
+        (&["target", new, "--secret-file", public], 2, "mode 640): make it yours alone with chmod 600"),
+        (&["append", "--secret-file", public], 2, "mode 640): make it yours alone with chmod 600"),
+        (&["target", new, "--secret-file", short], 2, "a secret has 16 to 4096 octets, and this one has 15"),
         (&["pair", "--targets", "2"], 2, "one target or three"),
         (&["pair", "--config", "/nonexistent"], 2, "--config is one process's"),
         (&["pair", "--address", "10.0.0.1/24"], 2, "--address is one process's"),
@@ -520,7 +483,7 @@ fn a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost() {
         // Not even a new file has room.
         let filler = disk.join("filler");
         std::fs::write(&filler, vec![1; 2 << 20]).unwrap_err();
-        let mut command = program(&["target", "--size", "4M"]);
+        let mut command = places.program(&["target", "--size", "4M"]);
         let output = command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success());
@@ -530,7 +493,7 @@ fn a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost() {
         let target = places.target(0);
         let lines: String = (0..300).map(|number| format!("{number} {}\n", "x".repeat(9000))).collect();
         std::fs::write(places.path("lines"), lines).unwrap();
-        let mut command = program(&["append", "--patience", "5s", "--acknowledge", "--target"]);
+        let mut command = places.program(&["append", "--patience", "5s", "--acknowledge", "--target"]);
         let output = command.arg(places.socket(0)).arg(places.path("lines")).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success());

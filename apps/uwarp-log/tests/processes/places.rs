@@ -5,12 +5,15 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use uwarp_vdev_tests::disk::{Disk, DiskProcess};
 
+/// What writers and targets share.
+pub const SECRET: &str = "what writer and targets share";
 /// How long an answer may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -25,6 +28,7 @@ impl Drop for Process {
     }
 }
 
+/// A command of the program, without a secret.
 pub fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-log"));
     command.args(arguments).stdin(Stdio::null());
@@ -53,7 +57,24 @@ pub struct Places {
 
 impl Places {
     pub fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), disks: None, mounts: Cell::new(0) }
+        let places = Self { folder: tempfile::tempdir().unwrap(), disks: None, mounts: Cell::new(0) };
+        places.secret_file("secret", SECRET);
+        places
+    }
+
+    /// A file with a secret, which only its owner may read.
+    pub fn secret_file(&self, name: &str, secret: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, secret).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    /// A command of the program, with the secret of these targets.
+    pub fn program(&self, arguments: &[&str]) -> Command {
+        let mut command = program(arguments);
+        command.env("UWARP_LOG_SECRET_FILE", self.path("secret"));
+        command
     }
 
     /// With files that lie on disks which lose what was not synced; processes of the test `name` serve them.
@@ -82,7 +103,7 @@ impl Places {
     }
 
     fn target_command(&self, file: &Path, number: usize) -> Command {
-        let mut command = program(&["target", "--size", "4M"]);
+        let mut command = self.program(&["target", "--size", "4M"]);
         command.arg(file).arg("--socket").arg(self.socket(number)).stdout(Stdio::null());
         command
     }
@@ -113,7 +134,7 @@ impl Places {
 
     /// The first target, its commands and what it says to them. It serves already.
     pub fn controlled_target(&self) -> (Process, ChildStdin, Lines<BufReader<ChildStdout>>) {
-        let mut command = program(&["target", "--control", "--size", "2M"]);
+        let mut command = self.program(&["target", "--control", "--size", "2M"]);
         command.arg(self.file(0)).arg("--socket").arg(self.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut target = Process(command.spawn().unwrap());
         let control = target.0.stdin.take().unwrap();
@@ -123,7 +144,7 @@ impl Places {
     }
 
     pub fn append(&self, count: usize, more: &[&str]) -> Command {
-        let mut command = program(&["append", "--patience", "60s"]);
+        let mut command = self.program(&["append", "--patience", "60s"]);
         for number in 0..count {
             command.arg("--target").arg(self.socket(number));
         }
