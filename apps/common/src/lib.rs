@@ -3,6 +3,7 @@
 //! - [`allow`]: which peers a server serves.
 //! - [`cacheline`]: CPUs: pinning, and how far two of them are from each other.
 //! - [`channel`]: connections for short messages.
+//! - [`confine`]: keeps a process to the files that it needs.
 //! - [`network`]: the flags that every tool understands, and how they are merged with a configuration file.
 //! - [`units`]: sizes and times as people write them on a command line.
 //! - [`outcome`]: exit status and error sentences (2 for a bad command line or configuration, 1 for anything else).
@@ -14,6 +15,7 @@
 pub mod allow;
 pub mod cacheline;
 pub mod channel;
+pub mod confine;
 pub mod network;
 pub mod outcome;
 pub mod output;
@@ -22,5 +24,6 @@ pub mod signals;
 pub mod units;
 
 pub use allow::{Allow, AllowFlags};
+pub use confine::{ConfineFlags, Confinement};
 pub use network::{DeviceKind, NetworkFlags, Role};
 pub use outcome::{Usage, run, usage};

@@ -66,11 +66,21 @@ fn check_distinct<'a>(names: impl Iterator<Item = &'a str>) -> anyhow::Result<()
     Ok(())
 }
 
+/// The directory that the files of `get` go to.
+pub fn folder(output: Option<&Path>) -> &Path {
+    let output = output.unwrap_or(Path::new("."));
+    if output.is_dir() {
+        return output;
+    }
+    output.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
 /// Decides where the files of `get` go.
 ///
 /// # Errors
 /// The place is not there, or two files would get one name.
 pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<Vec<Place>> {
+    let folder = folder(output);
     let output = output.unwrap_or(Path::new("."));
     let into_directory = output.is_dir();
     if !into_directory && names.len() > 1 {
@@ -85,13 +95,8 @@ pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<
             if name.is_empty() || name.len() > NAME_MAX {
                 return Err(usage(format!("a name has {} octets: 1 to {NAME_MAX} are possible", name.len())));
             }
-            let (folder, file) = if into_directory {
-                // The server says what it thinks of the name; here only its last part counts.
-                (output, Path::new(name).file_name())
-            } else {
-                let folder = output.parent().filter(|parent| *parent != Path::new(""));
-                (folder.unwrap_or(Path::new(".")), output.file_name())
-            };
+            // The server says what it thinks of the name; here only its last part counts.
+            let file = if into_directory { Path::new(name).file_name() } else { output.file_name() };
             let file =
                 file.and_then(|file| file.to_str()).with_context(|| format!("'{name}' is not the name of a file"))?;
             Ok(Place { name: name.clone(), store: Store::open(folder)?, file: file.to_owned() })

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
-use uwarp_app::{NetworkFlags, Role, signals};
+use uwarp_app::{ConfineFlags, Confinement, NetworkFlags, Role, signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,6 +36,9 @@ links.";
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+
+    #[command(flatten)]
+    confine: ConfineFlags,
 
     #[command(flatten)]
     network: NetworkFlags,
@@ -99,23 +102,31 @@ impl Server {
 
 fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
-        signals::install()?;
         let network = &arguments.network;
+        // The handler of signals has a thread, and so has DPDK: both come behind the confinement.
+        let confinement = |config: &uwarp::Config| Confinement::new(config, &arguments.confine);
         match arguments.command {
             Command::Serve { directory, once, read_only, port } => {
                 let store = store::Store::open(&directory)?;
                 let config = network.resolve(Role::Server, EngineMode::Threaded)?;
+                let confinement = confinement(&config);
+                if read_only { confinement.reads(&directory) } else { confinement.writes(&directory) }.apply()?;
+                signals::install()?;
                 server::run(config, &server::Service { store, once, read_only, port })
             }
             Command::Put { files, name, server } => {
                 // Everything that can be wrong with the files is found before a connection is made.
                 let files = client::open_files(&files, name.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
+                confinement(&config).apply()?;
+                signals::install()?;
                 client::put(config, server.address(network), files)
             }
             Command::Get { names, output, server } => {
                 let places = client::choose_places(&names, output.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
+                confinement(&config).writes(client::folder(output.as_deref())).apply()?;
+                signals::install()?;
                 client::get(config, server.address(network), places)
             }
         }

@@ -263,3 +263,24 @@ fn bad_command_lines_get_one_sentence() {
         assert!(text.starts_with("uwarp-copy: "), "{text}");
     }
 }
+
+#[test]
+fn a_server_reaches_no_file_outside_its_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (served, socket) = (folder.path().join("served"), folder.path().join("copy.sock"));
+    fs::create_dir(&served).unwrap();
+    fs::write(served.join("inside"), "inside").unwrap();
+    let outside = folder.path().join("outside");
+    fs::write(&outside, "outside").unwrap();
+    let probe = uwarp_vdev_tests::confined::Probe::new();
+    let mut server = command(&socket, "virtio");
+    probe.load(server.arg("serve").arg(&served).stdout(Stdio::null()).stderr(Stdio::null()));
+    let server = Server(server.spawn().unwrap());
+    // It serves.
+    let back = folder.path().join("back");
+    let output = command(&socket, "virtio").args(["get", "inside", "--output"]).arg(&back).output().unwrap();
+    succeeds(&output);
+    probe.check(&server.0, &served.join("inside"), &outside);
+    succeeds(&command(&socket, "virtio").arg("put").arg(&outside).output().unwrap());
+    assert_eq!(names(&served), ["inside", "outside"]);
+}

@@ -10,7 +10,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
-use uwarp_app::{NetworkFlags, Role, output, signals, usage};
+use uwarp::config::EngineMode;
+use uwarp_app::{Confinement, NetworkFlags, Role, output, signals, usage};
 use uwarp_log::record::MAX_PAYLOAD;
 use uwarp_log::writer::{AppendError, Options};
 
@@ -67,6 +68,30 @@ fn lines(file: Option<&Path>) -> anyhow::Result<Receiver<std::io::Result<Vec<u8>
     Ok(receiver)
 }
 
+/// Keeps this process to the files that it needs. The configuration file is read again with each device that is opened.
+fn confine(
+    network: &NetworkFlags,
+    places: &[Place],
+    options: &AppendOptions,
+    file: Option<&Path>,
+    json: Option<&Path>,
+) -> anyhow::Result<()> {
+    let mut confinement = Confinement::new(&network.resolve(Role::Client, EngineMode::Inline)?, &options.confine);
+    for place in places {
+        if let Place::Socket(path) = place {
+            confinement = confinement.socket(path);
+        }
+    }
+    for path in [file, network.config.as_deref()].into_iter().flatten() {
+        confinement = confinement.reads(path);
+    }
+    if let Some(path) = json.filter(|path| *path != Path::new("-")) {
+        confinement = confinement.creates(path);
+    }
+    confinement.apply()?;
+    Ok(())
+}
+
 /// Appends lines.
 ///
 /// # Errors
@@ -80,6 +105,8 @@ pub fn run(
     json: Option<&Path>,
 ) -> anyhow::Result<()> {
     let secret = options.secret.read()?;
+    confine(network, &places, options, file, json)?;
+    signals::install()?;
     let input = lines(file)?;
     // Not 0, which says that there is no log.
     let new_log = fastrand::u64(1..);

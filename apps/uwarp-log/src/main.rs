@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
-use uwarp_app::{AllowFlags, NetworkFlags, Role, output, signals, usage};
+use uwarp_app::{AllowFlags, ConfineFlags, NetworkFlags, Role, output, signals, usage};
 use uwarp_log::layout::Geometry;
 use uwarp_log::record::{Kind, Record};
 
@@ -97,6 +97,8 @@ struct TargetArguments {
     allow: AllowFlags,
     #[command(flatten)]
     secret: SecretFlag,
+    #[command(flatten)]
+    confine: ConfineFlags,
 }
 
 /// How to append.
@@ -117,6 +119,9 @@ pub struct AppendOptions {
     /// What the targets have to know.
     #[command(flatten)]
     pub secret: SecretFlag,
+    /// Whether this process keeps to the files that it needs.
+    #[command(flatten)]
+    pub confine: ConfineFlags,
 }
 
 #[derive(Args, Debug)]
@@ -177,11 +182,13 @@ fn parse_segment(text: &str) -> Result<u32, String> {
 
 fn main() -> ExitCode {
     uwarp_app::run::<Cli>(|cli| {
-        signals::install()?;
         let network = &cli.network;
+        if !matches!(cli.command, Command::Target(_) | Command::Append(_)) {
+            signals::install()?;
+        }
         match &cli.command {
             Command::Target(arguments) => {
-                let TargetArguments { file, size, segment, follow, control, port, allow, secret } = arguments;
+                let TargetArguments { file, size, segment, follow, control, port, allow, secret, confine } = arguments;
                 let config = network.resolve(Role::Server, EngineMode::Threaded)?;
                 let secret = secret.read()?;
                 if !secret.is_set() && allow.allow.is_empty() {
@@ -200,6 +207,7 @@ fn main() -> ExitCode {
                     port: *port,
                     allow: &allow,
                     secret: &secret,
+                    confine,
                 };
                 serve::run(config, &service)
             }

@@ -15,7 +15,7 @@ use uwarp::{
     RegionScope,
 };
 use uwarp_app::channel::{Channel, Event};
-use uwarp_app::{Allow, signals, units, usage};
+use uwarp_app::{Allow, ConfineFlags, Confinement, signals, units, usage};
 use uwarp_log::auth::Secret;
 use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS, PAGE};
 use uwarp_log::message::{ToClient, ToTarget, Window};
@@ -47,6 +47,8 @@ pub struct Service<'a> {
     pub allow: &'a Allow,
     /// What a writer has to know.
     pub secret: &'a Secret,
+    /// Whether this process keeps to the files that it needs.
+    pub confine: &'a ConfineFlags,
 }
 
 /// A file of a log, which nobody else has open as a target.
@@ -167,6 +169,9 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
             service.file.display()
         );
     }
+    // The handler of signals has a thread, and so has DPDK.
+    Confinement::new(&config, service.confine).writes(service.file).apply()?;
+    signals::install()?;
     let context = Context::open(config)?;
     let mut listener = context.listen(service.port, ListenOptions::default())?;
     let domain = context.allocate_domain();

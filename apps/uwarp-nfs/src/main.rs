@@ -12,7 +12,7 @@ use std::time::Duration;
 use uwarp::config::{EngineMode, InterfaceAddress};
 use uwarp::{Config, Context};
 use uwarp_app::units::{parse_duration, parse_size};
-use uwarp_app::{NetworkFlags, Role, signals, usage};
+use uwarp_app::{ConfineFlags, Confinement, NetworkFlags, Role, signals, usage};
 use uwarp_nfs::clients::ClientRules;
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::gateway::{PORT, Policy};
@@ -106,6 +106,9 @@ struct Arguments {
     metrics: Option<PathBuf>,
 
     #[command(flatten)]
+    confine: ConfineFlags,
+
+    #[command(flatten)]
     network: NetworkFlags,
 }
 
@@ -123,7 +126,6 @@ impl Arguments {
 
 fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
-        signals::install()?;
         let config = arguments.network.resolve(Role::Server, EngineMode::Threaded)?;
         if config.engine.mode == EngineMode::Inline {
             return Err(usage("--engine inline would stand still while files or a server are asked: leave it out"));
@@ -156,6 +158,7 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
             "the file system keeps no times of birth: a client's handle of an object that is gone may name another with its number"
         );
     }
+    confine(arguments, &config, Some(&path))?;
     let context = Context::open(config)?;
     let ports = Ports {
         rdma: arguments.port,
@@ -189,6 +192,7 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
 fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Result<()> {
     let server = resolve(backend)?;
     let policy = Policy { read_only: arguments.read_only };
+    confine(arguments, &config, None)?;
     let context = Context::open(config)?;
     let rules = arguments.rules();
     let metrics = Arc::new(Metrics::of_gateway());
@@ -212,6 +216,19 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     }
     context.close()?;
     Ok(())
+}
+
+/// Keeps this process to the files that it needs. Then the handler of signals may have its thread, and DPDK its own.
+fn confine(arguments: &Arguments, config: &Config, directory: Option<&std::path::Path>) -> anyhow::Result<()> {
+    let mut confinement = Confinement::new(config, &arguments.confine);
+    if let Some(directory) = directory {
+        confinement = if arguments.read_only { confinement.reads(directory) } else { confinement.writes(directory) };
+    }
+    if let Some(metrics) = &arguments.metrics {
+        confinement = confinement.creates(metrics);
+    }
+    confinement.apply()?;
+    signals::install()
 }
 
 /// What keeps the metrics in their file, if there is to be one.

@@ -64,6 +64,24 @@ fn a_directory_is_served_and_what_was_done_is_kept_in_a_file() {
     assert!(text.contains("uwarp_nfs_rdma_clients_total 0"), "{text}");
 }
 
+#[test]
+fn a_server_reaches_no_file_outside_its_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    std::fs::create_dir(&served).unwrap();
+    let (inside, outside) = (served.join("inside"), folder.path().join("outside"));
+    std::fs::write(&inside, "inside").unwrap();
+    std::fs::write(&outside, "outside").unwrap();
+    let probe = uwarp_vdev_tests::confined::Probe::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-nfs"));
+    probe.load(command.arg(&served).arg("--socket").arg(folder.path().join("socket")).stderr(Stdio::piped()));
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("NFS over RDMA on"));
+    probe.check(&child, &inside, &outside);
+    interrupt(child);
+}
+
 /// The kernel's own file systems do not say when something was made.
 #[test]
 fn a_file_system_that_cannot_tell_objects_apart_for_ever_is_served_with_a_warning() {

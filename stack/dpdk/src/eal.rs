@@ -209,12 +209,15 @@ impl Drop for ThreadRegistration {
     }
 }
 
+/// The directory of DPDK's drivers. EAL loads every plug-in that is in it.
+pub fn plugin_directory() -> &'static Path {
+    Path::new(sys::RTE_EAL_PMD_PATH.to_str().unwrap_or_default())
+}
+
 /// The network drivers that this machine's DPDK has, by DPDK's names, without starting DPDK.
 pub fn list_drivers() -> Vec<String> {
-    // EAL loads every plug-in of this directory, so what is in it is what there is.
-    let directory = Path::new(sys::RTE_EAL_PMD_PATH.to_str().unwrap_or_default());
     let mut drivers = BTreeSet::new();
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(plugin_directory()).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if let Some(stem) = name.to_str().and_then(|name| name.strip_prefix("librte_net_"))
             && let Some((driver, _)) = stem.split_once(".so")

@@ -29,7 +29,7 @@ mod ring;
 mod signal;
 
 pub use device::{DeviceConfig, MemifRole};
-pub use eal::{Eal, EalConfig, ThreadRegistration, list_drivers};
+pub use eal::{Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory};
 pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
 pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Rss, Statistics};

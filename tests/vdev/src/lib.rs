@@ -4,6 +4,7 @@
 //! with what it has to do in an environment variable.
 #![forbid(unsafe_code)]
 
+pub mod confined;
 pub mod disk;
 pub mod endpoint;
 pub mod load;

@@ -1,6 +1,7 @@
-//! Peers that must not get in: without the secret, from other addresses, or in great number.
+//! Peers that must not get in: without the secret, from other addresses, or in great number. And how far one would get.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::Stdio;
 use uwarp::{AcceptOptions, ConnectOptions, ListenOptions};
 use uwarp_app::Role;
@@ -9,6 +10,7 @@ use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_log::auth::{self, Answer, Greeting, Proof, Secret, Side};
 use uwarp_log::layout::Identity;
 use uwarp_log::message::{ToClient, ToTarget};
+use uwarp_vdev_tests::confined::Probe;
 
 use crate::hand::{FEATURES, Hand, PORT, SHAPE, answer, handshake, join, offer, prove, secret, stranger, stranger_at};
 use crate::places::{PATIENCE, Places, Process, program, succeeds};
@@ -220,4 +222,28 @@ fn both_sides_say_why_a_writer_does_not_get_in() {
         succeeds(&append(of_writer).output().unwrap());
     }
     assert_eq!(places.read(0).len(), 3);
+}
+
+#[test]
+fn a_target_and_a_writer_reach_their_own_files_only() {
+    let places = Places::new();
+    let (of_target, of_writer) = (Probe::new(), Probe::new());
+    let mut command = places.program(&["target", "--size", "4M"]);
+    of_target.load(command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped()));
+    let mut target = Process(command.spawn().unwrap());
+    assert!(BufReader::new(target.0.stdout.take().unwrap()).lines().next().unwrap().unwrap().starts_with("serving on"));
+    let mut command = places.append(1, &["--acknowledge"]);
+    of_writer.load(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut writer = Process(command.spawn().unwrap());
+    let mut lines = writer.0.stdin.take().unwrap();
+    let mut acknowledged = BufReader::new(writer.0.stdout.take().unwrap()).lines();
+    for round in 0..2 {
+        writeln!(lines, "line {round}").unwrap();
+        acknowledged.next().unwrap().unwrap();
+        // Not even the secret, which has been read.
+        of_target.check(&target.0, &places.file(0), &places.path("secret"));
+        of_writer.check(&writer.0, Path::new("/proc/self/status"), &places.path("secret"));
+    }
+    drop(lines);
+    assert!(writer.0.wait().unwrap().success());
 }
