@@ -166,3 +166,19 @@ pub enum BindError {
     #[error("tagged offset wrap")]
     Wrap,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_add_up_and_show_their_names() {
+        let mut access = Access::from_bits_truncate(0xf0);
+        assert_eq!((access.bits(), format!("{access:?}")), (0, "LOCAL_READ".into()));
+        access |= Access::REMOTE_READ;
+        access |= Access::REMOTE_WRITE;
+        assert_eq!(access, Access::REMOTE_READ | Access::REMOTE_WRITE);
+        assert_eq!(format!("{access:?}"), "LOCAL_READ | REMOTE_READ | REMOTE_WRITE");
+        assert!(access.contains(Access::REMOTE_READ) && !access.contains(Access::REMOTE_READ | Access::REMOTE_ATOMIC));
+    }
+}

@@ -77,6 +77,21 @@ fn ask(table: &Arc<RegionTable>, stag: u32, offset: u64, length: u32, key: u64, 
 }
 
 #[test]
+fn each_status_has_the_code_of_its_place() {
+    use CommitStatus as S;
+    let statuses = [S::Success, S::Failure, S::ReadOnly, S::NoSpace, S::Limit, S::Transient, S::Unsupported];
+    for (code, status) in (0..).zip(statuses) {
+        assert_eq!((status.code(), CommitStatus::from_code(code)), (code, Some(status)));
+    }
+    assert_eq!(CommitStatus::from_code(7), None);
+}
+
+#[test]
+fn a_mailbox_can_be_shown() {
+    assert_eq!(format!("{:?}", CommitMailbox::new(None).0), "CommitMailbox { .. }");
+}
+
+#[test]
 fn a_commit_is_answered_when_its_octets_were_written_and_synced() {
     let (table, registration, mut committer, disk) = region(200_000);
     let octets: Vec<u8> = (0..200_000u32).map(|at| (at * 7) as u8).collect();

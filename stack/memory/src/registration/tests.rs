@@ -23,6 +23,7 @@ fn owner_reads_and_writes_within_bounds() {
         assert_eq!(region.read(offset, &mut vec![0; length]), Err(RangeError::Bounds));
         assert_eq!(region.write(offset, &vec![0; length]), Err(RangeError::Bounds));
         assert_eq!(region.fill(offset, length, 1), Err(RangeError::Bounds));
+        assert_eq!(region.write_back(offset, length), Err(RangeError::Bounds));
     }
     assert_eq!(region.deregister().into_vec().unwrap(), b"\0\0abc\0\0\0zz");
 }
@@ -58,6 +59,14 @@ fn atomic_accesses_want_alignment_and_bounds() {
     assert_eq!(region.store_release_u16(1, 1), Err(RangeError::Misaligned));
     assert_eq!(region.load_acquire_u8(20), Err(RangeError::Bounds));
     assert_eq!(region.store_release_u8(usize::MAX, 1), Err(RangeError::Bounds));
+
+    assert_eq!(region.fetch_add_u64(8, 1), Ok(0x0102_0304_0506_0708));
+    let swap = |compare| CompareSwap { compare, compare_mask: u64::MAX, swap: 9, swap_mask: u64::MAX };
+    assert_eq!(region.compare_swap_u64(8, &swap(0)), Ok(0x0102_0304_0506_0709));
+    assert_eq!(region.compare_swap_u64(8, &swap(0x0102_0304_0506_0709)), Ok(0x0102_0304_0506_0709));
+    assert_eq!(region.load_acquire_u64(8), Ok(9));
+    assert_eq!(region.fetch_add_u64(4, 1), Err(RangeError::Misaligned));
+    assert_eq!(region.compare_swap_u64(16, &swap(0)), Err(RangeError::Bounds));
 }
 
 #[test]

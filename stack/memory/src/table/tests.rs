@@ -414,3 +414,60 @@ fn registering_and_deregistering_from_many_threads() {
     });
     assert_eq!((table.regions(), table.registered_octets()), (0, 0));
 }
+
+/// What is left in a slot: its generation and the STag, which the next region there must not get.
+#[test]
+fn a_slot_keeps_no_flag_of_a_region_that_is_gone() {
+    struct Nowhere;
+    impl crate::durable::Store for Nowhere {
+        fn write(&mut self, _: u64, _: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn sync(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let table = RegionTable::new(16, 1 << 20, 1);
+    let (access, scope, base) = (Access::ALL, Scope::Domain(DOMAIN), TaggedBase::Zero);
+    let plain = table.register(vec![0; LENGTH], access, scope, base).unwrap();
+    let (durable, _committer) =
+        table.register_durable(vec![0; LENGTH], access, scope, base, Box::new(Nowhere), true).unwrap();
+    let buffer = RegionBuffer::zeroed(LENGTH, crate::PageAdvice::Normal).unwrap();
+    let persistent = table.register_persistent(buffer, access, scope, base, true).unwrap();
+    for (region, kind) in [(plain, 0), (durable, DURABLE | TRANSPARENT), (persistent, PERSISTENT | TRANSPARENT)] {
+        let stag = region.stag();
+        const FLAGS: u64 = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
+        let state = || table.slot(stag).unwrap().state.load(Relaxed);
+        assert_eq!(state() & (FLAGS | u64::from(u32::MAX)), VALID | kind | u64::from(stag));
+        drop(region);
+        assert_eq!(state() & (FLAGS | u64::from(u32::MAX)), u64::from(stag));
+    }
+    assert_eq!(table.transparent.load(Relaxed), 0);
+}
+
+#[test]
+fn each_occupant_of_a_slot_has_a_generation_of_its_own() {
+    let table = RegionTable::new(1, 1 << 20, 1);
+    let generation = || table.entries[0].state.load(Relaxed) >> GENERATION_SHIFT;
+    for occupants in (0..10).step_by(2) {
+        let window = table.allocate_window(DOMAIN, 1).unwrap();
+        assert_eq!(generation(), occupants);
+        drop(window);
+        let region = table.register(vec![0; LENGTH], Access::ALL, Scope::Domain(DOMAIN), TaggedBase::Zero).unwrap();
+        assert_eq!(generation(), occupants + 1);
+        drop(region);
+    }
+}
+
+/// Who is given one window's STags learns nothing about those of another, nor of the table's.
+#[test]
+fn a_window_draws_its_keys_with_a_seed_of_128_bits() {
+    let table = RegionTable::new(1, 1 << 20, 42);
+    let mut keys = KeyStream::new(42);
+    // The slot, and the STag that the slot keeps until the first bind.
+    keys.below(1);
+    keys.next();
+    let seed = u128::from(keys.next()) << 64 | u128::from(keys.next());
+    let expected = KeyStream::new(seed).next() as u32 & ((1 << table.key_bits) - 1);
+    assert_eq!(table.allocate_window(DOMAIN, 1).unwrap().next_stag(), expected);
+}

@@ -170,3 +170,39 @@ fn value_at_the_end_of_a_message_is_stored_in_one() {
         assert_eq!(former, MESSAGES);
     });
 }
+
+#[test]
+fn a_kept_range_takes_in_what_follows_in_the_same_region() {
+    let range = |region, offset, length| KeptRange { region, offset, length };
+    let mut kept = range(1, 100, 10);
+    assert!(!kept.extend(&range(2, 110, 5)), "of another region");
+    assert!(!kept.extend(&range(1, 111, 5)) && !kept.extend(&range(1, 109, 5)), "with a gap, or an overlap");
+    assert_eq!(kept, range(1, 100, 10));
+    assert!(kept.extend(&range(1, 110, 5)));
+    assert_eq!(kept, range(1, 100, 15));
+    assert!(kept.is_beside(&range(1, 0, 1)) && !kept.is_beside(&range(2, 0, 1)));
+}
+
+#[test]
+fn atomics_of_a_turn_return_the_former_value() {
+    let (table, region) = region(64, Access::ALL);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let (stag, word) = (region.stag(), region.base_offset() + 8);
+    assert_eq!(turn.fetch_add(WHO, stag, word, 700, 0), Ok(0));
+    assert_eq!(turn.fetch_add(WHO, stag, word, 3, 0), Ok(700));
+    let swap = |compare| CompareSwap { compare, compare_mask: u64::MAX, swap: 9, swap_mask: u64::MAX };
+    assert_eq!(turn.compare_swap(WHO, stag, word, &swap(1)), Ok(703));
+    assert_eq!(turn.compare_swap(WHO, stag, word, &swap(703)), Ok(703));
+    assert_eq!(turn.compare_swap(WHO, stag, word, &swap(9)), Ok(9));
+}
+
+#[test]
+fn a_plain_region_has_nothing_to_keep() {
+    let (table, region) = region(64, Access::ALL);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let state = table.slot(region.stag()).unwrap().state.load(Acquire);
+    let range = KeptRange { region: state & IDENTITY, offset: 0, length: 8 };
+    assert!(turn.keep(&range).is_none());
+}

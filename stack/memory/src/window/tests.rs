@@ -228,3 +228,62 @@ fn windows_come_and_go_while_an_engine_writes_through_them() {
     assert_eq!(bound_to(&region), 0, "every bind was forgotten");
     assert_eq!(table.regions(), 1);
 }
+
+/// A bind checks its pieces, so this can only be a fault of this crate: it stays within the region all the same.
+#[test]
+fn a_piece_beyond_its_region_is_out_of_bounds() {
+    let table = table();
+    let region = region(&table, 64, Access::LOCAL_WRITE);
+    let mut window = table.allocate_window(DOMAIN, 1).unwrap();
+    let mut epoch = table.engine();
+    let stag = window.next_stag();
+    let turn = epoch.enter();
+    turn.bind(US, stag, 0, WRITE, [piece(&region, 32, 16)].into_iter()).unwrap();
+    for (distance, expected) in [
+        (48, Ok(())),
+        (49, Err(AccessError::Bounds)),
+        (65, Err(AccessError::Bounds)),
+        (1 << 40, Err(AccessError::Bounds)),
+    ] {
+        window.pieces[0].distance.store(distance, SeqCst);
+        assert_eq!(turn.place(US, stag, 0, &[1; 16], WRITE), expected, "{distance}");
+    }
+}
+
+#[test]
+fn a_window_shows_its_stag_and_its_size() {
+    let table = table();
+    let mut window = table.allocate_window(DOMAIN, 3).unwrap();
+    let stag = window.next_stag();
+    assert_eq!(window.most_pieces(), 3);
+    assert_eq!(format!("{window:?}"), format!("Window {{ stag: {stag:#010x}, most_pieces: 3, .. }}"));
+}
+
+#[test]
+fn a_window_takes_the_slot_of_a_region_and_leaves_it_again() {
+    let table = RegionTable::new(2, 1 << 20, 1);
+    let memory = region(&table, 64, Access::LOCAL_WRITE);
+    let mut epoch = table.engine();
+    for round in 0..20 {
+        drop(region(&table, 64, Access::ALL));
+        let mut window = table.allocate_window(DOMAIN, 1).unwrap();
+        let stag = window.next_stag();
+        let turn = epoch.enter();
+        turn.bind(US, stag, 0, WRITE, [piece(&memory, 0, 64)].into_iter()).unwrap();
+        assert_eq!(turn.place(US, stag, 0, &[round], WRITE), Ok(()), "round {round}");
+    }
+}
+
+#[test]
+fn a_window_may_end_with_the_last_tagged_offset() {
+    let table = table();
+    let region = region(&table, 64, Access::LOCAL_WRITE);
+    let mut window = table.allocate_window(DOMAIN, 1).unwrap();
+    let mut epoch = table.engine();
+    let stag = window.next_stag();
+    let turn = epoch.enter();
+    let bind = |base| turn.bind(US, stag, base, WRITE, [piece(&region, 0, 64)].into_iter());
+    assert_eq!(bind(u64::MAX - 62), Err(BindError::Wrap));
+    assert_eq!(bind(u64::MAX - 63), Ok(()));
+    assert_eq!(turn.place(US, stag, u64::MAX - 63, &[1; 64], WRITE), Ok(()));
+}
