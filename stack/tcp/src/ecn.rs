@@ -205,3 +205,29 @@ impl EcnState {
         self.echo = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An acknowledgment is owed for each stretch of data with the same mark, up to `OWED` of them.
+    #[test]
+    fn each_stretch_of_marks_is_acknowledged_by_itself() {
+        let initial = Position::first(SeqNumber(0));
+        let config = Config { congestion: Congestion::Dctcp, ..Config::default() };
+        // Places at which the mark changes, and what is owed then.
+        let owed = |changes: &[u32]| {
+            let mut ecn = EcnState::new(&config, initial);
+            ecn.learn(REQUEST, true);
+            for (number, place) in changes.iter().enumerate() {
+                let field = if number % 2 == 0 { CE } else { 0 };
+                assert_eq!(ecn.received(TcpFlags::ACK, field, initial + *place, true), (true, field == CE));
+            }
+            std::iter::from_fn(|| ecn.take_owed()).map(|(number, echo)| (number.0, echo)).collect::<Vec<_>>()
+        };
+        assert_eq!(owed(&[10, 20, 30]), [(10, false), (20, true), (30, false)]);
+        assert_eq!(owed(&[10, 20, 20]), [(10, false)], "an empty stretch is none");
+        assert_eq!(owed(&[10, 20, 30, 40, 40]), [(10, false), (20, true), (30, false)]);
+        assert_eq!(owed(&[10, 20, 30, 40, 50]), [(10, false), (20, true), (30, false)], "the last takes over the rest");
+    }
+}

@@ -65,7 +65,6 @@ impl Connection {
             || self.pending.any()
             || self.pending.urgent
             || self.ecn.owes()
-            || !self.recovery.is_open()
             || self.queue.lost() > 0
             || self.queue.unsent() == 0
         {

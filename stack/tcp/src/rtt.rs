@@ -245,6 +245,24 @@ mod tests {
     }
 
     #[test]
+    fn needless_probe_makes_the_next_ones_later() {
+        let mut rtt = RttEstimator::new(&Config {
+            rto_min: Duration::from_millis(1),
+            peer_ack_delay: Duration::from_millis(20),
+            ..Config::default()
+        });
+        rtt.sample(Instant::ZERO, 10 * MS, 1);
+        let mut times = || {
+            rtt.peer_delays_longer();
+            (rtt.probe_timeout(), rtt.timeout())
+        };
+        // The peer's delay doubles, up to 60 ms, and the time-out leaves room for it.
+        assert_eq!(times(), (50 * MS, 50 * MS));
+        assert_eq!(times(), (70 * MS, 70 * MS));
+        assert_eq!(times(), (70 * MS, 70 * MS));
+    }
+
+    #[test]
     fn many_samples_in_a_window_have_less_weight_each() {
         let mut few = estimator(1);
         let mut many = estimator(1);

@@ -97,3 +97,22 @@ impl TimestampState {
         echo.wrapping_sub(stamp) as i32 <= -1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn earlier_timestamp_is_old_for_24_days() {
+        let mut state = TimestampState::new(&Config::default());
+        let now = Instant::from_nanos(5_000_000_000);
+        assert!(!state.is_old(0, now), "none is known");
+        state.note(1000, now);
+        const DAY: Duration = Duration::from_secs(24 * 3600);
+        assert!(state.is_old(999, now) && state.is_old(999, now + 23 * DAY));
+        assert!(!state.is_old(1000, now) && !state.is_old(1001, now));
+        assert!(!state.is_old(999, now + 24 * DAY)); // RFC 7323 §5.5
+    }
+}

@@ -5,8 +5,8 @@ mod channel;
 use std::time::Duration;
 
 use channel::{Faults, Pair};
-use uwarp_tcp::{Config, Connection, Instant};
-use uwarp_wire::tcp::SeqNumber;
+use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Instant};
+use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader};
 
 /// The most that an idle connection may take, heap included.
 const IDLE: usize = 2048;
@@ -67,4 +67,52 @@ fn steady_stream_does_not_allocate() {
     let before = (pair.memory(0), pair.memory(1));
     pair.send_bulk(0, 16 << 20, 1448);
     assert_eq!((pair.memory(0), pair.memory(1)), before);
+}
+
+/// A connection with something in each of its rare parts: unacknowledged records and SACK blocks, segments sent again, data
+/// out of order, delayed echoes of ECN, and urgent data.
+fn connection_in_trouble() -> Connection {
+    let now = Instant::from_nanos(1_000_000_000);
+    let config = Config { congestion: Congestion::Dctcp, timestamps: false, ..Config::default() };
+    let mut syn = TcpHeader::new(TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR);
+    (syn.sequence, syn.window) = (SeqNumber(1000), 60_000);
+    (syn.options.mss, syn.options.sack_permitted) = (Some(1000), true);
+    let mut connection = Connection::accept(&config, &syn, SeqNumber(0), now);
+    let send_all = |connection: &mut Connection| while connection.poll_transmit(now).is_some() {};
+    send_all(&mut connection);
+
+    let segment = |offset: u32, acknowledgment: u32| {
+        let mut header = TcpHeader::new(TcpFlags::ACK);
+        (header.sequence, header.acknowledgment) = (SeqNumber(1001 + offset), SeqNumber(1 + acknowledgment));
+        header.window = 60_000;
+        header
+    };
+    connection.on_segment(now, &segment(0, 0), 0, 0, BufferToken(0));
+    for token in 0..9 {
+        connection.push(BufferToken(token), 1000);
+    }
+    connection.send_urgent_until(9000);
+    send_all(&mut connection);
+    // The first segment is lost, and so is the fourth; then the first arrives.
+    for (left, right) in [(1000, 3000), (4000, 8000)] {
+        let mut report = segment(0, 0);
+        report.options.sack.push(SackBlock { left: SeqNumber(1 + left), right: SeqNumber(1 + right) });
+        connection.on_segment(now, &report, 0, 0, BufferToken(0));
+        send_all(&mut connection);
+    }
+    // Data with and without a mark, and three stretches that are out of order.
+    for (token, offset, ecn) in [(20, 0, 2), (21, 100, 3), (22, 200, 2), (23, 400, 2), (24, 600, 2), (25, 800, 2)] {
+        connection.on_segment(now, &segment(offset, 0), 100, ecn, BufferToken(token));
+    }
+    connection
+}
+
+#[test]
+fn memory_is_what_the_allocator_gave() {
+    let mut connection = None;
+    let taken = allocation_counter::measure(|| connection = Some(connection_in_trouble()));
+    let connection = connection.unwrap();
+    let info = connection.info();
+    assert!(info.sacked > 0 && info.segments_retransmitted > 0 && info.out_of_order_buffers == 3, "{info:?}");
+    assert_eq!((connection.memory() - size_of::<Connection>()) as i64, taken.bytes_current);
 }

@@ -196,3 +196,16 @@ fn connection_with_something_left_is_not_compact() {
     assert_eq!(connection.pop_acknowledged(), Some(BufferToken(9)));
     assert!(connection.time_wait().is_some());
 }
+
+/// RFC 6191 §2: a timestamp tells a new connection from the old one only if the new one will have timestamps.
+#[test]
+fn timestamp_admits_no_new_connection_where_none_are_taken() {
+    let admits = |timestamps: bool, sequence, timestamp| {
+        let wait = waiting(&config(timestamps, true, false)).time_wait().unwrap();
+        wait.admits_new_incarnation(&header(TcpFlags::SYN, sequence, 0, timestamp))
+    };
+    assert!(!admits(false, 50, Some(900)));
+    assert!(admits(false, 103, Some(900)));
+    assert!(admits(true, 50, Some(900)));
+    assert!(!admits(true, 50, None));
+}

@@ -111,6 +111,22 @@ fn cubic_cuts_to_seven_tenths_and_is_back_at_its_maximum_after_k() {
     near(119, 1_010_000);
 }
 
+/// RFC 9438 §4.3: by 3 (1 - 0.7) / (1 + 0.7) = 0.53 segments a round trip, and by one above the window before the loss.
+#[test]
+fn cubic_keeps_up_with_reno_where_round_trips_are_short() {
+    let mut cubic = controller(Congestion::Cubic);
+    cubic.set_window(100_000);
+    cubic.reduce(100_000);
+    cubic.recovered();
+    let windows = rounds(&mut cubic, 0, 80);
+    let near = |round: usize, expected: u32| {
+        assert!(windows[round].abs_diff(expected) < 1000, "round {round}: {} and not {expected}", windows[round]);
+    };
+    near(9, 75_300);
+    near(39, 91_200);
+    near(79, 123_300);
+}
+
 /// RFC 9438 §4.2 and §5.8: time in which the window is not used is no part of t.
 #[test]
 fn cubic_goes_on_where_it_was_when_the_window_is_used_again() {

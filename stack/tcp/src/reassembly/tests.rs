@@ -99,3 +99,21 @@ fn end_of_the_stream_cuts() {
     assert_eq!(discarded(&mut reassembly), [200]);
     assert_eq!(take(&mut reassembly, 100), [(100, 0, 50)]);
 }
+
+#[test]
+fn shrinking_loses_no_buffer_and_no_report() {
+    let mut reassembly = Reassembly::default();
+    offer(&mut reassembly, 100, 200);
+    reassembly.clear();
+    assert!(reassembly.is_plain() && !reassembly.is_drained());
+    reassembly.shrink();
+    assert_eq!(discarded(&mut reassembly), [100]);
+
+    let duplicate = Run { start: at(5), end: at(9) };
+    reassembly.note_duplicate(duplicate);
+    assert!(!reassembly.is_plain() && reassembly.is_drained());
+    reassembly.shrink();
+    assert_eq!(reassembly.take_duplicate(), Some(duplicate));
+    reassembly.shrink();
+    assert_eq!(reassembly.heap(), 0);
+}

@@ -298,3 +298,20 @@ fn ranges_are_kept_for_a_peer_with_sack_only() {
         assert_eq!(recovery.take_stamp(), Some(5));
     }
 }
+
+#[test]
+fn a_round_of_duplicates_ends_when_all_that_was_out_is_acknowledged() {
+    let mut recovery = Recovery::new(Position::first(SeqNumber(7)));
+    let at = |offset: u32| Position::first(SeqNumber(7)) + offset;
+    let mut multiplier_after_report = |acknowledged: u32, next: u32| {
+        recovery.advanced(at(acknowledged));
+        recovery.duplicate_reported(at(next), (at(0), at(1)));
+        recovery.multiplier
+    };
+    // RFC 8985 §6.2, step 4: once a round.
+    assert_eq!(multiplier_after_report(1, 101), 2);
+    assert_eq!(multiplier_after_report(2, 201), 2);
+    assert_eq!(multiplier_after_report(100, 201), 2);
+    assert_eq!(multiplier_after_report(101, 201), 3);
+    assert_eq!(multiplier_after_report(200, 301), 3);
+}
