@@ -5,6 +5,7 @@ use crate::clients::Idle;
 use crate::directory::procedures::{TRANSFER_MAX, number};
 use crate::metrics::Metrics;
 use crate::records::record;
+use crate::stream::CALLS_MAX;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -114,7 +115,9 @@ impl Gateway {
         while let Some(memory) = self.responder.reclaim() {
             self.responder.recycle(memory);
         }
-        while let Some(request) = self.responder.poll()? {
+        // Calls that are refused return their credits at once: a client that sends them without end must leave time to others.
+        for _ in 0..CALLS_MAX {
+            let Some(request) = self.responder.poll()? else { break };
             self.forward(request);
             busy = true;
         }

@@ -17,6 +17,10 @@ use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
 
 /// Longest record: the longest WRITE with its headers.
 const RECORD_MAX: usize = crate::directory::procedures::TRANSFER_MAX as usize + (64 << 10);
+/// Longest record of a client that is not trusted: no call that anybody may make is longer.
+const HARMLESS_RECORD_MAX: usize = 4 << 10;
+/// Reads and refused calls in one [`poll`](StreamClient::poll): a client that sends without end must leave time to others.
+const STEPS_MAX: usize = 32;
 /// Octets that are read at once.
 const ROOM: usize = 64 << 10;
 /// Calls of one client whose replies it has not taken yet; no more are read before, so that one that takes none costs no more.
@@ -120,7 +124,7 @@ impl StreamClient {
         stream.set_nonblocking(true);
         Self {
             stream,
-            records: Records::new(RECORD_MAX),
+            records: Records::new(if is_trusted { RECORD_MAX } else { HARMLESS_RECORD_MAX }),
             room: vec![0; ROOM],
             outgoing: VecDeque::new(),
             sent: 0,
@@ -134,14 +138,14 @@ impl StreamClient {
         }
     }
 
-    /// Goes on without waiting: the next call, if there is one. None is read while so many, [`CALLS_MAX`] at most, are under way or
+    /// Goes on without waiting: the next call, if there is one. It may return before all that has come is looked at. None is read while so many, [`CALLS_MAX`] at most, are under way or
     /// answered with replies that the client has not taken.
     ///
     /// # Errors
     /// The stream is over, or what comes is no RPC.
     pub fn poll(&mut self, calls: usize) -> io::Result<Option<StreamCall>> {
         self.write()?;
-        loop {
+        for _ in 0..STEPS_MAX {
             if self.under_way + self.outgoing.len() >= calls.min(CALLS_MAX) {
                 return Ok(None);
             }
@@ -173,6 +177,7 @@ impl StreamClient {
                 Err(error) => return Err(error),
             }
         }
+        Ok(None)
     }
 
     /// Reads no more calls; those that were given are answered, and the stream is over behind that.

@@ -203,6 +203,8 @@ struct Loss {
 
 /// How long the reason of a connection's end is waited for, without keeping the application from its other connections.
 const REASON: Duration = Duration::from_millis(100);
+/// Events that one [`Responder::poll`] looks at.
+const EVENTS_MAX: usize = 128;
 /// Looks for it at least, however much time passes between them: an application that was busy elsewhere has not waited.
 const LOOKS: u32 = 64;
 
@@ -324,12 +326,13 @@ impl Responder {
         self.pool.put(buffer);
     }
 
-    /// The next call, without waiting. An inline engine is turned.
+    /// The next call, without waiting. An inline engine is turned. It may return before all that has come is looked at: a
+    /// requester whose calls are refused without the application must leave time to others.
     ///
     /// # Errors
     /// The connection is over.
     pub fn poll(&mut self) -> Result<Option<Request>, Over> {
-        loop {
+        for _ in 0..EVENTS_MAX {
             if self.has_part()
                 && self.takes
                 && let Some(request) = self.ready.pop_front()
@@ -357,6 +360,7 @@ impl Responder {
                 Err(_) => self.close(),
             }
         }
+        Ok(None)
     }
 
     /// Waits for the next call; `None` when the time is over.

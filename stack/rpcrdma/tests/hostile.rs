@@ -565,3 +565,22 @@ fn a_grant_of_nothing_is_logged_once() {
     }
     assert_eq!(client.stats().zero_grants, 2);
 }
+
+/// A call that is refused without the application returns its credit at once: who sends such calls without end must not have all of
+/// the server's time.
+#[test]
+fn one_look_at_a_requester_handles_so_many_of_its_messages_and_no_more() {
+    const CALLS: u32 = 400;
+    const MOST: u64 = 128;
+    let (here, mut server) = server(ResponderOptions { credits: CALLS, ..ResponderOptions::default() });
+    let mut raw = Raw::connect(&here, &mut server, &[]);
+    for xid in 0..CALLS {
+        let header = Header { xid, credits: 4, body: Body::Message(Chunks::default()) };
+        let words = [xid, 0, 2, PROGRAM + 100, VERSION, 0, 0, 0, 0, 0];
+        raw.send(&encode(&header, &words.map(u32::to_be_bytes).concat()));
+        raw.turn();
+    }
+    assert!(server.responders[0].poll().unwrap().is_none());
+    let stats = server.responders[0].stats();
+    assert!((1..=MOST).contains(&stats.replies), "{stats:?}");
+}
