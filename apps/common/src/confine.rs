@@ -133,14 +133,14 @@ impl Confinement {
     /// # Errors
     /// Another thread runs already, or the kernel refuses.
     pub fn apply(self) -> anyhow::Result<bool> {
-        let threads = std::fs::read_dir("/proc/self/task").context("/proc/self/task cannot be read")?.count();
-        if threads != 1 {
-            bail!("{threads} threads run before the process is confined, and would stay free");
-        }
         rustix::thread::set_no_new_privs(true).context("the process cannot give up new privileges")?;
         if let Some(reason) = self.free {
             tracing::info!("files are not confined: {reason}");
             return Ok(false);
+        }
+        let threads = std::fs::read_dir("/proc/self/task").context("/proc/self/task cannot be read")?.count();
+        if threads != 1 {
+            bail!("{threads} threads run before the process is confined, and would stay free: see --unconfined");
         }
         let status = self.restrict()?;
         match status {
