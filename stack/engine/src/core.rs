@@ -20,6 +20,7 @@ use crate::config::EngineConfig;
 use crate::connection::Connection;
 use crate::engine::{EngineChannels, EngineError, Turned};
 use crate::flow::{FlowTable, KeyedHash};
+use crate::guesses::Guesses;
 use crate::handoff::Handoff;
 use crate::icmp::ErrorLimit;
 use crate::lanes::Lanes;
@@ -131,6 +132,8 @@ pub(crate) struct Counters {
     pub(crate) address_conflicts: u64,
     pub(crate) cookies_sent: u64,
     pub(crate) cookies_accepted: u64,
+    pub(crate) cookies_wrong: u64,
+    pub(crate) cookies_not_compared: u64,
     pub(crate) terminates_sent: u64,
     pub(crate) terminates_received: u64,
     pub(crate) connections_opened: u64,
@@ -201,6 +204,7 @@ pub(crate) struct Core<P: Port> {
     pub(crate) cookies: SynCookies,
     /// Until when a cookie of ours may come back; those of other engines are in `handoff`.
     pub(crate) cookies_until: Instant,
+    pub(crate) guesses: Guesses,
     pub(crate) neighbours: Neighbours,
     /// Connections that wait for a hardware address.
     pub(crate) unresolved: Vec<u32>,
@@ -311,6 +315,7 @@ impl<P: Port> Core<P> {
             waits: Waits::new(hash, time_wait),
             cookies: SynCookies::new(config.cookie_secret),
             cookies_until: Instant::ZERO,
+            guesses: Guesses::new(hash),
             known_epoch: neighbours.epoch(),
             neighbours,
             unresolved: Vec::new(),

@@ -26,6 +26,7 @@ mod engine;
 mod flow;
 mod fpdu;
 mod fragments;
+mod guesses;
 pub mod handoff;
 mod icmp;
 mod ingress;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
-use uwarp_tcp::{Answer, Arrival, TimeWait, arrival_in_listen, reset_for};
+use uwarp_tcp::{Answer, Arrival, SynCookies, TimeWait, arrival_in_listen, reset_for};
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
@@ -24,9 +24,6 @@ use crate::stream::{IncomingStream, StreamOptions};
 /// peer that is silent until it is spoken to takes the connection for open while its acknowledgment is lost, and does not try again:
 /// with a few attempts more it is found. Resends cannot end it: SYNs that come again and again put them off.
 const STREAM_OPENING: Duration = Duration::from_secs(64);
-
-/// How long a cookie may take to come back: two ticks of its clock (`SynCookies::recover`).
-const COOKIE_LIFE: Duration = Duration::from_secs(140);
 
 /// A TCP port that is listened on.
 #[derive(Debug)]
@@ -95,7 +92,7 @@ impl<P: Port> Core<P> {
             match self.on_cookie(frame) {
                 Cookie::Opens(index) => return Some(index),
                 Cookie::Ignored => return None,
-                Cookie::None => {}
+                Cookie::None | Cookie::NotCompared => {}
             }
         }
         if let Some(wait) = self.waits.get_mut(&frame.flow) {
@@ -129,6 +126,11 @@ impl<P: Port> Core<P> {
         match opened {
             Cookie::Opens(index) => Some(index),
             Cookie::Ignored => None,
+            Cookie::NotCompared => {
+                // It may be an honest peer's: a reset would end what that takes for open.
+                self.count_drop(DropReason::NoConnection);
+                None
+            }
             Cookie::None => {
                 self.count_drop(DropReason::NoConnection);
                 // A cookie fits what begins the peer's stream. If that was lost, or had no room, what follows it comes first, and a
@@ -223,7 +225,7 @@ impl<P: Port> Core<P> {
         header.source_port = frame.flow.local_port;
         header.destination_port = frame.flow.remote_port;
         let to_self = self.addresses.is_own(frame.flow.remote);
-        self.cookies_until = self.now + COOKIE_LIFE;
+        self.cookies_until = self.now + SynCookies::LIFE;
         if let Some(handoff) = &self.handoff {
             // Before it is sent: another engine may be quick to receive the answer.
             handoff.owners().await_cookies(self.cookies_until);
@@ -244,8 +246,16 @@ impl<P: Port> Core<P> {
     /// An acknowledgment without a connection may be the answer to a cookie.
     fn on_cookie(&mut self, frame: &TcpFrame) -> Cookie {
         let port = frame.flow.local_port;
+        if !self.guesses.admits(self.now, frame.flow.remote) {
+            self.counters.cookies_not_compared += 1;
+            return Cookie::NotCompared;
+        }
         let config = self.listener_config(&frame.flow);
-        let Some(tcp) = self.cookies.accept(&config, &frame.flow, &frame.header, self.now) else { return Cookie::None };
+        let Some(tcp) = self.cookies.accept(&config, &frame.flow, &frame.header, self.now) else {
+            self.counters.cookies_wrong += 1;
+            self.guesses.was_wrong(self.now, frame.flow.remote);
+            return Cookie::None;
+        };
         // The peer takes the connection for open; its next segment asks again.
         let full = self.listeners.get(&port).is_none_or(|listener| listener.waiting() >= listener.backlog);
         if full {
@@ -320,6 +330,8 @@ impl<P: Port> Core<P> {
 enum Cookie {
     /// No cookie of ours.
     None,
+    /// It may be one: too many that were none came in the name of its address.
+    NotCompared,
     /// One, for which there is no room.
     Ignored,
     /// One that opened this connection.

@@ -115,6 +115,8 @@ impl<P: Port> Core<P> {
             frames_to_be_cut: counters.frames_to_be_cut,
             cookies_sent: counters.cookies_sent,
             cookies_accepted: counters.cookies_accepted,
+            cookies_wrong: counters.cookies_wrong,
+            cookies_not_compared: counters.cookies_not_compared,
             time_wait: self.waits.len() as u64,
             time_wait_cut_short: self.waits.cut_short,
             resets_sent: counters.resets_sent,

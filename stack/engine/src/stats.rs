@@ -227,6 +227,10 @@ pub struct EngineStats {
     pub cookies_sent: u64,
     /// Connections that a cookie opened.
     pub cookies_accepted: u64,
+    /// Segments that could have been the answer to a cookie, and fitted none.
+    pub cookies_wrong: u64,
+    /// Segments that were not compared with a cookie, since too many in the name of their address had fitted none.
+    pub cookies_not_compared: u64,
     /// Connections in TIME-WAIT now.
     pub time_wait: u64,
     /// Waits that were cut short because too many connections were in TIME-WAIT.

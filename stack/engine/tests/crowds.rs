@@ -97,25 +97,55 @@ fn a_made_up_acknowledgment_opens_nothing() {
     // Cookies are about.
     world.network.inject(world.now(), &syn(1));
     world.run(Duration::from_millis(1));
-    let path = Path::new(
-        EthernetAddress([2, 9, 9, 9, 9, 9]),
-        EthernetAddress([2, 0, 0, 0, 0, 2]),
-        Ipv4Addr::new(10, 0, 1, 1).into(),
-        Ipv4Addr::new(10, 0, 0, 2).into(),
-    );
     for number in 0..1000 {
-        let mut header = TcpHeader::new(TcpFlags::ACK);
-        (header.source_port, header.destination_port) = (5000, PORT);
-        (header.sequence, header.acknowledgment) = (SeqNumber(7), SeqNumber(number * 4_000_000));
-        let mut frame = vec![0; 128];
-        let checksum = TcpChecksum::Full { payload_sum: 0 };
-        let length = prepend_tcp(&mut frame, &path, &header, 0, 0, checksum).expect("it fits");
-        world.network.inject(world.now(), &frame[128 - length..]);
-        world.run(Duration::from_micros(20));
+        guess(&mut world, Ipv4Addr::new(10, 0, 1, 1), number * 4_000_000);
     }
     assert!(incoming.try_recv().is_err());
     let stats = stats(&world, 1);
     assert_eq!((stats.flows, stats.cookies_accepted, stats.resets_sent), (0, 0, 1000));
+}
+
+/// An acknowledgment to host 1 in the name of somebody else, who sent no SYN.
+fn guess(world: &mut World, from: Ipv4Addr, acknowledgment: u32) {
+    let path =
+        Path::new(STRANGERS, EthernetAddress([2, 0, 0, 0, 0, 2]), from.into(), Ipv4Addr::new(10, 0, 0, 2).into());
+    let mut header = TcpHeader::new(TcpFlags::ACK);
+    (header.source_port, header.destination_port) = (5000, PORT);
+    (header.sequence, header.acknowledgment) = (SeqNumber(7), SeqNumber(acknowledgment));
+    let mut frame = vec![0; 128];
+    let checksum = TcpChecksum::Full { payload_sum: 0 };
+    let length = prepend_tcp(&mut frame, &path, &header, 0, 0, checksum).expect("it fits");
+    world.network.inject(world.now(), &frame[128 - length..]);
+    world.run(Duration::from_micros(20));
+}
+
+/// Each number compared is one chance in 2^23 to open a connection in the name of another host.
+#[test]
+fn guesses_at_cookies_in_the_name_of_one_host_are_few_and_shut_no_other_host_out() {
+    let mut world = two(|config| config.limits.half_open = 0);
+    let incoming = world.hosts[1].listen_streams(PORT, 16, StreamOptions::default());
+    world.network.inject(world.now(), &syn(1));
+    world.run(Duration::from_millis(1));
+    let forged = Ipv4Addr::new(10, 0, 1, 1);
+    for number in 0..5000u32 {
+        guess(&mut world, forged, number.wrapping_mul(858_993));
+    }
+    // A thousand at once, and a hundred for each second.
+    let during = stats(&world, 1);
+    assert!((1000..=1012).contains(&during.cookies_wrong), "{} compared", during.cookies_wrong);
+    assert_eq!(during.cookies_wrong + during.cookies_not_compared, 5000);
+    assert_eq!((during.resets_sent, during.drops["no-connection"]), (during.cookies_wrong, 5000));
+    // Another host's answer is compared, and opens its connection.
+    let _open = joined(&mut world, &incoming, &small());
+    assert_eq!(stats(&world, 1).cookies_accepted, 1);
+    // Later the first host has its chances again.
+    world.run(Duration::from_secs(3));
+    let before = stats(&world, 1).cookies_wrong;
+    for number in 0..1000 {
+        guess(&mut world, forged, number);
+    }
+    let compared = stats(&world, 1).cookies_wrong - before;
+    assert!((290..=310).contains(&compared), "{compared} compared after 3 s");
 }
 
 /// A client, a server and between them the test, which composes the bursts that the server takes.

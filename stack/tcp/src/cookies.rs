@@ -2,13 +2,15 @@
 //!
 //! What has to be kept of a SYN travels in the initial sequence number of the answer and comes back with its acknowledgment.
 //! The number holds, from the top: 3 bits for the peer's MSS and 3 for its window shift (each an index into a table), whether
-//! SACK is permitted, whether ECN is asked for, 1 bit of a clock that ticks every 69 s, and 23 bits of a keyed hash over all
+//! SACK is permitted, whether ECN is asked for, 1 bit of a clock that ticks every 8.6 s, and 23 bits of a keyed hash over all
 //! that and the endpoints. Timestamps need not be kept: a peer that sends them does so in every segment. The rest could be
 //! kept in the timestamp, which would leave more bits to the hash; but a forger claims to have none.
 //!
-//! One number in 2^23 passes for a cookie, so whoever does not see the answers needs millions of attempts, within two ticks
-//! of the clock, to open one connection. An owner that shows acknowledgments to a cookie only for two ticks after the last
-//! answer gives them no other chance.
+//! One number in 2^23 passes for a cookie, so whoever does not see the answers needs millions of attempts to open one
+//! connection: seconds, for a million a second. An owner shows acknowledgments to [`SynCookies::accept`] only for
+//! [`SynCookies::LIFE`] after the last answer, and only so many that are wrong from one address in a second.
+
+use core::time::Duration;
 
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
@@ -31,8 +33,8 @@ const SACK: u32 = 1 << 25;
 const ECN: u32 = 1 << 24;
 const TICK_AT: u32 = 23;
 const HASH: u32 = (1 << TICK_AT) - 1;
-/// A tick of the clock is 2^36 ns.
-const TICK: u32 = 36;
+/// A tick of the clock is 2^33 ns: a client that lost its acknowledgment sends its first data some times in between.
+const TICK: u32 = 33;
 /// How old a cookie may be, in ticks: this one or the one before.
 const TICKS: u64 = 2;
 
@@ -54,6 +56,9 @@ impl core::fmt::Debug for SynCookies {
 }
 
 impl SynCookies {
+    /// The longest that a cookie is good for, two ticks of its clock; the shortest is half of that.
+    pub const LIFE: Duration = Duration::from_nanos(TICKS << TICK);
+
     /// Cookies under a secret that nobody else knows, from a good source of random numbers; not that of the
     /// [`crate::IsnGenerator`].
     pub const fn new(secret: [u64; 2]) -> SynCookies {
@@ -91,7 +96,7 @@ impl SynCookies {
         header
     }
 
-    /// Whether `ack`, a segment without a connection, acknowledges a cookie of ours that is no older than two ticks of 69 s:
+    /// Whether `ack`, a segment without a connection, acknowledges a cookie of ours that is no older than [`SynCookies::LIFE`]:
     /// then what is known of the peer's SYN.
     pub fn recover(&self, flow: &FlowKey, ack: &TcpHeader, now: Instant) -> Option<TcpHeader> {
         if !ack.flags.contains(TcpFlags::ACK) || ack.flags.intersects(TcpFlags::SYN | TcpFlags::RST) {

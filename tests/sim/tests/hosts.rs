@@ -275,7 +275,7 @@ fn a_stream_whose_syn_comes_for_ever_is_given_up_all_the_same() {
     assert_eq!(bench.stats().flows, 0);
 }
 
-/// What opened a connection by a cookie fits that cookie for two minutes: behind the connection's end it is late all the same.
+/// What opened a connection by a cookie fits that cookie for some seconds: behind the connection's end it is late all the same.
 #[test]
 fn a_cookie_opens_one_connection() {
     let mut bench = Beside::new(|config| config.limits.half_open = 0);
