@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::icmp::QuotedTcp;
@@ -26,6 +26,9 @@ const BELIEVED: Duration = Duration::from_secs(600);
 const MOST_PATHS: usize = 1024;
 /// No message makes IPv4 packets smaller than this: what every host takes (RFC 1122 §3.3.3), less what a tunnel may need.
 const MINIMUM_IPV4: u16 = 552;
+/// How long a destination's other connections may go on with a larger MTU. To look for them is to look at all connections, which
+/// is done for all changes of such a time at once.
+const FIT_AFTER: Duration = Duration::from_millis(10);
 /// Octets of the headers of IPv4 and TCP without options.
 const IPV4_AND_TCP: u16 = 40;
 /// The plateaus of RFC 1191 §7.1, for routers that tell no MTU.
@@ -54,11 +57,20 @@ pub(crate) struct Paths {
     known: HashMap<IpAddress, Known, KeyedHash>,
     /// By the connection's index.
     doubts: HashMap<u32, Doubt>,
+    /// Destinations whose connections do not all know of a change.
+    unfitted: HashSet<IpAddress, KeyedHash>,
+    /// When they are made to fit, if there are any.
+    fit_at: Instant,
 }
 
 impl Paths {
     pub(crate) fn new(hash: KeyedHash) -> Paths {
-        Paths { known: HashMap::with_hasher(hash), doubts: HashMap::new() }
+        Paths {
+            known: HashMap::with_hasher(hash),
+            doubts: HashMap::new(),
+            unfitted: HashSet::with_hasher(hash),
+            fit_at: Instant::ZERO,
+        }
     }
 
     #[inline]
@@ -76,9 +88,11 @@ impl Paths {
         self.known.iter().map(|(destination, known)| (*destination, known.mtu))
     }
 
-    /// When the next entry has grown old.
+    /// When the next entry has grown old, or connections are to be made to fit.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.known.values().map(|known| known.until).min()
+        let old = self.known.values().map(|known| known.until).min();
+        let fit = (!self.unfitted.is_empty()).then_some(self.fit_at);
+        old.into_iter().chain(fit).min()
     }
 
     /// A connection is gone.
@@ -156,12 +170,15 @@ impl<P: Port> Core<P> {
                 self.paths.known.remove(&oldest);
             }
         }
-        let until = self.now + BELIEVED;
-        self.paths.known.insert(destination, Known { mtu, until });
-        self.chores_at = Some(self.chores_at.map_or(until, |known| known.min(until)));
+        self.paths.known.insert(destination, Known { mtu, until: self.now + BELIEVED });
         self.fit(connection);
         Self::schedule(&mut self.ready, index, connection);
-        self.fit_all(destination);
+        if self.paths.unfitted.is_empty() {
+            self.paths.fit_at = self.now + FIT_AFTER;
+        }
+        self.paths.unfitted.insert(destination);
+        let at = self.paths.fit_at;
+        self.chores_at = Some(self.chores_at.map_or(at, |known| known.min(at)));
     }
 
     /// Makes a connection's segments fit its path.
@@ -172,9 +189,13 @@ impl<P: Port> Core<P> {
         connection.confirmed = connection.confirmed.min(u32::from(mtu - headers(destination)));
     }
 
-    fn fit_all(&mut self, destination: IpAddress) {
+    /// Makes the connections fit whose paths have changed.
+    fn fit_all(&mut self) {
+        let none = HashSet::with_hasher(*self.paths.unfitted.hasher());
+        let unfitted = std::mem::replace(&mut self.paths.unfitted, none);
         for index in self.connections.indexes() {
-            if self.connections.get(index).is_none_or(|connection| connection.flow.remote != destination) {
+            self.counters.connections_scanned += 1;
+            if self.connections.get(index).is_none_or(|connection| !unfitted.contains(&connection.flow.remote)) {
                 continue;
             }
             let Some(mut connection) = self.connections.take(index) else { continue };
@@ -184,11 +205,20 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Tries larger packets again where the last message is old.
+    /// Tries larger packets again where the last message is old, and makes connections fit where one is new.
     pub(crate) fn age_paths(&mut self) {
-        while let Some(old) = self.paths.known.iter().find(|(_, known)| known.until <= self.now).map(|(old, _)| *old) {
-            self.paths.known.remove(&old);
-            self.fit_all(old);
+        let (now, unfitted) = (self.now, &mut self.paths.unfitted);
+        let mut fit = !unfitted.is_empty() && self.paths.fit_at <= now;
+        self.paths.known.retain(|destination, known| {
+            let is_old = known.until <= now;
+            if is_old {
+                unfitted.insert(*destination);
+            }
+            fit |= is_old;
+            !is_old
+        });
+        if fit {
+            self.fit_all();
         }
     }
 }

@@ -126,6 +126,7 @@ impl<P: Port> Core<P> {
             taken_over: counters.taken_over,
             path_mtu_changes: counters.path_mtu_changes,
             path_mtu_doubts: counters.path_mtu_doubts,
+            connections_scanned: counters.connections_scanned,
             path_mtus: self.paths.iter().map(|(address, mtu)| (address.to_string(), mtu)).collect(),
             flow_probes: self.flows.probes() + self.waits.probes(),
             reassembled: counters.reassembled,

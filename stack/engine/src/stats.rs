@@ -249,6 +249,8 @@ pub struct EngineStats {
     pub path_mtu_changes: u64,
     /// Messages about a path's MTU that were doubted at first.
     pub path_mtu_doubts: u64,
+    /// Connections looked at to find those of a path whose MTU changed.
+    pub connections_scanned: u64,
     /// MTU of the paths that take less than the port, by destination.
     pub path_mtus: BTreeMap<String, u16>,
     /// Places of the flow tables passed over because other flows have them: the work that collisions make.

@@ -7,6 +7,7 @@ use uwarp_engine::command::ConnectionRequest;
 use uwarp_engine::ports::sim::SimOptions;
 use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, address6, is_skipped, with_ipv6};
 use uwarp_engine::stats::EngineStats;
+use uwarp_engine::stream::StreamOptions;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
 use uwarp_wire::ethernet::EthernetAddress;
@@ -261,4 +262,34 @@ fn routers_that_tell_no_mtu_are_understood() {
     bench.claim(0, oldest, 60_000);
     bench.world.run(Duration::from_micros(20));
     assert_eq!(bench.effective_mss(), bench.payload_at(1006));
+}
+
+/// Every message lowers the MTU by an octet, and is believed. There may be thousands of connections beside.
+#[test]
+fn messages_by_the_hundred_do_not_look_at_all_connections_each() {
+    const OTHERS: u64 = 40;
+    for v6 in [false, true] {
+        let mut bench = bench(v6, SimOptions::default());
+        let incoming = bench.world.hosts[1].listen_streams(9, 64, StreamOptions::default());
+        let to: SocketAddr = if v6 { (address6(1), 9).into() } else { (bench.world.hosts[1].address, 9).into() };
+        let _clients: Vec<_> =
+            (0..OTHERS).map(|_| bench.world.hosts[0].connect_stream(to, StreamOptions::default())).collect();
+        bench.world.run(Duration::from_millis(10));
+        assert_eq!((incoming.len() as u64, bench.stats(0).connections.len() as u64), (OTHERS, OTHERS + 1));
+        let oldest = bench.stall(SimOptions::default());
+        for claims in 0..10 {
+            for mtu in 0..20 {
+                bench.claim(1499 - claims * 20 - mtu, oldest, 1500);
+            }
+            bench.world.run(Duration::from_micros(5));
+        }
+        bench.world.run(Duration::from_millis(20));
+        let stats = bench.stats(0);
+        assert_eq!((stats.path_mtu_changes, bench.effective_mss()), (200, bench.payload_at(1300)), "{:?}", stats.drops);
+        // Twice: it takes 50 us, and may begin before such a moment and end behind it.
+        assert!(stats.connections_scanned <= 2 * (OTHERS + 1), "{} looks", stats.connections_scanned);
+        for connection in stats.connections.iter().filter(|connection| connection.remote.is_ipv6() == v6) {
+            assert_eq!(connection.tcp.effective_mss, bench.payload_at(1300), "each fits");
+        }
+    }
 }
