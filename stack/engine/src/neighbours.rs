@@ -146,7 +146,8 @@ impl Neighbours {
         }
         let before = self.table.insert(address, Neighbour { mac, state });
         let listed = before.as_ref().is_some_and(|old| old.state == state);
-        let changed = before.is_none_or(|old| old.mac != mac || matches!(old.state, State::Incomplete { .. }));
+        // Nobody has a copy of an address that was not known, or waits for one that nobody asked for.
+        let changed = before.is_some_and(|old| old.mac != mac || matches!(old.state, State::Incomplete { .. }));
         if changed {
             self.touch();
         }
@@ -304,7 +305,12 @@ impl Neighbours {
         if self.table.len() < self.capacity {
             return true;
         }
-        let Some(address) = self.pop_quiet().or_else(|| self.first_confirmed()) else { return false };
+        // When an entry became stale, all copies of it became void: whoever had one would have made it fresh.
+        if let Some(address) = self.pop_quiet() {
+            self.table.remove(&address);
+            return true;
+        }
+        let Some(address) = self.first_confirmed() else { return false };
         self.table.remove(&address);
         self.touch();
         true

@@ -212,3 +212,18 @@ fn what_nobody_uses_is_forgotten() {
     assert_eq!(table.len(), 1);
     assert_eq!(table.deadline(), None);
 }
+
+/// A connection whose copy is void looks its next hop up again.
+#[test]
+fn a_flood_of_strangers_voids_no_copy() {
+    let mut table = table();
+    let known = Ipv4Addr::new(10, 0, 0, 3).into();
+    table.resolve(at(0), known);
+    table.advertised(at(0), known, answer(true, true, OTHER));
+    let epoch = table.epoch();
+    for stranger in 0..1000 {
+        table.observe(at(1), Ipv4Addr::from(0x0a01_0000 + stranger).into(), MAC, true);
+    }
+    assert_eq!((table.epoch(), table.len()), (epoch, 8));
+    assert_eq!(table.resolve(at(2), known), Resolution::Known(OTHER));
+}
