@@ -20,8 +20,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MOST_PIECES: usize = 128;
 /// What is kept of a first fragment for an ICMP error.
 const QUOTED: usize = 1232;
-/// What a packet costs beside its octets.
-const OVERHEAD: usize = 256;
+/// What a packet costs beside its pieces: its places in two maps, which may be half empty.
+const OVERHEAD: usize = 768;
+/// What a piece costs beside its octets: its place in a list that may be half empty, and the allocator's part.
+const PIECE_OVERHEAD: usize = 96;
 /// ECN fields (RFC 3168 §5): of a transport that knows no marks, and a mark.
 const NOT_ECT: u8 = 0;
 const CE: u8 = 3;
@@ -123,7 +125,7 @@ impl Reassembly {
             return if v4 { Taken::Refused } else { Taken::Problem { pointer } };
         }
         let quoted = if frame.offset == 0 { frame.route.ip_len.min(QUOTED) } else { 0 };
-        let wanted = piece.len() + quoted + OVERHEAD;
+        let wanted = piece.len() + PIECE_OVERHEAD + quoted + OVERHEAD;
         if piece.is_empty() || wanted > self.budget {
             return Taken::Refused;
         }
@@ -209,7 +211,7 @@ impl Packet {
     }
 
     fn memory(&self) -> usize {
-        self.octets + self.quoted.len()
+        self.octets + self.pieces.len() * PIECE_OVERHEAD + self.quoted.len()
     }
 
     /// Adds a fragment; false if it cannot be used.

@@ -209,3 +209,25 @@ fn the_longest_wait_makes_room_whatever_completes_in_between() {
     }
     assert!(made_room > 1000, "{made_room}");
 }
+
+/// Octets of the heap, for packets of one piece each and of as many as one may have.
+#[test]
+fn small_pieces_take_no_more_memory_than_the_budget() {
+    const BUDGET: usize = 1 << 20;
+    for pieces in [1, 2, 5, 100] {
+        let mut table = Reassembly::new(BUDGET, KeyedHash::new([1, 2]));
+        let mut most = 0;
+        let mut frame = vec![0; 128];
+        let info = allocation_counter::measure(|| {
+            for number in 0..30_000 {
+                let (id, place) = (number / pieces, (number % pieces) as usize);
+                let length = emit_fragment(&mut frame, &path(false), 17, id, (8 + 16 * place, true), &[1; 8]).unwrap();
+                let Ok(Frame::Fragment(fragment)) = classify(&frame[..length], length) else { panic!("a fragment") };
+                table.take(at(0), &fragment, &frame[..length]);
+                most = most.max(table.used());
+            }
+        });
+        println!("{pieces} pieces: {} octets in {} packets, {most} counted", info.bytes_max, table.packets.len());
+        assert!(most <= BUDGET && info.bytes_max <= BUDGET as u64, "{pieces} pieces: {} octets", info.bytes_max);
+    }
+}
