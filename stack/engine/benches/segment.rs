@@ -118,6 +118,8 @@ struct Ours {
     /// Connections that are to be answered in this turn.
     asked: Vec<usize>,
     flows: FlowTable,
+    /// The connection of the last frame, with which the next one is compared if it is not looked up ahead.
+    last: Option<u32>,
     buffers: Vec<Storage>,
     free: Vec<u32>,
     now: Instant,
@@ -135,6 +137,7 @@ impl Ours {
             received: Vec::new(),
             asked: Vec::new(),
             flows: FlowTable::new(KeyedHash::new([1, 2])),
+            last: None,
             buffers: vec![Storage([0; HEADROOM + LENGTH]); fars.len() + BURST],
             free: (0..(fars.len() + BURST) as u32).rev().collect(),
             now: Instant::from_nanos(1_000_000_000),
@@ -201,9 +204,11 @@ impl Ours {
         if !tcp.checksum_is_good(frame, checksum_sum) {
             return None;
         }
+        let guess = guess.or(self.last);
         let is_it = |number| self.connections[number as usize].flow == tcp.flow;
         let number =
             guess.filter(|guess| is_it(*guess)).or_else(|| self.flows.find(self.flows.tag(&tcp.flow), is_it))? as usize;
+        self.last = Some(number as u32);
         let connection = &mut self.connections[number].tcp;
         let received = connection.on_segment(self.now, &tcp.header, tcp.payload_len as u32, tcp.ecn, BufferToken(!0));
         while let Some(token) = connection.pop_acknowledged() {

@@ -120,7 +120,7 @@ fn flows_from_addresses_that_a_peer_chooses_are_told_apart_under_any_secret() {
         for secret in [[0, 0], [1, 2], [u64::MAX, 7]] {
             let owners = FlowOwners::new(1000, secret);
             for host in 0..1000u128 {
-                let remote = std::net::Ipv6Addr::from(u128::from(network) << 64 | host * host).into();
+                let remote = std::net::Ipv6Addr::from((u128::from(network) << 64) | (host * host)).into();
                 let flow = FlowKey { remote, local: std::net::Ipv6Addr::LOCALHOST.into(), ..flow(7) };
                 assert_eq!(owners.claim(&flow, (host % 3) as u16), Claim::Granted, "host {host}");
             }
