@@ -149,11 +149,16 @@ fn a_read_chunk_with_its_padding_and_one_in_pieces_are_taken() {
         vec![segment(0, 2), segment(0, 0), segment(2, 3)],
         vec![segment(0, 2), segment(2, 5), segment(7, 1)],
     ] {
-        raw.send(&call_message(Chunks { reads, ..Chunks::default() }, PUT, &[7, 5, 9]));
-        let octets = said(&mut raw, &mut server);
-        let (_, at) = parse_reply(&octets).unwrap();
-        let sum: u32 = b"hello".iter().map(|&octet| u32::from(octet)).sum();
-        assert_eq!(octets[at + 24..], [5_u32.to_be_bytes(), sum.to_be_bytes()].concat());
+        // With chunks to return and without: the Read list is none of them (§4.3.1).
+        for reply in [None, Some(vec![Segment { handle, length: 100, offset: offset + 100 }])] {
+            let chunks = Chunks { reads: reads.clone(), reply, ..Chunks::default() };
+            raw.send(&call_message(chunks, PUT, &[7, 5, 9]));
+            let octets = said(&mut raw, &mut server);
+            let (header, at) = parse_reply(&octets).unwrap();
+            assert!(header.chunks().unwrap().reads.is_empty());
+            let sum: u32 = b"hello".iter().map(|&octet| u32::from(octet)).sum();
+            assert_eq!(octets[at + 24..], [5_u32.to_be_bytes(), sum.to_be_bytes()].concat());
+        }
     }
 }
 

@@ -333,3 +333,25 @@ fn work_is_complete_when_tcp_has_taken_it_and_not_before() {
     bench.world.network.set_options(options);
     bench.complete(WRITES - early);
 }
+
+#[test]
+fn an_fpdu_is_never_an_octet_longer_than_a_segment() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("lengths.pcap");
+    let mut bench = bench(4, SimOptions::default(), Some(&path));
+    // 1448 octets of a segment hold a Write of 1428.
+    for (id, length) in (0..).zip(1420..1440) {
+        bench.write(id, length);
+        bench.complete(1);
+    }
+    bench.world.run(Duration::from_secs(1));
+    bench.world.hosts[0].command(Command::StopCapture);
+    bench.world.run(Duration::from_millis(1));
+    let (fresh, repeated) = segments(&path);
+    assert_eq!(repeated, 0);
+    let boundaries = boundaries(&fresh);
+    assert_eq!(boundaries.len() - 1, 9 + 2 * 11, "those of up to 1428 octets are one FPDU each");
+    for segment in &fresh {
+        assert!(is_aligned(segment, &boundaries), "{} octets at {}", segment.octets.len(), segment.at);
+    }
+}
