@@ -1,5 +1,11 @@
-//! A connection for short messages: receives that are always posted, Sends that wait for a free buffer, and room for the
-//! tool's own work requests on the same queue pair.
+//! A connection for short messages: receives, Sends that wait for a free buffer, and room for the tool's own work requests on
+//! the same queue pair.
+//!
+//! # Flow control
+//! A receive holds its message until the tool takes it, and is posted again then. So at most [`Shape::messages`] messages wait
+//! at any time, also while a Send waits. Nothing else holds a peer's Sends back: a protocol must let no side have more messages
+//! under way than the other side has receives. A peer that sends more ends its own connection, by the fault "no buffer
+//! available" (RFC 5041 §7.2).
 
 use anyhow::{Context as _, bail};
 use std::collections::VecDeque;
@@ -16,13 +22,17 @@ use uwarp::{
 const OWN: u64 = 1 << 63;
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long [`Channel::send`] waits for a buffer. A peer whose engine works frees one within milliseconds.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// How often a waiting Send looks at the signals.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How a channel is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Longest message, in octets.
     pub message: usize,
-    /// Receives kept posted, and Sends that may be under way.
+    /// Receives, and Sends that may be under way.
     pub messages: usize,
     /// Work requests of the tool's own that may be under way.
     pub work: usize,
@@ -50,8 +60,11 @@ pub struct Channel {
     shape: Shape,
     /// Send buffers that are free.
     free: Vec<usize>,
-    /// What was met while waiting for something else.
-    waiting: VecDeque<Event>,
+    /// What completed while a Send waited: at most one entry for each receive and each work request.
+    waiting: VecDeque<Completion>,
+    /// Messages among those.
+    queued: usize,
+    most_queued: usize,
     closed: bool,
 }
 
@@ -72,6 +85,8 @@ impl Channel {
             shape,
             free: (0..shape.messages).collect(),
             waiting: VecDeque::new(),
+            queued: 0,
+            most_queued: 0,
             closed: false,
         };
         for slot in 0..shape.messages {
@@ -93,23 +108,31 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends a message, when a buffer is free.
+    /// Most messages that have ever waited behind a Send; at most [`Shape::messages`].
+    pub fn most_queued(&self) -> usize {
+        self.most_queued
+    }
+
+    /// Sends a message. Waits up to ten seconds for a free buffer: see [`send_within`](Self::send_within).
     ///
     /// # Errors
-    /// The message is too long, or the connection is over.
+    /// As [`send_within`](Self::send_within).
     pub fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
+        self.send_within(message, SEND_LIMIT)
+    }
+
+    /// Sends a message. Waits for a free buffer up to `limit`, and aborts the connection then: the peer takes nothing. Messages
+    /// that come meanwhile are kept for [`poll`](Self::poll). An inline engine is turned.
+    ///
+    /// # Errors
+    /// The message is too long, the connection is over, the time is over, or the user interrupts the wait.
+    pub fn send_within(&mut self, message: &[u8], limit: Duration) -> anyhow::Result<()> {
         if message.len() > self.shape.message {
             bail!("a message of {} octets is longer than {}", message.len(), self.shape.message);
         }
-        let slot = loop {
-            if let Some(slot) = self.free.pop() {
-                break slot;
-            }
-            let event = self.step()?;
-            self.waiting.extend(event);
-            if self.closed {
-                bail!("the connection is over: {}", self.why_closed());
-            }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => self.wait_for_buffer(limit)?,
         };
         let start = (self.shape.messages + slot) * self.shape.message;
         self.buffers.write(start, message)?;
@@ -118,15 +141,61 @@ impl Channel {
         Ok(())
     }
 
+    fn wait_for_buffer(&mut self, limit: Duration) -> anyhow::Result<usize> {
+        let start = Instant::now();
+        while !self.closed {
+            // Ends soon: no receive is posted here, so there is a limit to what completes.
+            while let Some(completion) = self.completions.poll_one() {
+                self.put_aside(completion)?;
+            }
+            if let Some(slot) = self.free.pop() {
+                return Ok(slot);
+            }
+            if crate::signals::interrupted() {
+                bail!("interrupted");
+            }
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                self.queue_pair.abort();
+                self.closed = true;
+                bail!("the other side has taken no message for {limit:?}: the connection was aborted");
+            }
+            self.completions.wait(left.min(LOOK))?;
+        }
+        bail!("the connection is over: {}", self.why_closed())
+    }
+
+    /// Keeps what completes while a Send waits, unless it frees a buffer.
+    fn put_aside(&mut self, completion: Completion) -> anyhow::Result<()> {
+        let is_receive = completion.opcode == CompletionOpcode::Receive;
+        if completion.id & OWN != 0 && !is_receive {
+            self.take(completion)?;
+        } else if is_over(completion.status) {
+            self.closed = true;
+        } else {
+            self.waiting.push_back(completion);
+            self.queued += usize::from(is_receive);
+            self.most_queued = self.most_queued.max(self.queued);
+        }
+        Ok(())
+    }
+
     /// What happened, without waiting. An inline engine is turned.
     ///
     /// # Errors
     /// Work failed otherwise than by the end of the connection.
     pub fn poll(&mut self) -> anyhow::Result<Option<Event>> {
-        if let Some(event) = self.waiting.pop_front() {
-            return Ok(Some(event));
+        if let Some(completion) = self.waiting.pop_front() {
+            self.queued -= usize::from(completion.opcode == CompletionOpcode::Receive);
+            return self.take(completion);
         }
-        self.step()
+        if self.closed {
+            return Ok(Some(Event::Closed));
+        }
+        match self.completions.poll_one() {
+            Some(completion) => self.take(completion),
+            None => Ok(None),
+        }
     }
 
     /// Waits for what happens next; `None` when the time is over.
@@ -151,17 +220,11 @@ impl Channel {
         self.completions.arm();
     }
 
-    /// Reaps one completion; `None` also if it was of this module's own affairs.
-    fn step(&mut self) -> anyhow::Result<Option<Event>> {
-        if self.closed {
-            return Ok(Some(Event::Closed));
-        }
-        let Some(completion) = self.completions.poll_one() else {
-            return Ok(None);
-        };
+    /// What a completion means to the tool; `None` if it only frees a buffer.
+    fn take(&mut self, completion: Completion) -> anyhow::Result<Option<Event>> {
         match completion.status {
             Status::Success => {}
-            Status::Flushed | Status::ConnectionLost => {
+            status if is_over(status) => {
                 self.closed = true;
                 return Ok(Some(Event::Closed));
             }
@@ -199,6 +262,11 @@ impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.completions.as_fd()
     }
+}
+
+/// Whether work failed because its connection is over.
+fn is_over(status: Status) -> bool {
+    matches!(status, Status::Flushed | Status::ConnectionLost)
 }
 
 /// Why a connection is over, as the end of a sentence.

@@ -1,4 +1,5 @@
-//! What the tests over real devices share: networks between two processes, the second process, and a connection under load.
+//! What the tests over real devices share: networks between two processes, the second process, a connection under load, and a
+//! peer that keeps no rules.
 //!
 //! Each test is a program of its own, since DPDK is initialised once in a process. Its peer is the same program, started again
 //! with what it has to do in an environment variable.
@@ -10,6 +11,7 @@ pub mod endpoint;
 pub mod load;
 pub mod network;
 pub mod peer;
+pub mod scripted;
 
 use std::time::Duration;
 
