@@ -11,6 +11,8 @@ use uwarp_app::signals;
 
 /// How long the other side may be silent in the middle of a file.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a file that is under way may go on when the user interrupts.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Messages for every slot in both directions, and a few for the beginning and the end.
 const SHAPE: Shape = Shape { message: MESSAGE_MAX, messages: 2 * SLOTS as usize + 8, work: SLOTS as usize };
@@ -23,6 +25,8 @@ pub struct Link {
     pub slots: MemoryRegion,
     /// Room for one slot outside of registered memory, which the peer may change at any time.
     pub room: Vec<u8>,
+    /// When the user's interrupt was first seen.
+    interrupted: Option<Instant>,
 }
 
 /// What happened on a link.
@@ -44,7 +48,7 @@ impl Link {
         let domain = context.allocate_domain();
         let slots = domain.register_zeroed((SLOTS * SLOT_SIZE) as usize, access)?;
         let channel = Channel::new(context, &domain, SHAPE)?;
-        Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize] })
+        Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize], interrupted: None })
     }
 
     /// This side's slots, for the other side.
@@ -72,13 +76,21 @@ impl Link {
         self.channel.send(&octets)
     }
 
-    /// Waits for what happens next: at most [`PATIENCE`], or without limit between two files.
+    /// Waits for what happens next: at most [`PATIENCE`] in the middle of a file (`limited`), without limit between two files.
+    /// An interrupt ends the wait between two files at once. In the middle of one it does when the other side pauses, and after
+    /// [`GRACE`] at the latest.
     ///
     /// # Errors
     /// Nothing happens in time, the user interrupts, or a message cannot be read.
     pub fn next<Message: DeserializeOwned>(&mut self, limited: bool) -> anyhow::Result<Happening<Message>> {
         let start = Instant::now();
         loop {
+            if signals::interrupted() {
+                let since = *self.interrupted.get_or_insert_with(Instant::now);
+                if !limited || since.elapsed() > GRACE {
+                    bail!("interrupted");
+                }
+            }
             match self.channel.next(Duration::from_millis(100))? {
                 Some(Event::Message(octets)) => {
                     let message = serde_json::from_slice(&octets)

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
-use uwarp_app::{ConfineFlags, Confinement, NetworkFlags, Role, signals};
+use uwarp_app::{AllowFlags, ConfineFlags, Confinement, NetworkFlags, Role, signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +25,9 @@ Examples:
   Over memif, or between hosts whose NICs are bound to vfio-pci:
     uwarp-copy serve /srv/files --device memif --socket /tmp/copy.sock
     uwarp-copy get data.bin --device pci:0000:03:00.0 --address 10.1.0.2/24 --server 10.1.0.1
+
+  To one host only:
+    uwarp-copy serve /srv/files --device pci:0000:03:00.0 --address 10.1.0.1/24 --allow 10.1.0.2
 
 A file appears under its name only when it is whole and its SHA-256 agrees with the sender's; until then it has a name of
 its own (.uwarp-copy-...) in the same directory. Names that leave the served directory are refused, also through symbolic
@@ -59,6 +62,8 @@ enum Command {
         /// Port to listen on
         #[arg(long, short, default_value_t = protocol::PORT)]
         port: u16,
+        #[command(flatten)]
+        allow: AllowFlags,
     },
     /// Copy files into the served directory
     Put {
@@ -106,13 +111,14 @@ fn main() -> ExitCode {
         // The handler of signals has a thread, and so has DPDK: both come behind the confinement.
         let confinement = |config: &uwarp::Config| Confinement::new(config, &arguments.confine);
         match arguments.command {
-            Command::Serve { directory, once, read_only, port } => {
+            Command::Serve { directory, once, read_only, port, allow } => {
                 let store = store::Store::open(&directory)?;
                 let config = network.resolve(Role::Server, EngineMode::Threaded)?;
+                let allow = allow.resolve(&config);
                 let confinement = confinement(&config);
                 if read_only { confinement.reads(&directory) } else { confinement.writes(&directory) }.apply()?;
                 signals::install()?;
-                server::run(config, &server::Service { store, once, read_only, port })
+                server::run(config, &server::Service { store, once, read_only, port, allow })
             }
             Command::Put { files, name, server } => {
                 // Everything that can be wrong with the files is found before a connection is made.

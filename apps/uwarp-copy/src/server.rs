@@ -6,10 +6,10 @@ use crate::protocol::{GREETING, Reply, Request, SLOTS};
 use crate::store::{Incoming, Outgoing, Store};
 use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions};
-use uwarp_app::{output, signals};
+use uwarp_app::{Allow, output, signals};
 
 /// What is served, and how.
 pub struct Service {
@@ -21,6 +21,8 @@ pub struct Service {
     pub read_only: bool,
     /// Port to listen on.
     pub port: u16,
+    /// Who is served.
+    pub allow: Allow,
 }
 
 /// Serves until interrupted.
@@ -31,12 +33,23 @@ pub fn run(config: Config, service: &Service) -> anyhow::Result<()> {
     let in_turn = service.once || config.engine.mode == EngineMode::Inline;
     let context = Context::open(config)?;
     let mut listener = context.listen(service.port, ListenOptions::default())?;
-    output::print(format!("serving on {}", context.socket_address(service.port)));
+    output::print(format!("serving {} on {}", service.allow, context.socket_address(service.port)));
+    let mut refused = None;
     std::thread::scope(|scope| {
         while !signals::interrupted() {
             let Some(request) = listener.next(Duration::from_millis(200))? else {
                 continue;
             };
+            let peer = request.peer();
+            if !service.allow.permits(peer.ip()) {
+                // A client that comes again and again does not fill the log.
+                if refused.is_none_or(|last: Instant| last.elapsed() > Duration::from_secs(1)) {
+                    refused = Some(Instant::now());
+                    eprintln!("uwarp-copy: client {peer} was refused: --allow does not name its address");
+                }
+                let _ = request.reject(Allow::refusal(peer.ip()).as_bytes());
+                continue;
+            }
             if request.private_data() != GREETING {
                 // A refusal that cannot be sent changes nothing here.
                 let _ = request.reject(b"this is uwarp-copy, of another version or for other clients");
@@ -102,7 +115,7 @@ fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: So
             Ok(next) => next,
             Err(error) => {
                 let reason = format!("{error:#}");
-                link.tell(&Reply::Failed { reason })?;
+                link.tell(&Reply::Failed { reason }).context(error)?;
                 Transfer::Nothing
             }
         };

@@ -10,7 +10,9 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path};
-use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Begins the names of files that are not whole. Peers can name none of them.
+const TEMPORARY: &str = ".uwarp-copy-";
 
 /// A directory.
 pub struct Store {
@@ -50,6 +52,9 @@ pub fn check_name(name: &str) -> anyhow::Result<()> {
     }
     if name.contains('\0') || name.ends_with('/') {
         bail!("'{}' is not the name of a file", name.escape_default());
+    }
+    if Path::new(name).file_name().is_some_and(|last| last.as_encoded_bytes().starts_with(TEMPORARY.as_bytes())) {
+        bail!("'{name}' is a name for files that are not whole: choose one that does not begin with {TEMPORARY}");
     }
     for component in Path::new(name).components() {
         match component {
@@ -116,23 +121,7 @@ impl Store {
         {
             bail!("'{name}' exists and is not a regular file: it is left alone");
         }
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let (temporary, file) = loop {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let temporary = format!(".uwarp-copy-{}-{number}.part", std::process::id());
-            let file = rustix::fs::openat(
-                &folder,
-                &temporary,
-                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-                Mode::from_raw_mode(0o644),
-            );
-            match file {
-                Ok(file) => break (temporary, file),
-                // Left by a process that was killed, and that had this one's number.
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(explain(name, error)),
-            }
-        };
+        let (temporary, file) = temporary(&folder).map_err(|error| explain(name, error))?;
         Ok(Incoming {
             file: File::from(file),
             folder,
@@ -144,6 +133,17 @@ impl Store {
             finished: false,
         })
     }
+}
+
+/// Makes a file under a name that nobody can foresee.
+fn temporary(folder: &OwnedFd) -> Result<(String, OwnedFd), Errno> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    let name = format!("{TEMPORARY}{:032x}.part", u128::from_ne_bytes(random));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // With 128 random bits a name that exists is no accident.
+    let file = rustix::fs::openat(folder, &name, flags, Mode::from_raw_mode(0o644))?;
+    Ok((name, file))
 }
 
 impl Outgoing {
@@ -294,19 +294,21 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_of_the_same_number_left_is_no_obstacle() {
+    fn temporary_names_cannot_be_foreseen_nor_named_by_a_peer() {
         let inside = folder();
-        let left: Vec<_> = (0..100).map(|number| format!(".uwarp-copy-{}-{number}.part", std::process::id())).collect();
-        for name in &left {
-            fs::write(inside.path().join(name), "left").unwrap();
-        }
         let store = Store::open(inside.path()).unwrap();
-        let incoming = store.incoming("name", 0).unwrap();
-        incoming.finish("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855").unwrap();
-        assert_eq!(fs::read(inside.path().join("name")).unwrap(), b"");
-        for name in &left {
-            assert_eq!(fs::read(inside.path().join(name)).unwrap(), b"left", "{name}");
+        let incoming = [store.incoming("name", 3).unwrap(), store.incoming("name", 3).unwrap()];
+        let [first, second] = incoming.each_ref().map(|file| file.temporary.clone());
+        let random = |name: &str| u128::from_str_radix(&name[TEMPORARY.len()..][..32], 16).unwrap();
+        // 64 of 128 random bits differ, give or take 5 standard deviations.
+        let differing = (random(&first) ^ random(&second)).count_ones();
+        assert!((36..=92).contains(&differing), "{first} and {second}");
+        for name in [first.as_str(), second.as_str(), ".uwarp-copy-mine"] {
+            assert!(store.outgoing(name).is_err(), "{name}");
+            assert!(store.incoming(name, 1).is_err(), "{name}");
         }
+        drop(incoming);
+        assert_eq!(fs::read_dir(inside.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -5,6 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
+use uwarp::Context;
+use uwarp::config::EngineMode;
+use uwarp_app::network::SERVER_ADDRESS;
+use uwarp_app::{NetworkFlags, Role};
+use uwarp_vdev_tests::scripted::Scripted;
+
 /// A server that ends with the test.
 struct Server(Child);
 
@@ -236,6 +243,77 @@ fn a_server_that_dies_leaves_no_half_file() {
     fails(&output, "'file' was not copied: the connection is over");
     assert_eq!(names(&back), ["file"]);
     assert_eq!(fs::read(back.join("file")).unwrap(), b"older");
+}
+
+#[test]
+fn a_client_that_no_allow_names_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    fs::write(folder.path().join("file"), "content").unwrap();
+    let socket = folder.path().join("s");
+    // Without the flag the server's own subnet is served, which the other tests show.
+    for (flags, is_served) in
+        [(&["--allow", "10.77.0.3", "--allow", "10.78.0.0/16"][..], false), (&["--allow", "10.77.0.2"], true)]
+    {
+        let _server = serve(&socket, "virtio", &served, flags);
+        let output = command(&socket, "virtio").arg("put").arg(folder.path().join("file")).output().unwrap();
+        if is_served {
+            succeeds(&output);
+        } else {
+            fails(&output, "this server does not serve 10.77.0.2: its --allow has to name that address");
+            assert!(names(&served).is_empty());
+        }
+        fs::remove_file(&socket).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_floods_and_never_reads_does_not_keep_a_server_from_stopping() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    let socket = folder.path().join("s");
+    let mut server = serve(&socket, "virtio", &served, &[]);
+    let flags = NetworkFlags { socket: Some(socket), ..NetworkFlags::default() };
+    let context =
+        Context::open(uwarp_middlebox::behind(flags.resolve(Role::Client, EngineMode::Threaded).unwrap())).unwrap();
+    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/1");
+    // Each is answered by a refusal.
+    let request = br#"{"put":{"name":"../x","size":1}}"#;
+    client.flood(request, 4000);
+    stops(&mut server, || {
+        client.flood(request, 10);
+    });
+}
+
+#[test]
+fn a_server_stops_in_the_middle_of_an_endless_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    let (_, file) = endless(folder.path());
+    let socket = folder.path().join("s");
+    let mut server = serve(&socket, "virtio", &served, &[]);
+    let mut put = command(&socket, "virtio");
+    let mut client = Server(put.arg("put").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    wait_for_the_middle(&served, &[], &mut client.0);
+    stops(&mut server, || std::thread::sleep(Duration::from_millis(10)));
+    assert!(names(&served).is_empty(), "{:?}", names(&served));
+}
+
+/// Asks a server to end, and does something until it has.
+fn stops(server: &mut Server, mut meanwhile: impl FnMut()) {
+    rustix::process::kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        if let Some(status) = server.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "the server goes on");
+        meanwhile();
+    };
+    assert!(status.success(), "{status}");
 }
 
 #[test]
