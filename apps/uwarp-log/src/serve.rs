@@ -268,6 +268,7 @@ impl Target<'_> {
         let mut busy = false;
         let mut number = 0;
         while number < self.channels.len() {
+            let connections = self.channels.len();
             let event = match self.channels[number].poll() {
                 Ok(None) => {
                     number += 1;
@@ -297,6 +298,8 @@ impl Target<'_> {
                     self.has_writer &= number != 0;
                 }
             }
+            // One event of each connection: one that always has another must not keep the others waiting.
+            number += usize::from(self.channels.len() == connections);
         }
         Ok(busy)
     }
@@ -379,8 +382,9 @@ impl Target<'_> {
 
     fn tell(&mut self, number: usize, message: &ToClient) -> anyhow::Result<()> {
         let octets = serde_json::to_vec(message).context("a message cannot be written as JSON")?;
-        // A connection that is over is noticed where its events are looked at.
-        let _ = self.channels[number].send(&octets);
+        // Who takes no answers is not waited for: others may want to claim. A connection that is over is noticed where its
+        // events are looked at.
+        let _ = self.channels[number].send_within(&octets, Duration::ZERO);
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use uwarp_app::network::CLIENT_ADDRESS;
 use uwarp_log::auth;
 use uwarp_log::layout::{HEAD, PAGE, START};
 
+mod flood;
 mod hand;
 mod kills;
 mod places;
