@@ -51,7 +51,7 @@ impl Sender {
 
     /// The peer acknowledges everything before `number`, and reports `blocks`.
     fn acknowledge(&mut self, number: SeqNumber, blocks: &[(SeqNumber, SeqNumber)]) {
-        self.now = self.now + Duration::from_micros(1);
+        self.now += Duration::from_micros(1);
         let mut ack = TcpHeader::new(TcpFlags::ACK);
         (ack.sequence, ack.acknowledgment, ack.window) = (PEER_ISN + 1, number, 65_535);
         for &(left, right) in blocks {
