@@ -239,19 +239,22 @@ fn apply_switches(core: &Core) -> Result<(), Error> {
     Ok(())
 }
 
+fn rates(faults: &FaultOptions) -> Rates {
+    Rates {
+        loss: faults.loss / 100.0,
+        duplication: faults.duplicate / 100.0,
+        reordering: faults.reorder / 100.0,
+        corruption: faults.corrupt / 100.0,
+        marking: faults.mark / 100.0,
+    }
+}
+
 /// Switches faults on or off in every engine.
 pub(crate) fn set_faults(core: &Core, faults: Option<FaultOptions>) -> Result<(), Error> {
     if let Some(faults) = &faults {
         faults.validate()?;
     }
     for (index, engine) in core.engines.iter().enumerate() {
-        let rates = |faults: &FaultOptions| Rates {
-            loss: faults.loss / 100.0,
-            duplication: faults.duplicate / 100.0,
-            reordering: faults.reorder / 100.0,
-            corruption: faults.corrupt / 100.0,
-            marking: faults.mark / 100.0,
-        };
         engine.command(Command::SetFaults {
             faults: faults.map(|faults| FaultRates {
                 // Each engine throws its own dice.
@@ -445,5 +448,48 @@ mod tests {
     #[test]
     fn secrets_differ() {
         assert_ne!(random(), random());
+    }
+
+    fn config() -> Config {
+        Config::without_device("10.0.0.1/24").unwrap()
+    }
+
+    #[test]
+    fn two_engines_hand_frames_to_each_other_and_one_does_not() {
+        assert!(handoff(&config(), 1).is_empty());
+        assert_eq!(handoff(&config(), 2).len(), 2);
+    }
+
+    #[test]
+    fn memory_is_asked_for_by_buffers_and_engines() {
+        assert_eq!(needed_mib(&config()), 384);
+        let mut config = config().threaded(2);
+        (config.buffers.receive, config.buffers.transmit) = (1 << 16, 1 << 16);
+        // 2560 octets a buffer: 640 MiB of pools, twice, and 128 MiB.
+        assert_eq!(needed_mib(&config), 1408);
+    }
+
+    #[test]
+    fn shares_of_faults_are_percentages() {
+        let faults = FaultOptions {
+            loss: 1.0,
+            duplicate: 2.0,
+            reorder: 3.0,
+            corrupt: 4.0,
+            mark: 5.0,
+            ..FaultOptions::default()
+        };
+        let rates = rates(&faults);
+        let shares = [rates.loss, rates.duplication, rates.reordering, rates.corruption, rates.marking];
+        assert_eq!(shares, [0.01, 0.02, 0.03, 0.04, 0.05]);
+    }
+
+    #[test]
+    fn timestamps_are_as_configured() {
+        let mut config = config();
+        for timestamps in [false, true] {
+            config.tcp.timestamps = timestamps;
+            assert_eq!(tcp_config(&config).timestamps, timestamps);
+        }
     }
 }

@@ -386,6 +386,17 @@ mod tests {
     }
 
     #[test]
+    fn immediate_data_takes_eight_octets_of_what_may_be_inline() {
+        let limits = SendLimits { inline: MAX_INLINE, ..LIMITS };
+        let octets = [0; MAX_INLINE];
+        let write = |length: usize| SendRequest::write_inline(1, &octets[..length], 1, 0);
+        assert!(write(MAX_INLINE).element(&limits).is_ok());
+        assert!(write(MAX_INLINE - 8).with_immediate(5).element(&limits).is_ok());
+        let refused = write(MAX_INLINE - 7).with_immediate(5).element(&limits).unwrap_err();
+        assert!(matches!(refused, PostErrorReason::InlineTooLong { .. }));
+    }
+
+    #[test]
     fn immediate_data_stands_behind_entries_or_inline_data() {
         let two = sges(2, 5);
         for (request, slots) in [

@@ -133,6 +133,20 @@ fn what_was_not_agreed_cannot_be_posted() {
 }
 
 #[test]
+fn the_owner_has_atomic_accesses_of_its_own() {
+    let (a, _b) = Context::pair_in_process(config(1, Mode::Inline), config(2, Mode::Inline)).unwrap();
+    let memory = a.allocate_domain().register_zeroed(64, Access::ALL).unwrap();
+    memory.store_release_u8(3, 7).unwrap();
+    assert_eq!((memory.load_acquire_u8(3).unwrap(), memory.to_vec(0, 5).unwrap()), (7, vec![0, 0, 0, 7, 0]));
+    memory.store_release_u64(8, 40).unwrap();
+    assert_eq!(memory.fetch_add_u64(8, 2).unwrap(), 40);
+    let swap = |compare| CompareSwap { compare, compare_mask: u64::MAX, swap: 9, swap_mask: u64::MAX };
+    assert_eq!(memory.compare_swap_u64(8, &swap(40)).unwrap(), 42);
+    assert_eq!(memory.compare_swap_u64(8, &swap(42)).unwrap(), 42);
+    assert_eq!(memory.load_acquire_u64(8).unwrap(), 9);
+}
+
+#[test]
 fn a_lock_in_the_peers_memory_excludes() {
     // Two clients of one server take a lock by CmpSwap and change a word under it by Read and Write.
     let (a, b) = Context::pair_in_process(config(1, Mode::Inline), config(2, Mode::Inline)).unwrap();

@@ -216,3 +216,42 @@ fn a_queue_pair_tells_what_it_is_and_changes_while_it_may() {
     let after = client.qp.query();
     assert_eq!(after.disconnect_reason, Some(uwarp::DisconnectReason::Aborted));
 }
+
+#[test]
+fn limits_of_a_queue_pair_go_up_to_the_greatest() {
+    let (a, _b) = pair(Mode::Inline);
+    let (domain, cq) = (a.allocate_domain(), a.create_completion_queue(16).unwrap());
+    let create = |sges, inline| domain.create_queue_pair(&QueuePairOptions::new(&cq).limits(sges, inline)).is_ok();
+    assert!(create(uwarp::MAX_SGE, uwarp::MAX_INLINE));
+    assert!(!create(uwarp::MAX_SGE + 1, 0) && !create(1, uwarp::MAX_INLINE + 1));
+}
+
+#[test]
+fn objects_tell_their_numbers_and_sizes() {
+    let (a, _b) = pair(Mode::Inline);
+    let (domain, other) = (a.allocate_domain(), a.allocate_domain());
+    assert_ne!(domain.number(), other.number());
+    let options = SharedReceiveOptions { depth: 16, ..SharedReceiveOptions::default() };
+    assert_eq!(domain.create_shared_receive_queue(options).unwrap().depth(), 16);
+    let states = [
+        QueuePairState::Idle,
+        QueuePairState::Connecting,
+        QueuePairState::Connected,
+        QueuePairState::Disconnecting,
+        QueuePairState::Disconnected,
+    ];
+    for state in states {
+        assert_eq!(state.name(), format!("{state:?}").to_lowercase());
+    }
+}
+
+#[test]
+fn a_request_tells_how_many_reads_the_peer_serves_and_wants() {
+    let (a, b) = pair(Mode::Threaded);
+    let mut client = Side::new(&a);
+    let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+    let options = ConnectOptions { ird: 3, ord: 5, ..ConnectOptions::default() };
+    let _connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+    let request = listener.next(LONG).unwrap().expect("a connection request");
+    assert_eq!((request.ird(), request.ord()), (Some(3), Some(5)));
+}

@@ -69,6 +69,7 @@ fn octets_come_through_in_both_directions_and_halves_close_one_by_one() {
     in_both_modes(|mode| {
         let (a, b) = pair(mode);
         let (_listener, mut client, mut server) = joined(&a, &b);
+        assert!(client.writable() > 0 && server.writable() > 0);
         let (up, down) = (pattern(3 << 20, 1), pattern(1 << 20, 2));
         let [at_client, at_server] = exchange([&mut client, &mut server], [&up, &down]);
         assert!(at_server == up && at_client == down);

@@ -196,3 +196,21 @@ fn a_completion_queue_that_overflows_is_an_event_and_loses_nothing() {
         assert_eq!(client.disconnect_reason(), Some(reason));
     });
 }
+
+#[test]
+fn the_monitor_waits_for_a_client_that_asks_late() {
+    use std::io::{BufRead, BufReader, Write};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("late.sock");
+    let mut config = config(1, Mode::Threaded);
+    config.monitor.enabled = true;
+    config.monitor.socket = Some(path.clone());
+    let context = Context::open(config).unwrap();
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    // Longer than the monitor looks at one client without looking whether it is to stop.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    stream.write_all(b"stats\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    assert_eq!(serde_json::from_str::<uwarp::StatsSnapshot>(&line).unwrap().context, context.id());
+}

@@ -33,6 +33,7 @@ fn a_window_gives_the_peer_rights_and_takes_them_back() {
             let bound = server.expect(round);
             assert_eq!((bound.opcode, bound.length), (CompletionOpcode::Bind, 0));
             assert!(window.is_valid());
+            assert_eq!((window.len(), window.is_empty()), (1000, false));
             let (stag, offset) = (window.stag(), window.remote_offset());
             let octets = [round as u8; 1000];
             client.mr.write(0, &octets).unwrap();

@@ -98,6 +98,10 @@ fn each_mistake_gives_one_sentence_that_names_it() {
         (with_table("[buffers]\nreceive = 1"), "buffers.receive is 1"),
         (with_table("[buffers]\ndescriptors = 1"), "buffers.descriptors"),
         (with_table("[faults]\nloss = 101"), "faults.loss is 101"),
+        (with_table("[vlan]\nnumber = 0"), "vlan.number is 0"),
+        (with_table("[vlan]\nnumber = 4095"), "vlan.number is 4095"),
+        (with_table("[vlan]\nnumber = 5\npriority = 8"), "vlan.priority is 8"),
+        (with_table("[vlan]\nnumber = 5\npriority = 9"), "vlan.priority is 9"),
         (
             with_table("[[neighbours]]\naddress = \"10.0.1.2\"\nmac = \"02:00:00:00:00:02\""),
             "neighbour 10.0.1.2 is outside",
