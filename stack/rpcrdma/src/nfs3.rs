@@ -220,4 +220,30 @@ mod tests {
         assert_eq!(Nfs3.greatest(3, READ, &read[..20]), None);
         assert_eq!(Nfs3.greatest(3, PROCEDURES, &read), None);
     }
+
+    /// Octets of the largest result of each procedure, summed up from the types of RFC 1813 §2.6 and §3.3.
+    #[test]
+    fn the_greatest_results_are_those_of_the_document() {
+        let greatest = |procedure| Nfs3.greatest(3, procedure, &[]).unwrap().whole();
+        let expected = [
+            (0, 0),
+            (1, 88),
+            (2, 120),
+            (3, 248),
+            (4, 96),
+            (WRITE, 136),
+            (8, 280),
+            (11, 280),
+            (12, 120),
+            (14, 236),
+            (15, 208),
+            (18, 144),
+            (19, 140),
+            (20, 116),
+            (21, 128),
+        ];
+        for (procedure, octets) in expected {
+            assert_eq!(greatest(procedure), octets, "procedure {procedure}");
+        }
+    }
 }

@@ -186,8 +186,7 @@ impl<'a> CallHeader<'a> {
 
     /// Writes the header behind what is in `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        // Six words, the flavors and their lengths, and what is padded.
-        out.reserve(48 + self.credential.body.len() + self.verifier.body.len());
+        out.reserve(self.encoded_len());
         put_words(out, [self.xid, CALL, RPC_VERSION, self.program, self.version, self.procedure]);
         self.credential.encode(out);
         self.verifier.encode(out);

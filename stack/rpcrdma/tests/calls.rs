@@ -146,19 +146,39 @@ fn a_result_beyond_its_chunks_is_an_error_and_the_connection_stays() {
     assert_eq!(rig.client.stats().connections, 1);
 }
 
-#[test]
-fn results_that_the_binding_does_not_name_are_not_reduced() {
+/// What a requester hears that asks for 10,000 octets and gets this answer.
+fn status_of(answer: Answer) -> Status {
     let mut rig = Rig::plain();
     rig.server.answers = false;
     let id = rig.client.start(get(10_000, vec![vec![0; 10_000]])).unwrap();
     rig.until("the call", |rig| {
-        rig.client.poll().map_or(rig.server.requests.pop_front(), |_| None).map(|(_, request)| {
-            // The item is one word early.
-            let wrong = vec![words(&[1]), Part::Item(vec![0; 10_000]), words(&[2, 3])];
-            rig.server.responders[0].answer(request.token, Answer::success(wrong));
-        })
+        let (_, request) = rig.client.poll().map_or(rig.server.requests.pop_front(), |_| None)?;
+        rig.server.responders[0].answer(request.token, answer.clone());
+        Some(())
     });
-    assert_eq!(rig.finish(id).outcome.unwrap().status, Status::SystemError);
+    rig.finish(id).outcome.unwrap().status
+}
+
+#[test]
+fn results_that_the_binding_does_not_name_are_not_reduced() {
+    let item = |length| Part::Item(vec![0; length]);
+    let early = vec![words(&[1]), item(10_000), words(&[2, 3])];
+    assert_eq!(status_of(Answer::success(early.clone())), Status::SystemError);
+    let one_more = vec![words(&[1]), item(9000), words(&[2]), item(8)];
+    assert_eq!(status_of(Answer::success(one_more)), Status::SystemError);
+    // A failure has no results, whatever the application left there.
+    let failure = Answer { results: early, ..Answer::failure(Status::GarbageArguments) };
+    assert_eq!(status_of(failure), Status::GarbageArguments);
+}
+
+#[test]
+fn a_responder_counts_the_octets_that_it_reads() {
+    let mut rig = Rig::plain();
+    let data = pattern(1, 50_000);
+    for calls in 1..=2 {
+        assert_eq!(rig.results(put(data.clone())), put_results(&data));
+        assert_eq!(rig.server.responders[0].stats().read, calls * 50_000);
+    }
 }
 
 #[test]
@@ -364,4 +384,10 @@ fn the_memory_of_results_comes_back_to_the_server() {
     let responder = &mut rig.server.responders[0];
     assert_eq!(&responder.buffer(10_000), sent);
     assert_eq!(responder.buffer(10_000), [0; 10_000]);
+}
+
+#[test]
+fn a_look_for_a_finished_call_that_may_take_no_time_returns_at_once() {
+    let mut rig = Rig::plain();
+    assert!(rig.client.next(std::time::Duration::ZERO).unwrap().is_none());
 }
