@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use uwarp_app::Role;
 use uwarp_app::network::SERVER_ADDRESS;
-use uwarp_log::message::{GREETING, ToTarget};
+use uwarp_log::auth;
+use uwarp_log::message::ToTarget;
 use uwarp_vdev_tests::scripted::Scripted;
 
 use super::places::Places;
-use super::{Hand, PORT, stranger};
+use super::{Hand, PORT, secret, stranger};
 
 #[test]
 fn a_client_that_reads_no_answers_keeps_nobody_from_claiming() {
@@ -17,7 +18,7 @@ fn a_client_that_reads_no_answers_keeps_nobody_from_claiming() {
     let context = stranger(&places.socket(0), Role::Client);
     let domain = context.allocate_domain();
     let hello = serde_json::to_vec(&ToTarget::Hello { renew: false }).unwrap();
-    let mut attacker = Scripted::connect(&context, (SERVER_ADDRESS, PORT).into(), GREETING);
+    let mut attacker = Scripted::connect(&context, (SERVER_ADDRESS, PORT).into(), &auth::greeting(&secret()));
     let flooded = attacker.flood(&hello, 10_000);
     eprintln!("the attacker's connection took {flooded} messages");
     let is_over = AtomicBool::new(false);
