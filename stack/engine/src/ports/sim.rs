@@ -354,7 +354,10 @@ impl Network {
             }
             self.order += 1;
             let arrival = Arrival { at: now + delay, order: self.order, frame: octets, claim_good };
-            self.nodes[node].arrivals.push(Reverse(arrival));
+            // A broadcast goes to everybody; a port that is gone would never take it.
+            if self.nodes[node].alive {
+                self.nodes[node].arrivals.push(Reverse(arrival));
+            }
         }
     }
 
