@@ -140,6 +140,9 @@ pub(crate) struct Counters {
     pub(crate) connections_opened: u64,
     pub(crate) connections_closed: u64,
     pub(crate) completion_overflows: u64,
+    pub(crate) connections_scanned: u64,
+    pub(crate) neighbour_lookups: u64,
+    pub(crate) octets_gathered: u64,
     pub(crate) drops: [u64; DROP_REASONS],
 }
 
@@ -644,6 +647,7 @@ impl<P: Port> Core<P> {
         if self.known_epoch != self.neighbours.epoch() {
             self.known_epoch = self.neighbours.epoch();
             while let Some(index) = self.unresolved.pop() {
+                self.counters.connections_scanned += 1;
                 if let Some(connection) = self.connections.get_mut(index) {
                     connection.unresolved = false;
                     Self::schedule(&mut self.ready, index, connection);

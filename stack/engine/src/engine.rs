@@ -14,7 +14,7 @@ use crate::config::EngineConfig;
 use crate::core::Core;
 use crate::handoff::Handoff;
 use crate::port::{Batch, Port};
-use crate::stats::EngineStats;
+use crate::stats::{EngineStats, Work};
 
 /// What joins an engine to the rest of the program.
 #[derive(Debug)]
@@ -116,6 +116,11 @@ impl<P: Port> Engine<P> {
     /// Counters, pools, connections and queue pairs as of now.
     pub fn stats(&self) -> EngineStats {
         self.core.snapshot()
+    }
+
+    /// Work that peers have caused so far: a part of [`Engine::stats`] that costs next to nothing to look at.
+    pub fn work(&self) -> Work {
+        self.core.work_done()
     }
 
     /// Connections, those in TIME-WAIT included.

@@ -69,6 +69,7 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn resolve_anew(&mut self, index: u32, connection: &mut Connection) -> bool {
+        self.counters.neighbour_lookups += 1;
         if self.addresses.is_tentative(connection.flow.local) {
             // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
             self.wait_for_address(index, connection);

@@ -109,6 +109,11 @@ impl Reassembly {
         self.used
     }
 
+    /// Fragments that wait.
+    pub(crate) fn pieces(&self) -> usize {
+        self.packets.values().map(|packet| packet.pieces.len()).sum()
+    }
+
     /// Takes a fragment; `octets` is the frame.
     pub(crate) fn take(&mut self, now: Instant, frame: &FragmentFrame, octets: &[u8]) -> Taken {
         let Some(piece) = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len) else {

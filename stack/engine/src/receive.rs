@@ -91,7 +91,9 @@ impl<P: Port> Core<P> {
             gather = self.gather_for(octets.len());
         }
         let enough = gather.len() + octets.len();
+        self.counters.octets_gathered += octets.len() as u64;
         if gather.capacity() < enough {
+            self.counters.octets_gathered += gather.len() as u64;
             // Some more, so that not every piece moves those before it. It counts, so not much more.
             gather.reserve_exact(enough + enough / 4 - gather.len());
         }
@@ -158,6 +160,7 @@ impl<P: Port> Core<P> {
         needed: Option<usize>,
     ) {
         let mut gather = self.gather_for(needed.unwrap_or(LENGTH_LEN));
+        self.counters.octets_gathered += octets.len() as u64;
         gather.extend_from_slice(octets);
         self.put_aside(connection, queue_pair, gather);
     }
@@ -230,7 +233,9 @@ impl<P: Port> Core<P> {
                     let whole = needed.unwrap_or(LENGTH_LEN);
                     let (piece, behind) = rest.split_at((whole - gather.len()).min(rest.len()));
                     let enough = gather.len() + piece.len();
+                    self.counters.octets_gathered += piece.len() as u64;
                     if gather.capacity() < enough {
+                        self.counters.octets_gathered += gather.len() as u64;
                         // Twice as much each time, but never more than the FPDU takes.
                         gather.reserve_exact(whole.min(2 * enough) - gather.len());
                     }

@@ -23,6 +23,7 @@ use crate::ports::decorated::FaultRates;
 use crate::ports::middlebox::Recutting;
 use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
 use crate::ports::{Decorated, LoopOptions, LoopPort};
+use crate::stats::Work;
 use crate::stream::{IncomingStream, StreamEnds, StreamOptions, stream};
 use crate::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
 use crate::{Engine, EngineChannels, EngineConfig, InterfaceAddress};
@@ -73,6 +74,14 @@ pub struct Host<P: Port = SimPort> {
     notifier: Arc<Notifier>,
     domain_queue_pairs: Arc<AtomicU32>,
     next_queue_pair: u32,
+    processor: Option<Processor>,
+}
+
+/// A processor whose time the engine's work takes: without one, work takes no virtual time.
+struct Processor {
+    price: Box<dyn FnMut(&Work) -> Duration>,
+    charged: Work,
+    busy_until: Instant,
 }
 
 /// The IPv6 address of host `number`, where a test gives it one: fd00::`number + 1`.
@@ -194,7 +203,15 @@ impl<P: Port> Host<P> {
             notifier: Arc::new(Notifier::new().expect("an eventfd")),
             domain_queue_pairs: Arc::new(AtomicU32::new(0)),
             next_queue_pair: 0,
+            processor: None,
         }
+    }
+
+    /// From now on the engine's work takes virtual time, `price` of what it did in a turn: the next turn comes no sooner.
+    pub fn charge(&mut self, price: impl FnMut(&Work) -> Duration + 'static) {
+        let charged = self.engine.as_ref().map_or_else(Work::default, Engine::work);
+        let price = Box::new(price);
+        self.processor = Some(Processor { price, charged, busy_until: Instant::ZERO });
     }
 
     /// Registers memory for all queue pairs of the host.
@@ -425,13 +442,31 @@ impl<P: Port> World<P> {
     /// Turns every engine once, then moves the time on: by a microsecond if anything happened, to the next event
     /// otherwise. False if nothing will ever happen again by itself.
     pub fn step(&mut self) -> bool {
+        self.step_until(None)
+    }
+
+    /// As [`World::step`], but the time moves on no further than to `wake`, when somebody outside of the hosts has something to do.
+    pub fn step_until(&mut self, wake: Option<Instant>) -> bool {
         let mut busy = false;
-        let mut next: Option<Instant> = None;
+        let mut next = wake;
         for host in &mut self.hosts {
             let Some(engine) = &mut host.engine else { continue };
+            if let Some(processor) = &host.processor
+                && processor.busy_until > self.now
+            {
+                next = [next, Some(processor.busy_until)].into_iter().flatten().min();
+                continue;
+            }
             let turned = engine.turn(self.now);
             busy |= turned.busy;
-            next = [next, engine.next_deadline()].into_iter().flatten().min();
+            let mut deadline = engine.next_deadline();
+            if let Some(processor) = &mut host.processor {
+                let work = engine.work();
+                processor.busy_until = self.now + (processor.price)(&work.since(&processor.charged));
+                processor.charged = work;
+                deadline = deadline.map(|at| at.max(processor.busy_until));
+            }
+            next = [next, deadline].into_iter().flatten().min();
         }
         next = [next, self.network.next_arrival()].into_iter().flatten().min();
         let soon = self.now + Duration::from_micros(1);

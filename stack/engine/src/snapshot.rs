@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::port::Port;
 use crate::queue_pair::Stage;
 use crate::startup::endpoints;
-use crate::stats::{ConnectionStats, DropReason, EngineStats, QueuePairStats, TcpInfo};
+use crate::stats::{ConnectionStats, DropReason, EngineStats, QueuePairStats, TcpInfo, Work};
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -51,6 +51,20 @@ impl<P: Port> Core<P> {
     pub(crate) fn tcp_info(&self, queue_pair: u32) -> Option<TcpInfo> {
         let index = self.queue_pairs.get(queue_pair as usize)?.as_ref()?.connection?;
         self.connections.get(index).map(tcp_info)
+    }
+
+    /// The one place where counters of work come together.
+    pub(crate) fn work_done(&self) -> Work {
+        let counters = &self.counters;
+        Work {
+            frames_received: counters.frames_received,
+            octets_received: counters.octets_received,
+            frames_sent: counters.frames_sent,
+            octets_sent: counters.octets_sent,
+            connections_scanned: counters.connections_scanned,
+            neighbour_lookups: counters.neighbour_lookups,
+            octets_gathered: counters.octets_gathered,
+        }
     }
 
     pub(crate) fn snapshot(&self) -> EngineStats {
@@ -131,6 +145,7 @@ impl<P: Port> Core<P> {
             flow_probes: self.flows.probes() + self.waits.probes(),
             reassembled: counters.reassembled,
             fragment_octets: self.reassembly.used() as u64,
+            fragments: self.reassembly.pieces() as u64,
             echoes: counters.echoes,
             address_conflicts: counters.address_conflicts,
             commit_octets: self.commits.octets_written(),
@@ -139,6 +154,7 @@ impl<P: Port> Core<P> {
             connections_opened: counters.connections_opened,
             connections_closed: counters.connections_closed,
             completion_overflows: counters.completion_overflows,
+            work: self.work_done(),
             drops,
             faults: self.port.fault_counts(),
             pools: self.port.pool_levels(),

@@ -87,6 +87,41 @@ drop_reasons! {
 /// Number of drop reasons.
 pub const DROP_REASONS: usize = DropReason::ALL.len();
 
+macro_rules! work {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Work that peers cause, in units on which a cost can be put. Counted since the engine was made.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case", default)]
+        pub struct Work {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Work {
+            /// What was added since `earlier`.
+            pub fn since(&self, earlier: &Work) -> Work {
+                Work { $($name: self.$name - earlier.$name,)* }
+            }
+        }
+    };
+}
+
+work! {
+    /// Frames received.
+    frames_received,
+    /// Octets received.
+    octets_received,
+    /// Frames given to the device.
+    frames_sent,
+    /// Octets of frames built.
+    octets_sent,
+    /// Connections visited because of something that concerns other connections too: a path's MTU, a neighbour's address.
+    connections_scanned,
+    /// Next hops looked up again because the neighbour table changed.
+    neighbour_lookups,
+    /// Octets copied to put FPDUs together that arrive in pieces, growth of their buffers included.
+    octets_gathered,
+}
+
 /// State of one TCP connection, like the kernel's TCP_INFO.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -259,6 +294,8 @@ pub struct EngineStats {
     pub reassembled: u64,
     /// Octets of fragments that wait for others.
     pub fragment_octets: u64,
+    /// Fragments that wait for others. Counted when it is asked for, not kept.
+    pub fragments: u64,
     /// Echoes answered.
     pub echoes: u64,
     /// Packets in which another host spoke for an address of ours.
@@ -276,6 +313,8 @@ pub struct EngineStats {
     pub connections_closed: u64,
     /// Completions that did not fit into their queue at once.
     pub completion_overflows: u64,
+    /// Work that peers caused.
+    pub work: Work,
     /// Drops by reason, without those that never happened.
     pub drops: BTreeMap<String, u64>,
     /// Faults that the port was told to make, by kind.
