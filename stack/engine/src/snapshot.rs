@@ -64,11 +64,15 @@ impl<P: Port> Core<P> {
             connections_scanned: counters.connections_scanned,
             neighbour_lookups: counters.neighbour_lookups,
             octets_gathered: counters.octets_gathered,
+            flow_probes: self.flows.probes() + self.waits.probes(),
+            sack_segments_walked: counters.sack_segments_walked
+                + self.connections.iter().map(|(_, one)| one.tcp.sack_segments_walked()).sum::<u64>(),
         }
     }
 
     pub(crate) fn snapshot(&self) -> EngineStats {
         let counters = &self.counters;
+        let work = self.work_done();
         let drops: BTreeMap<String, u64> = DropReason::ALL
             .iter()
             .map(|reason| (reason.name().to_owned(), counters.drops[*reason as usize]))
@@ -122,8 +126,7 @@ impl<P: Port> Core<P> {
             crc_errors: counters.crc_errors,
             retransmissions: counters.retransmissions,
             retransmission_copies: counters.retransmission_copies,
-            sack_segments_walked: counters.sack_segments_walked
-                + self.connections.iter().map(|(_, one)| one.tcp.info().sack_segments_walked).sum::<u64>(),
+            sack_segments_walked: work.sack_segments_walked,
             timeouts: counters.timeouts,
             pure_acknowledgments: counters.pure_acknowledgments,
             frames_to_be_cut: counters.frames_to_be_cut,
@@ -154,7 +157,7 @@ impl<P: Port> Core<P> {
             connections_opened: counters.connections_opened,
             connections_closed: counters.connections_closed,
             completion_overflows: counters.completion_overflows,
-            work: self.work_done(),
+            work,
             drops,
             faults: self.port.fault_counts(),
             pools: self.port.pool_levels(),

@@ -120,6 +120,10 @@ work! {
     neighbour_lookups,
     /// Octets copied to put FPDUs together that arrive in pieces, growth of their buffers included.
     octets_gathered,
+    /// Places of the tables of connections and of TIME-WAITs passed over since other flows have them.
+    flow_probes,
+    /// Sent segments looked at to process SACK blocks and to find losses.
+    sack_segments_walked,
 }
 
 /// State of one TCP connection, like the kernel's TCP_INFO.

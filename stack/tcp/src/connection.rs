@@ -596,6 +596,11 @@ impl Connection {
         self.queue.oldest()
     }
 
+    /// [`Info::sack_segments_walked`], without the rest of it.
+    pub fn sack_segments_walked(&self) -> u64 {
+        self.counters.sack_segments_walked
+    }
+
     /// A snapshot for people and tests.
     pub fn info(&self) -> Info {
         let mut info = Info {

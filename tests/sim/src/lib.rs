@@ -5,6 +5,7 @@
 //!   octet;
 //! * [`beside`]: a host, and whatever frames a test has for it;
 //! * [`durable`]: regions over stores that lose what was not synced, and Commits of them;
+//! * [`hostile`]: attacks beside an honest bystander, and what may come of them;
 //! * [`pairs`]: two engines with connected queue pairs;
 //! * [`raw`]: a peer that is no engine, and breaks the protocol where it is told to.
 
@@ -12,6 +13,7 @@
 
 pub mod beside;
 pub mod durable;
+pub mod hostile;
 pub mod pairs;
 pub mod raw;
 pub mod traffic;
