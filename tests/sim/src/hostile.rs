@@ -56,11 +56,14 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// the longer of them.
 const RETURN: Duration = Duration::from_secs(120);
 
+/// A counter of [`Work`].
+pub type Count = fn(&Work) -> u64;
+
 /// What is counted, and what a unit of it costs the processor in picoseconds.
 ///
 /// The prices are those of a core of 3 GHz: a frame takes what a segment's way through the stack takes, an octet of a frame a copy
 /// and a CRC, a counted unit one miss of the nearest cache, a copied octet a tenth of a nanosecond.
-pub const PRICES: &[(&str, fn(&Work) -> u64, u64)] = &[
+pub const PRICES: &[(&str, Count, u64)] = &[
     ("frames-received", |work| work.frames_received, 300_000),
     ("frames-sent", |work| work.frames_sent, 300_000),
     ("octets-received", |work| work.octets_received, 60),

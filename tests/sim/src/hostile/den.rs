@@ -605,7 +605,7 @@ impl Pace {
         let mut next = self.next.unwrap_or(now);
         let mut count = 0;
         while next <= now && count < 64 {
-            next = next + self.every;
+            next += self.every;
             count += 1;
         }
         self.next = Some(next);
