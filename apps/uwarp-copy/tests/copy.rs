@@ -281,7 +281,7 @@ fn a_client_that_floods_and_never_reads_does_not_keep_a_server_from_stopping() {
     let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/1");
     // Each is answered by a refusal.
     let request = br#"{"put":{"name":"../x","size":1}}"#;
-    client.flood(request, 4000);
+    client.flood(request, 1500);
     stops(&mut server, || {
         client.flood(request, 10);
     });
@@ -305,7 +305,7 @@ fn a_server_stops_in_the_middle_of_an_endless_file() {
 /// Asks a server to end, and does something until it has.
 fn stops(server: &mut Server, mut meanwhile: impl FnMut()) {
     rustix::process::kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(30);
     let status = loop {
         if let Some(status) = server.0.try_wait().unwrap() {
             break status;

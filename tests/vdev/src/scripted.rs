@@ -68,7 +68,7 @@ impl Scripted {
     /// that posts its receives again: one that runs out of them is rid of this peer.
     pub fn flood(&mut self, message: &[u8], count: usize) -> usize {
         let paced = |_: &usize| {
-            std::thread::sleep(Duration::from_micros(200));
+            std::thread::sleep(Duration::from_millis(1));
             self.send(message)
         };
         (0..count).take_while(paced).count()
