@@ -127,7 +127,6 @@ pub(crate) struct Counters {
     pub(crate) taken_over: u64,
     pub(crate) path_mtu_changes: u64,
     pub(crate) path_mtu_doubts: u64,
-    pub(crate) connections_scanned: u64,
     pub(crate) reassembled: u64,
     pub(crate) echoes: u64,
     pub(crate) address_conflicts: u64,

@@ -254,8 +254,6 @@ pub struct EngineStats {
     pub retransmissions: u64,
     /// Retransmissions that needed a copy since the device still held the buffer.
     pub retransmission_copies: u64,
-    /// Sent segments looked at to process SACK blocks and to find losses, over all connections since the start.
-    pub sack_segments_walked: u64,
     /// Retransmission time-outs.
     pub timeouts: u64,
     /// Frames of pure acknowledgments.
@@ -288,12 +286,8 @@ pub struct EngineStats {
     pub path_mtu_changes: u64,
     /// Messages about a path's MTU that were doubted at first.
     pub path_mtu_doubts: u64,
-    /// Connections looked at to find those of a path whose MTU changed.
-    pub connections_scanned: u64,
     /// MTU of the paths that take less than the port, by destination.
     pub path_mtus: BTreeMap<String, u16>,
-    /// Places of the flow tables passed over because other flows have them: the work that collisions make.
-    pub flow_probes: u64,
     /// Fragmented packets put together.
     pub reassembled: u64,
     /// Octets of fragments that wait for others.
