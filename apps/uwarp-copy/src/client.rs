@@ -139,7 +139,7 @@ fn check_window(window: &Window) -> anyhow::Result<()> {
 fn report(verb: &str, name: &str, size: u64, start: Instant) {
     let time = start.elapsed().as_secs_f64();
     output::print(format!(
-        "{verb} {name}: {size} octets in {time:.2} s, {:.1} MiB/s, SHA-256 right",
+        "{verb} {name}: {size} octets in {time:.2} s, {:.1} MiB/s, BLAKE3 equal",
         size as f64 / time / f64::from(1 << 20)
     ));
 }
@@ -210,7 +210,7 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()
         }
     }
     drop(progress);
-    link.tell(&Request::PutEnd { sha256: file.sha256() })?;
+    link.tell(&Request::PutEnd { hash: file.hash() })?;
     match next(link)? {
         Reply::Stored => {
             report("put", name, size, start);
@@ -284,9 +284,9 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
                 link.tell(&Request::Read { slot })?;
                 progress.set(incoming.received());
             }
-            Happening::Message(Reply::GetEnd { sha256 }) => {
+            Happening::Message(Reply::GetEnd { hash }) => {
                 drop(progress);
-                incoming.finish(&sha256)?;
+                incoming.finish(&hash)?;
                 report("got", &place.name, size, start);
                 return Ok(());
             }

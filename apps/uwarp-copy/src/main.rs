@@ -1,4 +1,4 @@
-//! Copies files to and from a directory that another uwarp process serves: content by RDMA Write and RDMA Read, SHA-256 from
+//! Copies files to and from a directory that another uwarp process serves: content by RDMA Write and RDMA Read, BLAKE3 from
 //! end to end.
 #![forbid(unsafe_code)]
 
@@ -24,14 +24,16 @@ Examples:
 
   Over memif, or between hosts whose NICs are bound to vfio-pci:
     uwarp-copy serve /srv/files --device memif --socket /tmp/copy.sock
-    uwarp-copy get data.bin --device pci:0000:03:00.0 --address 10.1.0.2/24 --server 10.1.0.1
+    uwarp-copy get data.bin --device pci:0000:03:00.0 \\
+        --address 10.1.0.2/24 --server 10.1.0.1
 
   To one host only:
-    uwarp-copy serve /srv/files --device pci:0000:03:00.0 --address 10.1.0.1/24 --allow 10.1.0.2
+    uwarp-copy serve /srv/files --device pci:0000:03:00.0 \\
+        --address 10.1.0.1/24 --allow 10.1.0.2
 
-A file appears under its name only when it is whole and its SHA-256 agrees with the sender's; until then it has a name of
-its own (.uwarp-copy-...) in the same directory. Names that leave the served directory are refused, also through symbolic
-links.";
+A file appears under its name only when it is whole and its BLAKE3 hash is the sender's; until then it has a name of \
+its own (.uwarp-copy-...) in the same directory. Names that leave the served directory are refused, also through \
+symbolic links.";
 
 /// Copies files by RDMA to and from a directory that another uwarp process serves.
 #[derive(Parser)]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Port that servers listen on unless told otherwise.
 pub const PORT: u16 = 7175;
 /// Private data of a connection request: the name and version of this protocol.
-pub const GREETING: &[u8] = b"uwarp-copy/1";
+pub const GREETING: &[u8] = b"uwarp-copy/2";
 /// Longest message.
 pub const MESSAGE_MAX: usize = 8192;
 /// Longest name of a file, in octets; leaves room for escapes within [`MESSAGE_MAX`].
@@ -49,8 +49,8 @@ pub enum Request {
     },
     /// That was all of it.
     PutEnd {
-        /// SHA-256 of the content, in hexadecimal.
-        sha256: String,
+        /// BLAKE3 of the content, in hexadecimal.
+        hash: String,
     },
     /// The client cannot go on with the file that it is putting.
     PutAbort,
@@ -98,8 +98,8 @@ pub enum Reply {
     },
     /// That was all of it.
     GetEnd {
-        /// SHA-256 of the content, in hexadecimal.
-        sha256: String,
+        /// BLAKE3 of the content, in hexadecimal.
+        hash: String,
     },
     /// The request has failed; the connection goes on.
     Failed {

@@ -153,9 +153,9 @@ fn step(
             link.tell(&Reply::Taken { slot })?;
             Ok(Transfer::Put(Some(incoming), name))
         }
-        (Transfer::Put(Some(incoming), name), Request::PutEnd { sha256 }) => {
+        (Transfer::Put(Some(incoming), name), Request::PutEnd { hash }) => {
             let size = incoming.received();
-            incoming.finish(&sha256)?;
+            incoming.finish(&hash)?;
             output::print(format!("{peer} put '{}', {size} octets", name.escape_debug()));
             link.tell(&Reply::Stored)?;
             Ok(Transfer::Nothing)
@@ -205,6 +205,6 @@ fn offer(link: &mut Link, transfer: Transfer, peer: SocketAddr) -> anyhow::Resul
         return Ok(Transfer::Get { file, name, free });
     }
     output::print(format!("{peer} got '{}', {} octets", name.escape_debug(), file.size()));
-    link.tell(&Reply::GetEnd { sha256: file.sha256() })?;
+    link.tell(&Reply::GetEnd { hash: file.hash() })?;
     Ok(Transfer::Nothing)
 }

@@ -4,8 +4,6 @@
 use anyhow::{Context as _, bail};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use sha2::{Digest as _, Sha256};
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -24,7 +22,7 @@ pub struct Outgoing {
     file: File,
     size: u64,
     left: u64,
-    hash: Sha256,
+    hash: blake3::Hasher,
 }
 
 /// A file that is being written, under a name of its own until it is whole.
@@ -35,7 +33,7 @@ pub struct Incoming {
     name: String,
     size: u64,
     left: u64,
-    hash: Sha256,
+    hash: blake3::Hasher,
     finished: bool,
 }
 
@@ -129,7 +127,7 @@ impl Store {
             name: last.to_owned(),
             size,
             left: size,
-            hash: Sha256::new(),
+            hash: blake3::Hasher::new(),
             finished: false,
         })
     }
@@ -156,7 +154,7 @@ impl Outgoing {
         if !status.is_file() {
             bail!("'{name}' is not a regular file");
         }
-        Ok(Self { file, size: status.len(), left: status.len(), hash: Sha256::new() })
+        Ok(Self { file, size: status.len(), left: status.len(), hash: blake3::Hasher::new() })
     }
 
     /// Octets of the file.
@@ -177,14 +175,14 @@ impl Outgoing {
         let length = self.left.min(room.len() as u64) as usize;
         let part = &mut room[..length];
         self.file.read_exact(part).context("the file cannot be read, or became shorter meanwhile")?;
-        self.hash.update(&*part);
+        self.hash.update(part);
         self.left -= length as u64;
         Ok(length)
     }
 
-    /// SHA-256 of what was read.
-    pub fn sha256(self) -> String {
-        hexadecimal(self.hash)
+    /// BLAKE3 of what was read, in hexadecimal.
+    pub fn hash(&self) -> String {
+        self.hash.finalize().to_string()
     }
 }
 
@@ -208,17 +206,17 @@ impl Incoming {
         self.size - self.left
     }
 
-    /// Compares with the sender's SHA-256, writes everything to the disk, and gives the file its name.
+    /// Compares with the sender's BLAKE3, writes everything to the disk, and gives the file its name.
     ///
     /// # Errors
     /// Something is missing or differs; nothing is left under the name then.
-    pub fn finish(mut self, sha256: &str) -> anyhow::Result<()> {
+    pub fn finish(mut self, hash: &str) -> anyhow::Result<()> {
         if self.left > 0 {
             bail!("{} of {} octets are missing", self.left, self.size);
         }
-        let own = hexadecimal(std::mem::take(&mut self.hash));
-        if own != sha256 {
-            bail!("the content differs: its SHA-256 is {own}, the sender's {sha256}");
+        let own = self.hash.finalize().to_string();
+        if own != hash {
+            bail!("the content differs: its BLAKE3 is {own}, the sender's {hash}");
         }
         self.file.sync_all().context("cannot write the file to the disk")?;
         rustix::fs::renameat(&self.folder, &self.temporary, &self.folder, &self.name)
@@ -247,14 +245,6 @@ fn explain(name: &str, error: Errno) -> anyhow::Error {
         Errno::NOTDIR => anyhow::anyhow!("a part of '{name}' is not a directory"),
         error => anyhow::anyhow!("'{name}': {error}"),
     }
-}
-
-fn hexadecimal(hash: Sha256) -> String {
-    hash.finalize().iter().fold(String::new(), |mut text, octet| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{octet:02x}");
-        text
-    })
 }
 
 #[cfg(test)]
@@ -316,7 +306,7 @@ mod tests {
         let inside = folder();
         let path = inside.path().join("name");
         let store = Store::open(inside.path()).unwrap();
-        let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let sum = "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85";
 
         let mut incoming = store.incoming("name", 3).unwrap();
         incoming.append(b"ab").unwrap();
@@ -343,7 +333,7 @@ mod tests {
         assert_eq!(outgoing.next(&mut room).unwrap(), 2);
         assert_eq!(outgoing.left(), 1);
         assert_eq!(outgoing.next(&mut room).unwrap(), 1);
-        assert_eq!(outgoing.sha256(), sum);
+        assert_eq!(outgoing.hash(), sum);
         assert!(store.outgoing("nothing").is_err());
     }
 }

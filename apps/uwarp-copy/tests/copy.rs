@@ -278,7 +278,7 @@ fn a_client_that_floods_and_never_reads_does_not_keep_a_server_from_stopping() {
     let flags = NetworkFlags { socket: Some(socket), ..NetworkFlags::default() };
     let context =
         Context::open(uwarp_middlebox::behind(flags.resolve(Role::Client, EngineMode::Threaded).unwrap())).unwrap();
-    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/1");
+    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/2");
     // Each is answered by a refusal.
     let request = br#"{"put":{"name":"../x","size":1}}"#;
     client.flood(request, 1500);

@@ -28,23 +28,30 @@ pub const PORT: u16 = 20_060;
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-log pair                          three targets and a writer on this machine, and what every file holds in the end
-  uwarp-log pair --targets 1 --count 10k --size 4K
-  uwarp-log bench                         what Write with Commit saves: latency, round trips, and how often the target wakes up
+  Three targets and a writer on this machine, and what every file holds:
+    uwarp-log pair
+    uwarp-log pair --targets 1 --count 10k --size 4K
 
-  In four terminals, a target in each of three (the socket joins each with the writer), which share a secret:
-    (umask 077; head -c 32 /dev/urandom | base64 > log.secret); export UWARP_LOG_SECRET_FILE=log.secret
+  What Write with Commit saves: latency, round trips, wake-ups of the target:
+    uwarp-log bench
+
+  In four terminals, which share a secret (a socket joins each target
+  with the writer):
+    (umask 077; head -c 32 /dev/urandom | base64 > log.secret)
+    export UWARP_LOG_SECRET_FILE=log.secret
     uwarp-log target /srv/a.log --socket /tmp/a.sock
     uwarp-log target /srv/b.log --socket /tmp/b.sock
     uwarp-log target /srv/c.log --socket /tmp/c.sock
-    journalctl -f | uwarp-log append --target /tmp/a.sock --target /tmp/b.sock --target /tmp/c.sock
-  and afterwards, or meanwhile:
+    journalctl -f | uwarp-log append --target /tmp/a.sock \\
+        --target /tmp/b.sock --target /tmp/c.sock
+
+  Afterwards, or meanwhile:
     uwarp-log read /srv/b.log
 
-A target lends its file's memory to the writer, which puts records there by RDMA Write and has them made durable by RDMA
-Commit: the target's program sleeps. A record is acknowledged when one of one or two of three targets have it in their
-files. Kill what you like: a new writer finds everything that was acknowledged, and a target that comes back is brought up
-to date. Always name all targets of a log.";
+A target lends its file's memory to the writer. The writer puts records there by RDMA Write and makes them durable by \
+RDMA Commit, while the target's program sleeps. A record is acknowledged when a majority of the targets have it in \
+their files. Kill what you like: a new writer finds everything that was acknowledged, and a target that comes back is \
+brought up to date. Always name all targets of a log.";
 
 /// Appends records to a durable log that other processes keep, by RDMA Write and Commit.
 #[derive(Parser, Debug)]

@@ -22,15 +22,22 @@ use uwarp_nfs::server::{Ports, Server};
 
 const EXAMPLES: &str = "\
 Examples:
-  uwarp-nfs /srv/data --device af_packet --interface eth1 --address 10.1.0.5/24
-  uwarp-nfs /srv/data --read-only --allow 10.1.0.0/24 --device pci:0000:03:00.0 --address 10.1.0.5/24
-  uwarp-nfs --backend nas.example:2049 --device af_packet --interface eth1 --address 10.1.0.5/24
+  Serve a directory; to one subnet only, and read-only:
+    uwarp-nfs /srv/data --device af_packet --interface eth1 \\
+        --address 10.1.0.5/24
+    uwarp-nfs /srv/data --read-only --allow 10.1.0.0/24 \\
+        --device pci:0000:03:00.0 --address 10.1.0.5/24
 
-A Linux client mounts the directory, or a path below it, like this:
-  mount -t nfs -o vers=3,proto=rdma,port=20049,nolock 10.1.0.5:/ /mnt
+  Put RDMA in front of a server that speaks TCP:
+    uwarp-nfs --backend nas.example:2049 --device af_packet \\
+        --interface eth1 --address 10.1.0.5/24
 
-Through a gateway, if the server behind it answers MOUNT on the port of --backend, as many do that are not the kernel's:
-  mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=2049,nolock 10.1.0.5:/ /mnt";
+  A Linux client mounts the directory, or a path below it:
+    mount -t nfs -o vers=3,proto=rdma,port=20049,nolock 10.1.0.5:/ /mnt
+
+  Through a gateway, if the server behind it answers MOUNT on the port of
+  --backend, as many do that are not the kernel's, add the options
+    mountproto=tcp,mountport=2049";
 
 /// How long clients may take to leave at the end.
 const FAREWELL: Duration = Duration::from_secs(3);
