@@ -362,7 +362,7 @@ const PARTS: &[(&str, &str, usize, &[&str])] = &[
 
 fn print(device: &str, figures: &Figures, machine: Machine) {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["figure", "median", "min", "max", "kept", "dropped"]);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["figure", "median", "min", "max", "kept", "dropped"]);
     for column in 1..6 {
         table.column_mut(column).expect("the header has it").set_cell_alignment(CellAlignment::Right);
     }
@@ -380,7 +380,7 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
     }
     println!("{device}\n{table}");
     let mut ratios = Table::new();
-    ratios.load_preset(presets::UTF8_FULL_CONDENSED);
+    ratios.load_style(presets::UTF8_FULL_CONDENSED);
     ratios.set_header(["ratio", "of the medians", "round by round", "quartiles", "rounds"]);
     for column in 1..5 {
         ratios.column_mut(column).expect("the header has it").set_cell_alignment(CellAlignment::Right);

@@ -303,7 +303,7 @@ pub fn count(options: &CountOptions) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["operation", "instructions, both ends"]);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["operation", "instructions, both ends"]);
     table.column_mut(1).context("the header has it")?.set_cell_alignment(CellAlignment::Right);
     for (name, each) in counts {
         table.add_row([name, format!("{each:.0}")]);

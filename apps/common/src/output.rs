@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub fn table<T: Into<comfy_table::Cell>>(header: impl IntoIterator<Item = T>) -> Table {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_BORDERS_ONLY)
+        .load_style(presets::UTF8_BORDERS_ONLY)
         .set_content_arrangement(ContentArrangement::Disabled)
         .set_header(header.into_iter().map(Into::into).collect::<Vec<_>>());
     table

@@ -13,7 +13,7 @@
 //! Sides without a secret do the same under the empty key. That proves nothing, but it bounds silent connections alike.
 
 use crate::message::GREETING;
-use hmac::{Hmac, Mac as _};
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use std::fmt;
