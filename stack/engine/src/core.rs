@@ -293,7 +293,7 @@ impl<P: Port> Core<P> {
             handoff: channels.handoff,
             second_hand: false,
             handed_over: Vec::new(),
-            reassembly: Reassembly::new(config.limits.reassembly_octets as usize, hash),
+            reassembly: Reassembly::new(config.limits.reassembly_octets as usize),
             icmp_errors: ErrorLimit::new(config.limits.icmp_errors),
             defended_at: None,
             announce_at: None,

@@ -7,12 +7,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::frame::{FragmentFrame, Route};
-
-use crate::flow::KeyedHash;
 
 /// How long fragments wait for the others (RFC 8200 §4.5; within what RFC 1122 §3.3.2 recommends).
 const LIMIT: Duration = Duration::from_secs(60);
@@ -20,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MOST_PIECES: usize = 128;
 /// What is kept of a first fragment for an ICMP error.
 const QUOTED: usize = 1232;
-/// What a packet costs beside its pieces: its places in two maps, which may be half empty.
+/// What a packet costs beside its pieces: its places in two trees, whose nodes may be less than half full.
 const OVERHEAD: usize = 768;
 /// What a piece costs beside its octets: its place in a list that may be half empty, and the allocator's part.
 const PIECE_OVERHEAD: usize = 96;
@@ -31,7 +28,7 @@ const CE: u8 = 3;
 const MOST_OCTETS: usize = 65_535;
 
 /// RFC 791 §2.3, RFC 8200 §4.5.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     source: IpAddress,
     destination: IpAddress,
@@ -89,7 +86,8 @@ pub(crate) enum Taken {
 /// fills the budget, and must not make those of others dear.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
-    packets: HashMap<Key, Packet, KeyedHash>,
+    /// A tree, since a hash table that is always full of new entries may grow to four times their size.
+    packets: BTreeMap<Key, Packet>,
     /// Packets by the order in which their first fragment to arrive came, which is that of their time limits, too.
     ages: BTreeMap<u64, Key>,
     /// Packets begun, ever.
@@ -100,8 +98,8 @@ pub(crate) struct Reassembly {
 
 impl Reassembly {
     /// With room for so many octets; 0 takes no fragments at all.
-    pub(crate) fn new(budget: usize, hash: KeyedHash) -> Reassembly {
-        Reassembly { packets: HashMap::with_hasher(hash), ages: BTreeMap::new(), begun: 0, budget, used: 0 }
+    pub(crate) fn new(budget: usize) -> Reassembly {
+        Reassembly { packets: BTreeMap::new(), ages: BTreeMap::new(), begun: 0, budget, used: 0 }
     }
 
     /// Octets in use.

@@ -37,7 +37,7 @@ fn any_order_makes_the_same_packet() {
     let mut random = fastrand::Rng::with_seed(4);
     for v6 in [false, true] {
         for round in 0..50 {
-            let mut table = Reassembly::new(1 << 16, KeyedHash::new([1, 2]));
+            let mut table = Reassembly::new(1 << 16);
             let mut cuts: Vec<usize> = (0..random.usize(0..10)).map(|_| random.usize(1..375) * 8).collect();
             cuts.extend([0, 3000]);
             cuts.sort_unstable();
@@ -79,7 +79,7 @@ fn marks_of_fragments_are_marks_of_the_packet() {
     ];
     for v6 in [false, true] {
         for (fields, expected) in cases {
-            let mut table = Reassembly::new(1 << 16, KeyedHash::new([1, 2]));
+            let mut table = Reassembly::new(1 << 16);
             let mut last = Taken::Waiting;
             for (index, field) in fields.into_iter().enumerate() {
                 let mut frame = vec![0; 200];
@@ -106,7 +106,7 @@ fn overlaps_end_the_packet() {
     // RFC 5722 §4: with one fragment all others go, those that have not come included.
     for v6 in [false, true] {
         for (offset, length) in [(8, 16), (16, 8), (24, 16), (0, 64), (16, 16)] {
-            let mut table = Reassembly::new(1 << 16, KeyedHash::new([1, 2]));
+            let mut table = Reassembly::new(1 << 16);
             assert!(matches!(give(&mut table, at(0), v6, 1, 16, true, &[1; 16]), Taken::Waiting));
             let taken = give(&mut table, at(0), v6, 1, offset, true, &vec![2; length]);
             assert!(matches!(taken, Taken::Refused), "{offset}, {length}: {taken:?}");
@@ -122,7 +122,7 @@ fn overlaps_end_the_packet() {
 
 #[test]
 fn lengths_that_disagree_end_the_packet() {
-    let mut table = Reassembly::new(1 << 16, KeyedHash::new([1, 2]));
+    let mut table = Reassembly::new(1 << 16);
     give(&mut table, at(0), false, 1, 32, false, &[1; 16]);
     assert!(matches!(give(&mut table, at(0), false, 1, 48, true, &[1; 16]), Taken::Refused), "behind the last");
     give(&mut table, at(0), false, 2, 32, true, &[1; 16]);
@@ -132,7 +132,7 @@ fn lengths_that_disagree_end_the_packet() {
 #[test]
 fn what_no_sender_makes_is_refused() {
     for v6 in [false, true] {
-        let mut table = Reassembly::new(1 << 20, KeyedHash::new([1, 2]));
+        let mut table = Reassembly::new(1 << 20);
         let odd = give(&mut table, at(0), v6, 1, 0, true, &[1; 15]);
         let long = give(&mut table, at(0), v6, 1, 65_528, true, &[1; 8]);
         if v6 {
@@ -147,7 +147,7 @@ fn what_no_sender_makes_is_refused() {
 
 #[test]
 fn memory_stays_within_the_budget() {
-    let mut table = Reassembly::new(10_000, KeyedHash::new([1, 2]));
+    let mut table = Reassembly::new(10_000);
     for id in 0..1000 {
         give(&mut table, at(u64::from(id)), id % 2 == 0, id, 0, true, &[1; 800]);
         assert!(table.used() <= 10_000);
@@ -155,10 +155,10 @@ fn memory_stays_within_the_budget() {
     // The oldest made room: the newest is still there, and completes.
     let taken = give(&mut table, at(1000), false, 999, 800, false, &[1; 8]);
     assert!(matches!(taken, Taken::Whole(_)), "{taken:?}");
-    let mut none = Reassembly::new(0, KeyedHash::new([1, 2]));
+    let mut none = Reassembly::new(0);
     assert!(matches!(give(&mut none, at(0), false, 1, 0, true, &[1; 8]), Taken::Refused));
     // One packet alone cannot have more than the budget either.
-    let mut table = Reassembly::new(10_000, KeyedHash::new([1, 2]));
+    let mut table = Reassembly::new(10_000);
     for piece in 0..60 {
         give(&mut table, at(0), false, 1, piece * 800, true, &[1; 800]);
         assert!(table.used() <= 10_000);
@@ -167,7 +167,7 @@ fn memory_stays_within_the_budget() {
 
 #[test]
 fn time_runs_out_with_the_first_fragment_quoted() {
-    let mut table = Reassembly::new(10_000, KeyedHash::new([1, 2]));
+    let mut table = Reassembly::new(10_000);
     give(&mut table, at(0), true, 1, 0, true, &[1; 80]);
     give(&mut table, at(1), true, 2, 80, true, &[1; 80]);
     assert_eq!(table.deadline(), Some(at(60)));
@@ -181,7 +181,7 @@ fn time_runs_out_with_the_first_fragment_quoted() {
 
 #[test]
 fn the_longest_wait_makes_room_whatever_completes_in_between() {
-    let mut table = Reassembly::new(100_000, KeyedHash::new([1, 2]));
+    let mut table = Reassembly::new(100_000);
     let mut random = fastrand::Rng::with_seed(5);
     let mut waiting: Vec<u32> = Vec::new();
     let mut made_room = 0;
@@ -215,7 +215,7 @@ fn the_longest_wait_makes_room_whatever_completes_in_between() {
 fn small_pieces_take_no_more_memory_than_the_budget() {
     const BUDGET: usize = 1 << 20;
     for pieces in [1, 2, 5, 100] {
-        let mut table = Reassembly::new(BUDGET, KeyedHash::new([1, 2]));
+        let mut table = Reassembly::new(BUDGET);
         let mut most = 0;
         let mut frame = vec![0; 128];
         let info = allocation_counter::measure(|| {
