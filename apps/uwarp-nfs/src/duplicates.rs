@@ -38,7 +38,7 @@ pub enum Verdict<T> {
 
 /// Calls under way and the replies of recent ones. `T` says where a reply goes.
 ///
-/// Only so many calls are under way as the caller admits, and [`REPLIES_MAX`] replies are kept at most.
+/// Only so many calls are under way as the caller admits, and `REPLIES_MAX` replies are kept at most.
 #[derive(Debug)]
 pub struct Duplicates<T> {
     /// Of the digests: a peer that knew it could make two calls with one digest.
