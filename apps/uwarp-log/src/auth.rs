@@ -1,6 +1,6 @@
 //! Challenge and response: writer and target prove to each other that they know the log's secret.
 //!
-//! A connection begins with four messages, and nothing else is said before them:
+//! A connection begins with four messages, before any other:
 //! 1. The writer's MPA Request: the protocol's version, and whether the writer has a secret ([`greeting`]).
 //! 2. The target's MPA Reply: the same of the target, and its challenge ([`reply`]).
 //! 3. The writer's first Send: its challenge and its proof ([`Proof`]).

@@ -31,7 +31,7 @@ struct Newcomer {
     refused: bool,
 }
 
-/// Who comes in, and who waits for that.
+/// Connections that have not proved themselves yet, and what waits for them.
 pub struct Newcomers<'a> {
     secret: &'a Secret,
     allow: &'a Allow,

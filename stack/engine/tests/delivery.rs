@@ -1,4 +1,4 @@
-//! What an application is told of what its peer does, and what it is not told (RFC 5040 §3 and §5, RFC 5041 §7.2).
+//! What of its peer's work is reported to an application, and what is not (RFC 5040 §3 and §5, RFC 5041 §7.2).
 
 mod common;
 
@@ -69,7 +69,7 @@ fn what_a_lost_connection_cuts_off_completes_in_error() {
     assert_eq!(end(&mut world, &client, 60 * SECOND), DisconnectReason::TimedOut);
     let done: Vec<_> = client.poll_all().iter().map(|one| (one.id, one.status)).collect();
     assert_eq!(done, [(2, Status::Flushed), (1, Status::Flushed)]);
-    assert_eq!(contents(&sink)[0], 7, "part of the sink was written all the same");
+    assert_eq!(contents(&sink)[0], 7, "part of the sink was written");
     drop(server.poll_all());
 
     let (mut world, mut client, mut server) = joined();

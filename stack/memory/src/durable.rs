@@ -292,7 +292,7 @@ impl Durable {
         committer.map_or(Ok(()), Err)
     }
 
-    /// The committer, if who asks for a commit has to carry it out, too.
+    /// The committer, if the one that asks for a commit also carries it out.
     pub fn engine_committer(&self) -> Option<EngineCommitter> {
         self.own.get().map(|own| EngineCommitter(Arc::downgrade(own)))
     }

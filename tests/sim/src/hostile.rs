@@ -296,7 +296,7 @@ impl Arena {
             let now = self.world.now();
             let mut wake = Some(end);
             for Raid { attack, den, begin, .. } in &mut self.raids {
-                // Before that it takes what is said to everybody.
+                // Before that it takes what is sent to everybody.
                 den.turn(now);
                 if now < *begin {
                     wake = wake.min(Some(*begin));

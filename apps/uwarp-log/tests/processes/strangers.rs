@@ -132,7 +132,7 @@ fn a_proof_is_worth_nothing_to_a_false_target() {
             assert!(line.contains(&format!("target 0 is left out: {expected}")), "{line}");
             last = Some(expected);
         }
-        // Nothing is said to it behind that.
+        // It gets no message after that.
         assert_eq!(victim.next(PATIENCE).unwrap(), Some(Event::Closed));
     }
     assert_eq!(epoch(&places), 0);
