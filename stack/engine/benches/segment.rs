@@ -27,9 +27,9 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 #[allow(dead_code, unused_imports)]
 #[path = "../src"]
 mod engine {
-    #[path = "flow.rs"]
+    #[path = "connection/flow.rs"]
     pub(crate) mod flow;
-    #[path = "template.rs"]
+    #[path = "link/template.rs"]
     pub(crate) mod template;
 }
 

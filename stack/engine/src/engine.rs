@@ -9,12 +9,12 @@ use uwarp_memory::{EngineEpoch, RegionTable};
 use uwarp_ring::Doorbells;
 use uwarp_tcp::Instant;
 
-use crate::command::{AsyncEvent, Command, EventSink};
-use crate::config::EngineConfig;
+use crate::api::command::{AsyncEvent, Command, EventSink};
+use crate::api::config::EngineConfig;
+use crate::api::stats::{EngineStats, Work};
 use crate::core::Core;
-use crate::handoff::Handoff;
-use crate::port::{Batch, Port};
-use crate::stats::{EngineStats, Work};
+use crate::link::handoff::Handoff;
+use crate::link::port::{Batch, Port};
 
 /// What joins an engine to the rest of the program.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl<P: Port> Engine<P> {
         }
         self.core.flush();
         // The turn is over: what a store does, such as deregistering a region, meets nobody who uses one.
-        self.core.commits.work();
+        self.core.rdma.commits.work();
         self.core.turned(worked, received)
     }
 
@@ -98,11 +98,11 @@ impl<P: Port> Engine<P> {
     /// [`Doorbells::ring`](uwarp_ring::Doorbells::ring). False if that one has to be used, since too many have been rung.
     #[inline]
     pub fn ring_here(&mut self, number: u32) -> bool {
-        self.core.ring_here(number)
+        self.core.control.ring_here(number)
     }
 
     /// Ends everything at once, after a failure of the device or of the engine itself: all work is flushed, the oldest of
-    /// it with [`crate::work::Status::Fatal`], every connection is forgotten, and the application gets
+    /// it with [`crate::api::work::Status::Fatal`], every connection is forgotten, and the application gets
     /// [`AsyncEvent::DeviceFatal`].
     pub fn fail(&mut self, cause: &str) {
         self.core.fail(cause);
@@ -125,11 +125,11 @@ impl<P: Port> Engine<P> {
 
     /// Connections, those in TIME-WAIT included.
     pub fn flow_count(&self) -> usize {
-        self.core.flows.len() + self.core.waits.len()
+        self.core.connections.flows.len() + self.core.connections.time_wait.len()
     }
 
     /// Buffers that connections hold: received out of order, and sent but not acknowledged.
     pub fn buffers_held(&self) -> usize {
-        self.core.held.len() + self.core.records.len()
+        self.core.connections.held.len() + self.core.connections.records.len()
     }
 }

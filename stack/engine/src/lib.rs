@@ -11,51 +11,22 @@
 
 #![forbid(unsafe_code)]
 
-mod addresses;
-pub mod command;
-mod commits;
-pub mod config;
+mod api;
+mod bytestream;
 mod connection;
-mod control;
-mod conversion;
 mod core;
-mod discovery;
-mod egress;
-mod ending;
 mod engine;
-mod flow;
-mod fpdu;
-mod fragments;
-mod guesses;
-pub mod handoff;
-mod icmp;
-mod ingress;
-mod lanes;
-mod listener;
-mod lookahead;
-mod neighbours;
-mod output;
-mod path;
-pub mod port;
+mod link;
+mod net;
 pub mod ports;
-mod queue_pair;
-mod reassembly;
-mod receive;
-mod requests;
+mod rdma;
 pub mod rig;
-mod segmentation;
-pub mod shared;
-mod slab;
-mod snapshot;
-mod startup;
-pub mod stats;
-pub mod steering;
-pub mod stream;
-mod streaming;
-mod template;
-mod waits;
-mod wheel;
-pub mod work;
+mod turn;
+
+pub use api::{command, config, stats, work};
+pub use bytestream::ends as stream;
+pub use link::{handoff, port, steering};
+pub use rdma::shared;
 
 pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits, Sabotage};
 pub use engine::{Engine, EngineChannels, EngineError, Turned};

@@ -13,19 +13,19 @@ use uwarp_memory::{Access, Association, DomainId, RegionTable, Registration, Sco
 use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot, ring};
 use uwarp_tcp::Instant;
 
-use crate::command::{
+use crate::api::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
     ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, StartupOptions,
 };
-use crate::handoff::Handoff;
-use crate::port::Port;
+use crate::api::stats::Work;
+use crate::api::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
+use crate::bytestream::ends::{IncomingStream, StreamEnds, StreamOptions, stream};
+use crate::link::handoff::Handoff;
+use crate::link::port::Port;
 use crate::ports::decorated::FaultRates;
 use crate::ports::middlebox::Recutting;
 use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
 use crate::ports::{Decorated, LoopOptions, LoopPort};
-use crate::stats::Work;
-use crate::stream::{IncomingStream, StreamEnds, StreamOptions, stream};
-use crate::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
 use crate::{Engine, EngineChannels, EngineConfig, InterfaceAddress};
 
 /// Size of a host.

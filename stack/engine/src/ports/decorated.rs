@@ -13,8 +13,8 @@ use uwarp_tcp::Instant;
 use uwarp_wire::checksum;
 
 use super::middlebox::{Middlebox, Recutting};
-use crate::command::ControlError;
-use crate::port::{BURST, Batch, Buffer, Capabilities, LinkState, PoolLevels, Port};
+use crate::api::command::ControlError;
+use crate::link::port::{BURST, Batch, Buffer, Capabilities, LinkState, PoolLevels, Port};
 
 /// How often frames suffer, as probabilities from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]

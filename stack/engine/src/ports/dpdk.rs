@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use uwarp_dpdk::{Mbuf, Queue, RxChecksum, TxChecksum};
 use uwarp_memory::kernels::prefetch_range;
 
-use crate::port::{
+use crate::link::port::{
     BURST, Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums,
     TransmitChecksums,
 };

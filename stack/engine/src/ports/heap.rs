@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 
-use crate::port::{Buffer, ReceivedChecksums, TransmitChecksums};
+use crate::link::port::{Buffer, ReceivedChecksums, TransmitChecksums};
 
 #[derive(Debug)]
 struct Storage {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam::queue::ArrayQueue;
 
 use super::heap::{HeapBuffer, HeapPool};
-use crate::port::{Batch, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+use crate::link::port::{Batch, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
 
 /// Settings of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use uwarp_wire::checksum;
 use uwarp_wire::tcp::TcpFlags;
 
-use crate::port::{Buffer, ChecksumStatus};
+use crate::link::port::{Buffer, ChecksumStatus};
 
 /// How often segments suffer, as probabilities from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]

@@ -20,8 +20,8 @@ use uwarp_wire::tcp::CHECKSUM_OFFSET;
 use super::heap::{HeapBuffer, HeapPool};
 use super::loopback::capabilities;
 use super::offload;
-use crate::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
-use crate::steering::Steering;
+use crate::link::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+use crate::link::steering::Steering;
 
 /// Hardware address of the router that `path_mtu` stands for.
 const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0xff, 0xff];

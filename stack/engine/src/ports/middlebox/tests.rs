@@ -1,5 +1,5 @@
 use super::*;
-use crate::port::{BURST, Batch, Port, TransmitChecksums};
+use crate::link::port::{BURST, Batch, Port, TransmitChecksums};
 use crate::ports::decorated::{Decorated, FaultRates};
 use crate::ports::heap::{HeapBuffer, HeapPool};
 use crate::ports::{LoopOptions, LoopPort};

@@ -1,0 +1,659 @@
+//! The control mailbox: what threads of the application ask of an engine, and what it tells them.
+//!
+//! Commands are rare and may allocate; the path of a packet never waits for one. Each engine has one mailbox (a
+//! channel) and looks into it once a turn. Answers and events go to channels that the command brings along, with an
+//! optional [`Notifier`] that wakes a thread waiting on a file descriptor.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crossbeam::channel::Sender;
+pub use uwarp_iwarp::opcode::Features;
+pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
+use uwarp_ring::{Consumer, Notifier, Producer, Slot};
+
+use crate::api::stats::{EngineStats, TcpInfo};
+use crate::api::work::{Completion, Status};
+use crate::bytestream::ends::{IncomingStream, StreamEnds, StreamOptions, StreamSetup, StreamShared};
+use crate::ports::decorated::FaultRates;
+use crate::rdma::shared::{SharedReceiveQueueId, SharedReceives};
+
+/// Where events of one kind go: a channel, and a notifier fired after each event.
+#[derive(Debug)]
+pub struct EventSink<T> {
+    sender: Sender<T>,
+    notifier: Option<Arc<Notifier>>,
+}
+
+impl<T> Clone for EventSink<T> {
+    fn clone(&self) -> Self {
+        EventSink { sender: self.sender.clone(), notifier: self.notifier.clone() }
+    }
+}
+
+impl<T> EventSink<T> {
+    /// A sink into `sender` that wakes `notifier`, when there is one.
+    pub fn new(sender: Sender<T>, notifier: Option<Arc<Notifier>>) -> EventSink<T> {
+        EventSink { sender, notifier }
+    }
+
+    /// Hands over one event. Nobody listening any more is not an error: the event is dropped.
+    pub fn send(&self, event: T) {
+        if self.sender.send(event).is_ok()
+            && let Some(notifier) = &self.notifier
+        {
+            notifier.fire_if_armed();
+        }
+    }
+}
+
+/// Number of a completion queue, unique in its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CompletionQueueId(pub u32);
+
+/// Number of a listener, unique in its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub u32);
+
+/// One connection request that waits for accept or reject, on one engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// Index of the engine that holds it: accept and reject go to this engine's mailbox.
+    pub engine: u16,
+    /// The engine's handle, never used again for another request.
+    pub handle: u64,
+}
+
+/// A message to an engine.
+#[derive(Debug)]
+pub enum Command {
+    /// Gives the engine its lane of a completion queue. Must come before a queue pair that uses it.
+    AddCompletionQueue {
+        /// The queue.
+        queue: CompletionQueueId,
+        /// This engine's lane; its capacity bounds what may be unreaped before overflow.
+        lane: Producer<Completion>,
+        /// Fired when a completion is published while the queue is armed.
+        notifier: Arc<Notifier>,
+    },
+    /// Takes the lane back (drops it). Queue pairs that still use it fail with an overflow.
+    RemoveCompletionQueue {
+        /// The queue.
+        queue: CompletionQueueId,
+    },
+    /// Binds a queue pair to this engine. It starts idle; posted receives may lie in its ring already.
+    CreateQueuePair(Box<QueuePairSetup>),
+    /// Destroys a queue pair and drops its rings. Elements that had no completion yet get none; what TCP has of its stream
+    /// goes out, with FIN behind it, and data that still come then are answered with a reset, but not before the peer of a
+    /// fault has had the time to read the Terminate.
+    DestroyQueuePair {
+        /// Its number.
+        queue_pair: u32,
+        /// Told when the engine no longer knows it.
+        done: Option<Sender<()>>,
+    },
+    /// Starts an active open for an idle queue pair. The outcome is a [`ConnectionEvent`].
+    Connect(Box<ConnectParameters>),
+    /// Answers a connection request with an idle queue pair. The outcome is a [`ConnectionEvent`].
+    Accept(Box<AcceptParameters>),
+    /// Refuses a connection request.
+    Reject {
+        /// Which.
+        request: RequestId,
+        /// Private data of the reply: at most 512 octets, 508 with revision 2.
+        private_data: Vec<u8>,
+    },
+    /// Graceful end: work posted so far is finished, then FIN; later work is flushed.
+    Disconnect {
+        /// Which queue pair.
+        queue_pair: u32,
+    },
+    /// Moves a queue pair to the error state: outstanding work is flushed and the connection is reset.
+    Abort {
+        /// Which queue pair.
+        queue_pair: u32,
+    },
+    /// Listens on a TCP port.
+    Listen {
+        /// Number of the new listener.
+        listener: ListenerId,
+        /// TCP port, not 0.
+        port: u16,
+        /// Most requests that wait for accept; more are refused with a reset.
+        backlog: u32,
+        /// Where requests go.
+        requests: EventSink<ConnectionRequest>,
+        /// Told whether the port was free on this engine.
+        reply: Sender<Result<(), ControlError>>,
+    },
+    /// Listens on a TCP port for plain streams.
+    ListenStreams {
+        /// Number of the new listener.
+        listener: ListenerId,
+        /// TCP port, not 0.
+        port: u16,
+        /// Most connections that wait to be taken, those in their handshake included; further SYNs are ignored.
+        backlog: u32,
+        /// How many wait to be taken, over all engines of the listener: those in `incoming` count themselves here.
+        waiting: Arc<AtomicU32>,
+        /// Wishes about the streams.
+        options: StreamOptions,
+        /// Where streams go.
+        incoming: EventSink<IncomingStream>,
+        /// Told whether the port was free on this engine.
+        reply: Sender<Result<(), ControlError>>,
+    },
+    /// Starts an active open of a plain stream. The outcome shows in what is shared with the application.
+    ConnectStream(Box<ConnectStreamParameters>),
+    /// Turns a plain stream into an RDMA stream.
+    ConvertStream(Box<ConversionParameters>),
+    /// Turns Nagle's rule of a plain stream on or off.
+    SetNagle {
+        /// The stream. It has no handle yet if the command to open it waits in front of this one.
+        stream: Arc<StreamShared>,
+        /// Whether small segments are held back.
+        nagle: bool,
+    },
+    /// Makes urgent what was written to a plain stream so far, and what its application will write next. It has to come before
+    /// those octets: what has left without the word cannot be made urgent any more.
+    SendUrgent {
+        /// The stream's handle.
+        handle: u64,
+        /// Octets that are written next.
+        octets: u64,
+        /// Told when that is done.
+        reply: Sender<()>,
+    },
+    /// Asks for the state of a plain stream's connection.
+    StreamInfo {
+        /// The stream's handle.
+        handle: u64,
+        /// Where it goes; `None` when the connection is over.
+        reply: Sender<Option<TcpInfo>>,
+    },
+    /// Stops listening; requests that were not answered are reset.
+    StopListening {
+        /// Which listener.
+        listener: ListenerId,
+    },
+    /// Asks for a snapshot of counters, pools, connections and queue pairs.
+    Stats {
+        /// Where it goes.
+        reply: Sender<Box<EngineStats>>,
+    },
+    /// Asks for the state of one connection, like the kernel's TCP_INFO.
+    TcpInfo {
+        /// Queue pair of the connection.
+        queue_pair: u32,
+        /// Where it goes; `None` without a connection.
+        reply: Sender<Option<TcpInfo>>,
+    },
+    /// Sets or clears deliberate faults of the port.
+    SetFaults {
+        /// Rates and seed; `None` ends the faults.
+        faults: Option<FaultRates>,
+    },
+    /// Starts to write every frame to a pcap file.
+    StartCapture {
+        /// The file, replaced if there.
+        path: PathBuf,
+        /// Told whether the file could be opened.
+        reply: Sender<Result<(), ControlError>>,
+    },
+    /// Ends the capture and flushes the file.
+    StopCapture,
+    /// Refuses new work, lets data and FIN be acknowledged for at most `linger`, then resets what is left.
+    Shutdown {
+        /// Longest wait.
+        linger: Duration,
+        /// Told when the engine has no connection any more.
+        done: Sender<ShutdownReport>,
+    },
+}
+
+/// How a shutdown ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShutdownReport {
+    /// Connections that were still not done when the linger time was over, and were reset.
+    pub reset: usize,
+    /// Octets of them that the peers had not acknowledged.
+    pub octets_not_acknowledged: u64,
+}
+
+/// Counts a queue pair in its protection domain for as long as it is there: peers may invalidate an STag of the whole domain only
+/// while the domain has one (RFC 5040 §8.1.1).
+#[derive(Debug)]
+pub struct Membership(Arc<AtomicU32>);
+
+impl Membership {
+    /// One more queue pair of the domain that has this count.
+    pub fn new(members: &Arc<AtomicU32>) -> Self {
+        members.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(members))
+    }
+
+    /// Whether the domain has others.
+    pub fn is_shared(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 1
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A queue pair as it is handed to an engine.
+#[derive(Debug)]
+pub struct QueuePairSetup {
+    /// Its number: unique in the context, below the engine's `limits.queue_pairs`, and its bit in the doorbells. Used again
+    /// when the queue pair is gone.
+    pub number: u32,
+    /// Its stream for the scope of memory regions: never another's, so that what was registered for a queue pair that is gone
+    /// is not within reach of the next one with its number.
+    pub stream: u32,
+    /// Protection domain of the memory that it may use.
+    pub domain: u32,
+    /// Counts it in its protection domain.
+    pub membership: Membership,
+    /// Send queue.
+    pub send_queue: Consumer<Slot>,
+    /// Receive queue.
+    pub receive_queue: Consumer<Slot>,
+    /// Completion queue of the send queue.
+    pub send_completions: CompletionQueueId,
+    /// Completion queue of the receive queue.
+    pub receive_completions: CompletionQueueId,
+    /// Where receives are taken from instead of the receive queue.
+    pub shared_receives: Option<Arc<SharedReceives>>,
+    /// Signal every element.
+    pub signal_all: bool,
+    /// Every Send and Write completes only when acknowledged by the peer's TCP.
+    pub complete_on_ack: bool,
+    /// Where events of its connection go.
+    pub events: EventSink<ConnectionEvent>,
+}
+
+/// Wishes about the MPA start-up, of either role.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartupOptions {
+    /// Private data for the peer: at most 512 octets, 508 with revision 2.
+    pub private_data: Vec<u8>,
+    /// Inbound Read Requests that we take at once; the engine's configured limit bounds it.
+    pub ird: u16,
+    /// Reads that we want to have outstanding; the peer's IRD bounds it.
+    pub ord: u16,
+    /// MPA revision of a Request: 1 or 2. A Reply follows the Request.
+    pub revision: u8,
+    /// The least reads outstanding that we can do with: if the peer's IRD is below it, there is no connection.
+    pub minimum_ord: u16,
+    /// An initiator's IRD and ORD go into its Request; if not, they are left to the applications (0x3FFF, RFC 6581 §9.1).
+    pub negotiate_reads: bool,
+    /// Initiator: either side may speak first; the stream opens with a ready-to-receive indication (RFC 6581 §9.2).
+    pub peer_to_peer: bool,
+    /// The indications that this side offers or understands in a peer-to-peer start-up. At least one.
+    pub ready_to_receive: ReadyToReceiveKinds,
+    /// The optional operations that the applications of both sides have agreed to use.
+    pub features: Features,
+    /// Ask the peer for markers in what it sends (RFC 5044 §4.3). What it asks for is done in any case.
+    pub markers: bool,
+    /// Ask for CRCs. They are off only if both sides do without.
+    pub crc: bool,
+    /// Limit on the whole start-up: TCP handshake and MPA frames.
+    pub timeout: Duration,
+    /// An initiator's pause between the peer's Reply and its own first FPDU, for peers that lose an early one.
+    pub first_fpdu_delay: Duration,
+}
+
+impl Default for StartupOptions {
+    fn default() -> Self {
+        StartupOptions {
+            private_data: Vec::new(),
+            ird: 16,
+            ord: 16,
+            revision: 2,
+            minimum_ord: 0,
+            negotiate_reads: true,
+            peer_to_peer: false,
+            ready_to_receive: ReadyToReceiveKinds::ALL,
+            features: Features::default(),
+            markers: false,
+            crc: true,
+            timeout: Duration::from_secs(10),
+            first_fpdu_delay: Duration::ZERO,
+        }
+    }
+}
+
+/// An active open.
+#[derive(Debug)]
+pub struct ConnectParameters {
+    /// The idle queue pair.
+    pub queue_pair: u32,
+    /// Where to.
+    pub remote: SocketAddr,
+    /// Local TCP port, or one that the engine picks.
+    pub local_port: Option<u16>,
+    /// Wishes about the start-up.
+    pub options: StartupOptions,
+}
+
+/// An active open of a plain stream.
+#[derive(Debug)]
+pub struct ConnectStreamParameters {
+    /// Where to.
+    pub remote: SocketAddr,
+    /// Local TCP port, or one that the engine picks.
+    pub local_port: Option<u16>,
+    /// Wishes about the stream.
+    pub options: StreamOptions,
+    /// Limit on the handshake.
+    pub timeout: Duration,
+    /// The engine's part of the stream.
+    pub setup: StreamSetup,
+}
+
+/// A plain stream that is to become an RDMA stream.
+#[derive(Debug)]
+pub struct ConversionParameters {
+    /// The stream's handle.
+    pub handle: u64,
+    /// The application's part of it: what was written goes out first, what was not read belongs to MPA.
+    pub ends: StreamEnds,
+    /// Where it goes back to if nothing was begun, or after a rejection; dropped if not.
+    pub returned: Sender<StreamEnds>,
+    /// This side's role.
+    pub role: ConversionRole,
+}
+
+/// A side's role in the MPA start-up of what was a plain stream.
+#[derive(Debug)]
+pub enum ConversionRole {
+    /// Sends the Request. The outcome is a [`ConnectionEvent`] of the queue pair.
+    Initiator {
+        /// The idle queue pair.
+        queue_pair: u32,
+        /// Wishes about the start-up.
+        options: StartupOptions,
+    },
+    /// Awaits the Request.
+    Responder {
+        /// Where it goes; it is accepted or rejected like any other.
+        requests: EventSink<ConnectionRequest>,
+        /// Longest wait for it.
+        timeout: Duration,
+    },
+}
+
+/// An answer to a connection request.
+#[derive(Debug)]
+pub struct AcceptParameters {
+    /// Which request.
+    pub request: RequestId,
+    /// The idle queue pair, bound to the engine of the request.
+    pub queue_pair: u32,
+    /// Wishes about the start-up.
+    pub options: StartupOptions,
+}
+
+/// A peer asks for a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionRequest {
+    /// Handle for accept and reject.
+    pub request: RequestId,
+    /// The listener; `None` for what was a plain stream.
+    pub listener: Option<ListenerId>,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's private data.
+    pub private_data: Vec<u8>,
+    /// The peer's IRD, if it said so (MPA revision 2).
+    pub ird: Option<u16>,
+    /// The peer's ORD, if it said so (MPA revision 2).
+    pub ord: Option<u16>,
+    /// MPA revision of the Request.
+    pub revision: u8,
+    /// The peer asks for a peer-to-peer start-up: this side may speak first.
+    pub peer_to_peer: bool,
+}
+
+/// What happens to a queue pair's connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectionEvent {
+    /// The stream is in full operation.
+    Established(Box<EstablishedEvent>),
+    /// The peer's reply had the reject bit. The queue pair is idle again.
+    Rejected {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+        /// The IRD that the peer would have, if it says so (MPA revision 2).
+        peer_ird: Option<u16>,
+        /// The ORD that the peer wants, if it says so (MPA revision 2).
+        peer_ord: Option<u16>,
+    },
+    /// No stream came about. The queue pair is idle again.
+    Failed {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Why.
+        reason: ConnectFailure,
+    },
+    /// The stream is over; all work has been completed or flushed.
+    Disconnected {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Why.
+        reason: DisconnectReason,
+    },
+}
+
+/// A stream in full operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EstablishedEvent {
+    /// Which queue pair.
+    pub queue_pair: u32,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's private data (of its Reply, or of its Request).
+    pub private_data: Vec<u8>,
+    /// Inbound Read Requests that we take at once.
+    pub ird: u16,
+    /// Reads that we may have outstanding.
+    pub ord: u16,
+    /// IRD as the peer sent it (MPA revision 2); 0x3FFF leaves it to the applications.
+    pub peer_ird: Option<u16>,
+    /// ORD as the peer sent it.
+    pub peer_ord: Option<u16>,
+    /// Peer-to-peer: this side, as responder too, may speak first.
+    pub peer_to_peer: bool,
+    /// Whether what this side sends has markers, because the peer asked for them.
+    pub transmit_markers: bool,
+    /// Whether what this side receives has markers.
+    pub receive_markers: bool,
+    /// Whether CRCs are generated and checked.
+    pub crc: bool,
+}
+
+/// Why no stream came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectFailure {
+    /// Reset in answer to our SYN.
+    #[error("the peer refused the connection: nothing listens on that port, or its backlog is full")]
+    Refused,
+    /// Nothing within the time limit.
+    #[error("no answer within the time limit")]
+    TimedOut,
+    /// The next hop's hardware address could not be resolved.
+    #[error("no host answers at that address (to ARP or Neighbor Discovery): check address, prefix length and gateway")]
+    Unreachable,
+    /// The connection was reset or closed during the start-up.
+    #[error("the peer closed the connection during start-up")]
+    Closed,
+    /// The peer's MPA frame was not acceptable.
+    #[error("the peer does not speak MPA as RFC 5044 and RFC 6581 have it")]
+    Startup,
+    /// The read limits of both sides do not fit (RFC 6581 §9.1).
+    #[error("the peer's limits of concurrent reads (IRD, ORD) and the least that this side needs do not fit")]
+    ReadLimits,
+    /// Peer-to-peer was asked for, and both sides have no ready-to-receive indication in common (RFC 6581 §9.2).
+    #[error(
+        "the peer offers none of the ready-to-receive indications asked for: allow more kinds, or connect client-server"
+    )]
+    ReadyToReceive,
+    /// No local port is free.
+    #[error("no local TCP port is free for that peer")]
+    NoPort,
+    /// The local port given is in use.
+    #[error("the local TCP port is in use")]
+    AddressInUse,
+    /// A limit of the configuration is reached.
+    #[error("the configured limit of connections is reached: raise limits")]
+    Limit,
+    /// The queue pair is unknown, not idle, or its completion queues are not there.
+    #[error("the queue pair is not idle")]
+    QueuePair,
+    /// The connection request is gone: the peer left, or it was answered before.
+    #[error("the connection request is gone")]
+    RequestGone,
+    /// The address family or value is not supported.
+    #[error(
+        "the address cannot be reached from this context: not unicast, or of an IP version that it has no address of"
+    )]
+    Address,
+    /// The engine is shutting down.
+    #[error("the context is closing")]
+    ShuttingDown,
+}
+
+/// Layer, type and code of a Terminate message (RFC 5040 §4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 MPA.
+    pub layer: u8,
+    /// Error type within the layer.
+    pub error_type: u8,
+    /// Error code within the type.
+    pub code: u8,
+}
+
+/// Why a stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DisconnectReason {
+    /// We disconnected, and all was acknowledged.
+    Local,
+    /// The peer closed in order, on a message boundary.
+    PeerClosed,
+    /// The peer closed in the middle of an FPDU or message.
+    PeerClosedEarly,
+    /// The peer sent a Terminate.
+    PeerTerminated(TerminateCode),
+    /// We sent a Terminate.
+    LocalTerminated(TerminateCode),
+    /// The connection was reset by the peer.
+    Reset,
+    /// No answer within the user time-out or keep-alive.
+    TimedOut,
+    /// Aborted here.
+    Aborted,
+    /// A local error (completion queue overflow, bad element) ended it.
+    LocalError(Status),
+}
+
+/// What the application ought to know although no call of its own told it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// A queue pair went to the error state for another reason than a disconnect.
+    QueuePairFatal {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Status that the failing work got.
+        status: Status,
+    },
+    /// A connection failed after Sends or Writes had been completed: the peer did not acknowledge all of them.
+    OctetsNotAcknowledged {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Octets of the stream, framing included.
+        octets: u64,
+    },
+    /// The peer sent a Terminate.
+    PeerTerminated {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// What it says.
+        code: TerminateCode,
+    },
+    /// A completion queue had no room. Nothing was lost; the queue pair goes to the error state.
+    CompletionQueueOverflow {
+        /// The queue.
+        queue: CompletionQueueId,
+        /// The queue pair whose completion did not fit.
+        queue_pair: u32,
+    },
+    /// A shared receive queue has fewer receives than the limit that was set. The limit is not set any more.
+    SharedReceivesLow {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+    },
+    /// A peer sent more than the share of a shared receive queue that its queue pair may have; the stream was ended for it.
+    SharedReceivesExceeded {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+        /// The queue pair.
+        queue_pair: u32,
+    },
+    /// The engine or its device is gone for good.
+    DeviceFatal {
+        /// Why.
+        cause: String,
+    },
+    /// Another host has an address of ours. An IPv6 address that was being checked is not used then; any other is kept.
+    AddressConflict {
+        /// The address.
+        address: std::net::IpAddr,
+    },
+    /// The device's link changed.
+    Link {
+        /// Whether it is up now.
+        up: bool,
+    },
+}
+
+/// Why a command could not be carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The port has a listener.
+    #[error("TCP port {0} has a listener already: stop it or choose another port")]
+    PortInUse(u16),
+    /// Port 0 or another value that cannot be.
+    #[error("a listener needs a TCP port from 1 to 65535")]
+    BadPort,
+    /// A configured limit is reached.
+    #[error("the configured limit of {0} is reached: raise limits")]
+    Limit(&'static str),
+    /// A file could not be written.
+    #[error("cannot write {path}: {cause}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// The engine is shutting down.
+    #[error("the context is closing")]
+    ShuttingDown,
+}

@@ -1,0 +1,209 @@
+//! Settings of one engine. Plain values: files and flags are the concern of the crate above.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use crate::link::steering::Steering;
+
+/// Everything an engine is told when it is made.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Index of the engine in its context.
+    pub index: u16,
+    /// Own addresses, at least one, of either version. A link-local address is added to IPv6 ones.
+    pub addresses: Vec<InterfaceAddress>,
+    /// Next hop for IPv4 addresses outside of all prefixes.
+    pub gateway: Option<Ipv4Addr>,
+    /// Next hop for IPv6 addresses outside of all prefixes.
+    pub gateway6: Option<Ipv6Addr>,
+    /// Neighbours whose hardware address is known beforehand; never asked for, never forgotten.
+    pub neighbours: Vec<(IpAddr, [u8; 6])>,
+    /// Solicitations that ask whether another host has an IPv6 address, a second each, before it is used
+    /// (DupAddrDetectTransmits of RFC 4862 §5.1). 0 uses it at once.
+    pub duplicate_address_detection: u8,
+    /// Tag control information (number and priority) of the VLAN that all frames belong to; others are dropped. Without, frames
+    /// have no tag.
+    pub vlan: Option<u16>,
+    /// Settings of every TCP connection. `mss` is lowered to what the port's MTU can carry.
+    pub tcp: uwarp_tcp::Config,
+    /// Settings of the MPA layer and above.
+    pub iwarp: IwarpConfig,
+    /// Caps on objects.
+    pub limits: Limits,
+    /// Budgets in buffers.
+    pub budgets: Budgets,
+    /// How the device spreads packets over its queues, where it tells: active opens choose a port whose packets come to our queue.
+    pub steering: Option<Steering>,
+    /// First and last TCP port for active opens.
+    pub ephemeral_ports: (u16, u16),
+    /// Seed of every random choice except sequence numbers.
+    pub seed: u64,
+    /// Secret of the initial sequence numbers (RFC 6528) and of the flow table's hash.
+    pub secret: [u64; 2],
+    /// Secret of the SYN cookies, one for all engines of a context: the answer to a cookie may come to another one. So has to be
+    /// `tcp.timestamp_offset`.
+    pub cookie_secret: [u64; 2],
+    /// Leave out what makes the stack right, for tests that show that it is needed.
+    pub sabotage: Sabotage,
+}
+
+/// An own address and the prefix of its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of the network prefix in bits, 0 to 32 or to 128.
+    pub prefix_length: u8,
+}
+
+/// Settings of the iWARP layers.
+#[derive(Debug, Clone)]
+pub struct IwarpConfig {
+    /// Most inbound Read Requests that a queue pair takes at once.
+    pub max_ird: u16,
+    /// Most reads that a queue pair may have outstanding.
+    pub max_ord: u16,
+    /// Ask for CRCs as Responder. They are off only if both sides do without.
+    pub crc: bool,
+    /// Limit on a passive start-up: from SYN to the MPA Request, and again, if it is peer-to-peer, from accept to the
+    /// ready-to-receive indication. If it is not, a Responder may wait for its peer's first FPDU without limit, until it
+    /// disconnects with work posted, which has to wait for that: from then on it waits so long.
+    pub startup_timeout: Duration,
+    /// After a Terminate of ours was sent: how long input is read before the connection is reset.
+    pub terminate_drain: Duration,
+    /// Most octets of one ULPDU that is sent; the largest is what fits into one segment anyway.
+    pub max_ulpdu: u16,
+    /// Longest wait for the store of a durable region before a commit is answered with a status of its own. It begins anew
+    /// whenever the oldest commit of the stream gets on.
+    pub commit_timeout: Duration,
+    /// Octets that the commits of one stream may have at the stores at once, at least a page (4 KiB). The rest of a commit, and
+    /// commits behind it, wait; all of a share is synced.
+    pub commit_share: u64,
+    /// Answer the commit of a region that is not durable with a status of its own. The document wants success, which promises
+    /// nothing then (draft-talpey-rdma-commit §2.1).
+    pub strict_commit: bool,
+}
+
+impl Default for IwarpConfig {
+    fn default() -> Self {
+        IwarpConfig {
+            max_ird: 128,
+            max_ord: 128,
+            crc: true,
+            startup_timeout: Duration::from_secs(10),
+            terminate_drain: Duration::from_secs(2),
+            max_ulpdu: 64_768,
+            commit_timeout: Duration::from_secs(30),
+            commit_share: 1 << 20,
+            strict_commit: false,
+        }
+    }
+}
+
+/// Caps on objects. Reaching one refuses the newcomer.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections, those in TIME-WAIT not included.
+    pub connections: u32,
+    /// Passive connections whose handshake is not done. Beyond it SYNs are answered with cookies (RFC 4987 §3.6), and cost no
+    /// memory.
+    pub half_open: u32,
+    /// Connections in TIME-WAIT; beyond it those that have waited longest are forgotten.
+    pub time_wait: u32,
+    /// Queue pairs; also the bound of their numbers.
+    pub queue_pairs: u32,
+    /// Listeners.
+    pub listeners: u32,
+    /// Entries of the neighbour table.
+    pub neighbours: u32,
+    /// Octets of fragments that wait for others, each packet's administration included; 0 drops every fragment.
+    pub reassembly_octets: u32,
+    /// ICMP errors sent in a second (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)); a tenth of it at once.
+    pub icmp_errors: u32,
+}
+
+impl Limits {
+    /// Doorbells that an engine needs: one for each queue pair, and behind them one for each connection.
+    pub fn doorbells(&self) -> usize {
+        self.queue_pairs as usize + self.connections as usize
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 32_768,
+            half_open: 1_024,
+            time_wait: 16_384,
+            queue_pairs: 16_384,
+            listeners: 256,
+            neighbours: 1_024,
+            reassembly_octets: 1 << 20,
+            icmp_errors: 100,
+        }
+    }
+}
+
+/// Budgets in buffers, so that one connection, or all together, cannot exhaust a pool.
+#[derive(Debug, Clone)]
+pub struct Budgets {
+    /// Buffers of received frames that all connections together may hold out of order. `None`: half of the receive pool.
+    pub out_of_order: Option<u32>,
+    /// Transmit buffers that no record may take: left for ACK, RST, Terminate and retransmission. `None`: an eighth of
+    /// the transmit pool, at least 8.
+    pub transmit_reserve: Option<u32>,
+    /// Frames waiting for the device before no more are made.
+    pub transmit_backlog: u32,
+    /// Frames that one connection may send in one turn.
+    pub frames_per_connection: u32,
+    /// Octets of memory that FPDUs of all connections may take of which some pieces have come and others not. A stream that would
+    /// need more ends.
+    pub gather_octets: u64,
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        Budgets {
+            out_of_order: None,
+            transmit_reserve: None,
+            transmit_backlog: 128,
+            frames_per_connection: 32,
+            gather_octets: 64 << 20,
+        }
+    }
+}
+
+/// Defects on purpose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// Nothing is ever sent a second time.
+    pub no_retransmission: bool,
+    /// CRCs are not looked at.
+    pub no_crc_check: bool,
+}
+
+impl EngineConfig {
+    /// Settings with defaults for everything but the address.
+    pub fn new(index: u16, address: impl Into<IpAddr>, prefix_length: u8) -> EngineConfig {
+        EngineConfig {
+            index,
+            addresses: vec![InterfaceAddress { address: address.into(), prefix_length }],
+            gateway: None,
+            gateway6: None,
+            neighbours: Vec::new(),
+            duplicate_address_detection: 1,
+            vlan: None,
+            // The port's MTU decides.
+            tcp: uwarp_tcp::Config { mss: u16::MAX, ..uwarp_tcp::Config::default() },
+            iwarp: IwarpConfig::default(),
+            limits: Limits::default(),
+            budgets: Budgets::default(),
+            steering: None,
+            ephemeral_ports: (49_152, 65_535),
+            seed: 0,
+            secret: [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d],
+            cookie_secret: [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9],
+            sabotage: Sabotage::default(),
+        }
+    }
+}

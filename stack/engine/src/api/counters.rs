@@ -1,0 +1,48 @@
+//! What an engine counts.
+
+use crate::api::stats::DROP_REASONS;
+
+/// Counters since the engine was made.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counters {
+    pub(crate) turns: u64,
+    pub(crate) busy_turns: u64,
+    pub(crate) frames_received: u64,
+    pub(crate) octets_received: u64,
+    pub(crate) frames_sent: u64,
+    pub(crate) octets_sent: u64,
+    pub(crate) fpdus_received: u64,
+    pub(crate) fpdus_gathered: u64,
+    pub(crate) fpdus_sent: u64,
+    pub(crate) crc_errors: u64,
+    pub(crate) retransmissions: u64,
+    pub(crate) retransmission_copies: u64,
+    /// Of connections that are gone; those that live have their own.
+    pub(crate) sack_segments_walked: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) pure_acknowledgments: u64,
+    pub(crate) frames_to_be_cut: u64,
+    pub(crate) resets_sent: u64,
+    pub(crate) icmp_errors_sent: u64,
+    pub(crate) icmp_errors_suppressed: u64,
+    pub(crate) handed_off: u64,
+    pub(crate) taken_over: u64,
+    pub(crate) path_mtu_changes: u64,
+    pub(crate) path_mtu_doubts: u64,
+    pub(crate) reassembled: u64,
+    pub(crate) echoes: u64,
+    pub(crate) address_conflicts: u64,
+    pub(crate) cookies_sent: u64,
+    pub(crate) cookies_accepted: u64,
+    pub(crate) cookies_wrong: u64,
+    pub(crate) cookies_not_compared: u64,
+    pub(crate) terminates_sent: u64,
+    pub(crate) terminates_received: u64,
+    pub(crate) connections_opened: u64,
+    pub(crate) connections_closed: u64,
+    pub(crate) completion_overflows: u64,
+    pub(crate) connections_scanned: u64,
+    pub(crate) neighbour_lookups: u64,
+    pub(crate) octets_gathered: u64,
+    pub(crate) drops: [u64; DROP_REASONS],
+}

@@ -1,0 +1,113 @@
+//! The mailbox.
+
+use crate::api::command::{Command, ControlError, ListenerId};
+use crate::connection::listener::{Listener, Requests};
+use crate::core::Core;
+use crate::link::port::Port;
+use crate::rdma::queue_pair::QueuePair;
+
+/// Most commands carried out in one turn.
+const COMMANDS_PER_TURN: usize = 64;
+
+impl<P: Port> Core<P> {
+    /// Carries out what lies in the mailbox. True if there was anything.
+    #[inline]
+    pub(crate) fn run_commands(&mut self) -> bool {
+        if self.control.commands.is_empty() {
+            return false;
+        }
+        for _ in 0..COMMANDS_PER_TURN {
+            let Ok(command) = self.control.commands.try_recv() else { break };
+            self.run_command(command);
+        }
+        true
+    }
+
+    #[cold]
+    fn run_command(&mut self, command: Command) {
+        match command {
+            Command::AddCompletionQueue { queue, lane, notifier } => self.rdma.lanes.add(queue, lane, notifier),
+            Command::RemoveCompletionQueue { queue } => self.rdma.lanes.remove(queue),
+            Command::CreateQueuePair(setup) => {
+                let number = setup.number as usize;
+                if let Some(place) = self.rdma.queue_pairs.get_mut(number)
+                    && place.is_none()
+                {
+                    let queue_pair = QueuePair::new(*setup);
+                    queue_pair.receive.forget_share(queue_pair.number);
+                    *place = Some(Box::new(queue_pair));
+                }
+            }
+            Command::DestroyQueuePair { queue_pair, done } => {
+                self.destroy_queue_pair(queue_pair);
+                if let Some(done) = done {
+                    let _ = done.send(());
+                }
+            }
+            Command::Connect(parameters) => self.connect(*parameters),
+            Command::Accept(parameters) => self.accept(*parameters),
+            Command::Reject { request, private_data } => self.reject(request, &private_data),
+            Command::Disconnect { queue_pair } => self.disconnect(queue_pair),
+            Command::Abort { queue_pair } => self.abort_queue_pair(queue_pair),
+            Command::Listen { listener, port, backlog, requests, reply } => {
+                let _ = reply.send(self.listen(listener, port, backlog, Requests::Rdma(requests)));
+            }
+            Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
+                let requests = Requests::Streams { incoming, options, waiting };
+                let _ = reply.send(self.listen(listener, port, backlog, requests));
+            }
+            Command::ConnectStream(parameters) => self.connect_stream(*parameters),
+            Command::ConvertStream(parameters) => self.convert_stream(*parameters),
+            Command::SetNagle { stream, nagle } => self.set_stream_nagle(&stream, nagle),
+            Command::SendUrgent { handle, octets, reply } => {
+                self.send_stream_urgent(handle, octets);
+                let _ = reply.send(());
+            }
+            Command::StreamInfo { handle, reply } => {
+                let _ = reply.send(self.stream_info(handle));
+            }
+            Command::StopListening { listener } => self.stop_listening(listener),
+            Command::Stats { reply } => {
+                let _ = reply.send(Box::new(self.snapshot()));
+            }
+            Command::TcpInfo { queue_pair, reply } => {
+                let _ = reply.send(self.tcp_info(queue_pair));
+            }
+            Command::SetFaults { faults } => self.link.port.set_faults(faults),
+            Command::StartCapture { path, reply } => {
+                let _ = reply.send(self.link.port.start_capture(&path));
+            }
+            Command::StopCapture => self.link.port.stop_capture(),
+            Command::Shutdown { linger, done } => {
+                if self.control.shutdown.is_none() {
+                    self.begin_shutdown(linger, done);
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self, id: ListenerId, port: u16, backlog: u32, requests: Requests) -> Result<(), ControlError> {
+        self.check_listen(port)?;
+        self.connections
+            .opening
+            .listeners
+            .insert(port, Listener { id, backlog: backlog.max(1), pending: 0, half_open: 0, requests });
+        Ok(())
+    }
+
+    fn check_listen(&self, port: u16) -> Result<(), ControlError> {
+        if port == 0 {
+            return Err(ControlError::BadPort);
+        }
+        if self.control.shutdown.is_some() {
+            return Err(ControlError::ShuttingDown);
+        }
+        if self.connections.opening.listeners.contains_key(&port) {
+            return Err(ControlError::PortInUse(port));
+        }
+        if self.connections.opening.listeners.len() >= self.config.limits.listeners as usize {
+            return Err(ControlError::Limit("listeners"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! Between the engine and the rest of the program: the mailbox, the formats of work and completions, settings, statistics.
+
+use std::sync::Arc;
+
+use crossbeam::channel::Receiver;
+use uwarp_ring::Doorbells;
+
+use crate::api::command::{AsyncEvent, Command, EventSink};
+use crate::connection::shutdown::Shutdown;
+
+pub mod command;
+pub mod config;
+pub(crate) mod counters;
+mod mailbox;
+pub(crate) mod snapshot;
+pub mod stats;
+pub mod work;
+
+/// What comes from applications, and where they learn of what happens.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) events: EventSink<AsyncEvent>,
+    pub(crate) doorbells: Arc<Doorbells>,
+    /// Queue pairs and plain streams that have been rung for and were not looked at yet.
+    pub(crate) rung: Vec<u32>,
+    pub(crate) shutdown: Option<Shutdown>,
+}
+
+impl Control {
+    /// See [`crate::Engine::ring_here`].
+    #[inline]
+    pub(crate) fn ring_here(&mut self, number: u32) -> bool {
+        if self.rung.last() == Some(&number) {
+            return true;
+        }
+        let room = self.rung.len() < self.rung.capacity();
+        if room {
+            self.rung.push(number);
+        }
+        room
+    }
+}

@@ -1,0 +1,634 @@
+//! Work queue elements and completions as they lie in the rings between an application thread and an engine.
+//!
+//! A ring holds slots of one cache line. An element takes one slot, and extension slots directly behind it when it
+//! has more scatter/gather entries or inline octets than fit:
+//!
+//! | slot | send element | receive element |
+//! |---|---|---|
+//! | first | head (4 words), 2 entries or 32 inline octets | head (2 words), 3 entries |
+//! | each further | 4 entries or 64 inline octets | 4 entries |
+//!
+//! The ring is itself the list of outstanding work: the engine reads elements where they lie and releases their slots
+//! only when they complete, in posting order. So the depth of a queue, counted in slots, bounds its outstanding work.
+//!
+//! Everything here is plain data: a malformed element (which only a defect of the poster can produce) decodes to an
+//! error value and fails as [`Status::LocalOperation`].
+
+use uwarp_memory::Access;
+#[cfg(doc)]
+use uwarp_memory::CommitStatus;
+use uwarp_ring::Slot;
+
+pub use crate::rdma::lanes::{ANY_COMPLETION, URGENT_COMPLETION};
+
+/// Most slots one element may take.
+pub const MAX_ELEMENT_SLOTS: usize = 16;
+/// Most scatter/gather entries of a send element.
+pub const MAX_SEND_ENTRIES: usize = 2 + 4 * (MAX_ELEMENT_SLOTS - 1);
+/// Most scatter/gather entries of a receive element.
+pub const MAX_RECEIVE_ENTRIES: usize = 3 + 4 * (MAX_ELEMENT_SLOTS - 1);
+/// Most inline octets of a send element.
+pub const MAX_INLINE: usize = 32 + 64 * (MAX_ELEMENT_SLOTS - 1);
+
+/// Entries in the first slot of a send element.
+const SEND_FIRST: usize = 2;
+/// Entries in the first slot of a receive element.
+const RECEIVE_FIRST: usize = 3;
+/// Entries in each extension slot.
+const EXTENSION: usize = 4;
+
+/// One piece of registered memory: a scatter/gather entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sge {
+    /// STag of the region.
+    pub stag: u32,
+    /// Length in octets.
+    pub length: u32,
+    /// Tagged offset of the first octet.
+    pub offset: u64,
+}
+
+/// What a send element asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SendOpcode {
+    /// Send (RFC 5040 §4.3), and with a flag Send with Solicited Event.
+    Send = 0,
+    /// Send with Invalidate, and with a flag Send with Solicited Event and Invalidate.
+    SendInvalidate = 1,
+    /// RDMA Write (RFC 5040 §4.2).
+    Write = 2,
+    /// Immediate Data (RFC 7306 §6), and with a flag Immediate Data with Solicited Event. The data is the element's
+    /// remote offset.
+    Immediate = 3,
+    /// An RDMA Write and Immediate Data behind it, as one piece of work. See [`SendElement::immediate_entry`].
+    WriteImmediate = 4,
+    /// Binds a window, or registers an STag that was allocated for it: to the element's entries, which lie behind each other
+    /// from the remote offset on. Nothing is sent. See [`SendElement::rights_entry`].
+    Bind = 5,
+    /// Makes an STag of ours invalid. Nothing is sent.
+    LocalInvalidate = 6,
+    /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
+    Read = 7,
+    /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
+    FetchAdd = 8,
+    /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
+    CompareSwap = 9,
+    /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
+    /// Response.
+    Commit = 10,
+    /// An RDMA Write and a Commit of what it wrote behind it, as one piece of work, completed by the Commit Response.
+    WriteCommit = 11,
+}
+
+impl SendOpcode {
+    /// Whether it is a Send or Write, which are the common ones.
+    #[inline]
+    pub const fn is_send_or_write(self) -> bool {
+        self as u8 <= SendOpcode::Write as u8
+    }
+
+    /// Whether it completes with a response of the peer.
+    #[inline]
+    pub const fn awaits_response(self) -> bool {
+        self as u8 >= SendOpcode::Read as u8
+    }
+
+    /// Whether it is done here and nothing is sent.
+    #[inline]
+    pub const fn is_local(self) -> bool {
+        matches!(self, SendOpcode::Bind | SendOpcode::LocalInvalidate)
+    }
+
+    fn from_octet(octet: u8) -> Option<SendOpcode> {
+        Some(match octet {
+            0 => SendOpcode::Send,
+            1 => SendOpcode::SendInvalidate,
+            2 => SendOpcode::Write,
+            3 => SendOpcode::Immediate,
+            4 => SendOpcode::WriteImmediate,
+            5 => SendOpcode::Bind,
+            6 => SendOpcode::LocalInvalidate,
+            7 => SendOpcode::Read,
+            8 => SendOpcode::FetchAdd,
+            9 => SendOpcode::CompareSwap,
+            10 => SendOpcode::Commit,
+            11 => SendOpcode::WriteCommit,
+            _ => return None,
+        })
+    }
+}
+
+/// Flags of a send element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SendFlags(u8);
+
+impl SendFlags {
+    /// A completion is wanted on success too. Failed work is always signalled.
+    pub const SIGNALLED: SendFlags = SendFlags(1);
+    /// The payload lies in the element itself.
+    pub const INLINE: SendFlags = SendFlags(2);
+    /// Read fence: wait until all earlier reads of the queue pair have completed.
+    pub const FENCE: SendFlags = SendFlags(4);
+    /// Ask for a solicited event at the peer (sends only).
+    pub const SOLICITED: SendFlags = SendFlags(8);
+    /// Complete when the peer's TCP has acknowledged the last octet, not when the last segment is built.
+    pub const COMPLETE_ON_ACK: SendFlags = SendFlags(16);
+
+    /// No flag.
+    pub const fn empty() -> SendFlags {
+        SendFlags(0)
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn union(self, other: SendFlags) -> SendFlags {
+        SendFlags(self.0 | other.0)
+    }
+
+    /// Whether every flag of `other` is set.
+    pub const fn contains(self, other: SendFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The head of a send element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendElement {
+    /// The poster's identifier, handed back in the completion.
+    pub id: u64,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Remote STag of a Write or Read; STag to invalidate at the peer of a [`SendOpcode::SendInvalidate`]; STag of ours that a
+    /// local operation is about.
+    pub stag: u32,
+    /// Remote tagged offset of a Write or Read; tagged offset of a window's first octet.
+    pub remote_offset: u64,
+    /// Octets of the message: the sum of the entries' lengths, or of the inline data.
+    pub length: u32,
+    /// Number of entries (0 with inline data).
+    pub entries: u8,
+}
+
+/// Operands of an atomic operation, as the inline data of its element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AtomicOperands {
+    /// What is added or swapped in.
+    pub add_swap: u64,
+    /// Add mask or swap mask.
+    pub add_swap_mask: u64,
+    /// What is compared with.
+    pub compare: u64,
+    /// The bits that are compared.
+    pub compare_mask: u64,
+}
+
+impl AtomicOperands {
+    /// Octets of inline data.
+    pub const LEN: usize = 32;
+
+    /// The inline data.
+    pub fn to_octets(self) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        for (place, word) in
+            octets.chunks_exact_mut(8).zip([self.add_swap, self.add_swap_mask, self.compare, self.compare_mask])
+        {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        octets
+    }
+
+    /// Reads inline data.
+    pub fn from_octets(octets: &[u8; Self::LEN]) -> AtomicOperands {
+        let (words, _) = octets.as_chunks::<8>();
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        AtomicOperands { add_swap: word(0), add_swap_mask: word(1), compare: word(2), compare_mask: word(3) }
+    }
+}
+
+/// An element that no poster of this crate writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed work queue element")]
+pub struct MalformedElement;
+
+impl SendElement {
+    /// How a [`SendOpcode::WriteImmediate`] carries its data: as one more entry, of no memory, behind those of the Write; or,
+    /// with inline data, as their last eight octets, in little-endian order.
+    pub const fn immediate_entry(data: u64) -> Sge {
+        Sge { stag: 0, length: 0, offset: data }
+    }
+
+    /// How a [`SendOpcode::Bind`] carries the rights that it gives: as one more entry, of no memory, behind the pieces.
+    pub const fn rights_entry(access: Access) -> Sge {
+        Sge { stag: 0, length: 0, offset: access.bits() as u64 }
+    }
+
+    /// Octets of the message in memory: of a [`SendOpcode::WriteImmediate`], those of the Write.
+    #[inline]
+    pub const fn payload_len(&self) -> u32 {
+        match self.opcode {
+            SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
+            SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
+            SendOpcode::WriteImmediate | SendOpcode::WriteCommit => self.length,
+            SendOpcode::Immediate | SendOpcode::Bind | SendOpcode::LocalInvalidate | SendOpcode::Commit => 0,
+            SendOpcode::FetchAdd | SendOpcode::CompareSwap => 8,
+        }
+    }
+
+    /// Slots of an element with `entries` scatter/gather entries.
+    pub const fn slots_for_entries(entries: usize) -> usize {
+        1 + entries.saturating_sub(SEND_FIRST).div_ceil(EXTENSION)
+    }
+
+    /// Slots of an element with `length` inline octets.
+    pub const fn slots_for_inline(length: usize) -> usize {
+        1 + length.saturating_sub(32).div_ceil(64)
+    }
+
+    /// Slots that this element takes.
+    #[inline]
+    pub const fn slots(&self) -> usize {
+        if self.flags.contains(SendFlags::INLINE) {
+            Self::slots_for_inline(self.length as usize)
+        } else {
+            Self::slots_for_entries(self.entries as usize)
+        }
+    }
+
+    /// Slot `index` (0 is the first) of this element with the given entries, or inline data if the flag is set.
+    /// `entries` must have the length that the head says; what is missing is written as zero.
+    #[inline]
+    pub fn encode(&self, entries: &[Sge], inline: &[u8], index: usize) -> Slot {
+        let mut words = [0u64; 8];
+        if index == 0 {
+            words[0] = u64::from(self.opcode as u8)
+                | u64::from(self.flags.0) << 8
+                | u64::from(self.entries) << 16
+                | u64::from(self.length) << 32;
+            words[1] = self.id;
+            words[2] = u64::from(self.stag);
+            words[3] = self.remote_offset;
+        }
+        if self.flags.contains(SendFlags::INLINE) {
+            let (from, target) =
+                if index == 0 { (0, &mut words[4..]) } else { (32 + 64 * (index - 1), &mut words[..]) };
+            let rest = inline.get(from..).unwrap_or(&[]);
+            for (word, octets) in target.iter_mut().zip(rest.chunks(8)) {
+                let mut eight = [0u8; 8];
+                eight[..octets.len()].copy_from_slice(octets);
+                *word = u64::from_le_bytes(eight);
+            }
+        } else {
+            let (from, target) = entry_window(index, SEND_FIRST, &mut words);
+            put_entries(entries.get(from..).unwrap_or(&[]), target);
+        }
+        Slot(words)
+    }
+
+    /// Reads the head out of an element's first slot.
+    #[inline]
+    pub fn decode(slot: &Slot) -> Result<SendElement, MalformedElement> {
+        let words = &slot.0;
+        let element = SendElement {
+            opcode: SendOpcode::from_octet(words[0] as u8).ok_or(MalformedElement)?,
+            flags: SendFlags((words[0] >> 8) as u8),
+            entries: (words[0] >> 16) as u8,
+            length: (words[0] >> 32) as u32,
+            id: words[1],
+            stag: words[2] as u32,
+            remote_offset: words[3],
+        };
+        let too_long = if element.flags.contains(SendFlags::INLINE) {
+            element.length as usize > MAX_INLINE
+        } else {
+            element.entries as usize > MAX_SEND_ENTRIES
+        };
+        if too_long {
+            return Err(MalformedElement);
+        }
+        Ok(element)
+    }
+
+    /// Where entry `entry` lies: (slot, place within the slot for [`entry_at`]).
+    #[inline]
+    pub const fn entry_place(entry: usize) -> (usize, usize) {
+        if entry < SEND_FIRST {
+            (0, 4 + 2 * entry)
+        } else {
+            let behind = entry - SEND_FIRST;
+            (1 + behind / EXTENSION, 2 * (behind % EXTENSION))
+        }
+    }
+
+    /// Copies the inline octets that slot `index` holds to their place in `out`, which has the element's length.
+    #[inline]
+    pub fn copy_inline(slot: &Slot, index: usize, out: &mut [u8]) {
+        let (from, words) = if index == 0 { (0, &slot.0[4..]) } else { (32 + 64 * (index - 1), &slot.0[..]) };
+        if let Some(rest) = out.get_mut(from..) {
+            for (octets, word) in rest.chunks_mut(8).zip(words) {
+                octets.copy_from_slice(&word.to_le_bytes()[..octets.len()]);
+            }
+        }
+    }
+}
+
+/// The head of a receive element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveElement {
+    /// The poster's identifier, handed back in the completion.
+    pub id: u64,
+    /// Octets that the entries can take together.
+    pub length: u32,
+    /// Number of entries.
+    pub entries: u8,
+}
+
+impl ReceiveElement {
+    /// Slots of an element with `entries` scatter/gather entries.
+    pub const fn slots_for_entries(entries: usize) -> usize {
+        1 + entries.saturating_sub(RECEIVE_FIRST).div_ceil(EXTENSION)
+    }
+
+    /// Slots that this element takes.
+    #[inline]
+    pub const fn slots(&self) -> usize {
+        Self::slots_for_entries(self.entries as usize)
+    }
+
+    /// Slot `index` (0 is the first) of this element with the given entries.
+    pub fn encode(&self, entries: &[Sge], index: usize) -> Slot {
+        let mut words = [0u64; 8];
+        if index == 0 {
+            words[0] = u64::from(self.entries) << 16 | u64::from(self.length) << 32;
+            words[1] = self.id;
+        }
+        let (from, target) = entry_window(index, RECEIVE_FIRST, &mut words);
+        put_entries(entries.get(from..).unwrap_or(&[]), target);
+        Slot(words)
+    }
+
+    /// Reads the head out of an element's first slot.
+    #[inline]
+    pub fn decode(slot: &Slot) -> Result<ReceiveElement, MalformedElement> {
+        let words = &slot.0;
+        let element = ReceiveElement { entries: (words[0] >> 16) as u8, length: (words[0] >> 32) as u32, id: words[1] };
+        if element.entries as usize > MAX_RECEIVE_ENTRIES {
+            return Err(MalformedElement);
+        }
+        Ok(element)
+    }
+
+    /// Where entry `entry` lies: (slot, place within the slot for [`entry_at`]).
+    #[inline]
+    pub const fn entry_place(entry: usize) -> (usize, usize) {
+        if entry < RECEIVE_FIRST {
+            (0, 2 + 2 * entry)
+        } else {
+            let behind = entry - RECEIVE_FIRST;
+            (1 + behind / EXTENSION, 2 * (behind % EXTENSION))
+        }
+    }
+}
+
+/// The entry at a place given by `entry_place` of its element.
+#[inline]
+pub fn entry_at(slot: &Slot, place: usize) -> Sge {
+    let head = slot.0.get(place).copied().unwrap_or(0);
+    let offset = slot.0.get(place + 1).copied().unwrap_or(0);
+    Sge { stag: head as u32, length: (head >> 32) as u32, offset }
+}
+
+fn entry_window(index: usize, first: usize, words: &mut [u64; 8]) -> (usize, &mut [u64]) {
+    if index == 0 { (0, &mut words[8 - 2 * first..]) } else { (first + EXTENSION * (index - 1), &mut words[..]) }
+}
+
+fn put_entries(entries: &[Sge], words: &mut [u64]) {
+    for (pair, entry) in words.chunks_exact_mut(2).zip(entries) {
+        pair[0] = u64::from(entry.stag) | u64::from(entry.length) << 32;
+        pair[1] = entry.offset;
+    }
+}
+
+/// What kind of work completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CompletionOpcode {
+    /// A Send of any kind.
+    Send = 0,
+    /// An RDMA Write, with or without Immediate Data behind it.
+    Write = 1,
+    /// An RDMA Read.
+    Read = 2,
+    /// A receive queue element, taken by an incoming Send or Immediate Data.
+    Receive = 3,
+    /// Immediate Data.
+    Immediate = 4,
+    /// A FetchAdd.
+    FetchAdd = 5,
+    /// A CmpSwap.
+    CompareSwap = 6,
+    /// A window was bound, or an STag registered.
+    Bind = 7,
+    /// An STag of ours was made invalid.
+    LocalInvalidate = 8,
+    /// A Commit, with or without the Write before it.
+    Commit = 9,
+}
+
+/// How work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Status {
+    /// As asked.
+    Success = 0,
+    /// The incoming message was longer than the receive buffer.
+    LocalLength = 1,
+    /// A local entry names memory that is not registered, is out of bounds or lacks a right; a window cannot be bound, or an
+    /// STag not be invalidated, as asked.
+    LocalProtection = 2,
+    /// The element itself is wrong (malformed, or an opcode that the queue pair does not do).
+    LocalOperation = 3,
+    /// The peer refused access to its memory: its Terminate named a protection fault.
+    RemoteAccess = 4,
+    /// The peer could not carry out the request: its Terminate named an operation fault.
+    RemoteOperation = 5,
+    /// What the peer sent could not be accepted: bad CRC, header, message number.
+    PeerProtocol = 6,
+    /// Not done: the queue pair left the ready state before this work was finished. The memory of a receive, or of a Read, may
+    /// hold part of what was to come: take its contents for indeterminate (RFC 5040 §3.1).
+    Flushed = 7,
+    /// The connection was lost: reset, or no answer within the user time-out.
+    ConnectionLost = 8,
+    /// The completion queue overflowed.
+    CompletionQueueOverflow = 9,
+    /// The device or its engine failed.
+    Fatal = 10,
+    /// A Commit came back with a status that is no success ([`Completion::commit_status`]); or, for a receive, what the peer
+    /// wrote before could not be made durable. The connection goes on, and a message received is there all the same.
+    CommitFailed = 11,
+}
+
+impl Status {
+    /// Whether the work was done as asked.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Status::Success)
+    }
+}
+
+/// Flags of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompletionFlags(pub u8);
+
+impl CompletionFlags {
+    /// The peer asked for a solicited event.
+    pub const SOLICITED: CompletionFlags = CompletionFlags(1);
+    /// [`Completion::invalidated`] names an STag that the peer's Send invalidated.
+    pub const INVALIDATED: CompletionFlags = CompletionFlags(2);
+    /// [`Completion::immediate`] holds immediate data.
+    pub const IMMEDIATE: CompletionFlags = CompletionFlags(4);
+
+    /// Whether every flag of `other` is set.
+    pub const fn contains(self, other: CompletionFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn union(self, other: CompletionFlags) -> CompletionFlags {
+        CompletionFlags(self.0 | other.0)
+    }
+}
+
+/// One entry of a completion queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The poster's identifier.
+    pub id: u64,
+    /// Number of the queue pair.
+    pub queue_pair: u32,
+    /// Octets in memory: of the received message for a receive (0 for Immediate Data), of the message for other work.
+    pub length: u32,
+    /// STag that the peer invalidated, with [`CompletionFlags::INVALIDATED`].
+    pub invalidated: u32,
+    /// What kind of work.
+    pub opcode: CompletionOpcode,
+    /// How it ended.
+    pub status: Status,
+    /// More about it.
+    pub flags: CompletionFlags,
+    /// Immediate data, with [`CompletionFlags::IMMEDIATE`]; of an atomic operation that succeeded, what stood in the peer's
+    /// memory before; of a Commit, its status at the peer.
+    pub immediate: u64,
+}
+
+const _: () = assert!(size_of::<Completion>() == 32);
+
+impl Default for Completion {
+    /// An empty place, for arrays that completions are polled into.
+    fn default() -> Completion {
+        Completion {
+            id: 0,
+            queue_pair: 0,
+            length: 0,
+            invalidated: 0,
+            opcode: CompletionOpcode::Send,
+            status: Status::Success,
+            flags: CompletionFlags(0),
+            immediate: 0,
+        }
+    }
+}
+
+impl Completion {
+    /// The eight octets of the peer's Immediate Data, as a big-endian number.
+    pub fn immediate_data(&self) -> Option<u64> {
+        self.flags.contains(CompletionFlags::IMMEDIATE).then_some(self.immediate)
+    }
+
+    /// What stood in the peer's memory before an atomic operation.
+    pub fn original_value(&self) -> Option<u64> {
+        let atomic = matches!(self.opcode, CompletionOpcode::FetchAdd | CompletionOpcode::CompareSwap);
+        (atomic && self.status.is_success()).then_some(self.immediate)
+    }
+
+    /// How a Commit ended at the peer: 0 is success, any other value fails it. [`CommitStatus::from_code`] knows what this
+    /// product means by it; the document gives no meaning.
+    pub fn commit_status(&self) -> Option<u32> {
+        let answered = matches!(self.status, Status::Success | Status::CommitFailed);
+        (self.opcode == CompletionOpcode::Commit && answered).then_some(self.immediate as u32)
+    }
+
+    /// The STag that the peer's Send with Invalidate revoked.
+    pub fn invalidated_stag(&self) -> Option<u32> {
+        self.flags.contains(CompletionFlags::INVALIDATED).then_some(self.invalidated)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sge() -> impl Strategy<Value = Sge> {
+        (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(stag, length, offset)| Sge { stag, length, offset })
+    }
+
+    proptest! {
+        #[test]
+        fn send_elements_come_back_with_every_entry(
+            entries in proptest::collection::vec(sge(), 0..=MAX_SEND_ENTRIES),
+            id in any::<u64>(), stag in any::<u32>(), remote_offset in any::<u64>(), length in any::<u32>(),
+        ) {
+            let element = SendElement {
+                id, opcode: SendOpcode::Write, flags: SendFlags::SIGNALLED.union(SendFlags::FENCE), stag,
+                remote_offset, length, entries: entries.len() as u8,
+            };
+            let slots: Vec<Slot> = (0..element.slots()).map(|index| element.encode(&entries, &[], index)).collect();
+            prop_assert!(slots.len() <= MAX_ELEMENT_SLOTS);
+            prop_assert_eq!(SendElement::decode(&slots[0]), Ok(element));
+            for (index, entry) in entries.iter().enumerate() {
+                let (slot, place) = SendElement::entry_place(index);
+                prop_assert_eq!(entry_at(&slots[slot], place), *entry);
+            }
+        }
+
+        #[test]
+        fn inline_octets_come_back(data in proptest::collection::vec(any::<u8>(), 0..=MAX_INLINE)) {
+            let element = SendElement {
+                id: 7, opcode: SendOpcode::Send, flags: SendFlags::INLINE, stag: 0, remote_offset: 0,
+                length: data.len() as u32, entries: 0,
+            };
+            let slots: Vec<Slot> = (0..element.slots()).map(|index| element.encode(&[], &data, index)).collect();
+            prop_assert!(slots.len() <= MAX_ELEMENT_SLOTS);
+            prop_assert_eq!(SendElement::decode(&slots[0]), Ok(element));
+            let mut out = vec![0; data.len()];
+            for (index, slot) in slots.iter().enumerate() {
+                SendElement::copy_inline(slot, index, &mut out);
+            }
+            prop_assert_eq!(out, data);
+        }
+
+        #[test]
+        fn receive_elements_come_back_with_every_entry(
+            entries in proptest::collection::vec(sge(), 0..=MAX_RECEIVE_ENTRIES), id in any::<u64>(), length in any::<u32>(),
+        ) {
+            let element = ReceiveElement { id, length, entries: entries.len() as u8 };
+            let slots: Vec<Slot> = (0..element.slots()).map(|index| element.encode(&entries, index)).collect();
+            prop_assert!(slots.len() <= MAX_ELEMENT_SLOTS);
+            prop_assert_eq!(ReceiveElement::decode(&slots[0]), Ok(element));
+            for (index, entry) in entries.iter().enumerate() {
+                let (slot, place) = ReceiveElement::entry_place(index);
+                prop_assert_eq!(entry_at(&slots[slot], place), *entry);
+            }
+        }
+
+        #[test]
+        fn any_slot_decodes_without_panic(words in any::<[u64; 8]>()) {
+            let _ = SendElement::decode(&Slot(words)).map(|element| element.slots());
+            let _ = ReceiveElement::decode(&Slot(words)).map(|element| element.slots());
+        }
+    }
+}

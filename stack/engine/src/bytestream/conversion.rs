@@ -1,0 +1,174 @@
+//! A plain stream becomes an RDMA stream, when both ends have agreed on that at a message boundary: MPA starts on the open
+//! connection (RFC 5044 §7.1), behind the last octet that was written, with the first octet that was not read.
+//!
+//! The application lends its part of the stream for that. It gets it back if the start-up ends in a rejection, and goes on
+//! behind the Reply.
+
+use crossbeam::channel::Sender;
+use uwarp_iwarp::startup::{Responder, ResponderOptions};
+
+use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
+use crate::bytestream::ends::StreamEnds;
+use crate::connection::slab::Handle;
+use crate::connection::{Connection, Origin, Phase, Responding};
+use crate::core::Core;
+use crate::link::port::Port;
+
+/// The application's part of a stream while MPA starts up.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) ends: StreamEnds,
+    pub(crate) returned: Sender<StreamEnds>,
+}
+
+impl<P: Port> Core<P> {
+    /// Turns a plain stream into an RDMA stream. What comes of it is told as for any other MPA start-up.
+    pub(crate) fn convert_stream(&mut self, parameters: ConversionParameters) {
+        let ConversionParameters { handle, mut ends, returned, role } = parameters;
+        let number = match &role {
+            ConversionRole::Initiator { queue_pair, .. } => Some(*queue_pair),
+            ConversionRole::Responder { .. } => None,
+        };
+        let begun = match self.connections.table.resolve(Handle::from_bits(handle)) {
+            Some(index) => self.connections.table.take(index).map(|connection| (index, connection)),
+            None => None,
+        };
+        let Some((index, mut connection)) = begun else {
+            let _ = returned.send(ends);
+            return number.map_or((), |number| self.connect_failed(number, ConnectFailure::Closed));
+        };
+        match self.begin_conversion(index, &mut connection, role) {
+            Ok(()) => {
+                let mut octets = vec![0; ends.readable()];
+                ends.read(&mut octets);
+                if let Some(stream) = &mut connection.stream {
+                    stream.forget_urgent();
+                    stream.lend(Lent { ends, returned });
+                }
+                self.on_early_octets(index, &mut connection, &octets);
+            }
+            Err(reason) => {
+                let _ = returned.send(ends);
+                if let Some(number) = number {
+                    self.connect_failed(number, reason);
+                }
+            }
+        }
+        let space = connection.owner_space();
+        connection.set_receive_space(space, self.connections.tcp_config.mss);
+        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        self.put_back(index, connection);
+    }
+
+    fn begin_conversion(
+        &mut self,
+        index: u32,
+        connection: &mut Connection,
+        role: ConversionRole,
+    ) -> Result<(), ConnectFailure> {
+        let plain = matches!(connection.phase, Phase::Stream);
+        if self.control.shutdown.is_some() {
+            return Err(ConnectFailure::ShuttingDown);
+        }
+        if !plain || !connection.stream.as_ref().is_some_and(|stream| stream.is_whole()) {
+            return Err(ConnectFailure::Closed);
+        }
+        let timeout = match role {
+            ConversionRole::Initiator { queue_pair, options } => {
+                self.check_idle(queue_pair)?;
+                let initiating = self.initiating(&options)?;
+                connection.startup_frame = Some(initiating.machine.request().to_vec());
+                connection.phase = Phase::Initiating(Box::new(initiating));
+                connection.queue_pair = Some(queue_pair);
+                self.bind(queue_pair, index);
+                options.timeout
+            }
+            ConversionRole::Responder { requests, timeout } => {
+                let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
+                let responding = Responding { machine: Responder::new(options), origin: Origin::Stream(requests) };
+                connection.phase = Phase::Responding(Box::new(responding));
+                timeout
+            }
+        };
+        connection.deadline = Some(self.now + timeout);
+        connection.quiet = false;
+        Ok(())
+    }
+
+    /// Octets that had been received and not read.
+    fn on_early_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
+        let mut rest = octets;
+        while !rest.is_empty() {
+            match connection.phase {
+                Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) if !connection.gone => {
+                    let used = self.on_startup_octets(index, connection, rest);
+                    rest = &rest[used.min(rest.len())..];
+                }
+                // Before our Request there is no Reply, and before our Reply no FPDU: nothing else can be.
+                _ => return,
+            }
+        }
+    }
+
+    /// After a rejection the stream is plain again, behind the Reply. False: it never was.
+    pub(crate) fn resume_stream(&mut self, connection: &mut Connection) -> bool {
+        if !connection.stream.as_ref().is_some_and(|stream| stream.is_lent()) {
+            return false;
+        }
+        connection.phase = Phase::Stream;
+        connection.deadline = None;
+        connection.quiet = false;
+        true
+    }
+
+    /// The application gets its part back, when all that comes before is with TCP. True: there is more to do, and it could
+    /// be done; the stream goes on when `is_lent` says no.
+    pub(crate) fn give_back(&mut self, index: u32, connection: &mut Connection) -> bool {
+        match self.push_text(index, connection) {
+            TextPushed::All => {}
+            TextPushed::Waits => return false,
+            TextPushed::More => return true,
+        }
+        if connection.startup_frame.is_some() && !self.push_startup_frame(connection) {
+            return true;
+        }
+        if let Some(lent) = connection.stream.as_mut().and_then(|stream| stream.take_lent()) {
+            let _ = lent.returned.send(lent.ends);
+        }
+        false
+    }
+
+    /// Hands TCP what was written before MPA took over.
+    pub(crate) fn push_text(&mut self, index: u32, connection: &mut Connection) -> TextPushed {
+        if connection.stream.as_mut().is_none_or(|stream| !stream.has_text()) {
+            return TextPushed::All;
+        }
+        let more = self.pull_stream(index, connection);
+        match connection.stream.as_mut().is_some_and(|stream| stream.has_text()) {
+            false => TextPushed::All,
+            true if more => TextPushed::More,
+            true => TextPushed::Waits,
+        }
+    }
+
+    /// MPA has begun for good: the plain stream is over.
+    pub(crate) fn leave_stream(&mut self, connection: &mut Connection) {
+        if connection.stream.take().is_some() {
+            connection.set_receive_space(u32::MAX, self.connections.tcp_config.mss);
+            connection.tcp.set_fin_wait_2(self.connections.tcp_config.fin_wait_2);
+            // Its application's choice was for its own octets: no record of an RDMA stream waits for another.
+            connection.tcp.set_nagle(false);
+        }
+    }
+}
+
+/// How far the text before an MPA frame got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TextPushed {
+    /// TCP has it all.
+    All,
+    /// TCP takes no more now.
+    Waits,
+    /// The budget of this turn is used up.
+    More,
+}

@@ -1,0 +1,543 @@
+//! A plain stream inside the engine: from segments to the application's ring and back.
+//!
+//! Octets are copied once each way. What the application wrote stays in its ring until TCP wants it: so small writes run
+//! together by themselves while the network is busy, and leave at once while it is not.
+
+use std::sync::Arc;
+
+use uwarp_memory::kernels;
+use uwarp_ring::{ByteConsumer, ByteProducer};
+use uwarp_tcp::State;
+
+use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
+use crate::api::stats::{DropReason, TcpInfo};
+use crate::bytestream::conversion::Lent;
+use crate::bytestream::ends::{IncomingStream, Interest, StreamFailure, StreamSetup, StreamShared, stream};
+use crate::connection::Record;
+use crate::connection::ending::CLOSING_LIMIT;
+use crate::connection::listener::Requests;
+use crate::connection::slab::Handle;
+use crate::connection::startup::endpoints;
+use crate::connection::{Connection, Left, Phase};
+use crate::core::Core;
+use crate::link::port::{Buffer, Port};
+
+/// A plain stream.
+#[derive(Debug)]
+pub(crate) struct Streaming {
+    /// Received octets go here.
+    receive: ByteProducer,
+    /// Octets to be sent come from here.
+    send: ByteConsumer,
+    shared: Arc<StreamShared>,
+    /// The application's part, while MPA starts up.
+    lent: Option<Box<Lent>>,
+    /// What the application is to be woken for at the end of the turn.
+    news: Interest,
+    /// The connection was opened.
+    pub(crate) opened: bool,
+    /// Nothing more is taken from the application: what lies in its ring is the last.
+    pub(crate) finishing: bool,
+    /// TCP was closed on our side.
+    closed: bool,
+    /// The peer has closed its side.
+    peer_closed: bool,
+    /// Octets came after the application had left.
+    unread: bool,
+    /// What the peer had acknowledged when the limit of a stream without an application was set.
+    taken: u64,
+}
+
+impl Streaming {
+    pub(crate) fn new(setup: StreamSetup) -> Streaming {
+        Streaming {
+            receive: setup.receive,
+            send: setup.send,
+            shared: setup.shared,
+            lent: None,
+            news: Interest::NONE,
+            opened: false,
+            finishing: false,
+            closed: false,
+            peer_closed: false,
+            unread: false,
+            taken: 0,
+        }
+    }
+
+    pub(crate) fn fail(&self, failure: StreamFailure) {
+        self.shared.fail(failure);
+    }
+
+    /// Whether it is open in both directions, and in its application's hands.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.opened && !self.closed && !self.finishing && !self.peer_closed && self.lent.is_none()
+    }
+
+    pub(crate) fn lend(&mut self, lent: Lent) {
+        self.lent = Some(Box::new(lent));
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.is_some()
+    }
+
+    pub(crate) fn take_lent(&mut self) -> Option<Lent> {
+        self.lent.take().map(|lent| *lent)
+    }
+
+    /// Whether something that was written is not with TCP yet.
+    pub(crate) fn has_text(&mut self) -> bool {
+        self.send.available() > 0
+    }
+
+    /// Whether the application has left, and octets that it never read.
+    fn has_lost(&mut self) -> bool {
+        self.receive.is_closed() && (self.unread || self.receive.free() < self.receive.capacity())
+    }
+
+    /// What was told of urgent data is over: the octets up to here have another reader.
+    pub(crate) fn forget_urgent(&self) {
+        self.shared.set_urgent(self.receive.position());
+    }
+
+    /// What the ring can take. Looks at the application's cursor only when that may matter.
+    #[inline]
+    fn space(&mut self) -> u32 {
+        if self.receive.is_closed() {
+            // Nobody reads: what comes is thrown away.
+            return u32::MAX;
+        }
+        let known = self.receive.known_free();
+        let free = if known * 2 < self.receive.capacity() { self.receive.free() } else { known };
+        free as u32
+    }
+
+    /// Asks for what a received segment and its answer touch.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        self.receive.places().into_iter().chain(self.send.places()).for_each(kernels::prefetch_line);
+        kernels::prefetch(&*self.shared);
+    }
+
+    /// Whether a segment that owes no answer leaves nothing to do: nothing waits in the application's ring.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.send.known() == 0 && !self.finishing
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        if !self.peer_closed {
+            // Whoever had a better reason has said so.
+            self.shared.fail(StreamFailure::Fatal);
+        }
+        self.receive.close();
+        self.shared.fire(Interest::BOTH.and(Interest::URGENT));
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// An active open of a plain stream.
+    pub(crate) fn connect_stream(&mut self, parameters: ConnectStreamParameters) {
+        let ConnectStreamParameters { remote, local_port, options, timeout, setup } = parameters;
+        let streaming = Streaming::new(setup);
+        let flow = match self.check_connect(remote).and_then(|address| {
+            if streaming.shared.is_aborted() {
+                return Err(ConnectFailure::Closed);
+            }
+            self.choose_flow(address, remote.port(), local_port)
+        }) {
+            Ok(flow) => flow,
+            Err(reason) => return streaming.fail(reason.into()),
+        };
+        let mut config = self.tcp_config_for(flow.remote);
+        options.configure(&mut config);
+        let isn = self.connections.isn.generate(&flow, self.now);
+        let tcp = uwarp_tcp::Connection::connect(&config, isn, self.now);
+        let deadline = self.now + timeout;
+        let index = self.add_connection(flow, tcp, Phase::Stream);
+        self.attach(index, streaming);
+        if let Some(connection) = self.connections.table.get_mut(index) {
+            connection.deadline = Some(deadline);
+        }
+        self.schedule_index(index);
+    }
+
+    /// Joins a connection and the stream that an application has.
+    fn attach(&mut self, index: u32, streaming: Streaming) {
+        let bell = self.config.limits.queue_pairs + index;
+        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
+        if let Some(connection) = self.connections.table.get_mut(index) {
+            streaming.shared.attach(bell, handle.to_bits(), endpoints(&connection.flow));
+            connection.stream = Some(streaming);
+        }
+    }
+
+    /// The handshake of a plain stream that we opened is done.
+    pub(crate) fn on_stream_open(&mut self, index: u32, connection: &mut Connection) {
+        connection.deadline = None;
+        let Some(stream) = &mut connection.stream else { return };
+        stream.opened = true;
+        stream.shared.open();
+        self.news(index, connection, Interest::BOTH);
+    }
+
+    /// The handshake of a plain stream that a peer opened is done: the listener gets it.
+    pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
+        self.leave_listener(connection);
+        connection.deadline = None;
+        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
+        let bell = self.config.limits.queue_pairs + index;
+        let listener =
+            self.connections.opening.listeners.get(&connection.flow.local_port).filter(|found| found.id == listener);
+        let Some(Requests::Streams { incoming, options, waiting }) = listener.map(|listener| &listener.requests) else {
+            return self.abort(connection);
+        };
+        let (ends, setup) = stream(options, Arc::clone(&self.control.doorbells));
+        let mut streaming = Streaming::new(setup);
+        let endpoints = endpoints(&connection.flow);
+        streaming.shared.attach(bell, handle.to_bits(), endpoints);
+        streaming.shared.open();
+        streaming.opened = true;
+        connection.phase = Phase::Stream;
+        connection.stream = Some(streaming);
+        connection.quiet = false;
+        incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
+    }
+
+    /// Notes what the application is to be woken for at the end of the turn.
+    #[inline]
+    fn news(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
+        let Some(stream) = &mut connection.stream else { return };
+        if stream.news == Interest::NONE {
+            self.streams.wakeups.push(index);
+        }
+        stream.news = stream.news.and(interest);
+    }
+
+    /// Wakes applications: once a turn.
+    #[inline]
+    pub(crate) fn tell_news(&mut self) {
+        while let Some(index) = self.streams.wakeups.pop() {
+            let stream = self.connections.table.get_mut(index).and_then(|connection| connection.stream.as_mut());
+            if let Some(stream) = stream {
+                let news = std::mem::replace(&mut stream.news, Interest::NONE);
+                stream.shared.fire(news);
+            }
+        }
+    }
+
+    /// Received octets in order.
+    #[inline]
+    pub(crate) fn on_plain_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
+        let Some(stream) = &mut connection.stream else { return };
+        if stream.receive.is_closed() {
+            stream.unread = true;
+            connection.quiet = false;
+            self.count_drop(DropReason::StreamEnded);
+            return self.on_unread(connection);
+        }
+        let taken = stream.receive.write(octets);
+        let space = stream.space();
+        connection.set_receive_space(space, self.connections.tcp_config.mss);
+        self.news(index, connection, Interest::READABLE);
+        if taken < octets.len() {
+            // TCP takes nothing beyond the window, and the window is the ring.
+            debug_assert!(false, "octets beyond the window");
+            connection.ends_by(DisconnectReason::Aborted);
+            self.abort(connection);
+        }
+    }
+
+    /// TCP has been told of urgent data, by a segment whose octets were not handed out yet: so a reader who finds octets there
+    /// knows of all urgent data among them, if it looks before it reads them.
+    ///
+    /// For a stream that MPA has, or will have, nothing follows from it: its octets are in line like any others (RFC 6093 §6),
+    /// and no layer above TCP there has a use for haste; RFC 5044 does not mention the mechanism.
+    #[cold]
+    pub(crate) fn on_urgent(&mut self, index: u32, connection: &mut Connection) {
+        let ahead = connection.tcp.urgent_told() as usize;
+        if let (Phase::Stream, Some(stream)) = (&connection.phase, &connection.stream) {
+            stream.shared.set_urgent(stream.receive.position().wrapping_add(ahead));
+            self.news(index, connection, Interest::URGENT);
+        }
+    }
+
+    /// Octets came that nobody will read.
+    #[cold]
+    fn on_unread(&mut self, connection: &mut Connection) {
+        if connection.finished {
+            // Our side is done: the peer must learn that its data go nowhere.
+            connection.ends_by(DisconnectReason::Aborted);
+            self.abort(connection);
+        }
+    }
+
+    /// The peer has no more to say.
+    pub(crate) fn on_stream_fin(&mut self, index: u32, connection: &mut Connection) {
+        let Some(stream) = &mut connection.stream else { return };
+        stream.peer_closed = true;
+        stream.receive.close();
+        self.news(index, connection, Interest::READABLE);
+        connection.quiet = false;
+    }
+
+    /// Looks at what the application did: what it read opens the window, what it wrote is handed to TCP. True: there is more.
+    #[inline]
+    pub(crate) fn feed_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
+        if connection.stream.as_ref().is_some_and(Streaming::is_lent) && self.give_back(index, connection) {
+            return true;
+        }
+        let Some(stream) = &mut connection.stream else { return false };
+        if stream.is_lent() {
+            return false;
+        }
+        if stream.shared.is_aborted() {
+            self.abort_stream(connection);
+            return false;
+        }
+        if !stream.opened {
+            return false;
+        }
+        if stream.receive.is_closed() && connection.deadline.is_none() {
+            // Nobody has the stream any more: a peer that does not take the rest must not keep it for ever.
+            connection.deadline = Some(self.now + CLOSING_LIMIT);
+            stream.taken = connection.tcp.octets_acknowledged();
+        }
+        stream.receive.free();
+        let space = stream.space();
+        connection.set_receive_space(space, self.connections.tcp_config.mss);
+        let more = self.pull_stream(index, connection);
+        if let Some(stream) = &connection.stream {
+            connection.quiet = !more && stream.is_quiet();
+        }
+        more
+    }
+
+    /// The limit of a connection is over: whether it is a stream that its application has left and of whose last octets the peer
+    /// has taken some since. Then the limit begins anew, and a slow peer gets all of them.
+    pub(crate) fn is_being_taken(&self, connection: &mut Connection) -> bool {
+        let acknowledged = connection.tcp.octets_acknowledged();
+        let Some(stream) = &mut connection.stream else { return false };
+        stream.opened && stream.receive.is_closed() && std::mem::replace(&mut stream.taken, acknowledged) < acknowledged
+    }
+
+    /// Hands TCP what the application wrote. True: there is more, and it could go.
+    #[inline]
+    pub(crate) fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
+        let mut budget = self.config.budgets.frames_per_connection;
+        let mut pulled = false;
+        let more = loop {
+            let Some(stream) = &mut connection.stream else { break false };
+            if stream.closed {
+                if !self.tells_of_loss(connection) {
+                    self.leave_if_abandoned(connection);
+                }
+                break false;
+            }
+            let most = connection.tcp.effective_mss() as usize;
+            // In this order, so that nothing is overlooked that was written before the end.
+            let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
+            let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
+            if waiting == 0 {
+                if ends && !self.tells_of_loss(connection) {
+                    self.finish_stream(connection);
+                }
+                break false;
+            }
+            if let Some((token, length)) = connection.tcp.unsent_tail()
+                && (length as usize) < most
+                && let Some(record) = self.connections.records.get_mut(token)
+            {
+                // The last record waits in TCP: what is written meanwhile leaves in the same segment.
+                let added = grow(record, self.link.payload_start, most, &mut stream.send, self.link.offload_tcp);
+                connection.tcp.extend_tail(added);
+                pulled |= added > 0;
+                if added > 0 {
+                    continue;
+                }
+            }
+            if connection.tcp.send_space() == 0 {
+                break false;
+            }
+            if budget == 0 || !self.link.has_room() {
+                break true;
+            }
+            if !self.link.has_free(self.link.transmit.reserve + 1) {
+                self.connections.starved = true;
+                break true;
+            }
+            let Some(mut buffer) = self.link.alloc() else {
+                self.connections.starved = true;
+                break true;
+            };
+            let start = self.link.payload_start;
+            let count = waiting.min(most);
+            let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + count)) else {
+                break false;
+            };
+            let count = stream.send.read(room);
+            buffer.set_range(start, count);
+            let sum = if self.link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
+            let token = self.connections.records.insert(Record { buffer, length: count as u32, sum });
+            connection.tcp.push(token, count as u32);
+            pulled = true;
+            budget -= 1;
+        };
+        if pulled
+            && let Some(stream) = &connection.stream
+            // A writer is woken when it is worth its while, not for each segment.
+            && stream.send.known() * 4 <= stream.send.capacity() * 3
+        {
+            self.news(index, connection, Interest::WRITABLE);
+        }
+        more
+    }
+
+    /// RFC 9293 §3.6.1 (SHLD-3): where the application has left octets that it never read, a reset says that they are lost, as
+    /// soon as the peer has all that was written. True: it does so, or will.
+    #[cold]
+    fn tells_of_loss(&mut self, connection: &mut Connection) -> bool {
+        let open =
+            matches!(connection.tcp.state(), State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait);
+        let Some(stream) = &mut connection.stream else { return false };
+        if !open || !stream.has_lost() {
+            return false;
+        }
+        // Each acknowledgment is looked at from now on.
+        stream.finishing = true;
+        if connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed() {
+            self.abort_stream(connection);
+        }
+        true
+    }
+
+    #[cold]
+    fn finish_stream(&mut self, connection: &mut Connection) {
+        if let Some(stream) = &mut connection.stream {
+            stream.closed = true;
+        }
+        self.close_tcp(connection);
+        self.leave_if_abandoned(connection);
+    }
+
+    /// Nobody has the stream any more, and all that was written is with TCP: only TCP is left.
+    fn leave_if_abandoned(&mut self, connection: &mut Connection) {
+        if connection.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
+            connection.stream = None;
+            connection.left = Left::Read;
+            self.finish_tcp(connection);
+        }
+    }
+
+    #[cold]
+    fn abort_stream(&mut self, connection: &mut Connection) {
+        connection.ends_by(DisconnectReason::Aborted);
+        self.abort(connection);
+    }
+
+    /// The context closes: what was written so far is the last.
+    pub(crate) fn disconnect_stream(&mut self, connection: &mut Connection) {
+        let Some(stream) = &mut connection.stream else { return };
+        if stream.opened {
+            stream.finishing = true;
+            connection.quiet = false;
+        } else {
+            self.startup_failed(connection, ConnectFailure::ShuttingDown);
+        }
+    }
+
+    /// The connection of a stream is over: what the application is told.
+    pub(crate) fn plain_stream_over(connection: &mut Connection) {
+        let Some(stream) = connection.stream.take() else { return };
+        match connection.end {
+            Some(DisconnectReason::Reset) if !stream.opened => stream.fail(StreamFailure::Refused),
+            Some(DisconnectReason::Reset) => stream.fail(StreamFailure::Reset),
+            Some(DisconnectReason::TimedOut) => stream.fail(StreamFailure::TimedOut),
+            Some(DisconnectReason::Aborted) => stream.fail(StreamFailure::Aborted),
+            Some(DisconnectReason::LocalError(_)) => stream.fail(StreamFailure::Fatal),
+            _ if stream.peer_closed => {}
+            _ => stream.fail(StreamFailure::ShuttingDown),
+        }
+    }
+
+    /// The connection behind a stream's handle.
+    fn stream_connection(&mut self, handle: u64) -> Option<&mut Connection> {
+        let index = self.connections.table.resolve(Handle::from_bits(handle))?;
+        self.connections.table.get_mut(index)
+    }
+
+    pub(crate) fn stream_info(&mut self, handle: u64) -> Option<TcpInfo> {
+        self.stream_connection(handle).map(|connection| crate::api::snapshot::tcp_info(connection))
+    }
+
+    /// Makes urgent what was written to a stream, and the `octets` that its application writes next.
+    pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
+        let Some(index) = self.connections.table.resolve(Handle::from_bits(handle)) else { return };
+        if let Some(connection) = self.connections.table.get_mut(index)
+            && let Some(stream) = &mut connection.stream
+        {
+            let written = stream.send.available() as u64;
+            connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
+        }
+        self.schedule_index(index);
+    }
+
+    pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
+        let Some(handle) = stream.handle() else { return };
+        let Some(index) = self.connections.table.resolve(Handle::from_bits(handle)) else { return };
+        if let Some(connection) = self.connections.table.get_mut(index) {
+            connection.tcp.set_nagle(nagle);
+        }
+        self.schedule_index(index);
+    }
+}
+
+/// Adds octets to a record of which nothing was sent, up to `most` in all; gives their number.
+#[cold]
+fn grow<B: Buffer>(
+    record: &mut Record<B>,
+    start: usize,
+    most: usize,
+    send: &mut ByteConsumer,
+    offload_tcp: bool,
+) -> u32 {
+    let from = start + record.length as usize;
+    let Some(storage) = record.buffer.storage_mut() else { return 0 };
+    let end = storage.len().min(start + most);
+    let Some(room) = storage.get_mut(from..end) else { return 0 };
+    let added = send.read(room) as u32;
+    record.length += added;
+    record.buffer.set_range(start, record.length as usize);
+    if !offload_tcp {
+        record.sum = kernels::checksum_sum(record.buffer.data());
+    }
+    added
+}
+
+impl Connection {
+    /// Offers what the owner can take: little while buffers are short.
+    #[inline]
+    pub(crate) fn set_receive_space(&mut self, space: u32, mss: u16) {
+        let space =
+            if self.squeezed { space.min(crate::link::receive::SQUEEZED_SEGMENTS * u32::from(mss)) } else { space };
+        self.tcp.set_receive_space(space);
+    }
+
+    /// Whether this is our open and its handshake is not done.
+    pub(crate) fn is_opening(&self) -> bool {
+        match &self.phase {
+            Phase::Initiating(_) => true,
+            Phase::Stream => self.tcp.state() == State::SynSent,
+            _ => false,
+        }
+    }
+
+    /// What its owner can take, as far as is known: for a connection without a stream there is no bound but TCP's own.
+    #[inline]
+    pub(crate) fn owner_space(&mut self) -> u32 {
+        self.stream.as_mut().map_or(u32::MAX, Streaming::space)
+    }
+}

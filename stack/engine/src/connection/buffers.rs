@@ -1,0 +1,59 @@
+//! Buffers that TCP has a claim to: received out of order, or sent and not acknowledged.
+
+use uwarp_tcp::BufferToken;
+
+use crate::connection::slab::BufferStore;
+use crate::link::port::{BURST, Buffer};
+
+/// A received frame that TCP holds out of order.
+#[derive(Debug)]
+pub(crate) struct HeldFrame<B> {
+    pub(crate) buffer: B,
+    pub(crate) payload_offset: u32,
+}
+
+/// All frames that TCP holds out of order.
+#[derive(Debug)]
+pub(crate) struct HeldFrames<B> {
+    frames: BufferStore<HeldFrame<B>>,
+    buffers: usize,
+    /// Buffers that they may take.
+    pub(crate) budget: usize,
+}
+
+impl<B: Buffer> HeldFrames<B> {
+    pub(crate) fn new(budget: usize) -> HeldFrames<B> {
+        HeldFrames { frames: BufferStore::with_capacity(budget + BURST), buffers: 0, budget }
+    }
+
+    /// Buffers that they take, of which a frame that was joined on its way has several.
+    pub(crate) fn len(&self) -> usize {
+        self.buffers
+    }
+
+    #[inline]
+    pub(crate) fn next_token(&self) -> BufferToken {
+        self.frames.next_token()
+    }
+
+    pub(crate) fn insert(&mut self, frame: HeldFrame<B>) {
+        self.buffers += frame.buffer.segment_count();
+        self.frames.insert(frame);
+    }
+
+    pub(crate) fn remove(&mut self, token: BufferToken) -> Option<HeldFrame<B>> {
+        let frame = self.frames.remove(token)?;
+        self.buffers -= frame.buffer.segment_count();
+        Some(frame)
+    }
+}
+
+/// A record of TCP's send queue.
+#[derive(Debug)]
+pub(crate) struct Record<B> {
+    pub(crate) buffer: B,
+    /// Octets of the record; they lie at [`Link::payload_start`](crate::link::Link::payload_start) of the buffer's storage.
+    pub(crate) length: u32,
+    /// Partial Internet checksum of the record.
+    pub(crate) sum: u32,
+}

@@ -1,0 +1,579 @@
+//! How streams end: faults and Terminates, orderly closes, resets; the flush of what was posted; and the end of the
+//! engine itself.
+
+use uwarp_iwarp::Message;
+use uwarp_iwarp::qp::Event;
+use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
+use uwarp_memory::Turn;
+use uwarp_tcp::{Events, State, TimeWait};
+use uwarp_wire::address::FlowKey;
+
+use std::time::Duration;
+
+use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, TerminateCode};
+use crate::api::work::Status;
+use crate::connection::shutdown::has_everything;
+use crate::connection::{Connection, Ending, Left, Phase};
+use crate::core::Core;
+use crate::link::handoff::Handoff;
+use crate::link::port::Port;
+use crate::rdma::queue_pair::{QueuePair, Stage};
+use crate::rdma::receive::Failure;
+use crate::rdma::send::is_due;
+
+/// How long TCP may go on finishing on its own when nobody is interested in the connection any more.
+pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
+
+impl<P: Port> Core<P> {
+    /// Puts a connection back that was taken out for a while, with its timer; or removes it, if it is over.
+    #[inline]
+    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) {
+        if connection.gone {
+            return self.remove(index, connection);
+        }
+        if connection.queue_pair.is_some() && is_over(&connection) {
+            // Both sides have all there is. Whether our FIN is acknowledged is for TCP alone to find out: a peer that leaves
+            // when its own is would keep the application waiting for a user time-out.
+            self.stream_over(&mut connection);
+        }
+        if connection.finished
+            && connection.tcp.state() == State::TimeWait
+            && !connection.scheduled
+            && let Some(wait) = connection.tcp.time_wait()
+        {
+            // All that is left is to answer what comes late: that takes some tens of octets.
+            return self.rest(index, connection, wait);
+        }
+        if let Some(deadline) = connection.next_deadline() {
+            self.connections.wheel.arm(index, deadline);
+        }
+        self.connections.table.put(index, connection);
+    }
+
+    /// A connection that only waits for late segments from now on. The flow stays this engine's.
+    #[cold]
+    pub(crate) fn rest(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
+        let flow = connection.flow;
+        self.dismantle(index, connection);
+        let handoff = self.link.handoff.as_ref();
+        self.connections.time_wait.insert(flow, wait, |gone| release(handoff, gone));
+    }
+
+    /// Takes out of TIME-WAIT whose time is over.
+    pub(crate) fn run_waits(&mut self) {
+        let handoff = self.link.handoff.as_ref();
+        self.connections.time_wait.expire(self.now, |gone| release(handoff, gone));
+    }
+
+    #[cold]
+    fn remove(&mut self, index: u32, connection: Box<Connection>) {
+        release(self.link.handoff.as_ref(), &connection.flow);
+        self.dismantle(index, connection);
+    }
+
+    /// Gives back what a connection has.
+    fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
+        self.leave_listener(&mut connection);
+        self.stream_over(&mut connection);
+        self.connections.flows.remove(connection.tag, index);
+        self.connections.wheel.disarm(index);
+        self.net.paths.forget(index);
+        // A connection in TIME-WAIT that is forgotten early: nobody is told.
+        let _ = connection.tcp.abort(self.now);
+        while let Some(token) = connection.tcp.pop_any() {
+            self.connections.records.remove(token);
+        }
+        while let Some(held) = connection.tcp.take_in_order() {
+            self.connections.held.remove(held.token);
+        }
+        while let Some(token) = connection.tcp.drain_discarded() {
+            self.connections.held.remove(token);
+        }
+        let gather = self.resume_gather(&mut connection);
+        self.rdma.give_gather(gather);
+        if connection.unresolved {
+            self.net.unresolved.retain(|other| *other != index);
+        }
+        if connection.scheduled {
+            self.connections.ready.retain(|other| *other != index);
+        }
+        self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
+        self.connections.table.release(index);
+        self.counters.connections_closed += 1;
+    }
+
+    /// Nothing more can come of the stream: everything left is flushed, the application is told.
+    fn stream_over(&mut self, connection: &mut Connection) {
+        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        Self::plain_stream_over(connection);
+        let Some(number) = connection.queue_pair.take() else { return };
+        let Some(queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::as_mut) else { return };
+        queue_pair.connection = None;
+        if !matches!(phase, Phase::Running(_)) {
+            queue_pair.stage = Stage::Idle;
+            let reason = match connection.end {
+                Some(DisconnectReason::TimedOut) => ConnectFailure::TimedOut,
+                // Only what answers a SYN is a refusal; with the handshake done the Request waits or is on its way.
+                Some(DisconnectReason::Reset)
+                    if matches!(phase, Phase::Initiating(_))
+                        && connection.startup_frame.is_none()
+                        && connection.tcp.octets_pushed() == 0 =>
+                {
+                    ConnectFailure::Refused
+                }
+                _ => ConnectFailure::Closed,
+            };
+            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+            return;
+        }
+        queue_pair.stage = Stage::Error;
+        let reason = connection.end.unwrap_or(DisconnectReason::Local);
+        let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
+        let lost = matches!(
+            reason,
+            DisconnectReason::Reset
+                | DisconnectReason::TimedOut
+                | DisconnectReason::PeerTerminated(_)
+                | DisconnectReason::PeerClosedEarly
+        );
+        if left > 0 && lost {
+            self.control.events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
+        }
+        if let Some(mut queue_pair) = self.queue_pairs_take(Some(number)) {
+            self.retire(connection, &mut queue_pair);
+            self.flush_with(&mut queue_pair, None, None);
+            self.give_queue_pair(Some(queue_pair));
+        }
+        if let Some(queue_pair) = self.rdma.queue_pair(number) {
+            queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
+        }
+        self.rdma.sweep_soon(number, self.now);
+    }
+
+    /// Flushes a queue pair by its number.
+    pub(crate) fn flush_queue_pair_number(&mut self, number: u32) {
+        let Some(mut queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::take) else {
+            return;
+        };
+        self.flush_with(&mut queue_pair, None, None);
+        self.give_queue_pair(Some(queue_pair));
+    }
+
+    /// Completes everything posted, in order, as flushed: except the send element at the slot `send.0` from the head and
+    /// the oldest receive, which get a status of their own. What cannot be put into a full completion queue waits in the
+    /// backlog of its lane.
+    pub(crate) fn flush_with(
+        &mut self,
+        queue_pair: &mut QueuePair,
+        send: Option<(usize, Status)>,
+        receive: Option<Status>,
+    ) {
+        queue_pair.stage = Stage::Error;
+        let head = queue_pair.send.position() - queue_pair.send.begun() as u64;
+        let failing = send.map(|(at, status)| (head + at as u64, status));
+        loop {
+            let at = queue_pair.send.position() - queue_pair.send.begun() as u64;
+            let status = failing.filter(|(place, _)| *place == at).map_or(Status::Flushed, |(_, status)| status);
+            let Some(completion) = queue_pair.send.flush_one(queue_pair.number, status) else { break };
+            if !self.rdma.lanes.push(queue_pair.send_completions, completion) {
+                self.counters.completion_overflows += 1;
+            }
+        }
+        if !queue_pair.held.is_empty() {
+            self.flush_held(queue_pair);
+        }
+        queue_pair.written.clear();
+        queue_pair.waiting_commits.clear();
+        self.rdma.commits.abandon(queue_pair.number);
+        let mut status = receive.unwrap_or(Status::Flushed);
+        while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
+            if !self.rdma.lanes.push(queue_pair.receive_completions, completion) {
+                self.counters.completion_overflows += 1;
+            }
+            status = Status::Flushed;
+        }
+    }
+
+    /// Ends a stream because of a fault found here.
+    #[cold]
+    pub(crate) fn fail_stream(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        failure: Failure,
+        ulpdu: Option<&[u8]>,
+    ) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        if running.stream.state().flushes() {
+            // The first fault counts (RFC 5040 §7.1 (4)), and its time limit runs: a later one must not set it again.
+            return;
+        }
+        let message = running.stream.fail(failure.fault, ulpdu);
+        self.end_by_fault(connection, queue_pair, failure, message);
+    }
+
+    /// As [`Core::fail_stream`], when the Terminate is made already; `None` if none is due.
+    #[cold]
+    pub(crate) fn end_by_fault(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        failure: Failure,
+        message: Option<Message>,
+    ) {
+        let row = failure.fault.row();
+        let code = TerminateCode { layer: row.layer, error_type: row.error_type, code: row.code };
+        connection.ends_by(DisconnectReason::LocalTerminated(code));
+        if let Some(queue_pair) = queue_pair {
+            let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
+            let was_flushed = queue_pair.stage == Stage::Error;
+            self.flush_with(queue_pair, send, failure.receive);
+            if !was_flushed {
+                let status = failure.receive.or(failure.send).unwrap_or(Status::PeerProtocol);
+                self.control.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
+            }
+        }
+        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+        connection.quiet = false;
+        let Phase::Running(running) = &mut connection.phase else { return };
+        running.outgoing = None;
+        // Behind our FIN nothing can be said any more.
+        let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
+        if message.is_some() && may_say {
+            running.terminate = message;
+        } else if running.terminate.is_none() {
+            // Else the Terminate of an earlier fault is still to go out, and brings the FIN behind it.
+            self.close_tcp(connection);
+        }
+    }
+
+    /// The peer's Terminate: the oldest outstanding work is what it speaks of, as far as can be told.
+    #[cold]
+    pub(crate) fn on_peer_terminate(
+        &mut self,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        terminate: &ReceivedTerminate,
+    ) {
+        self.counters.terminates_received += 1;
+        let message = &terminate.terminate;
+        let code = TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
+        let status = match terminate.status() {
+            RemoteStatus::RemoteAccess => Status::RemoteAccess,
+            RemoteStatus::RemoteInvalidRequest | RemoteStatus::RemoteOperation | RemoteStatus::LowerLayer => {
+                Status::RemoteOperation
+            }
+        };
+        connection.ends_by(DisconnectReason::PeerTerminated(code));
+        self.control.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
+        let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
+        self.flush_with(queue_pair, began.then_some((0, status)), None);
+        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+        if let Phase::Running(running) = &mut connection.phase {
+            running.outgoing = None;
+            running.terminate = None;
+            running.ending = Ending::Closed;
+        }
+        self.close_tcp(connection);
+    }
+
+    /// A completion did not fit: nothing is lost, but the queue pair cannot go on.
+    #[cold]
+    pub(crate) fn on_overflow(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+        let Some(queue) = queue_pair.overflowed.take() else { return };
+        if queue_pair.stage == Stage::Error {
+            return;
+        }
+        self.counters.completion_overflows += 1;
+        let number = queue_pair.number;
+        self.control.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
+        connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
+        let message = running.stream.fail(fault, None);
+        let failure = Failure { fault, receive: None, send: None };
+        self.end_by_fault(connection, Some(queue_pair), failure, message);
+        queue_pair.overflowed = None;
+    }
+
+    /// What TCP says about the end of the connection.
+    #[cold]
+    pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
+        if events.contains(Events::FIN_ACKED) {
+            connection.finished = true;
+            if connection.left == Left::Unread && connection.tcp.state() == State::FinWait2 {
+                // The peer has all that was written; what it wrote meanwhile goes nowhere (RFC 9293 §3.6.1).
+                connection.ends_by(DisconnectReason::Aborted);
+                return self.abort(connection);
+            }
+        }
+        if events.intersects(Events::RESET) {
+            connection.ends_by(DisconnectReason::Reset);
+            self.mark_lost(connection);
+        }
+        if events.intersects(Events::TIMED_OUT) {
+            self.counters.timeouts += 1;
+            connection.ends_by(DisconnectReason::TimedOut);
+            self.mark_lost(connection);
+        }
+        if events.contains(Events::PEER_FIN) {
+            self.on_peer_fin(index, connection);
+        }
+        if events.contains(Events::TIME_WAIT) {
+            connection.finished = true;
+            connection.deadline = None;
+            self.stream_over(connection);
+        }
+        if events.contains(Events::CLOSED) {
+            connection.gone = true;
+        }
+    }
+
+    fn mark_lost(&mut self, connection: &mut Connection) {
+        if let Phase::Running(running) = &mut connection.phase {
+            let _ = running.stream.advance(Event::Lost);
+        }
+        connection.gone = true;
+    }
+
+    /// The peer has no more to say.
+    fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
+        match &mut connection.phase {
+            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
+            Phase::Stream => self.on_stream_fin(index, connection),
+            Phase::Closing => self.close_tcp(connection),
+            Phase::Running(running) => {
+                let unframed = connection.gather.len();
+                running.peer_closed = true;
+                let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
+                match running.stream.end_of_stream(unframed) {
+                    Ok(()) => match queue_pair.as_deref_mut() {
+                        Some(queue_pair) => {
+                            connection.end.get_or_insert(DisconnectReason::PeerClosed);
+                            let until = if running.stream.may_transmit() {
+                                // What is queued still goes out, up to the first read, or to the first fence behind a read that
+                                // is under way (or will be, for an indication): none can be answered any more.
+                                let open = running.stream.fence_is_clear() && !running.stream.owes_ready_to_receive();
+                                queue_pair.send.end_unanswered(!open)
+                            } else {
+                                // Nothing was heard and nothing will be: nothing may ever be sent.
+                                queue_pair.send.position()
+                            };
+                            running.ending = match running.ending {
+                                Ending::No => Ending::Finishing { until },
+                                Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
+                                Ending::Closed => Ending::Closed,
+                            };
+                            self.close_if_finished(connection, queue_pair);
+                        }
+                        // The Terminate that is still to go out brings the FIN behind it.
+                        None if running.terminate.is_some() => {}
+                        None => self.close_tcp(connection),
+                    },
+                    Err(fault) => {
+                        connection.ends_by(DisconnectReason::PeerClosedEarly);
+                        self.fail_stream(connection, queue_pair.as_deref_mut(), fault.into(), None);
+                    }
+                }
+                self.give_queue_pair(queue_pair);
+            }
+        }
+    }
+
+    fn queue_pairs_take(&mut self, number: Option<u32>) -> Option<Box<QueuePair>> {
+        self.rdma.queue_pairs.get_mut(number? as usize)?.take()
+    }
+
+    /// Closes our side of TCP: what was handed to it still goes out, then FIN.
+    pub(crate) fn close_tcp(&mut self, connection: &mut Connection) {
+        connection.close_when_sent = false;
+        connection.quiet = false;
+        connection.tcp.close(self.now);
+    }
+
+    /// Only TCP is left: closes it when everything was sent.
+    pub(crate) fn finish_tcp(&mut self, connection: &mut Connection) {
+        connection.phase = Phase::Closing;
+        connection.close_when_sent = true;
+        connection.deadline = Some(self.now + CLOSING_LIMIT);
+    }
+
+    /// Resets a connection; it is removed when it is put back.
+    pub(crate) fn abort(&mut self, connection: &mut Connection) {
+        let mut reset = connection.tcp.abort(self.now);
+        while let Some(transmit) = reset {
+            let mut header = transmit.header;
+            header.source_port = connection.flow.local_port;
+            header.destination_port = connection.flow.remote_port;
+            let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
+            if connection.epoch != 0 || connection.to_self {
+                self.send_bare(&connection.flow, mac, connection.to_self, header);
+            }
+            reset = connection.tcp.poll_transmit(self.now);
+        }
+        connection.gone = true;
+    }
+
+    /// A timer of a connection may be due.
+    pub(crate) fn on_timer(&mut self, _turn: &Turn<'_>, index: u32) {
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        if is_due(connection.tcp.deadline(), self.now) {
+            let events = connection.tcp.on_deadline(self.now);
+            if self.net.paths.is_doubting() {
+                self.review_doubt(index, &mut connection);
+            }
+            if events.contains(Events::TIMED_OUT) {
+                // The reset, while there is a connection to send it.
+                self.transmit(index, &mut connection);
+            }
+            if !events.is_empty() {
+                self.on_acknowledged(&mut connection);
+                self.on_tcp_end(index, &mut connection, events);
+            }
+            Self::schedule(&mut self.connections.ready, index, &mut connection);
+        }
+        if !connection.gone && is_due(connection.deadline, self.now) {
+            connection.deadline = None;
+            if self.is_being_taken(&mut connection) {
+                connection.deadline = Some(self.now + CLOSING_LIMIT);
+            } else {
+                self.on_phase_deadline(&mut connection);
+            }
+            Self::schedule(&mut self.connections.ready, index, &mut connection);
+        }
+        self.put_back(index, connection);
+    }
+
+    fn on_phase_deadline(&mut self, connection: &mut Connection) {
+        match &mut connection.phase {
+            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
+            Phase::Stream => self.startup_failed(connection, ConnectFailure::TimedOut),
+            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing => self.abort(connection),
+            Phase::Requested(_) => {}
+            Phase::Running(running) => {
+                // The pause before the first FPDU is over, or the wait for the peer's close after a Terminate.
+                if running.ending == Ending::Closed {
+                    self.abort(connection);
+                } else if !running.stream.may_transmit() {
+                    // The peer is silent, and owes a ready-to-receive indication or keeps the end of the connection waiting.
+                    connection.ends_by(DisconnectReason::TimedOut);
+                    self.abort(connection);
+                }
+            }
+        }
+    }
+
+    /// Orderly end of a queue pair's connection.
+    pub(crate) fn disconnect(&mut self, number: u32) {
+        let Some(index) = self.rdma.queue_pair(number).and_then(|queue_pair| queue_pair.connection) else { return };
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        self.disconnect_connection(&mut connection);
+        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        self.put_back(index, connection);
+    }
+
+    pub(crate) fn disconnect_connection(&mut self, connection: &mut Connection) {
+        match &mut connection.phase {
+            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
+            Phase::Running(running) => {
+                let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
+                if let Some(queue_pair) = queue_pair.as_deref_mut()
+                    && running.ending == Ending::No
+                {
+                    connection.end.get_or_insert(DisconnectReason::Local);
+                    running.ending = Ending::Finishing { until: queue_pair.send.end() };
+                    if !running.stream.may_transmit() && connection.deadline.is_none() {
+                        // What is posted waits for the peer's first FPDU, as long as it likes; but not when nobody waits with it.
+                        connection.deadline = Some(self.now + self.config.iwarp.startup_timeout);
+                    }
+                    self.close_if_finished(connection, queue_pair);
+                }
+                self.give_queue_pair(queue_pair);
+            }
+            Phase::Stream => self.disconnect_stream(connection),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
+            Phase::Closing => {}
+        }
+    }
+
+    /// Moves a queue pair to the error state and resets its connection.
+    pub(crate) fn abort_queue_pair(&mut self, number: u32) {
+        let Some(queue_pair) = self.rdma.queue_pair(number) else { return };
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.connections.table.take(index)
+        {
+            connection.ends_by(DisconnectReason::Aborted);
+            if let Phase::Initiating(_) = connection.phase {
+                self.startup_failed(&mut connection, ConnectFailure::Closed);
+            } else {
+                self.abort(&mut connection);
+            }
+            self.put_back(index, connection);
+        }
+        self.flush_queue_pair_number(number);
+        self.rdma.sweep_soon(number, self.now);
+    }
+
+    /// Forgets a queue pair. Octets that TCP has still go out, followed by FIN.
+    pub(crate) fn destroy_queue_pair(&mut self, number: u32) {
+        let Some(queue_pair) = self.queue_pairs_take(Some(number)) else { return };
+        queue_pair.receive.forget_share(number);
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.connections.table.take(index)
+        {
+            connection.queue_pair = None;
+            match &connection.phase {
+                Phase::Running(running)
+                    if running.terminate.is_some()
+                        || running.ending == Ending::Closed && connection.deadline.is_some() =>
+                {
+                    // A Terminate still has to go out, or the peer may not have read it: a reset, which is the answer to data
+                    // that nobody wants any more, could overtake it. Its own time limit runs.
+                }
+                Phase::Running(_) | Phase::Closing => {
+                    let discarded = self.resume_gather(&mut connection);
+                    self.rdma.give_gather(discarded);
+                    self.finish_tcp(&mut connection);
+                }
+                Phase::Initiating(_)
+                | Phase::Responding(_)
+                | Phase::Requested(_)
+                | Phase::Incoming(_)
+                | Phase::Stream => self.abort(&mut connection),
+            }
+            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            self.put_back(index, connection);
+        }
+    }
+
+    /// Stops a listener: requests that nobody has answered are reset.
+    pub(crate) fn stop_listening(&mut self, listener: crate::api::command::ListenerId) {
+        for index in self.connections.table.indexes() {
+            let Some(mut connection) = self.connections.table.take(index) else { continue };
+            let theirs = match &connection.phase {
+                Phase::Responding(responding) | Phase::Requested(responding) => responding.listener() == Some(listener),
+                Phase::Incoming(theirs) => *theirs == listener,
+                _ => false,
+            };
+            if theirs {
+                self.abort(&mut connection);
+            }
+            self.put_back(index, connection);
+        }
+        self.connections.opening.listeners.retain(|_, candidate| candidate.id != listener);
+    }
+}
+
+/// Other engines may have the flow from now on.
+fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
+    if let Some(handoff) = handoff {
+        handoff.release(flow);
+    }
+}
+
+/// Whether nothing can come of the stream any more, although TCP may not have finished.
+#[inline]
+fn is_over(connection: &Connection) -> bool {
+    matches!(connection.phase, Phase::Running(_)) && has_everything(connection)
+}

@@ -1,0 +1,348 @@
+//! Listeners, and what becomes of a SYN.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use uwarp_iwarp::startup::{Responder, ResponderOptions};
+use uwarp_tcp::{Answer, Arrival, SynCookies, TimeWait, arrival_in_listen, reset_for};
+use uwarp_wire::address::FlowKey;
+use uwarp_wire::frame::TcpFrame;
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::api::command::{ConnectionRequest, EventSink, ListenerId};
+use crate::api::stats::DropReason;
+use crate::bytestream::ends::{IncomingStream, StreamOptions};
+use crate::connection::{Connection, Origin, Phase, Responding};
+use crate::core::Core;
+use crate::link::handoff::Claim;
+use crate::link::port::Port;
+use crate::link::receive::drop_reason;
+
+/// How long a plain stream's handshake may take: as long as Linux sends its SYN-ACK (`tcp_synack_retries`, 63 s), and a little more. A
+/// peer that is silent until it is spoken to takes the connection for open while its acknowledgment is lost, and does not try again:
+/// with a few attempts more it is found. Resends cannot end it: SYNs that come again and again put them off.
+const STREAM_OPENING: Duration = Duration::from_secs(64);
+
+/// A TCP port that is listened on.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) id: ListenerId,
+    pub(crate) backlog: u32,
+    /// Connections that were not accepted or rejected yet; of plain streams, those whose handshake is not done.
+    pub(crate) pending: u32,
+    /// Those of them whose handshake is not done.
+    pub(crate) half_open: u32,
+    pub(crate) requests: Requests,
+}
+
+/// What a listener is for, and where its connections go.
+#[derive(Debug)]
+pub(crate) enum Requests {
+    /// RDMA streams, once their MPA Request has come.
+    Rdma(EventSink<ConnectionRequest>),
+    /// Plain streams, once TCP is open.
+    Streams {
+        incoming: EventSink<IncomingStream>,
+        options: StreamOptions,
+        /// Those that wait to be taken, over all engines.
+        waiting: Arc<AtomicU32>,
+    },
+}
+
+impl Listener {
+    /// How many connections wait for the application.
+    fn waiting(&self) -> u32 {
+        let streams = match &self.requests {
+            Requests::Rdma(_) => 0,
+            Requests::Streams { waiting, .. } => waiting.load(Relaxed),
+        };
+        self.pending.saturating_sub(self.half_open).saturating_add(streams)
+    }
+}
+
+/// The SYN that the first segment behind it followed.
+fn syn_before(header: &TcpHeader) -> TcpHeader {
+    let mut syn = TcpHeader::new(TcpFlags::SYN);
+    syn.sequence = header.sequence - 1;
+    syn.options.timestamps = header.options.timestamps;
+    syn
+}
+
+impl<P: Port> Core<P> {
+    /// Takes a segment that belongs to no connection that lives: answers it, or ignores it. Gives a connection that it opened
+    /// and that is to be shown it.
+    #[cold]
+    pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> Option<u32> {
+        let header = &frame.header;
+        if self.net.addresses.is_subnet_broadcast(frame.flow.remote) {
+            // RFC 9293 §3.9.2.3, MUST-63: all hosts of the subnet are nobody's address, and would all hear an answer.
+            self.count_drop(DropReason::WrongAddress);
+            return None;
+        }
+        let mut previous = None;
+        if self.awaits_cookies()
+            && self.control.shutdown.is_none()
+            && self.connections.opening.listeners.contains_key(&frame.flow.local_port)
+            && self
+                .connections
+                .time_wait
+                .get_mut(&frame.flow)
+                .is_some_and(|wait| wait.admits_new_incarnation(&syn_before(header)))
+        {
+            // A cookie may have answered the SYN of a new connection while the old one rests (RFC 6191). The old one may have begun
+            // with a cookie that still fits: what its SYN does not admit is late.
+            match self.on_cookie(frame) {
+                Cookie::Opens(index) => return Some(index),
+                Cookie::Ignored => return None,
+                Cookie::None | Cookie::NotCompared => {}
+            }
+        }
+        if let Some(wait) = self.connections.time_wait.get_mut(&frame.flow) {
+            if !wait.admits_new_incarnation(header) {
+                let answer = wait.on_segment(self.now, header, frame.payload_len as u32);
+                self.answer_late(frame, answer);
+                return None;
+            }
+            previous = Some(*wait);
+        }
+        if !self.connections.opening.listeners.contains_key(&frame.flow.local_port) || self.control.shutdown.is_some() {
+            self.count_drop(DropReason::NoConnection);
+            if let Some(reset) = reset_for(header, frame.payload_len as u32) {
+                self.send_reset(frame, reset);
+            }
+            return None;
+        }
+        let reset = match arrival_in_listen(header, frame.payload_len as u32) {
+            Arrival::Opens => {
+                self.on_syn(frame, previous);
+                return None;
+            }
+            Arrival::Reset(reset) => reset,
+            Arrival::Ignored => {
+                self.count_drop(DropReason::NoConnection);
+                return None;
+            }
+        };
+        let are_cookies_out = self.awaits_cookies();
+        let opened = if are_cookies_out { self.on_cookie(frame) } else { Cookie::None };
+        match opened {
+            Cookie::Opens(index) => Some(index),
+            Cookie::Ignored => None,
+            Cookie::NotCompared => {
+                // It may be an honest peer's: a reset would end what that takes for open.
+                self.count_drop(DropReason::NoConnection);
+                None
+            }
+            Cookie::None => {
+                self.count_drop(DropReason::NoConnection);
+                // A cookie fits what begins the peer's stream. If that was lost, or had no room, what follows it comes first, and a
+                // reset would end what the peer takes for open: without an answer it sends all of it again, from the beginning.
+                let follows = frame.payload_len > 0 || header.flags.contains(TcpFlags::FIN);
+                if !(are_cookies_out && follows && !header.flags.contains(TcpFlags::SYN)) {
+                    self.send_reset(frame, reset);
+                }
+                None
+            }
+        }
+    }
+
+    /// A late segment of a connection in TIME-WAIT.
+    fn answer_late(&mut self, frame: &TcpFrame, answer: Answer) {
+        if let Some(reason) = answer.drop {
+            self.count_drop(drop_reason(reason));
+        }
+        let Some(mut reply) = answer.reply else { return };
+        if !self.link.has_room() {
+            return;
+        }
+        reply.source_port = frame.flow.local_port;
+        reply.destination_port = frame.flow.remote_port;
+        let to_self = self.net.addresses.is_own(frame.flow.remote);
+        if self.send_bare(&frame.flow, frame.source_mac, to_self, reply) {
+            self.counters.pure_acknowledgments += 1;
+        } else {
+            self.count_drop(DropReason::NoTransmitBuffer);
+        }
+    }
+
+    /// TCP's settings for a listener's connections.
+    fn listener_config(&self, flow: &FlowKey) -> uwarp_tcp::Config {
+        let mut config = self.tcp_config_for(flow.remote);
+        let listener = self.connections.opening.listeners.get(&flow.local_port);
+        if let Some(Requests::Streams { options, .. }) = listener.map(|listener| &listener.requests) {
+            options.configure(&mut config);
+        }
+        config
+    }
+
+    /// A SYN for a listener; `previous` is the finished connection whose ports it uses again (RFC 6191).
+    fn on_syn(&mut self, frame: &TcpFrame, previous: Option<TimeWait>) {
+        let port = frame.flow.local_port;
+        let Some(listener) = self.connections.opening.listeners.get(&port) else { return };
+        // A full house is not refused but ignored: the peer's SYN comes again, and there may be room then.
+        let waiting = listener.waiting();
+        if waiting >= listener.backlog {
+            return self.count_drop(DropReason::BacklogFull);
+        }
+        if self.connections.table.len() >= self.config.limits.connections as usize {
+            return self.count_drop(DropReason::ConnectionLimit);
+        }
+        let crowded = waiting.saturating_add(listener.half_open) >= listener.backlog;
+        if crowded || self.connections.opening.half_open >= self.config.limits.half_open {
+            return self.send_cookie(frame);
+        }
+        if !self.enter(&frame.flow) {
+            return;
+        }
+        let config = self.listener_config(&frame.flow);
+        let mut isn = self.connections.isn.generate(&frame.flow, self.now);
+        if let Some(previous) = previous {
+            isn = previous.isn_beyond(isn);
+            self.connections.time_wait.remove(&frame.flow);
+        }
+        let tcp = uwarp_tcp::Connection::accept(&config, &frame.header, isn, self.now);
+        if let Some(index) = self.add_passive(frame, tcp) {
+            self.schedule_index(index);
+        }
+    }
+
+    /// Takes a flow for a passive connection. False: what other engines receive of it would be answered with a reset there, so the
+    /// connection must not open. Nothing is said, as with a full backlog: the peer tries again, and there may be room then, or the
+    /// engine that has the flow is handed what comes.
+    fn enter(&mut self, flow: &FlowKey) -> bool {
+        let granted = self.claim(flow) == Claim::Granted;
+        if !granted {
+            self.count_drop(DropReason::NotEntered);
+        }
+        granted
+    }
+
+    /// Answers a SYN and keeps nothing of it.
+    fn send_cookie(&mut self, frame: &TcpFrame) {
+        if !self.link.has_room() || !self.link.has_free(self.link.transmit.reserve + 1) {
+            return self.count_drop(DropReason::NoTransmitBuffer);
+        }
+        let config = self.listener_config(&frame.flow);
+        let mut header = self.connections.opening.cookies.answer(&config, &frame.flow, &frame.header, self.now);
+        header.source_port = frame.flow.local_port;
+        header.destination_port = frame.flow.remote_port;
+        let to_self = self.net.addresses.is_own(frame.flow.remote);
+        self.connections.opening.cookies_until = self.now + SynCookies::LIFE;
+        if let Some(handoff) = &self.link.handoff {
+            // Before it is sent: another engine may be quick to receive the answer.
+            handoff.owners().await_cookies(self.connections.opening.cookies_until);
+        }
+        if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
+            self.counters.cookies_sent += 1;
+        } else {
+            self.count_drop(DropReason::NoTransmitBuffer);
+        }
+    }
+
+    /// Whether a cookie of this engine or of another one of the context may come back.
+    fn awaits_cookies(&self) -> bool {
+        let others = self.link.handoff.as_ref().map(|handoff| handoff.owners().cookies_until());
+        self.now < self.connections.opening.cookies_until || others.is_some_and(|until| self.now < until)
+    }
+
+    /// An acknowledgment without a connection may be the answer to a cookie.
+    fn on_cookie(&mut self, frame: &TcpFrame) -> Cookie {
+        let port = frame.flow.local_port;
+        if !self.connections.opening.guesses.admits(self.now, frame.flow.remote) {
+            self.counters.cookies_not_compared += 1;
+            return Cookie::NotCompared;
+        }
+        let config = self.listener_config(&frame.flow);
+        let Some(tcp) = self.connections.opening.cookies.accept(&config, &frame.flow, &frame.header, self.now) else {
+            self.counters.cookies_wrong += 1;
+            self.connections.opening.guesses.was_wrong(self.now, frame.flow.remote);
+            return Cookie::None;
+        };
+        // The peer takes the connection for open; its next segment asks again.
+        let full =
+            self.connections.opening.listeners.get(&port).is_none_or(|listener| listener.waiting() >= listener.backlog);
+        if full {
+            self.count_drop(DropReason::BacklogFull);
+            return Cookie::Ignored;
+        }
+        if self.connections.table.len() >= self.config.limits.connections as usize {
+            self.count_drop(DropReason::ConnectionLimit);
+            return Cookie::Ignored;
+        }
+        if !self.enter(&frame.flow) {
+            return Cookie::Ignored;
+        }
+        self.connections.time_wait.remove(&frame.flow);
+        self.counters.cookies_accepted += 1;
+        self.add_passive(frame, tcp).map_or(Cookie::Ignored, Cookie::Opens)
+    }
+
+    /// A connection in its handshake, for the listener on its port.
+    fn add_passive(&mut self, frame: &TcpFrame, tcp: uwarp_tcp::Connection) -> Option<u32> {
+        let listener = self.connections.opening.listeners.get_mut(&frame.flow.local_port)?;
+        listener.pending += 1;
+        listener.half_open += 1;
+        self.connections.opening.half_open += 1;
+        let id = listener.id;
+        let (phase, deadline) = match &listener.requests {
+            Requests::Rdma(_) => {
+                let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
+                let responding = Responding { machine: Responder::new(options), origin: Origin::Listener(id) };
+                (Phase::Responding(Box::new(responding)), Some(self.now + self.config.iwarp.startup_timeout))
+            }
+            Requests::Streams { .. } => (Phase::Incoming(id), Some(self.now + STREAM_OPENING)),
+        };
+        let index = self.add_connection(frame.flow, tcp, phase);
+        if let Some(connection) = self.connections.table.get_mut(index) {
+            connection.deadline = deadline;
+            connection.half_open = true;
+            // The SYN's sender is on the link, or its router is: no need to ask for an address that answers already.
+            connection.mac = frame.source_mac.0;
+            connection.epoch = self.net.neighbours.epoch();
+        }
+        Some(index)
+    }
+
+    /// The handshake of a passive connection is done.
+    pub(crate) fn handshake_done(&mut self, connection: &mut Connection, listener: ListenerId) {
+        if !std::mem::take(&mut connection.half_open) {
+            return;
+        }
+        self.connections.opening.half_open = self.connections.opening.half_open.saturating_sub(1);
+        if let Some(listener) =
+            self.connections.opening.listeners.values_mut().find(|candidate| candidate.id == listener)
+        {
+            listener.half_open = listener.half_open.saturating_sub(1);
+        }
+    }
+
+    /// A passive connection is no longer waiting: it was answered, or it ended.
+    pub(crate) fn leave_listener(&mut self, connection: &mut Connection) {
+        let listener = match &connection.phase {
+            Phase::Responding(responding) | Phase::Requested(responding) => responding.listener(),
+            Phase::Incoming(listener) => Some(*listener),
+            _ => None,
+        };
+        let Some(listener) = listener else { return };
+        self.handshake_done(connection, listener);
+        if let Some(listener) =
+            self.connections.opening.listeners.values_mut().find(|candidate| candidate.id == listener)
+        {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
+    }
+}
+
+/// What an acknowledgment without a connection is.
+enum Cookie {
+    /// No cookie of ours.
+    None,
+    /// It may be one: too many that were none came in the name of its address.
+    NotCompared,
+    /// One, for which there is no room.
+    Ignored,
+    /// One that opened this connection.
+    Opens(u32),
+}

@@ -1,0 +1,537 @@
+//! From a TCP connection to a stream in full operation: active and passive opens, MPA Request and Reply.
+
+use std::net::SocketAddr;
+
+use uwarp_iwarp::opcode::Features;
+use uwarp_iwarp::startup::{
+    AcceptError, Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
+};
+use uwarp_iwarp::{Fault, Stream};
+use uwarp_wire::address::{FlowKey, IpAddress};
+
+use crate::api::command::{
+    AcceptParameters, ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason,
+    EstablishedEvent, RequestId, StartupOptions,
+};
+use crate::connection::listener::{Listener, Requests};
+use crate::connection::slab::Handle;
+use crate::connection::{Connection, Ending, Initiating, Left, Origin, Phase, Running};
+use crate::core::Core;
+use crate::link::handoff::Claim;
+use crate::link::port::Port;
+use crate::rdma::queue_pair::Stage;
+
+/// Endpoints of a flow as the standard library has them: local, remote.
+pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
+    let local = SocketAddr::new(flow.local.to_ip_addr(), flow.local_port);
+    let remote = SocketAddr::new(flow.remote.to_ip_addr(), flow.remote_port);
+    (local, remote)
+}
+
+impl<P: Port> Core<P> {
+    fn limits(&self, options: &StartupOptions) -> ReadLimits {
+        let ird = options.ird.min(self.config.iwarp.max_ird);
+        ReadLimits {
+            ird,
+            maximum_ird: self.config.iwarp.max_ird.max(ird),
+            ord: options.ord.min(self.config.iwarp.max_ord),
+            minimum_ord: options.minimum_ord,
+            negotiate: options.negotiate_reads,
+        }
+    }
+
+    /// Adds a connection to the store and the flow table.
+    pub(crate) fn add_connection(&mut self, flow: FlowKey, tcp: uwarp_tcp::Connection, phase: Phase) -> u32 {
+        let tag = self.connections.flows.tag(&flow);
+        let to_self = self.net.addresses.is_own(flow.remote);
+        self.counters.connections_opened += 1;
+        let handle = self.connections.table.insert(Connection {
+            flow,
+            tag,
+            scheduled: false,
+            unresolved: false,
+            to_self,
+            squeezed: false,
+            finished: false,
+            gone: false,
+            mac: if to_self { self.link.own_mac.0 } else { [0; 6] },
+            epoch: 0,
+            template: None,
+            quiet: false,
+            confirmed: 0,
+            queue_pair: None,
+            tcp,
+            phase,
+            stream: None,
+            half_open: false,
+            startup_frame: None,
+            left: Left::No,
+            close_when_sent: false,
+            gather: Vec::new(),
+            deadline: None,
+            end: None,
+        });
+        self.connections.flows.insert(tag, handle.index);
+        if self.net.paths.mtu(flow.remote).is_some()
+            && let Some(mut connection) = self.connections.table.take(handle.index)
+        {
+            self.fit(&mut connection);
+            self.connections.table.put(handle.index, connection);
+        }
+        handle.index
+    }
+
+    /// An active open.
+    pub(crate) fn connect(&mut self, parameters: ConnectParameters) {
+        let number = parameters.queue_pair;
+        if let Err(reason) = self.try_connect(parameters) {
+            self.connect_failed(number, reason);
+        }
+    }
+
+    /// Tells a queue pair that no stream came about.
+    pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
+        if let Some(queue_pair) = self.rdma.queue_pair(number) {
+            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+        }
+    }
+
+    fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
+        let ConnectParameters { queue_pair: number, remote, local_port, options } = parameters;
+        self.check_idle(number)?;
+        let address = self.check_connect(remote)?;
+        // The flow last: whoever has claimed one goes on to make its connection.
+        let initiating = self.initiating(&options)?;
+        let flow = self.choose_flow(address, remote.port(), local_port)?;
+        let isn = self.connections.isn.generate(&flow, self.now);
+        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
+        let deadline = self.now + options.timeout;
+        let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
+        if let Some(connection) = self.connections.table.get_mut(index) {
+            connection.queue_pair = Some(number);
+            connection.deadline = Some(deadline);
+        }
+        self.bind(number, index);
+        self.schedule_index(index);
+        Ok(())
+    }
+
+    /// The machine of an initiator.
+    pub(crate) fn initiating(&self, options: &StartupOptions) -> Result<Initiating, ConnectFailure> {
+        let initiator = InitiatorOptions {
+            revision: if options.revision == 1 { Revision::One } else { Revision::Two },
+            crc: options.crc,
+            markers: options.markers,
+            limits: self.limits(options),
+            ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
+        };
+        if options.peer_to_peer && options.ready_to_receive.is_empty() {
+            return Err(ConnectFailure::ReadyToReceive);
+        }
+        let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        Ok(Initiating { machine, first_fpdu_delay: options.first_fpdu_delay, features: options.features })
+    }
+
+    /// Whether a connection to that peer may be opened now.
+    pub(crate) fn check_connect(&self, remote: SocketAddr) -> Result<IpAddress, ConnectFailure> {
+        if self.control.shutdown.is_some() {
+            return Err(ConnectFailure::ShuttingDown);
+        }
+        let address = IpAddress::from(remote.ip());
+        if remote.port() == 0 || address.is_unspecified() || address.is_multicast() {
+            return Err(ConnectFailure::Address);
+        }
+        if self.net.addresses.is_subnet_broadcast(address) {
+            // RFC 9293 §3.9.2.3, MUST-46.
+            return Err(ConnectFailure::Address);
+        }
+        if self.connections.table.len() >= self.config.limits.connections as usize {
+            return Err(ConnectFailure::Limit);
+        }
+        Ok(address)
+    }
+
+    pub(crate) fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
+        let Some(queue_pair) = self.rdma.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
+        let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
+        let idle = queue_pair.stage == Stage::Idle && queue_pair.connection.is_none();
+        if idle && self.rdma.lanes.contains(send) && self.rdma.lanes.contains(receive) {
+            Ok(())
+        } else {
+            Err(ConnectFailure::QueuePair)
+        }
+    }
+
+    pub(crate) fn bind(&mut self, number: u32, index: u32) {
+        if let Some(queue_pair) = self.rdma.queue_pair(number) {
+            queue_pair.stage = Stage::Connected;
+            queue_pair.connection = Some(index);
+        }
+    }
+
+    pub(crate) fn choose_flow(
+        &mut self,
+        remote: IpAddress,
+        remote_port: u16,
+        wish: Option<u16>,
+    ) -> Result<FlowKey, ConnectFailure> {
+        let local = self.net.addresses.source_for(remote).ok_or(ConnectFailure::Address)?;
+        let mut flow = FlowKey { remote, local, remote_port, local_port: 0 };
+        if let Some(port) = wish {
+            flow.local_port = port;
+            return if port == 0 { Err(ConnectFailure::AddressInUse) } else { self.take(&flow).map(|()| flow) };
+        }
+        let (first, last) = self.config.ephemeral_ports;
+        let count = u32::from(last - first) + 1;
+        // A random start makes ports hard to guess (RFC 6056) and seldom taken.
+        let start = self.random.u32(0..count);
+        let mut failure = ConnectFailure::NoPort;
+        for step in 0..count {
+            flow.local_port = first + ((start + step) % count) as u16;
+            let arrives_here = self.config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
+            if !arrives_here {
+                continue;
+            }
+            match self.take(&flow) {
+                Ok(()) => return Ok(flow),
+                // The flow of another port may fit.
+                Err(ConnectFailure::Limit) => failure = ConnectFailure::Limit,
+                Err(_) => {}
+            }
+        }
+        Err(failure)
+    }
+
+    /// Takes a flow for a connection of ours.
+    fn take(&self, flow: &FlowKey) -> Result<(), ConnectFailure> {
+        if self.find(flow).is_some()
+            || self.connections.time_wait.contains(flow)
+            || self.connections.opening.listeners.contains_key(&flow.local_port)
+        {
+            return Err(ConnectFailure::AddressInUse);
+        }
+        // A connection to ourselves has two ends in the same table.
+        if self.net.addresses.is_own(flow.remote)
+            && (self.find(&flow.reversed()).is_some() || self.connections.time_wait.contains(&flow.reversed()))
+        {
+            return Err(ConnectFailure::AddressInUse);
+        }
+        // No other engine has it, or can take it from now on.
+        match self.claim(flow) {
+            Claim::Granted => Ok(()),
+            Claim::Taken => Err(ConnectFailure::AddressInUse),
+            // What another engine receives of it would be answered with a reset there.
+            Claim::NoRoom => Err(ConnectFailure::Limit),
+        }
+    }
+
+    /// Enters a flow for this engine, so that the others hand on what they receive of it.
+    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
+        self.link.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
+    }
+
+    /// The connection of a flow.
+    #[inline]
+    pub(crate) fn find(&self, flow: &FlowKey) -> Option<u32> {
+        let is_it = |index| self.connections.table.get(index).is_some_and(|connection| connection.flow == *flow);
+        self.connections
+            .guess
+            .filter(|guess| is_it(*guess))
+            .or_else(|| self.connections.flows.find(self.connections.flows.tag(flow), is_it))
+    }
+
+    /// TCP is open.
+    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
+        match &connection.phase {
+            Phase::Initiating(initiating) => {
+                connection.startup_frame = Some(initiating.machine.request().to_vec());
+            }
+            Phase::Responding(responding) => {
+                if let Some(listener) = responding.listener() {
+                    self.handshake_done(connection, listener);
+                }
+            }
+            Phase::Stream => self.on_stream_open(index, connection),
+            Phase::Incoming(listener) => {
+                let listener = *listener;
+                self.on_stream_accepted(index, connection, listener);
+            }
+            _ => {}
+        }
+    }
+
+    /// Octets of the start-up exchange. Gives how many of them were used; the rest are FPDUs.
+    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
+        match &mut connection.phase {
+            Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
+                Ok(None) => octets.len(),
+                Ok(Some((outcome, used))) => {
+                    let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
+                    self.on_reply(connection, outcome, delay, features);
+                    used
+                }
+                Err(_) => {
+                    self.startup_failed(connection, ConnectFailure::Startup);
+                    octets.len()
+                }
+            },
+            Phase::Responding(responding) | Phase::Requested(responding) => {
+                let had_request = responding.machine.request().is_some();
+                match responding.machine.receive(octets) {
+                    Ok(None) => {}
+                    Ok(Some(_)) if had_request => {}
+                    Ok(Some(_)) => self.on_request(index, connection),
+                    Err(_) => self.startup_failed(connection, ConnectFailure::Startup),
+                }
+                octets.len()
+            }
+            Phase::Running(_) | Phase::Closing | Phase::Incoming(_) | Phase::Stream => 0,
+        }
+    }
+
+    /// The peer's Request is complete: the application decides.
+    fn on_request(&mut self, index: u32, connection: &mut Connection) {
+        let engine = self.config.index;
+        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
+        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        let Phase::Responding(responding) = phase else {
+            connection.phase = phase;
+            return;
+        };
+        let (local, peer) = endpoints(&connection.flow);
+        let requests = match &responding.origin {
+            Origin::Listener(listener) => {
+                match self
+                    .connections
+                    .opening
+                    .listeners
+                    .get(&connection.flow.local_port)
+                    .filter(|found| found.id == *listener)
+                {
+                    Some(Listener { requests: Requests::Rdma(requests), .. }) => Some(requests),
+                    _ => None,
+                }
+            }
+            Origin::Stream(requests) => Some(requests),
+        };
+        if let (Some(request), Some(requests)) = (responding.machine.request(), requests) {
+            requests.send(ConnectionRequest {
+                request: RequestId { engine, handle: handle.to_bits() },
+                listener: responding.listener(),
+                peer,
+                local,
+                private_data: request.private_data.clone(),
+                ird: request.ird(),
+                ord: request.ord(),
+                revision: request.revision,
+                peer_to_peer: request.enhanced.is_some_and(|data| data.peer_to_peer),
+            });
+        }
+        connection.phase = Phase::Requested(responding);
+        // How long the application may think is its own business; the peer has its own time limit.
+        connection.deadline = None;
+    }
+
+    /// The peer's Reply is complete.
+    fn on_reply(
+        &mut self,
+        connection: &mut Connection,
+        outcome: Outcome,
+        delay: std::time::Duration,
+        features: Features,
+    ) {
+        let Some(number) = connection.queue_pair else { return };
+        match outcome {
+            Outcome::Established(parameters) => {
+                connection.deadline = None;
+                let first_fpdu_at = (!delay.is_zero()).then(|| self.now + delay);
+                self.leave_stream(connection);
+                self.begin_running(connection, number, parameters, features);
+                if let (Phase::Running(running), Some(at)) = (&mut connection.phase, first_fpdu_at) {
+                    running.first_fpdu_at = Some(at);
+                    connection.deadline = Some(at);
+                }
+            }
+            Outcome::Rejected(rejection) => {
+                if let Some(queue_pair) = self.unbind(connection) {
+                    queue_pair.events.send(ConnectionEvent::Rejected {
+                        queue_pair: number,
+                        private_data: rejection.private_data,
+                        peer_ird: rejection.peer_ird,
+                        peer_ord: rejection.peer_ord,
+                    });
+                }
+                if !self.resume_stream(connection) {
+                    self.finish_tcp(connection);
+                }
+            }
+            Outcome::Refused(parameters, fault) => {
+                // The stream lives for its Terminate alone.
+                if let Some(queue_pair) = self.unbind(connection) {
+                    let reason = match fault {
+                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
+                        _ => ConnectFailure::ReadLimits,
+                    };
+                    queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+                }
+                self.refuse(connection, &parameters, fault);
+            }
+        }
+    }
+
+    fn refuse(&mut self, connection: &mut Connection, parameters: &Parameters, fault: Fault) {
+        let mut running = Running::new(connection, parameters, Features::default());
+        running.terminate = running.stream.fail(fault, None);
+        running.ending = Ending::Closed;
+        connection.phase = Phase::Running(Box::new(running));
+        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+    }
+
+    /// Full operation begins for a queue pair.
+    fn begin_running(&mut self, connection: &mut Connection, number: u32, parameters: Parameters, features: Features) {
+        let running = Running::new(connection, &parameters, features);
+        connection.phase = Phase::Running(Box::new(running));
+        let (local, peer) = endpoints(&connection.flow);
+        if let Some(queue_pair) = self.rdma.queue_pair(number) {
+            queue_pair.events.send(ConnectionEvent::Established(Box::new(EstablishedEvent {
+                queue_pair: number,
+                peer,
+                local,
+                ird: parameters.ird,
+                ord: parameters.ord,
+                peer_ird: parameters.peer_ird,
+                peer_ord: parameters.peer_ord,
+                transmit_markers: parameters.transmit_markers,
+                receive_markers: parameters.receive_markers,
+                peer_to_peer: parameters.ready_to_receive.is_some() || parameters.expects_ready_to_receive,
+                crc: parameters.crc,
+                private_data: parameters.private_data,
+            })));
+        }
+    }
+
+    /// Takes the queue pair off its connection; it is idle again.
+    pub(crate) fn unbind(&mut self, connection: &mut Connection) -> Option<&mut crate::rdma::queue_pair::QueuePair> {
+        let number = connection.queue_pair.take()?;
+        let queue_pair = self.rdma.queue_pair(number)?;
+        queue_pair.connection = None;
+        queue_pair.stage = Stage::Idle;
+        Some(queue_pair)
+    }
+
+    /// The start-up came to nothing: tells the queue pair and resets TCP.
+    pub(crate) fn startup_failed(&mut self, connection: &mut Connection, reason: ConnectFailure) {
+        if let Some(number) = connection.queue_pair
+            && let Some(queue_pair) = self.unbind(connection)
+        {
+            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+        }
+        if let Some(stream) = &connection.stream {
+            stream.fail(reason.into());
+        }
+        connection.ends_by(DisconnectReason::Aborted);
+        self.abort(connection);
+    }
+
+    /// Answers a connection request with a queue pair.
+    pub(crate) fn accept(&mut self, parameters: AcceptParameters) {
+        let number = parameters.queue_pair;
+        if let Err(reason) = self.try_accept(parameters) {
+            self.connect_failed(number, reason);
+        }
+    }
+
+    fn try_accept(&mut self, parameters: AcceptParameters) -> Result<(), ConnectFailure> {
+        let AcceptParameters { request, queue_pair: number, options } = parameters;
+        self.check_idle(number)?;
+        let limits = self.limits(&options);
+        let index =
+            self.connections.table.resolve(Handle::from_bits(request.handle)).ok_or(ConnectFailure::RequestGone)?;
+        let mut connection = self.connections.table.take(index).ok_or(ConnectFailure::RequestGone)?;
+        let result = self.accept_on(&mut connection, number, &limits, &options);
+        if result.is_ok() {
+            self.bind(number, index);
+        }
+        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        self.put_back(index, connection);
+        result
+    }
+
+    fn accept_on(
+        &mut self,
+        connection: &mut Connection,
+        number: u32,
+        limits: &ReadLimits,
+        options: &StartupOptions,
+    ) -> Result<(), ConnectFailure> {
+        let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
+        responding.machine.set_ready_to_receive(options.ready_to_receive);
+        responding.machine.set_markers(options.markers);
+        let (reply, parameters) = match responding.machine.accept(limits, &options.private_data) {
+            Ok(accepted) => accepted,
+            Err(AcceptError::PeerIrdTooSmall) => {
+                // The peer learns from the Reply how many would have been wanted (RFC 6581 section 9.1).
+                let reply =
+                    responding.machine.reject(limits, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+                self.leave_listener(connection);
+                connection.startup_frame = Some(reply);
+                if !self.resume_stream(connection) {
+                    self.finish_tcp(connection);
+                }
+                return Err(ConnectFailure::ReadLimits);
+            }
+            Err(_) => return Err(ConnectFailure::Startup),
+        };
+        self.leave_listener(connection);
+        connection.startup_frame = Some(reply);
+        connection.queue_pair = Some(number);
+        // A client-server initiator may be silent for as long as it likes; a peer-to-peer one owes its indication.
+        connection.deadline = parameters.expects_ready_to_receive.then(|| self.now + self.config.iwarp.startup_timeout);
+        self.begin_running(connection, number, parameters, options.features);
+        Ok(())
+    }
+
+    /// Refuses a connection request.
+    pub(crate) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        let Some(index) = self.connections.table.resolve(Handle::from_bits(request.handle)) else { return };
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        self.leave_listener(&mut connection);
+        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        if let Phase::Requested(mut responding) = phase {
+            match responding.machine.reject(&ReadLimits::default(), private_data) {
+                Ok(reply) => {
+                    connection.startup_frame = Some(reply);
+                    if !self.resume_stream(&mut connection) {
+                        self.finish_tcp(&mut connection);
+                    }
+                    Self::schedule(&mut self.connections.ready, index, &mut connection);
+                }
+                Err(_) => self.abort(&mut connection),
+            }
+        } else {
+            connection.phase = phase;
+        }
+        self.put_back(index, connection);
+    }
+}
+
+impl Running {
+    fn new(connection: &Connection, parameters: &Parameters, features: Features) -> Running {
+        // Full operation starts behind our start-up frame, which may not have been handed to TCP yet.
+        let frame = connection.startup_frame.as_ref().map_or(0, Vec::len) as u64;
+        Running {
+            stream: Stream::new(parameters, features),
+            crc: parameters.crc,
+            marker_mask: if parameters.transmit_markers { u32::MAX } else { 0 },
+            transmit_start: connection.tcp.octets_pushed() + frame,
+            receive_markers: parameters.receive_markers,
+            receive_position: 0,
+            outgoing: None,
+            balance: 0,
+            first_fpdu_at: None,
+            ending: Ending::No,
+            peer_closed: false,
+            terminate: None,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Packets that reach the wrong engine, and how they come to the right one.
+//!
+//! The engines of a context share an address, and each has queues of its own. Where the device does not put every packet of a flow
+//! into its engine's queue, the engine that finds one of a flow that it does not know asks [`FlowOwners`] who does, and copies the
+//! frame into that engine's ring. What tells of neighbours goes to every engine. All of it is counted; none of it is on the way of a
+//! packet that arrives where it should.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uwarp_memory::Turn;
+pub use uwarp_ring::Claim;
+use uwarp_ring::{Claims, Consumer, Producer, ring};
+use uwarp_tcp::Instant;
+use uwarp_wire::address::FlowKey;
+
+use crate::connection::flow::KeyedHash;
+use crate::core::Core;
+use crate::link::port::{BURST, Buffer, Port};
+
+/// Octets of one slot of a ring.
+const SLOT: usize = 256;
+/// Octets in front of a frame: its length, and [`VERIFIED`].
+const LENGTH: usize = 4;
+/// Slots of a ring at least: the longest frame fits, joined from segments up to the 64 KiB of an IP packet.
+const RING_MIN: usize = 512;
+/// Beside the length: the TCP checksum was found right. Where a device has vouched for it, it may never have been in the frame.
+const VERIFIED: u32 = 1 << 31;
+
+/// Which engine of a context has a flow. Engines enter and take out their own flows, everybody looks.
+#[derive(Debug)]
+pub struct FlowOwners {
+    claims: Claims,
+    hasher: KeyedHash,
+    /// Until when a SYN cookie of any engine may come back, in nanoseconds of the clock that all share.
+    cookies_until: AtomicU64,
+}
+
+impl FlowOwners {
+    /// Room for so many flows; `secret` keys the hash.
+    pub fn new(flows: usize, secret: [u64; 2]) -> FlowOwners {
+        FlowOwners { claims: Claims::new(flows), hasher: KeyedHash::new(secret), cookies_until: AtomicU64::new(0) }
+    }
+
+    /// The engine that has the flow.
+    pub fn find(&self, flow: &FlowKey) -> Option<u16> {
+        self.claims.find(self.hasher.hash_one(flow))
+    }
+
+    /// Enters a flow for an engine.
+    pub fn claim(&self, flow: &FlowKey, engine: u16) -> Claim {
+        self.claims.claim(self.hasher.hash_one(flow), engine)
+    }
+
+    /// Takes out a flow of an engine.
+    pub fn release(&self, flow: &FlowKey, engine: u16) {
+        self.claims.release(self.hasher.hash_one(flow), engine);
+    }
+
+    /// An engine has sent a SYN cookie, which may come back to any.
+    pub(crate) fn await_cookies(&self, until: Instant) {
+        self.cookies_until.fetch_max(until.as_nanos(), Ordering::Release);
+    }
+
+    /// Until when a cookie of any engine may come back.
+    pub(crate) fn cookies_until(&self) -> Instant {
+        Instant::from_nanos(self.cookies_until.load(Ordering::Acquire))
+    }
+
+    /// Flows that are entered: counts them.
+    pub fn len(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Whether no flow is entered.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+}
+
+/// What lies in a ring: a piece of a frame, the first piece behind its length.
+type Slot = [u8; SLOT];
+
+/// One engine's part of a context's hand-off.
+#[derive(Debug)]
+pub struct Handoff {
+    owners: Arc<FlowOwners>,
+    engine: u16,
+    /// To each other engine.
+    out: Vec<Option<Producer<Slot>>>,
+    /// From each other engine.
+    from: Vec<Option<Consumer<Slot>>>,
+    /// The frame under way came from another engine.
+    second_hand: bool,
+    /// Where such a frame lies.
+    scratch: Vec<u8>,
+}
+
+impl Handoff {
+    /// The parts of `engines` engines, with rings for about `frames` frames of the usual size between any two, and a table for
+    /// `flows` flows of all.
+    pub fn between(engines: usize, frames: usize, flows: usize, secret: [u64; 2]) -> Vec<Handoff> {
+        let owners = Arc::new(FlowOwners::new(flows, secret));
+        let empty = |index: usize| Handoff {
+            owners: Arc::clone(&owners),
+            engine: index as u16,
+            out: (0..engines).map(|_| None).collect(),
+            from: (0..engines).map(|_| None).collect(),
+            second_hand: false,
+            scratch: Vec::new(),
+        };
+        let mut parts: Vec<Handoff> = (0..engines).map(empty).collect();
+        for sender in 0..engines {
+            for receiver in (0..engines).filter(|receiver| *receiver != sender) {
+                let (producer, consumer) = ring((frames * 1536usize.div_ceil(SLOT)).next_power_of_two().max(RING_MIN));
+                parts[sender].out[receiver] = Some(producer);
+                parts[receiver].from[sender] = Some(consumer);
+            }
+        }
+        parts
+    }
+
+    /// The table that all engines share.
+    pub fn owners(&self) -> &Arc<FlowOwners> {
+        &self.owners
+    }
+
+    /// Another engine that has the flow.
+    fn owner(&self, flow: &FlowKey) -> Option<u16> {
+        self.owners.find(flow).filter(|owner| *owner != self.engine)
+    }
+
+    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
+        self.owners.claim(flow, self.engine)
+    }
+
+    pub(crate) fn release(&self, flow: &FlowKey) {
+        self.owners.release(flow, self.engine);
+    }
+
+    /// Copies a frame of these pieces into an engine's ring; `verified`: its TCP checksum is right. False: the ring is full, or the
+    /// engine is gone.
+    fn send<'a>(&mut self, engine: u16, length: usize, verified: bool, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+        let Some(Some(producer)) = self.out.get_mut(usize::from(engine)) else { return false };
+        let Some(mut reservation) = producer.reserve((LENGTH + length).div_ceil(SLOT)) else { return false };
+        let mut slot = [0; SLOT];
+        let word = length as u32 | if verified { VERIFIED } else { 0 };
+        slot[..LENGTH].copy_from_slice(&word.to_be_bytes());
+        let mut filled = LENGTH;
+        for mut piece in pieces {
+            while !piece.is_empty() {
+                let taken = piece.len().min(SLOT - filled);
+                slot[filled..filled + taken].copy_from_slice(&piece[..taken]);
+                filled += taken;
+                piece = &piece[taken..];
+                if filled == SLOT {
+                    let _ = reservation.write(slot);
+                    filled = 0;
+                }
+            }
+        }
+        if filled > 0 {
+            let _ = reservation.write(slot);
+        }
+        reservation.commit();
+        true
+    }
+
+    /// Whether frames wait.
+    #[inline]
+    pub(crate) fn has_frames(&mut self) -> bool {
+        self.from.iter_mut().flatten().any(|consumer| consumer.available() > 0)
+    }
+
+    /// The next frame from another engine, into `out`, and whether its TCP checksum is known to be right.
+    fn receive(&mut self, out: &mut Vec<u8>) -> Option<bool> {
+        for consumer in self.from.iter_mut().flatten() {
+            let Some(first) = consumer.pop() else { continue };
+            let word = u32::from_be_bytes([first[0], first[1], first[2], first[3]]);
+            let length = (word & !VERIFIED) as usize;
+            out.clear();
+            out.extend_from_slice(&first[LENGTH..SLOT.min(LENGTH + length)]);
+            while out.len() < length {
+                // All slots of a frame are published at once.
+                let slot = consumer.pop()?;
+                out.extend_from_slice(&slot[..SLOT.min(length - out.len())]);
+            }
+            return Some(word & VERIFIED != 0);
+        }
+        None
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Hands a segment, whose checksum is right, to the engine that has its flow. False: that is none, and it has to be dealt with
+    /// here.
+    #[cold]
+    pub(crate) fn hand_off(&mut self, flow: &FlowKey, buffer: &P::Buffer) -> bool {
+        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
+        let Some(owner) = handoff.owner(flow) else { return false };
+        let pieces = (0..buffer.segment_count()).filter_map(|index| buffer.segment(index));
+        let sent = handoff.send(owner, buffer.total_len(), true, pieces);
+        self.count_handed_off(sent);
+        true
+    }
+
+    /// The same for a frame in memory, about a flow: an ICMP error.
+    pub(crate) fn hand_off_octets(&mut self, flow: &FlowKey, octets: &[u8]) -> bool {
+        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
+        let Some(owner) = handoff.owner(flow) else { return false };
+        let sent = handoff.send(owner, octets.len(), false, std::iter::once(octets));
+        self.count_handed_off(sent);
+        true
+    }
+
+    /// Lets all other engines know, too: what tells of neighbours comes to one queue only.
+    pub(crate) fn share(&mut self, octets: &[u8]) {
+        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return };
+        let (mut sent, mut lost) = (0, 0);
+        for engine in 0..handoff.out.len() {
+            if handoff.out[engine].is_none() {
+                continue;
+            }
+            match handoff.send(engine as u16, octets.len(), false, std::iter::once(octets)) {
+                true => sent += 1,
+                false => lost += 1,
+            }
+        }
+        self.counters.handed_off += sent;
+        for _ in 0..lost {
+            self.count_drop(crate::api::stats::DropReason::HandoffFull);
+        }
+    }
+
+    fn count_handed_off(&mut self, sent: bool) {
+        if sent {
+            self.counters.handed_off += 1;
+        } else {
+            self.count_drop(crate::api::stats::DropReason::HandoffFull);
+        }
+    }
+
+    /// Takes what other engines have handed on.
+    #[cold]
+    pub(crate) fn run_handoff(&mut self, turn: &Turn<'_>) {
+        let Some(handoff) = &mut self.link.handoff else { return };
+        handoff.second_hand = true;
+        let mut octets = std::mem::take(&mut handoff.scratch);
+        for _ in 0..BURST {
+            let received = self.link.handoff.as_mut().and_then(|handoff| handoff.receive(&mut octets));
+            let Some(verified) = received else { break };
+            self.counters.taken_over += 1;
+            self.receive_octets(turn, &octets, verified);
+        }
+        if let Some(handoff) = &mut self.link.handoff {
+            handoff.second_hand = false;
+            handoff.scratch = octets;
+        }
+    }
+
+    /// Whether the frame under way came from another engine: it is not handed on again, and that engine has answered what it asks.
+    pub(crate) fn is_second_hand(&self) -> bool {
+        self.link.handoff.as_ref().is_some_and(|handoff| handoff.second_hand)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! The device: received bursts, frames that wait for it, headers, segmentation, packets of other engines' flows.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use uwarp_tcp::Instant;
+use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
+
+use crate::api::command::AsyncEvent;
+use crate::core::Core;
+use crate::link::handoff::Handoff;
+use crate::link::port::{Buffer, LinkState, Port};
+
+pub mod handoff;
+pub(crate) mod lookahead;
+pub mod port;
+pub(crate) mod receive;
+mod segmentation;
+pub mod steering;
+pub(crate) mod template;
+pub(crate) mod transmit;
+
+/// How often the link is looked at.
+const LINK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The device and what stands between it and the engine.
+#[derive(Debug)]
+pub(crate) struct Link<P: Port> {
+    pub(crate) port: P,
+    pub(crate) own_mac: EthernetAddress,
+    /// The tag of all our frames.
+    pub(crate) vlan: Option<VlanTag>,
+    pub(crate) is_up: bool,
+    /// When that is looked at again.
+    pub(crate) check_at: Instant,
+    /// The other engines of the context, if there are any.
+    pub(crate) handoff: Option<Handoff>,
+    /// Frames from us to us.
+    pub(crate) loopback: VecDeque<P::Buffer>,
+    /// Where chained frames are made contiguous.
+    pub(crate) scratch: Vec<u8>,
+    /// The device was not looked at in this turn.
+    pub(crate) passed_over: bool,
+    /// Where payload stands in a transmit buffer: room for all headers in front.
+    pub(crate) payload_start: usize,
+    pub(crate) offload_tcp: bool,
+    /// [`port::Capabilities::segmentation_parts`].
+    pub(crate) segmentation_parts: usize,
+    pub(crate) transmit: Transmit<P::Buffer>,
+}
+
+/// Frames on their way to the device, and the buffers for more.
+#[derive(Debug)]
+pub(crate) struct Transmit<B> {
+    /// Frames that the device has not taken.
+    pub(crate) queue: VecDeque<B>,
+    /// Frames in the queue from which on no more are made.
+    pub(crate) backlog: usize,
+    /// Frames that the device took in this turn.
+    pub(crate) flushed: usize,
+    /// Transmit buffers that records leave alone.
+    pub(crate) reserve: usize,
+    /// Transmit buffers that are free at least; looked up again when it runs low.
+    pub(crate) free_known: usize,
+}
+
+impl<P: Port> Link<P> {
+    /// A transmit buffer, any: for what must go out.
+    #[inline]
+    pub(crate) fn alloc(&mut self) -> Option<P::Buffer> {
+        let buffer = self.port.alloc();
+        self.transmit.free_known = self.transmit.free_known.saturating_sub(1);
+        if buffer.is_none() {
+            self.transmit.free_known = 0;
+        }
+        buffer
+    }
+
+    /// Whether at least `count` transmit buffers are free.
+    #[inline]
+    pub(crate) fn has_free(&mut self, count: usize) -> bool {
+        if self.transmit.free_known >= count {
+            return true;
+        }
+        self.transmit.free_known = self.port.transmit_free();
+        self.transmit.free_known >= count
+    }
+
+    /// Whether more frames may be made: the device has not fallen behind.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.transmit.queue.len() < self.transmit.backlog
+    }
+
+    /// Gives frames to the device; returns how many it took.
+    #[inline]
+    pub(crate) fn flush(&mut self) -> usize {
+        let before = self.transmit.flushed;
+        while !self.transmit.queue.is_empty() {
+            let taken = self.port.tx_burst(&mut self.transmit.queue);
+            self.transmit.flushed += taken;
+            if taken == 0 {
+                break;
+            }
+        }
+        self.transmit.flushed - before
+    }
+}
+
+impl<P: Port> Core<P> {
+    pub(crate) fn check_link(&mut self) {
+        self.link.check_at = self.now + LINK_INTERVAL;
+        let up = self.link.port.link() == LinkState::Up;
+        if up == self.link.is_up {
+            return;
+        }
+        self.link.is_up = up;
+        self.control.events.send(AsyncEvent::Link { up });
+        if up {
+            self.announce_twice();
+            return;
+        }
+        // A survivor learns of a dead peer by probing at once, not at the next keep-alive.
+        let now = self.now;
+        for index in self.connections.table.indexes() {
+            if let Some(connection) = self.connections.table.get_mut(index) {
+                connection.tcp.link_lost(now);
+                Self::schedule(&mut self.connections.ready, index, connection);
+            }
+        }
+    }
+}
+
+/// The octets of a frame in one piece: its own, or a copy in `scratch` if it is a chain.
+#[inline]
+pub(crate) fn contiguous<'a, B: Buffer>(buffer: &'a B, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+    if buffer.segment_count() == 1 {
+        return buffer.data();
+    }
+    scratch.clear();
+    for index in 0..buffer.segment_count() {
+        scratch.extend_from_slice(buffer.segment(index).unwrap_or(&[]));
+    }
+    scratch
+}

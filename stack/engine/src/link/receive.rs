@@ -1,0 +1,357 @@
+//! Received frames: what they are, whose they are, and what TCP says to them.
+
+use uwarp_memory::Turn;
+use uwarp_memory::kernels::checksum_sum;
+use uwarp_tcp::{Events, Payload};
+use uwarp_wire::WireError;
+use uwarp_wire::ethernet::VlanTag;
+use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::api::command::DisconnectReason;
+use crate::api::stats::DropReason;
+use crate::connection::HeldFrame;
+use crate::connection::{Connection, Left, Phase};
+use crate::core::Core;
+use crate::link::contiguous;
+use crate::link::port::{Buffer, ChecksumStatus, Port};
+
+/// Window offered while buffers are short, in segments of our MSS: enough to go on, too little to fill a pool.
+pub(crate) const SQUEEZED_SEGMENTS: u32 = 4;
+
+impl<P: Port> Core<P> {
+    /// Takes one frame.
+    #[inline]
+    pub(crate) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        self.counters.frames_received += 1;
+        self.counters.octets_received += buffer.total_len() as u64;
+        // Apart from the others, and looked at where it was written: as a part of [`Frame`] it would be copied.
+        let usual = usual_tcp(buffer.data(), buffer.total_len());
+        match &usual {
+            Some(frame) => self.receive_tcp(turn, frame, buffer),
+            None => self.receive_unusual(turn, buffer),
+        }
+    }
+
+    #[inline(never)]
+    fn receive_unusual(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        if buffer.segment_count() == 1 {
+            match classify(buffer.data(), buffer.total_len()) {
+                Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+                other => self.receive_other(turn, other, buffer.data()),
+            }
+        } else {
+            self.receive_chain(turn, buffer);
+        }
+    }
+
+    /// A chain: parsed in place where its headers are in one piece, otherwise in a copy.
+    fn receive_chain(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        match classify(buffer.data(), buffer.total_len()) {
+            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+            Err(WireError::NotContiguous) => {
+                let mut scratch = std::mem::take(&mut self.link.scratch);
+                let octets = contiguous(&buffer, &mut scratch);
+                match classify(octets, octets.len()) {
+                    Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+                    other => self.receive_other(turn, other, octets),
+                }
+                self.link.scratch = scratch;
+            }
+            // Whatever it is, it is rare: it is dealt with in one piece.
+            _ => {
+                let mut scratch = std::mem::take(&mut self.link.scratch);
+                let octets = contiguous(&buffer, &mut scratch);
+                self.receive_other(turn, classify(octets, octets.len()), octets);
+                self.link.scratch = scratch;
+            }
+        }
+    }
+
+    #[cold]
+    pub(crate) fn receive_other(&mut self, turn: &Turn<'_>, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
+        let vlan = match &frame {
+            Ok(Frame::Arp(frame)) => frame.vlan,
+            Ok(Frame::Icmp(frame)) => frame.route.vlan,
+            Ok(Frame::Icmp6(frame)) => frame.route.vlan,
+            Ok(Frame::Fragment(frame)) => frame.route.vlan,
+            Ok(Frame::Refused(frame)) => frame.route.vlan,
+            Ok(Frame::Tcp(_) | Frame::Other(_)) | Err(_) => self.link.vlan,
+        };
+        if !self.is_our_vlan(vlan) {
+            return self.count_drop(DropReason::WrongVlan);
+        }
+        match frame {
+            Ok(Frame::Arp(frame)) => {
+                self.share(octets);
+                self.receive_arp(&frame);
+            }
+            Ok(Frame::Icmp(frame)) => {
+                let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
+                if !flow.is_some_and(|flow| self.hand_off_octets(&flow, octets)) {
+                    self.receive_icmp(&frame);
+                }
+            }
+            Ok(Frame::Icmp6(frame)) => {
+                let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
+                if frame.message.is_discovery() {
+                    self.share(octets);
+                }
+                if !flow.is_some_and(|flow| self.hand_off_octets(&flow, octets)) {
+                    self.receive_icmp6(&frame);
+                }
+            }
+            Ok(Frame::Fragment(frame)) => self.receive_fragment(turn, &frame, octets),
+            Ok(Frame::Refused(frame)) => self.refuse_packet(&frame, octets),
+            Ok(Frame::Other(_)) => self.count_drop(DropReason::UnknownProtocol),
+            Ok(Frame::Tcp(_)) => {}
+            Err(WireError::HeaderChecksum) => self.count_drop(DropReason::IpChecksum),
+            Err(WireError::IcmpChecksum) => self.count_drop(DropReason::L4Checksum),
+            Err(WireError::Neighbour) => self.count_drop(DropReason::BadDiscovery),
+            Err(_) => self.count_drop(DropReason::Malformed),
+        }
+    }
+
+    /// Whether a frame with this tag is of the port's VLAN. A tag of number 0 carries a priority and no VLAN (IEEE 802.1Q §9.6).
+    #[inline]
+    fn is_our_vlan(&self, tag: Option<VlanTag>) -> bool {
+        let number = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::identifier);
+        (tag.is_none() && self.link.vlan.is_none()) || number(tag) == number(self.link.vlan)
+    }
+
+    #[inline]
+    pub(crate) fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer) {
+        if frame.destination_mac != self.link.own_mac {
+            return self.count_drop(DropReason::NotForUs);
+        }
+        if !self.is_our_vlan(frame.vlan) {
+            return self.count_drop(DropReason::WrongVlan);
+        }
+        let good = match buffer.received_checksums().tcp {
+            ChecksumStatus::Good => true,
+            ChecksumStatus::Bad => false,
+            ChecksumStatus::Unknown if buffer.segment_count() == 1 => {
+                frame.checksum_is_good(buffer.data(), checksum_sum)
+            }
+            ChecksumStatus::Unknown => {
+                let pieces = (0..buffer.segment_count()).map(|index| buffer.segment(index).unwrap_or(&[]));
+                frame.checksum_is_good_chained(pieces, checksum_sum)
+            }
+        };
+        if !good {
+            return self.count_drop(DropReason::L4Checksum);
+        }
+        let mut index = self.find(&frame.flow);
+        if index.is_none() {
+            if self.link.handoff.is_some()
+                && !self.connections.time_wait.contains(&frame.flow)
+                && self.hand_off(&frame.flow, &buffer)
+            {
+                return;
+            }
+            // A connection has one of our addresses; here one looks.
+            if !self.net.addresses.is_own(frame.flow.local) {
+                return self.count_drop(DropReason::WrongAddress);
+            }
+            index = self.on_stranger(frame);
+        }
+        let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.table.take(index)?)))
+        else {
+            return;
+        };
+        self.connections.guess = Some(index);
+        if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
+            // The peer used the ports of a finished connection again (RFC 6191): the new one takes its place.
+            if let Some(old) = connection.tcp.time_wait() {
+                self.rest(index, connection, old);
+            } else {
+                connection.gone = true;
+                self.put_back(index, connection);
+            }
+            self.on_stranger(frame);
+            return;
+        }
+        let usual = self.on_segment(turn, index, &mut connection, frame, buffer);
+        if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
+            return self.put_back(index, connection);
+        }
+        // It is served later in this turn, and its timer looked after then.
+        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        self.connections.table.put(index, connection);
+    }
+
+    /// Takes a segment. True: nothing happened that the state of the connection depends on.
+    #[inline]
+    fn on_segment(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        frame: &TcpFrame,
+        buffer: P::Buffer,
+    ) -> bool {
+        let pressed = self.connections.held.len() * 2 > self.connections.held.budget;
+        if pressed != connection.squeezed {
+            connection.squeezed = pressed;
+            let space = connection.owner_space();
+            connection.set_receive_space(space, self.connections.tcp_config.mss);
+        }
+        let token = self.connections.held.next_token();
+        let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
+        let bare;
+        // A frame that was joined on its way holds several buffers.
+        if self.connections.held.len() + buffer.segment_count() > self.connections.held.budget
+            && connection.tcp.is_ahead(header)
+        {
+            // No room to hold anything more: what is ahead of a gap counts as lost, its acknowledgment does not.
+            bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
+            (header, payload_len) = (&bare, 0);
+            self.count_drop(DropReason::OutOfOrderBudget);
+        }
+        let received = connection.tcp.on_segment(self.now, header, payload_len, frame.ecn, token);
+        if let Some(reason) = received.drop {
+            self.count_drop(drop_reason(reason));
+        }
+        if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
+            self.on_rare(index, connection, received.events);
+        }
+        if received.events.intersects(Events::RECORDS_ACKED | Events::FIN_ACKED) {
+            self.on_acknowledged(connection);
+        }
+        match received.payload {
+            Payload::InOrder { skip, len } => {
+                self.deliver(turn, index, connection, &buffer, frame.payload_offset, skip, len);
+                drop(buffer);
+                while let Some(held) = connection.tcp.take_in_order() {
+                    if let Some(next) = self.connections.held.remove(held.token) {
+                        self.deliver(
+                            turn,
+                            index,
+                            connection,
+                            &next.buffer,
+                            next.payload_offset as usize,
+                            held.skip,
+                            held.len,
+                        );
+                    }
+                }
+            }
+            Payload::Held => {
+                self.connections.held.insert(HeldFrame { buffer, payload_offset: frame.payload_offset as u32 });
+            }
+            Payload::None | Payload::Discarded => {}
+        }
+        while let Some(token) = connection.tcp.drain_discarded() {
+            self.connections.held.remove(token);
+        }
+        if received.events.intersects(
+            Events::PEER_FIN
+                | Events::RESET
+                | Events::CLOSED
+                | Events::TIME_WAIT
+                | Events::FIN_ACKED
+                | Events::TIMED_OUT,
+        ) {
+            self.on_tcp_end(index, connection, received.events);
+            return false;
+        }
+        !received.events.contains(Events::ESTABLISHED)
+    }
+
+    /// What has to be known before the segment's octets are handed out.
+    #[cold]
+    fn on_rare(&mut self, index: u32, connection: &mut Connection, events: Events) {
+        if events.contains(Events::ESTABLISHED) {
+            self.on_established(index, connection);
+        }
+        if events.contains(Events::URGENT) {
+            self.on_urgent(index, connection);
+        }
+    }
+
+    /// Hands octets `skip .. skip + len` of a frame's payload to the layers above.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn deliver(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        buffer: &P::Buffer,
+        payload_offset: usize,
+        skip: u32,
+        len: u32,
+    ) {
+        let from = payload_offset + skip as usize;
+        let range = from..from + len as usize;
+        if buffer.segment_count() == 1 {
+            let octets = buffer.data().get(range).unwrap_or(&[]);
+            self.on_octets(turn, index, connection, octets);
+        } else {
+            let mut scratch = std::mem::take(&mut self.link.scratch);
+            let octets = contiguous(buffer, &mut scratch).get(range).unwrap_or(&[]);
+            self.on_octets(turn, index, connection, octets);
+            self.link.scratch = scratch;
+        }
+    }
+
+    /// Octets of the stream in order.
+    #[inline]
+    pub(crate) fn on_octets(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection, octets: &[u8]) {
+        let mut rest = octets;
+        while !rest.is_empty() {
+            match &connection.phase {
+                Phase::Running(_) => return self.on_stream(turn, connection, rest),
+                Phase::Stream => return self.on_plain_octets(index, connection, rest),
+                Phase::Closing | Phase::Incoming(_) => {
+                    self.count_drop(DropReason::StreamEnded);
+                    if connection.left == Left::Read {
+                        connection.left = Left::Unread;
+                    }
+                    if connection.finished && connection.queue_pair.is_none() {
+                        // Our side is done and nobody reads: the peer must learn that its data go nowhere.
+                        connection.ends_by(DisconnectReason::Aborted);
+                        self.abort(connection);
+                    }
+                    return;
+                }
+                Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => {
+                    let used = self.on_startup_octets(index, connection, rest);
+                    rest = &rest[used.min(rest.len())..];
+                }
+            }
+        }
+    }
+
+    /// Answers a segment that belongs to no connection by a reset.
+    #[cold]
+    pub(crate) fn send_reset(&mut self, frame: &TcpFrame, header: TcpHeader) {
+        if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
+            return;
+        }
+        if !self.link.has_room() {
+            return;
+        }
+        let to_self = self.net.addresses.is_own(frame.flow.remote);
+        if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
+            self.counters.resets_sent += 1;
+        } else {
+            self.count_drop(DropReason::NoTransmitBuffer);
+        }
+    }
+}
+
+/// The engine's counter for TCP's reason.
+pub(crate) fn drop_reason(reason: uwarp_tcp::DropReason) -> DropReason {
+    use uwarp_tcp::DropReason as Tcp;
+    match reason {
+        Tcp::Duplicate => DropReason::Duplicate,
+        Tcp::OutsideWindow => DropReason::OutOfWindow,
+        Tcp::OldTimestamp | Tcp::NoTimestamp => DropReason::OldTimestamp,
+        Tcp::ResetChallenged | Tcp::SynChallenged => DropReason::Challenged,
+        Tcp::AckInvalid => DropReason::BadAcknowledgment,
+        Tcp::OutOfOrderBudget => DropReason::OutOfOrderBudget,
+        Tcp::DataAfterFin => DropReason::StreamEnded,
+        Tcp::Closed | Tcp::ResetInvalid | Tcp::SynInTimeWait | Tcp::NoAck | Tcp::Unexpected => DropReason::BadState,
+    }
+}

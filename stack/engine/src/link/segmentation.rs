@@ -1,0 +1,184 @@
+//! Segments that leave as one frame, which the device cuts (TSO).
+//!
+//! TCP knows nothing of it: it gives segment by segment, each a record of its own, and keeps account of each. What it gives in
+//! one go, of equal size, with headers that differ in the sequence number alone, is put behind one header as a chain that shows
+//! the records' buffers. So the device's cuts fall where the records end. For RDMA each record is an FPDU, and every segment
+//! begins with one, as RFC 5044 §5.1 wants it; that is also why records of different sizes are not joined. What is sent again
+//! leaves by itself.
+
+use arrayvec::ArrayVec;
+use uwarp_tcp::{BufferToken, Slice, Transmit};
+use uwarp_wire::checksum::{combine, fold};
+use uwarp_wire::tcp::{self, TcpFlags};
+
+use crate::connection::Connection;
+use crate::core::Core;
+use crate::link::port::{Buffer, Port};
+use crate::link::transmit::{offloads, write_headers};
+
+/// Most segments of one frame: 64 KiB of segments of 1460 octets.
+pub(crate) const MOST: usize = 44;
+/// Most octets of payload, so that the packet's length fits its field behind any headers.
+const MOST_OCTETS: u32 = 65_535 - 120;
+
+/// Segments that wait to leave together.
+#[derive(Debug)]
+struct Run {
+    first: Transmit,
+    tokens: ArrayVec<BufferToken, MOST>,
+    /// Octets of each but the last.
+    size: u32,
+    octets: u32,
+}
+
+/// The payload of a segment that may leave with others: a whole record that was never sent, with nothing special in its header.
+fn plain(transmit: &Transmit) -> Option<Slice> {
+    let special = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST | TcpFlags::URG | TcpFlags::CWR;
+    let usual = !transmit.header.flags.intersects(special) && transmit.header.options.sack.is_empty();
+    transmit.payload.filter(|slice| usual && slice.whole_first_transmission && !transmit.retransmission)
+}
+
+impl Run {
+    fn new(first: Transmit, slice: Slice) -> Run {
+        Run { first, tokens: ArrayVec::from_iter([slice.token]), size: slice.len, octets: slice.len }
+    }
+
+    /// Adds a segment that continues the run, if it does. `most`: parts of a frame, that of the headers included.
+    fn join(&mut self, transmit: &Transmit, slice: Slice, most: usize) -> bool {
+        let (ours, theirs) = (&self.first.header, &transmit.header);
+        let alike = theirs.flags.without(TcpFlags::PSH) == ours.flags.without(TcpFlags::PSH)
+            && theirs.acknowledgment == ours.acknowledgment
+            && theirs.window == ours.window
+            && theirs.options.timestamps == ours.options.timestamps
+            && transmit.ecn == self.first.ecn;
+        // One that is shorter than the others ends a run.
+        let goes_on = self.octets == self.size * self.tokens.len() as u32
+            && theirs.sequence == ours.sequence + self.octets
+            && slice.len <= self.size
+            && self.octets + slice.len <= MOST_OCTETS;
+        if !alike || !goes_on || self.tokens.len() + 1 >= most.min(MOST) {
+            return false;
+        }
+        self.tokens.push(slice.token);
+        self.octets += slice.len;
+        // The device leaves it on the last segment only.
+        self.first.header.flags |= theirs.flags;
+        true
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Sends what TCP has to send, joined as far as the device can cut it. True: there is more.
+    pub(crate) fn transmit_joined(&mut self, connection: &mut Connection) -> bool {
+        let now = self.now;
+        let mut budget = self.config.budgets.frames_per_connection;
+        let mut run: Option<Run> = None;
+        let more = loop {
+            // A run takes a buffer for its headers, and one for each segment.
+            let parts = run.as_ref().map_or(0, |run| run.tokens.len() + 1);
+            if budget == 0 || !self.link.has_room() {
+                break connection.tcp.wants_transmit(now);
+            }
+            if !self.link.has_free(parts + 2) {
+                self.connections.starved = true;
+                break connection.tcp.wants_transmit(now);
+            }
+            let Some(transmit) = connection.tcp.poll_transmit(now) else { break false };
+            match plain(&transmit) {
+                Some(slice) => {
+                    let joined =
+                        run.as_mut().is_some_and(|run| run.join(&transmit, slice, self.link.segmentation_parts));
+                    if !joined && let Some(full) = run.replace(Run::new(transmit, slice)) {
+                        self.emit_run(connection, full);
+                    }
+                }
+                None => {
+                    if let Some(run) = run.take() {
+                        self.emit_run(connection, run);
+                    }
+                    self.emit(connection, &transmit);
+                }
+            }
+            if !connection.tcp.wants_transmit(now) {
+                break false;
+            }
+            budget -= 1;
+        };
+        if let Some(run) = run {
+            self.emit_run(connection, run);
+        }
+        more
+    }
+
+    fn emit_run(&mut self, connection: &Connection, run: Run) {
+        if run.tokens.len() == 1 || !self.emit_frame(connection, &run) {
+            self.emit_singly(connection, &run);
+        }
+    }
+
+    /// One by one, each from its own buffer.
+    fn emit_singly(&mut self, connection: &Connection, run: &Run) {
+        let mut left = run.octets;
+        for token in &run.tokens {
+            let len = left.min(run.size);
+            let mut transmit = run.first;
+            transmit.header.sequence += run.octets - left;
+            left -= len;
+            if left > 0 {
+                transmit.header.flags = transmit.header.flags.without(TcpFlags::PSH);
+            }
+            transmit.payload = Some(Slice { token: *token, offset: 0, len, whole_first_transmission: true });
+            self.emit(connection, &transmit);
+        }
+    }
+
+    /// As one frame. False, and nothing was sent: buffers are short.
+    fn emit_frame(&mut self, connection: &Connection, run: &Run) -> bool {
+        let start = self.link.payload_start;
+        let mut tail: Option<P::Buffer> = None;
+        // From the end, so that each part is chained once.
+        for token in run.tokens.iter().rev() {
+            let Some(record) = self.connections.records.get(*token) else { return false };
+            let Some(mut part) = self.link.port.view(&record.buffer, start, record.length as usize) else {
+                return false;
+            };
+            self.link.transmit.free_known = self.link.transmit.free_known.saturating_sub(1);
+            if let Some(tail) = tail.take()
+                && part.chain(tail).is_err()
+            {
+                return false;
+            }
+            tail = Some(part);
+        }
+        let Some(mut head) = self.link.alloc() else { return false };
+        let Some(storage) = head.storage_mut() else { return false };
+        let station = (self.link.own_mac, self.link.vlan);
+        let headers = write_headers(&mut storage[..start], connection, station, &run.first, run.octets as usize, None);
+        let Some(headers) = headers else { return false };
+        let mut checksums = offloads(headers, self.link.vlan, connection.flow.local);
+        let ip_at = start - headers + usize::from(checksums.link_length);
+        let tcp_at = ip_at + usize::from(checksums.ip_length);
+        if let Some(field) = storage[tcp_at..].get_mut(tcp::CHECKSUM_OFFSET..tcp::CHECKSUM_OFFSET + 2) {
+            // The sum of the pseudo-header without its length, which differs from segment to segment.
+            let length = u16::from(checksums.tcp_length) as u32 + run.octets;
+            let sum = u32::from(u16::from_be_bytes([field[0], field[1]]));
+            field.copy_from_slice(&fold(combine(sum, u32::from(!fold(length)))).to_be_bytes());
+        }
+        if connection.flow.local.is_ipv4() && self.link.port.capabilities().transmit_ip_checksum {
+            // So does that of the IP header.
+            checksums.ip = true;
+            storage[ip_at + 10..ip_at + 12].fill(0);
+        }
+        checksums.segment_size = run.size as u16;
+        head.set_range(start - headers, headers);
+        head.set_transmit_checksums(checksums);
+        if let Some(tail) = tail
+            && head.chain(tail).is_err()
+        {
+            return false;
+        }
+        self.counters.frames_to_be_cut += 1;
+        self.enqueue(head, false);
+        true
+    }
+}

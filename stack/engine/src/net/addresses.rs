@@ -1,0 +1,274 @@
+//! Our own addresses: which there are, whether they may be used yet, and where packets leave from and go to next.
+//!
+//! IPv6 addresses are checked for duplicates before they are used (RFC 4862 §5.4). The check begins at once, without the random
+//! delay of §5.4.2, which is for many hosts that start together on one link; and its solicitations carry a nonce, so that one that
+//! the link sends back is not taken for another host's (RFC 7527).
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+use uwarp_tcp::Instant;
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::ipv6;
+
+use crate::api::config::{EngineConfig, InterfaceAddress};
+
+/// RETRANS_TIMER of RFC 4861 §10, by which RFC 4862 §5.4 waits.
+const RETRANSMIT: Duration = Duration::from_secs(1);
+
+/// What may be done with an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Everything.
+    Assigned,
+    /// Nothing yet: so many solicitations are still to be sent, the next one (or the verdict) at this time.
+    Tentative { left: u8, next: Instant, nonce: [u8; 6] },
+    /// Nothing: another host has it.
+    Duplicate,
+}
+
+#[derive(Debug)]
+struct Own {
+    address: IpAddress,
+    prefix: u8,
+    standing: Standing,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    all: Vec<Own>,
+    gateway: Option<IpAddress>,
+    gateway6: Option<IpAddress>,
+}
+
+/// What the check for duplicates wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Ask whether anybody has the address.
+    Solicit(Ipv6Addr, [u8; 6]),
+    /// Nobody answered: it is ours.
+    Assigned(Ipv6Addr),
+}
+
+impl Addresses {
+    /// The configured addresses, and a link-local one if there are IPv6 addresses but none of that kind (RFC 4291 §2.8).
+    pub(crate) fn new(config: &EngineConfig, mac: [u8; 6], random: &mut fastrand::Rng) -> Result<Self, &'static str> {
+        let mut given = config.addresses.clone();
+        let is_link_local = |given: &InterfaceAddress| IpAddress::from(given.address).is_link_local();
+        if given.iter().any(|given| given.address.is_ipv6()) && !given.iter().any(is_link_local) {
+            given.push(InterfaceAddress { address: ipv6::link_local(mac).into(), prefix_length: 64 });
+        }
+        if given.is_empty() {
+            return Err("there is no own address");
+        }
+        let mut all = Vec::new();
+        for InterfaceAddress { address, prefix_length } in given {
+            let own = IpAddress::from(address);
+            if own.is_unspecified() || own.is_multicast() || address.is_loopback() {
+                return Err("an own address must be a unicast address of the link");
+            }
+            if prefix_length > if own.is_ipv4() { 32 } else { 128 } {
+                return Err("a prefix length must be 0 to 32 for IPv4 and 0 to 128 for IPv6");
+            }
+            let left = config.duplicate_address_detection;
+            let standing = if own.is_ipv4() || left == 0 {
+                Standing::Assigned
+            } else {
+                let nonce = std::array::from_fn(|_| random.u8(..));
+                Standing::Tentative { left, next: Instant::ZERO, nonce }
+            };
+            all.push(Own { address: own, prefix: prefix_length, standing });
+        }
+        Ok(Addresses { all, gateway: config.gateway.map(Into::into), gateway6: config.gateway6.map(Into::into) })
+    }
+
+    /// Whether an address is ours to use.
+    #[inline]
+    pub(crate) fn is_own(&self, address: IpAddress) -> bool {
+        self.all.iter().any(|own| own.address == address && own.standing == Standing::Assigned)
+    }
+
+    /// Whether an address will be ours if nobody objects.
+    pub(crate) fn is_tentative(&self, address: IpAddress) -> bool {
+        self.all.iter().any(|own| own.address == address && matches!(own.standing, Standing::Tentative { .. }))
+    }
+
+    /// Whether an address is all hosts of an IPv4 subnet that we are in (RFC 1122 §3.2.1.3): nobody's own.
+    pub(crate) fn is_subnet_broadcast(&self, address: IpAddress) -> bool {
+        let Some(bits) = address.to_ipv4().map(std::net::Ipv4Addr::to_bits) else { return false };
+        self.all.iter().any(|own| {
+            let host = u32::MAX.checked_shr(own.prefix.into()).unwrap_or(0);
+            // RFC 3021 §2.2: a prefix of 31 bits has two hosts and nothing else.
+            own.prefix < 31 && own.address.shares_prefix(address, own.prefix) && bits & host == host
+        })
+    }
+
+    /// Whether a multicast address is one that we listen to: all nodes, and the solicited nodes of our addresses.
+    pub(crate) fn listens_to(&self, group: IpAddress) -> bool {
+        let Some(group) = group.to_ipv6() else { return false };
+        group == ipv6::ALL_NODES
+            || self.all.iter().any(|own| own.address.to_ipv6().is_some_and(|own| ipv6::solicited_node(own) == group))
+    }
+
+    /// Whether a hardware address is that of a group that we listen to.
+    pub(crate) fn listens_to_mac(&self, mac: [u8; 6]) -> bool {
+        mac == ipv6::multicast_mac(ipv6::ALL_NODES).0
+            || self.all.iter().any(|own| {
+                own.address.to_ipv6().is_some_and(|own| ipv6::multicast_mac(ipv6::solicited_node(own)).0 == mac)
+            })
+    }
+
+    /// Every address that may be used.
+    pub(crate) fn assigned(&self) -> impl Iterator<Item = IpAddress> {
+        self.all.iter().filter(|own| own.standing == Standing::Assigned).map(|own| own.address)
+    }
+
+    /// The next hop towards an address.
+    pub(crate) fn next_hop(&self, destination: IpAddress) -> IpAddress {
+        if self.is_on_link(destination) {
+            return destination;
+        }
+        let gateway = if destination.is_ipv4() { self.gateway } else { self.gateway6 };
+        // Without a gateway everything is taken to be on the link.
+        gateway.unwrap_or(destination)
+    }
+
+    fn is_on_link(&self, destination: IpAddress) -> bool {
+        destination.is_link_local() || self.all.iter().any(|own| own.address.shares_prefix(destination, own.prefix))
+    }
+
+    /// The address to send from (RFC 6724 §5, as far as there is a choice here): one with the destination's prefix, else one of its
+    /// scope, and never one that another host has.
+    pub(crate) fn source_for(&self, destination: IpAddress) -> Option<IpAddress> {
+        let usable = |own: &&Own| own.address.is_ipv4() == destination.is_ipv4() && own.standing != Standing::Duplicate;
+        self.all
+            .iter()
+            .filter(usable)
+            .min_by_key(|own| {
+                let other_scope = own.address.is_link_local() != destination.is_link_local();
+                (own.address != destination, other_scope, !own.address.shares_prefix(destination, own.prefix))
+            })
+            .map(|own| own.address)
+    }
+
+    /// Whether there is an IPv6 address.
+    pub(crate) fn has_ipv6(&self) -> bool {
+        self.all.iter().any(|own| !own.address.is_ipv4())
+    }
+
+    /// What the check for duplicates wants now.
+    pub(crate) fn poll_check(&mut self, now: Instant) -> Option<Check> {
+        for own in &mut self.all {
+            let Standing::Tentative { left, next, nonce } = &mut own.standing else { continue };
+            let Some(address) = own.address.to_ipv6() else { continue };
+            if *next > now {
+                continue;
+            }
+            if *left > 0 {
+                *left -= 1;
+                *next = now + RETRANSMIT;
+                return Some(Check::Solicit(address, *nonce));
+            }
+            own.standing = Standing::Assigned;
+            return Some(Check::Assigned(address));
+        }
+        None
+    }
+
+    /// When [`Addresses::poll_check`] has something to say next.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let next = |own: &Own| match own.standing {
+            Standing::Tentative { next, .. } => Some(next),
+            _ => None,
+        };
+        self.all.iter().filter_map(next).min()
+    }
+
+    /// Somebody else uses, or wants, an address that is still being checked. The address that is lost, if any: a nonce of our own
+    /// tells that it was we.
+    pub(crate) fn conflict(&mut self, address: IpAddress, said: Option<[u8; 6]>) -> Option<IpAddr> {
+        let own = self.all.iter_mut().find(|own| own.address == address)?;
+        let Standing::Tentative { nonce, .. } = own.standing else { return None };
+        if said == Some(nonce) {
+            return None;
+        }
+        own.standing = Standing::Duplicate;
+        Some(address.to_ip_addr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddress {
+        text.parse::<IpAddr>().expect("an address").into()
+    }
+
+    fn addresses(list: &[&str]) -> Addresses {
+        let mut config = EngineConfig::new(0, std::net::Ipv4Addr::new(10, 0, 0, 1), 24);
+        config.addresses.extend(list.iter().map(|text| {
+            let (address, length) = text.split_once('/').expect("with a prefix");
+            InterfaceAddress {
+                address: address.parse().expect("an address"),
+                prefix_length: length.parse().expect("a number"),
+            }
+        }));
+        config.gateway = Some(std::net::Ipv4Addr::new(10, 0, 0, 254));
+        config.gateway6 = Some("fe80::fe".parse().expect("an address"));
+        Addresses::new(&config, [2, 0, 0, 0, 0, 1], &mut fastrand::Rng::with_seed(1)).expect("good")
+    }
+
+    #[test]
+    fn packets_leave_from_an_address_of_the_destinations_prefix() {
+        let own = addresses(&["10.1.0.1/16", "fd00:1::1/64", "fd00:2::1/64"]);
+        for (destination, source, hop) in [
+            ("10.0.0.7", "10.0.0.1", "10.0.0.7"),
+            ("10.1.2.3", "10.1.0.1", "10.1.2.3"),
+            ("192.0.2.1", "10.0.0.1", "10.0.0.254"),
+            ("fd00:2::7", "fd00:2::1", "fd00:2::7"),
+            ("2001:db8::1", "fd00:1::1", "fe80::fe"),
+            ("fe80::7", "fe80::ff:fe00:1", "fe80::7"),
+            ("fd00:1::1", "fd00:1::1", "fd00:1::1"),
+        ] {
+            assert_eq!(own.source_for(ip(destination)), Some(ip(source)), "{destination}");
+            assert_eq!(own.next_hop(ip(destination)), ip(hop), "{destination}");
+        }
+    }
+
+    #[test]
+    fn the_last_address_of_a_subnet_is_all_of_it() {
+        let own = addresses(&["10.1.0.1/16", "10.2.0.0/31", "10.3.0.7/32", "fd00::1/64"]);
+        for (address, broadcast) in [
+            ("10.0.0.255", true),
+            ("10.1.255.255", true),
+            ("10.1.0.255", false),
+            ("10.0.0.254", false),
+            ("10.0.0.0", false),
+            ("10.2.0.1", false),
+            ("10.3.0.7", false),
+            ("10.4.0.255", false),
+            ("fd00::ffff:ffff:ffff:ffff", false),
+        ] {
+            assert_eq!(own.is_subnet_broadcast(ip(address)), broadcast, "{address}");
+        }
+    }
+
+    #[test]
+    fn only_checked_addresses_are_own() {
+        let mut own = addresses(&["fd00::1/64"]);
+        assert!(own.is_own(ip("10.0.0.1")) && !own.is_own(ip("fd00::1")) && own.is_tentative(ip("fd00::1")));
+        let Some(Check::Solicit(_, nonce)) = own.poll_check(Instant::ZERO) else { panic!("asked for") };
+        assert_eq!(own.conflict(ip("fd00::1"), Some(nonce)), None, "our own solicitation came back");
+        let second = Instant::ZERO + RETRANSMIT;
+        let Some(Check::Solicit(..)) = own.poll_check(Instant::ZERO) else { panic!("the link-local one") };
+        assert_eq!(own.poll_check(Instant::ZERO), None);
+        assert_eq!(own.conflict(ip("fd00::1"), None), Some("fd00::1".parse().expect("an address")));
+        let Some(Check::Assigned(address)) = own.poll_check(second) else { panic!("nobody objected") };
+        assert!(own.is_own(address.into()) && !own.is_own(ip("fd00::1")));
+        assert_eq!(own.source_for(ip("fd00::9")), Some(address.into()), "a lost address is not used");
+        assert_eq!((own.poll_check(second), own.deadline()), (None, None));
+        assert_eq!(own.conflict(ip("10.0.0.1"), None), None);
+    }
+}

@@ -1,0 +1,205 @@
+//! Fragments received and sent. Nothing of this is on the way of a usual packet.
+
+use uwarp_memory::Turn;
+use uwarp_memory::kernels::checksum_sum;
+use uwarp_wire::frame::{
+    FragmentFrame, Frame, Path, Route, TcpChecksum, TcpFrame, classify, emit_fragment, emit_packet, prepend_tcp,
+};
+use uwarp_wire::icmp::IcmpMessage;
+use uwarp_wire::icmp6::{self, Icmp6Message};
+use uwarp_wire::ipv6::FRAGMENT_HEADER_LEN;
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::api::stats::DropReason;
+use crate::core::Core;
+use crate::link::port::{Buffer, Port};
+use crate::net::reassembly::{Taken, Whole};
+
+/// The type of Time Exceeded: not all fragments came in time (RFC 792).
+const REASSEMBLY_TIME: u8 = 1;
+
+impl<P: Port> Core<P> {
+    /// Takes a fragment; `octets` is its frame.
+    #[cold]
+    pub(crate) fn receive_fragment(&mut self, turn: &Turn<'_>, frame: &FragmentFrame, octets: &[u8]) {
+        if frame.route.destination_mac != self.link.own_mac {
+            return self.count_drop(DropReason::NotForUs);
+        }
+        if !self.net.addresses.is_own(frame.route.destination) {
+            return self.count_drop(DropReason::WrongAddress);
+        }
+        match self.net.reassembly.take(self.now, frame, octets) {
+            Taken::Waiting => {
+                let next = self.net.reassembly.deadline();
+                self.net.chores_at = [self.net.chores_at, next].into_iter().flatten().min();
+            }
+            Taken::Refused => self.count_drop(DropReason::Fragment),
+            Taken::Problem { pointer } => {
+                self.count_drop(DropReason::Fragment);
+                let message = |quoted| Icmp6Message::ParameterProblem { code: 0, pointer, quoted };
+                self.send_error6(&frame.route, octets, message);
+            }
+            Taken::Whole(whole) => {
+                self.counters.reassembled += 1;
+                self.receive_whole(turn, &whole);
+            }
+        }
+    }
+
+    /// A packet put together becomes a frame again.
+    fn receive_whole(&mut self, turn: &Turn<'_>, whole: &Whole) {
+        let Route { source, destination, source_mac, destination_mac, vlan, .. } = whole.route;
+        let path = Path {
+            vlan,
+            hop_limit: whole.hop_limit,
+            dscp: whole.traffic_class >> 2,
+            ..Path::new(source_mac, destination_mac, source, destination)
+        };
+        let mut frame = vec![0; path.headers_len() + whole.payload.len()];
+        let ecn = whole.traffic_class & 3;
+        match emit_packet(&mut frame, &path, ecn, whole.protocol, &whole.payload) {
+            Ok(_) => self.receive_octets(turn, &frame, false),
+            Err(_) => self.count_drop(DropReason::Fragment),
+        }
+    }
+
+    /// Takes a frame that lies in memory of ours, of any length; `verified`: the TCP checksum is known to be right.
+    #[cold]
+    pub(crate) fn receive_octets(&mut self, turn: &Turn<'_>, octets: &[u8], verified: bool) {
+        match classify(octets, octets.len()) {
+            Ok(Frame::Tcp(frame)) => self.receive_segment(turn, &frame, octets, verified),
+            // A fragment of what was a fragment is nobody's work.
+            Ok(Frame::Fragment(_)) => self.count_drop(DropReason::Fragment),
+            other => self.receive_other(turn, other, octets),
+        }
+    }
+
+    /// Takes a segment that lies in memory of ours: cut into buffers, each with headers of its own.
+    fn receive_segment(&mut self, turn: &Turn<'_>, frame: &TcpFrame, octets: &[u8], verified: bool) {
+        if !verified && !frame.checksum_is_good(octets, checksum_sum) {
+            return self.count_drop(DropReason::L4Checksum);
+        }
+        let payload = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len).unwrap_or(&[]);
+        let start = self.link.payload_start;
+        let most = self.link.port.capabilities().data_room - start;
+        let path = Path {
+            vlan: frame.vlan,
+            ..Path::new(frame.source_mac, frame.destination_mac, frame.flow.remote, frame.flow.local)
+        };
+        let mut at = 0;
+        loop {
+            let piece = &payload[at..payload.len().min(at + most)];
+            let last = at + piece.len() == payload.len();
+            let header = header_of_piece(frame.header, at, last);
+            // What is received may wait out of order: records keep their buffers.
+            if !self.link.has_free(self.link.transmit.reserve + 1) {
+                return self.count_drop(DropReason::NoTransmitBuffer);
+            }
+            let Some(mut buffer) = self.link.alloc() else { return self.count_drop(DropReason::NoTransmitBuffer) };
+            let Some(storage) = buffer.storage_mut() else { return };
+            let Some(room) = storage.get_mut(start..start + piece.len()) else { return };
+            room.copy_from_slice(piece);
+            let checksum = TcpChecksum::Full { payload_sum: checksum_sum(piece) };
+            let headers = prepend_tcp(&mut storage[..start], &path, &header, frame.ecn, piece.len(), checksum);
+            let Ok(headers) = headers else { return };
+            buffer.set_range(start - headers, headers + piece.len());
+            let Ok(Frame::Tcp(part)) = classify(buffer.data(), buffer.total_len()) else { return };
+            self.receive_tcp(turn, &part, buffer);
+            at += piece.len();
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Gives up fragments whose time is over (RFC 1122 §3.3.2, RFC 8200 §4.5).
+    pub(crate) fn expire_fragments(&mut self) {
+        while let Some((route, quoted)) = self.net.reassembly.poll_expired(self.now) {
+            self.count_drop(DropReason::Fragment);
+            if quoted.is_empty() {
+                continue;
+            }
+            let route = Route { ip_offset: 0, ip_len: quoted.len(), ..route };
+            if route.source.is_ipv4() {
+                let message = |quoted| IcmpMessage::TimeExceeded { code: REASSEMBLY_TIME, quoted };
+                self.send_error4(&route, &quoted, message);
+            } else {
+                let message = |quoted| Icmp6Message::TimeExceeded { code: icmp6::REASSEMBLY_TIME, quoted };
+                self.send_error6(&route, &quoted, message);
+            }
+        }
+    }
+
+    /// Whether an upper-layer packet leaves in one piece.
+    pub(crate) fn fits(&self, path: &Path, l4_len: usize) -> bool {
+        self.ip_header_len(path) + l4_len <= usize::from(self.link.port.capabilities().mtu)
+    }
+
+    fn ip_header_len(&self, path: &Path) -> usize {
+        if path.source.is_ipv4() { uwarp_wire::ipv4::HEADER_LEN } else { uwarp_wire::ipv6::HEADER_LEN }
+    }
+
+    /// Sends an upper-layer packet that is longer than the MTU. TCP never does.
+    #[cold]
+    pub(crate) fn send_in_fragments(&mut self, path: &Path, protocol: u8, packet: &[u8]) {
+        let fragment_header = if path.source.is_ipv4() { 0 } else { FRAGMENT_HEADER_LEN };
+        let room = usize::from(self.link.port.capabilities().mtu) - self.ip_header_len(path) - fragment_header;
+        let most = room & !7;
+        // RFC 7739: a number that nobody can foretell.
+        let identification = self.random.u32(..);
+        for (index, piece) in packet.chunks(most).enumerate() {
+            let offset = index * most;
+            let more = offset + piece.len() < packet.len();
+            let sent = self.send_aside(false, |room| {
+                emit_fragment(room, path, protocol, identification, (offset, more), piece).ok()
+            });
+            if !sent {
+                return;
+            }
+        }
+    }
+}
+
+/// The header of what begins `at` octets behind the start of a segment's payload, and is its last piece or not.
+fn header_of_piece(mut header: TcpHeader, at: usize, last: bool) -> TcpHeader {
+    if at > 0 {
+        // A SYN stands in front of the first octet.
+        let ahead = at as u32 + u32::from(header.flags.contains(TcpFlags::SYN));
+        header.sequence += ahead;
+        // It is counted from the sequence number on, which has moved: zero says nothing.
+        header.urgent = header.urgent.saturating_sub(u16::try_from(ahead).unwrap_or(u16::MAX));
+        header.flags = header.flags.without(TcpFlags::SYN);
+    }
+    if !last {
+        header.flags = header.flags.without(TcpFlags::FIN | TcpFlags::PSH);
+    }
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uwarp_wire::tcp::SeqNumber;
+
+    /// Every piece says of urgent data what the segment said: its end is at the same sequence number, or is told no more by what
+    /// lies behind it.
+    #[test]
+    fn pieces_say_what_the_segment_did() {
+        let all = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::PSH | TcpFlags::URG | TcpFlags::ACK;
+        let sequence = SeqNumber(u32::MAX - 1000);
+        for flags in [all, all.without(TcpFlags::SYN)] {
+            let segment = TcpHeader { sequence, urgent: 2500, ..TcpHeader::new(flags) };
+            let syn = u32::from(flags.contains(TcpFlags::SYN));
+            assert_eq!(header_of_piece(segment, 0, true), segment);
+            for (at, urgent) in [(1460, 2500 - 1460 - syn as u16), (2920, 0), (70_000, 0)] {
+                let piece = header_of_piece(segment, at, false);
+                assert_eq!((piece.sequence, piece.urgent), (sequence + (at as u32 + syn), urgent));
+                assert_eq!(piece.flags, TcpFlags::URG | TcpFlags::ACK);
+                let last = header_of_piece(segment, at, true);
+                assert_eq!(last.flags, all.without(TcpFlags::SYN));
+            }
+            let first = TcpHeader { flags: flags.without(TcpFlags::FIN | TcpFlags::PSH), ..segment };
+            assert_eq!(header_of_piece(segment, 0, false), first);
+        }
+    }
+}

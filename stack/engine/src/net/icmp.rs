@@ -1,0 +1,260 @@
+//! ICMP and ICMPv6: echoes, errors received, errors sent.
+
+use std::time::Duration;
+
+use uwarp_tcp::Instant;
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::frame::{Icmp6Frame, IcmpFrame, Refusal, RefusedFrame, Route, emit_icmp, emit_icmp6};
+use uwarp_wire::icmp::{self, IcmpMessage, QuotedTcp};
+use uwarp_wire::icmp6::{self, Icmp6Message};
+use uwarp_wire::{ipv4, ipv6};
+
+use crate::api::command::ConnectFailure;
+use crate::api::stats::DropReason;
+use crate::core::Core;
+use crate::link::port::Port;
+use crate::net::neighbours::Advertisement;
+
+/// UDP, whose packets go to ports that nobody has opened here.
+const UDP: u8 = 17;
+/// The most of a packet that an ICMP error quotes: the error stays within 576 octets (RFC 1812 §4.3.2.3).
+const QUOTED4: usize = 576 - ipv4::HEADER_LEN - icmp::HEADER_LEN;
+/// The same for ICMPv6 and its 1280 octets (RFC 4443 §2.4 (c)).
+const QUOTED6: usize = ipv6::MINIMUM_MTU as usize - ipv6::HEADER_LEN - icmp6::HEADER_LEN;
+
+/// A token bucket: so many errors a second, a tenth of them at once.
+#[derive(Debug)]
+pub(crate) struct ErrorLimit {
+    /// Time that one error costs; zero: none are sent at all.
+    cost: Duration,
+    burst: u32,
+    tokens: u32,
+    filled_at: Instant,
+}
+
+impl ErrorLimit {
+    pub(crate) fn new(a_second: u32) -> ErrorLimit {
+        let burst = if a_second == 0 { 0 } else { (a_second / 10).max(1) };
+        let cost = Duration::from_secs(1).checked_div(a_second).unwrap_or_default();
+        ErrorLimit { cost, burst, tokens: burst, filled_at: Instant::ZERO }
+    }
+
+    /// Whether one may be sent now.
+    fn admits(&mut self, now: Instant) -> bool {
+        if self.burst == 0 {
+            return false;
+        }
+        while self.tokens < self.burst && self.filled_at + self.cost <= now {
+            self.tokens += 1;
+            self.filled_at += self.cost;
+        }
+        if self.tokens == self.burst {
+            self.filled_at = now;
+        }
+        if self.tokens == 0 {
+            return false;
+        }
+        self.tokens -= 1;
+        true
+    }
+}
+
+impl<P: Port> Core<P> {
+    pub(crate) fn receive_icmp(&mut self, frame: &IcmpFrame<'_>) {
+        let route = &frame.route;
+        if route.destination_mac != self.link.own_mac {
+            return self.count_drop(DropReason::NotForUs);
+        }
+        if !self.net.addresses.is_own(route.destination) {
+            return self.count_drop(DropReason::WrongAddress);
+        }
+        match frame.message {
+            // All hosts of the subnet would hear the answer.
+            IcmpMessage::EchoRequest { .. } if self.net.addresses.is_subnet_broadcast(route.source) => {
+                self.count_drop(DropReason::WrongAddress);
+            }
+            IcmpMessage::EchoRequest { identifier, sequence, data } => {
+                let reply = IcmpMessage::EchoReply { identifier, sequence, data };
+                let path = self.path(route.source_mac, route.destination, route.source);
+                self.counters.echoes += 1;
+                if self.fits(&path, reply.emit_len()) {
+                    self.send_aside(false, |room| emit_icmp(room, &path, &reply).ok());
+                } else {
+                    let mut message = vec![0; reply.emit_len()];
+                    let _ = reply.emit(&mut message);
+                    self.send_in_fragments(&path, icmp::PROTOCOL, &message);
+                }
+            }
+            IcmpMessage::DestinationUnreachable {
+                code: icmp::unreachable::FRAGMENTATION_NEEDED, next_hop_mtu, ..
+            } => self.on_too_big(frame.message.quoted_tcp(), next_hop_mtu.into()),
+            IcmpMessage::DestinationUnreachable { .. } => self.on_soft_error(frame.message.quoted_tcp()),
+            IcmpMessage::TimeExceeded { .. } => self.on_soft_error(frame.message.quoted_tcp()),
+            _ => self.count_drop(DropReason::UnknownProtocol),
+        }
+    }
+
+    pub(crate) fn receive_icmp6(&mut self, frame: &Icmp6Frame<'_>) {
+        let route = &frame.route;
+        let to_group = self.net.addresses.listens_to_mac(route.destination_mac.0);
+        if route.destination_mac != self.link.own_mac && !to_group {
+            return self.count_drop(DropReason::NotForUs);
+        }
+        let to_us = self.net.addresses.is_own(route.destination);
+        if !to_us
+            && !self.net.addresses.listens_to(route.destination)
+            && !self.net.addresses.is_tentative(route.destination)
+        {
+            return self.count_drop(DropReason::WrongAddress);
+        }
+        match frame.message {
+            Icmp6Message::EchoRequest { identifier, sequence, data } => {
+                // RFC 4443 §4.2: an echo to a group is answered from an address of ours.
+                let own = if to_us { Some(route.destination) } else { self.net.addresses.source_for(route.source) };
+                let Some(own) = own.filter(|own| self.net.addresses.is_own(*own)) else {
+                    return self.count_drop(DropReason::WrongAddress);
+                };
+                let reply = Icmp6Message::EchoReply { identifier, sequence, data };
+                let path = self.path(route.source_mac, own, route.source);
+                self.counters.echoes += 1;
+                if self.fits(&path, reply.emit_len()) {
+                    self.send_aside(false, |room| emit_icmp6(room, &path, &reply).ok());
+                } else {
+                    let mut message = vec![0; reply.emit_len()];
+                    let _ = reply.emit(&mut message, own, route.source);
+                    self.send_in_fragments(&path, icmp6::PROTOCOL, &message);
+                }
+            }
+            Icmp6Message::PacketTooBig { mtu, .. } => self.on_too_big(frame.message.quoted_tcp(), mtu),
+            Icmp6Message::NeighbourSolicitation { target, source_mac, nonce } => {
+                self.receive_solicitation(frame, target, source_mac, nonce);
+            }
+            Icmp6Message::NeighbourAdvertisement { solicited, overrides, target, target_mac, .. } => {
+                let said = Advertisement { mac: target_mac.map(|mac| mac.0), solicited, overrides };
+                self.receive_advertisement(frame, target, said);
+            }
+            Icmp6Message::DestinationUnreachable { .. }
+            | Icmp6Message::TimeExceeded { .. }
+            | Icmp6Message::ParameterProblem { .. } => self.on_soft_error(frame.message.quoted_tcp()),
+            _ => self.count_drop(DropReason::UnknownProtocol),
+        }
+    }
+
+    /// A soft error (RFC 5927 §4): it ends an attempt to connect, and nothing else.
+    fn on_soft_error(&mut self, quoted: Option<QuotedTcp>) {
+        let found = quoted.and_then(|quoted| Some((quoted, self.find(&quoted.flow)?)));
+        let Some((quoted, index)) = found else { return self.count_drop(DropReason::IcmpForged) };
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        if !connection.tcp.is_in_flight(quoted.sequence) {
+            self.count_drop(DropReason::IcmpForged);
+        } else if connection.tcp.state() == uwarp_tcp::State::SynSent && connection.is_opening() {
+            self.startup_failed(&mut connection, ConnectFailure::Unreachable);
+        }
+        self.put_back(index, connection);
+    }
+
+    /// Answers an IP packet that nobody here can take (RFC 1122 §3.2.2, RFC 4443 §3).
+    #[cold]
+    pub(crate) fn refuse_packet(&mut self, frame: &RefusedFrame, octets: &[u8]) {
+        let route = &frame.route;
+        let to_us = route.destination_mac == self.link.own_mac && self.net.addresses.is_own(route.destination);
+        let to_group = self.net.addresses.listens_to_mac(route.destination_mac.0);
+        self.count_drop(DropReason::UnknownProtocol);
+        match frame.refusal {
+            _ if !to_us && !to_group => {}
+            Refusal::Header { code, pointer, even_multicast } if to_us || even_multicast => {
+                self.send_problem(route, octets, code, pointer);
+            }
+            Refusal::Protocol { protocol, .. } if to_us && route.destination.is_ipv4() => {
+                let code = if protocol == UDP { icmp::unreachable::PORT } else { icmp::unreachable::PROTOCOL };
+                self.send_error4(route, octets, |quoted| IcmpMessage::DestinationUnreachable {
+                    code,
+                    next_hop_mtu: 0,
+                    quoted,
+                });
+            }
+            Refusal::Protocol { protocol: UDP, .. } if to_us => {
+                self.send_error6(route, octets, |quoted| Icmp6Message::DestinationUnreachable {
+                    code: icmp6::unreachable::PORT,
+                    quoted,
+                });
+            }
+            Refusal::Protocol { named_at, .. } if to_us => {
+                self.send_problem(route, octets, ipv6::UNRECOGNISED_HEADER, named_at);
+            }
+            _ => {}
+        }
+    }
+
+    fn send_problem(&mut self, route: &Route, octets: &[u8], code: u8, pointer: usize) {
+        let pointer = pointer as u32;
+        self.send_error6(route, octets, |quoted| Icmp6Message::ParameterProblem { code, pointer, quoted });
+    }
+
+    /// Whether an error may be sent to where a packet came from (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)).
+    fn may_answer(&mut self, route: &Route) -> bool {
+        let source = route.source;
+        let is_of_one =
+            !source.is_unspecified() && !source.is_multicast() && !self.net.addresses.is_subnet_broadcast(source);
+        if !is_of_one || !route.source_mac.is_unicast() {
+            return false;
+        }
+        if !self.net.icmp_errors.admits(self.now) {
+            self.counters.icmp_errors_suppressed += 1;
+            return false;
+        }
+        true
+    }
+
+    /// Sends an ICMP error about the packet in `octets`, a whole frame.
+    pub(crate) fn send_error4<'a>(
+        &mut self,
+        route: &Route,
+        octets: &'a [u8],
+        message: impl FnOnce(&'a [u8]) -> IcmpMessage<'a>,
+    ) {
+        let Some(quoted) = quotation(route, octets, QUOTED4) else { return };
+        if !self.may_answer(route) {
+            return;
+        }
+        let message = message(quoted);
+        let path = self.path(route.source_mac, route.destination, route.source);
+        if self.send_aside(false, |room| emit_icmp(room, &path, &message).ok()) {
+            self.counters.icmp_errors_sent += 1;
+        }
+    }
+
+    /// Sends an ICMPv6 error about the packet in `octets`, a whole frame.
+    pub(crate) fn send_error6<'a>(
+        &mut self,
+        route: &Route,
+        octets: &'a [u8],
+        message: impl FnOnce(&'a [u8]) -> Icmp6Message<'a>,
+    ) {
+        let Some(quoted) = quotation(route, octets, QUOTED6) else { return };
+        let source = self.answering_address(route.destination, route.source);
+        let Some(source) = source else { return };
+        if !self.may_answer(route) {
+            return;
+        }
+        let message = message(quoted);
+        let path = self.path(route.source_mac, source, route.source);
+        if self.send_aside(false, |room| emit_icmp6(room, &path, &message).ok()) {
+            self.counters.icmp_errors_sent += 1;
+        }
+    }
+
+    /// RFC 4443 §2.2: the address that the packet was for, if it is one host's; otherwise one of ours.
+    fn answering_address(&self, asked: IpAddress, peer: IpAddress) -> Option<IpAddress> {
+        if self.net.addresses.is_own(asked) {
+            return Some(asked);
+        }
+        self.net.addresses.source_for(peer).filter(|own| self.net.addresses.is_own(*own))
+    }
+}
+
+/// The beginning of a frame's IP packet, at most `most` octets of it.
+fn quotation<'a>(route: &Route, octets: &'a [u8], most: usize) -> Option<&'a [u8]> {
+    let packet = octets.get(route.ip_offset..)?;
+    Some(&packet[..packet.len().min(route.ip_len).min(most)])
+}

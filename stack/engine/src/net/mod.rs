@@ -1,0 +1,67 @@
+//! The host that the engine is in its network: own addresses, neighbours, ICMP, path MTUs, fragments.
+
+use std::time::Duration;
+
+use uwarp_tcp::Instant;
+
+use crate::core::Core;
+use crate::link::port::Port;
+use crate::net::addresses::Addresses;
+use crate::net::icmp::ErrorLimit;
+use crate::net::neighbours::Neighbours;
+use crate::net::path::Paths;
+use crate::net::reassembly::Reassembly;
+
+pub(crate) mod addresses;
+pub(crate) mod discovery;
+mod fragments;
+pub(crate) mod icmp;
+pub(crate) mod neighbours;
+pub(crate) mod path;
+pub(crate) mod reassembly;
+
+/// Between two announcements (ANNOUNCE_INTERVAL of RFC 5227 §1.1).
+pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What the engine knows of its network.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub(crate) addresses: Addresses,
+    pub(crate) neighbours: Neighbours,
+    /// Connections that wait for a hardware address.
+    pub(crate) unresolved: Vec<u32>,
+    /// Epoch of the neighbour table when `unresolved` was last looked at.
+    pub(crate) known_epoch: u32,
+    pub(crate) paths: Paths,
+    pub(crate) reassembly: Reassembly,
+    /// ICMP errors that may still be sent.
+    pub(crate) icmp_errors: ErrorLimit,
+    /// Whether our addresses have been announced.
+    pub(crate) announced: bool,
+    /// When our addresses are announced again.
+    pub(crate) announce_at: Option<Instant>,
+    /// When an address of ours was last defended, or never.
+    pub(crate) defended_at: Option<Instant>,
+    /// When something rare is to be done: addresses, announcements.
+    pub(crate) chores_at: Option<Instant>,
+}
+
+impl<P: Port> Core<P> {
+    pub(crate) fn run_neighbours(&mut self) {
+        self.net.neighbours.on_deadline(self.now);
+        self.flush_requests();
+        while let Some(address) = self.net.neighbours.poll_unreachable() {
+            self.on_unreachable(address);
+        }
+        if self.net.known_epoch != self.net.neighbours.epoch() {
+            self.net.known_epoch = self.net.neighbours.epoch();
+            while let Some(index) = self.net.unresolved.pop() {
+                self.counters.connections_scanned += 1;
+                if let Some(connection) = self.connections.table.get_mut(index) {
+                    connection.unresolved = false;
+                    Self::schedule(&mut self.connections.ready, index, connection);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Commits: those that peers ask for (draft-talpey-rdma-commit section 3.2), and those that come before a message is told
+//! because its sender wrote to a region that wants it so (section 3.1.2).
+//!
+//! The engine asks the committer of each durable region concerned and goes on; the answers come to a mailbox that it looks
+//! into once a turn while it waits for any. Until then a request keeps its place among the peer's requests, and a message
+//! that was received keeps its place among the messages. A time limit stands for an answer that does not come.
+//!
+//! A request of few octets may name much memory. Its ranges that overlap are joined, and a stream has a share of octets under
+//! way at any one time (`shares`): nothing is refused for its size, and others have their turn meanwhile.
+//!
+//! A committer that was left to the engines works between turns, some octets each time, so that what came in one batch shares a
+//! sync.
+//!
+//! Persistent memory has no committer: its caches are written back here. A little of it at once, nanoseconds a line, which is less
+//! than asking somebody; much of it in parts, so many octets a turn, all streams that wait for it in turn.
+
+mod shares;
+
+use uwarp_iwarp::Fault;
+use uwarp_iwarp::Stream;
+use uwarp_iwarp::stream::{CommitTicket, InboundCommit};
+use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, KeptRange, Turn};
+
+pub(crate) use self::shares::Commits;
+use self::shares::{Asker, Ended};
+use crate::api::command::CompletionQueueId;
+use crate::api::work::{Completion, Status};
+use crate::connection::slab::Handle;
+use crate::connection::{Connection, Phase, Running};
+use crate::core::Core;
+use crate::link::port::Port;
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::receive::{Failure, read_fault};
+
+/// Ranges of writes that a queue pair remembers one by one. Beyond it they are joined: more is made durable than need be.
+const RANGES: usize = 16;
+
+/// A commit of a peer that is begun when the atomics before it were carried out.
+#[derive(Debug)]
+pub(crate) struct WaitingCommit {
+    ticket: CommitTicket,
+    ranges: Vec<KeptRange>,
+    /// What is known of it already.
+    status: CommitStatus,
+}
+
+/// A received message that is not told yet, or waits behind one.
+#[derive(Debug)]
+pub(crate) struct Held {
+    completion: Completion,
+    queue: CompletionQueueId,
+    /// The commit that it waits for.
+    waits_for: Option<u64>,
+    /// Requests of the peer that came before it.
+    requests: u64,
+}
+
+impl Held {
+    /// Whether the stream's next response is to a request that came behind this message, and so has to wait until it is told: a
+    /// response says that the messages before its request are complete (RFC 5040 appendix B, RFC 7306 section 7).
+    pub(crate) fn precedes_response(&self, stream: &Stream) -> bool {
+        stream.requests_answered() >= self.requests
+    }
+}
+
+/// What a peer has written to regions that want it durable before its next message is told, and is not known to be.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenRanges(Vec<KeptRange>);
+
+impl WrittenRanges {
+    fn add(&mut self, range: KeptRange) {
+        // Most writes go on where the last one ended.
+        if self.0.iter_mut().rev().any(|earlier| earlier.extend(&range)) {
+            return;
+        }
+        if self.0.len() >= RANGES
+            && let Some(earlier) = self.0.iter_mut().find(|earlier| earlier.is_beside(&range))
+        {
+            return earlier.span(&range);
+        }
+        self.0.push(range);
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Takes ranges back that could not be made durable.
+    fn put_back(&mut self, ranges: WrittenRanges) {
+        for range in ranges.0 {
+            self.add(range);
+        }
+    }
+
+    /// Takes the memory of ranges that are done with.
+    fn reuse(&mut self, mut ranges: WrittenRanges) {
+        if self.0.capacity() == 0 {
+            ranges.clear();
+            *self = ranges;
+        }
+    }
+}
+
+/// What a message that was received has to wait for.
+pub(crate) enum Hold {
+    /// Nothing.
+    Free,
+    /// Nothing any more, but this went wrong.
+    Failed,
+    /// A commit.
+    Commit(u64),
+}
+
+impl<P: Port> Core<P> {
+    /// A commit that the peer asks for.
+    #[cold]
+    pub(crate) fn on_commit_request(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        commit: InboundCommit,
+    ) -> Result<(), Failure> {
+        let association = queue_pair.association;
+        let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
+        let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
+        let Some(handle) = handle else { return Err(Fault::LocalCatastrophic.into()) };
+        // All of it is looked at before anything is asked for.
+        let (mut ranges, mut is_plain) = (self.rdma.commits.list(), false);
+        for region in &commit.regions {
+            turn.commit_targets(
+                association,
+                region.stag.0,
+                region.offset.0,
+                region.length,
+                |target, range| match target {
+                    CommitTarget::Plain => is_plain = true,
+                    CommitTarget::Persistent(_) | CommitTarget::Durable { .. } => ranges.push(range),
+                },
+            )
+            .map_err(|error| Failure::from(read_fault(error)))?;
+        }
+        let status = if commit.exceeds {
+            CommitStatus::Limit
+        } else if is_plain && self.config.iwarp.strict_commit {
+            CommitStatus::Unsupported
+        } else {
+            CommitStatus::Success
+        };
+        let ticket = running.stream.accept_commit(commit.head);
+        running.stream.recycle(commit.regions);
+        if running.stream.commit_waits(ticket) {
+            queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, status });
+        } else {
+            self.begin_commit(turn, running, queue_pair.number, handle, WaitingCommit { ticket, ranges, status });
+        }
+        connection.quiet = false;
+        Ok(())
+    }
+
+    /// Begins the commits that no atomic is before any more.
+    #[cold]
+    pub(crate) fn begin_waiting_commits(&mut self, turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair) {
+        let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
+        while let (Some(handle), Some(commit)) = (handle, queue_pair.waiting_commits.front())
+            && !running.stream.commit_waits(commit.ticket)
+            && let Some(commit) = queue_pair.waiting_commits.pop_front()
+        {
+            self.begin_commit(turn, running, queue_pair.number, handle, commit);
+        }
+    }
+
+    fn begin_commit(
+        &mut self,
+        turn: &Turn<'_>,
+        running: &mut Running,
+        queue_pair: u32,
+        connection: Handle,
+        commit: WaitingCommit,
+    ) {
+        let WaitingCommit { ticket, ranges, mut status } = commit;
+        let asker = || Asker::Request { connection, ticket };
+        if self.rdma.commits.begin(turn, queue_pair, ranges, &mut status, self.now, asker).is_none() {
+            running.stream.commit_done(ticket, status.code());
+        }
+    }
+
+    /// Takes answers of committers, and the end of time limits, and writes back what is left from earlier turns.
+    pub(crate) fn run_commits(&mut self, turn: &Turn<'_>) {
+        self.rdma.commits.write_back(turn);
+        while let Some(ended) = self.rdma.commits.next(turn, self.now) {
+            self.commit_ended(ended);
+        }
+    }
+
+    fn commit_ended(&mut self, ended: Ended) {
+        let Ended { key, queue_pair, asker, status } = ended;
+        match asker {
+            Asker::Request { connection, ticket } => {
+                let Some(index) = self.connections.table.resolve(connection) else { return };
+                let Some(connection) = self.connections.table.get_mut(index) else { return };
+                if let Phase::Running(running) = &mut connection.phase
+                    && running.stream.commit_done(ticket, status.code())
+                {
+                    connection.quiet = false;
+                    Self::schedule(&mut self.connections.ready, index, connection);
+                }
+            }
+            Asker::Message { written } => {
+                let Some(mut queue_pair) = self.rdma.queue_pairs.get_mut(queue_pair as usize).and_then(Option::take)
+                else {
+                    return;
+                };
+                if let Some(place) = queue_pair.held.iter().position(|held| held.waits_for == Some(key)) {
+                    queue_pair.held[place].waits_for = None;
+                    if status == CommitStatus::Success {
+                        queue_pair.written.reuse(written);
+                    } else {
+                        // Those behind it were written for, too; and the next one tries again.
+                        for held in queue_pair.held.range_mut(place..) {
+                            held.completion.status = Status::CommitFailed;
+                        }
+                        queue_pair.written.put_back(written);
+                    }
+                }
+                self.tell_held(&mut queue_pair);
+                // It may overflow a queue, and what is asked behind it may be answered now.
+                if let Some(index) = queue_pair.connection {
+                    self.schedule_index(index);
+                }
+                self.give_queue_pair(Some(queue_pair));
+            }
+        }
+    }
+
+    /// Tells the messages that wait for nothing any more.
+    fn tell_held(&mut self, queue_pair: &mut QueuePair) {
+        while let Some(held) = queue_pair.held.front()
+            && held.waits_for.is_none()
+            && let Some(held) = queue_pair.held.pop_front()
+        {
+            if !self.rdma.lanes.push(held.queue, held.completion) {
+                queue_pair.overflowed = Some(held.queue);
+            }
+        }
+    }
+
+    /// The stream is over: messages that were not told are told as flushed. What they say came, but is not known to be
+    /// durable.
+    #[cold]
+    pub(crate) fn flush_held(&mut self, queue_pair: &mut QueuePair) {
+        for mut held in queue_pair.held.drain(..) {
+            held.completion.status = Status::Flushed;
+            if !self.rdma.lanes.push(held.queue, held.completion) {
+                self.counters.completion_overflows += 1;
+            }
+        }
+    }
+
+    /// Places a segment of a Write, and remembers it if its region wants that.
+    #[cold]
+    pub(crate) fn place_and_note(
+        turn: &Turn<'_>,
+        queue_pair: &mut QueuePair,
+        stag: u32,
+        offset: u64,
+        payload: &[u8],
+    ) -> Result<(), AccessError> {
+        let (association, written) = (queue_pair.association, &mut queue_pair.written);
+        let note = |range| written.add(range);
+        turn.place_transparent(association, stag, offset, payload, Access::REMOTE_WRITE, note)
+    }
+
+    /// Asks for what was written to be made durable, before a message is told.
+    #[cold]
+    pub(crate) fn commit_written(&mut self, turn: &Turn<'_>, queue_pair: &mut QueuePair) -> Hold {
+        let mut ranges = self.rdma.commits.list();
+        // A region that its owner has deregistered is not to be kept.
+        queue_pair.written.0.retain(|range| turn.keep(range).is_some());
+        ranges.extend_from_slice(&queue_pair.written.0);
+        let (mut status, written) = (CommitStatus::Success, &mut queue_pair.written);
+        let asker = || Asker::Message { written: std::mem::take(written) };
+        match self.rdma.commits.begin(turn, queue_pair.number, ranges, &mut status, self.now, asker) {
+            Some(key) => Hold::Commit(key),
+            None if status == CommitStatus::Success => {
+                queue_pair.written.clear();
+                Hold::Free
+            }
+            None => Hold::Failed,
+        }
+    }
+
+    /// Tells the application of a message that was received, now or when what it waits for is done.
+    #[inline]
+    pub(crate) fn tell_receive(
+        &mut self,
+        queue_pair: &mut QueuePair,
+        stream: &Stream,
+        mut completion: Completion,
+        hold: Hold,
+    ) {
+        let queue = queue_pair.receive_completions;
+        let waits_for = match hold {
+            Hold::Free if queue_pair.held.is_empty() => {
+                if !self.rdma.lanes.push(queue, completion) {
+                    queue_pair.overflowed = Some(queue);
+                }
+                return;
+            }
+            Hold::Free => None,
+            Hold::Failed => {
+                completion.status = Status::CommitFailed;
+                None
+            }
+            Hold::Commit(key) => Some(key),
+        };
+        queue_pair.held.push_back(Held { completion, queue, waits_for, requests: stream.requests_accepted() });
+        self.tell_held(queue_pair);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hashbrown::HashMap;
+    use uwarp_memory::{Access, Association, DomainId, RegionTable, Scope, Store, StreamId, TaggedBase};
+
+    #[test]
+    fn writes_that_are_remembered_are_few_and_cover_all() {
+        let us = Association { domain: DomainId(1), stream: StreamId(1) };
+        let table = RegionTable::new(8, 1 << 20, 1);
+        let regions = [(); 3].map(|()| {
+            let scope = Scope::Domain(us.domain);
+            table
+                .register_durable(vec![0; 512], Access::ALL, scope, TaggedBase::Zero, Box::new(Nowhere), true)
+                .expect("room")
+        });
+        let mut epoch = table.engine();
+        let turn = epoch.enter();
+        let way = |range: &KeptRange| match turn.keep(range) {
+            Some(CommitTarget::Durable { durable, offset, length }) => {
+                (std::ptr::from_ref(durable), offset as usize..(offset + length) as usize)
+            }
+            other => panic!("{other:?}"),
+        };
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..200 {
+            let mut written = WrittenRanges::default();
+            let mut octets = HashMap::new();
+            for _ in 0..random.usize(..200) {
+                let (region, offset) = (&regions[random.usize(..3)].0, random.u64(..500));
+                let length = random.usize(1..=512 - offset as usize);
+                let note = |range| {
+                    let (region, place) = way(&range);
+                    octets.entry(region).or_insert([false; 512])[place].fill(true);
+                    written.add(range);
+                };
+                turn.place_transparent(us, region.stag(), offset, &vec![1; length], Access::REMOTE_WRITE, note)
+                    .expect("within");
+            }
+            assert!(written.0.len() <= RANGES + 3);
+            for (region, octets) in octets {
+                for at in (0..512).filter(|at| octets[*at]) {
+                    let covers = |range| way(range).0 == region && way(range).1.contains(&at);
+                    assert!(written.0.iter().any(covers), "octet {at}");
+                }
+            }
+        }
+    }
+
+    struct Nowhere;
+
+    impl Store for Nowhere {
+        fn write(&mut self, _offset: u64, _octets: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn sync(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! Who waits for which commit, and how much of it is under way.
+//!
+//! Each stream has a queue of the parts of its commits. A share of octets of it is at the committers at any one time; answers
+//! make room for the next. So a committer never has more before it than a share of each stream, and what a dead peer has asked
+//! for is dropped with its queue.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crossbeam::channel::Receiver;
+use hashbrown::HashMap;
+use uwarp_iwarp::stream::CommitTicket;
+use uwarp_memory::{
+    CommitMailbox, CommitReply, CommitStatus, CommitStream, CommitTarget, EngineCommitter, KeptRange, Turn,
+};
+use uwarp_tcp::Instant;
+
+use super::WrittenRanges;
+use crate::api::config::IwarpConfig;
+use crate::connection::slab::Handle;
+
+/// Octets of persistent memory that one request or message may have written back at once: some microseconds.
+const WRITE_BACK_AT_ONCE: u64 = 16 << 10;
+/// Octets that are written back in a turn for those that ask for more, and for each stream before the next has its turn.
+const WRITE_BACK: u64 = 64 << 10;
+const WRITE_BACK_PART: u64 = 8 << 10;
+/// What a part of a few octets counts for there.
+const WRITE_BACK_LEAST: u64 = 256;
+/// Octets that an engine writes to a store between two turns, where it carries out commits itself.
+const STORE: u64 = 64 << 10;
+/// What a part of a few octets counts for in a stream's share: stores write whole pages.
+const PAGE: u64 = 4 << 10;
+
+/// Who waits for a commit.
+#[derive(Debug)]
+pub(super) enum Asker {
+    /// A request of a peer.
+    Request { connection: Handle, ticket: CommitTicket },
+    /// A message that the queue pair has received, because of these writes.
+    Message { written: WrittenRanges },
+}
+
+/// A commit that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) key: u64,
+    pub(super) queue_pair: u32,
+    pub(super) asker: Asker,
+    pub(super) status: CommitStatus,
+}
+
+#[derive(Debug)]
+struct Pending {
+    queue_pair: u32,
+    asker: Asker,
+    begun: Instant,
+    /// Answers that are still to come, of parts that wait here too.
+    outstanding: u32,
+    /// What the parts at committers take of the stream's share.
+    share: u64,
+    /// The worst of the answers that came.
+    status: CommitStatus,
+}
+
+/// A part of a commit that waits for room in its stream's share, or that is persistent memory.
+#[derive(Debug)]
+struct Part {
+    range: KeptRange,
+    key: u64,
+}
+
+/// The commits of one queue pair.
+#[derive(Debug)]
+struct StreamCommits {
+    stream: CommitStream,
+    /// Commits that have not ended, oldest first.
+    keys: VecDeque<u64>,
+    /// Parts that are not at a committer, in the order of their commits.
+    waiting: VecDeque<Part>,
+    /// What the parts at committers take of the share.
+    share: u64,
+    /// When the oldest commit got an answer last: all time limits run from then on.
+    progress: Instant,
+    /// It stands in the queue of those that have persistent memory to write back.
+    writes_back: bool,
+}
+
+/// Commits under way.
+#[derive(Debug)]
+pub(crate) struct Commits {
+    mailbox: CommitMailbox,
+    replies: Receiver<CommitReply>,
+    /// Answers that needed no committer.
+    settled: VecDeque<CommitReply>,
+    pending: HashMap<u64, Pending>,
+    /// By the number of the queue pair; those that have asked for something since they were connected.
+    streams: HashMap<u32, StreamCommits>,
+    /// Time limits, in their order. What has happened since may have put one off.
+    limits: VecDeque<(Instant, u64)>,
+    next_key: u64,
+    /// Queue pairs whose oldest part is persistent memory.
+    write_backs: VecDeque<u32>,
+    /// Committers that the engine has asked for something and is to carry out itself.
+    own: VecDeque<EngineCommitter>,
+    /// A list to be filled again.
+    spare: Vec<KeptRange>,
+    /// Octets that a stream may have at committers.
+    share: u64,
+    time_limit: Duration,
+}
+
+/// What `length` octets take of a stream's share.
+const fn cost(length: u64) -> u64 {
+    if length == 0 || length > PAGE { length } else { PAGE }
+}
+
+impl Commits {
+    pub(crate) fn new(waker: Option<std::task::Waker>, config: &IwarpConfig) -> Commits {
+        let (mailbox, replies) = CommitMailbox::new(waker);
+        Commits {
+            mailbox,
+            replies,
+            settled: VecDeque::new(),
+            pending: HashMap::new(),
+            streams: HashMap::new(),
+            limits: VecDeque::new(),
+            next_key: 0,
+            write_backs: VecDeque::new(),
+            own: VecDeque::new(),
+            spare: Vec::new(),
+            share: config.commit_share.max(PAGE),
+            time_limit: config.commit_timeout,
+        }
+    }
+
+    /// Whether [`next`](Self::next) or [`write_back`](Self::write_back) has something to do.
+    #[inline]
+    pub(crate) fn unsettled(&self, now: Instant) -> bool {
+        !self.pending.is_empty() && (self.has_answers() || self.deadline().is_some_and(|at| at <= now))
+    }
+
+    /// Whether the next turn has something to do, whatever comes meanwhile.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.own.is_empty() || !self.pending.is_empty() && self.has_answers()
+    }
+
+    fn has_answers(&self) -> bool {
+        !self.settled.is_empty() || !self.replies.is_empty() || !self.write_backs.is_empty()
+    }
+
+    /// When the next time limit is over.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.limits.front().map(|(at, _)| *at)
+    }
+
+    /// Octets that commits have written to stores or written back.
+    pub(crate) fn octets_written(&self) -> u64 {
+        self.mailbox.octets_written()
+    }
+
+    /// An empty list for ranges; to be given back to [`begin`](Self::begin).
+    pub(super) fn list(&mut self) -> Vec<KeptRange> {
+        let mut list = std::mem::take(&mut self.spare);
+        list.clear();
+        list
+    }
+
+    /// Begins the commit of `ranges` on behalf of a queue pair; gives its key if there is something to wait for, for which
+    /// `asker` waits then. Otherwise it has ended, and `status` says how.
+    pub(super) fn begin(
+        &mut self,
+        turn: &Turn<'_>,
+        queue_pair: u32,
+        mut ranges: Vec<KeptRange>,
+        status: &mut CommitStatus,
+        now: Instant,
+        asker: impl FnOnce() -> Asker,
+    ) -> Option<u64> {
+        let key = self.next_key;
+        self.next_key += 1;
+        KeptRange::merge(&mut ranges);
+        let (mut at_once, mut outstanding) = (WRITE_BACK_AT_ONCE, 0);
+        for range in ranges.drain(..) {
+            match turn.keep(&range) {
+                Some(CommitTarget::Persistent(octets)) if range.length() <= at_once => {
+                    at_once -= range.length();
+                    octets.write_back();
+                    self.mailbox.count_written(range.length());
+                }
+                Some(_) => {
+                    let commits = self.streams.entry(queue_pair).or_insert_with(|| StreamCommits {
+                        stream: self.mailbox.stream(),
+                        keys: VecDeque::new(),
+                        waiting: VecDeque::new(),
+                        share: 0,
+                        progress: now,
+                        writes_back: false,
+                    });
+                    commits.waiting.push_back(Part { range, key });
+                    outstanding += 1;
+                }
+                // Its owner has taken it away.
+                None => *status = CommitStatus::Failure.max(*status),
+            }
+        }
+        self.spare = ranges;
+        if outstanding == 0 {
+            return None;
+        }
+        if let Some(commits) = self.streams.get_mut(&queue_pair) {
+            commits.keys.push_back(key);
+        }
+        let pending = Pending { queue_pair, asker: asker(), begun: now, outstanding, share: 0, status: *status };
+        self.pending.insert(key, pending);
+        self.limits.push_back((now + self.time_limit, key));
+        self.refill(turn, queue_pair);
+        Some(key)
+    }
+
+    /// Gives the committers what a queue pair's share has room for.
+    fn refill(&mut self, turn: &Turn<'_>, queue_pair: u32) {
+        let Some(commits) = self.streams.get_mut(&queue_pair) else { return };
+        while let Some(Part { range, key }) = commits.waiting.front_mut() {
+            let key = *key;
+            let answered = match turn.keep(range) {
+                Some(CommitTarget::Durable { durable, offset, length }) => {
+                    let length = length.min(self.share);
+                    if commits.share + cost(length) > self.share {
+                        return;
+                    }
+                    let Some(pending) = self.pending.get_mut(&key) else { return };
+                    range.split_front(length);
+                    if range.length() > 0 {
+                        pending.outstanding += 1;
+                    }
+                    match durable.commit(offset, length, key, &commits.stream) {
+                        Ok(()) => {
+                            commits.share += cost(length);
+                            pending.share += cost(length);
+                            if let Some(committer) = durable.engine_committer()
+                                && !self.own.contains(&committer)
+                            {
+                                self.own.push_back(committer);
+                            }
+                            None
+                        }
+                        Err(refused) => Some(refused),
+                    }
+                }
+                Some(CommitTarget::Persistent(_)) => {
+                    if !commits.writes_back {
+                        commits.writes_back = true;
+                        self.write_backs.push_back(queue_pair);
+                    }
+                    return;
+                }
+                // Its owner has taken it away: what is left of it is not durable.
+                Some(CommitTarget::Plain) | None => {
+                    range.split_front(u64::MAX);
+                    Some(CommitStatus::Failure)
+                }
+            };
+            if range.length() == 0 {
+                commits.waiting.pop_front();
+            }
+            if let Some(status) = answered {
+                self.settled.push_back(CommitReply { key, status, length: 0 });
+            }
+        }
+    }
+
+    /// Writes back as many octets of persistent memory as a turn may, of all streams that wait for it in turn.
+    pub(super) fn write_back(&mut self, turn: &Turn<'_>) {
+        let mut left = WRITE_BACK;
+        while left > 0
+            && let Some(queue_pair) = self.write_backs.pop_front()
+        {
+            let Some(commits) = self.streams.get_mut(&queue_pair) else { continue };
+            commits.writes_back = false;
+            if let Some(Part { range, key }) = commits.waiting.front_mut()
+                && let Some(CommitTarget::Persistent(_)) = turn.keep(range)
+            {
+                let part = range.split_front(left.min(WRITE_BACK_PART));
+                if let Some(CommitTarget::Persistent(octets)) = turn.keep(&part) {
+                    octets.write_back();
+                }
+                left = left.saturating_sub(part.length().max(WRITE_BACK_LEAST));
+                self.mailbox.count_written(part.length());
+                if range.length() == 0 {
+                    self.settled.push_back(CommitReply { key: *key, status: CommitStatus::Success, length: 0 });
+                    commits.waiting.pop_front();
+                }
+            }
+            self.refill(turn, queue_pair);
+        }
+    }
+
+    /// Takes answers, and time limits that are over, until a commit has ended.
+    pub(super) fn next(&mut self, turn: &Turn<'_>, now: Instant) -> Option<Ended> {
+        while let Some(reply) = self.settled.pop_front().or_else(|| self.replies.try_recv().ok()) {
+            if let Some(ended) = self.take(turn, reply, now) {
+                return Some(ended);
+            }
+        }
+        self.expire(turn, now)
+    }
+
+    fn take(&mut self, turn: &Turn<'_>, reply: CommitReply, now: Instant) -> Option<Ended> {
+        let key = reply.key;
+        // Of one that was given up.
+        let pending = self.pending.get_mut(&key)?;
+        let queue_pair = pending.queue_pair;
+        pending.status = pending.status.max(reply.status);
+        pending.outstanding -= 1;
+        pending.share -= cost(reply.length);
+        let has_ended = pending.outstanding == 0;
+        if let Some(commits) = self.streams.get_mut(&queue_pair) {
+            commits.share -= cost(reply.length);
+            if commits.keys.front() == Some(&key) {
+                commits.progress = now;
+            }
+        }
+        let ended = if has_ended { self.end(key) } else { None };
+        self.refill(turn, queue_pair);
+        ended
+    }
+
+    /// Takes a commit out, with what the stream has of it.
+    fn end(&mut self, key: u64) -> Option<Ended> {
+        let Pending { queue_pair, asker, outstanding, share, status, .. } = self.pending.remove(&key)?;
+        if let Some(commits) = self.streams.get_mut(&queue_pair) {
+            commits.share -= share;
+            // Most end in their order.
+            if let Some(place) = commits.keys.iter().position(|one| *one == key) {
+                commits.keys.remove(place);
+            }
+            if outstanding > 0 {
+                commits.waiting.retain(|part| part.key != key);
+            }
+        }
+        self.forget_limits();
+        Some(Ended { key, queue_pair, asker, status })
+    }
+
+    /// Drops time limits of commits that have ended. One that has not must not keep those of all behind it.
+    fn forget_limits(&mut self) {
+        while self.limits.front().is_some_and(|(_, key)| !self.pending.contains_key(key)) {
+            self.limits.pop_front();
+        }
+        if self.limits.len() > 2 * self.pending.len() + 64 {
+            self.limits.retain(|(_, key)| self.pending.contains_key(key));
+        }
+    }
+
+    /// Ends a commit whose time limit is over.
+    fn expire(&mut self, turn: &Turn<'_>, now: Instant) -> Option<Ended> {
+        while let Some((at, key)) = self.limits.front().copied()
+            && at <= now
+        {
+            self.limits.pop_front();
+            let Some(pending) = self.pending.get(&key) else { continue };
+            let Some(commits) = self.streams.get(&pending.queue_pair) else { continue };
+            let until = pending.begun.max(commits.progress) + self.time_limit;
+            if until > now {
+                let place = self.limits.partition_point(|(at, _)| *at <= until);
+                self.limits.insert(place, (until, key));
+                continue;
+            }
+            // The time of all before it was over no later.
+            commits.stream.abandon_before(key + 1);
+            let ended = self.end(key)?;
+            self.refill(turn, ended.queue_pair);
+            return Some(Ended { status: CommitStatus::Transient, ..ended });
+        }
+        None
+    }
+
+    /// Drops what a queue pair has asked for: its stream is over.
+    pub(crate) fn abandon(&mut self, queue_pair: u32) {
+        let Some(commits) = self.streams.remove(&queue_pair) else { return };
+        commits.stream.abandon_before(u64::MAX);
+        for key in commits.keys {
+            self.pending.remove(&key);
+        }
+        self.forget_limits();
+    }
+
+    /// Carries out some of what was asked of committers that have no thread: a part of one region's. To be called outside of
+    /// turns, since a store may do anything.
+    pub(crate) fn work(&mut self) {
+        if let Some(committer) = self.own.pop_front()
+            && committer.work(STORE)
+        {
+            self.own.push_back(committer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uwarp_memory::{Access, Association, Committer, DomainId, RegionTable, Registration, Scope, Store, StreamId};
+    use uwarp_memory::{EngineEpoch, TaggedBase};
+
+    struct Nowhere;
+
+    impl Store for Nowhere {
+        fn write(&mut self, _offset: u64, _octets: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn sync(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    const US: Association = Association { domain: DomainId(1), stream: StreamId(1) };
+
+    fn region(length: usize) -> (EngineEpoch, Registration, Committer) {
+        let table = RegionTable::new(8, 1 << 40, 1);
+        let (region, committer) = table
+            .register_durable(
+                vec![0; length],
+                Access::ALL,
+                Scope::Domain(US.domain),
+                TaggedBase::Zero,
+                Box::new(Nowhere),
+                false,
+            )
+            .expect("room");
+        (table.engine(), region, committer)
+    }
+
+    fn ask(commits: &mut Commits, turn: &Turn<'_>, region: &Registration, length: u32, at: Instant) -> u64 {
+        let mut ranges = commits.list();
+        turn.commit_targets(US, region.stag(), 0, length, |_, range| ranges.push(range)).expect("within");
+        let asker = || Asker::Message { written: WrittenRanges::default() };
+        commits.begin(turn, 1, ranges, &mut CommitStatus::Success.clone(), at, asker).expect("it is durable memory")
+    }
+
+    fn seconds(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn next(commits: &mut Commits, turn: &Turn<'_>, now: Instant) -> Option<(u64, CommitStatus)> {
+        commits.next(turn, now).map(|ended| (ended.key, ended.status))
+    }
+
+    #[test]
+    fn one_commit_that_does_not_end_keeps_no_traces_of_those_that_do() {
+        let mut commits = Commits::new(None, &IwarpConfig::default());
+        let (mut epoch, stuck, _never_works) = region(64);
+        let turn = epoch.enter();
+        let slow = ask(&mut commits, &turn, &stuck, 64, Instant::ZERO);
+        for _ in 0..100_000 {
+            let key = ask(&mut commits, &turn, &stuck, 64, Instant::ZERO);
+            commits.settled.push_back(CommitReply { key, status: CommitStatus::Success, length: 64 });
+            assert_eq!(next(&mut commits, &turn, Instant::ZERO), Some((key, CommitStatus::Success)));
+            assert!(commits.limits.len() < 100);
+        }
+        assert_eq!(next(&mut commits, &turn, seconds(29)), None);
+        assert_eq!(next(&mut commits, &turn, seconds(30)), Some((slow, CommitStatus::Transient)));
+        commits.settled.push_back(CommitReply { key: slow, status: CommitStatus::Success, length: 64 });
+        assert_eq!(next(&mut commits, &turn, seconds(30)), None, "told already");
+        assert_eq!((commits.pending.len(), commits.limits.len(), commits.streams[&1].share), (0, 0, 0));
+        assert!(commits.streams[&1].keys.is_empty());
+    }
+
+    #[test]
+    fn a_long_commit_has_time_for_as_long_as_it_gets_on() {
+        let config = IwarpConfig { commit_share: 1 << 20, ..IwarpConfig::default() };
+        let mut commits = Commits::new(None, &config);
+        let (mut epoch, region, mut committer) = region(16 << 20);
+        let turn = epoch.enter();
+        let keys = [(); 2].map(|()| ask(&mut commits, &turn, &region, 16 << 20, Instant::ZERO));
+        for share in 1..=20 {
+            assert_eq!(committer.work(), 1, "a share");
+            let done = next(&mut commits, &turn, seconds(20 * share));
+            assert_eq!(done, (share == 16).then_some((keys[0], CommitStatus::Success)));
+        }
+        // The store stops.
+        assert_eq!(next(&mut commits, &turn, seconds(429)), None);
+        assert_eq!(next(&mut commits, &turn, seconds(430)), Some((keys[1], CommitStatus::Transient)));
+        assert_eq!(committer.work(), 0, "nobody waits for it any more");
+        assert_eq!(commits.octets_written(), 20 << 20);
+    }
+}

@@ -1,0 +1,97 @@
+//! An FPDU that is being built in the buffer that it leaves from (RFC 5044 section 4).
+
+use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, padding_len};
+use uwarp_memory::{Access, AccessError, Association, Turn, kernels};
+use uwarp_wire::mpa::crc_to_octets;
+
+use crate::api::work::Sge;
+
+/// Payload up to this many octets is copied first and summed up together with its headers: one run of the CRC kernel
+/// costs less than three. Longer payload is copied and summed up in one pass.
+const SHORT: usize = 256;
+
+/// The FPDU: its header is written, its payload is being copied.
+#[derive(Debug)]
+pub(crate) struct Fpdu<'a> {
+    room: &'a mut [u8],
+    payload_at: usize,
+    payload_len: usize,
+    crc: bool,
+    /// The register of the CRC so far, where it runs along with the copy.
+    register: Option<u32>,
+}
+
+impl<'a> Fpdu<'a> {
+    /// Begins with the length field. The DDP and RDMAP headers stand behind it already.
+    #[inline]
+    pub(crate) fn begin(room: &'a mut [u8], header_len: usize, payload_len: u32, crc: bool) -> Fpdu<'a> {
+        let payload_len = payload_len as usize;
+        let ulpdu_len = header_len + payload_len;
+        room[..LENGTH_LEN].copy_from_slice(&(ulpdu_len as u16).to_be_bytes());
+        let payload_at = LENGTH_LEN + header_len;
+        let register = (crc && payload_len > SHORT).then(|| kernels::crc32c_update(u32::MAX, &room[..payload_at]));
+        Fpdu { room, payload_at, payload_len, crc, register }
+    }
+
+    /// Where the payload goes, for a caller that fills it by itself.
+    #[inline]
+    pub(crate) fn payload(&mut self) -> &mut [u8] {
+        self.register = None;
+        &mut self.room[self.payload_at..self.payload_at + self.payload_len]
+    }
+
+    /// Copies local memory to octet `at` of the payload, which moves on.
+    #[inline]
+    pub(crate) fn gather(
+        &mut self,
+        turn: &Turn<'_>,
+        association: Association,
+        piece: Sge,
+        at: &mut usize,
+    ) -> Result<(), AccessError> {
+        self.gather_with(turn, association, piece, at, Access::LOCAL_READ)
+    }
+
+    /// As [`Fpdu::gather`], with the right that is needed.
+    #[inline]
+    pub(crate) fn gather_with(
+        &mut self,
+        turn: &Turn<'_>,
+        association: Association,
+        piece: Sge,
+        at: &mut usize,
+        need: Access,
+    ) -> Result<(), AccessError> {
+        if piece.length == 0 {
+            return Ok(());
+        }
+        let from = self.payload_at + *at;
+        let end = (from + piece.length as usize).min(self.payload_at + self.payload_len);
+        let out = &mut self.room[from..end];
+        *at += out.len();
+        match self.register {
+            Some(register) => {
+                self.register = Some(turn.gather_crc(association, piece.stag, piece.offset, out, register, need)?);
+                Ok(())
+            }
+            None => turn.gather(association, piece.stag, piece.offset, out, need),
+        }
+    }
+
+    /// Writes padding and CRC; gives the length of the FPDU.
+    #[inline]
+    pub(crate) fn end(self) -> usize {
+        let end = self.payload_at + self.payload_len;
+        let crc_at = end + padding_len(end - LENGTH_LEN);
+        // At most three octets of padding; the CRC field is written over the rest.
+        self.room[end..end + CRC_LEN].fill(0);
+        let crc = match (self.crc, self.register) {
+            (false, _) => 0,
+            (true, None) => kernels::crc32c(&self.room[..crc_at]),
+            (true, Some(register)) if crc_at == end => !register,
+            (true, Some(register)) => !kernels::crc32c_update(register, &self.room[end..crc_at]),
+        };
+        self.room[crc_at..crc_at + CRC_LEN].copy_from_slice(&crc_to_octets(crc));
+        crc_at + CRC_LEN
+    }
+}

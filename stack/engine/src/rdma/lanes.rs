@@ -1,0 +1,122 @@
+//! The engine's lanes of completion queues.
+//!
+//! A lane that is full when a completion is due overflows: the completion waits in a backlog, so that nothing is lost,
+//! the application gets an event, and the queue pair is failed, so that the backlog stays bounded by the depths of the
+//! queues that feed it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use uwarp_ring::{Notifier, Producer};
+
+use crate::api::command::CompletionQueueId;
+use crate::api::work::{Completion, CompletionFlags};
+
+/// What a completion queue's notifier is armed for: any completion,
+pub const ANY_COMPLETION: u8 = 1;
+/// or those that the peer asked a solicited event for (RFC 5040 §5.3) and those that are no success.
+pub const URGENT_COMPLETION: u8 = 2;
+
+#[derive(Debug)]
+struct Lane {
+    producer: Producer<Completion>,
+    notifier: Arc<Notifier>,
+    backlog: VecDeque<Completion>,
+    /// Something was published since the notifier was last looked at.
+    dirty: bool,
+    /// Some of it wakes those, too, who wait for solicited events only.
+    urgent: bool,
+}
+
+/// All lanes, by number of the completion queue: the list grows to the highest number ever, so numbers are to be used again.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    lanes: Vec<Option<Lane>>,
+    dirty: Vec<u32>,
+    backlogged: usize,
+}
+
+impl Lanes {
+    pub(crate) fn add(&mut self, queue: CompletionQueueId, producer: Producer<Completion>, notifier: Arc<Notifier>) {
+        let index = queue.0 as usize;
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index] = Some(Lane { producer, notifier, backlog: VecDeque::new(), dirty: false, urgent: false });
+    }
+
+    pub(crate) fn remove(&mut self, queue: CompletionQueueId) {
+        if let Some(lane) = self.lanes.get_mut(queue.0 as usize).and_then(Option::take)
+            && !lane.backlog.is_empty()
+        {
+            self.backlogged -= 1;
+        }
+    }
+
+    pub(crate) fn contains(&self, queue: CompletionQueueId) -> bool {
+        self.lanes.get(queue.0 as usize).is_some_and(Option::is_some)
+    }
+
+    /// Publishes a completion, behind those in the backlog. False: it did not fit, or there is no such lane.
+    #[inline]
+    pub(crate) fn push(&mut self, queue: CompletionQueueId, completion: Completion) -> bool {
+        let Some(Some(lane)) = self.lanes.get_mut(queue.0 as usize) else { return false };
+        if !lane.dirty {
+            lane.dirty = true;
+            self.dirty.push(queue.0);
+        }
+        lane.urgent |= is_urgent(&completion);
+        if lane.backlog.is_empty() {
+            match lane.producer.push(completion) {
+                Ok(()) => return true,
+                Err(_) => self.backlogged += 1,
+            }
+        }
+        lane.backlog.push_back(completion);
+        false
+    }
+
+    /// Whether [`Lanes::settle`] has something to do.
+    #[inline]
+    pub(crate) fn unsettled(&self) -> bool {
+        !self.dirty.is_empty() || self.backlogged > 0
+    }
+
+    /// Moves backlogs on and wakes those who wait. Once a turn.
+    pub(crate) fn settle(&mut self) {
+        if self.backlogged > 0 {
+            for (index, lane) in self.lanes.iter_mut().enumerate() {
+                let Some(lane) = lane else { continue };
+                if lane.backlog.is_empty() {
+                    continue;
+                }
+                while let Some(completion) = lane.backlog.front() {
+                    if lane.producer.push(*completion).is_err() {
+                        break;
+                    }
+                    lane.urgent |= is_urgent(completion);
+                    lane.backlog.pop_front();
+                    if !lane.dirty {
+                        lane.dirty = true;
+                        self.dirty.push(index as u32);
+                    }
+                }
+                if lane.backlog.is_empty() {
+                    self.backlogged -= 1;
+                }
+            }
+        }
+        for index in self.dirty.drain(..) {
+            if let Some(Some(lane)) = self.lanes.get_mut(index as usize) {
+                lane.dirty = false;
+                let urgent = std::mem::take(&mut lane.urgent);
+                lane.notifier.fire_if_armed_for(ANY_COMPLETION | if urgent { URGENT_COMPLETION } else { 0 });
+            }
+        }
+    }
+}
+
+#[inline]
+fn is_urgent(completion: &Completion) -> bool {
+    completion.flags.contains(CompletionFlags::SOLICITED) | !completion.status.is_success()
+}

@@ -1,0 +1,125 @@
+//! From an element of the send queue to what it asks for: requests of the peer's memory, local operations; and the other way
+//! round, what the peer's requests ask for here.
+
+use uwarp_iwarp::Message;
+use uwarp_iwarp::stream::InboundAtomic;
+use uwarp_memory::{Access, AtomicError, BindPiece, CompareSwap, Turn};
+use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
+use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, CommitRequest, ReadRequest};
+
+use crate::api::work::{SendElement, SendFlags, SendOpcode, Status};
+use crate::connection::Running;
+use crate::rdma::queue_pair::QueuePair;
+
+/// Carries out an atomic of the peer. It happens here, when its turn to be answered has come, so that it is ordered with
+/// the requests before and behind it (RFC 7306 section 7).
+pub(crate) fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &InboundAtomic) -> Result<u64, AtomicError> {
+    let (association, request) = (queue_pair.association, &atomic.request);
+    let (stag, offset) = (request.stag.0, request.offset.0);
+    match atomic.operation {
+        AtomicOperation::FetchAdd => {
+            turn.fetch_add(association, stag, offset, request.add_swap_data, request.add_swap_mask)
+        }
+        AtomicOperation::CompareSwap => {
+            let operands = CompareSwap {
+                compare: request.compare_data,
+                compare_mask: request.compare_mask,
+                swap: request.add_swap_data,
+                swap_mask: request.add_swap_mask,
+            };
+            turn.compare_swap(association, stag, offset, &operands)
+        }
+    }
+}
+
+/// Carries out a local operation: in its place among the posted work, as every later message of the stream may depend on it.
+#[cold]
+pub(crate) fn carry_out_here(turn: &Turn<'_>, queue_pair: &QueuePair, element: &SendElement) -> Result<(), Status> {
+    let association = queue_pair.association;
+    if element.opcode == SendOpcode::LocalInvalidate {
+        // What other streams use cannot be taken from them in passing: the owner has a call for that, which waits for them.
+        return turn
+            .invalidate(association, element.stag, queue_pair.domain_is_shared())
+            .map_err(|_| Status::LocalProtection);
+    }
+    let pieces = usize::from(element.entries).checked_sub(1).ok_or(Status::LocalOperation)?;
+    let rights = queue_pair.send.entry(element, pieces).ok_or(Status::LocalOperation)?;
+    let access = Access::from_bits_truncate(rights.offset as u8);
+    let pieces = (0..pieces).filter_map(|index| queue_pair.send.entry(element, index)).map(|piece| BindPiece {
+        stag: piece.stag,
+        offset: piece.offset,
+        length: u64::from(piece.length),
+    });
+    turn.bind(association, element.stag, element.remote_offset, access, pieces).map_err(|_| Status::LocalProtection)
+}
+
+/// The request of a read, if a slot is free. A read has one sink: the wire knows no scatter list (RFC 5040 §4.4).
+pub(crate) fn begin_read(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &mut QueuePair,
+    element: &SendElement,
+) -> Result<Option<Message>, Status> {
+    if element.entries > 1 || element.flags.contains(SendFlags::INLINE) {
+        return Err(Status::LocalOperation);
+    }
+    if running.stream.ord() == 0 {
+        // It would wait for ever.
+        return Err(Status::LocalOperation);
+    }
+    let sink = queue_pair.send.entry(element, 0).unwrap_or_default();
+    if element.length > 0 {
+        turn.check(queue_pair.association, sink.stag, sink.offset, u64::from(element.length), Access::LOCAL_WRITE)
+            .map_err(|_| Status::LocalProtection)?;
+    }
+    let request = ReadRequest {
+        sink_stag: Stag(sink.stag),
+        sink_offset: TaggedOffset(sink.offset),
+        length: element.length,
+        source_stag: Stag(element.stag),
+        source_offset: TaggedOffset(element.remote_offset),
+    };
+    Ok(running.stream.try_begin_read(&request, 0))
+}
+
+/// The request of an atomic, if a slot is free: they are shared with reads.
+pub(crate) fn begin_atomic(
+    running: &mut Running,
+    queue_pair: &QueuePair,
+    element: &SendElement,
+) -> Result<Option<Message>, Status> {
+    if !running.stream.features().atomics || running.stream.ord() == 0 {
+        return Err(Status::LocalOperation);
+    }
+    let operands = queue_pair.send.atomic_operands(element).ok_or(Status::LocalOperation)?;
+    let operation = match element.opcode {
+        SendOpcode::FetchAdd => AtomicOperation::FetchAdd,
+        _ => AtomicOperation::CompareSwap,
+    };
+    let request = AtomicRequest {
+        operation: operation as u8,
+        request_identifier: 0,
+        stag: Stag(element.stag),
+        offset: TaggedOffset(element.remote_offset),
+        add_swap_data: operands.add_swap,
+        add_swap_mask: operands.add_swap_mask,
+        compare_data: operands.compare,
+        compare_mask: operands.compare_mask,
+    };
+    Ok(running.stream.try_begin_atomic(&request, 0))
+}
+
+/// The Commit Request of the regions that the element's entries name, with its identifier, if a slot is free: they are shared
+/// with reads. It is one segment, of at most `limit` octets.
+pub(crate) fn begin_commit(
+    running: &mut Running,
+    element: &SendElement,
+    limit: u16,
+) -> Result<Option<(Message, u32)>, Status> {
+    let regions = u32::from(element.entries);
+    let fits = UNTAGGED_HEADER_LEN + CommitRequest::emit_len(usize::from(element.entries)) <= usize::from(limit);
+    if !running.stream.features().commit || running.stream.ord() == 0 || regions == 0 || !fits {
+        return Err(Status::LocalOperation);
+    }
+    Ok(running.stream.try_begin_commit(regions, 0))
+}

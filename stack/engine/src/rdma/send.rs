@@ -1,0 +1,668 @@
+//! From posted work to records of TCP: which message comes next, and the FPDUs that it is cut into.
+//!
+//! Work is pulled only when TCP can take it. Read responses and own messages take turns by octets, so that neither a
+//! peer that reads much nor an application that writes much starves the other. A message is finished before the next
+//! one begins: segments of two messages are never mixed (RFC 5040 §5.5).
+
+use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
+use uwarp_iwarp::qp::Event;
+use uwarp_iwarp::{Fault, SendKind};
+use uwarp_memory::{Access, AccessError, Turn, kernels};
+use uwarp_tcp::{Instant, State};
+use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
+use uwarp_wire::mpa::MARKER_LEN;
+use uwarp_wire::rdmap::{CommitRegion, ImmediateData};
+
+use crate::api::command::DisconnectReason;
+use crate::api::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
+use crate::bytestream::conversion::TextPushed;
+use crate::connection::Record;
+use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source, Tail};
+use crate::core::Core;
+use crate::link::port::{Buffer, Port};
+use crate::rdma::fpdu::Fpdu;
+use crate::rdma::operations::{begin_atomic, begin_commit, begin_read, carry_out, carry_out_here};
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::receive::{Failure, atomic_fault, invalidate_fault, read_fault};
+
+/// The most by which one side of the turn-taking may get ahead, in octets.
+const BALANCE_LIMIT: i64 = 256 << 10;
+/// What a message counts at least, so that empty ones take turns too.
+const MESSAGE_COST: i64 = 64;
+
+/// What came of pulling work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pulled {
+    /// There is nothing (more) that may be sent now.
+    Dry,
+    /// There is more, but the budget of this turn is used up.
+    More,
+    /// There is more, but buffers are short.
+    Starved,
+}
+
+impl<P: Port> Core<P> {
+    /// Serves a connection of the ready list: pulls its work, sends what TCP lets out, looks after its timer.
+    #[inline]
+    pub(crate) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        connection.scheduled = false;
+        let mut more = false;
+        if !connection.gone {
+            let mut queue_pair = self.take_queue_pair(&connection);
+            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut());
+            self.give_queue_pair(queue_pair);
+            more |= self.transmit(index, &mut connection);
+            if self.connections.ready.is_empty() {
+                // Nobody else has anything to send: what is left of the turn need not be waited for.
+                self.flush();
+            }
+        }
+        if more && !connection.gone {
+            Self::schedule(&mut self.connections.ready, index, &mut connection);
+        }
+        self.put_back(index, connection);
+    }
+
+    /// Hands TCP what there is to send. True: there is more.
+    #[inline]
+    fn feed(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+    ) -> bool {
+        connection.quiet = false;
+        if let Phase::Stream = connection.phase {
+            return self.feed_stream(index, connection);
+        }
+        if connection.stream.is_some() {
+            // What was written before MPA took over comes before anything of MPA's.
+            match self.push_text(index, connection) {
+                TextPushed::All => {}
+                TextPushed::Waits => return false,
+                TextPushed::More => return true,
+            }
+        }
+        if connection.startup_frame.is_some() {
+            if !self.push_startup_frame(connection) {
+                return true;
+            }
+            if let Phase::Running(_) = connection.phase
+                && connection.startup_frame.is_none()
+            {
+                self.leave_stream(connection);
+            }
+        }
+        if connection.close_when_sent {
+            self.close_tcp(connection);
+            return false;
+        }
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        if running.terminate.is_some() {
+            return self.push_terminate(connection);
+        }
+        let Some(queue_pair) = queue_pair else { return false };
+        if !running.stream.may_send_messages() {
+            if running.stream.state().flushes() {
+                self.flush_with(queue_pair, None, None);
+            } else {
+                self.close_if_finished(connection, queue_pair);
+            }
+            return false;
+        }
+        if let Some(at) = running.first_fpdu_at {
+            if at > self.now {
+                return false;
+            }
+            running.first_fpdu_at = None;
+        }
+        let pulled = self.pull(turn, connection, queue_pair);
+        if queue_pair.send.begun() > 0 {
+            self.retire(connection, queue_pair);
+        }
+        if queue_pair.overflowed.is_some() {
+            self.on_overflow(connection, queue_pair);
+        }
+        match pulled {
+            Pulled::Dry => {
+                self.close_if_finished(connection, queue_pair);
+                connection.quiet = connection.is_quiet(queue_pair);
+                false
+            }
+            Pulled::More => true,
+            Pulled::Starved => {
+                self.connections.starved = true;
+                true
+            }
+        }
+    }
+
+    /// Builds FPDUs while TCP takes them.
+    #[inline]
+    fn pull(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: &mut QueuePair) -> Pulled {
+        let mut budget = self.config.budgets.frames_per_connection;
+        loop {
+            let Phase::Running(running) = &mut connection.phase else { return Pulled::Dry };
+            if connection.tcp.send_space() == 0 {
+                return Pulled::Dry;
+            }
+            let mut whole = None;
+            if running.outgoing.is_none() {
+                let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
+                match choose(turn, running, queue_pair, limit) {
+                    Ok(Chosen::Nothing) => return Pulled::Dry,
+                    Ok(Chosen::Begun) => {
+                        if !queue_pair.waiting_commits.is_empty() {
+                            self.begin_waiting_commits(turn, running, queue_pair);
+                        }
+                    }
+                    Ok(Chosen::Whole(element)) => whole = Some(element),
+                    Ok(Chosen::Done(element)) => {
+                        queue_pair.send.finish_whole(&element, connection.tcp.octets_pushed());
+                        if budget == 0 {
+                            return Pulled::More;
+                        }
+                        budget -= 1;
+                        continue;
+                    }
+                    Err(Refused::Work(status)) => {
+                        self.fail_work(connection, queue_pair, status);
+                        // Of a Terminate: nobody else may come to have it sent.
+                        return Pulled::More;
+                    }
+                    Err(Refused::Answer(fault)) => {
+                        let message = running.stream.fail_atomic(fault);
+                        // What went before in this turn was sent.
+                        self.retire(connection, queue_pair);
+                        let failure = Failure { fault, receive: None, send: None };
+                        self.end_by_fault(connection, Some(queue_pair), failure, message);
+                        return Pulled::More;
+                    }
+                }
+            }
+            if budget == 0 || !self.link.has_room() {
+                return Pulled::More;
+            }
+            if !self.link.has_free(self.link.transmit.reserve + 1) {
+                return Pulled::Starved;
+            }
+            let Some(buffer) = self.link.alloc() else { return Pulled::Starved };
+            let built = match whole {
+                Some(element) => self.build_whole(turn, connection, queue_pair, buffer, &element),
+                None => self.build(turn, connection, queue_pair, buffer),
+            };
+            if !built {
+                return Pulled::More;
+            }
+            budget -= 1;
+        }
+    }
+
+    /// Builds the one FPDU of a Send or Write that fits into it: the short way of most messages. False: the stream failed.
+    #[inline]
+    fn build_whole(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        mut buffer: P::Buffer,
+        element: &SendElement,
+    ) -> bool {
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        let start = self.link.payload_start;
+        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
+        let header_len = if element.opcode == SendOpcode::Write {
+            let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
+            room[LENGTH_LEN..LENGTH_LEN + TAGGED_HEADER_LEN].copy_from_slice(&header);
+            TAGGED_HEADER_LEN
+        } else {
+            let header = running.stream.whole_send(send_kind(element));
+            room[LENGTH_LEN..LENGTH_LEN + UNTAGGED_HEADER_LEN].copy_from_slice(&header);
+            UNTAGGED_HEADER_LEN
+        };
+        let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
+        let gathered = if element.flags.contains(SendFlags::INLINE) {
+            queue_pair.send.copy_inline_of(element, fpdu.payload());
+            Ok(())
+        } else {
+            let (mut at, mut index) = (0, 0);
+            loop {
+                let Some(piece) = queue_pair.send.entry(element, index) else { break Ok(()) };
+                if let Err(error) = fpdu.gather(turn, queue_pair.association, piece, &mut at) {
+                    break Err(error);
+                }
+                index += 1;
+            }
+        };
+        if gathered.is_err() {
+            self.fail_work(connection, queue_pair, Status::LocalProtection);
+            return false;
+        }
+        let length = fpdu.end();
+        running.balance = (running.balance - i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
+        self.push_record(connection, buffer, length);
+        queue_pair.send.finish_whole(element, connection.tcp.octets_pushed());
+        true
+    }
+
+    /// Builds the next FPDU of the message being cut and hands it to TCP. False: the stream failed.
+    #[inline]
+    fn build(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        mut buffer: P::Buffer,
+    ) -> bool {
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
+        let Some(outgoing) = &mut running.outgoing else { return false };
+        let start = self.link.payload_start;
+        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
+        let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
+            running.outgoing = None;
+            return true;
+        };
+        let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, running.crc);
+        let association = queue_pair.association;
+        let mut at = 0;
+        let copied = match outgoing.source {
+            Source::Nothing | Source::NoPayload | Source::Answer => Ok(()),
+            Source::CommitRequest(identifier) => {
+                queue_pair.send.copy_commit_request(identifier, cut.payload_offset, fpdu.payload());
+                Ok(())
+            }
+            Source::Inline => {
+                queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload());
+                Ok(())
+            }
+            Source::Entries => queue_pair
+                .send
+                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece, &mut at)),
+            Source::Response { stag, offset } => {
+                let offset = offset.0.wrapping_add(u64::from(cut.payload_offset));
+                let piece = Sge { stag: stag.0, length: cut.payload_len, offset };
+                fpdu.gather_with(turn, association, piece, &mut at, Access::REMOTE_READ)
+            }
+        };
+        if let Err(error) = copied {
+            self.fail_build(connection, queue_pair, error);
+            return false;
+        }
+        let mut length = fpdu.end();
+        if cut.last && outgoing.tail.is_some() {
+            // Both in one segment, if they fit.
+            length = append_tail(running, connection.tcp.effective_mss() as usize, room, length);
+        }
+        if running.transmits_markers() {
+            length = mark(running, connection.tcp.octets_pushed(), room, length);
+        }
+        self.push_record(connection, buffer, length);
+        if cut.last {
+            self.finish_message(connection, queue_pair);
+        }
+        true
+    }
+
+    /// Hands TCP an FPDU of `length` octets in `buffer`.
+    #[inline]
+    fn push_record(&mut self, connection: &mut Connection, mut buffer: P::Buffer, length: usize) {
+        let start = self.link.payload_start;
+        buffer.set_range(start, length);
+        let sum = if self.link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
+        let token = self.connections.records.insert(Record { buffer, length: length as u32, sum });
+        connection.tcp.push(token, length as u32);
+        self.counters.fpdus_sent += 1;
+    }
+
+    /// The last segment of the message being cut was built.
+    #[inline]
+    fn finish_message(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+        let position = connection.tcp.octets_pushed();
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(outgoing) = running.outgoing.take() else { return };
+        let cost = i64::from(outgoing.message.length()) + MESSAGE_COST;
+        match outgoing.source {
+            Source::Nothing => {}
+            Source::Entries | Source::Inline if outgoing.tail.is_some() => {
+                // Not in the same segment: what goes behind is the next message, and the end of the work.
+                running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
+                if let Some(message) = outgoing.tail.and_then(|tail| tail.message(&mut running.stream)) {
+                    running.outgoing = Some(Outgoing { message, source: Source::NoPayload, tail: None });
+                }
+            }
+            Source::Entries | Source::Inline | Source::NoPayload | Source::CommitRequest(_) => {
+                queue_pair.send.finish(position);
+                running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
+            }
+            Source::Response { .. } | Source::Answer => {
+                running.stream.response_sent(position);
+                running.balance = (running.balance + cost).min(BALANCE_LIMIT);
+            }
+        }
+    }
+
+    /// A message cannot be built: our memory is not (any longer) what it was said to be.
+    #[cold]
+    fn fail_build(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, error: AccessError) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(outgoing) = running.outgoing.take() else { return };
+        if let Source::Response { .. } = outgoing.source {
+            let fault = read_fault(error);
+            let message = running.stream.fail_response(fault, &outgoing.message);
+            // What went before in this turn was sent.
+            self.retire(connection, queue_pair);
+            self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
+        } else {
+            self.fail_work(connection, queue_pair, Status::LocalProtection);
+        }
+    }
+
+    /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.
+    #[cold]
+    fn fail_work(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, status: Status) {
+        self.retire(connection, queue_pair);
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
+        let message = running.stream.fail(fault, None);
+        connection.ends_by(DisconnectReason::LocalError(status));
+        let at = queue_pair.send.begun();
+        self.flush_with(queue_pair, Some((at, status)), None);
+        let failure = Failure { fault, receive: None, send: None };
+        self.end_by_fault(connection, Some(queue_pair), failure, message);
+    }
+
+    /// Hands the start-up frame to TCP. False: no buffer, or TCP does not take it yet.
+    #[cold]
+    pub(crate) fn push_startup_frame(&mut self, connection: &mut Connection) -> bool {
+        if !matches!(connection.tcp.state(), State::Established | State::CloseWait) {
+            return true;
+        }
+        let Some(frame) = connection.startup_frame.take() else { return true };
+        if self.push_octets(connection, &frame) {
+            if let Phase::Running(running) = &mut connection.phase {
+                // Whatever else went before the frame.
+                running.transmit_start = connection.tcp.octets_pushed();
+            }
+            return true;
+        }
+        connection.startup_frame = Some(frame);
+        self.connections.starved = true;
+        false
+    }
+
+    /// Hands TCP a record of plain octets, at most what a buffer holds.
+    fn push_octets(&mut self, connection: &mut Connection, octets: &[u8]) -> bool {
+        let Some(mut buffer) = self.link.alloc() else { return false };
+        let start = self.link.payload_start;
+        let room = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + octets.len()));
+        let Some(room) = room else { return false };
+        room.copy_from_slice(octets);
+        buffer.set_range(start, octets.len());
+        let sum = kernels::checksum_sum(octets);
+        let token = self.connections.records.insert(Record { buffer, length: octets.len() as u32, sum });
+        connection.tcp.push(token, octets.len() as u32);
+        true
+    }
+
+    /// Hands the Terminate to TCP and closes behind it. True: not yet possible.
+    #[cold]
+    fn push_terminate(&mut self, connection: &mut Connection) -> bool {
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        if !running.stream.may_transmit() {
+            // A Responder that has heard nothing has to be silent; its time limit runs.
+            return false;
+        }
+        let Some(mut message) = running.terminate.clone() else { return false };
+        let Some(segment) = message.next_segment(u16::MAX) else { return false };
+        let mut fpdu = Vec::with_capacity(128);
+        fpdu.extend_from_slice(&(segment.ulpdu_len() as u16).to_be_bytes());
+        fpdu.extend_from_slice(segment.header());
+        fpdu.extend_from_slice(Trailer::padding_octets(segment.ulpdu_len()));
+        let crc = running.crc.then(|| kernels::crc32c(&fpdu));
+        fpdu.truncate(LENGTH_LEN + segment.ulpdu_len());
+        fpdu.extend_from_slice(Trailer::new(segment.ulpdu_len(), crc).as_bytes());
+        if running.transmits_markers() {
+            // The longest Terminate may have a marker in front and one inside.
+            let length = fpdu.len();
+            fpdu.resize(length + 2 * MARKER_LEN, 0);
+            let length = mark(running, connection.tcp.octets_pushed(), &mut fpdu, length);
+            fpdu.truncate(length);
+        }
+        if !self.push_octets(connection, &fpdu) {
+            self.connections.starved = true;
+            return true;
+        }
+        if let Phase::Running(running) = &mut connection.phase {
+            running.terminate = None;
+        }
+        self.counters.fpdus_sent += 1;
+        self.counters.terminates_sent += 1;
+        self.close_tcp(connection);
+        false
+    }
+
+    /// Closes TCP on our side once the queue is worked off, if that is wanted.
+    #[inline]
+    pub(crate) fn close_if_finished(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let Ending::Finishing { until } = running.ending else { return };
+        if connection.startup_frame.is_some() {
+            // The peer learns from it that there was a stream; behind FIN it could not be sent.
+            return;
+        }
+        // The indication is owed even if there is nothing else to say: without it the responder could not speak.
+        // A message that waits for a commit came whole, and is told before the end.
+        let idle = running.outgoing.is_none()
+            && queue_pair.held.is_empty()
+            && !running.stream.owes_response()
+            && !running.stream.owes_ready_to_receive();
+        let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
+        if idle && !reads_left && queue_pair.send.position() >= until {
+            running.ending = Ending::Closed;
+            // That of start-up, if it is not over: from here on it would mean the end of a Terminate's wait.
+            connection.deadline = None;
+            let _ = running.stream.advance(Event::LocalClose);
+            self.close_tcp(connection);
+        }
+    }
+}
+
+/// What comes next.
+#[derive(Debug)]
+enum Chosen {
+    /// Nothing that may go now.
+    Nothing,
+    /// The message stands in [`Running::outgoing`].
+    Begun,
+    /// A Send or Write that is one FPDU, not begun yet.
+    Whole(SendElement),
+    /// A local operation, which has been carried out.
+    Done(SendElement),
+}
+
+/// Chooses the message that comes next; `limit` is the longest ULPDU.
+///
+/// # Errors
+/// Something that is due cannot be carried out, for this reason.
+#[inline]
+fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Refused> {
+    if running.stream.owes_ready_to_receive()
+        && let Some(message) = running.stream.ready_to_receive_message()
+    {
+        running.outgoing = Some(Outgoing { message, source: Source::Nothing, tail: None });
+        return Ok(Chosen::Begun);
+    }
+    if running.stream.has_response()
+        && !queue_pair.held.front().is_some_and(|held| held.precedes_response(&running.stream))
+    {
+        if running.balance > 0 {
+            let chosen = next_work(turn, running, queue_pair, limit)?;
+            if !matches!(chosen, Chosen::Nothing) {
+                return Ok(chosen);
+            }
+        }
+        return next_response(turn, running, queue_pair);
+    }
+    // Nobody waits: what was sent alone gives no claim later.
+    running.balance = 0;
+    Ok(next_work(turn, running, queue_pair, limit)?)
+}
+
+/// Why something that is due cannot be carried out.
+#[derive(Debug)]
+enum Refused {
+    /// The next element of the send queue.
+    Work(Status),
+    /// The answer to an atomic of the peer, whose target has gone since it was asked for; or to a commit, whose STag cannot be
+    /// made invalid.
+    Answer(Fault),
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Refused {
+        Refused::Work(status)
+    }
+}
+
+fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
+    if let Some(atomic) = running.stream.next_atomic() {
+        let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
+        let Some(message) = running.stream.atomic_response(original) else { return Ok(Chosen::Nothing) };
+        running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
+        return Ok(Chosen::Begun);
+    }
+    if let Some(finished) = running.stream.next_commit() {
+        if let Some(stag) = finished.invalidate {
+            turn.invalidate(queue_pair.association, stag.0, queue_pair.domain_is_shared())
+                .map_err(|error| Refused::Answer(invalidate_fault(error)))?;
+        }
+        let Some(message) = running.stream.commit_response() else { return Ok(Chosen::Nothing) };
+        running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
+        return Ok(Chosen::Begun);
+    }
+    let Some(response) = running.stream.next_response() else { return Ok(Chosen::Nothing) };
+    let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
+    running.outgoing = Some(Outgoing { message: response.message, source, tail: None });
+    Ok(Chosen::Begun)
+}
+
+/// Puts markers into the FPDU of `length` octets in `room` that goes behind `pushed` octets of TCP's stream. Gives its
+/// length then.
+#[cold]
+fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize {
+    let crc = running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
+    insert_markers(room, length, pushed - running.transmit_start, crc)
+}
+
+/// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit a segment of
+/// `segment` octets. Gives the length of what is in `room`.
+#[cold]
+fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: usize) -> usize {
+    let Some(tail) = running.outgoing.as_ref().and_then(|outgoing| outgoing.tail) else { return length };
+    let whole = length + fpdu_len(tail.ulpdu_len());
+    // With markers, places would have to be found for both.
+    if whole > segment || whole > room.len() || running.transmits_markers() {
+        return length;
+    }
+    let Some(mut message) = tail.message(&mut running.stream) else { return length };
+    if let Some(outgoing) = &mut running.outgoing {
+        outgoing.tail = None;
+    }
+    let room = &mut room[length..whole];
+    let Some(cut) = message.cut_into(u16::MAX, &mut room[LENGTH_LEN..]) else { return length };
+    length + Fpdu::begin(room, cut.header_len, 0, running.crc).end()
+}
+
+fn send_kind(element: &SendElement) -> SendKind {
+    let stag = Stag(element.stag);
+    match (element.opcode, element.flags.contains(SendFlags::SOLICITED)) {
+        (SendOpcode::SendInvalidate, false) => SendKind::Invalidate(stag),
+        (SendOpcode::SendInvalidate, true) => SendKind::SolicitedInvalidate(stag),
+        (_, false) => SendKind::Plain,
+        (_, true) => SendKind::Solicited,
+    }
+}
+
+/// The next element of the send queue, if it may go now.
+#[inline]
+fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Status> {
+    match running.ending {
+        Ending::No => {}
+        Ending::Finishing { until } if queue_pair.send.position() < until => {}
+        Ending::Finishing { .. } | Ending::Closed => return Ok(Chosen::Nothing),
+    }
+    let Some(element) = queue_pair.send.peek_next() else { return Ok(Chosen::Nothing) };
+    let element = element.map_err(|_| Status::LocalOperation)?;
+    if element.flags.contains(SendFlags::FENCE) && !running.stream.fence_is_clear() {
+        return Ok(Chosen::Nothing);
+    }
+    let header = if element.opcode == SendOpcode::Write { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
+    if element.opcode.is_send_or_write() && element.length as usize + header <= usize::from(running.whole_limit(limit))
+    {
+        return Ok(Chosen::Whole(element));
+    }
+    if element.opcode.is_local() {
+        carry_out_here(turn, queue_pair, &element)?;
+        return Ok(Chosen::Done(element));
+    }
+    let source = if element.flags.contains(SendFlags::INLINE) { Source::Inline } else { Source::Entries };
+    let mut tail = None;
+    let (message, source) = match element.opcode {
+        SendOpcode::Write => {
+            (running.stream.write(Stag(element.stag), TaggedOffset(element.remote_offset), element.length), source)
+        }
+        SendOpcode::Immediate | SendOpcode::WriteImmediate if !running.stream.features().immediate => {
+            return Err(Status::LocalOperation);
+        }
+        SendOpcode::WriteImmediate => {
+            let data = queue_pair.send.immediate_of(&element).ok_or(Status::LocalOperation)?;
+            tail = Some(Tail::Immediate { data, solicited: element.flags.contains(SendFlags::SOLICITED) });
+            let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
+            (running.stream.write(stag, offset, element.payload_len()), source)
+        }
+        SendOpcode::Immediate => {
+            let data = ImmediateData(element.remote_offset);
+            (running.stream.immediate(data, element.flags.contains(SendFlags::SOLICITED)), Source::NoPayload)
+        }
+        SendOpcode::Send | SendOpcode::SendInvalidate => {
+            (running.stream.send(send_kind(&element), element.length), source)
+        }
+        SendOpcode::Read => match begin_read(turn, running, queue_pair, &element)? {
+            Some(message) => (message, Source::NoPayload),
+            None => return Ok(Chosen::Nothing),
+        },
+        SendOpcode::FetchAdd | SendOpcode::CompareSwap => match begin_atomic(running, queue_pair, &element)? {
+            Some(message) => (message, Source::NoPayload),
+            None => return Ok(Chosen::Nothing),
+        },
+        SendOpcode::Commit => match begin_commit(running, &element, limit)? {
+            Some((message, identifier)) => (message, Source::CommitRequest(identifier)),
+            None => return Ok(Chosen::Nothing),
+        },
+        SendOpcode::WriteCommit => {
+            if !running.stream.features().commit || running.stream.ord() == 0 {
+                return Err(Status::LocalOperation);
+            }
+            // Taken when the Write is done; no other request comes in between.
+            if !running.stream.has_request_slot() {
+                return Ok(Chosen::Nothing);
+            }
+            let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
+            tail = Some(Tail::Commit(CommitRegion { stag, length: element.length, offset }));
+            (running.stream.write(stag, offset, element.length), source)
+        }
+        SendOpcode::Bind | SendOpcode::LocalInvalidate => return Err(Status::LocalOperation),
+    };
+    queue_pair.send.begin(element);
+    running.outgoing = Some(Outgoing { message, source, tail });
+    Ok(Chosen::Begun)
+}
+
+/// Whether a time has come.
+#[inline]
+pub(crate) fn is_due(at: Option<Instant>, now: Instant) -> bool {
+    at.is_some_and(|at| at <= now)
+}

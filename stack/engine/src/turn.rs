@@ -1,0 +1,168 @@
+//! The order of a turn. What each step does is in the rooms.
+
+use std::time::Duration;
+
+use uwarp_memory::Turn;
+use uwarp_tcp::Instant;
+
+use crate::core::Core;
+use crate::engine::Turned;
+use crate::link::handoff::Handoff;
+use crate::link::lookahead::DISTANCE;
+use crate::link::port::{Batch, Port};
+
+/// How soon a connection that lacks buffers is tried again when nothing else happens.
+const STARVED_INTERVAL: Duration = Duration::from_micros(50);
+
+impl<P: Port> Core<P> {
+    /// The part of the turn that looks for something to do: true if there is some that may touch memory.
+    #[inline]
+    pub(crate) fn collect(&mut self, now: Instant, batch: &mut Batch<P::Buffer>) -> bool {
+        self.now = now;
+        self.counters.turns += 1;
+        self.link.port.set_now(now);
+        if !self.net.announced {
+            self.net.announced = true;
+            self.announce_twice();
+            self.net.chores_at = Some(now);
+        }
+        self.link.transmit.flushed = 0;
+        let mut busy = self.run_commands();
+        self.control.doorbells.take(|number| self.control.rung.push(number as u32));
+        // Posted work leaves first: a look at a device that has nothing takes as long as a frame. But only every other turn,
+        // so that who posts all the time hears his peer all the same.
+        self.link.passed_over = !self.control.rung.is_empty() && !self.link.passed_over;
+        if !self.link.passed_over {
+            busy |= self.link.port.rx_burst(batch) > 0;
+        }
+        if self.connections.wheel.due(now) {
+            self.connections.wheel.advance(now, &mut self.connections.fired);
+        }
+        if now >= self.link.check_at {
+            self.check_link();
+        }
+        busy || !self.control.rung.is_empty()
+            || !self.connections.fired.is_empty()
+            || !self.connections.ready.is_empty()
+            || !self.link.loopback.is_empty()
+            || self.net.neighbours.deadline().is_some_and(|at| at <= now)
+            || self.net.chores_at.is_some_and(|at| at <= now)
+            || self.connections.time_wait.deadline().is_some_and(|at| at <= now)
+            || self.rdma.sweep_at.is_some_and(|at| at <= now)
+            || self.link.handoff.as_mut().is_some_and(Handoff::has_frames)
+            || self.net.known_epoch != self.net.neighbours.epoch()
+            || self.control.shutdown.is_some()
+            || self.rdma.commits.unsettled(now)
+            || self.rdma.lanes.unsettled()
+    }
+
+    /// The part of the turn that does it.
+    pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
+        self.connections.starved = false;
+        self.link.transmit.free_known = 0;
+        let guesses = self.look_ahead(batch);
+        for (place, frame) in batch.drain(..).enumerate() {
+            self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
+            if !guesses.is_empty() {
+                self.look_ahead_at(&guesses, place + DISTANCE);
+            }
+            self.receive_frame(turn, frame);
+        }
+        // Frames that this very loop adds wait for the next turn.
+        for _ in 0..self.link.loopback.len() {
+            if let Some(frame) = self.link.loopback.pop_front() {
+                self.receive_frame(turn, frame);
+            }
+        }
+        if self.link.handoff.is_some() {
+            self.run_handoff(turn);
+        }
+        if !self.connections.fired.is_empty() {
+            self.run_timers(turn);
+        }
+        self.run_waits();
+        self.run_doorbells();
+        if self.rdma.commits.unsettled(self.now) {
+            self.run_commits(turn);
+        }
+        if self.net.chores_at.is_some_and(|at| at <= self.now) {
+            self.run_chores();
+        }
+        if self.net.neighbours.unsettled(self.now) || self.net.known_epoch != self.net.neighbours.epoch() {
+            self.run_neighbours();
+        }
+        if self.rdma.sweep_at.is_some_and(|at| at <= self.now) {
+            self.sweep();
+        }
+        if self.control.shutdown.is_some() {
+            self.run_shutdown();
+        }
+        for _ in 0..self.connections.ready.len() {
+            let Some(index) = self.connections.ready.pop_front() else { break };
+            self.serve(turn, index);
+        }
+        if self.control.shutdown.is_some() {
+            self.finish_shutdown();
+        }
+        if self.rdma.lanes.unsettled() {
+            self.rdma.lanes.settle();
+        }
+        self.tell_news();
+    }
+
+    /// Gives frames to the device.
+    #[inline]
+    pub(crate) fn flush(&mut self) {
+        self.counters.frames_sent += self.link.flush() as u64;
+    }
+
+    /// What the caller of the turn needs to know.
+    #[inline]
+    pub(crate) fn turned(&mut self, worked: bool, received: usize) -> Turned {
+        let transmitted = self.link.transmit.flushed;
+        // Frames that wait for a link are no reason to spin either.
+        let backlog = self.link.is_up && !self.link.transmit.queue.is_empty() || !self.link.loopback.is_empty();
+        // Connections that could not go on for lack of buffers or room are no reason to spin on virtual time.
+        let more = !self.connections.ready.is_empty();
+        let busy = received > 0
+            || transmitted > 0
+            || backlog
+            || worked && !more
+            || more && !self.connections.starved
+            || self.rdma.commits.is_busy();
+        if busy {
+            self.counters.busy_turns += 1;
+        }
+        Turned { received, transmitted, busy }
+    }
+
+    /// See [`crate::Engine::next_deadline`].
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let mut next = self.connections.wheel.next_deadline();
+        let mut consider = |at: Option<Instant>| {
+            if let Some(at) = at {
+                next = Some(next.map_or(at, |known| known.min(at)));
+            }
+        };
+        consider(self.net.neighbours.deadline());
+        consider(self.net.chores_at);
+        consider(self.connections.time_wait.deadline());
+        consider(self.rdma.sweep_at);
+        consider(self.rdma.commits.deadline());
+        if let Some(shutdown) = &self.control.shutdown {
+            let patient = Some(shutdown.patient_until).filter(|at| *at > self.now);
+            consider(shutdown.drop_at.or(patient).or(Some(shutdown.until)));
+        }
+        consider(self.link.port.next_arrival());
+        if !self.connections.ready.is_empty() && self.connections.starved {
+            consider(Some(self.now + STARVED_INTERVAL));
+        }
+        next
+    }
+
+    fn run_timers(&mut self, turn: &Turn<'_>) {
+        while let Some(index) = self.connections.fired.pop() {
+            self.on_timer(turn, index);
+        }
+    }
+}
