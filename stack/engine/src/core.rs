@@ -17,7 +17,7 @@ use crate::bytestream::Streams;
 use crate::connection::flow::{FlowTable, KeyedHash};
 use crate::connection::guesses::Guesses;
 use crate::connection::slab::{BufferStore, Slab};
-use crate::connection::time_wait::Waits;
+use crate::connection::time_wait::TimeWaits;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connections, HeldFrames, Opening};
 use crate::engine::{EngineChannels, EngineError};
@@ -126,7 +126,7 @@ impl<P: Port> Core<P> {
                 table: Slab::new(),
                 flows: FlowTable::new(hash),
                 guess: None,
-                time_wait: Waits::new(hash, time_wait),
+                time_wait: TimeWaits::new(hash, time_wait),
                 opening: Opening {
                     listeners: HashMap::new(),
                     half_open: 0,

@@ -80,7 +80,7 @@ impl<P: Port> Core<P> {
         if !self.connections.fired.is_empty() {
             self.run_timers(turn);
         }
-        self.run_waits();
+        self.run_time_wait();
         self.run_doorbells();
         if self.rdma.commits.unsettled(self.now) {
             self.run_commits(turn);
@@ -107,7 +107,7 @@ impl<P: Port> Core<P> {
         if self.rdma.lanes.unsettled() {
             self.rdma.lanes.settle();
         }
-        self.tell_news();
+        self.wake_applications();
     }
 
     /// Gives frames to the device.

@@ -9,8 +9,10 @@ use crate::api::command::{AsyncEvent, Command, EventSink};
 use crate::connection::shutdown::Shutdown;
 
 pub mod command;
+pub(crate) mod completion;
 pub mod config;
 pub(crate) mod counters;
+pub(crate) mod event;
 mod mailbox;
 pub(crate) mod snapshot;
 pub mod stats;

@@ -270,7 +270,7 @@ pub struct EngineStats {
     pub cookies_not_compared: u64,
     /// Connections in TIME-WAIT now.
     pub time_wait: u64,
-    /// Waits that were cut short because too many connections were in TIME-WAIT.
+    /// TimeWaits that were cut short because too many connections were in TIME-WAIT.
     pub time_wait_cut_short: u64,
     /// Resets sent for segments without a connection.
     pub resets_sent: u64,

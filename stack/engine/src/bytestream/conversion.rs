@@ -126,7 +126,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn give_back(&mut self, index: u32, connection: &mut Connection) -> bool {
         match self.push_text(index, connection) {
             TextPushed::All => {}
-            TextPushed::Waits => return false,
+            TextPushed::TimeWaits => return false,
             TextPushed::More => return true,
         }
         if connection.startup_frame.is_some() && !self.push_startup_frame(connection) {
@@ -147,7 +147,7 @@ impl<P: Port> Core<P> {
         match connection.stream.as_mut().is_some_and(|stream| stream.has_text()) {
             false => TextPushed::All,
             true if more => TextPushed::More,
-            true => TextPushed::Waits,
+            true => TextPushed::TimeWaits,
         }
     }
 
@@ -168,7 +168,7 @@ pub(crate) enum TextPushed {
     /// TCP has it all.
     All,
     /// TCP takes no more now.
-    Waits,
+    TimeWaits,
     /// The budget of this turn is used up.
     More,
 }

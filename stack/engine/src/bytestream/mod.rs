@@ -2,6 +2,7 @@
 
 pub(crate) mod conversion;
 pub mod ends;
+pub(crate) mod streaming;
 pub(crate) mod transfer;
 
 /// What all plain streams of an engine have in common.

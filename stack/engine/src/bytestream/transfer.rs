@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use uwarp_memory::kernels;
-use uwarp_ring::{ByteConsumer, ByteProducer};
+use uwarp_ring::ByteConsumer;
 use uwarp_tcp::State;
 
 use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
 use crate::api::stats::{DropReason, TcpInfo};
-use crate::bytestream::conversion::Lent;
-use crate::bytestream::ends::{IncomingStream, Interest, StreamFailure, StreamSetup, StreamShared, stream};
+use crate::bytestream::ends::{IncomingStream, Interest, StreamFailure, StreamShared, stream};
+use crate::bytestream::streaming::Streaming;
 use crate::connection::Record;
 use crate::connection::ending::CLOSING_LIMIT;
 use crate::connection::listener::Requests;
@@ -21,122 +21,6 @@ use crate::connection::startup::endpoints;
 use crate::connection::{Connection, Left, Phase};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
-
-/// A plain stream.
-#[derive(Debug)]
-pub(crate) struct Streaming {
-    /// Received octets go here.
-    receive: ByteProducer,
-    /// Octets to be sent come from here.
-    send: ByteConsumer,
-    shared: Arc<StreamShared>,
-    /// The application's part, while MPA starts up.
-    lent: Option<Box<Lent>>,
-    /// What the application is to be woken for at the end of the turn.
-    news: Interest,
-    /// The connection was opened.
-    pub(crate) opened: bool,
-    /// Nothing more is taken from the application: what lies in its ring is the last.
-    pub(crate) finishing: bool,
-    /// TCP was closed on our side.
-    closed: bool,
-    /// The peer has closed its side.
-    peer_closed: bool,
-    /// Octets came after the application had left.
-    unread: bool,
-    /// What the peer had acknowledged when the limit of a stream without an application was set.
-    taken: u64,
-}
-
-impl Streaming {
-    pub(crate) fn new(setup: StreamSetup) -> Streaming {
-        Streaming {
-            receive: setup.receive,
-            send: setup.send,
-            shared: setup.shared,
-            lent: None,
-            news: Interest::NONE,
-            opened: false,
-            finishing: false,
-            closed: false,
-            peer_closed: false,
-            unread: false,
-            taken: 0,
-        }
-    }
-
-    pub(crate) fn fail(&self, failure: StreamFailure) {
-        self.shared.fail(failure);
-    }
-
-    /// Whether it is open in both directions, and in its application's hands.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.opened && !self.closed && !self.finishing && !self.peer_closed && self.lent.is_none()
-    }
-
-    pub(crate) fn lend(&mut self, lent: Lent) {
-        self.lent = Some(Box::new(lent));
-    }
-
-    pub(crate) fn is_lent(&self) -> bool {
-        self.lent.is_some()
-    }
-
-    pub(crate) fn take_lent(&mut self) -> Option<Lent> {
-        self.lent.take().map(|lent| *lent)
-    }
-
-    /// Whether something that was written is not with TCP yet.
-    pub(crate) fn has_text(&mut self) -> bool {
-        self.send.available() > 0
-    }
-
-    /// Whether the application has left, and octets that it never read.
-    fn has_lost(&mut self) -> bool {
-        self.receive.is_closed() && (self.unread || self.receive.free() < self.receive.capacity())
-    }
-
-    /// What was told of urgent data is over: the octets up to here have another reader.
-    pub(crate) fn forget_urgent(&self) {
-        self.shared.set_urgent(self.receive.position());
-    }
-
-    /// What the ring can take. Looks at the application's cursor only when that may matter.
-    #[inline]
-    fn space(&mut self) -> u32 {
-        if self.receive.is_closed() {
-            // Nobody reads: what comes is thrown away.
-            return u32::MAX;
-        }
-        let known = self.receive.known_free();
-        let free = if known * 2 < self.receive.capacity() { self.receive.free() } else { known };
-        free as u32
-    }
-
-    /// Asks for what a received segment and its answer touch.
-    #[inline]
-    pub(crate) fn prefetch(&self) {
-        self.receive.places().into_iter().chain(self.send.places()).for_each(kernels::prefetch_line);
-        kernels::prefetch(&*self.shared);
-    }
-
-    /// Whether a segment that owes no answer leaves nothing to do: nothing waits in the application's ring.
-    #[inline]
-    fn is_quiet(&self) -> bool {
-        self.send.known() == 0 && !self.finishing
-    }
-}
-
-impl Drop for Streaming {
-    fn drop(&mut self) {
-        if !self.peer_closed {
-            // Whoever had a better reason has said so.
-            self.shared.fail(StreamFailure::Fatal);
-        }
-        self.receive.close();
-        self.shared.fire(Interest::BOTH.and(Interest::URGENT));
-    }
-}
 
 impl<P: Port> Core<P> {
     /// An active open of a plain stream.
@@ -181,7 +65,7 @@ impl<P: Port> Core<P> {
         let Some(stream) = &mut connection.stream else { return };
         stream.opened = true;
         stream.shared.open();
-        self.news(index, connection, Interest::BOTH);
+        self.wake_later(index, connection, Interest::BOTH);
     }
 
     /// The handshake of a plain stream that a peer opened is done: the listener gets it.
@@ -209,22 +93,22 @@ impl<P: Port> Core<P> {
 
     /// Notes what the application is to be woken for at the end of the turn.
     #[inline]
-    fn news(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
+    fn wake_later(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
         let Some(stream) = &mut connection.stream else { return };
-        if stream.news == Interest::NONE {
+        if stream.wakeup == Interest::NONE {
             self.streams.wakeups.push(index);
         }
-        stream.news = stream.news.and(interest);
+        stream.wakeup = stream.wakeup.and(interest);
     }
 
     /// Wakes applications: once a turn.
     #[inline]
-    pub(crate) fn tell_news(&mut self) {
+    pub(crate) fn wake_applications(&mut self) {
         while let Some(index) = self.streams.wakeups.pop() {
             let stream = self.connections.table.get_mut(index).and_then(|connection| connection.stream.as_mut());
             if let Some(stream) = stream {
-                let news = std::mem::replace(&mut stream.news, Interest::NONE);
-                stream.shared.fire(news);
+                let wakeup = std::mem::replace(&mut stream.wakeup, Interest::NONE);
+                stream.shared.fire(wakeup);
             }
         }
     }
@@ -242,7 +126,7 @@ impl<P: Port> Core<P> {
         let taken = stream.receive.write(octets);
         let space = stream.space();
         connection.set_receive_space(space, self.connections.tcp_config.mss);
-        self.news(index, connection, Interest::READABLE);
+        self.wake_later(index, connection, Interest::READABLE);
         if taken < octets.len() {
             // TCP takes nothing beyond the window, and the window is the ring.
             debug_assert!(false, "octets beyond the window");
@@ -261,7 +145,7 @@ impl<P: Port> Core<P> {
         let ahead = connection.tcp.urgent_told() as usize;
         if let (Phase::Stream, Some(stream)) = (&connection.phase, &connection.stream) {
             stream.shared.set_urgent(stream.receive.position().wrapping_add(ahead));
-            self.news(index, connection, Interest::URGENT);
+            self.wake_later(index, connection, Interest::URGENT);
         }
     }
 
@@ -280,7 +164,7 @@ impl<P: Port> Core<P> {
         let Some(stream) = &mut connection.stream else { return };
         stream.peer_closed = true;
         stream.receive.close();
-        self.news(index, connection, Interest::READABLE);
+        self.wake_later(index, connection, Interest::READABLE);
         connection.quiet = false;
     }
 
@@ -391,7 +275,7 @@ impl<P: Port> Core<P> {
             // A writer is woken when it is worth its while, not for each segment.
             && stream.send.known() * 4 <= stream.send.capacity() * 3
         {
-            self.news(index, connection, Interest::WRITABLE);
+            self.wake_later(index, connection, Interest::WRITABLE);
         }
         more
     }

@@ -18,7 +18,7 @@ pub(crate) struct HeldFrames<B> {
     frames: BufferStore<HeldFrame<B>>,
     buffers: usize,
     /// Buffers that they may take.
-    pub(crate) budget: usize,
+    budget: usize,
 }
 
 impl<B: Buffer> HeldFrames<B> {
@@ -29,6 +29,18 @@ impl<B: Buffer> HeldFrames<B> {
     /// Buffers that they take, of which a frame that was joined on its way has several.
     pub(crate) fn len(&self) -> usize {
         self.buffers
+    }
+
+    /// Whether a frame of `buffers` buffers may be held, too.
+    #[inline]
+    pub(crate) fn fits(&self, buffers: usize) -> bool {
+        self.buffers + buffers <= self.budget
+    }
+
+    /// Whether more than half of the budget is used.
+    #[inline]
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.buffers * 2 > self.budget
     }
 
     #[inline]

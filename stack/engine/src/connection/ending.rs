@@ -1,25 +1,20 @@
 //! How streams end: faults and Terminates, orderly closes, resets; the flush of what was posted; and the end of the
 //! engine itself.
 
-use uwarp_iwarp::Message;
 use uwarp_iwarp::qp::Event;
-use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 use uwarp_memory::Turn;
-use uwarp_tcp::{Events, State, TimeWait};
+use uwarp_tcp::{Events, Instant, State, TimeWait};
 use uwarp_wire::address::FlowKey;
 
 use std::time::Duration;
 
-use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, TerminateCode};
-use crate::api::work::Status;
+use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
 use crate::connection::shutdown::has_everything;
 use crate::connection::{Connection, Ending, Left, Phase};
 use crate::core::Core;
 use crate::link::handoff::Handoff;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::{QueuePair, Stage};
-use crate::rdma::receive::Failure;
-use crate::rdma::send::is_due;
 
 /// How long TCP may go on finishing on its own when nobody is interested in the connection any more.
 pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
@@ -42,7 +37,7 @@ impl<P: Port> Core<P> {
             && let Some(wait) = connection.tcp.time_wait()
         {
             // All that is left is to answer what comes late: that takes some tens of octets.
-            return self.rest(index, connection, wait);
+            return self.enter_time_wait(index, connection, wait);
         }
         if let Some(deadline) = connection.next_deadline() {
             self.connections.wheel.arm(index, deadline);
@@ -52,7 +47,7 @@ impl<P: Port> Core<P> {
 
     /// A connection that only waits for late segments from now on. The flow stays this engine's.
     #[cold]
-    pub(crate) fn rest(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
+    pub(crate) fn enter_time_wait(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
         let flow = connection.flow;
         self.dismantle(index, connection);
         let handoff = self.link.handoff.as_ref();
@@ -60,7 +55,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Takes out of TIME-WAIT whose time is over.
-    pub(crate) fn run_waits(&mut self) {
+    pub(crate) fn run_time_wait(&mut self) {
         let handoff = self.link.handoff.as_ref();
         self.connections.time_wait.expire(self.now, |gone| release(handoff, gone));
     }
@@ -148,152 +143,6 @@ impl<P: Port> Core<P> {
             queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
         }
         self.rdma.sweep_soon(number, self.now);
-    }
-
-    /// Flushes a queue pair by its number.
-    pub(crate) fn flush_queue_pair_number(&mut self, number: u32) {
-        let Some(mut queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::take) else {
-            return;
-        };
-        self.flush_with(&mut queue_pair, None, None);
-        self.give_queue_pair(Some(queue_pair));
-    }
-
-    /// Completes everything posted, in order, as flushed: except the send element at the slot `send.0` from the head and
-    /// the oldest receive, which get a status of their own. What cannot be put into a full completion queue waits in the
-    /// backlog of its lane.
-    pub(crate) fn flush_with(
-        &mut self,
-        queue_pair: &mut QueuePair,
-        send: Option<(usize, Status)>,
-        receive: Option<Status>,
-    ) {
-        queue_pair.stage = Stage::Error;
-        let head = queue_pair.send.position() - queue_pair.send.begun() as u64;
-        let failing = send.map(|(at, status)| (head + at as u64, status));
-        loop {
-            let at = queue_pair.send.position() - queue_pair.send.begun() as u64;
-            let status = failing.filter(|(place, _)| *place == at).map_or(Status::Flushed, |(_, status)| status);
-            let Some(completion) = queue_pair.send.flush_one(queue_pair.number, status) else { break };
-            if !self.rdma.lanes.push(queue_pair.send_completions, completion) {
-                self.counters.completion_overflows += 1;
-            }
-        }
-        if !queue_pair.held.is_empty() {
-            self.flush_held(queue_pair);
-        }
-        queue_pair.written.clear();
-        queue_pair.waiting_commits.clear();
-        self.rdma.commits.abandon(queue_pair.number);
-        let mut status = receive.unwrap_or(Status::Flushed);
-        while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
-            if !self.rdma.lanes.push(queue_pair.receive_completions, completion) {
-                self.counters.completion_overflows += 1;
-            }
-            status = Status::Flushed;
-        }
-    }
-
-    /// Ends a stream because of a fault found here.
-    #[cold]
-    pub(crate) fn fail_stream(
-        &mut self,
-        connection: &mut Connection,
-        queue_pair: Option<&mut QueuePair>,
-        failure: Failure,
-        ulpdu: Option<&[u8]>,
-    ) {
-        let Phase::Running(running) = &mut connection.phase else { return };
-        if running.stream.state().flushes() {
-            // The first fault counts (RFC 5040 §7.1 (4)), and its time limit runs: a later one must not set it again.
-            return;
-        }
-        let message = running.stream.fail(failure.fault, ulpdu);
-        self.end_by_fault(connection, queue_pair, failure, message);
-    }
-
-    /// As [`Core::fail_stream`], when the Terminate is made already; `None` if none is due.
-    #[cold]
-    pub(crate) fn end_by_fault(
-        &mut self,
-        connection: &mut Connection,
-        queue_pair: Option<&mut QueuePair>,
-        failure: Failure,
-        message: Option<Message>,
-    ) {
-        let row = failure.fault.row();
-        let code = TerminateCode { layer: row.layer, error_type: row.error_type, code: row.code };
-        connection.ends_by(DisconnectReason::LocalTerminated(code));
-        if let Some(queue_pair) = queue_pair {
-            let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
-            let was_flushed = queue_pair.stage == Stage::Error;
-            self.flush_with(queue_pair, send, failure.receive);
-            if !was_flushed {
-                let status = failure.receive.or(failure.send).unwrap_or(Status::PeerProtocol);
-                self.control.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
-            }
-        }
-        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
-        connection.quiet = false;
-        let Phase::Running(running) = &mut connection.phase else { return };
-        running.outgoing = None;
-        // Behind our FIN nothing can be said any more.
-        let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
-        if message.is_some() && may_say {
-            running.terminate = message;
-        } else if running.terminate.is_none() {
-            // Else the Terminate of an earlier fault is still to go out, and brings the FIN behind it.
-            self.close_tcp(connection);
-        }
-    }
-
-    /// The peer's Terminate: the oldest outstanding work is what it speaks of, as far as can be told.
-    #[cold]
-    pub(crate) fn on_peer_terminate(
-        &mut self,
-        connection: &mut Connection,
-        queue_pair: &mut QueuePair,
-        terminate: &ReceivedTerminate,
-    ) {
-        self.counters.terminates_received += 1;
-        let message = &terminate.terminate;
-        let code = TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
-        let status = match terminate.status() {
-            RemoteStatus::RemoteAccess => Status::RemoteAccess,
-            RemoteStatus::RemoteInvalidRequest | RemoteStatus::RemoteOperation | RemoteStatus::LowerLayer => {
-                Status::RemoteOperation
-            }
-        };
-        connection.ends_by(DisconnectReason::PeerTerminated(code));
-        self.control.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
-        let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
-        self.flush_with(queue_pair, began.then_some((0, status)), None);
-        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
-        if let Phase::Running(running) = &mut connection.phase {
-            running.outgoing = None;
-            running.terminate = None;
-            running.ending = Ending::Closed;
-        }
-        self.close_tcp(connection);
-    }
-
-    /// A completion did not fit: nothing is lost, but the queue pair cannot go on.
-    #[cold]
-    pub(crate) fn on_overflow(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
-        let Some(queue) = queue_pair.overflowed.take() else { return };
-        if queue_pair.stage == Stage::Error {
-            return;
-        }
-        self.counters.completion_overflows += 1;
-        let number = queue_pair.number;
-        self.control.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
-        connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
-        let Phase::Running(running) = &mut connection.phase else { return };
-        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
-        let message = running.stream.fail(fault, None);
-        let failure = Failure { fault, receive: None, send: None };
-        self.end_by_fault(connection, Some(queue_pair), failure, message);
-        queue_pair.overflowed = None;
     }
 
     /// What TCP says about the end of the connection.
@@ -576,4 +425,10 @@ fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
 #[inline]
 fn is_over(connection: &Connection) -> bool {
     matches!(connection.phase, Phase::Running(_)) && has_everything(connection)
+}
+
+/// Whether a time has come.
+#[inline]
+pub(crate) fn is_due(at: Option<Instant>, now: Instant) -> bool {
+    at.is_some_and(|at| at <= now)
 }

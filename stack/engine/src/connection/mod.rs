@@ -14,10 +14,11 @@ use uwarp_wire::mpa::MARKER_INTERVAL;
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, IMMEDIATE_LEN, ImmediateData};
 
 use crate::api::command::{ConnectionRequest, DisconnectReason, EventSink, ListenerId};
-use crate::bytestream::transfer::Streaming;
+use crate::bytestream::streaming::Streaming;
 use crate::link::template::Template;
 use crate::rdma::queue_pair::QueuePair;
 
+mod accept;
 mod buffers;
 pub(crate) mod ending;
 pub(crate) mod flow;
@@ -51,7 +52,7 @@ pub(crate) struct Connection {
     pub(crate) tag: u32,
     /// Stands in the ready list.
     pub(crate) scheduled: bool,
-    /// Waits for its next hop's hardware address.
+    /// TimeWaits for its next hop's hardware address.
     pub(crate) unresolved: bool,
     /// A passive connection whose handshake is not done, counted as such.
     pub(crate) half_open: bool,
@@ -261,7 +262,7 @@ pub(crate) enum Ending {
     No,
     /// The send queue is still worked off up to this position; then comes FIN.
     Finishing {
-        /// See [`crate::rdma::queue_pair::SendQueue::position`].
+        /// See [`crate::rdma::send_queue::SendQueue::position`].
         until: u64,
     },
     /// TCP was closed on our side.

@@ -11,7 +11,7 @@ use crate::connection::flow::FlowTable;
 use crate::connection::guesses::Guesses;
 use crate::connection::listener::Listener;
 use crate::connection::slab::{BufferStore, Slab};
-use crate::connection::time_wait::Waits;
+use crate::connection::time_wait::TimeWaits;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, IPV6_AND_TCP};
 use crate::core::Core;
@@ -25,7 +25,7 @@ pub(crate) struct Connections<B: Buffer> {
     /// The connection that the frame under way seems to be of: found by looking ahead, or else that of the last frame.
     pub(crate) guess: Option<u32>,
     /// Those whose end is agreed on.
-    pub(crate) time_wait: Waits,
+    pub(crate) time_wait: TimeWaits,
     /// What is not a connection yet.
     pub(crate) opening: Opening,
     pub(crate) wheel: Wheel,

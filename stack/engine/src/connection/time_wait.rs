@@ -22,7 +22,7 @@ struct Entry {
 
 /// The table.
 #[derive(Debug)]
-pub(crate) struct Waits {
+pub(crate) struct TimeWaits {
     flows: FlowTable,
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
@@ -31,14 +31,14 @@ pub(crate) struct Waits {
     /// Places in `order` whose flows were taken out before their time.
     vacant: usize,
     limit: usize,
-    /// Waits cut short because the table was full.
+    /// TimeWaits cut short because the table was full.
     pub(crate) cut_short: u64,
 }
 
-impl Waits {
+impl TimeWaits {
     /// An empty table of at most `limit` entries.
-    pub(crate) fn new(hash: KeyedHash, limit: usize) -> Waits {
-        Waits {
+    pub(crate) fn new(hash: KeyedHash, limit: usize) -> TimeWaits {
+        TimeWaits {
             flows: FlowTable::new(hash),
             entries: Vec::new(),
             free: Vec::new(),
@@ -144,7 +144,7 @@ impl Waits {
         Some(entry.flow)
     }
 
-    /// When [`Waits::expire`] has something to do.
+    /// When [`TimeWaits::expire`] has something to do.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.order.front().map(|(at, _)| *at)
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn those_that_came_first_go_first_and_a_full_table_lets_the_oldest_go() {
         let start = Instant::from_nanos(1_000_000_000);
-        let mut waits = Waits::new(KeyedHash::new([1, 2]), 3);
+        let mut waits = TimeWaits::new(KeyedHash::new([1, 2]), 3);
         let mut gone = Vec::new();
         let mut forget = |flow: &FlowKey| gone.push(flow.remote_port);
         for port in 1..=4 {
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!((waits.len(), waits.deadline()), (1, Some(start + SECOND * 2)));
         waits.expire(start + SECOND * 2, &mut forget);
         assert_eq!((waits.len(), waits.deadline()), (0, None));
-        Waits::new(KeyedHash::new([1, 2]), 0).insert(flow(6), waiting(start), &mut forget);
+        TimeWaits::new(KeyedHash::new([1, 2]), 0).insert(flow(6), waiting(start), &mut forget);
         // All but the one whose ports were used anew.
         assert_eq!(gone, [1, 2, 4, 5, 6]);
     }
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn flows_that_are_used_anew_all_the_time_take_no_more_room() {
         let start = Instant::from_nanos(1_000_000_000);
-        let mut waits = Waits::new(KeyedHash::new([1, 2]), 8);
+        let mut waits = TimeWaits::new(KeyedHash::new([1, 2]), 8);
         let mut gone = Vec::new();
         for port in 1..=8 {
             waits.insert(flow(port), waiting(start), |flow| gone.push(flow.remote_port));

@@ -163,7 +163,7 @@ impl<P: Port> Core<P> {
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer used the ports of a finished connection again (RFC 6191): the new one takes its place.
             if let Some(old) = connection.tcp.time_wait() {
-                self.rest(index, connection, old);
+                self.enter_time_wait(index, connection, old);
             } else {
                 connection.gone = true;
                 self.put_back(index, connection);
@@ -190,7 +190,7 @@ impl<P: Port> Core<P> {
         frame: &TcpFrame,
         buffer: P::Buffer,
     ) -> bool {
-        let pressed = self.connections.held.len() * 2 > self.connections.held.budget;
+        let pressed = self.connections.held.is_half_full();
         if pressed != connection.squeezed {
             connection.squeezed = pressed;
             let space = connection.owner_space();
@@ -200,9 +200,7 @@ impl<P: Port> Core<P> {
         let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
         let bare;
         // A frame that was joined on its way holds several buffers.
-        if self.connections.held.len() + buffer.segment_count() > self.connections.held.budget
-            && connection.tcp.is_ahead(header)
-        {
+        if !self.connections.held.fits(buffer.segment_count()) && connection.tcp.is_ahead(header) {
             // No room to hold anything more: what is ahead of a gap counts as lost, its acknowledgment does not.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
             (header, payload_len) = (&bare, 0);

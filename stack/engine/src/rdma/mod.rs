@@ -10,13 +10,17 @@ use crate::rdma::commits::Commits;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 
+mod choose;
 pub(crate) mod commits;
+pub(crate) mod failure;
 pub(crate) mod fpdu;
 pub(crate) mod lanes;
 pub(crate) mod operations;
 pub(crate) mod queue_pair;
 pub(crate) mod receive;
+pub(crate) mod receive_queue;
 pub(crate) mod send;
+pub(crate) mod send_queue;
 pub mod shared;
 
 /// How often queue pairs in the error state are looked at for receives posted late.

@@ -18,7 +18,8 @@ use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::commits::Hold;
-use crate::rdma::queue_pair::{QueuePair, ScatterError, SharedNews};
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::receive_queue::{ScatterError, SharedReceiveEvent};
 
 /// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
 #[derive(Debug, Clone, Copy)]
@@ -405,10 +406,12 @@ impl<P: Port> Core<P> {
     #[inline]
     fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> Result<(), Failure> {
         let begun = queue_pair.receive.begin(queue_pair.number);
-        if let Some((queue, news)) = queue_pair.receive.take_news() {
+        if let Some((queue, news)) = queue_pair.receive.take_event() {
             self.control.events.send(match news {
-                SharedNews::Low => AsyncEvent::SharedReceivesLow { queue },
-                SharedNews::Share => AsyncEvent::SharedReceivesExceeded { queue, queue_pair: queue_pair.number },
+                SharedReceiveEvent::Low => AsyncEvent::SharedReceivesLow { queue },
+                SharedReceiveEvent::Share => {
+                    AsyncEvent::SharedReceivesExceeded { queue, queue_pair: queue_pair.number }
+                }
             });
         }
         if begun { Ok(()) } else { Err(Fault::NoBuffer.into()) }

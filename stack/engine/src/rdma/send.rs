@@ -6,24 +6,22 @@
 
 use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
 use uwarp_iwarp::qp::Event;
-use uwarp_iwarp::{Fault, SendKind};
 use uwarp_memory::{Access, AccessError, Turn, kernels};
-use uwarp_tcp::{Instant, State};
+use uwarp_tcp::State;
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_LEN;
-use uwarp_wire::rdmap::{CommitRegion, ImmediateData};
 
 use crate::api::command::DisconnectReason;
 use crate::api::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 use crate::bytestream::conversion::TextPushed;
 use crate::connection::Record;
-use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source, Tail};
+use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
+use crate::rdma::choose::{Chosen, Refused, choose, send_kind};
 use crate::rdma::fpdu::Fpdu;
-use crate::rdma::operations::{begin_atomic, begin_commit, begin_read, carry_out, carry_out_here};
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::receive::{Failure, atomic_fault, invalidate_fault, read_fault};
+use crate::rdma::receive::{Failure, read_fault};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 const BALANCE_LIMIT: i64 = 256 << 10;
@@ -81,7 +79,7 @@ impl<P: Port> Core<P> {
             // What was written before MPA took over comes before anything of MPA's.
             match self.push_text(index, connection) {
                 TextPushed::All => {}
-                TextPushed::Waits => return false,
+                TextPushed::TimeWaits => return false,
                 TextPushed::More => return true,
             }
         }
@@ -470,85 +468,6 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// What comes next.
-#[derive(Debug)]
-enum Chosen {
-    /// Nothing that may go now.
-    Nothing,
-    /// The message stands in [`Running::outgoing`].
-    Begun,
-    /// A Send or Write that is one FPDU, not begun yet.
-    Whole(SendElement),
-    /// A local operation, which has been carried out.
-    Done(SendElement),
-}
-
-/// Chooses the message that comes next; `limit` is the longest ULPDU.
-///
-/// # Errors
-/// Something that is due cannot be carried out, for this reason.
-#[inline]
-fn choose(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Refused> {
-    if running.stream.owes_ready_to_receive()
-        && let Some(message) = running.stream.ready_to_receive_message()
-    {
-        running.outgoing = Some(Outgoing { message, source: Source::Nothing, tail: None });
-        return Ok(Chosen::Begun);
-    }
-    if running.stream.has_response()
-        && !queue_pair.held.front().is_some_and(|held| held.precedes_response(&running.stream))
-    {
-        if running.balance > 0 {
-            let chosen = next_work(turn, running, queue_pair, limit)?;
-            if !matches!(chosen, Chosen::Nothing) {
-                return Ok(chosen);
-            }
-        }
-        return next_response(turn, running, queue_pair);
-    }
-    // Nobody waits: what was sent alone gives no claim later.
-    running.balance = 0;
-    Ok(next_work(turn, running, queue_pair, limit)?)
-}
-
-/// Why something that is due cannot be carried out.
-#[derive(Debug)]
-enum Refused {
-    /// The next element of the send queue.
-    Work(Status),
-    /// The answer to an atomic of the peer, whose target has gone since it was asked for; or to a commit, whose STag cannot be
-    /// made invalid.
-    Answer(Fault),
-}
-
-impl From<Status> for Refused {
-    fn from(status: Status) -> Refused {
-        Refused::Work(status)
-    }
-}
-
-fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
-    if let Some(atomic) = running.stream.next_atomic() {
-        let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
-        let Some(message) = running.stream.atomic_response(original) else { return Ok(Chosen::Nothing) };
-        running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
-        return Ok(Chosen::Begun);
-    }
-    if let Some(finished) = running.stream.next_commit() {
-        if let Some(stag) = finished.invalidate {
-            turn.invalidate(queue_pair.association, stag.0, queue_pair.domain_is_shared())
-                .map_err(|error| Refused::Answer(invalidate_fault(error)))?;
-        }
-        let Some(message) = running.stream.commit_response() else { return Ok(Chosen::Nothing) };
-        running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
-        return Ok(Chosen::Begun);
-    }
-    let Some(response) = running.stream.next_response() else { return Ok(Chosen::Nothing) };
-    let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
-    running.outgoing = Some(Outgoing { message: response.message, source, tail: None });
-    Ok(Chosen::Begun)
-}
-
 /// Puts markers into the FPDU of `length` octets in `room` that goes behind `pushed` octets of TCP's stream. Gives its
 /// length then.
 #[cold]
@@ -574,95 +493,4 @@ fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: u
     let room = &mut room[length..whole];
     let Some(cut) = message.cut_into(u16::MAX, &mut room[LENGTH_LEN..]) else { return length };
     length + Fpdu::begin(room, cut.header_len, 0, running.crc).end()
-}
-
-fn send_kind(element: &SendElement) -> SendKind {
-    let stag = Stag(element.stag);
-    match (element.opcode, element.flags.contains(SendFlags::SOLICITED)) {
-        (SendOpcode::SendInvalidate, false) => SendKind::Invalidate(stag),
-        (SendOpcode::SendInvalidate, true) => SendKind::SolicitedInvalidate(stag),
-        (_, false) => SendKind::Plain,
-        (_, true) => SendKind::Solicited,
-    }
-}
-
-/// The next element of the send queue, if it may go now.
-#[inline]
-fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Status> {
-    match running.ending {
-        Ending::No => {}
-        Ending::Finishing { until } if queue_pair.send.position() < until => {}
-        Ending::Finishing { .. } | Ending::Closed => return Ok(Chosen::Nothing),
-    }
-    let Some(element) = queue_pair.send.peek_next() else { return Ok(Chosen::Nothing) };
-    let element = element.map_err(|_| Status::LocalOperation)?;
-    if element.flags.contains(SendFlags::FENCE) && !running.stream.fence_is_clear() {
-        return Ok(Chosen::Nothing);
-    }
-    let header = if element.opcode == SendOpcode::Write { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
-    if element.opcode.is_send_or_write() && element.length as usize + header <= usize::from(running.whole_limit(limit))
-    {
-        return Ok(Chosen::Whole(element));
-    }
-    if element.opcode.is_local() {
-        carry_out_here(turn, queue_pair, &element)?;
-        return Ok(Chosen::Done(element));
-    }
-    let source = if element.flags.contains(SendFlags::INLINE) { Source::Inline } else { Source::Entries };
-    let mut tail = None;
-    let (message, source) = match element.opcode {
-        SendOpcode::Write => {
-            (running.stream.write(Stag(element.stag), TaggedOffset(element.remote_offset), element.length), source)
-        }
-        SendOpcode::Immediate | SendOpcode::WriteImmediate if !running.stream.features().immediate => {
-            return Err(Status::LocalOperation);
-        }
-        SendOpcode::WriteImmediate => {
-            let data = queue_pair.send.immediate_of(&element).ok_or(Status::LocalOperation)?;
-            tail = Some(Tail::Immediate { data, solicited: element.flags.contains(SendFlags::SOLICITED) });
-            let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
-            (running.stream.write(stag, offset, element.payload_len()), source)
-        }
-        SendOpcode::Immediate => {
-            let data = ImmediateData(element.remote_offset);
-            (running.stream.immediate(data, element.flags.contains(SendFlags::SOLICITED)), Source::NoPayload)
-        }
-        SendOpcode::Send | SendOpcode::SendInvalidate => {
-            (running.stream.send(send_kind(&element), element.length), source)
-        }
-        SendOpcode::Read => match begin_read(turn, running, queue_pair, &element)? {
-            Some(message) => (message, Source::NoPayload),
-            None => return Ok(Chosen::Nothing),
-        },
-        SendOpcode::FetchAdd | SendOpcode::CompareSwap => match begin_atomic(running, queue_pair, &element)? {
-            Some(message) => (message, Source::NoPayload),
-            None => return Ok(Chosen::Nothing),
-        },
-        SendOpcode::Commit => match begin_commit(running, &element, limit)? {
-            Some((message, identifier)) => (message, Source::CommitRequest(identifier)),
-            None => return Ok(Chosen::Nothing),
-        },
-        SendOpcode::WriteCommit => {
-            if !running.stream.features().commit || running.stream.ord() == 0 {
-                return Err(Status::LocalOperation);
-            }
-            // Taken when the Write is done; no other request comes in between.
-            if !running.stream.has_request_slot() {
-                return Ok(Chosen::Nothing);
-            }
-            let (stag, offset) = (Stag(element.stag), TaggedOffset(element.remote_offset));
-            tail = Some(Tail::Commit(CommitRegion { stag, length: element.length, offset }));
-            (running.stream.write(stag, offset, element.length), source)
-        }
-        SendOpcode::Bind | SendOpcode::LocalInvalidate => return Err(Status::LocalOperation),
-    };
-    queue_pair.send.begin(element);
-    running.outgoing = Some(Outgoing { message, source, tail });
-    Ok(Chosen::Begun)
-}
-
-/// Whether a time has come.
-#[inline]
-pub(crate) fn is_due(at: Option<Instant>, now: Instant) -> bool {
-    at.is_some_and(|at| at <= now)
 }

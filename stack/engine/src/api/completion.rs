@@ -1,0 +1,157 @@
+//! Completions: what became of work.
+
+/// What kind of work completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CompletionOpcode {
+    /// A Send of any kind.
+    Send = 0,
+    /// An RDMA Write, with or without Immediate Data behind it.
+    Write = 1,
+    /// An RDMA Read.
+    Read = 2,
+    /// A receive queue element, taken by an incoming Send or Immediate Data.
+    Receive = 3,
+    /// Immediate Data.
+    Immediate = 4,
+    /// A FetchAdd.
+    FetchAdd = 5,
+    /// A CmpSwap.
+    CompareSwap = 6,
+    /// A window was bound, or an STag registered.
+    Bind = 7,
+    /// An STag of ours was made invalid.
+    LocalInvalidate = 8,
+    /// A Commit, with or without the Write before it.
+    Commit = 9,
+}
+
+/// How work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Status {
+    /// As asked.
+    Success = 0,
+    /// The incoming message was longer than the receive buffer.
+    LocalLength = 1,
+    /// A local entry names memory that is not registered, is out of bounds or lacks a right; a window cannot be bound, or an
+    /// STag not be invalidated, as asked.
+    LocalProtection = 2,
+    /// The element itself is wrong (malformed, or an opcode that the queue pair does not do).
+    LocalOperation = 3,
+    /// The peer refused access to its memory: its Terminate named a protection fault.
+    RemoteAccess = 4,
+    /// The peer could not carry out the request: its Terminate named an operation fault.
+    RemoteOperation = 5,
+    /// What the peer sent could not be accepted: bad CRC, header, message number.
+    PeerProtocol = 6,
+    /// Not done: the queue pair left the ready state before this work was finished. The memory of a receive, or of a Read, may
+    /// hold part of what was to come: take its contents for indeterminate (RFC 5040 §3.1).
+    Flushed = 7,
+    /// The connection was lost: reset, or no answer within the user time-out.
+    ConnectionLost = 8,
+    /// The completion queue overflowed.
+    CompletionQueueOverflow = 9,
+    /// The device or its engine failed.
+    Fatal = 10,
+    /// A Commit came back with a status that is no success ([`Completion::commit_status`]); or, for a receive, what the peer
+    /// wrote before could not be made durable. The connection goes on, and a message received is there all the same.
+    CommitFailed = 11,
+}
+
+impl Status {
+    /// Whether the work was done as asked.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Status::Success)
+    }
+}
+
+/// Flags of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompletionFlags(pub u8);
+
+impl CompletionFlags {
+    /// The peer asked for a solicited event.
+    pub const SOLICITED: CompletionFlags = CompletionFlags(1);
+    /// [`Completion::invalidated`] names an STag that the peer's Send invalidated.
+    pub const INVALIDATED: CompletionFlags = CompletionFlags(2);
+    /// [`Completion::immediate`] holds immediate data.
+    pub const IMMEDIATE: CompletionFlags = CompletionFlags(4);
+
+    /// Whether every flag of `other` is set.
+    pub const fn contains(self, other: CompletionFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn union(self, other: CompletionFlags) -> CompletionFlags {
+        CompletionFlags(self.0 | other.0)
+    }
+}
+
+/// One entry of a completion queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The poster's identifier.
+    pub id: u64,
+    /// Number of the queue pair.
+    pub queue_pair: u32,
+    /// Octets in memory: of the received message for a receive (0 for Immediate Data), of the message for other work.
+    pub length: u32,
+    /// STag that the peer invalidated, with [`CompletionFlags::INVALIDATED`].
+    pub invalidated: u32,
+    /// What kind of work.
+    pub opcode: CompletionOpcode,
+    /// How it ended.
+    pub status: Status,
+    /// More about it.
+    pub flags: CompletionFlags,
+    /// Immediate data, with [`CompletionFlags::IMMEDIATE`]; of an atomic operation that succeeded, what stood in the peer's
+    /// memory before; of a Commit, its status at the peer.
+    pub immediate: u64,
+}
+
+const _: () = assert!(size_of::<Completion>() == 32);
+
+impl Default for Completion {
+    /// An empty place, for arrays that completions are polled into.
+    fn default() -> Completion {
+        Completion {
+            id: 0,
+            queue_pair: 0,
+            length: 0,
+            invalidated: 0,
+            opcode: CompletionOpcode::Send,
+            status: Status::Success,
+            flags: CompletionFlags(0),
+            immediate: 0,
+        }
+    }
+}
+
+impl Completion {
+    /// The eight octets of the peer's Immediate Data, as a big-endian number.
+    pub fn immediate_data(&self) -> Option<u64> {
+        self.flags.contains(CompletionFlags::IMMEDIATE).then_some(self.immediate)
+    }
+
+    /// What stood in the peer's memory before an atomic operation.
+    pub fn original_value(&self) -> Option<u64> {
+        let atomic = matches!(self.opcode, CompletionOpcode::FetchAdd | CompletionOpcode::CompareSwap);
+        (atomic && self.status.is_success()).then_some(self.immediate)
+    }
+
+    /// How a Commit ended at the peer: 0 is success, any other value fails it. [`CommitStatus::from_code`](uwarp_memory::CommitStatus::from_code) knows what this
+    /// product means by it; the document gives no meaning.
+    pub fn commit_status(&self) -> Option<u32> {
+        let answered = matches!(self.status, Status::Success | Status::CommitFailed);
+        (self.opcode == CompletionOpcode::Commit && answered).then_some(self.immediate as u32)
+    }
+
+    /// The STag that the peer's Send with Invalidate revoked.
+    pub fn invalidated_stag(&self) -> Option<u32> {
+        self.flags.contains(CompletionFlags::INVALIDATED).then_some(self.invalidated)
+    }
+}

@@ -1,0 +1,270 @@
+//! What an engine tells applications, and why connections fail and end.
+
+use crate::api::command::{CompletionQueueId, ListenerId, RequestId};
+use crate::api::work::Status;
+use crate::rdma::shared::SharedReceiveQueueId;
+use crossbeam::channel::Sender;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uwarp_ring::Notifier;
+
+/// A peer asks for a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionRequest {
+    /// Handle for accept and reject.
+    pub request: RequestId,
+    /// The listener; `None` for what was a plain stream.
+    pub listener: Option<ListenerId>,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's private data.
+    pub private_data: Vec<u8>,
+    /// The peer's IRD, if it said so (MPA revision 2).
+    pub ird: Option<u16>,
+    /// The peer's ORD, if it said so (MPA revision 2).
+    pub ord: Option<u16>,
+    /// MPA revision of the Request.
+    pub revision: u8,
+    /// The peer asks for a peer-to-peer start-up: this side may speak first.
+    pub peer_to_peer: bool,
+}
+
+/// What happens to a queue pair's connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectionEvent {
+    /// The stream is in full operation.
+    Established(Box<EstablishedEvent>),
+    /// The peer's reply had the reject bit. The queue pair is idle again.
+    Rejected {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+        /// The IRD that the peer would have, if it says so (MPA revision 2).
+        peer_ird: Option<u16>,
+        /// The ORD that the peer wants, if it says so (MPA revision 2).
+        peer_ord: Option<u16>,
+    },
+    /// No stream came about. The queue pair is idle again.
+    Failed {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Why.
+        reason: ConnectFailure,
+    },
+    /// The stream is over; all work has been completed or flushed.
+    Disconnected {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Why.
+        reason: DisconnectReason,
+    },
+}
+
+/// A stream in full operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EstablishedEvent {
+    /// Which queue pair.
+    pub queue_pair: u32,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's private data (of its Reply, or of its Request).
+    pub private_data: Vec<u8>,
+    /// Inbound Read Requests that we take at once.
+    pub ird: u16,
+    /// Reads that we may have outstanding.
+    pub ord: u16,
+    /// IRD as the peer sent it (MPA revision 2); 0x3FFF leaves it to the applications.
+    pub peer_ird: Option<u16>,
+    /// ORD as the peer sent it.
+    pub peer_ord: Option<u16>,
+    /// Peer-to-peer: this side, as responder too, may speak first.
+    pub peer_to_peer: bool,
+    /// Whether what this side sends has markers, because the peer asked for them.
+    pub transmit_markers: bool,
+    /// Whether what this side receives has markers.
+    pub receive_markers: bool,
+    /// Whether CRCs are generated and checked.
+    pub crc: bool,
+}
+
+/// Why no stream came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectFailure {
+    /// Reset in answer to our SYN.
+    #[error("the peer refused the connection: nothing listens on that port, or its backlog is full")]
+    Refused,
+    /// Nothing within the time limit.
+    #[error("no answer within the time limit")]
+    TimedOut,
+    /// The next hop's hardware address could not be resolved.
+    #[error("no host answers at that address (to ARP or Neighbor Discovery): check address, prefix length and gateway")]
+    Unreachable,
+    /// The connection was reset or closed during the start-up.
+    #[error("the peer closed the connection during start-up")]
+    Closed,
+    /// The peer's MPA frame was not acceptable.
+    #[error("the peer does not speak MPA as RFC 5044 and RFC 6581 have it")]
+    Startup,
+    /// The read limits of both sides do not fit (RFC 6581 §9.1).
+    #[error("the peer's limits of concurrent reads (IRD, ORD) and the least that this side needs do not fit")]
+    ReadLimits,
+    /// Peer-to-peer was asked for, and both sides have no ready-to-receive indication in common (RFC 6581 §9.2).
+    #[error(
+        "the peer offers none of the ready-to-receive indications asked for: allow more kinds, or connect client-server"
+    )]
+    ReadyToReceive,
+    /// No local port is free.
+    #[error("no local TCP port is free for that peer")]
+    NoPort,
+    /// The local port given is in use.
+    #[error("the local TCP port is in use")]
+    AddressInUse,
+    /// A limit of the configuration is reached.
+    #[error("the configured limit of connections is reached: raise limits")]
+    Limit,
+    /// The queue pair is unknown, not idle, or its completion queues are not there.
+    #[error("the queue pair is not idle")]
+    QueuePair,
+    /// The connection request is gone: the peer left, or it was answered before.
+    #[error("the connection request is gone")]
+    RequestGone,
+    /// The address family or value is not supported.
+    #[error(
+        "the address cannot be reached from this context: not unicast, or of an IP version that it has no address of"
+    )]
+    Address,
+    /// The engine is shutting down.
+    #[error("the context is closing")]
+    ShuttingDown,
+}
+
+/// Layer, type and code of a Terminate message (RFC 5040 §4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 MPA.
+    pub layer: u8,
+    /// Error type within the layer.
+    pub error_type: u8,
+    /// Error code within the type.
+    pub code: u8,
+}
+
+/// Why a stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DisconnectReason {
+    /// We disconnected, and all was acknowledged.
+    Local,
+    /// The peer closed in order, on a message boundary.
+    PeerClosed,
+    /// The peer closed in the middle of an FPDU or message.
+    PeerClosedEarly,
+    /// The peer sent a Terminate.
+    PeerTerminated(TerminateCode),
+    /// We sent a Terminate.
+    LocalTerminated(TerminateCode),
+    /// The connection was reset by the peer.
+    Reset,
+    /// No answer within the user time-out or keep-alive.
+    TimedOut,
+    /// Aborted here.
+    Aborted,
+    /// A local error (completion queue overflow, bad element) ended it.
+    LocalError(Status),
+}
+
+/// What the application ought to know although no call of its own told it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// A queue pair went to the error state for another reason than a disconnect.
+    QueuePairFatal {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Status that the failing work got.
+        status: Status,
+    },
+    /// A connection failed after Sends or Writes had been completed: the peer did not acknowledge all of them.
+    OctetsNotAcknowledged {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Octets of the stream, framing included.
+        octets: u64,
+    },
+    /// The peer sent a Terminate.
+    PeerTerminated {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// What it says.
+        code: TerminateCode,
+    },
+    /// A completion queue had no room. Nothing was lost; the queue pair goes to the error state.
+    CompletionQueueOverflow {
+        /// The queue.
+        queue: CompletionQueueId,
+        /// The queue pair whose completion did not fit.
+        queue_pair: u32,
+    },
+    /// A shared receive queue has fewer receives than the limit that was set. The limit is not set any more.
+    SharedReceivesLow {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+    },
+    /// A peer sent more than the share of a shared receive queue that its queue pair may have; the stream was ended for it.
+    SharedReceivesExceeded {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+        /// The queue pair.
+        queue_pair: u32,
+    },
+    /// The engine or its device is gone for good.
+    DeviceFatal {
+        /// Why.
+        cause: String,
+    },
+    /// Another host has an address of ours. An IPv6 address that was being checked is not used then; any other is kept.
+    AddressConflict {
+        /// The address.
+        address: std::net::IpAddr,
+    },
+    /// The device's link changed.
+    Link {
+        /// Whether it is up now.
+        up: bool,
+    },
+}
+
+/// Where events of one kind go: a channel, and a notifier fired after each event.
+#[derive(Debug)]
+pub struct EventSink<T> {
+    sender: Sender<T>,
+    notifier: Option<Arc<Notifier>>,
+}
+
+impl<T> Clone for EventSink<T> {
+    fn clone(&self) -> Self {
+        EventSink { sender: self.sender.clone(), notifier: self.notifier.clone() }
+    }
+}
+
+impl<T> EventSink<T> {
+    /// A sink into `sender` that wakes `notifier`, when there is one.
+    pub fn new(sender: Sender<T>, notifier: Option<Arc<Notifier>>) -> EventSink<T> {
+        EventSink { sender, notifier }
+    }
+
+    /// Hands over one event. Nobody listening any more is not an error: the event is dropped.
+    pub fn send(&self, event: T) {
+        if self.sender.send(event).is_ok()
+            && let Some(notifier) = &self.notifier
+        {
+            notifier.fire_if_armed();
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The receive queue: where the messages of a peer go.
+
+use crate::api::work::{Completion, CompletionFlags, CompletionOpcode, ReceiveElement, Sge, Status, entry_at};
+use crate::rdma::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
+use std::sync::Arc;
+use uwarp_ring::{Consumer, Slot};
+
+/// The receive queue.
+#[derive(Debug)]
+pub(crate) struct ReceiveQueue {
+    ring: Consumer<Slot>,
+    /// Where elements come from instead of the ring,
+    shared: Option<Arc<SharedReceives>>,
+    /// and the one that was taken from there.
+    taken: [Slot; SHARED_SLOTS],
+    /// What happened when it was taken.
+    news: Option<SharedReceiveEvent>,
+    /// The element that the open message goes into.
+    current: Option<CurrentReceive>,
+    /// Elements completed.
+    pub(crate) completed: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct CurrentReceive {
+    element: ReceiveElement,
+    entry: usize,
+    /// Octets of the message before `entry`.
+    before: u32,
+}
+
+/// What a shared receive queue's owner is to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SharedReceiveEvent {
+    /// It runs low.
+    Low,
+    /// The queue pair has its share of it.
+    Share,
+}
+
+/// Why a part of a Send cannot be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScatterError<E> {
+    /// The message is longer than the element.
+    TooLong,
+    /// One of the entries could not be written.
+    Entry(E),
+}
+
+impl ReceiveQueue {
+    /// A queue over a ring, or over a queue that others take from, too.
+    pub(crate) fn new(ring: Consumer<Slot>, shared: Option<Arc<SharedReceives>>) -> ReceiveQueue {
+        ReceiveQueue { ring, shared, taken: [Slot::default(); SHARED_SLOTS], news: None, current: None, completed: 0 }
+    }
+
+    /// Takes the oldest element for a new message of the queue pair with this number; false if none is posted.
+    #[inline]
+    pub(crate) fn begin(&mut self, number: u32) -> bool {
+        if self.shared.is_some() {
+            return self.begin_shared(number);
+        }
+        if self.ring.known() == 0 && self.ring.available() == 0 {
+            return false;
+        }
+        let decoded = self.ring.peek(0).and_then(|slot| ReceiveElement::decode(slot).ok());
+        let element = decoded.filter(|element| element.slots() <= self.ring.known());
+        // A malformed element takes nothing: any payload is then too long for it.
+        let element = element.unwrap_or(ReceiveElement { id: 0, length: 0, entries: 0 });
+        self.current = Some(CurrentReceive { element, entry: 0, before: 0 });
+        true
+    }
+
+    fn begin_shared(&mut self, number: u32) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        match shared.take(number) {
+            Ok(Taken { slots, is_low }) => {
+                self.taken = slots;
+                self.news = is_low.then_some(SharedReceiveEvent::Low);
+                let nothing = ReceiveElement { id: 0, length: 0, entries: 0 };
+                let element = ReceiveElement::decode(&self.taken[0]).unwrap_or(nothing);
+                self.current = Some(CurrentReceive { element, entry: 0, before: 0 });
+                true
+            }
+            Err(NoReceive::Share) => {
+                self.news = Some(SharedReceiveEvent::Share);
+                false
+            }
+            Err(NoReceive::Empty) => false,
+        }
+    }
+
+    /// What the owner of the shared queue is to be told, which is told once.
+    #[inline]
+    pub(crate) fn take_event(&mut self) -> Option<(SharedReceiveQueueId, SharedReceiveEvent)> {
+        let shared = self.shared.as_ref()?;
+        Some((shared.id(), self.news.take()?))
+    }
+
+    /// The queue pair is gone, or begins.
+    pub(crate) fn forget_share(&self, number: u32) {
+        if let Some(shared) = &self.shared {
+            shared.forget(number);
+        }
+    }
+
+    /// Slot `index` of the element of the open message.
+    #[inline]
+    fn slot(&self, index: usize) -> Option<&Slot> {
+        if self.shared.is_some() { self.taken.get(index) } else { self.ring.peek(index) }
+    }
+
+    /// Calls `place` with the pieces of registered memory for octets from `offset` on of the open message.
+    #[inline]
+    pub(crate) fn scatter<E>(
+        &mut self,
+        offset: u32,
+        payload: &[u8],
+        mut place: impl FnMut(Sge, &[u8]) -> Result<(), E>,
+    ) -> Result<(), ScatterError<E>> {
+        let Some(mut current) = self.current else { return Err(ScatterError::TooLong) };
+        if u64::from(offset) + payload.len() as u64 > u64::from(current.element.length) {
+            return Err(ScatterError::TooLong);
+        }
+        let (mut offset, mut rest) = (offset, payload);
+        while !rest.is_empty() {
+            if current.entry >= usize::from(current.element.entries) {
+                return Err(ScatterError::TooLong);
+            }
+            let (slot, place_in_slot) = ReceiveElement::entry_place(current.entry);
+            let Some(slot) = self.slot(slot) else { return Err(ScatterError::TooLong) };
+            let entry = entry_at(slot, place_in_slot);
+            let skip = offset - current.before;
+            if skip >= entry.length {
+                current.entry += 1;
+                current.before += entry.length;
+                continue;
+            }
+            let (part, behind) = rest.split_at(rest.len().min((entry.length - skip) as usize));
+            let target =
+                Sge { stag: entry.stag, length: part.len() as u32, offset: entry.offset.wrapping_add(u64::from(skip)) };
+            place(target, part).map_err(ScatterError::Entry)?;
+            offset += part.len() as u32;
+            rest = behind;
+        }
+        self.current = Some(current);
+        Ok(())
+    }
+
+    /// Completes the element of the open message.
+    #[inline]
+    pub(crate) fn complete(&mut self, number: u32, length: u32, status: Status) -> Option<Completion> {
+        let current = self.current.take()?;
+        if self.shared.is_none() {
+            self.ring.release(current.element.slots());
+        }
+        self.completed += 1;
+        Some(Completion {
+            id: current.element.id,
+            queue_pair: number,
+            length,
+            invalidated: 0,
+            opcode: CompletionOpcode::Receive,
+            status,
+            flags: CompletionFlags::default(),
+            immediate: 0,
+        })
+    }
+
+    /// Takes the oldest element out unused; `None` when the queue is empty.
+    pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<Completion> {
+        // What is in a shared queue is there for others.
+        if self.current.is_none() && (self.shared.is_some() || !self.begin(number)) {
+            return None;
+        }
+        self.complete(number, 0, status)
+    }
+}

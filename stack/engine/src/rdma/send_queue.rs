@@ -1,0 +1,362 @@
+//! The send queue: elements between posting and completion.
+
+use crate::api::work::{
+    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, SendElement,
+    SendFlags, SendOpcode, Sge, Status, entry_at,
+};
+use std::collections::VecDeque;
+use uwarp_ring::{Consumer, Slot};
+use uwarp_wire::ddp::{Stag, TaggedOffset};
+use uwarp_wire::rdmap::{CommitRegion, CommitRequest};
+
+/// The send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    ring: Consumer<Slot>,
+    signal_all: bool,
+    complete_on_ack: bool,
+    /// Slots from the head of the ring to the element that is being cut or comes next.
+    begun: usize,
+    /// Slots released since the queue was made.
+    released: u64,
+    /// The element being cut.
+    current: Option<CurrentSend>,
+    /// Reads, atomics and commits completed whose elements have not been retired yet.
+    reads_done: u32,
+    /// What the atomics among them found, and how the commits ended; at most as many as may be outstanding.
+    originals: VecDeque<u64>,
+    /// Ends, in octets of the TCP stream, of begun elements that complete when acknowledged.
+    ends: VecDeque<u64>,
+    /// Elements completed.
+    pub(crate) completed: u64,
+}
+
+/// The element being cut: its head, and how far its entries are used up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CurrentSend {
+    pub(crate) element: SendElement,
+    pub(crate) entry: usize,
+    /// Octets of the message before `entry`.
+    pub(crate) before: u32,
+}
+
+impl SendQueue {
+    /// A queue over a ring, empty.
+    pub(crate) fn new(ring: Consumer<Slot>, signal_all: bool, complete_on_ack: bool) -> SendQueue {
+        SendQueue {
+            signal_all,
+            complete_on_ack,
+            begun: 0,
+            released: 0,
+            current: None,
+            reads_done: 0,
+            originals: VecDeque::new(),
+            // Never more than there are slots, and never grown on the way.
+            ends: VecDeque::with_capacity(if complete_on_ack { ring.capacity() } else { 0 }),
+            completed: 0,
+            ring,
+        }
+    }
+
+    /// Whether an element is being cut.
+    pub(crate) fn is_cutting(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Whether nothing is outstanding, as far as was looked. What is posted later comes with a doorbell.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ring.known() == 0
+    }
+
+    /// How many slots, since the queue was made, lie before the element that is being cut or comes next.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.released + self.begun as u64
+    }
+
+    /// The [`SendQueue::position`] at which everything posted so far is begun.
+    pub(crate) fn end(&mut self) -> u64 {
+        self.released + self.ring.available() as u64
+    }
+
+    /// As [`SendQueue::end`], when no response can come any more: only what comes before the first element not begun that
+    /// asks for one or, with `stop_at_fence`, that has a fence.
+    pub(crate) fn end_unanswered(&mut self, stop_at_fence: bool) -> u64 {
+        let posted = self.ring.available();
+        let mut at = self.begun;
+        while at < posted
+            && let Some(Ok(element)) = self.ring.peek(at).map(SendElement::decode)
+        {
+            if element.opcode.awaits_response() || stop_at_fence && element.flags.contains(SendFlags::FENCE) {
+                break;
+            }
+            at += element.slots();
+        }
+        self.released + at as u64
+    }
+
+    /// Slots from the head to the first element that was not begun.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun
+    }
+
+    /// The element that comes next, if none is being cut.
+    #[inline]
+    pub(crate) fn peek_next(&mut self) -> Option<Result<SendElement, MalformedElement>> {
+        if self.ring.known() <= self.begun && self.ring.available() <= self.begun {
+            return None;
+        }
+        let element = self.ring.peek(self.begun).map(SendElement::decode)?;
+        // A poster publishes all slots of an element together.
+        match element {
+            Ok(element) if self.ring.known() < self.begun + element.slots() => Some(Err(MalformedElement)),
+            other => Some(other),
+        }
+    }
+
+    /// The next element is now being cut.
+    #[inline]
+    pub(crate) fn begin(&mut self, element: SendElement) {
+        self.current = Some(CurrentSend { element, entry: 0, before: 0 });
+    }
+
+    /// Element `index` of the current element's entries.
+    #[inline]
+    pub(crate) fn entry(&self, element: &SendElement, index: usize) -> Option<Sge> {
+        if index >= usize::from(element.entries) {
+            return None;
+        }
+        let (slot, place) = SendElement::entry_place(index);
+        Some(entry_at(self.ring.peek(self.begun + slot)?, place))
+    }
+
+    /// Calls `take` with the pieces of registered memory that hold octets `offset .. offset + length` of the current
+    /// element's message, in order. Pieces are asked for with rising offsets.
+    #[inline]
+    pub(crate) fn gather<E>(
+        &mut self,
+        offset: u32,
+        length: u32,
+        mut take: impl FnMut(Sge) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(mut current) = self.current else { return Ok(()) };
+        let (mut offset, mut left) = (offset, length);
+        while left > 0 {
+            let Some(entry) = self.entry(&current.element, current.entry) else { break };
+            let skip = offset - current.before;
+            if skip >= entry.length {
+                current.entry += 1;
+                current.before += entry.length;
+                continue;
+            }
+            let part = left.min(entry.length - skip);
+            take(Sge { stag: entry.stag, length: part, offset: entry.offset.wrapping_add(u64::from(skip)) })?;
+            offset += part;
+            left -= part;
+        }
+        self.current = Some(current);
+        Ok(())
+    }
+
+    /// Copies all inline data of the element that comes next.
+    #[inline]
+    pub(crate) fn copy_inline_of(&self, element: &SendElement, out: &mut [u8]) {
+        for index in 0..element.slots() {
+            if let Some(slot) = self.ring.peek(self.begun + index) {
+                SendElement::copy_inline(slot, index, out);
+            }
+        }
+    }
+
+    /// Copies octets from `offset` on of the current element's inline data.
+    pub(crate) fn copy_inline(&self, offset: u32, out: &mut [u8]) {
+        let Some(current) = self.current else { return };
+        let mut whole = [0u8; crate::api::work::MAX_INLINE];
+        let length = (current.element.length as usize).min(whole.len());
+        for index in 0..current.element.slots() {
+            if let Some(slot) = self.ring.peek(self.begun + index) {
+                SendElement::copy_inline(slot, index, &mut whole[..length]);
+            }
+        }
+        let from = (offset as usize).min(length);
+        let part = out.len().min(length - from);
+        out[..part].copy_from_slice(&whole[from..from + part]);
+    }
+
+    /// The last segment of the current element was built and ends at `position` octets of the TCP stream.
+    #[inline]
+    pub(crate) fn finish(&mut self, position: u64) {
+        if let Some(current) = self.current.take() {
+            if self.waits_for_ack(&current.element) {
+                self.ends.push_back(position);
+            }
+            self.begun += current.element.slots();
+        }
+    }
+
+    /// As [`SendQueue::finish`], for the next element, which was built at once.
+    #[inline]
+    pub(crate) fn finish_whole(&mut self, element: &SendElement, position: u64) {
+        if self.waits_for_ack(element) {
+            self.ends.push_back(position);
+        }
+        self.begun += element.slots();
+    }
+
+    #[inline]
+    fn waits_for_ack(&self, element: &SendElement) -> bool {
+        !element.opcode.awaits_response()
+            && (self.complete_on_ack || element.flags.contains(SendFlags::COMPLETE_ON_ACK))
+    }
+
+    /// A read has completed.
+    #[inline]
+    pub(crate) fn read_done(&mut self) {
+        self.reads_done += 1;
+    }
+
+    /// An atomic has completed; this stood in the peer's memory before.
+    pub(crate) fn atomic_done(&mut self, original: u64) {
+        self.reads_done += 1;
+        self.originals.push_back(original);
+    }
+
+    /// A commit has completed with this status.
+    pub(crate) fn commit_done(&mut self, status: u32) {
+        self.atomic_done(u64::from(status));
+    }
+
+    /// Copies octets from `offset` on of the Commit Request that the current element asks for.
+    pub(crate) fn copy_commit_request(&self, identifier: u32, offset: u32, out: &mut [u8]) {
+        let Some(current) = self.current else { return };
+        let mut whole = [0; CommitRequest::emit_len(MAX_SEND_ENTRIES)];
+        let mut regions = [CommitRegion { stag: Stag(0), length: 0, offset: TaggedOffset(0) }; MAX_SEND_ENTRIES];
+        let mut count = 0;
+        while let Some(entry) = self.entry(&current.element, count) {
+            regions[count] =
+                CommitRegion { stag: Stag(entry.stag), length: entry.length, offset: TaggedOffset(entry.offset) };
+            count += 1;
+        }
+        let length = CommitRequest::emit(identifier, &regions[..count], &mut whole);
+        let from = (offset as usize).min(length);
+        let part = out.len().min(length - from);
+        out[..part].copy_from_slice(&whole[from..from + part]);
+    }
+
+    /// The operands of an atomic, the element that comes next.
+    pub(crate) fn atomic_operands(&self, element: &SendElement) -> Option<AtomicOperands> {
+        if !element.flags.contains(SendFlags::INLINE) || element.length as usize != AtomicOperands::LEN {
+            return None;
+        }
+        let mut octets = [0; AtomicOperands::LEN];
+        self.copy_inline_of(element, &mut octets);
+        Some(AtomicOperands::from_octets(&octets))
+    }
+
+    /// The immediate data of a Write with Immediate, the element that comes next.
+    pub(crate) fn immediate_of(&self, element: &SendElement) -> Option<u64> {
+        if !element.flags.contains(SendFlags::INLINE) {
+            let last = usize::from(element.entries).checked_sub(1)?;
+            return Some(self.entry(element, last)?.offset);
+        }
+        let mut octets = [0; crate::api::work::MAX_INLINE];
+        let octets = octets.get_mut(..element.length as usize)?;
+        self.copy_inline_of(element, octets);
+        octets.last_chunk().map(|last| u64::from_le_bytes(*last))
+    }
+
+    /// Takes the oldest element out if it is complete, `acknowledged` octets of the TCP stream being acknowledged.
+    /// Gives its completion, if one is wanted.
+    #[inline]
+    pub(crate) fn retire(&mut self, number: u32, acknowledged: u64) -> Option<Option<Completion>> {
+        if self.begun == 0 {
+            return None;
+        }
+        let element = self.ring.peek(0).and_then(|slot| SendElement::decode(slot).ok())?;
+        let (mut original, mut status) = (0, Status::Success);
+        if element.opcode.awaits_response() {
+            if self.reads_done == 0 {
+                return None;
+            }
+            self.reads_done -= 1;
+            if element.opcode != SendOpcode::Read {
+                original = self.originals.pop_front().unwrap_or_default();
+            }
+            if matches!(element.opcode, SendOpcode::Commit | SendOpcode::WriteCommit) && original != 0 {
+                status = Status::CommitFailed;
+            }
+        } else if self.waits_for_ack(&element) {
+            if self.ends.front().is_none_or(|end| *end > acknowledged) {
+                return None;
+            }
+            self.ends.pop_front();
+        }
+        self.begun -= element.slots();
+        self.released += element.slots() as u64;
+        self.ring.release(element.slots());
+        self.completed += 1;
+        let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED) || !status.is_success();
+        Some(signalled.then(|| Completion { immediate: original, ..completion_of(&element, number, status) }))
+    }
+
+    /// Slots posted and not completed.
+    pub(crate) fn outstanding(&mut self) -> usize {
+        self.ring.available()
+    }
+
+    /// Takes the oldest element out unfinished; `None` when the queue is empty.
+    pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<Completion> {
+        let available = self.ring.available();
+        if available == 0 {
+            self.current = None;
+            self.begun = 0;
+            self.reads_done = 0;
+            self.originals.clear();
+            self.ends.clear();
+            return None;
+        }
+        let decoded = self.ring.peek(0).map(SendElement::decode)?;
+        let (completion, slots) = match decoded {
+            Ok(element) => (completion_of(&element, number, status), element.slots().min(available)),
+            // Its identifier cannot be trusted, but it stands in the same word.
+            Err(MalformedElement) => {
+                let id = self.ring.peek(0).map_or(0, |slot| slot.0[1]);
+                let (queue_pair, opcode, flags) = (number, CompletionOpcode::Send, CompletionFlags::default());
+                let status = Status::LocalOperation;
+                (Completion { id, queue_pair, length: 0, invalidated: 0, opcode, status, flags, immediate: 0 }, 1)
+            }
+        };
+        if self.begun == 0 {
+            self.current = None;
+        }
+        self.begun = self.begun.saturating_sub(slots);
+        self.released += slots as u64;
+        self.ring.release(slots);
+        self.completed += 1;
+        Some(completion)
+    }
+}
+
+fn completion_of(element: &SendElement, number: u32, status: Status) -> Completion {
+    Completion {
+        id: element.id,
+        queue_pair: number,
+        length: element.payload_len(),
+        invalidated: 0,
+        opcode: match element.opcode {
+            SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
+            SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::Write,
+            SendOpcode::Immediate => CompletionOpcode::Immediate,
+            SendOpcode::Read => CompletionOpcode::Read,
+            SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
+            SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
+            SendOpcode::Bind => CompletionOpcode::Bind,
+            SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+            SendOpcode::Commit | SendOpcode::WriteCommit => CompletionOpcode::Commit,
+        },
+        status,
+        flags: CompletionFlags::default(),
+        immediate: 0,
+    }
+}
