@@ -7,14 +7,13 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// High part of the IPv4-mapped range `::ffff:0:0/96` (RFC 4291 §2.5.5.2).
 const MAPPED: u128 = 0xffff_0000_0000;
 
-/// An IPv4 or IPv6 address in 16 octets; IPv4 is kept in its IPv4-mapped form.
-///
-/// One form for both versions lets tables and keys do without a case distinction.
+/// An IPv4 or IPv6 address in 16 octets. IPv4 is stored in its IPv4-mapped form, so tables and keys need no case for
+/// each version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IpAddress(u128);
 
 impl IpAddress {
-    /// `::`, which is no address of anybody.
+    /// `::`, the unspecified address.
     pub const UNSPECIFIED: IpAddress = IpAddress(0);
 
     /// The IPv4 address with these four octets as a big-endian number.
@@ -68,8 +67,8 @@ impl IpAddress {
         if self.is_ipv4() { None } else { Some(Ipv6Addr::from_bits(self.0)) }
     }
 
-    /// Whether the first `prefix` bits of this address (of its own version: 0 to 32 or to 128) are those of `other`, which is of
-    /// the same version.
+    /// Whether the first `prefix` bits of this address equal those of `other`. Both addresses are of the same version;
+    /// `prefix` is 0 to 32 for IPv4, 0 to 128 for IPv6.
     pub const fn shares_prefix(self, other: IpAddress, prefix: u8) -> bool {
         if self.is_ipv4() != other.is_ipv4() {
             return false;
@@ -78,7 +77,7 @@ impl IpAddress {
         bits == 0 || (self.0 ^ other.0) >> 128u32.saturating_sub(bits) == 0
     }
 
-    /// Whether this is a link-local IPv6 address (RFC 4291 §2.5.6): it means nothing beyond its link.
+    /// Whether this is a link-local IPv6 address (RFC 4291 §2.5.6), which is valid on its link only.
     pub const fn is_link_local(self) -> bool {
         self.0 >> 118 == 0xfe80 >> 6
     }
@@ -163,7 +162,7 @@ impl FlowKey {
 impl Hash for FlowKey {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // As few words as there can be: each is a round of the hash function for each packet.
+        // Use as few words as possible: each costs a round of the hash function per packet.
         if self.remote.is_ipv4() && self.local.is_ipv4() {
             state.write_u64(u64::from(self.remote.ipv4_bits()) << 32 | u64::from(self.local.ipv4_bits()));
         } else {

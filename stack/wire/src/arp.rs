@@ -51,7 +51,7 @@ impl ArpPacket {
         }
     }
 
-    /// Tells everybody which hardware address an IPv4 address has (a gratuitous ARP, as RFC 5227 has it).
+    /// Announces the sender's own addresses to all (a gratuitous ARP as in RFC 5227).
     pub const fn announcement(sender_mac: EthernetAddress, sender_address: Ipv4Addr) -> ArpPacket {
         ArpPacket::request(sender_mac, sender_address, sender_address)
     }
@@ -67,17 +67,17 @@ impl ArpPacket {
         }
     }
 
-    /// Whether the sender speaks of itself only: an announcement, in the form of a request or a reply.
+    /// Whether this is an announcement: sender and target address are the same, in a request or a reply.
     pub fn is_gratuitous(&self) -> bool {
         self.sender_address == self.target_address
     }
 
-    /// Whether the sender asks if the target address is free; nothing is to be learnt from it.
+    /// Whether this is a probe for a duplicate address, from which nothing may be learnt.
     pub fn is_probe(&self) -> bool {
         self.sender_address.is_unspecified()
     }
 
-    /// Where the packet is to be sent: to everybody, or to the target of a reply.
+    /// Destination of the frame: broadcast for a request, the target for a reply.
     pub fn destination(&self) -> EthernetAddress {
         match self.operation {
             ArpOperation::Request => EthernetAddress::BROADCAST,

@@ -1,9 +1,8 @@
 //! The Internet checksum (RFC 1071) in parts.
 //!
-//! A *partial sum* is a `u32` that is congruent, modulo 0xFFFF, to the sum of the octets taken as big-endian
-//! 16-bit words, an odd last octet being the high half of a word; it is 0 only if every octet is 0. That
-//! leaves a fast kernel free to add up wider words. Partial sums of pieces are joined by [`combine`], or
-//! by [`append`] where a piece may end at an odd octet.
+//! A *partial sum* is a `u32` that is congruent, modulo 0xFFFF, to the sum of the octets as big-endian 16-bit words. An
+//! odd last octet is the high half of a word. The sum is 0 only if every octet is 0. This definition lets a fast kernel
+//! add wider words. [`combine`] joins partial sums; [`append`] joins them where the first part may have an odd length.
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +17,7 @@ pub type PartialSum = fn(&[u8]) -> u32;
 pub fn sum(octets: &[u8]) -> u32 {
     let (words, rest) = octets.as_chunks::<4>();
     let mut total: u64 = 0;
-    // 2^32 words fit the 64 bits; longer slices do not occur.
+    // The 64 bits hold the sum of 2^32 words; slices are never that long.
     for word in words {
         total += u64::from(u32::from_be_bytes(*word));
     }
@@ -34,13 +33,13 @@ const fn narrow(total: u64) -> u32 {
     ((total & 0xffff_ffff) + (total >> 32)) as u32
 }
 
-/// The partial sum of two pieces of which the first has an even number of octets.
+/// The partial sum of two parts, the first of which has an even number of octets.
 #[inline]
 pub const fn combine(first: u32, second: u32) -> u32 {
     narrow(first as u64 + second as u64)
 }
 
-/// The partial sum of two pieces; `length_before` is the number of octets in the first one.
+/// The partial sum of two parts; `length_before` is the number of octets in the first one.
 #[inline]
 pub const fn append(first: u32, length_before: usize, second: u32) -> u32 {
     if length_before.is_multiple_of(2) {
@@ -68,8 +67,8 @@ pub const fn finish(partial: u32) -> u16 {
 /// header and its payload.
 #[inline]
 pub const fn pseudo_header(source: IpAddress, destination: IpAddress, protocol: u8, length: usize) -> u32 {
-    // The 0xFFFF of an IPv4-mapped address is a zero of one's complement arithmetic, so both versions of
-    // IP take the same way.
+    // The 0xFFFF of an IPv4-mapped address is zero in one's complement arithmetic, so one path serves both versions of
+    // IP.
     let total = address_sum(source) + address_sum(destination) + protocol as u64 + length as u64;
     narrow(total)
 }
@@ -80,8 +79,8 @@ const fn address_sum(address: IpAddress) -> u64 {
     (high >> 32) + (high & 0xffff_ffff) + (low >> 32) + (low & 0xffff_ffff)
 }
 
-/// Whether an IPv4 header without options is intact: the sum is all ones in any order of octets (RFC 1071 §2 (B)), so nothing is
-/// turned.
+/// Whether an IPv4 header without options is intact. The sum is all ones in either byte order (RFC 1071 §2 (B)), so no
+/// swap is needed.
 #[inline(always)]
 pub(crate) fn is_good_ipv4_header(header: &[u8; 20]) -> bool {
     let mut total = 0;

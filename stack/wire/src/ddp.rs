@@ -38,7 +38,7 @@ impl fmt::Display for Stag {
     }
 }
 
-/// A Tagged Offset: a place within the buffer that a Steering Tag names (RFC 5041 §4.2).
+/// A Tagged Offset: an offset into the buffer that a Steering Tag names (RFC 5041 §4.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct TaggedOffset(
     /// The offset as it stands in a header.
@@ -117,7 +117,7 @@ impl QueueNumber {
     pub const ATOMIC_RESPONSE: QueueNumber = QueueNumber(3);
 }
 
-/// The header of a tagged segment: its payload has a place in a named buffer.
+/// The header of a tagged segment: the payload is placed in a named buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaggedHeader {
     /// This is the last segment of its message.
@@ -126,7 +126,7 @@ pub struct TaggedHeader {
     pub control: Control,
     /// The buffer of the data sink.
     pub stag: Stag,
-    /// The place of the segment's first octet in that buffer.
+    /// The offset of the segment's first octet in that buffer.
     pub offset: TaggedOffset,
 }
 
@@ -153,7 +153,7 @@ impl TaggedHeader {
     }
 }
 
-/// The header of an untagged segment: its payload goes to the next buffer of a queue.
+/// The header of an untagged segment: the payload is placed in the next buffer of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UntaggedHeader {
     /// This is the last segment of its message.
@@ -200,7 +200,7 @@ impl UntaggedHeader {
 pub enum Header {
     /// With the T bit.
     Tagged(TaggedHeader),
-    /// Without.
+    /// Without the T bit.
     Untagged(UntaggedHeader),
 }
 
@@ -252,7 +252,7 @@ impl Header {
         }
     }
 
-    /// Never: a header has octets. (The companion that readers of [`Header::len`] expect.)
+    /// Always `false`: a header has octets. Clippy expects this beside [`Header::len`].
     pub const fn is_empty(&self) -> bool {
         false
     }
@@ -288,7 +288,7 @@ impl Header {
     }
 }
 
-/// Octets that the header of a segment has, by the T bit of its first octet, whatever its version.
+/// Length in octets of a segment's header, by the T bit of its first octet. The version is not checked.
 #[inline]
 pub const fn header_len(ddp_control: u8) -> usize {
     if ddp_control & TAGGED != 0 { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN }

@@ -1,16 +1,15 @@
-//! Why octets are not what they should be.
+//! The errors of parsers and emitters.
 
 use core::fmt;
 
-/// The reason why a parser refused its input, or an emitter its arguments.
-///
-/// Small and `Copy`, so that a dropped packet can be counted by reason without formatting anything.
+/// The reason why a parser refused its input, or an emitter its arguments. It is small and `Copy`, so dropped packets
+/// are counted by reason without any formatting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WireError {
     /// The input ends before the format does.
     Truncated,
-    /// The headers lie in more than one segment of a chained buffer. Nothing is wrong with the packet:
-    /// copy it into one piece and parse it again.
+    /// The headers lie in more than one segment of a chained buffer. The packet may be valid: copy it into one buffer
+    /// and parse it again.
     NotContiguous,
     /// The IP version field does not match the EtherType.
     IpVersion,
@@ -18,8 +17,7 @@ pub enum WireError {
     HeaderLength,
     /// The IP total length is below the header length or beyond the frame.
     TotalLength,
-    /// The source address is one that no host sends from: multicast, broadcast or reserved (RFC 1122
-    /// §3.2.1.3).
+    /// No host sends from this source address: it is multicast, broadcast or reserved (RFC 1122 §3.2.1.3).
     SourceAddress,
     /// The IPv4 header checksum is wrong.
     HeaderChecksum,
@@ -27,13 +25,13 @@ pub enum WireError {
     IcmpChecksum,
     /// A TCP option has a length of 0 or 1, or passes the end of the header.
     OptionLength,
-    /// A Neighbor Discovery message with a code, target or option that it cannot have (RFC 4861 §7.1).
+    /// A Neighbor Discovery message has an invalid code, target or option (RFC 4861 §7.1).
     Neighbour,
     /// An ARP packet that is not for Ethernet and IPv4, or has an unknown operation.
     Arp,
-    /// The destination has no room for what is to be written.
+    /// The output buffer is too short.
     NoRoom,
-    /// The two addresses of a path are not of the IP version that is asked for.
+    /// The two addresses of a path are not both of the IP version in use.
     AddressFamily,
     /// The key of an MPA Request or Reply frame is not the expected one (RFC 5044 §7.1.1).
     MpaKey,
@@ -45,9 +43,9 @@ pub enum WireError {
     MpaEnhancedData,
     /// The function code of a session control chunk is not assigned (RFC 5043 §5.2.3, RFC 6581 §7).
     SessionFunction,
-    /// The private data of a session control chunk exceed 512 octets, or belong to a Terminate (RFC 5043 §5.2.3).
+    /// The private data of a session control chunk exceeds 512 octets, or belongs to a Terminate (RFC 5043 §5.2.3).
     SessionPrivateData,
-    /// A marker points outside of its FPDU, or not to its start (RFC 5044 §4.3).
+    /// A marker points outside its FPDU, or not to its start (RFC 5044 §4.3).
     MpaMarker,
     /// The DDP version of a tagged segment is not 1 (RFC 5041 §4.2).
     DdpVersionTagged,
@@ -57,25 +55,25 @@ pub enum WireError {
     RdmapVersion,
     /// The RDMAP operation code is not assigned (RFC 5040 §4.3).
     Opcode,
-    /// An RDMAP message has another length than its operation prescribes.
+    /// The length of an RDMAP message is not the one that its operation requires.
     MessageLength,
 }
 
 impl fmt::Display for WireError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            WireError::Truncated => "the input ends too early",
+            WireError::Truncated => "the input is truncated",
             WireError::NotContiguous => "the headers are split over buffer segments",
             WireError::IpVersion => "wrong IP version",
             WireError::HeaderLength => "bad header length",
             WireError::TotalLength => "bad IP total length",
-            WireError::SourceAddress => "the source address is not a host's",
+            WireError::SourceAddress => "the source address cannot belong to a host",
             WireError::HeaderChecksum => "bad IPv4 header checksum",
             WireError::IcmpChecksum => "bad ICMP checksum",
             WireError::OptionLength => "bad TCP option length",
             WireError::Neighbour => "bad Neighbor Discovery message",
             WireError::Arp => "not an ARP packet for IPv4 over Ethernet",
-            WireError::NoRoom => "no room for the octets to be written",
+            WireError::NoRoom => "the output buffer is too short",
             WireError::AddressFamily => "addresses of different or unexpected IP versions",
             WireError::MpaKey => "wrong key of an MPA frame",
             WireError::MpaRevision => "unsupported MPA revision",

@@ -1,4 +1,4 @@
-//! A whole frame at once: what a received one is, and the headers of one to be sent.
+//! Whole frames: classifying a received one, and building the headers of one to send.
 
 mod build;
 #[cfg(test)]
@@ -33,13 +33,13 @@ pub enum Frame<'a> {
     Arp(ArpFrame),
     /// A part of a fragmented IP packet.
     Fragment(FragmentFrame),
-    /// An IP packet with something in it that is not handled here.
+    /// An IP packet with contents that this stack does not handle.
     Refused(RefusedFrame),
     /// Another EtherType.
     Other(EtherType),
 }
 
-/// Where an IP packet came from and where it is to go.
+/// Source and destination of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Sender.
@@ -65,13 +65,13 @@ pub struct FragmentFrame {
     pub route: Route,
     /// What the fragments of one packet share (16 bits in IPv4).
     pub identification: u32,
-    /// What the whole packet carries: its protocol, or the header that its fragmentable part begins with.
+    /// Protocol of the whole packet; for IPv6, the header that its fragmentable part begins with.
     pub protocol: u8,
     /// Differentiated services code point and ECN bits.
     pub traffic_class: u8,
     /// Hops left.
     pub hop_limit: u8,
-    /// Place in the whole packet, in octets.
+    /// Offset in the whole packet, in octets.
     pub offset: usize,
     /// Further fragments follow.
     pub more: bool,
@@ -81,7 +81,7 @@ pub struct FragmentFrame {
     pub payload_len: usize,
 }
 
-/// An IP packet that is not handled here.
+/// An IP packet that this stack does not handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedFrame {
     /// Whence and whither.
@@ -97,7 +97,7 @@ pub enum Refusal {
     Protocol {
         /// The protocol's number.
         protocol: u8,
-        /// Where it is named, in octets from the start of an IPv6 header; of no meaning for IPv4.
+        /// Offset of the octet that names it, from the start of an IPv6 header; meaningless for IPv4.
         named_at: usize,
     },
     /// An IPv6 extension header demands an ICMPv6 Parameter Problem.
@@ -109,7 +109,7 @@ pub enum Refusal {
         /// Answer even if the packet was multicast.
         even_multicast: bool,
     },
-    /// There is nothing in it, or an extension header wants it dropped in silence.
+    /// Drop without an answer: the packet is empty, or an extension header asks for that.
     Silent,
 }
 
@@ -126,7 +126,7 @@ pub struct TcpFrame {
     pub l4_offset: usize,
     /// Where the payload begins.
     pub payload_offset: usize,
-    /// Octets of payload, by the IP total length: padding of the frame does not count.
+    /// Octets of payload by the IP total length, so without padding of the frame.
     pub payload_len: usize,
     /// The ECN bits of the IP header, see [`crate::ipv4::ecn`].
     pub ecn: u8,
@@ -151,11 +151,11 @@ impl TcpFrame {
         checksum::pseudo_header(self.flow.remote, self.flow.local, tcp::PROTOCOL, self.l4_len())
     }
 
-    /// Verifies the TCP checksum over a frame in one piece. `false` too if the piece ends too early.
+    /// Verifies the TCP checksum over a contiguous frame. `false` also if the frame ends too early.
     #[inline]
     pub fn checksum_is_good(&self, frame: &[u8], sum: PartialSum) -> bool {
         let end = self.l4_offset + self.l4_len();
-        // Behind an IPv4 header without options the addresses of the pseudo-header stand in front of what is summed anyway.
+        // Behind an IPv4 header without options, the addresses of the pseudo-header directly precede the octets to sum.
         let (start, pseudo_header) = if self.l4_offset - self.ip_offset == ipv4::HEADER_LEN {
             (self.l4_offset - 8, u32::from(tcp::PROTOCOL) + self.l4_len() as u32)
         } else {
@@ -167,8 +167,8 @@ impl TcpFrame {
         }
     }
 
-    /// Verifies the TCP checksum over a frame in several pieces, which begin with the Ethernet header and
-    /// may each have any length. `false` too if they end too early.
+    /// Verifies the TCP checksum over a frame in several parts of any length, which begin with the Ethernet header.
+    /// `false` also if they end too early.
     pub fn checksum_is_good_chained<'s>(&self, pieces: impl IntoIterator<Item = &'s [u8]>, sum: PartialSum) -> bool {
         let mut partial = self.pseudo_header_sum();
         let mut to_skip = self.l4_offset;
@@ -199,7 +199,7 @@ pub struct IcmpFrame<'a> {
 pub struct Icmp6Frame<'a> {
     /// Whence and whither.
     pub route: Route,
-    /// Hops left: 255 tells that no router has touched it.
+    /// Hop limit on arrival: 255 shows that no router has forwarded it.
     pub hop_limit: u8,
     /// The message.
     pub message: Icmp6Message<'a>,
@@ -216,11 +216,10 @@ pub struct ArpFrame {
     pub packet: ArpPacket,
 }
 
-/// Says what a received frame is. `frame` is its first contiguous piece, which has to hold all headers;
-/// `total_len` is the length of all pieces (never taken as less than that of `frame`).
-///
+/// Classifies a received frame. `frame` is its first contiguous part, which must hold all headers; `total_len` is the
+/// length of all parts (never taken as less than that of `frame`).
 /// Addresses are not compared with anybody's own: that is the caller's part.
-///
+/// Destination addresses are not compared with our own: the caller does that.
 /// # Errors
 /// Any of the reasons of [`EthernetHeader::parse`], [`Ipv4Header::parse`], [`TcpHeader::parse`],
 /// [`IcmpMessage::parse`] and [`ArpPacket::parse`], [`WireError::SourceAddress`], and
@@ -239,11 +238,11 @@ const USUAL_L4: usize = USUAL_IP + ipv4::HEADER_LEN;
 /// Octets of its headers, without TCP's options.
 const USUAL_HEAD: usize = USUAL_L4 + tcp::HEADER_LEN;
 
-/// What [`classify`] gives for a segment over IPv4 without a VLAN tag, options of IP, or options of TCP but timestamps. `None` for
-/// any other frame: what that is, or what is wrong with it, is for [`classify`] to say.
+/// What [`classify`] returns for the usual segment: IPv4 without IP options or VLAN tag, and no TCP option but
+/// timestamps. `None` for any other frame, which [`classify`] then has to judge.
 ///
-/// Each field goes from the frame into the result. By way of the single headers it would be written to memory two and three times
-/// over, and read in other sizes than it was written in, which a processor waits for.
+/// Each field goes from the frame directly into the result. Going through the single headers would write it to memory
+/// two or three times and read it back in other sizes, which defeats store forwarding.
 #[inline(always)]
 pub fn usual_tcp(frame: &[u8], total_len: usize) -> Option<TcpFrame> {
     let head = frame.first_chunk::<USUAL_HEAD>()?;
@@ -315,8 +314,8 @@ fn classify_any(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
     if ip.protocol != tcp::PROTOCOL {
         return classify_icmp(ethernet, ip, l4);
     }
-    // A usual header goes from registers into the result. Joined with the other way, or built by a function, its
-    // options would be built in memory and copied, for twice the time of the whole function.
+    // A usual header goes from registers into the result. Sharing the other path, or a function that builds the header,
+    // would build the options in memory and copy them, which doubles the time of this whole function.
     match TcpHeader::parse_fixed(l4) {
         Ok((header, header_len, Some(timestamps))) => Ok(Frame::Tcp(TcpFrame {
             header: TcpHeader { options: TcpOptions { timestamps, ..TcpOptions::NONE }, ..header },
@@ -326,9 +325,9 @@ fn classify_any(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
     }
 }
 
-/// The connection that a frame seems to be of, for whoever wants to make ready for it: nothing of the frame is verified, so
-/// [`classify`] may think otherwise. `None` if TCP's ports are not where they are in the usual packet: IPv4 or IPv6 without options,
-/// with a VLAN tag or without.
+/// The connection that a frame seems to belong to, for prefetching. Nothing in the frame is verified, so [`classify`]
+/// may come to another result. `None` if the TCP ports are not where the usual packet has them: IPv4 or IPv6 without
+/// options, with or without a VLAN tag.
 #[inline]
 pub fn peek_flow(frame: &[u8]) -> Option<FlowKey> {
     let kind = u16_at(frame.get(..ethernet::HEADER_LEN)?, 12);
@@ -357,7 +356,7 @@ pub fn peek_flow(frame: &[u8]) -> Option<FlowKey> {
     Some(FlowKey { remote, local, remote_port: u16_at(ports, 0), local_port: u16_at(ports, 2) })
 }
 
-/// A segment with other options than the usual ones, or one that is no segment.
+/// A segment with unusual options, or an invalid segment.
 #[inline(never)]
 fn classify_unusual_tcp(
     ethernet: EthernetHeader,
@@ -399,14 +398,14 @@ fn tcp_frame(
     }
 }
 
-/// Whether a host can send from the address over a link (RFC 1122 §3.2.1.3): not multicast, reserved, or limited broadcast, nor of
-/// the networks 0 (whoever has no address yet, and asks by DHCP) and 127 (a host that speaks with itself).
+/// Whether a host can send from this address over a link (RFC 1122 §3.2.1.3). Excluded are multicast, reserved and
+/// limited broadcast addresses, network 0 (used by DHCP clients without an address) and network 127 (loopback).
 #[inline]
 const fn is_host(address: u32) -> bool {
     address.wrapping_sub(0x0100_0000) < 0xdf00_0000 && address >> 24 != 127
 }
 
-/// What is not IPv4: IPv6, which deserves no detour through cold code, and the rest, which does.
+/// Everything but IPv4. IPv6 is handled here, in line; the rest goes through cold code.
 #[inline(never)]
 fn classify_other(ethernet: EthernetHeader, frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> {
     match ethernet.ether_type {
@@ -441,7 +440,7 @@ fn classify_ipv6(ethernet: EthernetHeader, frame: &[u8], total_len: usize) -> Re
     if protocol != tcp::PROTOCOL {
         return classify_upper6(&ethernet, &ip, l4, l4_len, (protocol, named_at));
     }
-    // RFC 4291 §2.5.2: nobody opens a connection from `::`.
+    // RFC 4291 §2.5.2: `::` cannot be the source of a connection.
     if ip.source.is_unspecified() {
         return Err(WireError::SourceAddress);
     }
@@ -514,7 +513,7 @@ fn unusual_ipv6<'a>(ethernet: &EthernetHeader, ip: &Ipv6Header, walked: Walked) 
     Frame::Refused(RefusedFrame { route, refusal })
 }
 
-/// ICMPv6 and what is not handled.
+/// ICMPv6, and protocols that are not handled.
 #[cold]
 fn classify_upper6<'a>(
     ethernet: &EthernetHeader,
@@ -563,7 +562,7 @@ fn classify_icmp<'a>(ethernet: EthernetHeader, ip: Ipv4Header, l4: &'a [u8]) -> 
     Ok(Frame::Icmp(IcmpFrame { route, message: IcmpMessage::parse(l4)? }))
 }
 
-/// Tells a TCP header that is cut by the end of a buffer segment from one that is wrong.
+/// Distinguishes a TCP header that is cut by the end of a buffer segment from an invalid one.
 #[cold]
 fn split_header(error: WireError, l4: &[u8], payload_len: usize) -> WireError {
     let needed = match l4.get(12) {

@@ -33,7 +33,7 @@ pub mod unreachable {
     pub const PROTOCOL: u8 = 2;
     /// Port unreachable.
     pub const PORT: u8 = 3;
-    /// Fragmentation needed and DF set; tells the next hop's MTU.
+    /// Fragmentation needed and DF set; carries the next hop's MTU.
     pub const FRAGMENTATION_NEEDED: u8 = 4;
 }
 
@@ -42,16 +42,16 @@ pub mod unreachable {
 pub struct QuotedTcp {
     /// The connection, as seen from the segment's sender: us.
     pub flow: FlowKey,
-    /// The segment's sequence number, by which forged messages are told (RFC 5927 §4.1).
+    /// The segment's sequence number, which exposes forged messages (RFC 5927 §4.1).
     pub sequence: SeqNumber,
-    /// Length of the packet in octets as the quotation has it: what routers that tell no MTU leave to go by (RFC 1191 §5).
+    /// Length of the quoted packet in octets: the only clue if the router reports no MTU (RFC 1191 §5).
     pub packet_len: usize,
 }
 
 impl QuotedTcp {
-    /// Reads the IP packet that an ICMP error quotes. Its checksum and length may have been changed on the
-    /// way and are not looked at. `None` if it is not a first fragment with 8 octets of TCP. Extension headers of IPv6 are not
-    /// looked through, as this stack sends none.
+    /// Reads the IP packet that an ICMP error quotes. Its checksum and length are not verified: routers may have
+    /// changed them. `None` if it is not a first fragment with 8 octets of TCP. IPv6 extension headers are not parsed,
+    /// as this stack sends none.
     pub fn parse(quoted: &[u8]) -> Option<QuotedTcp> {
         if quoted.first()? >> 4 == 6 {
             let length = quoted.len().max(ipv6::HEADER_LEN + usize::from(u16_at(quoted.get(..6)?, 4)));
@@ -113,15 +113,15 @@ pub enum IcmpMessage<'a> {
     DestinationUnreachable {
         /// Why: see [`mod@unreachable`].
         code: u8,
-        /// The next hop's MTU in octets with [`unreachable::FRAGMENTATION_NEEDED`] (RFC 1191 §4), 0 if the
-        /// router does not tell.
+        /// The next hop's MTU in octets with [`unreachable::FRAGMENTATION_NEEDED`] (RFC 1191 §4), 0 if the router does
+        /// not report it.
         next_hop_mtu: u16,
         /// The packet's beginning.
         quoted: &'a [u8],
     },
-    /// A packet ran out of hops, or its fragments out of time.
+    /// The hop limit of a packet, or the time to reassemble it, was exceeded.
     TimeExceeded {
-        /// Which of them.
+        /// Which of the two.
         code: u8,
         /// The packet's beginning.
         quoted: &'a [u8],
@@ -160,7 +160,7 @@ impl<'a> IcmpMessage<'a> {
         })
     }
 
-    /// The segment of ours that an error message speaks of.
+    /// Our segment that an error message quotes.
     pub fn quoted_tcp(&self) -> Option<QuotedTcp> {
         match self {
             IcmpMessage::DestinationUnreachable { quoted, .. } | IcmpMessage::TimeExceeded { quoted, .. } => {
@@ -170,7 +170,7 @@ impl<'a> IcmpMessage<'a> {
         }
     }
 
-    /// Whether this is an error message, which is never answered by one (RFC 1122 §3.2.2).
+    /// Whether this is an error message. Errors are never answered by errors (RFC 1122 §3.2.2).
     pub const fn is_error(&self) -> bool {
         match self {
             IcmpMessage::DestinationUnreachable { .. } | IcmpMessage::TimeExceeded { .. } => true,

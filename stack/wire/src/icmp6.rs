@@ -78,21 +78,21 @@ pub enum Icmp6Message<'a> {
         /// The packet's beginning.
         quoted: &'a [u8],
     },
-    /// A packet does not fit on the way.
+    /// A packet exceeds the MTU of a link on its path.
     PacketTooBig {
-        /// What fits, in octets.
+        /// The MTU of that link, in octets.
         mtu: u32,
         /// The packet's beginning.
         quoted: &'a [u8],
     },
-    /// A packet ran out of hops, or its fragments out of time.
+    /// The hop limit of a packet, or the time to reassemble it, was exceeded.
     TimeExceeded {
-        /// Which of them.
+        /// Which of the two.
         code: u8,
         /// The packet's beginning.
         quoted: &'a [u8],
     },
-    /// A header that the receiver could not take.
+    /// The receiver could not process a header.
     ParameterProblem {
         /// What kind of problem.
         code: u8,
@@ -107,23 +107,23 @@ pub enum Icmp6Message<'a> {
         target: Ipv6Addr,
         /// Hardware address of the sender; none while it checks an address for duplicates.
         source_mac: Option<EthernetAddress>,
-        /// What tells a sender its own solicitation (RFC 7527).
+        /// Lets a sender recognise its own solicitation (RFC 7527).
         nonce: Option<[u8; 6]>,
     },
-    /// The sender, or somebody for whom it speaks, has the target address.
+    /// The sender, or a node that it is a proxy for, has the target address.
     NeighbourAdvertisement {
         /// The sender is a router.
         router: bool,
-        /// Answer to a solicitation by unicast.
+        /// This is the unicast answer to a solicitation.
         solicited: bool,
-        /// Replace what is known.
+        /// Overrides an existing cache entry.
         overrides: bool,
-        /// The address spoken of.
+        /// The address in question.
         target: Ipv6Addr,
         /// Its hardware address.
         target_mac: Option<EthernetAddress>,
     },
-    /// A redirect; what it says is not looked at.
+    /// A Redirect; its contents are ignored.
     Redirect,
     /// Any other message.
     Other {
@@ -162,7 +162,7 @@ impl<'a> Icmp6Message<'a> {
         })
     }
 
-    /// Whether this is an error message (RFC 4443 §2.1), which is never answered by one.
+    /// Whether this is an error message (RFC 4443 §2.1). Errors are never answered by errors.
     pub const fn is_error(&self) -> bool {
         match self {
             Icmp6Message::DestinationUnreachable { .. }
@@ -175,12 +175,12 @@ impl<'a> Icmp6Message<'a> {
         }
     }
 
-    /// Whether this tells of neighbours.
+    /// Whether this is a Neighbor Discovery message.
     pub const fn is_discovery(&self) -> bool {
         matches!(self, Icmp6Message::NeighbourSolicitation { .. } | Icmp6Message::NeighbourAdvertisement { .. })
     }
 
-    /// The segment of ours that an error message speaks of.
+    /// Our segment that an error message quotes.
     pub fn quoted_tcp(&self) -> Option<QuotedTcp> {
         match self {
             Icmp6Message::DestinationUnreachable { quoted, .. }
@@ -289,7 +289,7 @@ fn parse_neighbour<'a>(kind: u8, code: u8, header: &[u8; 8], rest: &[u8]) -> Res
             return Err(WireError::Neighbour);
         }
         let (option, others) = options.split_at(length);
-        // Options of other lengths are for other links; unknown ones are skipped (RFC 4861 §4.6).
+        // Skip options of other lengths (for other links) and unknown ones (RFC 4861 §4.6).
         if let Some(value) = option.get(2..8).and_then(|value| value.first_chunk::<6>())
             && length == OPTION_LEN
         {

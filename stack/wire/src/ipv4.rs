@@ -37,7 +37,7 @@ pub struct Ipv4Header {
     pub total_len: usize,
     /// Differentiated services code point and ECN bits in one octet.
     pub traffic_class: u8,
-    /// Identification; of no meaning in a packet that is not and must not be fragmented.
+    /// Identification; meaningless in a packet that is not a fragment and must not be fragmented.
     pub identification: u16,
     /// Routers must not fragment.
     pub dont_fragment: bool,
@@ -74,9 +74,9 @@ impl Ipv4Header {
         self.total_len - self.header_len
     }
 
-    /// Reads the header at the start of `packet` and verifies its checksum. `available` is the number of
-    /// octets that the frame has from there on, which is more than `packet.len()` in a chained buffer, and
-    /// may be more than the total length where the medium padded the frame.
+    /// Reads the header at the start of `packet` and verifies its checksum. `available` is the number of octets in the
+    /// frame from there on. It exceeds `packet.len()` in a chained buffer, and may exceed the total length where the
+    /// medium padded the frame.
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::NotContiguous`], [`WireError::IpVersion`],
@@ -121,7 +121,7 @@ impl Ipv4Header {
         })
     }
 
-    /// Writes a header of 20 octets with its checksum; `header_len` is not looked at.
+    /// Writes a header of 20 octets with its checksum; `header_len` is ignored.
     ///
     /// # Errors
     /// [`WireError::NoRoom`]; [`WireError::TotalLength`] if the total length is below 20 or above 65535.

@@ -1,4 +1,4 @@
-//! IPv6 headers and the chain of extension headers behind them (RFC 8200), and the addresses that a link needs.
+//! IPv6 headers and extension headers (RFC 8200), and the addresses that a link needs.
 
 #[cfg(test)]
 mod tests;
@@ -13,10 +13,10 @@ use crate::octets::{put_u16, put_u32, u16_at, u32_at};
 pub const HEADER_LEN: usize = 40;
 /// Octets of a Fragment header (RFC 8200 §4.5).
 pub const FRAGMENT_HEADER_LEN: usize = 8;
-/// Every link carries packets of this many octets (RFC 8200 §5).
+/// The smallest MTU that a link may have, in octets (RFC 8200 §5).
 pub const MINIMUM_MTU: u16 = 1280;
 
-/// Extension headers that are walked through before a packet counts as hostile (RFC 8504 §5.3 allows a limit).
+/// The most extension headers that a packet may have (RFC 8504 §5.3 allows a limit).
 const MOST_EXTENSIONS: usize = 8;
 
 /// The number that names a Fragment header.
@@ -69,13 +69,14 @@ pub struct Ipv6Header {
 }
 
 impl Ipv6Header {
-    /// Reads the header at the start of `packet`. `available` is the number of octets that the frame has from there on, which is
-    /// more than `packet.len()` in a chained buffer.
+    /// Reads the header at the start of `packet`. `available` is the number of octets in the frame from there on, which
+    /// exceeds `packet.len()` in a chained buffer.
     ///
     /// # Errors
-    /// [`WireError::Truncated`], [`WireError::NotContiguous`], [`WireError::IpVersion`], [`WireError::TotalLength`], and
-    /// [`WireError::SourceAddress`] if an address is an IPv4-mapped one: those never stand in a packet (RFC 4291 §2.5.5.2 has them
-    /// represent IPv4 nodes), and here they would pass for IPv4; or the loopback address, which stays in its host (§2.5.3).
+    /// [`WireError::Truncated`], [`WireError::NotContiguous`], [`WireError::IpVersion`], [`WireError::TotalLength`].
+    /// [`WireError::SourceAddress`] if either address is IPv4-mapped or the loopback address. Mapped addresses never
+    /// appear in packets (RFC 4291 §2.5.5.2) and would be taken for IPv4 here; the loopback address never leaves its
+    /// host (§2.5.3).
     #[inline]
     pub fn parse(packet: &[u8], available: usize) -> Result<Ipv6Header, WireError> {
         let Some(fixed) = packet.first_chunk::<HEADER_LEN>() else {
@@ -138,13 +139,13 @@ impl Ipv6Header {
 /// A Fragment header (RFC 8200 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// What the fragmentable part begins with.
+    /// Protocol of the first header of the fragmentable part.
     pub next_header: u8,
-    /// Place of the fragment in octets, a multiple of 8.
+    /// Offset of the fragment in octets, a multiple of 8.
     pub offset: usize,
     /// Further fragments follow.
     pub more: bool,
-    /// What the fragments of one packet share.
+    /// Identifies the fragments of one packet.
     pub identification: u32,
 }
 
@@ -169,7 +170,7 @@ impl FragmentHeader {
     }
 }
 
-/// What stands behind the extension headers of a packet. Offsets count from the start of the IPv6 header.
+/// What follows the extension headers of a packet. Offsets count from the start of the IPv6 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walked {
     /// An upper-layer header.
@@ -178,10 +179,10 @@ pub enum Walked {
         protocol: u8,
         /// Where it begins.
         offset: usize,
-        /// Where the octet stands that names the protocol.
+        /// Offset of the octet that names the protocol.
         named_at: usize,
     },
-    /// A part of a packet. A Fragment header around a whole packet (RFC 6946) is not one.
+    /// A fragment. A Fragment header around a whole packet (RFC 6946) does not make one.
     Fragment {
         /// The header.
         header: FragmentHeader,
@@ -190,9 +191,9 @@ pub enum Walked {
     },
     /// Nothing follows (RFC 8200 §4.7).
     Nothing,
-    /// An extension header that demands the packet's end, without an answer.
+    /// An extension header that requires dropping the packet without an answer.
     Discard,
-    /// An extension header that demands the packet's end and an ICMPv6 Parameter Problem.
+    /// An extension header that requires dropping the packet and sending an ICMPv6 Parameter Problem.
     Problem {
         /// The answer's code (RFC 4443 §3.4).
         code: u8,
@@ -203,7 +204,8 @@ pub enum Walked {
     },
 }
 
-/// Walks through the extension headers of a packet whose header is `header`. `packet` begins with that header.
+/// Walks through the extension headers of a packet. `packet` begins with its IPv6 header, which `header` is parsed
+/// from.
 ///
 /// # Errors
 /// [`WireError::NotContiguous`] if they leave the first piece of a chain, [`WireError::HeaderLength`] if they pass the packet's end
@@ -226,7 +228,7 @@ pub fn walk(header: &Ipv6Header, packet: &[u8]) -> Result<Walked, WireError> {
                     return Err(WireError::HeaderLength);
                 }
                 if next == ROUTING {
-                    // RFC 8200 §4.4: a type that is not known, as all are here, is skipped once its way is done.
+                    // RFC 8200 §4.4: an unknown routing type (all are unknown here) is skipped if no segments are left.
                     if fixed[3] != 0 {
                         return Ok(Walked::Problem { code: 0, pointer: offset + 2, even_multicast: false });
                     }
@@ -262,7 +264,7 @@ pub const UNRECOGNISED_HEADER: u8 = 1;
 /// Parameter Problem: unrecognised option.
 const UNRECOGNISED_OPTION: u8 = 2;
 
-/// Looks at the options of a Hop-by-Hop or Destination Options header (RFC 8200 §4.2). `None`: go on.
+/// Judges the options of a Hop-by-Hop or Destination Options header (RFC 8200 §4.2). `None`: continue.
 fn judge_options(header: &[u8], offset: usize) -> Option<Walked> {
     const PAD1: u8 = 0;
     const PADN: u8 = 1;

@@ -1,9 +1,8 @@
 //! Octet formats of the stack: Ethernet, ARP, IPv4, IPv6, ICMP, ICMPv6 and TCP below; MPA, DDP and RDMAP above.
 //!
-//! No state, no input or output, no allocation. Every parser accepts any octets and answers with a
-//! value or a [`WireError`]; none panics. The parse of the usual received packet (Ethernet, IPv4
-//! without options, TCP with at most a timestamp option) and the emission of its headers are written
-//! out here because they run once for every packet; what is rare uses `smoltcp::wire`.
+//! No state, no I/O, no allocation. Every parser accepts any octets, returns a value or a [`WireError`], and never
+//! panics. Parsing the usual received packet (Ethernet, IPv4 without options, TCP with at most a timestamp option) and
+//! emitting its headers are written by hand because they run once per packet; rare formats use `smoltcp::wire`.
 //!
 //! Offsets and lengths are in octets. Integers are big-endian on the wire with one exception, the
 //! CRC field of an FPDU (see [`mpa`]).

@@ -1,7 +1,7 @@
-//! Big-endian reads and writes at a fixed place.
+//! Big-endian reads and writes at fixed offsets.
 //!
-//! Callers first take a `first_chunk` of the header's size, so that the indexes are constants within a
-//! known array and the checks vanish.
+//! Callers first take a `first_chunk` of the header's size, so the indexes are constants within an array of known size
+//! and the bounds checks vanish.
 
 #[inline(always)]
 pub(crate) fn u16_at(octets: &[u8], at: usize) -> u16 {

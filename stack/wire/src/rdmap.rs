@@ -1,7 +1,6 @@
 //! RDMAP control octet and messages (RFC 5040 §4; Atomic and Immediate: RFC 7306 as of draft-10; Commit:
 //! draft-talpey-rdma-commit-00).
-//!
-//! Codecs only: which operations a stream accepts, and on which queue, is not decided here.
+//! Codecs only: `uwarp-iwarp` decides which operations a stream accepts, and on which queue.
 
 mod extensions;
 mod terminate;
@@ -144,15 +143,15 @@ impl From<Opcode> for Control {
 /// A Read Request (RFC 5040 §4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ReadRequest {
-    /// Where the requester wants the data: buffer.
+    /// The sink's buffer, where the requester wants the data.
     pub sink_stag: Stag,
-    /// Where the requester wants the data: place in that buffer.
+    /// The offset in that buffer.
     pub sink_offset: TaggedOffset,
     /// RDMARDSZ: octets wanted.
     pub length: u32,
-    /// Where the data lie: buffer.
+    /// The source's buffer, where the data is.
     pub source_stag: Stag,
-    /// Where the data lie: place in that buffer.
+    /// The offset in that buffer.
     pub source_offset: TaggedOffset,
 }
 

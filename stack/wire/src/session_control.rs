@@ -1,4 +1,5 @@
-//! The chunks that open and close a DDP stream over SCTP (RFC 5043 §5.2.3, RFC 6581 §7): formats only, there is no SCTP here yet.
+//! Chunks that open and close a DDP stream over SCTP (RFC 5043 §5.2.3, RFC 6581 §7). Formats only: there is no SCTP
+//! yet.
 
 use crate::WireError;
 use crate::mpa::{ENHANCED_DATA_LEN, EnhancedData, MAXIMUM_PRIVATE_DATA};
@@ -11,7 +12,7 @@ pub const SESSION_CONTROL: u32 = 17;
 /// Octets of a session control chunk's payload before its private data.
 pub const SESSION_HEADER_LEN: usize = 4;
 
-/// What a session control chunk asks for or answers.
+/// The function of a session control chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Function {
@@ -19,15 +20,15 @@ pub enum Function {
     Initiate = 1,
     /// The passive side agrees.
     Accept = 2,
-    /// The passive side does not.
+    /// The passive side refuses.
     Reject = 3,
-    /// Either side ends the stream, of either kind of set-up (RFC 6581 §7).
+    /// Either side ends the stream, whichever way it was set up (RFC 6581 §7).
     Terminate = 4,
-    /// As `Initiate`, with enhanced data.
+    /// `Initiate` with enhanced data.
     EnhancedInitiate = 5,
-    /// As `Accept`, with enhanced data.
+    /// `Accept` with enhanced data.
     EnhancedAccept = 6,
-    /// As `Reject`, of what would have been accepted without enhanced data.
+    /// `Reject` because of the enhanced data; the stream would be accepted without it.
     EnhancedReject = 7,
 }
 
@@ -46,7 +47,7 @@ impl Function {
         })
     }
 
-    /// Whether enhanced data lead the private data (RFC 6581 §7, §9).
+    /// Whether enhanced data precedes the private data (RFC 6581 §7, §9).
     pub const fn has_enhanced_data(self) -> bool {
         matches!(self, Function::EnhancedInitiate | Function::EnhancedAccept)
     }
@@ -55,13 +56,14 @@ impl Function {
 /// The payload of a session control chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionControl<'a> {
-    /// DDP-SSN: the place of the chunk among all of its stream; 0 for the first one of a session (RFC 5043 §5.2.1, §6.1).
+    /// DDP-SSN: the sequence number of the chunk in its stream; 0 for the first one of a session (RFC 5043 §5.2.1,
+    /// §6.1).
     pub sequence: u16,
     /// What it is.
     pub function: Function,
-    /// There if and only if [`Function::has_enhanced_data`].
+    /// Present if and only if [`Function::has_enhanced_data`].
     pub enhanced: Option<EnhancedData>,
-    /// What the ULP sends along: at most 512 octets, 508 behind enhanced data; none in a `Terminate`.
+    /// The ULP's data: at most 512 octets, 508 behind enhanced data; none in a `Terminate`.
     pub private_data: &'a [u8],
 }
 
@@ -74,8 +76,8 @@ impl<'a> SessionControl<'a> {
     /// Writes the payload and returns its length.
     ///
     /// # Errors
-    /// [`WireError::MpaEnhancedData`] if there are enhanced data where the function has none, or none where it has,
-    /// [`WireError::SessionPrivateData`] above 512 octets, enhanced data included, or for any in a `Terminate`,
+    /// [`WireError::MpaEnhancedData`] if enhanced data is present but the function has none, or the reverse;
+    /// [`WireError::SessionPrivateData`] above 512 octets (enhanced data included), or for any in a `Terminate`;
     /// [`WireError::NoRoom`] if `out` is too short.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
         if self.enhanced.is_some() != self.function.has_enhanced_data() {
@@ -143,7 +145,7 @@ mod tests {
         SessionControl { sequence, function, enhanced, private_data }
     }
 
-    /// Each function, as octets and as what they say.
+    /// Each function, as octets and as values.
     const VECTORS: [(&[u8], SessionControl<'_>); 8] = [
         (b"\x00\x00\x00\x01hello", control(0, Function::Initiate, None, b"hello")),
         (b"\x00\x00\x00\x02", control(0, Function::Accept, None, b"")),
@@ -152,7 +154,7 @@ mod tests {
         (b"\x00\x00\x00\x05\x81\x02\xc0\x03hello", control(0, Function::EnhancedInitiate, Some(ENHANCED), b"hello")),
         (b"\x00\x00\x00\x06\x81\x02\xc0\x03", control(0, Function::EnhancedAccept, Some(ENHANCED), b"")),
         (b"\x00\x00\x00\x07no", control(0, Function::EnhancedReject, None, b"no")),
-        // What looks like enhanced data is the ULP's, where the function has none.
+        // Octets like enhanced data belong to the ULP where the function has no enhanced data.
         (b"\x00\x07\x00\x01\x81\x02\xc0\x03", control(7, Function::Initiate, None, b"\x81\x02\xc0\x03")),
     ];
 

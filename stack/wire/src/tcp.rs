@@ -224,7 +224,7 @@ impl TcpHeader {
         Ok((header, length))
     }
 
-    /// The header without its options, its length, and what [`TcpOptions::parse_usual`] says of them.
+    /// The header without its options, its length, and the result of [`TcpOptions::parse_usual`].
     #[inline(always)]
     #[allow(clippy::type_complexity)]
     pub(crate) fn parse_fixed(octets: &[u8]) -> Result<(TcpHeader, usize, Option<Option<Timestamps>>), WireError> {

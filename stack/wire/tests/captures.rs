@@ -1,5 +1,5 @@
-//! Recorded iWARP traffic that none of our code made: decoded from the frames up, every octet accounted
-//! for, and compared with what tshark says of the same files.
+//! Recorded iWARP traffic of other implementations, decoded from the frames up. Every octet is accounted for, and the
+//! result compared with what tshark says of the same files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ fn frames(name: &str) -> Vec<Vec<u8>> {
     let mut at = 24;
     while at < file.len() {
         let (captured, length) = (word(at + 8) as usize, word(at + 12) as usize);
-        assert_eq!(captured, length, "{name} has cut frames");
+        assert_eq!(captured, length, "{name} has truncated frames");
         frames.push(file[at + 16..at + 16 + captured].to_vec());
         at += 16 + captured;
     }
@@ -37,8 +37,8 @@ struct Direction {
     stream: Vec<u8>,
 }
 
-/// Puts the octets of each direction of the one connection in a capture together, by the flow as its
-/// receiver sees it. The first of them is the Initiator's.
+/// Reassembles each direction of the one connection in a capture, keyed by the flow as its receiver sees it. The first
+/// of the two is the Initiator's.
 fn streams(name: &str) -> (Vec<u8>, Vec<u8>) {
     let mut directions: BTreeMap<(u16, u16), Direction> = BTreeMap::new();
     let mut initiator: Option<FlowKey> = None;
@@ -47,8 +47,8 @@ fn streams(name: &str) -> (Vec<u8>, Vec<u8>) {
             Ok(Frame::Tcp(tcp)) => tcp,
             other => panic!("{name}: {other:?}"),
         };
-        // Recorded inside of the sending guest, before its device put the checksum in, some frames
-        // have the sum of the pseudo-header only.
+        // The capture was taken inside the sending guest, before its device filled in the checksum: some frames hold
+        // the sum of the pseudo-header only.
         let unfinished = checksum::fold(tcp.pseudo_header_sum()).to_be_bytes();
         let field = &frame[tcp.l4_offset + 16..tcp.l4_offset + 18];
         assert!(tcp.checksum_is_good(&frame, checksum::sum) || field == unfinished);
@@ -100,8 +100,7 @@ fn decode(kind: FrameKind, stream: &[u8], crc: bool, revision: u8) -> String {
         let body = &ulpdu[header_len..];
         match opcode {
             Opcode::ReadRequest => assert_eq!(ReadRequest::parse(body).unwrap().to_octets(), body),
-            // This peer's Terminate has the bits of its control word in another order: it can only be
-            // said that it is read.
+            // This peer's Terminate orders the bits of its control word differently, so only parsing is checked.
             Opcode::Terminate => assert!(Terminate::parse(body).is_ok()),
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! Every MPA and FPDU vector of `tests/data/test-vectors.json`: read, compared with its fields, and written
-//! again octet for octet.
+//! Every MPA and FPDU vector of `tests/data/test-vectors.json`: parsed, compared with its fields, and emitted again
+//! octet for octet.
 
 use serde_json::Value;
 use uwarp_wire::ddp::{Header, QueueNumber, TaggedHeader, UntaggedHeader};
@@ -103,7 +103,7 @@ fn mpa_frames() {
     }
 }
 
-/// Takes the markers out of an FPDU and checks them on the way; returns what is left.
+/// Removes the markers from an FPDU, checks them, and returns the rest.
 fn without_markers(vector: &Vector) -> Vec<u8> {
     let Some(start) = vector.number("stream_offset") else {
         assert!(vector.fields.get("markers").is_none());
@@ -134,7 +134,7 @@ fn without_markers(vector: &Vector) -> Vec<u8> {
     plain
 }
 
-/// Puts an FPDU together: markers at their places, the CRC over all before it.
+/// Builds an FPDU: markers in their places, and the CRC over everything before it.
 fn fpdu(ulpdu: &[u8], stream_offset: Option<u64>) -> Vec<u8> {
     let mut plain = (ulpdu.len() as u16).to_be_bytes().to_vec();
     plain.extend(ulpdu);
@@ -169,7 +169,7 @@ fn fpdus() {
         vector.check("crc32c", crc);
         let rebuilt = fpdu(ulpdu, vector.number("stream_offset"));
         match vector.name.as_str() {
-            // The field is not a CRC in one, and a wrong one in the other.
+            // One vector has no CRC in the field, the other a wrong one.
             "write-5-nocrc" => assert_eq!(crc, 0),
             "write-5-badcrc-BAD" => {
                 assert_eq!(crc ^ mpa::crc_from_octets(*rebuilt.last_chunk().unwrap()), 1 << 24);

@@ -9,7 +9,7 @@ proptest! {
         if let Ok(header) = Header::parse(&octets) {
             prop_assert!(header.len() <= octets.len());
             prop_assert_eq!(header.len(), header_len(octets[0]));
-            // What was read is written again, but for reserved bits.
+            // Emitting restores the input, except for reserved bits.
             let mut out = [0; UNTAGGED_HEADER_LEN];
             let length = header.emit(&mut out);
             prop_assert_eq!(out[0], octets[0] & !0x3c);

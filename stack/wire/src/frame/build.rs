@@ -11,7 +11,7 @@ use crate::ipv6::{self, FRAGMENT_HEADER_LEN, FragmentHeader, Ipv6Header};
 use crate::octets::put_u16;
 use crate::tcp::{self, TcpHeader};
 
-/// From whom to whom, over which next hop.
+/// The addresses of a packet at both layers, and its VLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Our hardware address.
@@ -31,7 +31,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path without VLAN tag, with the default of 64 hops and of service.
+    /// A path without VLAN tag, with a hop limit of 64 and the default service class.
     pub const fn new(
         source_mac: EthernetAddress,
         destination_mac: EthernetAddress,
@@ -68,7 +68,7 @@ impl Path {
             header_len: ipv4::HEADER_LEN,
             total_len: ipv4::HEADER_LEN + l4_len,
             traffic_class: (self.dscp << 2) | (ecn & 3),
-            // Of no meaning with DF (RFC 6864 §4.1).
+            // Meaningless with DF (RFC 6864 §4.1).
             identification: 0,
             dont_fragment: true,
             more_fragments: false,
@@ -105,12 +105,12 @@ impl Path {
 /// Who computes the TCP checksum of a frame to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpChecksum {
-    /// We do; this is the partial sum of the payload (0 without payload).
+    /// The stack does; this is the partial sum of the payload (0 without payload).
     Full {
         /// As a [`checksum::PartialSum`] function returns it.
         payload_sum: u32,
     },
-    /// The device does: the field gets the sum of the pseudo-header, as devices expect it.
+    /// The device does: the field holds the sum of the pseudo-header, as devices expect it.
     PseudoHeaderOnly,
 }
 
@@ -120,9 +120,8 @@ pub fn tcp_headers_len(path: &Path, header: &TcpHeader) -> usize {
     path.headers_len() + header.emit_len()
 }
 
-/// Writes the Ethernet, IP and TCP headers of a segment into the end of `headroom`, so that they stand
-/// directly in front of a payload that follows it, and returns their length. An IPv4 packet is sent with DF.
-///
+/// Writes the Ethernet, IP and TCP headers of a segment to the end of `headroom`, directly in front of a payload that
+/// follows it, and returns their length. An IPv4 packet is sent with DF.
 /// # Errors
 /// [`WireError::NoRoom`] if `headroom` is shorter than [`tcp_headers_len`], [`WireError::AddressFamily`] if
 /// the addresses are of two versions, [`WireError::TotalLength`] if the packet exceeds 65535 octets.
@@ -182,8 +181,8 @@ pub fn emit_icmp6(out: &mut [u8], path: &Path, message: &Icmp6Message<'_>) -> Re
     Ok(l4_offset + l4_len)
 }
 
-/// Writes a whole frame with an upper-layer packet of any protocol to the start of `out`, its checksum left as it is, and returns
-/// the frame's length: what was fragmented, put together again.
+/// Writes a whole frame with a reassembled upper-layer packet of any protocol to the start of `out` and returns the
+/// frame's length. The packet's checksum is left unchanged.
 ///
 /// # Errors
 /// [`WireError::NoRoom`], [`WireError::AddressFamily`], [`WireError::TotalLength`].
@@ -195,8 +194,8 @@ pub fn emit_packet(out: &mut [u8], path: &Path, ecn: u8, protocol: u8, payload: 
     Ok(at + payload.len())
 }
 
-/// Writes a whole frame with one fragment of an upper-layer packet (RFC 791 §3.2, RFC 8200 §4.5) and returns its length. `offset` is
-/// a multiple of 8, as the length of every fragment but the last has to be.
+/// Writes a whole frame with one fragment of an upper-layer packet (RFC 791 §3.2, RFC 8200 §4.5) and returns its
+/// length. `offset` is a multiple of 8; so is the length of every fragment but the last.
 ///
 /// # Errors
 /// [`WireError::NoRoom`], [`WireError::AddressFamily`], [`WireError::TotalLength`].

@@ -48,7 +48,7 @@ fn tcp_of(frame: &[u8]) -> TcpFrame {
     }
 }
 
-/// Puts the IPv4 header checksum right after a change.
+/// Corrects the IPv4 header checksum after a change.
 fn repair_ip(frame: &mut [u8]) {
     let length = usize::from(frame[14] & 0x0f) * 4;
     frame[24..26].fill(0);
@@ -168,7 +168,7 @@ proptest! {
         prop_assert_eq!((tcp.ecn, tcp.vlan), (ecn, path.vlan));
         prop_assert_eq!((tcp.source_mac, tcp.destination_mac), (MAC, PEER_MAC));
         prop_assert!(tcp.checksum_is_good(&frame, checksum::sum));
-        // The device's share of the checksum comes to the same.
+        // The device's half of the checksum yields the same value.
         let l4 = tcp.l4_offset..tcp.l4_offset + tcp.l4_len();
         let headers = l4.start..l4.end - payload.len();
         let mut offloaded = frame.clone();
@@ -221,7 +221,7 @@ proptest! {
             (SmoltcpAddress::Ipv4(source), SmoltcpAddress::Ipv4(destination));
         prop_assert!(tcp.verify_checksum(&source, &destination));
         prop_assert_eq!(tcp.payload(), &payload[..]);
-        // Its own idea of a segment does not know every combination of flags, or port 0.
+        // smoltcp refuses some combinations of flags, and port 0.
         if let Ok(theirs) =
             TcpRepr::parse(&tcp, &source, &destination, &ChecksumCapabilities::default())
         {

@@ -75,7 +75,7 @@ fn fragmentation_needed_names_our_segment_and_the_mtu() {
         packet_len: 0xff28,
     };
 
-    // A router has to quote no more than 8 octets behind the IP header, and may have changed that one.
+    // A router has to quote only 8 octets behind the IP header, and may have changed the header.
     let mut quoted = frame[14..42].to_vec();
     quoted[8] = 1;
     quoted[2] = 0xff;

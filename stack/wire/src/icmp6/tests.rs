@@ -17,7 +17,7 @@ fn parse(octets: &[u8]) -> Result<Icmp6Message<'_>, WireError> {
     Icmp6Message::parse(octets, SOURCE.into(), DESTINATION.into())
 }
 
-/// Puts the checksum right after a change.
+/// Corrects the checksum after a change.
 fn repair(octets: &mut [u8]) {
     octets[2..4].fill(0);
     let pseudo = checksum::pseudo_header(SOURCE.into(), DESTINATION.into(), PROTOCOL, octets.len());

@@ -84,7 +84,7 @@ proptest! {
                 prop_assert_eq!(ours.payload_len(), theirs.payload().len());
                 prop_assert_eq!(ours.header_len, usize::from(theirs.header_len()));
             }
-            // smoltcp takes a header of fewer than 20 octets.
+            // smoltcp accepts a header length below 20 octets.
             Err(_) => prop_assert!(theirs.is_none() || header_words < 5),
         }
     }

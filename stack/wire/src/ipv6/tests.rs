@@ -105,7 +105,7 @@ fn options_that_demand_an_answer_get_one() {
     assert_eq!(with(0x5e), Ok(Walked::Discard));
     assert_eq!(with(0x9e), problem(true));
     assert_eq!(with(0xde), problem(false));
-    // RFC 8200 §4.4: segments left over of a routing type that is not known.
+    // RFC 8200 §4.4: an unknown routing type with segments left.
     let routing = walked(43, &[59, 0, 0, 1, 0, 0, 0, 0]);
     assert_eq!(routing, Ok(Walked::Problem { code: 0, pointer: 42, even_multicast: false }));
     // RFC 8200 §4.3: hop-by-hop options in another place.
@@ -119,7 +119,7 @@ fn chains_that_do_not_end_in_the_packet_are_refused() {
     assert_eq!(walked(60, &[59, 0, 1, 9, 0, 0, 0, 0]), Ok(Walked::Discard));
     let endless = [60, 0, 1, 4, 0, 0, 0, 0].repeat(20);
     assert_eq!(walked(60, &endless), Err(WireError::HeaderLength));
-    // In the packet, but not in the first piece of its chain.
+    // Within the packet, but beyond the first part of its chain.
     let (header, octets) = packet(60, &[59, 0, 1, 4, 0, 0, 0, 0]);
     assert_eq!(walk(&header, &octets[..44]), Err(WireError::NotContiguous));
 }
@@ -134,7 +134,7 @@ fn addresses_of_the_other_version_do_not_pass() {
     assert_eq!(Ipv6Header::parse(&octets[..39], 48), Err(WireError::NotContiguous));
 }
 
-/// A kernel sends an echo request from `::1` while its only other address is a tentative one.
+/// The Linux kernel sends an echo request from `::1` while its only other address is tentative.
 #[test]
 fn the_loopback_address_does_not_come_over_a_link() {
     for at in [8, 24] {

@@ -4,12 +4,12 @@
 pub const LENGTH_LEN: usize = 2;
 /// Octets of the CRC field, which is always there.
 pub const CRC_LEN: usize = 4;
-/// Every FPDU has a multiple of this length.
+/// The length of every FPDU is a multiple of this.
 pub const FPDU_ALIGNMENT: usize = 4;
-/// DDP is offered at least this much, however small the segments are; the longest Terminate fits.
+/// The least MULPDU offered to DDP, however small the segments are. The longest Terminate fits.
 pub const MINIMUM_MULPDU: u16 = 128;
-/// The longest ULPDU that we send. It keeps a marker's 16-bit pointer sufficient; without markers it is a
-/// harmless restriction. (Up to 65535 octets are accepted.)
+/// The longest ULPDU that we send, in octets. It keeps the 16-bit pointer of a marker sufficient; without markers it is
+/// a harmless limit. (Up to 65535 octets are accepted.)
 pub const MAXIMUM_MULPDU: u16 = 64768;
 
 /// Octets of padding behind a ULPDU of this length: 0 to 3.
@@ -50,8 +50,7 @@ pub const fn mulpdu_with_markers(emss: u32) -> u16 {
     clamp(emss.saturating_sub(6 + emss % 4).saturating_sub(4 * markers))
 }
 
-/// The CRC field for a CRC32c value. It goes least significant octet first, as in iSCSI, unlike every
-/// other field of the stack.
+/// The CRC field for a CRC32c value, least significant octet first as in iSCSI, unlike every other field of the stack.
 #[inline]
 pub const fn crc_to_octets(crc: u32) -> [u8; CRC_LEN] {
     crc.to_le_bytes()

@@ -25,7 +25,7 @@ impl Marker {
         [0, 0, high, low & !3]
     }
 
-    /// Reads a marker; the reserved half and the pointer's two lowest bits are not looked at.
+    /// Reads a marker; the reserved half and the pointer's two lowest bits are ignored.
     pub const fn from_octets(octets: [u8; MARKER_LEN]) -> Marker {
         Marker { pointer: u16::from_be_bytes([octets[2], octets[3] & !3]) }
     }
@@ -36,18 +36,18 @@ impl Marker {
 pub struct MarkerPlace {
     /// Octets of the FPDU before the marker, earlier markers included.
     pub at: usize,
-    /// What the marker says.
+    /// The marker's content.
     pub marker: Marker,
 }
 
-/// Octets from a place in the stream to the next place where a marker has to begin.
+/// Octets from a stream position to the next position where a marker must begin.
 #[inline]
 const fn to_next_marker(stream_offset: u64) -> usize {
     (stream_offset.wrapping_neg() % MARKER_INTERVAL as u64) as usize
 }
 
-/// The length with its markers of an FPDU that has `fpdu_len` octets without them and begins at
-/// `stream_offset` in its direction (the place of its leading marker, if there is one).
+/// The length, markers included, of an FPDU that has `fpdu_len` octets without markers and begins at `stream_offset` of
+/// its direction (where its leading marker is, if there is one).
 ///
 /// A marker that falls behind the last octet belongs to the next FPDU and does not count.
 #[inline]
@@ -74,7 +74,7 @@ pub const fn marker_places(stream_offset: u64, fpdu_len: usize) -> MarkerPlaces 
 pub struct MarkerPlaces {
     next: usize,
     end: usize,
-    /// Octets before the length field: a leading marker or nothing.
+    /// Octets before the length field: those of a leading marker, or 0.
     leading: usize,
 }
 

@@ -5,7 +5,7 @@ use crate::octets::{put_u16, u16_at};
 
 /// Octets of a frame before its private data.
 pub const STARTUP_HEADER_LEN: usize = 20;
-/// The most octets of private data, the 4 octets of enhanced data among them.
+/// The most octets of private data, including the 4 octets of enhanced data.
 pub const MAXIMUM_PRIVATE_DATA: usize = 512;
 /// Octets of enhanced data in front of the ULP's private data.
 pub const ENHANCED_DATA_LEN: usize = 4;
@@ -92,13 +92,13 @@ pub struct StartupFrame<'a> {
     pub markers: bool,
     /// C: the sender wants CRCs.
     pub crc: bool,
-    /// R: the Responder rejects the connection; of no meaning in a Request.
+    /// R: the Responder rejects the connection; meaningless in a Request.
     pub reject: bool,
     /// Rev: 0 (RDMA Consortium), 1 (RFC 5044) or 2 (RFC 6581).
     pub revision: u8,
-    /// S and the data that it announces; only with revision 2.
+    /// S and its data; only with revision 2.
     pub enhanced: Option<EnhancedData>,
-    /// What the ULP sends along: at most 512 octets, 508 beside enhanced data.
+    /// The ULP's data: at most 512 octets, 508 beside enhanced data.
     pub private_data: &'a [u8],
 }
 
@@ -111,9 +111,9 @@ impl<'a> StartupFrame<'a> {
     /// Writes the frame and returns its length. Reserved bits are 0.
     ///
     /// # Errors
-    /// [`WireError::MpaRevision`] above revision 2, [`WireError::MpaEnhancedData`] if there are enhanced data
-    /// in an earlier revision, [`WireError::MpaPrivateDataLength`] above 512 octets, enhanced data
-    /// included, [`WireError::NoRoom`] if `out` is too short.
+    /// [`WireError::MpaRevision`] above revision 2, [`WireError::MpaEnhancedData`] if an earlier revision has enhanced
+    /// data, [`WireError::MpaPrivateDataLength`] above 512 octets (enhanced data included), [`WireError::NoRoom`] if
+    /// `out` is too short.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
         if self.revision > MAXIMUM_REVISION {
             return Err(WireError::MpaRevision);
@@ -144,11 +144,11 @@ impl<'a> StartupFrame<'a> {
         Ok(length)
     }
 
-    /// Reads a frame at the start of what a stream has delivered so far. `None` as long as octets are
-    /// missing, then the frame and the number of octets that it took.
+    /// Reads a frame at the start of the octets that a stream has delivered so far. Returns `None` while octets are
+    /// missing, then the frame and its length in octets.
     ///
-    /// A frame that cannot become right is refused with the first octet that shows it. Reserved bits are
-    /// not looked at; the S bit is one of them below revision 2.
+    /// A frame that cannot become valid is refused at the first octet that shows it. Reserved bits are ignored; the S
+    /// bit is one of them below revision 2.
     ///
     /// # Errors
     /// [`WireError::MpaKey`], [`WireError::MpaRevision`], [`WireError::MpaPrivateDataLength`],

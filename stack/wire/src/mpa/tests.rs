@@ -72,7 +72,7 @@ proptest! {
         let expected: Vec<usize> =
             (0..total).filter(|at| (start + *at as u64).is_multiple_of(512)).collect();
         prop_assert_eq!(places.iter().map(|it| it.at).collect::<Vec<_>>(), expected);
-        // Each takes 4 octets, and the last one is followed by octets of the FPDU.
+        // Each marker takes 4 octets, and octets of the FPDU follow the last one.
         prop_assert_eq!(total, length + 4 * places.len());
         let leading = if length > 0 && start.is_multiple_of(512) { 4 } else { 0 };
         for place in places {
@@ -90,7 +90,7 @@ proptest! {
             let total = if markers { marked_len(start * 4, fpdu) } else { fpdu };
             prop_assert!(octets == MINIMUM_MULPDU || total <= emss as usize);
         }
-        // Nothing is given away without markers: one octet more would not fit.
+        // Without markers the limit is exact: one octet more would not fit.
         if (MINIMUM_MULPDU..MAXIMUM_MULPDU).contains(&mulpdu(emss)) && emss > 200 {
             prop_assert!(fpdu_len(usize::from(mulpdu(emss)) + 1) > emss as usize);
         }

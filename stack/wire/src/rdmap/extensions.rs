@@ -1,4 +1,4 @@
-//! Atomic, Immediate and Commit messages: formats only, no operation is carried out here.
+//! Formats of Atomic, Immediate and Commit messages.
 
 use crate::WireError;
 use crate::ddp::{Stag, TaggedOffset};
@@ -48,7 +48,7 @@ pub struct AtomicRequest {
     pub request_identifier: u32,
     /// The buffer at the responder.
     pub stag: Stag,
-    /// The place in it.
+    /// The offset in it.
     pub offset: TaggedOffset,
     /// Add Data or Swap Data.
     pub add_swap_data: u64,
@@ -99,7 +99,7 @@ impl AtomicRequest {
 pub struct AtomicResponse {
     /// The identifier of the request.
     pub request_identifier: u32,
-    /// What stood in the buffer before the operation.
+    /// The value in the buffer before the operation.
     pub original_value: u64,
 }
 
@@ -122,7 +122,7 @@ impl AtomicResponse {
     }
 }
 
-/// Immediate Data (RFC 7306 §6): 8 octets that mean what the ULPs agree on.
+/// Immediate Data (RFC 7306 §6): 8 octets whose meaning the ULPs agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImmediateData(
     /// The octets as a big-endian number.
@@ -152,7 +152,7 @@ pub struct CommitRegion {
     pub stag: Stag,
     /// Octets to be made durable.
     pub length: u32,
-    /// The place of the first one in the buffer.
+    /// The offset of the first one in the buffer.
     pub offset: TaggedOffset,
 }
 

@@ -5,7 +5,7 @@ use crate::WireError;
 use crate::ddp::{self, Header, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
 use crate::octets::{put_u16, put_u32, u16_at, u32_at};
 
-/// Octets of the Terminate control word, the least that a Terminate has.
+/// Octets of the Terminate control word, which every Terminate has.
 pub const TERMINATE_CONTROL_LEN: usize = 4;
 /// Octets of the longest Terminate: control, segment length, untagged header, Read Request.
 pub const MAXIMUM_TERMINATE_LEN: usize = TERMINATE_CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + READ_REQUEST_LEN;
@@ -49,7 +49,7 @@ impl TerminateLayer {
     }
 }
 
-/// The DDP header of the segment that failed, octet for octet: it may be one that cannot be parsed.
+/// The DDP header of the segment at fault, verbatim: it may be one that cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminatedHeader {
     octets: [u8; UNTAGGED_HEADER_LEN],
@@ -57,8 +57,8 @@ pub struct TerminatedHeader {
 }
 
 impl TerminatedHeader {
-    /// Takes the header from the start of a segment; its T bit says how long it is. `None` if the segment
-    /// is shorter.
+    /// Takes the header from the start of a segment. Its T bit gives the header's length. `None` if the segment is
+    /// shorter.
     pub fn from_segment(segment: &[u8]) -> Option<TerminatedHeader> {
         let length = ddp::header_len(*segment.first()?);
         let header = segment.get(..length)?;
@@ -86,20 +86,20 @@ impl TerminatedHeader {
     }
 }
 
-/// A Terminate message. The flags M, D and R follow from the parts that are there.
+/// A Terminate message. The flags M, D and R follow from the parts that are present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// Who found the fault.
+    /// The layer that found the fault.
     pub layer: TerminateLayer,
     /// EType, 4 bits; its meaning depends on the layer.
     pub error_type: u8,
     /// Error code; its meaning depends on layer and type.
     pub code: u8,
-    /// Length of the DDP segment that failed (its ULPDU length); M.
+    /// Length of the DDP segment at fault (its ULPDU length); M.
     pub segment_length: Option<u16>,
     /// Its DDP header; D. Only with a segment length.
     pub ddp_header: Option<TerminatedHeader>,
-    /// The Read Request that failed; R. Only with a DDP header.
+    /// The Read Request at fault; R. Only with a DDP header.
     pub read_request: Option<ReadRequest>,
 }
 
@@ -109,7 +109,7 @@ impl Terminate {
         Terminate { layer, error_type, code, segment_length: None, ddp_header: None, read_request: None }
     }
 
-    /// The parts that are really sent: each needs the one before it.
+    /// The parts that are sent: each needs the one before it.
     fn parts(&self) -> (Option<u16>, Option<TerminatedHeader>, Option<ReadRequest>) {
         let ddp_header = self.segment_length.and(self.ddp_header);
         (self.segment_length, ddp_header, ddp_header.and(self.read_request))
@@ -152,12 +152,11 @@ impl Terminate {
         at
     }
 
-    /// Reads a message; `message` is all that stands behind the DDP header.
+    /// Reads a message; `message` is everything behind the DDP header.
     ///
-    /// Peers are known that announce parts which they do not send, send zeros for parts that they do not
-    /// announce, or have the word's bits in another order. The fault is what counts, so only the
-    /// control word has to be there: a part that is announced but cut off is taken as absent, and what
-    /// follows the announced parts is ignored.
+    /// Known peers announce parts that they do not send, send zeros for parts that they do not announce, or order the
+    /// bits of the word differently. The fault matters most, so only the control word is required. A part that is
+    /// announced but cut off counts as absent; octets behind the announced parts are ignored.
     ///
     /// # Errors
     /// [`WireError::MessageLength`] below 4 octets.
@@ -165,8 +164,8 @@ impl Terminate {
         let control: &[u8; TERMINATE_CONTROL_LEN] = message.first_chunk().ok_or(WireError::MessageLength)?;
         let word = u32_at(control, 0);
         let mut terminate = Terminate::new(TerminateLayer::from_code(control[0] >> 4), control[0] & 0x0f, control[1]);
-        // The length field is there if either flag is set; RFC 5040 says "present" of one and "valid" of
-        // the other.
+        // The length field is present if either flag is set: RFC 5040 calls it "present" for one and "valid" for the
+        // other.
         if word & (SEGMENT_LENGTH_VALID | DDP_HEADER_INCLUDED) != 0 {
             let rest = &message[TERMINATE_CONTROL_LEN..];
             if rest.len() >= 2 {

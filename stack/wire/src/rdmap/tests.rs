@@ -97,7 +97,7 @@ proptest! {
         let length = terminate.emit(&mut out);
         prop_assert_eq!(length, terminate.emit_len());
         prop_assert_eq!(Terminate::parse(&out[..length]), Ok(terminate));
-        // However it is cut off, the fault can be read.
+        // The fault can be read wherever the message is cut off.
         for cut in TERMINATE_CONTROL_LEN..length {
             let short = Terminate::parse(&out[..cut]).unwrap();
             prop_assert_eq!(

@@ -19,7 +19,7 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 
-/// NOP, NOP, kind 8, length 10: how nearly every stack begins the options of a data segment (RFC 7323 A).
+/// NOP, NOP, kind 8, length 10: how nearly every stack begins the options of a data segment (RFC 7323 Appendix A).
 const TIMESTAMPS_ALIGNED: u32 = 0x0101_080a;
 const TIMESTAMPS_ALIGNED_LEN: usize = 12;
 
@@ -118,8 +118,7 @@ impl<'a> IntoIterator for &'a SackBlocks {
 pub struct TcpOptions {
     /// Maximum segment size in octets (RFC 9293 §3.7.1); on SYN only.
     pub mss: Option<u16>,
-    /// Shift count of the window (RFC 7323 §2), as received: a value above 14 is to be taken as 14. On SYN
-    /// only.
+    /// Shift count of the window (RFC 7323 §2) as received: the caller must treat a value above 14 as 14. On SYN only.
     pub window_scale: Option<u8>,
     /// The sender can receive SACK (RFC 2018 §2); on SYN only.
     pub sack_permitted: bool,
@@ -208,10 +207,10 @@ impl TcpOptions {
         at
     }
 
-    /// The timestamps of a header that has no option, or timestamps in their usual place and nothing
-    /// else. `None` means any other options.
+    /// The timestamps of a header with no option, or with timestamps in their usual place and nothing else. `None` for
+    /// any other options.
     ///
-    /// Apart from [`TcpOptions::parse`], so that the frame's parser can keep the usual header in registers.
+    /// It is separate from [`TcpOptions::parse`] so that the frame's parser keeps the usual header in registers.
     #[inline(always)]
     pub(crate) fn parse_usual(octets: &[u8]) -> Option<Option<Timestamps>> {
         if octets.is_empty() {
@@ -227,14 +226,14 @@ impl TcpOptions {
     /// Reads the options part of a header.
     ///
     /// # Errors
-    /// [`WireError::OptionLength`] if an option has no length that leads on within the input.
+    /// [`WireError::OptionLength`] if an option has a length below 2 or beyond the input.
     pub fn parse(octets: &[u8]) -> Result<TcpOptions, WireError> {
         let mut options = TcpOptions::NONE;
         options.parse_list(octets)?;
         Ok(options)
     }
 
-    /// Any options in any order. Of an option that comes twice the last one counts.
+    /// Any options in any order. If an option occurs twice, the last one counts.
     fn parse_list(&mut self, mut rest: &[u8]) -> Result<(), WireError> {
         while let [kind, behind_kind @ ..] = rest {
             match *kind {

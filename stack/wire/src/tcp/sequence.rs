@@ -3,8 +3,8 @@
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// A sequence number. It has no order of its own: two of them are compared by their distance, which is
-/// meaningful as long as they are less than 2^31 apart.
+/// A sequence number. It has no total order: two of them are compared by their distance, which is meaningful while they
+/// are less than 2^31 apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SeqNumber(
     /// The number as it stands in a header.

@@ -21,7 +21,7 @@ fn any_blocks(maximum: usize) -> impl Strategy<Value = SackBlocks> {
     })
 }
 
-/// Options that fit a header, so that nothing has to be left out.
+/// Options that fit into a header, so none is left out.
 fn any_options() -> impl Strategy<Value = TcpOptions> {
     (
         prop::option::of(any::<u16>()),
@@ -200,7 +200,7 @@ proptest! {
         prop_assert_eq!(ours.options.timestamps.map(|it| (it.value, it.echo)), timestamps);
         let blocks: Vec<_> = ours.options.sack.iter().map(|it| (it.left.0, it.right.0)).collect();
         prop_assert_eq!(blocks, theirs.sack_ranges.into_iter().flatten().collect::<Vec<_>>());
-        // Their checksum, our arithmetic.
+        // smoltcp's checksum, our arithmetic.
         let pseudo =
             checksum::pseudo_header(source.into(), destination.into(), PROTOCOL, octets.len());
         prop_assert_eq!(checksum::fold(checksum::combine(pseudo, checksum::sum(&octets))), 0xffff);
