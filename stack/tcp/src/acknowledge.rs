@@ -1,4 +1,4 @@
-//! What an acknowledgment does: window, scoreboard, round-trip time, losses, congestion.
+//! Processing acknowledgments: window, scoreboard, round-trip time, losses, congestion.
 
 use uwarp_wire::tcp::{SackBlocks, TcpFlags, TcpHeader};
 
@@ -20,7 +20,7 @@ impl Connection {
         if window > 0 { Events::SEND_SPACE } else { Events::NONE }
     }
 
-    /// What an advance means when nothing is lost, reported or doubtful.
+    /// Effects of an advance while nothing is lost, selectively acknowledged or in doubt.
     #[inline(never)]
     pub(crate) fn progress_plain(&mut self, now: Instant, delivered: &Delivered) -> Events {
         if !delivered.ambiguous
@@ -34,7 +34,7 @@ impl Connection {
         self.progressed(now, delivered.octets)
     }
 
-    /// The same for the oldest segment alone, which was sent once, at `sent_at`.
+    /// The same for an advance over just the oldest segment, which was sent once, at `sent_at`.
     #[inline(always)]
     pub(crate) fn progress_oldest(&mut self, now: Instant, sent_at: Instant, octets: u32) -> Events {
         let round_trip = now.nanos_since(sent_at);
@@ -43,7 +43,7 @@ impl Connection {
         self.progressed(now, octets)
     }
 
-    /// What every advance of `octets` means to windows and timers.
+    /// The effects on windows and timers of any advance by `octets`.
     #[inline(always)]
     fn progressed(&mut self, now: Instant, octets: u32) -> Events {
         let unacknowledged = self.queue.unacknowledged();
@@ -70,13 +70,13 @@ impl Connection {
     ) -> Result<Events, DropReason> {
         let before = self.queue.unacknowledged();
         let acknowledgment = before.near(header.acknowledgment);
-        // RFC 5961 §5.2: what was never sent, or is older than any window, is challenged.
+        // RFC 5961 §5.2: challenge an acknowledgment of octets never sent, or older than any window.
         if acknowledgment > self.queue.highest() || before.since(acknowledgment) > u64::from(self.largest_window) {
             self.challenge(now);
             return Err(DropReason::AckInvalid);
         }
         if acknowledgment < before {
-            // An old one: nothing new in it, but its text may be wanted.
+            // An old acknowledgment has no effect, but the segment's text may be wanted.
             return Ok(Events::NONE);
         }
         let mut events = Events::NONE;
@@ -92,10 +92,10 @@ impl Connection {
             }
         }
         if acknowledgment == before && self.queue.segments().is_empty() {
-            // Whoever answers window probes is alive (RFC 9293 §3.8.6.1).
+            // A peer that answers window probes is alive (RFC 9293 §3.8.6.1).
             self.waiting_since = now;
         } else if acknowledgment == before && self.is_beyond_window() {
-            // So is who has taken the window back from what is in flight, and answers what is sent again of it (§3.8.6).
+            // So is a peer that shrank its window below what is in flight and answers its retransmissions (§3.8.6).
             self.waiting_since = now;
             self.timers.retransmit = self.timers.retransmit.min(now.after_nanos(self.retransmission_interval()));
         }
@@ -115,7 +115,7 @@ impl Connection {
             self.waiting_since = now;
             self.persist_backoff = 0;
             if self.timers.persist != Instant::NEVER {
-                // The octet of a probe was taken. If it was the last, nothing waits for the window any more.
+                // The octet of a probe was accepted. If it was the last one, no data waits for the window.
                 self.timers.persist = if self.queue.unsent() == 0 {
                     Instant::NEVER
                 } else {
@@ -139,7 +139,7 @@ impl Connection {
             _ => {}
         }
         let found = if self.sack {
-            // Nothing new is known from an acknowledgment that delivers nothing.
+            // An acknowledgment that delivers nothing reveals no losses.
             delivered.octets > 0 && self.find_losses(now)
         } else {
             self.count_duplicates(bare && same_window, acknowledgment > before, &mut delivered)
@@ -196,7 +196,7 @@ impl Connection {
         }
         ranges.sort_unstable();
         for &mut (left, right) in ranges {
-            // RFC 2018 §5; blocks that report what was never sent are a lie.
+            // RFC 2018 §5. Ignore blocks that report octets never sent.
             if left < right && right > acknowledgment && right <= self.queue.highest() {
                 self.queue.sack(left.max(acknowledgment), right, delivered);
             }
@@ -204,7 +204,7 @@ impl Connection {
         duplicate
     }
 
-    /// Round-trip time (RFC 6298 §3, RFC 7323 §4.1) and what RACK remembers (RFC 8985 §6.2, steps 1 to 3).
+    /// Updates the round-trip time (RFC 6298 §3, RFC 7323 §4.1) and the state of RACK (RFC 8985 §6.2, steps 1 to 3).
     fn take_sample(&mut self, now: Instant, header: &TcpHeader, delivered: &Delivered) {
         if delivered.octets == 0 {
             return;
@@ -214,7 +214,7 @@ impl Connection {
         {
             self.rtt.sample(now, now.nanos_since(sent_at), self.queue.segments().len() + 1);
         } else if delivered.advanced > 0 && self.timestamps.enabled {
-            // The echo shows that this answers something recent, but its clock is too coarse for a sample.
+            // The echo shows that this answers a recent segment, but its clock is too coarse for a sample.
             self.rtt.forget_backoff();
         }
         let echo = header.options.timestamps.map(|timestamps| timestamps.echo).filter(|_| self.timestamps.enabled);
@@ -224,8 +224,8 @@ impl Connection {
         });
     }
 
-    /// Takes a reaction back that turns out to have been needless: the original has arrived, as the echoed timestamp shows
-    /// (RFC 3522, RFC 4015), or everything that was sent again is reported as a duplicate (RFC 3708).
+    /// Undoes a congestion response that was needless: the echoed timestamp shows that the original arrived (RFC 3522,
+    /// RFC 4015), or every retransmission is reported as a duplicate (RFC 3708).
     fn detect_needless(&mut self, header: &TcpHeader, advanced: bool, duplicate: Option<(Position, Position)>) {
         let next = self.queue.next();
         let mut needless = duplicate.is_some_and(|range| self.recovery.duplicate_reported(next, range));
@@ -250,9 +250,9 @@ impl Connection {
         self.recovery.undone();
     }
 
-    /// F-RTO (RFC 5682 §2.1, and §3.1 with SACK): after a time-out the first acknowledgment is answered with new data instead
-    /// of more retransmissions. If the next one reports something that was sent once, and before the time-out, then the
-    /// segments were late and not lost. `bare`: the acknowledgment neither advances nor carries anything.
+    /// F-RTO (RFC 5682 §2.1, and §3.1 with SACK). After a time-out, the first acknowledgment is answered with new data
+    /// instead of more retransmissions. If the next acknowledgment covers a segment that was sent once, before the
+    /// time-out, the segments were late and not lost. `bare`: the acknowledgment neither advances nor carries anything.
     fn examine_timeout(&mut self, delivered: &Delivered, advanced: bool, bare: bool) {
         let Mode::Loss { until } = self.recovery.mode else {
             self.recovery.doubt = Doubt::No;
@@ -262,7 +262,7 @@ impl Connection {
         match self.recovery.doubt {
             Doubt::No => {}
             Doubt::Resent { end } if advanced => {
-                // Step 2: everything is there, or not even all that was sent again: it had been lost.
+                // Step 2: the acknowledgment covers everything, or not even all retransmissions: the loss was real.
                 self.recovery.doubt = Doubt::No;
                 if end <= unacknowledged && unacknowledged < until {
                     self.recovery.doubt = Doubt::Testing { left: 2 };
@@ -271,7 +271,7 @@ impl Connection {
                     }
                 }
             }
-            // §2.1, step 2a; with SACK (§3.1) the scoreboard takes a duplicate, and the wait goes on.
+            // §2.1, step 2a. With SACK (§3.1) the scoreboard accepts a duplicate, and the test continues.
             Doubt::Resent { .. } if bare && !self.sack => self.recovery.doubt = Doubt::No,
             Doubt::Resent { .. } => {}
             Doubt::Testing { .. } if delivered.original.is_some_and(|end| end <= until) => self.take_back(),
@@ -284,20 +284,20 @@ impl Connection {
         }
     }
 
-    /// RFC 8985 §6.2, step 5: marks losses and schedules the next look.
+    /// RFC 8985 §6.2, step 5: marks losses and schedules the next check.
     pub(crate) fn find_losses(&mut self, now: Instant) -> bool {
         let (found, again) = self.recovery.detect(now, &mut self.queue, &self.rtt);
         self.timers.reorder = again.unwrap_or(Instant::NEVER);
         found
     }
 
-    /// A peer without SACK: RFC 5681 §3.2 and RFC 6582 §3.2. Returns whether a loss was found.
+    /// For a peer without SACK: RFC 5681 §3.2 and RFC 6582 §3.2. Returns whether a loss was found.
     fn count_duplicates(&mut self, duplicate: bool, advanced: bool, delivered: &mut Delivered) -> bool {
         if advanced {
             if let Mode::Fast { until, .. } = self.recovery.mode
                 && self.queue.unacknowledged() < until
             {
-                // A partial acknowledgment: what follows it is lost, too.
+                // A partial acknowledgment: the next segment is lost, too.
                 return self.lose_first();
             }
             return false;
@@ -324,7 +324,7 @@ impl Connection {
         }
     }
 
-    /// Losses were found: the congestion window comes down once for all of them (RFC 5681 §3.2, RFC 6675 §5).
+    /// Losses were found: reduces the congestion window once for all of them (RFC 5681 §3.2, RFC 6675 §5).
     pub(crate) fn begin_recovery(&mut self, outstanding: u32) {
         if !self.recovery.is_open() {
             return;
@@ -340,7 +340,7 @@ impl Connection {
         self.counters.fast_recoveries += 1;
     }
 
-    /// The peer has seen a mark: one reaction a window, for marks and losses together (RFC 3168 §6.1.2).
+    /// The peer has echoed a mark: one response per window, for marks and losses together (RFC 3168 §6.1.2).
     fn respond_to_mark(&mut self, acknowledgment: Position, outstanding: u32) {
         if !self.recovery.is_open() || !self.ecn.is_news(acknowledgment) {
             return;
@@ -350,20 +350,20 @@ impl Connection {
         self.counters.ecn_reactions += 1;
     }
 
-    /// RFC 8985 §7.4.2: a probe has repaired the loss of the last segment; the network was congested all the same.
+    /// RFC 8985 §7.4.2: a probe repaired the loss of the last segment, but the network was congested.
     fn respond_to_repaired_tail(&mut self, outstanding: u32) {
         if self.recovery.is_open() {
             self.congestion.reduce(outstanding.min(self.congestion.window()));
             self.congestion.recovered();
-            // What shows an earlier reaction to have been needless says nothing about this one.
+            // Evidence that an earlier response was needless does not apply to this one.
             self.recovery.forget_undo();
             self.ecn.reduced(self.queue.next());
             self.counters.fast_recoveries += 1;
         }
     }
 
-    /// The congestion window after an acknowledgment, and the end of a recovery.
-    /// An acknowledgment with an echo lets nothing grow (RFC 3168 §6.1.2).
+    /// Updates the congestion window after an acknowledgment, and ends a recovery. No growth on an acknowledgment with
+    /// an ECN echo (RFC 3168 §6.1.2).
     fn adjust_window(&mut self, now: Instant, delivered: &Delivered, advanced: bool, found: bool, echo: bool) {
         let unacknowledged = self.queue.unacknowledged();
         let in_flight = self.in_flight();

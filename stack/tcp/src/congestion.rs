@@ -1,7 +1,7 @@
 //! Congestion control: how much may be in flight.
 //!
-//! Slow start, the reaction to losses and to time-outs are common (RFC 5681); how the window grows in congestion avoidance
-//! and how far it is cut is the algorithm's. Lengths in octets.
+//! Slow start and the response to losses and time-outs are common to all algorithms (RFC 5681). The algorithm decides
+//! how the window grows in congestion avoidance and how far it is reduced. Lengths are in octets.
 
 mod cubic;
 mod dctcp;
@@ -15,7 +15,7 @@ use dctcp::Dctcp;
 
 #[derive(Clone, Copy, Debug)]
 enum Algorithm {
-    /// Octets acknowledged that have not made the window grow yet.
+    /// Acknowledged octets that have not grown the window yet.
     Reno {
         acknowledged: u32,
     },
@@ -23,7 +23,7 @@ enum Algorithm {
     Dctcp(Dctcp),
 }
 
-/// What is put back if a reaction was needless.
+/// What to restore if a response was needless.
 #[derive(Clone, Copy, Debug)]
 struct Saved {
     window: u32,
@@ -31,21 +31,21 @@ struct Saved {
     algorithm: Algorithm,
 }
 
-/// The state of congestion control of one connection: what each segment touches.
+/// The congestion control state of one connection: the fields that each segment touches.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Controller {
     window: u32,
     threshold: u32,
     segment: u32,
-    /// Octets in flight when something was sent last, and the window then.
+    /// Octets in flight at the last transmission, and the window then.
     used: (u32, u32),
-    /// The algorithm is DCTCP, which looks at each acknowledgment.
+    /// The algorithm is DCTCP, which examines each acknowledgment.
     counts_marks: bool,
     rare: Box<Rare>,
 }
 
-/// What congestion avoidance, losses and marks are about: not needed as long as a window is never used up.
+/// State of congestion avoidance, losses and marks: unused while the window is never filled.
 #[derive(Debug)]
 struct Rare {
     algorithm: Algorithm,
@@ -54,7 +54,7 @@ struct Rare {
     initial: u32,
 }
 
-/// A bound for the window that no calculation can pass: the largest window that TCP can offer (RFC 7323 §2.3).
+/// The upper bound of the window: the largest window that TCP can offer (RFC 7323 §2.3).
 const LARGEST: u32 = 1 << 30;
 
 impl Controller {
@@ -96,7 +96,7 @@ impl Controller {
         self.threshold
     }
 
-    /// The segment size is known, or has changed, before or during the connection.
+    /// Sets the segment size, initially or when it changes.
     pub(crate) fn set_segment(&mut self, config: &Config, segment: u32, opening: bool) {
         let saved = self.rare.saved.as_mut().map(|saved| &mut saved.algorithm);
         for algorithm in [Some(&mut self.rare.algorithm), saved].into_iter().flatten() {
@@ -123,8 +123,8 @@ impl Controller {
         self.used = (in_flight, self.window);
     }
 
-    /// `octets` were acknowledged outside of fast recovery. A window that was not used at the last transmission says nothing
-    /// about the network and does not grow (RFC 7661 §4.3 and §4.4).
+    /// `octets` were acknowledged outside fast recovery. A window that was not full at the last transmission says
+    /// nothing about the network and does not grow (RFC 7661 §4.3 and §4.4).
     #[inline]
     pub(crate) fn acknowledged(&mut self, now: Instant, octets: u32, rtt: u64) {
         let (in_flight, window) = self.used;
@@ -132,8 +132,8 @@ impl Controller {
             if in_flight.saturating_mul(2) < window {
                 return;
             }
-            // RFC 5681 §3.1, with the octets counted (RFC 3465) and not the acknowledgments, since a poll-mode peer
-            // acknowledges a batch at once.
+            // RFC 5681 §3.1, counting octets (RFC 3465) instead of acknowledgments, since a poll-mode peer acknowledges
+            // a whole batch at once.
             let growth = octets.min(self.threshold - self.window);
             self.window = (self.window + growth).min(LARGEST);
             if growth < octets {
@@ -161,14 +161,15 @@ impl Controller {
         }
     }
 
-    /// Something was lost with `flight` octets in flight: what the window shall come down to (RFC 5681 §3.2, RFC 9438 §4.6).
-    /// The window itself is brought there by the caller's rate reduction.
+    /// A loss was found with `flight` octets in flight: sets the target of the window (RFC 5681 §3.2, RFC 9438 §4.6).
+    /// The caller's rate reduction brings the window there.
     pub(crate) fn reduce(&mut self, flight: u32) {
         self.save();
         self.cut(flight);
     }
 
-    /// For DCTCP: `octets` up to `acknowledgment` were acknowledged, with an echo of marks or without; `next` is SND.NXT.
+    /// For DCTCP: `octets` up to `acknowledgment` were acknowledged, with or without an echo of marks; `next` is
+    /// SND.NXT.
     #[inline]
     pub(crate) fn count_marks(&mut self, octets: u32, echo: bool, acknowledgment: Position, next: Position) {
         if self.counts_marks
@@ -178,9 +179,9 @@ impl Controller {
         }
     }
 
-    /// The network has marked what was in flight, `flight` octets: the window comes down at once (RFC 3168 §6.1.2, RFC 9438
-    /// §4.6, RFC 8257 §3.3). It stays at two segments at least, as after a loss. A mark is no guess, so there is nothing to
-    /// take back.
+    /// The network has marked some of the `flight` octets in flight: reduces the window at once (RFC 3168 §6.1.2, RFC
+    /// 9438 §4.6, RFC 8257 §3.3). As after a loss, it keeps at least two segments. A mark is certain, so this is never
+    /// undone.
     pub(crate) fn marked(&mut self, flight: u32) {
         self.rare.saved = None;
         if let Algorithm::Dctcp(dctcp) = &mut self.rare.algorithm {
@@ -191,8 +192,8 @@ impl Controller {
         self.window = self.window.min(self.threshold);
     }
 
-    /// The retransmission timer expired (RFC 5681 §3.1, RFC 9438 §4.8). `first`: not a repetition for the same data, which
-    /// leaves the threshold as it is.
+    /// The retransmission timer expired (RFC 5681 §3.1, RFC 9438 §4.8). `first`: the first time for this data; a
+    /// repetition keeps the threshold.
     pub(crate) fn timeout(&mut self, flight: u32, first: bool) {
         if first {
             self.save();
@@ -212,7 +213,7 @@ impl Controller {
     fn cut(&mut self, flight: u32) {
         let lowest = 2 * self.segment;
         self.threshold = match &mut self.rare.algorithm {
-            // RFC 8257 §3.5: DCTCP takes a loss as any other does.
+            // RFC 8257 §3.5: DCTCP treats a loss as Reno does.
             Algorithm::Reno { acknowledged } | Algorithm::Dctcp(Dctcp { owed: acknowledged, .. }) => {
                 *acknowledged = 0;
                 (flight / 2).max(lowest)
@@ -232,7 +233,7 @@ impl Controller {
         self.window = self.threshold.clamp(self.segment, LARGEST);
     }
 
-    /// Nothing had been lost: as if nothing had happened (RFC 4015 §3).
+    /// Undoes a response: no loss had occurred (RFC 4015 §3).
     pub(crate) fn undo(&mut self) -> bool {
         let Some(saved) = self.rare.saved.take() else { return false };
         self.window = self.window.max(saved.window);
@@ -247,7 +248,7 @@ impl Controller {
     }
 }
 
-/// RFC 6928 §2: 10 segments, and no more than 14,600 octets unless two segments are more; scaled by the configuration.
+/// RFC 6928 §2: 10 segments, and no more than 14,600 octets unless two segments are more. The configuration scales it.
 fn initial_window(config: &Config, segment: u32) -> u32 {
     let segments = config.initial_window_segments.max(1);
     segments.saturating_mul(segment).min(segments.saturating_mul(1460).max(2 * segment)).clamp(segment, LARGEST)

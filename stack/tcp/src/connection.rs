@@ -1,4 +1,4 @@
-//! The connection: its parts, and the plain questions and orders of its owner.
+//! The connection: its parts, and the simple queries and commands of its owner.
 
 use core::ops::Range;
 
@@ -20,17 +20,17 @@ use crate::timestamps::TimestampState;
 use crate::urgent::Urgent;
 use crate::{Config, Info, TimeWait};
 
-/// What a peer sends segments of that gives no MSS (RFC 9293 §3.7.1).
+/// The MSS of a peer that announces none (RFC 9293 §3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;
-/// No peer makes us send smaller segments than this, options included: the smallest that leaves room for data behind all
-/// options, and enough against peers that ask for tiny ones to make us work.
+/// The smallest MSS that a peer can impose on us, options included. It leaves room for data behind all options, and
+/// limits the work that a peer can cause by announcing a tiny MSS.
 const MINIMUM_MSS: u16 = 64;
 
-/// What a new connection's sequence numbers keep away from those of its predecessor when they have to be moved: more than
-/// any window without scaling; with scaling there are timestamps to tell them apart.
+/// Distance from the predecessor's sequence numbers when a new connection's have to be moved. It exceeds any window
+/// without scaling; with scaling, timestamps tell the segments apart.
 const ISN_DISTANCE: u32 = 1 << 16;
 
-/// `proposed` if it lies beyond `highest`, else the first number that safely does.
+/// `proposed` if it lies beyond `highest`, else the first number that is safely beyond it.
 pub(crate) fn isn_beyond(highest: Position, proposed: SeqNumber) -> SeqNumber {
     if highest.near(proposed) > highest { proposed } else { (highest + ISN_DISTANCE).sequence() }
 }
@@ -43,7 +43,7 @@ pub(crate) struct Traffic {
     pub(crate) segments_received: u64,
 }
 
-/// Counters of what is rare.
+/// Counters of rare events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) octets_retransmitted: u64,
@@ -64,31 +64,31 @@ pub(crate) struct Reset {
     pub(crate) sequence: SeqNumber,
     /// Whether it acknowledges what was received.
     pub(crate) acknowledges: bool,
-    /// The octet at `sequence` has left as a window probe. A peer that took it takes a reset behind it only, one that
-    /// did not only a reset at it (RFC 5961 §3.2): one of each is owed.
+    /// The octet at `sequence` was sent as a window probe. A peer that accepted it accepts a reset only behind it; one
+    /// that did not, only at it (RFC 5961 §3.2). So both resets are sent.
     pub(crate) probed: bool,
 }
 
 impl Reset {
-    /// For an acknowledgment of what was never sent (RFC 9293 §3.10.7.3 and §3.10.7.4): SEQ=SEG.ACK.
+    /// Answers an acknowledgment of octets never sent (RFC 9293 §3.10.7.3 and §3.10.7.4): SEQ=SEG.ACK.
     pub(crate) fn answering(header: &TcpHeader) -> Self {
         Self { sequence: header.acknowledgment, acknowledges: false, probed: false }
     }
 }
 
-/// Segments that are to be sent once, whatever the queue says.
+/// Segments to be sent once, independent of the queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pending {
-    /// The answer to a segment, or our last words.
+    /// A reset: the answer to a segment, or the end of the connection.
     pub(crate) reset: Option<Reset>,
     /// A tail loss probe.
     pub(crate) tail_probe: bool,
-    /// A window probe, or less than a record into a small window.
+    /// A window probe, or part of a record into a small window.
     pub(crate) window_probe: bool,
     /// A probe of a silent peer.
     pub(crate) keep_alive: bool,
-    /// No segment of its own: SND.UP is ahead, so those that leave may have to say so. Stands here because what is looked at
-    /// together costs one branch.
+    /// Not a segment: SND.UP is ahead, so segments that are sent may have to carry URG. It is here because fields that
+    /// are tested together cost one branch.
     pub(crate) urgent: bool,
 }
 
@@ -98,39 +98,39 @@ impl Pending {
         self.tail_probe | self.window_probe | self.keep_alive | self.reset.is_some()
     }
 
-    /// Whether the next segment is not what the queue alone makes of it.
+    /// Whether the next segment does not come from the queue alone.
     #[inline]
     pub(crate) fn is_unusual(&self) -> bool {
         self.urgent | self.reset.is_some()
     }
 }
 
-/// Takes no room, and makes what follows begin with a cache line.
+/// Takes no space, and aligns the next field to a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Line;
 
 /// One TCP connection. See the crate's documentation for how to drive it.
 ///
-/// Where there are many connections, a segment costs what it takes to bring its connection near: cache lines. So the order of the
-/// fields counts, here and in the parts: what is rare stands at both ends or on the heap, what each segment touches in between,
-/// from the beginning of a line on ([`Connection::places`]).
+/// With many connections, the cost of a segment is the cache lines of its connection. So the order of the fields
+/// matters, here and in the parts. Rare fields are at both ends or on the heap. Between them, from the start of a line
+/// on, are those that each segment touches ([`Connection::places`]).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Connection {
     pub(crate) config: Config,
     pub(crate) challenges: Challenges,
     pub(crate) counters: Counters,
-    /// None until urgent data is sent or told of.
+    /// `None` until urgent data is sent or announced.
     pub(crate) urgent: Option<Box<Urgent>>,
     pub(crate) persist_backoff: u32,
     pub(crate) peer_mss: u16,
     pub(crate) path_mss: u16,
     /// Window scaling is in use, or offered while opening.
     pub(crate) scaling: bool,
-    /// Position of the first octet of what is sent.
+    /// Position of the first octet that we send.
     stream_start: Position,
-    /// Touched by each segment too, if they are in use.
+    /// Also touched by each segment, if timestamps are in use.
     pub(crate) timestamps: TimestampState,
     line: Line,
     pub(crate) congestion: Controller,
@@ -152,28 +152,29 @@ pub struct Connection {
     pub(crate) nagle: bool,
     /// [`Config::restart_after_idle`].
     pub(crate) restart_after_idle: bool,
-    /// The link went down: probe even if keep-alive is off.
+    /// The link went down: probe the peer even if keep-alive is off.
     pub(crate) link_doubtful: bool,
     /// SACK may be sent and received.
     pub(crate) sack: bool,
-    /// The owner has closed: the FIN goes behind what was pushed.
+    /// The owner has closed: the FIN follows the pushed records.
     pub(crate) closing: bool,
     pub(crate) fin_sent: bool,
-    /// Timestamps are in use, or offered while opening: as [`TimestampState::enabled`].
+    /// Timestamps are in use, or offered while opening: a copy of [`TimestampState::enabled`].
     pub(crate) stamped: bool,
     /// The peer's shift count.
     pub(crate) peer_shift: u8,
     pub(crate) traffic: Traffic,
     pub(crate) last_received: Instant,
     pub(crate) last_sent: Instant,
-    /// Since when the oldest octet waits for its acknowledgment, or the peer's window is shut without a sign of life.
+    /// Start of the wait for the acknowledgment of the oldest octet, or for a sign of life while the peer's window is
+    /// shut.
     pub(crate) waiting_since: Instant,
     pub(crate) timers: Timers,
     pub(crate) rtt: RttEstimator,
     pub(crate) ecn: EcnState,
     pub(crate) receiver: Receiver,
     pub(crate) queue: SendQueue,
-    /// Ends with what is rare.
+    /// Rare fields are at its end.
     pub(crate) recovery: Recovery,
 }
 
@@ -225,20 +226,20 @@ impl Connection {
         connection
     }
 
-    /// Opens a connection actively: SYN-SENT. The SYN is the first thing that [`Connection::poll_transmit`] gives.
+    /// Opens a connection actively: SYN-SENT. [`Connection::poll_transmit`] returns the SYN first.
     pub fn connect(config: &Config, isn: SeqNumber, now: Instant) -> Connection {
         Connection::new(config, Phase::SynSent, isn, SeqNumber(0), now)
     }
 
-    /// Answers a SYN that a listener received: SYN-RECEIVED. The SYN with ACK is the first thing that
-    /// [`Connection::poll_transmit`] gives. Data in the SYN is not taken; the peer sends it again.
+    /// Answers a SYN that a listener received: SYN-RECEIVED. [`Connection::poll_transmit`] returns the SYN with ACK
+    /// first. Data in the SYN is not accepted; the peer retransmits it.
     pub fn accept(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
         let mut connection = Connection::new(config, Phase::SynReceived { passive: true }, isn, syn.sequence, now);
         connection.learn_peer(syn, now);
         connection
     }
 
-    /// A connection whose SYN with ACK has left some time ago, without leaving a trace but its number `isn`.
+    /// A connection whose SYN with ACK was sent earlier without keeping state, with the number `isn`.
     pub(crate) fn accept_answered(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
         let mut connection = Connection::accept(config, syn, isn, now);
         connection.poll_transmit(now);
@@ -246,7 +247,7 @@ impl Connection {
         connection
     }
 
-    /// Takes from the peer's SYN what it can do (RFC 9293 §3.7.1, RFC 7323 §2.2 and §3.2, RFC 2018 §2).
+    /// Takes the peer's capabilities from its SYN (RFC 9293 §3.7.1, RFC 7323 §2.2 and §3.2, RFC 2018 §2).
     pub(crate) fn learn_peer(&mut self, syn: &TcpHeader, now: Instant) {
         let options = &syn.options;
         self.sack &= options.sack_permitted;
@@ -259,7 +260,7 @@ impl Connection {
         }
         self.ecn.learn(syn.flags, self.phase == Phase::SynReceived { passive: true });
         self.scaling &= options.window_scale.is_some();
-        // RFC 7323 §2.3: a shift above 14 is taken for 14.
+        // RFC 7323 §2.3: a shift above 14 counts as 14.
         self.peer_shift = if self.scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
         self.receiver.synchronise(syn.sequence, if self.scaling { self.config.window_shift() } else { 0 });
         self.peer_mss = options.mss.unwrap_or(DEFAULT_MSS).max(MINIMUM_MSS);
@@ -270,7 +271,7 @@ impl Connection {
         self.measure(true);
     }
 
-    /// Works out the payload of a data segment (RFC 9293 §3.7.1: options come off).
+    /// Computes the payload of a data segment (RFC 9293 §3.7.1: the MSS less options).
     fn measure(&mut self, opening: bool) {
         let options = if self.timestamps.enabled { 12 } else { 0 };
         self.segment = u32::from(self.peer_mss.min(self.path_mss)) - options;
@@ -283,7 +284,7 @@ impl Connection {
         self.phase = phase;
     }
 
-    /// The end: nothing is sent or received any more; all tokens can be drained.
+    /// Ends the connection: nothing is sent or received any more, and all tokens can be drained.
     pub(crate) fn finish(&mut self, event: StateEvent, reason: CloseReason) {
         self.enter(event, Phase::Closed { reason });
         self.queue.stop();
@@ -293,28 +294,28 @@ impl Connection {
         self.urgent = None;
     }
 
-    /// Whether a segment starts behind a gap: its payload could only be held. For an owner that has no buffer left to hold
-    /// anything and treats such payload as lost.
+    /// Whether a segment starts behind a gap, so that its payload could only be held. For an owner that has no buffers
+    /// left and treats such payload as lost.
     #[inline]
     pub fn is_ahead(&self, header: &TcpHeader) -> bool {
         self.receiver.next().near(header.sequence) > self.receiver.next()
     }
 
-    /// Gives the next held payload that has become part of the stream. To be called until `None` after each
+    /// The next held payload that has become part of the stream. Call it until `None` after each
     /// [`Connection::on_segment`] that returned data in order, and before the next one.
     #[inline]
     pub fn take_in_order(&mut self) -> Option<HeldPayload> {
         self.receiver.take()
     }
 
-    /// Gives back a held buffer that is not needed: it came twice, the budget is used up, or the connection is closed.
+    /// Returns a held buffer that is not needed: a duplicate, beyond the budget, or of a closed connection.
     #[inline]
     pub fn drain_discarded(&mut self) -> Option<BufferToken> {
         self.receiver.reassembly.pop_discarded()
     }
 
-    /// Caps the window at what the owner can take, in octets, from now on. What was offered before is not taken back: it may
-    /// still arrive.
+    /// Caps the window at the owner's free space, in octets, from now on. An earlier, larger offer stays valid: octets
+    /// within it may still arrive.
     #[inline]
     pub fn set_receive_space(&mut self, octets: u32) {
         if octets != self.receiver.space() {
@@ -322,14 +323,14 @@ impl Connection {
         }
     }
 
-    /// Appends a record of `len` octets in the buffer `token`. It leaves as one segment if it is no longer than
-    /// [`Connection::effective_mss`] when it is sent, and in segments of that size otherwise.
+    /// Appends a record of `len` octets in the buffer `token`. It is sent as one segment if it is no longer than
+    /// [`Connection::effective_mss`] at that time, and in segments of that size otherwise.
     ///
-    /// How much may be pushed is for the owner to bound, by [`Connection::send_space`]. Records pushed after
-    /// [`Connection::close`] are not sent; their tokens come back at the end.
+    /// The owner bounds what it pushes by [`Connection::send_space`]. Records pushed after [`Connection::close`] are
+    /// not sent; their tokens are returned at the end.
     #[inline]
     pub fn push(&mut self, token: BufferToken, len: u32) {
-        debug_assert!(!self.closing, "a record behind the FIN");
+        debug_assert!(!self.closing, "a record after the FIN");
         if self.closing {
             self.queue.refuse(token);
         } else {
@@ -337,15 +338,15 @@ impl Connection {
         }
     }
 
-    /// The last record if none of it has left: its token and its length. The owner may append to its buffer what
-    /// [`Connection::extend_tail`] is then told of.
+    /// Token and length of the last record, if none of it was sent. The owner may append octets to its buffer and then
+    /// call [`Connection::extend_tail`].
     #[inline]
     pub fn unsent_tail(&self) -> Option<(BufferToken, u32)> {
         if self.closing { None } else { self.queue.unsent_tail() }
     }
 
-    /// The last record grows by `octets` that the owner has appended to its buffer. This is for byte streams: what is written
-    /// in small pieces fills segments, as far as it has to wait for a window or for Nagle's rule.
+    /// Extends the last record by `octets` that the owner has appended to its buffer. This is for byte streams: small
+    /// writes fill segments while they wait for a window or for Nagle's algorithm.
     ///
     /// Returns false, and changes nothing, if there is no such record: some of it was sent (a window probe of one octet
     /// counts), or [`Connection::close`] was called. The owner then pushes a new record.
@@ -354,19 +355,19 @@ impl Connection {
         !self.closing && self.queue.extend_tail(octets)
     }
 
-    /// Switches Nagle's rule (RFC 9293 §3.7.4 asks that an application can). What it held back leaves with the next
-    /// [`Connection::poll_transmit`].
+    /// Switches Nagle's algorithm (RFC 9293 §3.7.4 requires that an application can). Data that it held back is sent by
+    /// the next [`Connection::poll_transmit`].
     pub fn set_nagle(&mut self, on: bool) {
         self.nagle = on;
     }
 
-    /// Changes [`Config::fin_wait_2`], for a wait that begins from now on.
+    /// Changes [`Config::fin_wait_2`] for waits that begin from now on.
     pub fn set_fin_wait_2(&mut self, patience: Option<core::time::Duration>) {
         self.config.fin_wait_2 = patience;
     }
 
-    /// Octets of new records that are wanted now; 0 for none. One record is always wanted when nothing is left to be sent,
-    /// so that a sender which pulls its work by this never stalls, and the window stays full.
+    /// Octets of new records that are wanted now; 0 for none. At least one record is wanted whenever nothing is left to
+    /// send, so an owner that pulls its work by this never stalls, and the window stays full.
     #[inline]
     pub fn send_space(&self) -> u32 {
         if self.closing || !matches!(self.phase, Phase::Established | Phase::CloseWait) {
@@ -382,14 +383,14 @@ impl Connection {
         u32::try_from(wanted.saturating_sub(unsent)).unwrap_or(u32::MAX)
     }
 
-    /// The first position that the peer does not take.
+    /// The first position beyond the peer's window.
     #[inline]
     pub(crate) fn window_edge(&self) -> Position {
         self.queue.unacknowledged() + self.window
     }
 
-    /// Octets in flight. Each duplicate acknowledgment of a peer without SACK stands for a segment that has arrived
-    /// (RFC 6582 §3.2, step 3).
+    /// Octets in flight. Each duplicate acknowledgment of a peer without SACK counts as one delivered segment (RFC 6582
+    /// §3.2, step 3).
     #[inline]
     pub(crate) fn in_flight(&self) -> u32 {
         if self.recovery.duplicates == 0 {
@@ -398,13 +399,13 @@ impl Connection {
         self.queue.in_flight().saturating_sub(self.recovery.duplicates.saturating_mul(self.segment))
     }
 
-    /// The oldest record if the peer has acknowledged all of it: its buffer is the owner's again.
+    /// The oldest record if the peer has acknowledged all of it. Its buffer belongs to the owner again.
     #[inline]
     pub fn pop_acknowledged(&mut self) -> Option<BufferToken> {
         self.queue.pop_acknowledged()
     }
 
-    /// Any record that is left, oldest first, acknowledged or not, once the connection is closed. Before that, the same as
+    /// Any remaining record, oldest first, acknowledged or not, once the connection is closed. Before that, the same as
     /// [`Connection::pop_acknowledged`].
     pub fn pop_any(&mut self) -> Option<BufferToken> {
         match self.phase {
@@ -413,7 +414,7 @@ impl Connection {
         }
     }
 
-    /// Position of the first octet of what is sent.
+    /// Position of the first octet that we send.
     pub(crate) fn stream_start(&self) -> Position {
         self.stream_start
     }
@@ -423,13 +424,13 @@ impl Connection {
         self.queue.end().since(self.stream_start)
     }
 
-    /// Stream octets that the peer has acknowledged. A record whose end is not beyond this has arrived.
+    /// Stream octets that the peer has acknowledged. A record that ends at or before this position has arrived.
     #[inline]
     pub fn octets_acknowledged(&self) -> u64 {
         self.queue.unacknowledged().min(self.queue.end()).since(self.stream_start)
     }
 
-    /// Nothing more will be pushed: sends what is queued, then a FIN (RFC 9293 §3.10.4). Receiving goes on.
+    /// Ends sending: the queued data is sent, then a FIN (RFC 9293 §3.10.4). Receiving continues.
     pub fn close(&mut self, now: Instant) {
         if self.closing {
             return;
@@ -451,8 +452,8 @@ impl Connection {
         self.last_received = self.last_received.max(now);
     }
 
-    /// Gives the connection up at once and returns the reset for the peer, if it is to get one (RFC 9293 §3.10.5). Where
-    /// the octet of a window probe is not acknowledged, [`Connection::poll_transmit`] gives a second one.
+    /// Aborts the connection and returns the reset for the peer, if one is due (RFC 9293 §3.10.5). If the octet of a
+    /// window probe is unacknowledged, [`Connection::poll_transmit`] returns a second one.
     pub fn abort(&mut self, now: Instant) -> Option<Transmit> {
         let reset = match self.phase {
             Phase::SynReceived { .. }
@@ -468,7 +469,7 @@ impl Connection {
         self.send_reset(now)
     }
 
-    /// The reset of a connection that we give up.
+    /// The reset of a connection that we abort.
     pub(crate) fn last_reset(&self) -> Reset {
         let next = self.queue.next();
         Reset { sequence: next.sequence(), acknowledges: true, probed: self.queue.highest() > next }
@@ -492,14 +493,14 @@ impl Connection {
         Some(Transmit { header, payload: None, retransmission: false, ecn: 0 })
     }
 
-    /// Payload octets that a data segment may carry now (Eff.snd.MSS of RFC 9293 §3.7.1, options taken off).
+    /// Payload octets that a data segment may carry now (Eff.snd.MSS of RFC 9293 §3.7.1, less options).
     #[inline]
     pub fn effective_mss(&self) -> u32 {
         self.segment
     }
 
-    /// The path takes segments of `mss` octets, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers.
-    /// What is in flight in larger segments is sent again in smaller ones (RFC 1191 §6.4).
+    /// Sets the path's MSS, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers. Larger segments
+    /// in flight are retransmitted as smaller ones (RFC 1191 §6.4).
     pub fn set_path_mss(&mut self, mss: u16) {
         let mss = mss.clamp(MINIMUM_MSS, self.config.mss.max(MINIMUM_MSS));
         if mss == self.path_mss {
@@ -513,8 +514,8 @@ impl Connection {
         }
     }
 
-    /// Whether octets (or a SYN or FIN) from `sequence` on were sent and are not acknowledged: what an ICMP error must quote to be
-    /// believed (RFC 5927 §4.1).
+    /// Whether the octet (or SYN or FIN) at `sequence` is sent and unacknowledged: an ICMP error must quote such a
+    /// number to be believed (RFC 5927 §4.1).
     pub fn is_in_flight(&self, sequence: SeqNumber) -> bool {
         let (first, next) = (self.queue.unacknowledged(), self.queue.next());
         let sequence = first.near(sequence);
@@ -527,7 +528,7 @@ impl Connection {
         self.phase.state()
     }
 
-    /// How the connection ended; `None` while it lives.
+    /// How the connection ended; `None` while it is open.
     pub fn close_reason(&self) -> Option<CloseReason> {
         match self.phase {
             Phase::Closed { reason } => Some(reason),
@@ -535,22 +536,24 @@ impl Connection {
         }
     }
 
-    /// Whether `header` is a SYN that may start a new connection between the same endpoints while this one is in TIME-WAIT
-    /// (RFC 6191 §2; RFC 9293 §3.10.7.4, fourth check). The owner then forgets this connection and accepts the SYN with an
-    /// initial sequence number beyond the old one's.
+    /// Whether `header` is a SYN that may start a new connection between the same endpoints while this one is in
+    /// TIME-WAIT (RFC 6191 §2; RFC 9293 §3.10.7.4, fourth check). The owner then drops this connection and accepts the
+    /// SYN with an initial sequence number beyond the old one's.
     pub fn admits_new_incarnation(&self, header: &TcpHeader) -> bool {
         matches!(self.phase, Phase::TimeWait { .. }) && self.timestamps.admits(header, self.receiver.next())
     }
 
-    /// An initial sequence number for a new connection between the same endpoints: `proposed` if it lies beyond everything
-    /// that this one has sent, else the next one that does (RFC 9293 §3.10.7.4, fourth check; RFC 6191 §2).
+    /// An initial sequence number for a new connection between the same endpoints: `proposed` if it lies beyond
+    /// everything that this one has sent, else the next number that does (RFC 9293 §3.10.7.4, fourth check; RFC 6191
+    /// §2).
     pub fn isn_beyond(&self, proposed: SeqNumber) -> SeqNumber {
         isn_beyond(self.queue.highest(), proposed)
     }
 
-    /// The compact form of a connection in TIME-WAIT, which behaves the same. The owner keeps it in place of the connection.
+    /// The compact form of a connection in TIME-WAIT, with the same behaviour. The owner keeps it instead of the
+    /// connection.
     ///
-    /// `None` in any other state, and while something is left to be fetched: a segment, records, received data.
+    /// `None` in any other state, and while the owner has yet to fetch a segment, records or received data.
     pub fn time_wait(&mut self) -> Option<TimeWait> {
         let Phase::TimeWait { until } = self.phase else { return None };
         let drained = self.queue.is_drained() && self.receiver.reassembly.is_drained();
@@ -560,7 +563,7 @@ impl Connection {
         Some(TimeWait::of(self, until))
     }
 
-    /// Gives memory back that a busy time has left behind. Done by itself when a keep-alive finds the connection idle.
+    /// Frees memory that a busy period has left behind. Happens by itself when a keep-alive finds the connection idle.
     pub fn release_idle_memory(&mut self) {
         self.queue.shrink();
         self.recovery.shrink();
@@ -569,28 +572,27 @@ impl Connection {
         self.forget_urgent();
     }
 
-    /// Octets of memory in use, the value itself included.
+    /// Octets of memory in use, including the value itself.
     pub fn memory(&self) -> usize {
         let heap = self.congestion.heap() + self.queue.heap() + self.ecn.heap() + self.receiver.reassembly.heap();
         let rare = self.recovery.heap() + self.urgent.as_deref().map_or(0, size_of_val);
         size_of::<Connection>() + heap + rare
     }
 
-    /// Addresses of what every usual segment touches of the value. For an owner who wants to have it near by then: looks at
-    /// nothing of it.
+    /// Address range of the fields that every usual segment touches, for prefetching. It reads none of them.
     #[inline]
     pub fn places(&self) -> Range<usize> {
         core::ptr::from_ref(&self.line).addr()..self.recovery.rare_place()
     }
 
-    /// The same for what it touches besides, with what was agreed on for this connection.
+    /// The address range of the further fields that a segment touches, depending on the connection's options.
     #[inline]
     pub fn further_places(&self) -> Range<usize> {
         let start = core::ptr::from_ref(&self.timestamps).addr();
         start..start + if self.stamped { size_of::<TimestampState>() } else { 0 }
     }
 
-    /// The buffer that will be given back next. For an owner who wants to have it near by then.
+    /// The buffer that will be returned next, for prefetching.
     #[inline]
     pub fn oldest_record(&self) -> Option<BufferToken> {
         self.queue.oldest()

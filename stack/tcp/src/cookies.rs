@@ -1,14 +1,14 @@
-//! SYN cookies: answers to a SYN that keep nothing (RFC 4987 §3.6).
+//! SYN cookies: answers to a SYN that keep no state (RFC 4987 §3.6).
 //!
-//! What has to be kept of a SYN travels in the initial sequence number of the answer and comes back with its acknowledgment.
-//! The number holds, from the top: 3 bits for the peer's MSS and 3 for its window shift (each an index into a table), whether
-//! SACK is permitted, whether ECN is asked for, 1 bit of a clock that ticks every 8.6 s, and 23 bits of a keyed hash over all
-//! that and the endpoints. Timestamps need not be kept: a peer that sends them does so in every segment. The rest could be
-//! kept in the timestamp, which would leave more bits to the hash; but a forger claims to have none.
+//! The state travels in the initial sequence number of the answer and returns with its acknowledgment. The number
+//! holds, from the top: 3 bits for the peer's MSS and 3 for its window shift (each an index into a table), whether SACK
+//! is permitted, whether ECN is requested, 1 bit of a clock that ticks every 8.6 s, and 23 bits of a keyed hash over
+//! all that and the endpoints. Timestamps need no bits: a peer that uses them sends them in every segment. They could
+//! hold state, which would leave more bits to the hash, but a forger would claim to have none.
 //!
-//! One number in 2^23 passes for a cookie, so whoever does not see the answers needs millions of attempts to open one
-//! connection: seconds, for a million a second. An owner shows acknowledgments to [`SynCookies::accept`] only for
-//! [`SynCookies::LIFE`] after the last answer, and only so many that are wrong from one address in a second.
+//! One number in 2^23 is a valid cookie, so an attacker who does not see the answers needs millions of attempts to open
+//! one connection: seconds, at a million per second. Owners therefore call [`SynCookies::accept`] only for
+//! [`SynCookies::LIFE`] after the last answer, and limit wrong acknowledgments per address and second.
 
 use core::time::Duration;
 
@@ -20,11 +20,11 @@ use crate::siphash::{flow_words, siphash};
 use crate::timestamps::TimestampState;
 use crate::{Config, Ecn, Instant};
 
-/// What a peer's MSS is rounded down to. 1220 is what is left of IPv6's smallest MTU, 1440 and 1460 of Ethernet's for IPv6
-/// and IPv4, 4036 and 8940 of larger ones.
+/// The values that a peer's MSS is rounded down to. 1220 fits IPv6's smallest MTU; 1440 and 1460 fit Ethernet's, for
+/// IPv6 and IPv4; 4036 and 8940 fit larger ones.
 const MSS: [u16; 8] = [64, 536, 1220, 1380, 1440, 1460, 4036, 8940];
-/// What a peer's window shift is rounded down to: its window then looks smaller than it is, which is safe. 6 and 7 are what
-/// a window of some MiB needs.
+/// The values that a peer's window shift is rounded down to. Its window then looks smaller than it is, which is safe.
+/// Windows of some MiB need 6 or 7.
 const SCALE: [Option<u8>; 8] = [None, Some(0), Some(2), Some(4), Some(6), Some(7), Some(8), Some(11)];
 /// Where the bits of the number are.
 const MSS_AT: u32 = 29;
@@ -33,16 +33,17 @@ const SACK: u32 = 1 << 25;
 const ECN: u32 = 1 << 24;
 const TICK_AT: u32 = 23;
 const HASH: u32 = (1 << TICK_AT) - 1;
-/// A tick of the clock is 2^33 ns: a client that lost its acknowledgment sends its first data some times in between.
+/// A tick of the clock is 2^33 ns, long enough for a client that lost its acknowledgment to retransmit its first data
+/// several times.
 const TICK: u32 = 33;
-/// How old a cookie may be, in ticks: this one or the one before.
+/// How old a cookie may be, in ticks: of this tick or the one before.
 const TICKS: u64 = 2;
 
 /// Makes and recognises SYN cookies.
 ///
-/// A listener that is short of room for half-open connections answers a SYN with [`SynCookies::answer`], and forgets it. A
-/// segment with ACK that belongs to no connection is shown to [`SynCookies::accept`]. Nothing is allocated on the way to the
-/// answer; the work is one hash.
+/// A listener that lacks room for half-open connections answers a SYN with [`SynCookies::answer`] and keeps nothing. It
+/// passes a segment with ACK that belongs to no connection to [`SynCookies::accept`]. Answering takes one hash and no
+/// allocation.
 #[derive(Clone, Copy)]
 pub struct SynCookies {
     key: [u64; 2],
@@ -56,18 +57,18 @@ impl core::fmt::Debug for SynCookies {
 }
 
 impl SynCookies {
-    /// The longest that a cookie is good for, two ticks of its clock; the shortest is half of that.
+    /// The longest validity of a cookie, two ticks of its clock. The shortest is half of that.
     pub const LIFE: Duration = Duration::from_nanos(TICKS << TICK);
 
-    /// Cookies under a secret that nobody else knows, from a good source of random numbers; not that of the
+    /// Cookies under a secret from a good source of random numbers. Keep it private, and different from that of the
     /// [`crate::IsnGenerator`].
     pub const fn new(secret: [u64; 2]) -> SynCookies {
         SynCookies { key: secret }
     }
 
-    /// The SYN with ACK for a SYN of `flow`, as [`Connection::accept`] would send it with the same `config`, but for the
-    /// sequence number. It is sent once: a peer that misses it sends its SYN again. Its ports are zero and are filled in by the
-    /// owner.
+    /// The SYN with ACK for a SYN of `flow`, as [`Connection::accept`] would send it with the same `config`, except for
+    /// the sequence number. It is sent once: a peer that misses it retransmits its SYN. Its ports are zero; the owner
+    /// fills them in.
     pub fn answer(&self, config: &Config, flow: &FlowKey, syn: &TcpHeader, now: Instant) -> TcpHeader {
         let mut header = TcpHeader::new(TcpFlags::SYN | TcpFlags::ACK);
         let offered = &syn.options;
@@ -96,8 +97,8 @@ impl SynCookies {
         header
     }
 
-    /// Whether `ack`, a segment without a connection, acknowledges a cookie of ours that is no older than [`SynCookies::LIFE`]:
-    /// then what is known of the peer's SYN.
+    /// The reconstructed SYN of the peer, if `ack`, a segment without a connection, acknowledges a cookie of ours no
+    /// older than [`SynCookies::LIFE`].
     pub fn recover(&self, flow: &FlowKey, ack: &TcpHeader, now: Instant) -> Option<TcpHeader> {
         if !ack.flags.contains(TcpFlags::ACK) || ack.flags.intersects(TcpFlags::SYN | TcpFlags::RST) {
             return None;
@@ -120,9 +121,9 @@ impl SynCookies {
         Some(syn)
     }
 
-    /// The connection that `ack` opens, if [`SynCookies::recover`] knows it: in SYN-RECEIVED, with its SYN sent. The owner
-    /// then hands the same segment to [`Connection::on_segment`], which opens the connection and takes what data there is.
-    /// `config` is the one of [`SynCookies::answer`].
+    /// The connection that `ack` opens, if [`SynCookies::recover`] recognises it: in SYN-RECEIVED, with its SYN sent.
+    /// The owner then passes the same segment to [`Connection::on_segment`], which opens the connection and accepts its
+    /// data. `config` is the one of [`SynCookies::answer`].
     pub fn accept(&self, config: &Config, flow: &FlowKey, ack: &TcpHeader, now: Instant) -> Option<Connection> {
         let syn = self.recover(flow, ack, now)?;
         let isn = SeqNumber(ack.acknowledgment.0.wrapping_sub(1));

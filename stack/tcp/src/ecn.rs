@@ -1,7 +1,7 @@
-//! Explicit congestion notification (RFC 3168): what was agreed on, what is echoed, and when a reaction is due. The reaction
-//! itself is congestion control's.
+//! Explicit congestion notification (RFC 3168): negotiation, echoes, and when a response is due. Congestion control
+//! makes the response.
 //!
-//! An end that uses DCTCP echoes each mark exactly (RFC 8257 §3.2); others repeat a mark until the peer has reacted
+//! An end that uses DCTCP echoes each mark exactly (RFC 8257 §3.2). Others repeat a mark until the peer has responded
 //! (RFC 3168 §6.1.3).
 
 use uwarp_wire::tcp::{SeqNumber, TcpFlags};
@@ -9,13 +9,13 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags};
 use crate::position::Position;
 use crate::{Config, Congestion, Ecn};
 
-/// ECT(0), the code point of data (RFC 3168 §5 and §6.1.2).
+/// ECT(0), the code point of data segments (RFC 3168 §5 and §6.1.2).
 pub(crate) const ECT0: u8 = 0b10;
 /// The network was congested (RFC 3168 §5).
 const CE: u8 = 0b11;
-/// The flags of a SYN that asks for it (RFC 3168 §6.1.1); an answer that grants it has ECE alone.
+/// The flags of a SYN that requests ECN (RFC 3168 §6.1.1). An answer that grants it has ECE alone.
 const REQUEST: TcpFlags = TcpFlags::ECE.with(TcpFlags::CWR);
-/// Changes of the echo within a batch that are told apart.
+/// The most changes of the echo within a batch that are reported separately.
 const OWED: usize = 4;
 
 /// The state of ECN of one connection.
@@ -23,7 +23,7 @@ const OWED: usize = 4;
 pub(crate) struct EcnState {
     /// Grant it when asked.
     willing: bool,
-    /// Ask for it; false again once a SYN has left that does not.
+    /// Request ECN; false once a SYN was sent without it.
     asking: bool,
     /// Both ends agreed.
     enabled: bool,
@@ -33,12 +33,12 @@ pub(crate) struct EcnState {
     echo: bool,
     /// The next new data carries CWR.
     announce: bool,
-    /// Acknowledgments of DCTCP that have to leave before any other, oldest first: their numbers.
+    /// Acknowledgments that DCTCP must send before any other, oldest first: their numbers.
     owed: Option<Box<[SeqNumber; OWED]>>,
     owed_count: u8,
     /// The echo of the first of them; they alternate.
     owed_echo: bool,
-    /// SND.NXT at the last reaction: echoes below it belong to the same congestion.
+    /// SND.NXT at the last response: echoes below it belong to the same congestion.
     reacted: Position,
 }
 
@@ -70,8 +70,8 @@ impl EcnState {
         self.enabled
     }
 
-    /// The flags of our SYN, or of our SYN with ACK. Where a SYN gets no answer the next one does not ask (RFC 3168 §6.1.1.1),
-    /// and from then on there is no ECN, whatever the peer says (§6.1.1).
+    /// The flags of our SYN, or of our SYN with ACK. After an unanswered SYN the next one does not request ECN (RFC
+    /// 3168 §6.1.1.1), and ECN is then off whatever the peer says (§6.1.1).
     pub(crate) fn syn_flags(&mut self, answer: bool, again: bool) -> TcpFlags {
         if answer {
             return if self.enabled { TcpFlags::ECE } else { TcpFlags::NONE };
@@ -80,12 +80,12 @@ impl EcnState {
         if self.asking { REQUEST } else { TcpFlags::NONE }
     }
 
-    /// The peer's SYN, or its SYN with ACK. `passive`: no SYN of ours came before.
+    /// Learns from the peer's SYN or SYN with ACK. `passive`: we sent no SYN before it.
     pub(crate) fn learn(&mut self, flags: TcpFlags, passive: bool) {
         self.enabled = self.is_granted(flags) && if passive { self.willing } else { self.asking };
     }
 
-    /// Another SYN of the peer while opening: one that is not of ECN ends it (RFC 3168 §6.1.1).
+    /// Learns from another SYN of the peer while opening: a SYN without ECN turns ECN off (RFC 3168 §6.1.1).
     pub(crate) fn learn_again(&mut self, flags: TcpFlags) {
         self.enabled &= self.is_granted(flags);
     }
@@ -95,14 +95,14 @@ impl EcnState {
         flags & REQUEST == wanted
     }
 
-    /// Whether data that arrives with this field of its IP header changes nothing here.
+    /// Whether data with this ECN field changes no state here.
     #[inline]
     pub(crate) fn is_plain(&self, field: u8) -> bool {
         !self.enabled || (field != CE && !(self.exact && self.echo))
     }
 
-    /// Data of the window arrived, with this field in its IP header. `next`: what was expected before it; `pending`: some of
-    /// that is not acknowledged yet. Returns whether to acknowledge at once, and whether it was marked.
+    /// Data in the window arrived, with this ECN field. `next`: RCV.NXT before it; `pending`: earlier data is not
+    /// acknowledged yet. Returns whether to acknowledge at once, and whether the data was marked.
     pub(crate) fn received(&mut self, flags: TcpFlags, field: u8, next: Position, pending: bool) -> (bool, bool) {
         if !self.enabled {
             return (false, false);
@@ -110,13 +110,13 @@ impl EcnState {
         let marked = field == CE;
         let before = self.echo;
         if self.exact {
-            // RFC 8257 §3.2: what came before the change is acknowledged with the echo that it had.
+            // RFC 8257 §3.2: data before the change is acknowledged with its own echo.
             if marked != before && pending {
                 self.owe(next);
             }
             self.echo = marked;
         } else {
-            // RFC 3168 §6.1.3: CWR ends the echo of what came before it.
+            // RFC 3168 §6.1.3: CWR ends the echo of earlier marks.
             self.echo = marked || (before && !flags.contains(TcpFlags::CWR));
         }
         (self.echo != before, marked)
@@ -130,12 +130,12 @@ impl EcnState {
             self.owed_echo = self.echo;
         }
         if count > 0 && owed[count - 1] == number {
-            // Nothing came in between: the stretch before goes on.
+            // No data came in between: the previous stretch continues.
             self.owed_count -= 1;
             return;
         }
         if count == OWED {
-            // More changes than are told apart: the last stretch takes over the ones between.
+            // More changes than are reported separately: the last stretch absorbs those in between.
             self.owed_count -= 1;
             return;
         }
@@ -143,7 +143,7 @@ impl EcnState {
         self.owed_count += 1;
     }
 
-    /// Gives memory back that an idle connection has no use for.
+    /// Frees memory that an idle connection does not need.
     pub(crate) fn shrink(&mut self) {
         if self.owed_count == 0 {
             self.owed = None;
@@ -156,7 +156,7 @@ impl EcnState {
         self.owed_count > 0
     }
 
-    /// The oldest of them: its number, and whether it carries ECE.
+    /// The oldest such acknowledgment: its number, and whether it carries ECE.
     pub(crate) fn take_owed(&mut self) -> Option<(SeqNumber, bool)> {
         let owed = self.owed.as_mut().filter(|_| self.owed_count > 0)?;
         let first = (owed[0], self.owed_echo);
@@ -172,8 +172,8 @@ impl EcnState {
         if self.echo { TcpFlags::ECE } else { TcpFlags::NONE }
     }
 
-    /// What a segment with data carries in its header, and in that of IP. Data that was sent before is not marked, or an
-    /// attacker could slow us down by repeating it (RFC 3168 §6.1.5); neither does it announce anything (§6.1.2).
+    /// TCP flags and ECN field for a data segment. Retransmissions are not ECN-capable, or an attacker could slow us
+    /// down by repeating them (RFC 3168 §6.1.5), and do not carry CWR (§6.1.2).
     #[inline]
     pub(crate) fn data_marks(&mut self, new: bool) -> (TcpFlags, u8) {
         if !self.enabled || !new {
@@ -183,24 +183,24 @@ impl EcnState {
         (if announce { TcpFlags::CWR } else { TcpFlags::NONE }, ECT0)
     }
 
-    /// An acknowledgment up to `acknowledgment` has these flags: whether the network was congested.
+    /// Whether an acknowledgment with these flags, up to `acknowledgment`, echoes congestion.
     #[inline]
     pub(crate) fn is_echo(&self, flags: TcpFlags) -> bool {
         self.enabled && flags.contains(TcpFlags::ECE)
     }
 
-    /// Whether an echo in an acknowledgment of `acknowledgment` asks for a reaction: once a window (RFC 3168 §6.1.2).
+    /// Whether an echo in an acknowledgment of `acknowledgment` requires a response: once per window (RFC 3168 §6.1.2).
     pub(crate) fn is_news(&self, acknowledgment: Position) -> bool {
         acknowledgment > self.reacted
     }
 
-    /// The congestion window was reduced, for whatever reason; everything before `next` was sent before.
+    /// The congestion window was reduced for any reason. Data before `next` was sent before that.
     pub(crate) fn reduced(&mut self, next: Position) {
         self.announce = self.enabled;
         self.reacted = next;
     }
 
-    /// The peer has sent everything: nothing is left to be echoed.
+    /// The peer has sent everything: no echo is left to send.
     pub(crate) fn stop(&mut self) {
         self.echo = false;
     }
@@ -210,12 +210,12 @@ impl EcnState {
 mod tests {
     use super::*;
 
-    /// An acknowledgment is owed for each stretch of data with the same mark, up to `OWED` of them.
+    /// One acknowledgment is owed per stretch of data with the same mark, up to `OWED` of them.
     #[test]
     fn each_stretch_of_marks_is_acknowledged_by_itself() {
         let initial = Position::first(SeqNumber(0));
         let config = Config { congestion: Congestion::Dctcp, ..Config::default() };
-        // Places at which the mark changes, and what is owed then.
+        // Takes the positions at which the mark changes; returns what is owed.
         let owed = |changes: &[u32]| {
             let mut ecn = EcnState::new(&config, initial);
             ecn.learn(REQUEST, true);

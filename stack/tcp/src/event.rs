@@ -1,4 +1,4 @@
-//! What a connection tells its owner.
+//! What a connection reports to its owner.
 
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
@@ -14,16 +14,16 @@ pub struct BufferToken(pub u32);
 pub enum Payload {
     /// There was none.
     None,
-    /// It continues the stream: octets `skip .. skip + len` of the payload are the next ones. Held payloads may
-    /// follow: call [`crate::Connection::take_in_order`].
+    /// It continues the stream: octets `skip .. skip + len` of the payload are next. Held payloads may follow: call
+    /// [`crate::Connection::take_in_order`].
     InOrder {
-        /// Octets at the start of the payload that were received before.
+        /// Octets at the start of the payload that are duplicates.
         skip: u32,
         /// Octets to consume.
         len: u32,
     },
-    /// It is ahead of a gap. Keep the buffer under its token until the connection gives the token back, through
-    /// [`crate::Connection::take_in_order`] or [`crate::Connection::drain_discarded`].
+    /// It is ahead of a gap. Keep the buffer under its token until [`crate::Connection::take_in_order`] or
+    /// [`crate::Connection::drain_discarded`] returns the token.
     Held,
     /// Not wanted; the buffer can be reused.
     Discarded,
@@ -40,12 +40,12 @@ pub struct Received {
     pub drop: Option<DropReason>,
 }
 
-/// A held payload that has become the continuation of the stream.
+/// A held payload that now continues the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeldPayload {
-    /// The buffer, which is the owner's again.
+    /// The buffer, which belongs to the owner again.
     pub token: BufferToken,
-    /// Octets at the start of the payload that are not to be consumed.
+    /// Octets at the start of the payload to be skipped.
     pub skip: u32,
     /// Octets to consume.
     pub len: u32,
@@ -60,16 +60,16 @@ pub struct Slice {
     pub offset: u32,
     /// Number of octets.
     pub len: u32,
-    /// The record leaves as a whole and for the first time, so its own buffer can take the headers.
+    /// A whole record, sent for the first time: its own buffer can take the headers.
     pub whole_first_transmission: bool,
 }
 
 /// A segment to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// The header; its ports are zero and are filled in by the owner.
+    /// The header. Its ports are zero; the owner fills them in.
     pub header: TcpHeader,
-    /// The payload, if there is any.
+    /// The payload, if any.
     pub payload: Option<Slice>,
     /// Some of these octets were sent before.
     pub retransmission: bool,
@@ -86,24 +86,24 @@ impl Events {
     pub const NONE: Events = Events(0);
     /// The connection is open (ESTABLISHED was entered).
     pub const ESTABLISHED: Events = Events(1);
-    /// The peer's stream ends behind what has been handed out.
+    /// The peer's stream ends behind the octets handed out so far.
     pub const PEER_FIN: Events = Events(1 << 1);
     /// The peer reset the connection, or refused it. CLOSED is set, too.
     pub const RESET: Events = Events(1 << 2);
-    /// Nothing more will happen; give up the connection after draining its tokens.
+    /// The connection is closed: drain its tokens, then drop it.
     pub const CLOSED: Events = Events(1 << 3);
-    /// Both directions are finished; only late segments are waited for.
+    /// Both directions are finished; the connection only waits for late segments.
     pub const TIME_WAIT: Events = Events(1 << 4);
     /// [`crate::Connection::send_space`] may have grown.
     pub const SEND_SPACE: Events = Events(1 << 5);
     /// [`crate::Connection::pop_acknowledged`] has something.
     pub const RECORDS_ACKED: Events = Events(1 << 6);
-    /// The peer has acknowledged our FIN, and with it everything that was sent.
+    /// The peer has acknowledged our FIN, and so everything that was sent.
     pub const FIN_ACKED: Events = Events(1 << 7);
-    /// The peer does not answer. CLOSED is set, too.
+    /// The peer stopped answering. CLOSED is set, too.
     pub const TIMED_OUT: Events = Events(1 << 8);
-    /// The peer has told of urgent data that was not known of, or of more of it (RFC 9293 §3.8.5, MUST-32): see
-    /// [`crate::Connection::urgent_told`], before the segment's payload is handed out.
+    /// The peer has announced urgent data, or more of it (RFC 9293 §3.8.5, MUST-32). See
+    /// [`crate::Connection::urgent_told`], before handing out the segment's payload.
     pub const URGENT: Events = Events(1 << 9);
 
     /// Whether every event of `other` is in the set.
@@ -165,7 +165,7 @@ impl fmt::Debug for Events {
     }
 }
 
-/// Why a segment or its payload was not used. One counter each is the owner's business.
+/// Why a segment or its payload was not used. The owner keeps a counter for each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum DropReason {
@@ -177,25 +177,25 @@ pub enum DropReason {
     OutsideWindow,
     /// An old timestamp (RFC 7323 §5.3, PAWS).
     OldTimestamp,
-    /// No timestamp although both ends agreed to send them (RFC 7323 §3.2).
+    /// No timestamp although both ends agreed on them (RFC 7323 §3.2).
     NoTimestamp,
     /// A reset whose sequence number is in the window but not the expected one (RFC 5961 §3.2).
     ResetChallenged,
-    /// A reset that does not fit (RFC 9293 §3.10.7.3 and §3.10.7.4).
+    /// An invalid reset (RFC 9293 §3.10.7.3 and §3.10.7.4).
     ResetInvalid,
-    /// A SYN on a connection that is synchronised (RFC 5961 §4.2).
+    /// A SYN on a synchronised connection (RFC 5961 §4.2).
     SynChallenged,
     /// A SYN that can start a new connection with the same endpoints while the old one is in TIME-WAIT.
     SynInTimeWait,
     /// No ACK flag where one is needed (RFC 9293 §3.10.7.4, fifth check).
     NoAck,
-    /// An acknowledgment of something never sent, or too old (RFC 5961 §5.2).
+    /// An acknowledgment of octets never sent, or too old (RFC 5961 §5.2).
     AckInvalid,
-    /// Data after the peer's FIN, or in a state that takes none.
+    /// Data after the peer's FIN, or in a state that accepts none.
     DataAfterFin,
     /// No buffer left to hold data out of order.
     OutOfOrderBudget,
-    /// Neither SYN, ACK nor RST of use while a connection is being opened.
+    /// A segment of no use while a connection is being opened: no acceptable SYN, ACK or RST.
     Unexpected,
 }
 
@@ -218,7 +218,7 @@ impl DropReason {
         DropReason::Unexpected,
     ];
 
-    /// A small number for an array of counters.
+    /// A small index for an array of counters.
     #[inline]
     pub const fn index(self) -> usize {
         self as usize

@@ -1,10 +1,10 @@
-//! A snapshot of a connection for people and tests, in the spirit of TCP_INFO.
+//! A snapshot of a connection for people and tests, similar to Linux's TCP_INFO.
 
 use core::time::Duration;
 
 use crate::State;
 
-/// What a connection looks like from inside. Lengths in octets unless said otherwise.
+/// The internal state of a connection. Lengths are in octets unless noted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Info {
     /// The state.
@@ -29,11 +29,11 @@ pub struct Info {
     pub receive_window: u32,
     /// Payload octets that a data segment carries now.
     pub effective_mss: u32,
-    /// In flight: sent, and neither acknowledged, selectively acknowledged nor held for lost.
+    /// In flight: sent, and neither acknowledged, selectively acknowledged nor considered lost.
     pub in_flight: u32,
     /// Selectively acknowledged.
     pub sacked: u32,
-    /// Held for lost and not sent again yet.
+    /// Considered lost and not retransmitted yet.
     pub lost: u32,
     /// Pushed and not sent yet.
     pub unsent: u64,
@@ -41,7 +41,7 @@ pub struct Info {
     pub out_of_order_buffers: u32,
     /// Reordering window of RACK (RFC 8985 §6.2).
     pub reordering_window: Duration,
-    /// Whether the network has been seen to reorder.
+    /// Whether the network has reordered segments.
     pub reordering_seen: bool,
     /// Stream octets acknowledged by the peer.
     pub octets_acknowledged: u64,
@@ -49,15 +49,15 @@ pub struct Info {
     pub octets_received: u64,
     /// Payload octets sent, retransmissions included.
     pub octets_sent: u64,
-    /// Payload octets sent again.
+    /// Payload octets retransmitted.
     pub octets_retransmitted: u64,
-    /// Segments sent, those without payload included.
+    /// Segments sent, including those without payload.
     pub segments_sent: u64,
     /// Segments received.
     pub segments_received: u64,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub segments_retransmitted: u64,
-    /// Sent segments looked at to process SACK blocks and to find losses: the work of a peer's reports.
+    /// Sent segments examined to process SACK blocks and to find losses: the work that a peer's reports cause.
     pub sack_segments_walked: u64,
     /// Expiries of the retransmission timer.
     pub timeouts: u32,
@@ -65,9 +65,9 @@ pub struct Info {
     pub tail_loss_probes: u32,
     /// Times that loss recovery was entered without a time-out.
     pub fast_recoveries: u32,
-    /// Congestion responses that were taken back because nothing had been lost.
+    /// Congestion responses that were undone because nothing had been lost.
     pub undone: u32,
-    /// Reactions to marks of the network (RFC 3168 §6.1.2).
+    /// Responses to marks of the network (RFC 3168 §6.1.2).
     pub ecn_reactions: u32,
     /// Segments with data that arrived with a mark.
     pub ecn_marks: u32,

@@ -10,10 +10,10 @@ use crate::position::Position;
 use crate::queue::{Delivered, Fate};
 use crate::state::{CloseReason, Phase, StateEvent};
 
-/// A second, the period of the limit on challenges.
+/// One second in ns, the period of the limit on challenges.
 const SECOND: u64 = 1_000_000_000;
 
-/// How many challenges may still leave (RFC 5961 §7).
+/// How many challenges may still be sent in this second (RFC 5961 §7).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Challenges {
     second: Instant,
@@ -26,7 +26,7 @@ impl Challenges {
         Challenges { second: now, sent: 0, limit: config.challenge_acks }
     }
 
-    /// Whether one more may leave now; counts it.
+    /// Whether one more may be sent now; counts it.
     pub(crate) fn admit(&mut self, now: Instant) -> bool {
         if now.nanos_since(self.second) >= SECOND {
             self.second = now;
@@ -38,8 +38,8 @@ impl Challenges {
     }
 }
 
-/// RFC 9293 §3.10.7.4, table 6, and a little more: a segment that only overlaps the window is taken as far as it lies
-/// inside, and one without text may begin right behind the window, where a peer is that has used all of it.
+/// RFC 9293 §3.10.7.4, table 6, extended: a segment that overlaps the window is accepted as far as it lies inside. A
+/// segment without text may also begin right behind the window, which is the position of a peer that has filled it.
 #[inline]
 pub(crate) fn is_acceptable(next: Position, edge: Position, start: Position, end: Position) -> bool {
     let edge = edge.max(next);
@@ -64,9 +64,9 @@ impl Received {
 impl Connection {
     /// Processes a segment of this connection.
     ///
-    /// `payload_len` octets follow the header, in a buffer that the owner calls `token`; `ecn` is the ECN field of the IP
-    /// header. Checksums have been verified. What the result says of the payload is to be obeyed at once; then
-    /// [`Connection::take_in_order`] and [`Connection::drain_discarded`] may have more.
+    /// `payload_len` octets follow the header, in a buffer that the owner calls `token`; `ecn` is the ECN field of the
+    /// IP header. Checksums have been verified. The owner must handle the payload at once as the result says, and then
+    /// call [`Connection::take_in_order`] and [`Connection::drain_discarded`].
     #[inline]
     pub fn on_segment(
         &mut self,
@@ -85,7 +85,7 @@ impl Connection {
         self.on_other_segment(now, header, payload_len, ecn, token)
     }
 
-    /// The usual segment of an open connection: the next data, or an acknowledgment of what is in flight, or both.
+    /// The usual segment of an open connection: the next data, an acknowledgment of data in flight, or both.
     #[inline]
     fn predicted(&mut self, now: Instant, header: &TcpHeader, payload_len: u32) -> Option<Received> {
         if self.phase != Phase::Established
@@ -118,7 +118,7 @@ impl Connection {
         }
         self.heard(now);
         let mut events = Events::NONE;
-        // The sequence number is the newest that there can be, so SND.WL1 and SND.WL2 cannot object.
+        // The sequence number is the newest possible, so SND.WL1 and SND.WL2 always permit the update.
         let window = u32::from(header.window) << self.peer_shift;
         self.window_sequence = self.receiver.next();
         self.window_acknowledgment = acknowledgment;
@@ -134,7 +134,7 @@ impl Connection {
                 self.progress_plain(now, &delivered)
             };
         } else if self.timers.persist != Instant::NEVER {
-            // Whoever answers window probes is alive (RFC 9293 §3.8.6.1), with data, too.
+            // A peer that answers window probes, with data too, is alive (RFC 9293 §3.8.6.1).
             self.waiting_since = now;
         }
         let payload = if payload_len == 0 {
@@ -181,7 +181,7 @@ impl Connection {
             }
             return Received::dropped(payload_len, DropReason::AckInvalid);
         }
-        // Second: check the RST bit. Only one that acknowledges our SYN is real (RFC 5961 §3.2).
+        // Second: check the RST bit. Only a reset that acknowledges our SYN is valid (RFC 5961 §3.2).
         if header.flags.contains(TcpFlags::RST) {
             if !acknowledges {
                 return Received::dropped(payload_len, DropReason::ResetInvalid);
@@ -196,7 +196,7 @@ impl Connection {
         self.learn_peer(header, now);
         self.heard(now);
         if !acknowledges {
-            // Simultaneous open: our SYN goes again, now with an ACK (RFC 9293 §3.5, figure 7).
+            // Simultaneous open: retransmit our SYN, now with an ACK (RFC 9293 §3.5, figure 7).
             self.enter(StateEvent::ReceiveSyn, Phase::SynReceived { passive: false });
             self.resend_syn();
             return Received::event(payload_len, Events::NONE);
@@ -208,14 +208,14 @@ impl Connection {
         Received::event(payload_len, Events::ESTABLISHED | Events::SEND_SPACE)
     }
 
-    /// Sends the SYN again as soon as possible.
+    /// Retransmits the SYN as soon as possible.
     fn resend_syn(&mut self) {
         if !self.queue.segments().is_empty() {
             self.queue.set_fate(0, Fate::Lost);
         }
     }
 
-    /// Our SYN arrived: the first sample of the round-trip time, if it was sent once.
+    /// Our SYN arrived: the first round-trip sample, if it was sent once.
     fn syn_acknowledged(&mut self, now: Instant, acknowledgment: Position) {
         let mut delivered = Delivered::new();
         self.queue.acknowledge(acknowledgment, &mut delivered);
@@ -243,12 +243,12 @@ impl Connection {
         let flags = header.flags;
         let next = self.receiver.next();
         let start = next.near(header.sequence);
-        // The crossing SYN with ACK of a simultaneous open begins before the window; it is the ACK that counts.
+        // The crossing SYN with ACK of a simultaneous open begins before the window; only its ACK matters.
         let crossing = matches!(self.phase, Phase::SynReceived { .. })
             && flags.contains(TcpFlags::SYN)
             && start == self.receiver.initial();
-        // RFC 7323 §5.3, R1: before the sequence number is looked at; resets are exempt (§5.2), and a SYN is challenged
-        // whatever it brings (RFC 5961 §4.2): a peer that has started again may not offer timestamps any more.
+        // RFC 7323 §5.3, R1: before the sequence number is checked. Resets are exempt (§5.2). A SYN is challenged
+        // whatever it carries (RFC 5961 §4.2): a peer that has restarted may no longer offer timestamps.
         let exempt = flags.contains(TcpFlags::RST) || (flags.contains(TcpFlags::SYN) && !crossing);
         if self.timestamps.enabled && !exempt {
             match header.options.timestamps {
@@ -278,8 +278,9 @@ impl Connection {
         // Second: check the RST bit (RFC 5961 §3.2).
         if flags.contains(TcpFlags::RST) {
             if matches!(self.phase, Phase::TimeWait { .. }) {
-                // RFC 1337 §3, fix 1: an old duplicate makes the peer reset what it has forgotten; that must not end the
-                // wait which protects the next connection from more of them. RFC 9293 would close here.
+                // RFC 1337 §3, fix 1: an old duplicate makes the peer reset a connection that it has forgotten. That
+                // must not end TIME-WAIT, which protects the next connection from further duplicates. RFC 9293 would
+                // close here.
                 return Received::dropped(payload_len, DropReason::ResetInvalid);
             }
             if start != next {
@@ -311,8 +312,8 @@ impl Connection {
         if matches!(self.phase, Phase::Closed { .. }) {
             return Received::event(payload_len, events);
         }
-        // RFC 7323 §4.3, rule 2: of what is neither refused above nor forged with a guessed acknowledgment (RFC 5961 §5.2). What is
-        // older has passed because the last one is outdated (§5.5).
+        // RFC 7323 §4.3, rule 2, only for segments that were neither refused above nor forged with a guessed
+        // acknowledgment (RFC 5961 §5.2). An older timestamp gets here only if the stored one is outdated (§5.5).
         if let Some(timestamps) = header.options.timestamps
             && self.timestamps.enabled
             && start <= self.receiver.last_ack_sent()
@@ -320,7 +321,8 @@ impl Connection {
             self.timestamps.note(timestamps.value, now);
         }
         self.heard(now);
-        // Sixth: check the URG bit. With a shut window, too (§3.4, MUST-66): what comes up to here is a probe or an acknowledgment.
+        // Sixth: check the URG bit, also with a shut window (§3.4, MUST-66), where only probes and acknowledgments get
+        // this far.
         if flags.contains(TcpFlags::URG) {
             events |= self.take_urgent(next.near(header.sequence), header.urgent);
         }
@@ -358,14 +360,15 @@ impl Connection {
         if flags.contains(TcpFlags::FIN)
             && let Phase::TimeWait { until } = &mut self.phase
         {
-            // RFC 9293 §3.10.7.4, eighth check: the peer's FIN again restarts the wait.
+            // RFC 9293 §3.10.7.4, eighth check: a retransmitted FIN restarts TIME-WAIT.
             *until = now.after_nanos(nanos(self.config.time_wait));
         }
         self.answer_unacceptable(now, start < end);
         Received::dropped(payload_len, reason)
     }
 
-    /// RFC 5961 §4.2: whatever its number. In TIME-WAIT the owner may begin anew instead (RFC 6191).
+    /// RFC 5961 §4.2: challenges a SYN whatever its number. In TIME-WAIT the owner may accept it as a new connection
+    /// (RFC 6191).
     fn challenge_syn(&mut self, now: Instant, payload_len: u32) -> Received {
         let reason = if matches!(self.phase, Phase::TimeWait { .. }) {
             DropReason::SynInTimeWait
@@ -376,8 +379,8 @@ impl Connection {
         Received::dropped(payload_len, reason)
     }
 
-    /// Acknowledges a segment that cannot be used. Those that take sequence numbers come from a peer that needs to know;
-    /// answers to others are limited, or two confused ends would answer each other for ever.
+    /// Acknowledges a segment that cannot be used. One that takes sequence numbers comes from a peer that needs the
+    /// answer. Answers to others are rate-limited, or two confused ends would answer each other for ever.
     fn answer_unacceptable(&mut self, now: Instant, takes_sequence: bool) {
         if takes_sequence {
             self.receiver.acknowledge_now();
@@ -386,7 +389,7 @@ impl Connection {
         }
     }
 
-    /// A challenge (RFC 5961 §3.2), at most so many a second (§7).
+    /// Sends a challenge (RFC 5961 §3.2), rate-limited (§7).
     pub(crate) fn challenge(&mut self, now: Instant) {
         if self.challenges.admit(now) {
             self.receiver.acknowledge_now();
@@ -402,7 +405,7 @@ impl Connection {
             return Err(DropReason::AckInvalid);
         }
         self.enter(StateEvent::SynAcknowledged, Phase::Established);
-        // RFC 9293 §3.10.7.4: SND.WND from this segment, which is the first whose window is scaled.
+        // RFC 9293 §3.10.7.4: SND.WND from this segment, the first with a scaled window.
         self.window = u32::from(header.window) << if crossing { 0 } else { self.peer_shift };
         self.largest_window = self.largest_window.max(self.window);
         self.window_sequence = self.receiver.next().near(header.sequence);
@@ -417,7 +420,7 @@ impl Connection {
         Ok(Events::ESTABLISHED | Events::SEND_SPACE)
     }
 
-    /// Data of the window: was it marked, does it announce that the peer has reacted (RFC 3168 §6.1.3, RFC 8257 §3.2)?
+    /// Data in the window: processes its mark, and CWR from the peer (RFC 3168 §6.1.3, RFC 8257 §3.2).
     fn take_mark(&mut self, flags: TcpFlags, field: u8) {
         let pending = self.receiver.is_ack_pending();
         let (changed, marked) = self.ecn.received(flags, field, self.receiver.next(), pending);
@@ -437,7 +440,7 @@ impl Connection {
         mut events: Events,
     ) -> Received {
         if !self.phase.receives() {
-            // CLOSE-WAIT and later: the peer has said that this is all.
+            // CLOSE-WAIT and later: the peer has declared its stream complete.
             let drop = (start < end).then_some(DropReason::DataAfterFin);
             if start < end || fin {
                 self.receiver.acknowledge_now();

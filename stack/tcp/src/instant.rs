@@ -1,9 +1,9 @@
-//! Points in time, as an argument and never read from a clock.
+//! Points in time. They are always arguments, never read from a clock.
 
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
 
-/// A point in time: nanoseconds since an origin that the owner chooses, the same for everything it owns.
+/// A point in time: nanoseconds since an origin that the owner chooses, one for all its connections.
 ///
 /// All arithmetic saturates: 2^64 ns are 584 years.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -12,7 +12,7 @@ pub struct Instant(u64);
 impl Instant {
     /// The origin.
     pub const ZERO: Instant = Instant(0);
-    /// Later than anything that happens; stands for "never" in a deadline.
+    /// The latest point in time; stands for "never" in a deadline.
     pub(crate) const NEVER: Instant = Instant(u64::MAX);
 
     /// The point `nanos` nanoseconds after the origin.

@@ -6,8 +6,8 @@ use uwarp_wire::tcp::SeqNumber;
 use crate::Instant;
 use crate::siphash::{flow_words, siphash};
 
-/// Chooses initial sequence numbers: a clock that ticks every 4 µs plus a keyed hash of the endpoints, so that they grow
-/// for one pair of endpoints and cannot be guessed from those of another (RFC 6528 §3).
+/// Chooses initial sequence numbers: a clock that ticks every 4 µs plus a keyed hash of the endpoints. They grow for
+/// one pair of endpoints and cannot be guessed from those of another (RFC 6528 §3).
 #[derive(Clone, Copy)]
 pub struct IsnGenerator {
     key: [u64; 2],
@@ -21,7 +21,7 @@ impl core::fmt::Debug for IsnGenerator {
 }
 
 impl IsnGenerator {
-    /// A generator with a secret that nobody else knows, from a good source of random numbers.
+    /// A generator under a secret from a good source of random numbers. Keep it private.
     pub const fn new(secret: [u64; 2]) -> IsnGenerator {
         IsnGenerator { key: secret }
     }

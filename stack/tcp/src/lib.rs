@@ -1,12 +1,11 @@
 //! One TCP connection as a value (RFC 9293).
 //!
-//! A [`Connection`] has no socket, no clock, no device and no buffer. The owner hands in the headers of received
-//! segments, the time, and the lengths of the *records* that are to be sent; it gets back what to do with each
-//! payload, what to transmit, and when to call again. Buffers are named by [`BufferToken`]s that mean nothing here.
-//!
+//! A [`Connection`] has no socket, clock, device or buffer. The owner passes in the headers of received segments, the
+//! time, and the lengths of the *records* to send. It gets back what to do with each payload, what to transmit, and
+//! when to call again. [`BufferToken`]s name the owner's buffers; their values mean nothing here.
 //! A record is a piece of the sent stream that wants to travel as one segment (for iWARP, one FPDU). TCP sends a
-//! record as one segment whenever the peer lets it, but any part of one can be sent, acknowledged and sent again.
-//!
+//! A record is a part of the sent stream that should travel as one segment (for iWARP, one FPDU). TCP sends a record as
+//! one segment whenever the peer permits, but it can send, acknowledge and retransmit any part of one.
 //! What an owner does in a turn:
 //!
 //! 1. [`Connection::on_segment`] for each received segment, then [`Connection::take_in_order`] and

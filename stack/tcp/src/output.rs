@@ -14,14 +14,14 @@ use crate::state::Phase;
 const BLOCKS_WITH_TIMESTAMP: usize = 3;
 const BLOCKS: usize = 4;
 
-/// What the windows say to the next unsent octets.
+/// What the windows permit for the next unsent octets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fresh {
     /// So many octets may leave.
     Send(u32),
-    /// There is nothing to send, or the congestion window or Nagle's rule is in the way.
+    /// There is nothing to send, or the congestion window or Nagle's algorithm forbids it.
     Wait,
-    /// Nothing is in flight, and the peer's window is shut or too small: only a timer goes on from here.
+    /// Nothing is in flight, and the peer's window is shut or too small: only a timer can continue.
     Shut,
 }
 
@@ -48,7 +48,7 @@ impl Connection {
         }
     }
 
-    /// The next segment to send, `None` if there is nothing now. To be called until `None` at the end of a batch.
+    /// The next segment to send, `None` if there is nothing now. Call it until `None` at the end of a batch.
     #[inline]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
         match self.poll_usual(now) {
@@ -57,8 +57,8 @@ impl Connection {
         }
     }
 
-    /// New data of an open connection on which nothing else waits to be sent, as [`Connection::poll_other`] gives it. One function
-    /// with all that it calls: a segment that is handed up through several is copied as often.
+    /// New data of an open connection with nothing else to send; the same result as [`Connection::poll_other`]. It is
+    /// inlined into one function, because each function that returns a segment copies it.
     #[inline]
     fn poll_usual(&mut self, now: Instant) -> Option<Transmit> {
         if self.phase != Phase::Established
@@ -84,7 +84,7 @@ impl Connection {
         if self.pending.is_unusual() { self.poll_unusual(now) } else { self.poll_queue(now) }
     }
 
-    /// A reset that is owed, or the next segment, which may be urgent.
+    /// A reset that is due, or the next segment, which may be urgent.
     #[cold]
     fn poll_unusual(&mut self, now: Instant) -> Option<Transmit> {
         if self.pending.reset.is_some() {
@@ -117,7 +117,7 @@ impl Connection {
             _ => self.pending.tail_probe = false,
         }
         if self.pending.keep_alive {
-            // RFC 9293 §3.8.4: a sequence number that the peer has acknowledged makes it answer.
+            // RFC 9293 §3.8.4: a sequence number that is already acknowledged makes the peer answer.
             self.pending.keep_alive = false;
             return Some(self.bare(now, self.queue.next() - 1));
         }
@@ -127,7 +127,7 @@ impl Connection {
         None
     }
 
-    /// A header as of now. The window that it offers counts as offered.
+    /// A header as of now. The window in it counts as offered.
     #[inline(always)]
     fn header(&mut self, now: Instant, flags: TcpFlags, sequence: Position) -> TcpHeader {
         let mut header = TcpHeader::new(flags);
@@ -157,7 +157,7 @@ impl Connection {
         Transmit { header, payload: None, retransmission: false, ecn: 0 }
     }
 
-    /// RFC 8257 §3.2: an acknowledgment of what came before the marks began, or ended.
+    /// RFC 8257 §3.2: an acknowledgment of the data before a change of the marks.
     fn acknowledge_older(&mut self, now: Instant) -> Option<Transmit> {
         let (number, echo) = self.ecn.take_owed()?;
         if matches!(self.phase, Phase::Closed { .. }) {
@@ -173,7 +173,7 @@ impl Connection {
         Some(Transmit { header, payload: None, retransmission: false, ecn: 0 })
     }
 
-    /// The SYN, with or without ACK, for the first time or again.
+    /// The SYN, with or without ACK, for the first time or retransmitted.
     fn poll_syn(&mut self, now: Instant, flags: TcpFlags) -> Option<Transmit> {
         let sequence = self.queue.unacknowledged();
         let retransmission = if self.queue.segments().is_empty() {
@@ -242,7 +242,7 @@ impl Connection {
         }
         let in_flight = self.in_flight();
         let window = self.congestion.window();
-        // Records may be shorter than a segment. Looking for the length is worth it only where that decides.
+        // Records may be shorter than a segment. Find the real length only where it decides.
         self.recovery.force
             || in_flight.saturating_add(self.segment) <= window
             || (in_flight < window && in_flight.saturating_add(self.queue.first_lost_len().min(self.segment)) <= window)
@@ -259,8 +259,8 @@ impl Connection {
         self.queue.first_unsent().map_or(Fresh::Wait, |unsent| self.admit(unsent.len))
     }
 
-    /// What may leave of `rest` octets, those of the next record that were never sent: all of it, or a segment's worth, if the
-    /// windows admit that; less only into a window that has no room for more (RFC 9293 §3.8.6.2.1).
+    /// How much of `rest`, the unsent octets of the next record, may be sent: all of it, or one segment, if the windows
+    /// permit that. Less only into a window that has no room for more (RFC 9293 §3.8.6.2.1).
     #[inline(always)]
     fn admit(&self, rest: u32) -> Fresh {
         let idle = self.queue.segments().is_empty();
@@ -270,7 +270,7 @@ impl Connection {
             if !idle {
                 return Fresh::Wait;
             }
-            // Half of the largest window that the peer ever had is worth sending, as it may never have more.
+            // Half of the largest window that the peer ever offered is worth sending, as it may never offer more.
             if usable == 0 || usable < self.largest_window / 2 {
                 return Fresh::Shut;
             }
@@ -279,13 +279,13 @@ impl Connection {
         if !idle {
             let admitted = match self.recovery.doubt {
                 Doubt::Testing { left } if !self.recovery.is_open() => left > 0,
-                // What is lost goes first (RFC 6675 §4, NextSeg (1)), also where only something shorter would fit.
+                // Lost data goes first (RFC 6675 §4, NextSeg (1)), even where only something shorter would fit.
                 _ => self.queue.lost() == 0 && self.in_flight().saturating_add(len) <= self.congestion.window(),
             };
             if !admitted {
                 return Fresh::Wait;
             }
-            // RFC 9293 §3.7.4: what is left does not fill a segment, and more may come.
+            // RFC 9293 §3.7.4: the unsent data does not fill a segment, and more may come.
             if self.nagle && self.queue.unsent() < u64::from(self.segment) && !self.closing {
                 return Fresh::Wait;
             }
@@ -298,7 +298,7 @@ impl Connection {
         self.phase.sends() && matches!(self.fresh(), Fresh::Send(_))
     }
 
-    /// RFC 5681 §4.1: after an idle retransmission time-out the window falls back to the initial one.
+    /// RFC 5681 §4.1: after an idle retransmission time-out, resets the window to the initial one.
     #[inline]
     fn restart_after_idle(&mut self, now: Instant) {
         if !self.restart_after_idle || !self.queue.segments().is_empty() {
@@ -310,7 +310,7 @@ impl Connection {
         }
     }
 
-    /// Sends the next `len` octets for the first time, of the first record that has unsent ones.
+    /// Sends the next `len` octets for the first time, from the first record that has unsent ones.
     #[inline(always)]
     fn send_fresh(&mut self, now: Instant, unsent: Unsent, len: u32) -> Transmit {
         let sequence = self.queue.next();
@@ -325,7 +325,7 @@ impl Connection {
         self.data(now, flags, sequence, Some(slice), len, !slice.whole_first_transmission && self.was_probed(sequence))
     }
 
-    /// Whether the octet at `sequence` has left as a window probe.
+    /// Whether the octet at `sequence` was sent as a window probe.
     fn was_probed(&self, sequence: Position) -> bool {
         self.queue.segments().back().is_some_and(|segment| segment.start == sequence && segment.retransmitted)
     }
@@ -337,7 +337,7 @@ impl Connection {
         self.data(now, TcpFlags::ACK | TcpFlags::FIN, sequence, None, 0, false)
     }
 
-    /// Sends a segment of the scoreboard again.
+    /// Retransmits a segment of the scoreboard.
     fn send_again(&mut self, now: Instant, index: usize) -> Option<Transmit> {
         let (segment, slice) = self.queue.send_again(now, index, self.segment)?;
         let stamp = self.timestamps.enabled.then(|| self.timestamps.value(now));
@@ -372,7 +372,7 @@ impl Connection {
         self.last_sent = now;
         self.congestion.sent(self.in_flight());
         if self.timers.retransmit == Instant::NEVER {
-            // Nothing was in flight: RFC 6298 §5.1, and the user time-out begins to run.
+            // Nothing was in flight: RFC 6298 §5.1, and the user time-out starts.
             self.timers.retransmit = now.after_nanos(self.rtt.timeout());
             self.begin_waiting(now);
         }
@@ -386,7 +386,7 @@ impl Connection {
         Transmit { header, payload, retransmission, ecn }
     }
 
-    /// RFC 8985 §7.3: new data if the peer has room for it, else the last segment again.
+    /// RFC 8985 §7.3: new data if the peer has room for it, else the last segment.
     fn send_tail_probe(&mut self, now: Instant) -> Option<Transmit> {
         if self.queue.segments().is_empty() {
             return None;
@@ -407,7 +407,7 @@ impl Connection {
         Some(transmit)
     }
 
-    /// What fits into a small window, or one octet into a shut one (RFC 9293 §3.8.6.1).
+    /// As much as fits into a small window, or one octet into a shut one (RFC 9293 §3.8.6.1).
     fn send_window_probe(&mut self, now: Instant) -> Option<Transmit> {
         if !self.queue.segments().is_empty() {
             return None;
@@ -424,7 +424,7 @@ impl Connection {
         Some(Transmit { header, payload: Some(slice), retransmission: self.persist_backoff > 1, ecn: 0 })
     }
 
-    /// Data waits for a window, and nothing in flight will bring an acknowledgment.
+    /// Sets the timer for data that waits for a window while nothing in flight will bring an acknowledgment.
     fn schedule_window_probe(&mut self, now: Instant) {
         if self.timers.persist == Instant::NEVER {
             self.persist_backoff = 0;
@@ -433,20 +433,21 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.8.6.1: the first probe after a retransmission time-out, then ever more slowly.
+    /// RFC 9293 §3.8.6.1: the first probe after a retransmission time-out, then at growing intervals.
     pub(crate) fn window_probe_interval(&self) -> u64 {
         let timeout = self.rtt.timeout();
         let ceiling = self.longest_silence();
         timeout.checked_shl(self.persist_backoff.min(32)).map_or(ceiling, |time| time.min(ceiling))
     }
 
-    /// RFC 6298 §5.5. What the peer's window has no room for any more probes that window.
+    /// RFC 6298 §5.5. For data beyond the peer's shrunken window, a retransmission is a window probe.
     pub(crate) fn retransmission_interval(&self) -> u64 {
         let timeout = self.rtt.timeout();
         if self.is_beyond_window() { timeout.min(self.longest_silence()) } else { timeout }
     }
 
-    /// Several probes of a window within the user time-out: whoever answers them is not given up.
+    /// The longest silence that leaves several window probes within the user time-out: a peer that answers them stays
+    /// connected.
     fn longest_silence(&self) -> u64 {
         let ceiling = nanos(self.config.rto_max);
         self.config
@@ -454,12 +455,13 @@ impl Connection {
             .map_or(ceiling, |patience| ceiling.min((nanos(patience) / 4).max(self.rtt.timeout_without_backoff())))
     }
 
-    /// Whether the peer has shrunk its window so far that it cannot take the oldest segment in flight (RFC 9293 §3.8.6).
+    /// Whether the peer has shrunk its window so far that it does not admit the oldest segment in flight (RFC 9293
+    /// §3.8.6).
     pub(crate) fn is_beyond_window(&self) -> bool {
         self.queue.segments().front().is_some_and(|first| first.end() > self.window_edge())
     }
 
-    /// The user time-out begins to run, unless it does already.
+    /// Starts the user time-out, unless it is running.
     #[inline]
     fn begin_waiting(&mut self, now: Instant) {
         self.waiting_since = now;

@@ -7,8 +7,8 @@ use uwarp_wire::tcp::SeqNumber;
 
 /// A place in the sequence space of one direction, counted in 64 bits. Its low 32 bits are the sequence number.
 ///
-/// Positions are ordered, so nothing inside the connection compares modulo 2^32; a header's number becomes a position
-/// once, next to a known one ([`Position::near`]).
+/// Positions are ordered, so nothing inside the connection compares modulo 2^32. A header's number is converted to a
+/// position once, relative to a known one ([`Position::near`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Position(u64);
 
@@ -16,13 +16,13 @@ impl Position {
     /// Behind every position that a stream reaches.
     pub(crate) const LAST: Position = Position(u64::MAX);
 
-    /// The position of an initial sequence number. It lies above 2^32, so that what is before it exists too.
+    /// The position of an initial sequence number. It lies above 2^32, so earlier positions exist, too.
     #[inline]
     pub(crate) const fn first(initial: SeqNumber) -> Position {
         Position((1 << 32) | initial.0 as u64)
     }
 
-    /// What goes into a header.
+    /// The sequence number for a header.
     #[inline]
     pub(crate) const fn sequence(self) -> SeqNumber {
         SeqNumber(self.0 as u32)
@@ -40,12 +40,12 @@ impl Position {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The position so many octets behind this one, where they may be more than a window.
+    /// The position this many octets ahead, which may be more than a window.
     pub(crate) const fn ahead(self, octets: u64) -> Position {
         Position(self.0.saturating_add(octets))
     }
 
-    /// [`Position::since`] where both lie in one window, so that the distance fits.
+    /// [`Position::since`] for two positions in one window, so the distance fits 32 bits.
     #[inline]
     pub(crate) fn octets_since(self, earlier: Position) -> u32 {
         u32::try_from(self.since(earlier)).unwrap_or(u32::MAX)

@@ -1,9 +1,9 @@
-//! The send queue: records that the owner pushed, and the scoreboard of what was sent of them.
+//! The send queue: records that the owner pushed, and the scoreboard of sent segments.
 //!
-//! Two lists. *Records* are what the owner pushed, each with its buffer's token, kept until acknowledged. *Segments* are
-//! what was sent and is not acknowledged, in the order of the sequence space without gaps; each lies within one record, or is
-//! the SYN or the FIN. Octets in flight, selectively acknowledged and held for lost are counted per segment, so the three
-//! sums and the list always agree.
+//! It has two lists. *Records* are what the owner pushed, each with its buffer's token, kept until acknowledged.
+//! *Segments* are sent and unacknowledged, in the order of the sequence space without gaps. Each lies within one
+//! record, or is the SYN or the FIN. Octets in flight, selectively acknowledged and considered lost are counted per
+//! segment, so the three sums always agree with the list.
 
 mod order;
 
@@ -34,18 +34,18 @@ impl Record {
 pub(crate) struct Unsent {
     number: u32,
     record: Record,
-    /// Octets of it that were not sent yet: at least one.
+    /// Unsent octets of it: at least one.
     pub(crate) len: u32,
 }
 
-/// What is thought to have become of a segment.
+/// The presumed fate of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Fate {
     #[default]
     InFlight,
-    /// The peer reported it (RFC 2018); it may still forget it.
+    /// The peer reported it (RFC 2018), but may still discard it.
     Sacked,
-    /// Held for lost and not sent again yet.
+    /// Considered lost and not retransmitted yet.
     Lost,
 }
 
@@ -67,12 +67,13 @@ pub(crate) struct Segment {
     pub(crate) len: u32,
     /// Number of its record, counted from the first one ever pushed, modulo 2^32.
     record: u32,
-    /// While `fate` is [`Fate::Sacked`]: octets from `start` on that are known to be sacked, to the end of a segment.
+    /// While `fate` is [`Fate::Sacked`]: octets from `start` on that are known to be sacked, up to the end of a
+    /// segment.
     sacked_len: u32,
     pub(crate) fate: Fate,
     pub(crate) content: Content,
     pub(crate) retransmitted: bool,
-    /// It was sent again, later than its neighbours.
+    /// It was retransmitted, later than its neighbours were sent.
     resent: bool,
 }
 
@@ -83,14 +84,14 @@ impl Segment {
     }
 }
 
-/// What one acknowledgment has told about segments.
+/// What one acknowledgment reveals about segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delivered {
-    /// Octets that were not known to be delivered before.
+    /// Newly delivered octets.
     pub(crate) octets: u32,
     /// Octets by which the cumulative acknowledgment advanced.
     pub(crate) advanced: u32,
-    /// When the oldest of them was sent, as far as each was sent once (Karn, RFC 6298 §3).
+    /// When the oldest of them was sent, provided each was sent once (Karn, RFC 6298 §3).
     pub(crate) oldest_sent: Option<Instant>,
     /// Some were sent more than once.
     pub(crate) ambiguous: bool,
@@ -139,11 +140,11 @@ impl Delivered {
     }
 }
 
-/// What is of interest while something is lost or selectively acknowledged.
+/// State needed only while segments are lost or selectively acknowledged.
 #[derive(Debug, Default)]
 struct Marks {
-    /// Ends of the lost segments, the lowest first, and behind it of some that are not lost any more. Means nothing while
-    /// none is lost.
+    /// Ends of the lost segments, the lowest first, followed by some that are no longer lost. Meaningless while none is
+    /// lost.
     lost: BinaryHeap<Reverse<Position>>,
     sacked_segments: u32,
     order: SendOrder,
@@ -151,7 +152,7 @@ struct Marks {
     walked: u64,
 }
 
-/// The queue, without what is rare.
+/// The queue, without the rare state.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SendQueue {
@@ -170,7 +171,7 @@ pub(crate) struct SendQueue {
     in_flight: u32,
     sacked: u32,
     lost: u32,
-    /// The octet behind `next` has left in a window probe.
+    /// The octet behind `next` was sent as a window probe.
     probed: bool,
     /// None until something is marked.
     marks: Option<Box<Marks>>,
@@ -212,13 +213,13 @@ impl SendQueue {
         self.next + u32::from(self.probed)
     }
 
-    /// The end of what was pushed: where the FIN goes.
+    /// The end of the pushed records, where the FIN goes.
     #[inline]
     pub(crate) fn end(&self) -> Position {
         self.end
     }
 
-    /// Octets sent and neither acknowledged, selectively acknowledged nor held for lost.
+    /// Octets sent and neither acknowledged, selectively acknowledged nor considered lost.
     #[inline]
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
@@ -267,7 +268,7 @@ impl SendQueue {
         self.records.back().filter(|record| record.start >= self.highest()).map(|record| (record.token, record.len))
     }
 
-    /// Appends octets to the last record if none of it was sent. Returns whether it was so.
+    /// Appends octets to the last record if none of it was sent. Returns whether it did.
     #[inline]
     pub(crate) fn extend_tail(&mut self, octets: u32) -> bool {
         let highest = self.highest();
@@ -294,7 +295,7 @@ impl SendQueue {
         self.records.is_empty()
     }
 
-    /// The oldest record if it is acknowledged as a whole.
+    /// The oldest record if all of it is acknowledged.
     #[inline]
     pub(crate) fn pop_acknowledged(&mut self) -> Option<BufferToken> {
         let record = self.records.front()?;
@@ -321,12 +322,12 @@ impl SendQueue {
         Some(record.token)
     }
 
-    /// Takes a record that will not be sent, to be given back with the others.
+    /// Keeps a record that will not be sent, to be returned with the others.
     pub(crate) fn refuse(&mut self, token: BufferToken) {
         self.records.push_back(Record { start: self.end, len: 0, token });
     }
 
-    /// Holds segments in flight for lost that are longer than `limit` octets of payload; returns whether there are any.
+    /// Marks segments in flight with a payload above `limit` octets as lost; returns whether there are any.
     pub(crate) fn lose_larger_than(&mut self, limit: u32) -> bool {
         let mut found = false;
         for index in 0..self.segments.len() {
@@ -338,14 +339,14 @@ impl SendQueue {
         found
     }
 
-    /// Forgets what was sent, at the end of the connection. Records stay until they are popped.
+    /// Forgets sent segments at the end of the connection. Records stay until they are popped.
     pub(crate) fn stop(&mut self) {
         self.segments.reset();
         (self.in_flight, self.sacked, self.lost) = (0, 0, 0);
         self.marks = None;
     }
 
-    /// Gives memory back that a busy time has left behind.
+    /// Frees memory that a busy period has left behind.
     pub(crate) fn shrink(&mut self) {
         self.records.shrink();
         self.segments.shrink();
@@ -373,7 +374,7 @@ impl SendQueue {
         self.records.get(number.wrapping_sub(self.records.mark) as usize)
     }
 
-    /// The first record with unsent octets. Records without octets are passed over.
+    /// The first record with unsent octets. Empty records are skipped.
     #[inline(always)]
     pub(crate) fn first_unsent(&self) -> Option<Unsent> {
         let mut number = self.segments.mark;
@@ -402,7 +403,7 @@ impl SendQueue {
             sacked_len: 0,
             fate: Fate::InFlight,
             content: Content::Data,
-            // The octet of a window probe may have arrived: its time is ambiguous.
+            // The octet may have arrived as a window probe, which makes its timing ambiguous.
             retransmitted: again,
             resent: false,
         });
@@ -433,7 +434,7 @@ impl SendQueue {
         self.segments.push_back(segment);
     }
 
-    /// The octet behind SND.NXT, as the payload of a window probe (RFC 9293 §3.8.6.1). It is not counted as sent.
+    /// The octet behind SND.NXT, as the payload of a window probe (RFC 9293 §3.8.6.1). It does not count as sent.
     pub(crate) fn probe_octet(&mut self) -> Option<Slice> {
         let unsent = self.first_unsent()?;
         self.probed = true;
@@ -488,7 +489,7 @@ impl SendQueue {
         self.first_lost().map_or(0, |index| self.segments[index].len)
     }
 
-    /// Makes the lowest end in the list of lost segments that of a lost one again.
+    /// Restores the invariant that the lowest end in the list of lost segments is that of a lost one.
     #[cold]
     fn tidy_lost(&mut self) {
         while let Some(end) = self.marks.as_ref().and_then(|marks| marks.lost.peek().copied())
@@ -500,11 +501,11 @@ impl SendQueue {
         }
     }
 
-    /// Sends a segment of the list again, no more than `limit` octets of it: the rest becomes a segment of its own that
-    /// has the same fate as this one had. Returns it as sent, and its payload.
+    /// Retransmits at most `limit` octets of a segment of the list. The remainder becomes a segment of its own with the
+    /// fate that this one had. Returns the segment as sent, and its payload.
     pub(crate) fn send_again(&mut self, now: Instant, index: usize, limit: u32) -> Option<(Segment, Option<Slice>)> {
         let segment = *self.segments.get(index)?;
-        debug_assert!(segment.fate != Fate::Sacked, "the peer has it");
+        debug_assert!(segment.fate != Fate::Sacked, "retransmission of a segment that the peer has");
         if segment.len > limit && limit > 0 {
             let rest = Segment { start: segment.start + limit, len: segment.len - limit, ..segment };
             self.segments[index].len = limit;
@@ -549,7 +550,7 @@ impl SendQueue {
         }
     }
 
-    /// Changes what is thought to have become of a segment.
+    /// Changes the fate of a segment.
     #[inline]
     pub(crate) fn set_fate(&mut self, index: usize, fate: Fate) {
         let segment = &mut self.segments[index];
@@ -585,7 +586,7 @@ impl SendQueue {
                     delivered.add(&segment, &mut self.forward);
                 }
             } else if segment.start < position {
-                // A part: the rest stays as it is, whatever was thought of it.
+                // Partly acknowledged: the remainder keeps its fate.
                 let part = Segment { len: position.octets_since(segment.start), ..*segment };
                 segment.start = position;
                 segment.len -= part.len;
@@ -609,14 +610,14 @@ impl SendQueue {
         delivered.advanced = position.octets_since(self.unacknowledged);
         self.unacknowledged = position;
         if self.next < position {
-            // The octet of a window probe was taken.
+            // The octet of a window probe was accepted.
             self.next = position;
             self.probed = false;
         }
     }
 
-    /// The same, if that is just the oldest segment, which was sent once and is not overtaken: when it was sent, and its octets.
-    /// Otherwise nothing happens. For a time without losses and reports.
+    /// The same, if it covers just the oldest segment, which was sent once and not overtaken. Returns when it was sent
+    /// and its octets. Otherwise it does nothing. For phases without losses and SACK reports.
     #[inline(always)]
     pub(crate) fn acknowledge_oldest(&mut self, position: Position) -> Option<(Instant, u32)> {
         let segment = self.segments.front()?;
@@ -635,11 +636,11 @@ impl SendQueue {
         Some((sent_at, len))
     }
 
-    /// The peer holds `left .. right`. A segment counts when it lies in the block as a whole.
+    /// The peer holds `left .. right`. A segment counts if the block covers all of it.
     ///
-    /// A peer repeats its blocks, and grows them. What is sacked already is passed over in steps that grow longer with each
-    /// use, as in a union-find structure: whatever the blocks are, the work is that of the newly sacked segments, times the
-    /// logarithm of all at worst.
+    /// A peer repeats its blocks and extends them. Segments already sacked are skipped in steps that grow with each
+    /// use, as in a union-find structure. Whatever the blocks are, the work is at worst the number of newly sacked
+    /// segments times the logarithm of all.
     pub(crate) fn sack(&mut self, left: Position, right: Position, delivered: &mut Delivered) {
         let first = self.segments.partition_point(|segment| segment.start < left);
         let mut index = first;
@@ -673,12 +674,12 @@ impl SendQueue {
         }
     }
 
-    /// Segments looked at since the last call, to process SACK blocks and to find what is lost.
+    /// Segments examined since the last call, to process SACK blocks and to find losses.
     pub(crate) fn take_walked(&mut self) -> u64 {
         self.marks.as_mut().map_or(0, |marks| core::mem::take(&mut marks.walked))
     }
 
-    /// The peer has dropped what it reported (RFC 2018 §8): nothing is thought to be there any more.
+    /// The peer has discarded what it reported (RFC 2018 §8): no segment counts as sacked any more.
     pub(crate) fn forget_sacks(&mut self) {
         for index in 0..self.segments.len() {
             if self.segments[index].fate == Fate::Sacked {
@@ -698,7 +699,7 @@ impl SendQueue {
                 self.set_fate(index, Fate::InFlight);
             }
         }
-        // They are in flight since they were sent, which was read.
+        // They have been in flight since a transmission that was already read.
         self.read_anew();
     }
 
@@ -730,8 +731,8 @@ impl SendQueue {
                 continue;
             }
             let end = segment.start + segment.sacked_len;
-            assert!(segment.end() <= end && end <= run_end, "{segment:?} is not followed by so much that is sacked");
-            assert_eq!(self.segments[self.index_of(end) - 1].end(), end, "a step into a segment");
+            assert!(segment.end() <= end && end <= run_end, "{segment:?}: sacked_len exceeds what is sacked");
+            assert_eq!(self.segments[self.index_of(end) - 1].end(), end, "a step that ends inside a segment");
         }
         let mut lost = self.segments.iter().filter(|segment| segment.fate == Fate::Lost);
         let first = self.segments.iter().position(|segment| segment.fate == Fate::Lost);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::event::{BufferToken, HeldPayload};
 use crate::position::Position;
 
-/// A payload that is held: what of it is wanted, and where that begins in the buffer.
+/// A held payload: the wanted octets, and where they begin in the buffer.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     start: Position,
@@ -28,12 +28,12 @@ pub(crate) enum Offered {
     Held,
     /// All of it is held already.
     Duplicate,
-    /// The budget is used up by data that comes before it.
+    /// Data that precedes it uses up the budget.
     OverBudget,
 }
 
-/// Held payloads in the order of the sequence space, without overlaps, and the runs that they make. Nothing but a pointer, until
-/// something comes out of order.
+/// Held payloads in the order of the sequence space, without overlaps, and the runs that they form. It is one null
+/// pointer until something arrives out of order.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
     lists: Option<Box<Lists>>,
@@ -57,7 +57,7 @@ impl Reassembly {
         self.lists.as_ref().is_none_or(|lists| lists.held.is_empty())
     }
 
-    /// Whether nothing is held, and nothing is to be reported.
+    /// Whether nothing is held and nothing has to be reported.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.lists
@@ -65,12 +65,12 @@ impl Reassembly {
             .is_none_or(|lists| lists.held.is_empty() && lists.runs.is_empty() && lists.duplicate.is_none())
     }
 
-    /// Something came again: the next acknowledgment reports it.
+    /// A duplicate arrived: the next acknowledgment reports it.
     pub(crate) fn note_duplicate(&mut self, duplicate: Run) {
         self.lists.get_or_insert_default().duplicate = Some(duplicate);
     }
 
-    /// What came again, if that was not reported yet.
+    /// The duplicate that has not been reported yet.
     pub(crate) fn take_duplicate(&mut self) -> Option<Run> {
         self.lists.as_mut()?.duplicate.take()
     }
@@ -91,7 +91,7 @@ impl Reassembly {
         self.lists.as_ref().map_or(&[], |lists| &lists.runs)
     }
 
-    /// A buffer that is not needed any more.
+    /// A buffer that is no longer needed.
     #[inline]
     pub(crate) fn pop_discarded(&mut self) -> Option<BufferToken> {
         self.lists.as_mut()?.discarded.pop()
@@ -122,8 +122,8 @@ impl Reassembly {
         }
     }
 
-    /// Offers the payload `start .. end`, of which `skip` octets before `start` are not wanted; at most `budget` buffers
-    /// are held. What overlaps is taken from the payload that was there first.
+    /// Offers the payload `start .. end`, of which `skip` octets before `start` are not wanted; at most `budget`
+    /// buffers are held. Where payloads overlap, the one held first keeps its octets.
     pub(crate) fn offer(
         &mut self,
         start: Position,
@@ -135,32 +135,32 @@ impl Reassembly {
         self.lists.get_or_insert_default().offer(start, end, skip, token, budget)
     }
 
-    /// The stream ends at `position`: whatever claims to be behind it is given up.
+    /// The stream ends at `position`: discards everything held behind it.
     pub(crate) fn end_at(&mut self, position: Position) {
         if let Some(lists) = &mut self.lists {
             lists.end_at(position);
         }
     }
 
-    /// Data up to `next` is handed out from elsewhere: drops what was received twice.
+    /// Data up to `next` was delivered by another path: drops duplicates of it.
     pub(crate) fn drop_before(&mut self, next: Position) {
         if let Some(lists) = &mut self.lists {
             lists.drop_before(next);
         }
     }
 
-    /// How far the stream reaches without a gap if it reaches to `next` without what is held.
+    /// How far the stream reaches without a gap, given that it reaches `next` without held payloads.
     pub(crate) fn reach(&mut self, next: Position) -> Position {
         self.lists.as_mut().map_or(next, |lists| lists.reach(next))
     }
 
-    /// Whether something before `next` waits to be taken.
+    /// Whether a payload before `next` waits to be taken.
     #[inline]
     pub(crate) fn has_deliverable(&self, next: Position) -> bool {
         self.lists.as_ref().is_some_and(|lists| lists.has_deliverable(next))
     }
 
-    /// The first held payload, if it lies before `next`, which is where the stream without gaps ends.
+    /// The first held payload, if it lies before `next`, the end of the stream without gaps.
     #[inline]
     pub(crate) fn take(&mut self, next: Position) -> Option<HeldPayload> {
         self.lists.as_mut()?.take(next)
@@ -198,7 +198,7 @@ impl Lists {
             && behind.start < new.end
         {
             if behind.start <= new.start {
-                // It begins where the new one begins now.
+                // It now begins where the new one begins.
                 new.skip += behind.end.min(new.end).octets_since(new.start);
                 new.start = behind.end.min(new.end);
                 at += 1;
@@ -215,7 +215,7 @@ impl Lists {
             return Offered::Duplicate;
         }
         if self.held.len() >= budget as usize {
-            // What is nearest to the gap is worth most.
+            // Payloads nearest to the gap are worth most.
             match self.held.back().copied() {
                 Some(last) if at < self.held.len() => {
                     self.held.pop_back();

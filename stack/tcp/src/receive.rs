@@ -1,4 +1,4 @@
-//! The receiving half: what is expected, what was offered, when to acknowledge.
+//! The receiving half: the next expected octet, the offered window, and when to acknowledge.
 
 use uwarp_wire::tcp::{SackBlock, SackBlocks, SeqNumber};
 
@@ -8,11 +8,13 @@ use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::reassembly::{Offered, Reassembly, Run};
 
-/// A peer without SACK counts duplicate acknowledgments; this many in a batch are not merged (RFC 5681 §3.2 needs three).
+/// A peer without SACK counts duplicate acknowledgments, so up to this many in a batch are not merged (RFC 5681 §3.2
+/// needs three).
 const DUPLICATES_OWED: u8 = 4;
 
-/// Segments in order that are acknowledged each at once after one was out of order, or came twice. A sender that has just repaired a
-/// loss has a small window: with an acknowledgment for every second segment, the loss of one leaves it to a time-out.
+/// Segments in order that are each acknowledged at once after one was out of order or a duplicate. A sender that has
+/// just repaired a loss has a small window: if only every second segment were acknowledged, losing one acknowledgment
+/// could cause a time-out.
 const QUICK: u8 = 16;
 
 #[derive(Debug)]
@@ -21,18 +23,18 @@ pub(crate) struct Receiver {
     initial: Position,
     /// RCV.NXT.
     next: Position,
-    /// The highest right edge ever offered: everything before it is taken.
+    /// The highest right edge ever offered: data before it is accepted.
     edge: Position,
     /// What the owner can take.
     space: u32,
-    /// Our shift count, once it is agreed on.
+    /// Our shift count, once negotiated.
     shift: u8,
-    /// Where the peer's FIN is; behind everything until it has come.
+    /// Position of the peer's FIN; beyond all data until it arrives.
     fin: Position,
     pub(crate) reassembly: Reassembly,
     /// Send an acknowledgment at the end of the batch.
     ack_now: bool,
-    /// Further ones that must not be merged with it.
+    /// Further acknowledgments that must not be merged with it.
     duplicates_owed: u8,
     /// Segments with data since the last acknowledgment.
     unacknowledged: u32,
@@ -47,7 +49,7 @@ pub(crate) struct Receiver {
     /// In ns: up to 4 s, where RFC 9293 §3.8.6.3 allows half of one.
     ack_delay: u32,
     budget: u32,
-    /// Two segments' worth of octets: more than any one brings that no device has joined.
+    /// Two segments' worth of octets: more than a segment brings unless the device has joined several.
     pair: u32,
     /// A segment's worth of window, below which the edge does not move (RFC 9293 §3.8.6.2.2).
     step: u32,
@@ -80,7 +82,7 @@ impl Receiver {
         }
     }
 
-    /// The peer's SYN arrived; window scaling with our `shift` is agreed on or, with 0, not.
+    /// The peer's SYN arrived. `shift` is our negotiated window shift, or 0 without scaling.
     pub(crate) fn synchronise(&mut self, initial: SeqNumber, shift: u8) {
         let edge = self.edge.since(self.next);
         self.initial = Position::first(initial);
@@ -113,7 +115,7 @@ impl Receiver {
         self.last_ack_sent
     }
 
-    /// Whether the peer's FIN was received with everything before it.
+    /// Whether the peer's FIN and everything before it were received.
     pub(crate) fn finished(&self) -> bool {
         self.next > self.fin
     }
@@ -124,7 +126,7 @@ impl Receiver {
         self.next.since(self.initial + 1) - u64::from(self.finished())
     }
 
-    /// Whether nothing is held and nothing is to be reported: the fast path is open.
+    /// Whether nothing is held and nothing has to be reported, so the fast path applies.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.reassembly.is_plain() && self.fin == Position::LAST
@@ -142,14 +144,14 @@ impl Receiver {
         } else {
             self.edge
         };
-        // Rounding down may show the peer less than a unit less than it was shown before (RFC 7323 §2.4); what was offered
-        // once is taken all the same.
+        // Rounding down may show the peer up to one unit less than before (RFC 7323 §2.4); data within any earlier
+        // offer is still accepted.
         let field = (limit.since(self.next) >> shift).min(0xffff) as u16;
         self.edge = self.edge.max(self.next + (u32::from(field) << shift));
         field
     }
 
-    /// The window field of an acknowledgment of something older than RCV.NXT. The edge stays where it is.
+    /// The window field of an acknowledgment older than RCV.NXT. The edge stays where it is.
     pub(crate) fn window_from(&self, acknowledgment: Position) -> u16 {
         (self.edge.since(acknowledgment) >> self.shift).min(0xffff) as u16
     }
@@ -159,7 +161,7 @@ impl Receiver {
         self.next > self.last_ack_sent
     }
 
-    /// The window that is offered now, in octets.
+    /// The window offered now, in octets.
     pub(crate) fn window(&self) -> u32 {
         self.edge.octets_since(self.next)
     }
@@ -176,14 +178,14 @@ impl Receiver {
         self.reassembly.take(self.next)
     }
 
-    /// Caps what is offered from now on; `update`: and tells the peer if it waits for that.
+    /// Caps what is offered from now on. With `update`, sends a window update if the peer may be waiting for one.
     #[inline]
     pub(crate) fn set_space(&mut self, octets: u32, update: bool) {
         self.space = octets;
         if !update {
             return;
         }
-        // A window update is worth a segment when the peer is running out of window and gets twice as much.
+        // A window update is worth a segment when the peer's window is running out and the update doubles it.
         let left = self.edge.octets_since(self.next);
         let new = octets.min(self.most).min(0xffff << self.shift);
         if left <= self.most / 2 && new / 2 >= left && new - left >= self.step {
@@ -257,7 +259,7 @@ impl Receiver {
         // RFC 5681 §4.2: a segment that fills a gap is acknowledged at once.
         self.ack_now = true;
         if self.reassembly.has_deliverable(self.next) {
-            // The owner has not taken what came before: keep the order.
+            // The owner has not taken earlier data: keep the order.
             self.reassembly.offer(self.next, end, skip, token, u32::MAX);
             self.next = self.reassembly.reach(self.next);
             return (Payload::Held, None);
@@ -272,7 +274,7 @@ impl Receiver {
     #[inline(always)]
     pub(crate) fn advance_in_order(&mut self, now: Instant, len: u32) {
         self.next = self.next + len;
-        // RFC 9293 §3.8.6.3: at least every second full-sized segment. A device that joins segments hides how many they were.
+        // RFC 9293 §3.8.6.3: at least every second full-sized segment. A device that joins segments hides their number.
         self.unacknowledged = self.unacknowledged.saturating_add(if len >= self.pair { self.ack_every } else { 1 });
         if self.unacknowledged >= self.ack_every || self.quick > 0 {
             self.quick = self.quick.saturating_sub(1);
@@ -297,11 +299,11 @@ impl Receiver {
         }
     }
 
-    /// `start .. end` came again: report it (RFC 2883 §4), and acknowledge at once.
+    /// `start .. end` is a duplicate: reports it (RFC 2883 §4), and acknowledges at once.
     pub(crate) fn note_duplicate(&mut self, start: Position, end: Position) {
         if start < end {
             self.reassembly.note_duplicate(Run { start, end });
-            // The acknowledgment of the first one may have been lost.
+            // The acknowledgment of the original may have been lost.
             self.quick = QUICK;
         }
     }
@@ -320,7 +322,7 @@ impl Receiver {
         }
     }
 
-    /// The end: gives up what is held and acknowledges nothing any more.
+    /// Ends receiving: discards held data and sends no further acknowledgment.
     pub(crate) fn stop(&mut self) {
         self.reassembly.clear();
         self.ack_at = Instant::NEVER;
@@ -328,13 +330,13 @@ impl Receiver {
         self.duplicates_owed = 0;
     }
 
-    /// Whether a pure acknowledgment is to be sent.
+    /// Whether a pure acknowledgment is due.
     #[inline]
     pub(crate) fn wants_ack(&self) -> bool {
         self.ack_now
     }
 
-    /// A segment with ACK leaves. `sack`: the peer understands SACK; `reported`: this segment carries the blocks.
+    /// A segment with ACK is sent. `sack`: the peer understands SACK; `reported`: this segment carries the blocks.
     #[inline]
     pub(crate) fn ack_sent(&mut self, sack: bool, reported: bool) {
         self.last_ack_sent = self.next;
@@ -344,7 +346,7 @@ impl Receiver {
             return;
         }
         if sack {
-            // A segment with data has no room for blocks: a pure acknowledgment brings them.
+            // A segment with data has no room for blocks: a pure acknowledgment carries them.
             self.ack_now = !reported && !self.reassembly.is_plain();
             self.duplicates_owed = 0;
         } else {

@@ -1,9 +1,9 @@
-//! What was lost, and how fast to repair it: RACK and tail loss probes (RFC 8985), proportional rate reduction (RFC 6937),
-//! and taking back what was needless (RFC 3522, 3708, 4015, 5682).
+//! Loss detection and repair: RACK and tail loss probes (RFC 8985), proportional rate reduction (RFC 6937), and undoing
+//! needless responses (RFC 3522, 3708, 4015, 5682).
 //!
-//! RACK stands in for the rules of RFC 6675 §4 (IsLost): its reordering window is zero once three segments behind a gap are
-//! reported (DupThresh), so it finds the same losses, and lost retransmissions and tails besides. Peers without SACK get
-//! the duplicate counting of RFC 5681 §3.2 and 6582.
+//! RACK replaces the rules of RFC 6675 §4 (IsLost). Its reordering window is zero once three segments behind a gap are
+//! reported (DupThresh), so it finds the same losses, and also lost retransmissions and tails. For peers without SACK,
+//! duplicates are counted as in RFC 5681 §3.2 and 6582.
 
 use std::collections::VecDeque;
 
@@ -54,8 +54,8 @@ impl RateReduction {
         self.sent += u64::from(len);
     }
 
-    /// The window after an acknowledgment that reports `delivered` octets; `progress`: the cumulative acknowledgment
-    /// advanced and no further loss was found.
+    /// The window after an acknowledgment of `delivered` octets. `progress`: the cumulative acknowledgment advanced and
+    /// no further loss was found.
     pub(crate) fn window(
         &mut self,
         delivered: u32,
@@ -85,35 +85,35 @@ struct Probe {
     retransmission: bool,
 }
 
-/// Whether a time-out may have been spurious (F-RTO, RFC 5682): the numbers are the steps of its algorithm. Only without
-/// timestamps; with them the first acknowledgment says it (RFC 3522).
+/// Whether a time-out may have been spurious (F-RTO, RFC 5682): the numbers are the steps of its algorithm. Used only
+/// without timestamps; with them the first acknowledgment decides (RFC 3522).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doubt {
     No,
-    /// Step 2: the oldest segment, which ends at `end`, was sent again; its acknowledgment is waited for.
+    /// Step 2: the oldest segment, which ends at `end`, was retransmitted; waiting for its acknowledgment.
     Resent {
         end: Position,
     },
-    /// Step 3: so many segments of new data may leave, whatever the congestion window says, and nothing is sent again before
-    /// the next acknowledgment.
+    /// Step 3: this many segments of new data may be sent whatever the congestion window says, and nothing is
+    /// retransmitted before the next acknowledgment.
     Testing {
         left: u8,
     },
 }
 
-/// What an acknowledgment says about an open probe.
+/// What an acknowledgment reveals about an open probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
     Pending,
-    /// Nothing was lost. `needless`: what the probe sent again had arrived.
+    /// Nothing was lost. `needless`: the octets that the probe retransmitted had arrived.
     Fine {
         needless: bool,
     },
-    /// The probe has repaired a loss, which nothing else will show.
+    /// The probe repaired a loss, which no other event will show.
     Repaired,
 }
 
-/// A range that was sent again, so many times more than it was reported as a duplicate.
+/// A retransmitted range, and how many retransmissions of it are not yet reported as duplicates.
 #[derive(Clone, Copy, Debug)]
 struct SentAgain {
     start: Position,
@@ -121,30 +121,30 @@ struct SentAgain {
     times: u32,
 }
 
-/// What is needed to take back a reaction.
+/// State needed to undo a response.
 #[derive(Debug, Default)]
 struct Undo {
     /// Timestamp of the first retransmission: an echo of an earlier one shows that the original arrived (RFC 3522).
     stamp: Option<u32>,
-    /// What was sent again and may have been needed (RFC 3708 §3), in the order of the sequence space.
+    /// Retransmissions that may have been needed (RFC 3708 §3), in the order of the sequence space.
     needed: VecDeque<SentAgain>,
-    /// Some were sent again.
+    /// Something was retransmitted.
     retransmitted: bool,
-    /// It was no time-out: what came late was overtaken.
+    /// Fast recovery, not a time-out: late segments were reordered.
     fast: bool,
-    /// There is a reaction that may be taken back.
+    /// There is a response that may be undone.
     armed: bool,
 }
 
 impl Undo {
-    /// Forgets everything but its memory, which the next reaction uses again.
+    /// Clears everything but keeps the memory for the next response.
     fn reset(&mut self) {
         let mut needed = std::mem::take(&mut self.needed);
         needed.clear();
         *self = Undo { needed, ..Undo::default() };
     }
 
-    /// `start .. end` was sent again.
+    /// `start .. end` was retransmitted.
     fn note(&mut self, start: Position, end: Position) {
         let place = self.needed.partition_point(|range| (range.start, range.end) < (start, end));
         match self.needed.get_mut(place) {
@@ -153,9 +153,9 @@ impl Undo {
         }
     }
 
-    /// `left .. right` has arrived twice, in one segment or in several that the peer reports together. Returns whether with
-    /// this everything sent again is known to have been needless. A duplicate of something else is the network's, and says
-    /// nothing about the reaction (RFC 3708 §3).
+    /// `left .. right` arrived twice, in one segment or in several that the peer reports together. Returns whether
+    /// every retransmission is now known to be needless. A duplicate of anything else was made by the network, and says
+    /// nothing about the response (RFC 3708 §3).
     fn duplicate(&mut self, left: Position, right: Position) -> bool {
         let first = self.needed.partition_point(|range| range.start < left);
         let (mut kept, mut index) = (first, first);
@@ -163,7 +163,7 @@ impl Undo {
         while let Some(mut range) = self.needed.get(index).copied()
             && range.start < right
         {
-            // Of what ends behind `right`, some was needed.
+            // Of a range that ends behind `right`, some was needed.
             if range.end <= right {
                 found = true;
                 range.times -= 1;
@@ -179,7 +179,7 @@ impl Undo {
     }
 }
 
-/// First what each segment touches, then what is rare.
+/// First the fields that each segment touches, then the rare ones.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Recovery {
@@ -195,16 +195,16 @@ pub(crate) struct Recovery {
     probing: bool,
     /// `duplicate_round` has not ended.
     in_round: bool,
-    /// The next retransmission leaves whatever the congestion window says.
+    /// The next retransmission is sent whatever the congestion window says.
     pub(crate) force: bool,
-    /// Begins with what distinguishes the modes, which is all of it that is not rare.
+    /// The discriminant comes first: only it is touched in the usual case.
     pub(crate) mode: Mode,
     /// Not [`Doubt::No`] in [`Mode::Loss`] alone.
     pub(crate) doubt: Doubt,
     probe: Probe,
     /// RACK.dsack_round.
     duplicate_round: Position,
-    /// None until there was a reaction.
+    /// `None` until there was a response.
     undo: Option<Box<Undo>>,
     /// RACK.reo_wnd_mult.
     multiplier: u8,
@@ -250,7 +250,7 @@ impl Recovery {
         core::ptr::from_ref(&self.mode).addr() + size_of::<u64>()
     }
 
-    /// Whether nothing is being repaired, probed or counted: the fast path is open.
+    /// Whether nothing is being repaired, probed or counted, so the fast path applies.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.is_open() && !self.probing && self.duplicates == 0
@@ -275,7 +275,7 @@ impl Recovery {
         self.delivered(sent_at, end, round_trip);
     }
 
-    /// RFC 8985 §6.2, step 2: of what was delivered, the segment sent last.
+    /// RFC 8985 §6.2, step 2: the segment sent last among those delivered.
     #[inline]
     pub(crate) fn delivered(&mut self, sent_at: Instant, end: Position, round_trip: u64) {
         self.rtt = round_trip;
@@ -294,7 +294,7 @@ impl Recovery {
         (minimum / 4).saturating_mul(u64::from(self.multiplier)).min(rtt.smoothed().unwrap_or(0))
     }
 
-    /// RFC 8985 §6.2, step 5: marks what is lost. Returns whether anything is, and when to look again.
+    /// RFC 8985 §6.2, step 5: marks losses. Returns whether there are any, and when to check again.
     pub(crate) fn detect(
         &mut self,
         now: Instant,
@@ -314,13 +314,13 @@ impl Recovery {
         (found, again)
     }
 
-    /// RFC 8985 §6.3: what is lost when the retransmission timer expires.
+    /// RFC 8985 §6.3: marks losses when the retransmission timer expires.
     pub(crate) fn mark_on_timeout(&mut self, now: Instant, queue: &mut SendQueue, rtt: &RttEstimator, sack: bool) {
         let window = self.reordering_window(queue, rtt);
         for index in 0..queue.segments().len() {
             let segment = queue.segments()[index];
             let due = segment.sent_at.after_nanos(self.rtt.saturating_add(window));
-            // Without SACK nothing else would ever find the others (RFC 5681 §3.1).
+            // Without SACK nothing else would ever find the other losses (RFC 5681 §3.1).
             if segment.fate == Fate::InFlight && (index == 0 || !sack || due <= now) {
                 queue.set_fate(index, Fate::Lost);
             }
@@ -328,7 +328,7 @@ impl Recovery {
     }
 
     /// The peer reported `left .. right` as a duplicate (RFC 8985 §6.2, step 4). `next` is SND.NXT. Returns whether
-    /// with this one everything sent again is known to have been needless (RFC 3708).
+    /// every retransmission is now known to have been needless (RFC 3708).
     pub(crate) fn duplicate_reported(&mut self, next: Position, (left, right): (Position, Position)) -> bool {
         if !self.in_round {
             self.in_round = true;
@@ -348,30 +348,30 @@ impl Recovery {
         }
     }
 
-    /// A call of its own: what is compared is rare, and lies in a cache line that nothing else of a usual segment touches. Where
-    /// the compiler sees both, it reads it whether there is a round or not.
+    /// A separate call, because it reads a cache line that the usual segment does not touch. If it were inlined, the
+    /// compiler would read that line whether a round has ended or not.
     #[cold]
     #[inline(never)]
     fn end_round(&mut self, unacknowledged: Position) {
         self.in_round = unacknowledged < self.duplicate_round;
     }
 
-    /// A reaction begins that may have to be taken back.
+    /// A response begins that may have to be undone.
     pub(crate) fn arm_undo(&mut self, fast: bool) {
         let undo = self.undo.get_or_insert_default();
         undo.reset();
         (undo.fast, undo.armed) = (fast, true);
     }
 
-    /// Nothing is to be taken back any more.
+    /// There is nothing left to undo.
     pub(crate) fn forget_undo(&mut self) {
         if let Some(undo) = &mut self.undo {
             undo.reset();
         }
     }
 
-    /// `start .. end` was sent again, with this timestamp. What is sent again outside of a reaction does not belong to
-    /// the last one. Without `sack` no duplicate will be reported (RFC 2883), and the range is of no use.
+    /// `start .. end` was retransmitted with this timestamp. Retransmissions outside a response do not belong to the
+    /// last one. Without `sack` no duplicate will be reported (RFC 2883), so the range is not kept.
     pub(crate) fn note_retransmission(&mut self, start: Position, end: Position, stamp: Option<u32>, sack: bool) {
         if self.is_open() {
             return;
@@ -387,14 +387,14 @@ impl Recovery {
         }
     }
 
-    /// Timestamp of the first retransmission of this reaction, once: it is asked for by the first acknowledgment that
+    /// Timestamp of the first retransmission of this response. Returned once, to the first acknowledgment that
     /// advances.
     pub(crate) fn take_stamp(&mut self) -> Option<u32> {
         self.undo.as_mut().and_then(|undo| undo.stamp.take())
     }
 
-    /// The reaction was taken back. A fast retransmission that was needless is reordering which hid itself: the late
-    /// segments were sent twice, so RFC 8985 §6.2, step 3 does not count them.
+    /// The response was undone. A needless fast retransmission means reordering that RFC 8985 §6.2, step 3 cannot see,
+    /// because the late segments were sent twice.
     pub(crate) fn undone(&mut self) {
         self.reordering_seen |= self.undo.as_ref().is_some_and(|undo| undo.fast);
         self.forget_undo();
@@ -414,7 +414,7 @@ impl Recovery {
         }
     }
 
-    /// Gives memory back that a reaction has left behind, once it is over.
+    /// Frees memory that a response has left behind, once it is over.
     pub(crate) fn shrink(&mut self) {
         if self.is_open() {
             self.undo = None;

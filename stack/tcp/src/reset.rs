@@ -1,4 +1,4 @@
-//! What becomes of a segment that belongs to no connection: in CLOSED, and in LISTEN.
+//! Answers to segments that belong to no connection: in CLOSED, and in LISTEN.
 
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
@@ -7,16 +7,16 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 pub enum Arrival {
     /// A connection ([`Connection::accept`](crate::Connection::accept)).
     Opens,
-    /// This answer, whose ports are exchanged and ready to send.
+    /// Answer with this header, whose ports are exchanged and ready to send.
     Reset(TcpHeader),
     /// Nothing.
     Ignored,
 }
 
-/// What a segment calls for where it belongs to no connection and its port is listened on (RFC 9293 §3.10.7.2).
+/// Judges a segment that belongs to no connection but to a listening port (RFC 9293 §3.10.7.2).
 ///
-/// `payload_len` is the number of octets behind the header. A SYN with a FIN is ignored, as Linux does: the document has the
-/// FIN seen to in SYN-RECEIVED, but who sends such a pair looks for ways around filters.
+/// `payload_len` is the number of octets behind the header. A SYN with a FIN is ignored, as Linux does. RFC 9293 would
+/// process the FIN in SYN-RECEIVED, but such segments are sent to probe or bypass filters.
 pub fn arrival_in_listen(header: &TcpHeader, payload_len: u32) -> Arrival {
     if header.flags.contains(TcpFlags::RST) {
         return Arrival::Ignored;

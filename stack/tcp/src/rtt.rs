@@ -5,9 +5,9 @@ use core::time::Duration;
 use crate::instant::Instant;
 use crate::{Config, Info};
 
-/// Clock granularity G of RFC 6298 §2.3: a poll-mode owner looks at its clock about this often.
+/// Clock granularity G of RFC 6298 §2.3, in ns: a poll-mode owner reads its clock about this often.
 const GRANULARITY: u64 = 10_000;
-/// How long a minimum is remembered, at least (RFC 8985 §6.2, step 1 asks for a windowed minimum).
+/// How long a minimum is kept at least, in ns (RFC 8985 §6.2, step 1 requires a windowed minimum).
 const MINIMUM_WINDOW: u64 = 10_000_000_000;
 
 /// Estimates of one connection.
@@ -20,19 +20,19 @@ pub(crate) struct RttEstimator {
     sampled: bool,
     /// Expiries of the timer since the last valid sample (RFC 6298 §5.5).
     backoff: u32,
-    /// RTO without back-off, worked out when one of its parts changes: it is asked for several times a segment.
+    /// RTO without back-off, computed when one of its inputs changes, because it is read several times per segment.
     base: u64,
     /// Smallest sample of the current and of the previous window.
     minimum: [u64; 2],
     window_start: Instant,
-    /// What the peer is thought to delay acknowledgments by.
+    /// Estimate of how long the peer delays acknowledgments.
     peer_ack_delay: Micros,
     initial: Micros,
     floor: Micros,
     ceiling: Micros,
 }
 
-/// What is configured, in microseconds: fine enough for it, and up to 71 minutes.
+/// A configured time in microseconds: precise enough, and up to 71 minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Micros(u32);
 
@@ -66,10 +66,10 @@ impl RttEstimator {
         }
     }
 
-    /// Takes a round trip of `sample` ns into the estimates (RFC 6298 §2.2 and §2.3).
+    /// Adds a round trip of `sample` ns to the estimates (RFC 6298 §2.2 and §2.3).
     ///
-    /// `segments` were in flight: where a window brings many samples, each gets less weight (RFC 7323 appendix G), so that
-    /// the memory of the estimator stays some round trips long.
+    /// `segments` were in flight. Where a window yields many samples, each gets less weight (RFC 7323 appendix G), so
+    /// the estimator's memory spans several round trips.
     #[inline(always)]
     pub(crate) fn sample(&mut self, now: Instant, sample: u64, segments: usize) {
         self.backoff = 0;
@@ -126,7 +126,7 @@ impl RttEstimator {
         if self.backoff == 0 { self.base } else { self.back_off() }
     }
 
-    /// RTO as it is before the timer has expired.
+    /// RTO before any expiry of the timer.
     pub(crate) fn timeout_without_backoff(&self) -> u64 {
         self.base
     }
@@ -138,8 +138,8 @@ impl RttEstimator {
 
     /// The time until a tail loss probe (RFC 8985 §7.2).
     ///
-    /// The peer's delay is added whatever is in flight, and not for a single segment only: records may be small, so
-    /// that several of them need not make the peer acknowledge at once.
+    /// The peer's delay is always added, not only when a single segment is in flight: records may be so small that
+    /// several of them do not make the peer acknowledge at once.
     #[inline]
     pub(crate) fn probe_timeout(&self) -> u64 {
         if self.sampled {
@@ -155,22 +155,22 @@ impl RttEstimator {
         self.backoff = self.backoff.saturating_add(1);
     }
 
-    /// The peer has acknowledged something sent lately, though no sample can be taken.
+    /// The peer has acknowledged something recent, though it yields no sample.
     #[inline]
     pub(crate) fn forget_backoff(&mut self) {
         self.backoff = 0;
     }
 
-    /// RFC 6298 §5.7: after a SYN was sent again, data begins with a time-out of at least 3 s, or what is configured.
+    /// RFC 6298 §5.7: after a retransmitted SYN, data starts with a time-out of at least 3 s, or the configured one.
     pub(crate) fn syn_was_lost(&mut self) {
         self.backoff = 0;
         self.initial = Micros(3_000_000.min(self.initial.0.saturating_mul(3))).max(self.initial).min(self.ceiling);
         self.base = self.estimate();
     }
 
-    /// A probe turned out to have been needless: the peer delays its acknowledgments for longer.
+    /// A probe proved needless: the peer delays its acknowledgments for longer than estimated.
     pub(crate) fn peer_delays_longer(&mut self) {
-        // No stack in use delays longer than 60 ms without being told to, and RFC 9293 allows 500 ms.
+        // No stack in use delays longer than 60 ms unless configured to, though RFC 9293 allows 500 ms.
         self.peer_ack_delay = Micros((self.peer_ack_delay.0.saturating_mul(2)).clamp(1_000, 60_000));
         self.base = self.estimate();
     }
@@ -256,7 +256,7 @@ mod tests {
             rtt.peer_delays_longer();
             (rtt.probe_timeout(), rtt.timeout())
         };
-        // The peer's delay doubles, up to 60 ms, and the time-out leaves room for it.
+        // The peer's delay doubles, up to 60 ms, and the time-out allows for it.
         assert_eq!(times(), (50 * MS, 50 * MS));
         assert_eq!(times(), (70 * MS, 70 * MS));
         assert_eq!(times(), (70 * MS, 70 * MS));

@@ -1,10 +1,10 @@
-//! A queue that is mostly empty or has one element, as the lists of a connection whose ends answer each other in turn.
+//! A queue that usually has no element or one, as a connection's lists do when its ends take turns.
 
 use core::ops::{Index, IndexMut};
 use std::collections::VecDeque;
 
-/// The first element lies in place, beside what else a segment touches of its connection; all others on the heap, in memory that
-/// is taken when there is a second element for the first time, and looked at only while there is one.
+/// The first element is stored in place, beside the other fields that a segment touches. All others are on the heap, in
+/// memory that is allocated for the first second element and touched only while there is one.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ShortQueue<T> {
@@ -13,7 +13,7 @@ pub(crate) struct ShortQueue<T> {
     #[expect(clippy::box_collection, reason = "three words less in each connection, where it is not needed")]
     rest: Option<Box<VecDeque<T>>>,
     len: u32,
-    /// The owner's, who finds it beside the first element; zero at the beginning.
+    /// For the owner, who reads it together with the first element; initially zero.
     pub(crate) mark: u32,
 }
 
@@ -83,7 +83,7 @@ impl<T: Copy + Default> ShortQueue<T> {
         Some(element)
     }
 
-    /// Takes the first element out, if there is one.
+    /// Removes the first element, if there is one.
     #[inline(always)]
     pub(crate) fn drop_front(&mut self) {
         self.len = self.len.saturating_sub(1);
@@ -100,7 +100,8 @@ impl<T: Copy + Default> ShortQueue<T> {
         {
             self.front = next;
             if self.len == 1 {
-                // An empty list goes back to its first place, so that one which is never long stays within a few cache lines.
+                // An empty list restarts at its first slot, so a list that is never long stays within a few cache
+                // lines.
                 rest.clear();
             }
         }
@@ -122,7 +123,7 @@ impl<T: Copy + Default> ShortQueue<T> {
         any.then_some(&mut self.front).into_iter().chain(self.rest.iter_mut().flat_map(|rest| rest.iter_mut()))
     }
 
-    /// Index of the first element for which `before` is false, if it is true for none behind one for which it is false.
+    /// Index of the first element for which `before` is false. The elements must be partitioned: true ones first.
     #[inline]
     pub(crate) fn partition_point(&self, before: impl Fn(&T) -> bool) -> usize {
         match self.front() {
@@ -142,7 +143,7 @@ impl<T: Copy + Default> ShortQueue<T> {
         *self = ShortQueue::default();
     }
 
-    /// Gives memory back that is not needed now.
+    /// Frees memory that is not in use.
     pub(crate) fn shrink(&mut self) {
         match &mut self.rest {
             Some(rest) if self.len > 1 => rest.shrink_to(8),
@@ -155,7 +156,7 @@ impl<T: Copy + Default> ShortQueue<T> {
         self.rest.as_ref().map_or(0, |rest| size_of::<VecDeque<T>>() + rest.capacity() * size_of::<T>())
     }
 
-    /// The elements behind the first, if there are any.
+    /// The elements after the first, if there are any.
     #[inline]
     fn others(&self) -> Option<&VecDeque<T>> {
         if self.len > 1 { self.rest.as_deref() } else { None }

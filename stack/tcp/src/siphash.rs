@@ -1,4 +1,4 @@
-//! The keyed hash behind initial sequence numbers and SYN cookies.
+//! The keyed hash for initial sequence numbers and SYN cookies.
 
 use core::hash::Hasher;
 

@@ -28,7 +28,7 @@ pub enum State {
     SynReceived,
     /// Data flows both ways.
     Established,
-    /// We have closed; neither our FIN is acknowledged nor the peer's received.
+    /// We have closed; our FIN is unacknowledged, and the peer's has not arrived.
     FinWait1,
     /// Our FIN is acknowledged; the peer may still send.
     FinWait2,
@@ -87,7 +87,7 @@ impl fmt::Display for State {
     }
 }
 
-/// What moves a connection from one state to another.
+/// The events that move a connection from one state to another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StateEvent {
     /// A SYN without ACK was received.
@@ -172,11 +172,11 @@ pub enum CloseReason {
     TimedOut,
 }
 
-/// The state with the data that only this state has.
+/// The state, with the data that only this state needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     SynSent,
-    /// `passive`: made by a listener, so a reset concerns nobody (RFC 9293 §3.10.7.4, second check).
+    /// `passive`: created by a listener, so a reset needs no report (RFC 9293 §3.10.7.4, second check).
     SynReceived {
         passive: bool,
     },
@@ -220,7 +220,7 @@ impl Phase {
         matches!(self, Phase::Established | Phase::FinWait1 | Phase::FinWait2 { .. })
     }
 
-    /// Whether records may still leave: the owner is sending, or what it pushed before closing is on its way.
+    /// Whether records may still be sent: the owner is sending, or records pushed before it closed are queued.
     #[inline]
     pub(crate) const fn sends(self) -> bool {
         matches!(self, Phase::Established | Phase::CloseWait | Phase::FinWait1 | Phase::Closing | Phase::LastAck)

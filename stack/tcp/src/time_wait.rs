@@ -1,4 +1,4 @@
-//! A connection in TIME-WAIT without what only data needs.
+//! A connection in TIME-WAIT, without the state for data.
 
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader};
 
@@ -9,12 +9,12 @@ use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::timestamps::TimestampState;
 
-/// A connection in TIME-WAIT in some tens of octets: [`Connection::time_wait`] makes it. It answers late segments as the
-/// connection would (RFC 9293 §3.10.7.4, RFC 5961, RFC 1337), each at once.
+/// A connection in TIME-WAIT in some tens of octets, made by [`Connection::time_wait`]. It answers late segments at
+/// once and as the connection would (RFC 9293 §3.10.7.4, RFC 5961, RFC 1337).
 #[derive(Clone, Copy, Debug)]
 pub struct TimeWait {
     until: Instant,
-    /// Twice the longest life of a segment, in ns.
+    /// Twice the maximum segment lifetime, in ns.
     wait: u64,
     challenges: Challenges,
     timestamps: TimestampState,
@@ -34,14 +34,14 @@ pub struct TimeWait {
 /// What a late segment brings about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// A header to send, without payload; its ports are zero and are filled in by the owner.
+    /// A header to send, without payload. Its ports are zero; the owner fills them in.
     pub reply: Option<TcpHeader>,
-    /// Why the segment was not used; `None` for an acknowledgment that says nothing new.
+    /// Why the segment was not used; `None` for an acknowledgment without new information.
     pub drop: Option<DropReason>,
 }
 
 impl TimeWait {
-    /// Of a connection that has nothing left to send or to hand out.
+    /// The compact form of a connection with nothing left to send or to hand out.
     pub(crate) fn of(connection: &mut Connection, until: Instant) -> TimeWait {
         TimeWait {
             until,
@@ -57,14 +57,14 @@ impl TimeWait {
         }
     }
 
-    /// When the wait is over and the value can be dropped. A repeated FIN of the peer moves it.
+    /// When TIME-WAIT ends and the value can be dropped. A retransmitted FIN of the peer postpones it.
     #[inline]
     pub fn deadline(&self) -> Instant {
         self.until
     }
 
     /// Whether `header` is a SYN that may start a new connection between the same endpoints, see
-    /// [`Connection::admits_new_incarnation`]. To be asked before [`TimeWait::on_segment`].
+    /// [`Connection::admits_new_incarnation`]. Call it before [`TimeWait::on_segment`].
     pub fn admits_new_incarnation(&self, header: &TcpHeader) -> bool {
         self.timestamps.admits(header, Position::first(self.expected))
     }
@@ -81,7 +81,7 @@ impl TimeWait {
         let start = next.near(header.sequence);
         let data_end = start + payload_len;
         let end = data_end + flags.sequence_len();
-        // RFC 7323 §5.3, R1; a SYN is challenged whatever it brings (RFC 5961 §4.2).
+        // RFC 7323 §5.3, R1. A SYN is challenged whatever it carries (RFC 5961 §4.2).
         if self.timestamps.enabled && !flags.intersects(TcpFlags::RST | TcpFlags::SYN) {
             match header.options.timestamps {
                 None => return Answer { reply: None, drop: Some(DropReason::NoTimestamp) },
@@ -103,7 +103,7 @@ impl TimeWait {
         }
         if !acceptable {
             if flags.contains(TcpFlags::FIN) {
-                // Eighth: the peer's FIN again restarts the wait.
+                // Eighth: a retransmitted FIN restarts TIME-WAIT.
                 self.until = now.after_nanos(self.wait);
             }
             if end > next {
@@ -136,12 +136,12 @@ impl TimeWait {
         {
             self.timestamps.note(timestamps.value, now);
         }
-        // Seventh and eighth: the peer has said that there is no more.
+        // Seventh and eighth: the peer has declared its stream complete.
         let drop = (start < data_end).then_some(DropReason::DataAfterFin);
         Answer { reply: (start < end).then(|| self.acknowledge(now)), drop }
     }
 
-    /// An answer to a segment that cannot be used: see `Connection::answer_unacceptable`.
+    /// Answers a segment that cannot be used: see `Connection::answer_unacceptable`.
     fn refuse(&mut self, now: Instant, takes_sequence: bool, reason: DropReason) -> Answer {
         let answers = takes_sequence || self.challenges.admit(now);
         Answer { reply: answers.then(|| self.acknowledge(now)), drop: Some(reason) }

@@ -1,5 +1,5 @@
-//! The timers of a connection. Times that only move away are not set again with each segment: when such a timer expires, it
-//! looks at what happened since and runs on.
+//! The timers of a connection. Deadlines that each segment would only postpone are not updated: when such a timer
+//! expires, it checks what has happened since, and continues.
 
 use crate::KeepAlive;
 use crate::connection::Connection;
@@ -9,7 +9,8 @@ use crate::queue::Fate;
 use crate::recovery::{Doubt, Mode};
 use crate::state::{CloseReason, Phase, StateEvent};
 
-/// When each timer expires, `Instant::NEVER` if it does not run. The delayed acknowledgment's is the receiver's.
+/// The deadline of each timer, `Instant::NEVER` if it is stopped. The receiving half has the timer of delayed
+/// acknowledgments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timers {
     /// Retransmission (RFC 6298).
@@ -52,8 +53,8 @@ impl Timers {
 }
 
 impl Connection {
-    /// When to call [`Connection::on_deadline`]; `None` if only a segment or the owner can make something happen. It may
-    /// be earlier than anything visible happens.
+    /// When to call [`Connection::on_deadline`]; `None` if only a segment or the owner can cause activity. It may be
+    /// earlier than any visible effect.
     #[inline]
     pub fn deadline(&self) -> Option<Instant> {
         let mut earliest = self.timers.earliest().min(self.receiver.ack_at);
@@ -63,8 +64,8 @@ impl Connection {
         earliest.finite()
     }
 
-    /// Lets expire what is due by `now`; then [`Connection::poll_transmit`] may have something. Calling it too early does no
-    /// harm.
+    /// Handles the timers that are due by `now`; then [`Connection::poll_transmit`] may have a segment. An early call
+    /// is harmless.
     pub fn on_deadline(&mut self, now: Instant) -> Events {
         match self.phase {
             Phase::Closed { .. } => return Events::NONE,
@@ -91,7 +92,7 @@ impl Connection {
         if now >= self.timers.probe {
             self.timers.probe = Instant::NEVER;
             if self.recovery.may_probe(&self.queue) && !self.queue.segments().is_empty() {
-                // RFC 8985 §7.3: the retransmission timer starts again behind the probe.
+                // RFC 8985 §7.3: the retransmission timer restarts after the probe.
                 self.pending.tail_probe = true;
                 self.timers.retransmit = now.after_nanos(self.rtt.timeout());
             }
@@ -110,7 +111,7 @@ impl Connection {
         Events::NONE
     }
 
-    /// The peer does not answer: closed, with a reset in case that it hears after all.
+    /// The peer does not answer: closes, with a reset in case the peer still receives.
     fn give_up(&mut self) -> Events {
         let reset = match self.phase {
             Phase::SynSent => None,
@@ -121,7 +122,7 @@ impl Connection {
         Events::TIMED_OUT | Events::CLOSED
     }
 
-    /// The connection is open: timers that run all the time start.
+    /// The connection is open: starts the timers that always run.
     pub(crate) fn open_timers(&mut self, now: Instant) {
         self.timers.retransmit = Instant::NEVER;
         self.timers.keep_alive =
@@ -145,7 +146,7 @@ impl Connection {
         };
     }
 
-    /// Whether the user time-out is really over; sets it again if not.
+    /// Whether the user time-out has really expired; rearms it if not.
     fn user_timeout_expired(&mut self, now: Instant) -> bool {
         let Some(patience) = self.config.user_timeout else {
             self.timers.user = Instant::NEVER;
@@ -160,8 +161,8 @@ impl Connection {
             self.timers.user = over;
             return false;
         }
-        // What should have been sent again, or probed, long ago has not been: this host has slept, and the peer, who may have
-        // answered since or have slept as well, is asked first.
+        // Retransmissions or probes that were due long ago have not been sent, so this host was suspended. The peer may
+        // have answered since, or was suspended as well: probe it first.
         let patience = nanos(patience);
         let slept = now >= self.timers.retransmit.min(self.timers.persist).after_nanos(patience / 2);
         if slept {
@@ -171,7 +172,7 @@ impl Connection {
         !slept
     }
 
-    /// RFC 6298 §5.4 to §5.7. Returns whether to give up.
+    /// RFC 6298 §5.4 to §5.7. Returns whether to close the connection.
     fn retransmission_expired(&mut self, now: Instant) -> bool {
         self.timers.retransmit = Instant::NEVER;
         let Some(first) = self.queue.segments().front() else { return false };
@@ -187,15 +188,16 @@ impl Connection {
         self.counters.timeouts += 1;
         let first_end = first.end();
         if first.fate == Fate::Sacked {
-            // RFC 2018 §8: the peer holds the next octet and does not acknowledge it, so it has dropped what it reported.
+            // RFC 2018 §8: the peer holds the next octet but does not acknowledge it, so it has discarded what it
+            // reported.
             self.queue.forget_sacks();
         }
         let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
-        // RFC 5681 §3.1, equation 4: of what was sent again by this timer already. An acknowledgment in between makes it
-        // another, where timestamps tell what it answers: without them the back-off stays (RFC 6298 §5.5), and what is left counts
-        // as sent again.
+        // RFC 5681 §3.1, equation 4, for data that this timer has already retransmitted. An acknowledgment in between
+        // makes it a new time-out where timestamps tell what it answers. Without them the back-off remains (RFC 6298
+        // §5.5), and the remaining data counts as retransmitted.
         let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
-        // RFC 5682 §2.1, step 1: a time-out for what was sent again already tells nothing.
+        // RFC 5682 §2.1, step 1: a time-out of data that was already retransmitted says nothing.
         let again = matches!(self.recovery.mode, Mode::Loss { .. });
         self.recovery.doubt =
             if again || self.timestamps.enabled { Doubt::No } else { Doubt::Resent { end: first_end } };
@@ -213,7 +215,7 @@ impl Connection {
         self.pending.tail_probe = false;
         self.timers.probe = Instant::NEVER;
         self.timers.reorder = Instant::NEVER;
-        // Set again with the retransmission, or here if that cannot leave.
+        // The retransmission rearms the timer; this does so if none can be sent.
         self.timers.retransmit = now.after_nanos(self.retransmission_interval());
         false
     }
@@ -226,7 +228,7 @@ impl Connection {
             self.config.keep_alive.map_or(Instant::NEVER, |keep_alive| now.after_nanos(nanos(keep_alive.idle)));
     }
 
-    /// RFC 9293 §3.8.4. Returns whether to give up.
+    /// RFC 9293 §3.8.4. Returns whether to close the connection.
     fn keep_alive_expired(&mut self, now: Instant) -> bool {
         let keep_alive = match self.config.keep_alive {
             Some(keep_alive) => keep_alive,
@@ -244,7 +246,7 @@ impl Connection {
             }
         }
         if !self.queue.segments().is_empty() || self.timers.persist != Instant::NEVER {
-            // What is in flight, or probes the window, asks the same question; the user time-out bounds it.
+            // Data in flight, or a window probe, tests the peer just as well; the user time-out bounds it.
             self.timers.keep_alive = now.after_nanos(nanos(keep_alive.interval));
             return false;
         }
@@ -260,9 +262,9 @@ impl Connection {
         false
     }
 
-    /// The link went down, or came back: asks the peer at once whether it is still there, rather than at the next time-out.
-    /// What is in flight is sent again from its first segment, a shut window is probed, a silent connection gets a
-    /// keep-alive probe; the congestion window stays as it is.
+    /// The link went down, or came up again: probes the peer at once instead of at the next time-out. Data in flight is
+    /// retransmitted from its first segment on, a shut window is probed, and a silent connection sends a keep-alive
+    /// probe. The congestion window is unchanged.
     pub fn link_lost(&mut self, now: Instant) {
         match self.phase {
             Phase::Closed { .. } | Phase::TimeWait { .. } | Phase::SynSent | Phase::SynReceived { .. } => {}

@@ -5,17 +5,17 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader, Timestamps};
 use crate::position::Position;
 use crate::{Config, Instant};
 
-/// After this long without a segment, the remembered timestamp says nothing (RFC 7323 §5.5): 24 days in ns.
+/// After this long without a segment, the stored timestamp is meaningless (RFC 7323 §5.5): 24 days in ns.
 const OUTDATED: u64 = 24 * 24 * 3600 * 1_000_000_000;
 
-/// Both clocks, and what is echoed. Our clock ticks every millisecond, the fastest that RFC 7323 §5.4 allows.
-/// Aligned so that it lies within one cache line.
+/// Both clocks, and the value to echo. Our clock ticks every millisecond, the fastest that RFC 7323 §5.4 allows.
+/// Aligned to lie within one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(crate) struct TimestampState {
     /// Both ends agreed.
     pub(crate) enabled: bool,
-    /// We would take them.
+    /// We accept timestamps.
     offered: bool,
     offset: u32,
     /// TS.Recent.
@@ -49,7 +49,7 @@ impl TimestampState {
         self.enabled.then(|| Timestamps { value: self.value(now), echo: self.recent })
     }
 
-    /// Whether a segment's timestamp is too old to be of this time (RFC 7323 §5.3, R1).
+    /// Whether a segment's timestamp is too old (RFC 7323 §5.3, R1).
     #[inline]
     pub(crate) fn is_old(&self, value: u32, now: Instant) -> bool {
         self.known && (value.wrapping_sub(self.recent) as i32) < 0 && now.nanos_since(self.recent_at) < OUTDATED
@@ -77,13 +77,13 @@ impl TimestampState {
             Some(timestamps) if self.enabled => {
                 self.is_newer(timestamps.value) || (!self.is_older(timestamps.value) && begins_later)
             }
-            // The new connection will have timestamps, the old one's segments have none: nobody can take them for its own.
+            // The new connection has timestamps and the old one has none, so their segments cannot be confused.
             Some(_) if self.offered => true,
             _ => begins_later,
         }
     }
 
-    /// Remembers the timestamp of a segment that begins at or before what was last acknowledged (RFC 7323 §4.3, rule 2).
+    /// Stores the timestamp of a segment that begins at or before the last acknowledgment sent (RFC 7323 §4.3, rule 2).
     #[inline]
     pub(crate) fn note(&mut self, value: u32, now: Instant) {
         self.recent = value;
@@ -91,7 +91,7 @@ impl TimestampState {
         self.known = true;
     }
 
-    /// Whether `echo` shows that the peer answers something sent before the segment that went out with `stamp`.
+    /// Whether `echo` shows that the peer answers a segment sent before the one with `stamp`.
     #[inline]
     pub(crate) fn precedes(echo: u32, stamp: u32) -> bool {
         echo.wrapping_sub(stamp) as i32 <= -1

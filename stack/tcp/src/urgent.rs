@@ -1,8 +1,8 @@
-//! The urgent mechanism (RFC 9293 §3.8.5, as RFC 6093 has it).
+//! The urgent mechanism (RFC 9293 §3.8.5, as clarified by RFC 6093).
 //!
-//! Urgent data is part of the stream like any other: the pointer, which names the octet behind it (MUST-62), only says how far
-//! the receiver should read in haste. So all there is to keep are two positions, and only by who has ever used them: they stand
-//! on the heap, and neither the segments that header prediction takes nor those that leave otherwise know of them.
+//! Urgent data is in the stream like any other. The pointer names the octet behind it (MUST-62) and only says how far
+//! the receiver should read urgently. So the state is two positions, and only for connections that have used them: it
+//! is on the heap, and neither header prediction nor the usual transmit path touches it.
 
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
@@ -10,29 +10,30 @@ use crate::connection::Connection;
 use crate::event::Events;
 use crate::position::Position;
 
-/// What a connection that has seen urgent data knows.
+/// The state of a connection that has seen urgent data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Urgent {
-    /// SND.UP, as long as something before it is not acknowledged.
+    /// SND.UP, while something before it is unacknowledged.
     send: Option<Position>,
-    /// RCV.UP: the furthest that was told of.
+    /// RCV.UP: the furthest that was announced.
     receive: Option<Position>,
-    /// RCV.NXT in front of the segment that told of it.
+    /// RCV.NXT before the segment that announced it.
     told_at: Position,
 }
 
 impl Connection {
-    /// Makes everything of the stream urgent that comes before octet `end`, counted as [`Connection::octets_pushed`] counts: also
-    /// what is still to be pushed, for an owner who knows of it, any length of it (RFC 9293 §3.8.5, MUST-31).
+    /// Makes all octets of the stream before `end` urgent, counted as [`Connection::octets_pushed`] counts. `end` may
+    /// lie beyond what is pushed, for an owner that knows what follows, by any distance (RFC 9293 §3.8.5, MUST-31).
     ///
-    /// All segments that begin before `end` say so from now on, those sent again and window probes too, until the peer has
-    /// acknowledged what comes before `end`. A pointer reaches 65,535 octets; where `end` is further away, it goes so far, and
-    /// later segments carry it on. Where data has to wait for a window, a pure acknowledgment tells at once.
+    /// All segments that begin before `end` announce it from now on, including retransmissions and window probes, until
+    /// the peer has acknowledged the octets before `end`. A pointer reaches 65,535 octets: if `end` is further away, it
+    /// points that far, and later segments continue. If data has to wait for a window, a pure acknowledgment announces
+    /// it at once.
     ///
-    /// Nothing happens if all of it is acknowledged, or was urgent before. Octets that the peer has got before they were made
-    /// urgent cannot be called back: for these, nothing is told.
+    /// It does nothing if all of it is acknowledged, or was urgent before. Octets that the peer received before this
+    /// call cannot become urgent, and are not announced.
     ///
-    /// RFC 6093 §5 asks new applications not to use this (RFC 9293 §3.8.5, SHLD-13).
+    /// RFC 6093 §5 advises against urgent data in new applications (RFC 9293 §3.8.5, SHLD-13).
     pub fn send_urgent_until(&mut self, end: u64) {
         let end = self.stream_start().ahead(end);
         if self.close_reason().is_some() || end <= self.queue.unacknowledged() {
@@ -44,7 +45,7 @@ impl Connection {
         }
         urgent.send = Some(end);
         self.pending.urgent = true;
-        // What can leave at once brings the word itself.
+        // Data that can be sent at once carries the announcement itself.
         let by_peer = self.window_edge().octets_since(self.queue.next());
         let by_congestion = self.congestion.window().saturating_sub(self.in_flight());
         if self.phase.sends() && (self.queue.unsent() > 0 || by_peer.min(by_congestion) < self.segment) {
@@ -55,7 +56,7 @@ impl Connection {
     /// Sets URG and the pointer if the segment begins before SND.UP.
     pub(crate) fn point_to_urgent(&mut self, header: &mut TcpHeader) {
         let Some(urgent) = &mut self.urgent else { return };
-        // The owner may have closed without the octets that it had announced: the FIN is not urgent.
+        // The owner may have closed without pushing all the octets that it announced: the FIN is not urgent.
         let limit = if self.closing { self.queue.end() } else { Position::LAST };
         let unacknowledged = self.queue.unacknowledged();
         let Some(end) = urgent.send.map(|end| end.min(limit)).filter(|end| *end > unacknowledged) else {
@@ -70,18 +71,18 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.10.7.4, sixth check, of a segment whose first octet stands at `sequence`: before its text is taken.
+    /// RFC 9293 §3.10.7.4, sixth check, for a segment whose first octet is at `sequence`, before its text is processed.
     pub(crate) fn take_urgent(&mut self, sequence: Position, pointer: u16) -> Events {
         let next = self.receiver.next();
         let end = sequence + u32::from(pointer);
-        // A pointer of 0 names no octet of the segment or behind it. What was received before is in the owner's hands and cannot
-        // become urgent any more; in the states from CLOSE-WAIT on there is nothing to come.
+        // A pointer of 0 names no octet in the segment or behind it. Octets received earlier belong to the owner and
+        // can no longer become urgent. From CLOSE-WAIT on, no data follows.
         if pointer == 0 || end <= next || !self.phase.receives() {
             return Events::NONE;
         }
         let urgent = self.urgent.get_or_insert_default();
         if urgent.receive.is_some_and(|known| end <= known) {
-            // MUST-32 asks for news when the pointer advances; the others repeat it.
+            // MUST-32 requires a report when the pointer advances; other pointers repeat it.
             return Events::NONE;
         }
         urgent.receive = Some(end);
@@ -89,16 +90,16 @@ impl Connection {
         Events::URGENT
     }
 
-    /// How far the urgent data reaches that [`Events::URGENT`] told of last: octets from the end of what had been handed out before
-    /// that segment to the end of the urgent data, whether they have come or not. 0 if none was ever told of.
+    /// How far the urgent data of the last [`Events::URGENT`] reaches, in octets from the end of the data handed out
+    /// before that segment, whether they have arrived or not. 0 if there never was any.
     ///
-    /// So an owner who asks before it hands out the segment's octets knows how much of them, and of what follows, is urgent
-    /// (RFC 9293 §3.8.5, MUST-33).
+    /// An owner that calls this before it hands out the segment's octets knows which of them, and of those that follow,
+    /// are urgent (RFC 9293 §3.8.5, MUST-33).
     pub fn urgent_told(&self) -> u32 {
         self.urgent.as_ref().map_or(0, |urgent| urgent.receive.map_or(0, |end| end.octets_since(urgent.told_at)))
     }
 
-    /// Gives the memory back if nothing in it means anything any more.
+    /// Frees the state once it is meaningless.
     pub(crate) fn forget_urgent(&mut self) {
         let (unacknowledged, next) = (self.queue.unacknowledged(), self.receiver.next());
         let over = |position: Option<Position>, reached| position.is_none_or(|end| end <= reached);

@@ -1,4 +1,4 @@
-//! SYN cookies (RFC 4987 §3.6): what is kept, what is recognised, and what is not.
+//! SYN cookies (RFC 4987 §3.6): what they keep, and which acknowledgments are recognised.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -70,8 +70,8 @@ fn combinations() -> impl Iterator<Item = (Config, TcpHeader)> {
     })
 }
 
-/// The answer is the one that a connection with state would give, and so is the connection that comes of it: only what the
-/// document says is lost is lost.
+/// The answer is the one of a connection with state, and so is the resulting connection: only what RFC 4987 says is
+/// lost is lost.
 #[test]
 fn connection_from_a_cookie_is_like_one_from_the_syn() {
     let mut seen = 0;
@@ -81,7 +81,7 @@ fn connection_from_a_cookie_is_like_one_from_the_syn() {
         let ack = ack(&answer);
         let mut plain_syn = syn;
         if config.window_scale {
-            // A shift that the table lacks is rounded down.
+            // A shift that is not in the table is rounded down.
             plain_syn.options.window_scale =
                 cookies().recover(&flow(1000), &ack, then).expect("our own cookie").options.window_scale;
             assert_eq!(plain_syn.options.window_scale.is_some(), syn.options.window_scale.is_some());
@@ -98,7 +98,7 @@ fn connection_from_a_cookie_is_like_one_from_the_syn() {
             assert_eq!(received.payload, Payload::InOrder { skip: 0, len: 5 });
         }
         let (mut found, mut expected) = (connection.info(), plain.info());
-        // RFC 4987 §3.6: the MSS is one of a few. Nobody knows when the answer was sent.
+        // RFC 4987 §3.6: the MSS is one of a few. The time of the answer is unknown.
         assert!(found.effective_mss <= expected.effective_mss.max(64));
         assert_eq!((found.smoothed_rtt, expected.smoothed_rtt), (Duration::ZERO, Duration::from_secs(1)));
         for info in [&mut found, &mut expected] {
@@ -154,7 +154,7 @@ fn cookie_lasts_for_two_ticks_of_its_clock() {
         assert!((last..300).all(|age| !good(age)), "recognised again after {last} s");
         lasted.push(last);
     }
-    // RFC 4987 §3.6: a cookie must not be good for ever. 2^33 ns are 8.6 s.
+    // RFC 4987 §3.6: a cookie must expire. 2^33 ns are 8.6 s.
     assert!(lasted.iter().all(|seconds| (9..=18).contains(seconds)), "{lasted:?}");
     assert!(lasted.iter().any(|&seconds| seconds < 10) && lasted.iter().any(|&seconds| seconds > 16));
     assert_eq!(SynCookies::LIFE.as_secs(), 17);
@@ -184,7 +184,7 @@ fn cookie_is_good_for_one_flow_one_number_and_one_secret() {
     }
 }
 
-/// One number in 2^23 is a cookie: half a one of four million guesses.
+/// One number in 2^23 is a cookie: four million guesses find half a one.
 #[test]
 fn guesses_fail() {
     let mut random = fastrand::Rng::with_seed(4);

@@ -1,6 +1,6 @@
-//! Segments of somebody who knows the endpoints and guesses the numbers: what is taken is exactly what RFC 5961 says, so a
-//! forger's chance with one segment is 1 in 2^32 for a reset, none for a SYN, and for data the part of the receive window
-//! times the part of the acceptable acknowledgments.
+//! Segments of an attacker who knows the endpoints and guesses the numbers. Exactly what RFC 5961 accepts is accepted.
+//! A forger's chance per segment is 1 in 2^32 for a reset and none for a SYN. For data it is the receive window's share
+//! of the numbers times that of the acceptable acknowledgments.
 
 use uwarp_tcp::{BufferToken, Config, Connection, DropReason, Instant, Payload, State};
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
@@ -33,7 +33,7 @@ fn open(challenges: u32) -> Connection {
     open_with(challenges, false)
 }
 
-/// The same, with timestamps or without; the peer's clock stands at [`PEER_CLOCK`].
+/// The same, with or without timestamps; the peer's clock is at [`PEER_CLOCK`].
 fn open_with(challenges: u32, timestamps: bool) -> Connection {
     let config = Config {
         timestamps,
@@ -107,7 +107,7 @@ fn syn_is_never_taken() {
                     let mut segment = header(flags, sequence, 0);
                     segment.options.timestamps = value.map(|value| Timestamps { value, echo: 0 });
                     let received = connection.on_segment(now(), &segment, 7, 0, BufferToken(0));
-                    // RFC 5961 §4.2: whatever its number, and its timestamp.
+                    // RFC 5961 §4.2: challenged whatever its number and timestamp.
                     assert_eq!(
                         (received.drop, received.payload),
                         (Some(DropReason::SynChallenged), Payload::Discarded)
@@ -162,8 +162,8 @@ fn challenges_are_bounded() {
     assert_eq!((connection.state(), answers), (State::Established, 10));
 }
 
-/// A forger that is lucky with one number can add octets of its own ahead of a gap; what the peer sent first is kept, and
-/// what was handed out stays as it was (RFC 9293 §3.10.7.4, seventh check).
+/// A forger that hits a valid number can add octets of its own ahead of a gap. Octets that arrived first are kept, and
+/// octets handed out are unchanged (RFC 9293 §3.10.7.4, seventh check).
 #[test]
 fn what_came_first_is_not_overwritten() {
     let mut connection = open(100);
@@ -183,6 +183,6 @@ fn what_came_first_is_not_overwritten() {
         pieces.push((held.token.0, held.skip, held.len));
     }
     assert_eq!(pieces, [(3, 0, 50), (1, 0, 100), (4, 50, 50)]);
-    // All of it again, longer: only what is new.
+    // All of it again, and longer: only the new octets are accepted.
     assert_eq!(segment(&mut connection, 0, 260), Payload::InOrder { skip: 250, len: 10 });
 }

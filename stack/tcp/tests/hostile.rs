@@ -1,5 +1,5 @@
-//! Any segment in any state: no panic, no octet handed out that was not offered a window for, no buffer lost or given back
-//! twice, nothing sent that the peer has not left room for.
+//! Any segment in any state: no panic, no octet handed out beyond the offered window, no buffer lost or returned twice,
+//! nothing sent beyond the peer's window.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
 const OUR_ISN: SeqNumber = SeqNumber(0xffff_fff0);
 const PEER_ISN: SeqNumber = SeqNumber(0x7fff_fff0);
 
-/// A number that is right, nearly right or anything.
+/// A number that is right, nearly right or arbitrary.
 #[derive(Clone, Copy, Debug)]
 enum Number {
-    /// This far from what is expected.
+    /// This far from the expected number.
     Near(i32),
     Any(u32),
 }
@@ -103,12 +103,12 @@ struct Model {
     next_token: u32,
     held: HashSet<u32>,
     records: HashSet<u32>,
-    /// What to aim at: the peer's next number, and what it acknowledges.
+    /// What to aim at: the peer's next number, and the number that it acknowledges.
     sequence: SeqNumber,
     acknowledgment: SeqNumber,
     /// The right edge offered so far, as the peer's numbers.
     edge: Option<SeqNumber>,
-    /// The shift count that we announced, if both ends did.
+    /// The shift count that we announced, if both ends announced one.
     shift: u8,
     peer_scales: bool,
     consumed: u64,
@@ -316,7 +316,7 @@ proptest! {
             closed: false,
         };
         model.poll();
-        // Most of what is interesting happens on an open connection.
+        // Most interesting behaviour happens on an open connection.
         if prologue > 0 {
             let flags = if active { TcpFlags::SYN | TcpFlags::ACK } else { TcpFlags::ACK };
             let sequence = if active { Number::Any(PEER_ISN.0) } else { Number::Near(0) };

@@ -8,7 +8,7 @@ use channel::{Faults, Pair};
 use uwarp_tcp::{BufferToken, Config, Congestion, Connection, Instant};
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader};
 
-/// The most that an idle connection may take, heap included.
+/// The most octets that an idle connection may take, heap included.
 const IDLE: usize = 2048;
 
 #[test]
@@ -19,7 +19,7 @@ fn idle_connection_is_small() {
     assert!(pair.memory(0) <= IDLE && pair.memory(1) <= IDLE, "{} and {}", pair.memory(0), pair.memory(1));
 }
 
-/// Cache lines of a connection that a usual segment touches: with many connections, each is a wait for memory.
+/// Cache lines of a connection that a usual segment touches. With many connections, each is a cache miss.
 const LINES: usize = 9;
 
 #[test]
@@ -60,7 +60,7 @@ fn urgent_data_costs_memory_only_while_it_is_pending() {
 #[test]
 fn steady_stream_does_not_allocate() {
     let faults = Faults { spacing: Duration::from_micros(1), ..Faults::delay(Duration::from_micros(50)) };
-    // A window that is reached soon, so that the state is steady.
+    // A window that fills soon, so that the state is steady.
     let config = Config { receive_window: 256 << 10, ..Config::default() };
     let mut pair = Pair::new(&config, &config, faults);
     pair.send_bulk(0, 4 << 20, 1448);
@@ -69,8 +69,8 @@ fn steady_stream_does_not_allocate() {
     assert_eq!((pair.memory(0), pair.memory(1)), before);
 }
 
-/// A connection with something in each of its rare parts: unacknowledged records and SACK blocks, segments sent again, data
-/// out of order, delayed echoes of ECN, and urgent data.
+/// A connection that uses each of its rare parts: unacknowledged records and SACK blocks, retransmissions, data out of
+/// order, delayed echoes of ECN, and urgent data.
 fn connection_in_trouble() -> Connection {
     let now = Instant::from_nanos(1_000_000_000);
     let config = Config { congestion: Congestion::Dctcp, timestamps: false, ..Config::default() };
@@ -100,7 +100,7 @@ fn connection_in_trouble() -> Connection {
         connection.on_segment(now, &report, 0, 0, BufferToken(0));
         send_all(&mut connection);
     }
-    // Data with and without a mark, and three stretches that are out of order.
+    // Data with and without a mark, and three stretches out of order.
     for (token, offset, ecn) in [(20, 0, 2), (21, 100, 3), (22, 200, 2), (23, 400, 2), (24, 600, 2), (25, 800, 2)] {
         connection.on_segment(now, &segment(offset, 0), 100, ecn, BufferToken(token));
     }

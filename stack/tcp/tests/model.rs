@@ -1,8 +1,8 @@
-//! The state diagram against a small reference (RFC 9293 §3.3.2, §3.6, §3.10): calls and segments in any order lead both to the
-//! same states, and what is delivered and acknowledged agrees.
+//! The state diagram against a small reference (RFC 9293 §3.3.2, §3.6, §3.10): calls and segments in any order lead
+//! both to the same states, and the delivered and acknowledged octets agree.
 //!
-//! The reference knows no windows, timers, options or losses: each segment of the peer is in order or plainly wrong, and
-//! everything that the connection wants to send leaves at once.
+//! The reference has no windows, timers, options or losses: each segment of the peer is in order or plainly invalid,
+//! and everything that the connection wants to send is sent at once.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ const PEER_ISN: SeqNumber = SeqNumber(0xffff_ff80);
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The owner sends so many octets.
+    /// The owner sends this many octets.
     Send(u32),
     Close,
     Abort,
     /// TIME-WAIT ends, if it is that.
     Wait,
-    /// Segments of the peer: so many octets, FIN, and whether all that we have sent is acknowledged.
+    /// A segment of the peer: number of octets, FIN, and whether it acknowledges everything that we have sent.
     Segment {
         len: u32,
         fin: bool,
@@ -31,7 +31,7 @@ enum Step {
     Syn {
         acknowledges: bool,
     },
-    /// A reset with the number that is expected, or one ahead of it, or far away.
+    /// A reset with the expected number, one ahead of it, or one far away.
     Reset {
         offset: u32,
     },
@@ -59,10 +59,10 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     state: State,
-    /// What the owner has handed over, the FIN included.
+    /// Octets that the owner has pushed, the FIN included.
     sent: u32,
     acknowledged: u32,
-    /// What the peer has sent in order, the FIN included.
+    /// Octets that the peer has sent in order, the FIN included.
     received: u32,
     delivered: u32,
     close_pending: bool,
@@ -237,7 +237,7 @@ impl Pair {
             Step::Reset { offset } => {
                 let exact = offset == 0;
                 match reference.state {
-                    // RFC 9293 §3.10.7.3: it has to acknowledge the SYN.
+                    // RFC 9293 §3.10.7.3: it must acknowledge the SYN.
                     State::SynSent if exact => reference.end(CloseReason::Reset),
                     // RFC 1337, RFC 5961 §3.2.
                     State::TimeWait | State::SynSent | State::Closed => {}
@@ -309,7 +309,7 @@ proptest! {
                 // The FIN takes a number of its own.
                 prop_assert!(stream == u64::from(after.acknowledged) || (fin && stream + 1 >= u64::from(after.acknowledged)));
             }
-            // Each event is told when it happens, and not again.
+            // Each event is reported once, when it happens.
             let entered = |state: State| before.state != state && after.state == state;
             let opened = matches!(before.state, State::SynSent | State::SynReceived)
                 && !matches!(after.state, State::SynSent | State::SynReceived | State::Closed);

@@ -1,5 +1,5 @@
-//! Two connections talk through a channel that loses, delays, reorders and duplicates, in virtual time: every octet arrives
-//! once and in order, and everything comes to an end.
+//! Two connections over a channel that loses, delays, reorders and duplicates, in virtual time: every octet arrives
+//! once and in order, and every connection ends.
 
 mod channel;
 
@@ -21,7 +21,7 @@ fn config(congestion: Congestion, sack: bool, timestamps: bool, window: u32, mss
         user_timeout: None,
         syn_retries: 30,
         rto_max: Duration::from_secs(2),
-        // Longer than any run: an end that waits must be there to answer, however unlucky the other is.
+        // Longer than any run: an end in TIME-WAIT must remain to answer, however many segments the other end loses.
         time_wait: Duration::from_secs(7200),
         ..Config::default()
     }
@@ -61,7 +61,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Random records both ways, random settings at both ends, one end stingy with its window for a while.
+    /// Random records both ways, random settings at both ends, and a small window at one end for a while.
     #[test]
     fn every_octet_arrives_once_and_in_order(
         left in settings(),
@@ -114,8 +114,9 @@ proptest! {
         prop_assert_eq!(pair.received(1), pair.pushed(0));
     }
 
-    /// Records of urgent data among others, both ways, over a path that loses and shrinks: each segment says what it must, sent
-    /// again and cut anew too (`channel` checks each), and the peer comes to know exactly where the urgent data ends.
+    /// Records of urgent data among others, both ways, over a path that loses segments and shrinks. Each segment points
+    /// as it must, also when retransmitted or cut anew (`channel` checks each), and the peer learns exactly where the
+    /// urgent data ends.
     #[test]
     fn urgent_marks_survive_losses_and_cuts(
         left in settings(),
@@ -150,7 +151,7 @@ proptest! {
     }
 }
 
-/// A clean path: no time-out, no retransmission, and one pure acknowledgment a batch at most.
+/// A clean path: no time-out, no retransmission, and at most one pure acknowledgment per batch.
 #[test]
 fn clean_path_needs_no_repair() {
     let settings = config(Congestion::Cubic, true, true, 1 << 20, 1460);
@@ -201,7 +202,7 @@ fn reordering_costs_few_retransmissions() {
     assert!(info.reordering_seen && info.segments_retransmitted < 60, "{info:?}");
 }
 
-/// When the receiver's window opens again around a window probe whose answer is lost, if it does.
+/// When the receiver's window opens, if ever, relative to a window probe whose answer is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opens {
     Never,
@@ -209,8 +210,8 @@ enum Opens {
     BehindTheProbe,
 }
 
-/// The sender cannot know whether the octet of its window probe was taken, and gives up with two resets: one of them has the
-/// number that the receiver expects, wherever that is, and the other one does no harm (RFC 5961 §3.2), whichever comes first.
+/// The sender cannot know whether the octet of its window probe was accepted, so it aborts with two resets. One of them
+/// has the number that the receiver expects; the other one does no harm (RFC 5961 §3.2), whichever arrives first.
 #[test]
 fn one_of_the_resets_behind_a_window_probe_ends_the_peers_connection() {
     for opens in [Opens::Never, Opens::BeforeTheProbe, Opens::BehindTheProbe] {

@@ -1,4 +1,4 @@
-//! What SACK blocks cost their receiver: work for what they report anew, and next to none for what they repeat.
+//! The cost of SACK blocks to their receiver: work for newly reported data, and next to none for repetitions.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const PEER_ISN: SeqNumber = SeqNumber(77);
 const WINDOW: u32 = 8192;
 const SEGMENT: u32 = 536;
 
-/// A connection with [`WINDOW`] segments in flight, and a peer that says of them what it likes.
+/// A connection with [`WINDOW`] segments in flight, and a peer that reports whatever it likes about them.
 struct Sender {
     connection: Connection,
     now: Instant,
@@ -61,8 +61,8 @@ impl Sender {
         assert!(!received.events.contains(Events::CLOSED), "{received:?}");
     }
 
-    /// Shows the sender `count` acknowledgments of nothing with the blocks that `blocks` makes for each, in octets from the
-    /// first that is not acknowledged. Returns how many segments were looked at for them.
+    /// Passes the sender `count` acknowledgments that acknowledge nothing, with the blocks that `blocks` returns for
+    /// each, in octets from the first unacknowledged one. Returns how many segments were examined.
     fn walked(&mut self, count: u32, blocks: impl Fn(u32) -> Vec<(u32, u32)>) -> u64 {
         let before = self.connection.info().sack_segments_walked;
         for number in 0..count {
@@ -77,12 +77,12 @@ const END: u32 = WINDOW * SEGMENT;
 /// Acknowledgments of one attack.
 const ACKS: u32 = 4000;
 
-/// The bound of each attack: a few looks at each segment for what is new (marking it, reading it for losses, joining it to what
-/// lies beside it), and a small constant for each block of each acknowledgment.
+/// The bound of each attack: a few examinations of each segment for what is new (marking it, reading it for losses,
+/// joining it with its neighbours), and a small constant per block of each acknowledgment.
 fn assert_bounded(name: &str, walked: u64, blocks: u32) {
     let bound = u64::from(8 * WINDOW + 4 * blocks * ACKS);
-    println!("{name}: {walked} looks, at most {bound}");
-    assert!(walked <= bound, "{name}: {walked} looks at segments, more than {bound}");
+    println!("{name}: {walked} segments examined, at most {bound}");
+    assert!(walked <= bound, "{name}: {walked} segments examined, more than {bound}");
 }
 
 /// Attacks of [`ACKS`] acknowledgments each on a window of 8,192 segments: (name, blocks of the acknowledgment with this number).
@@ -118,7 +118,7 @@ fn blocks_cost_no_more_than_what_they_report_anew() {
     }
 }
 
-/// The bound holds for every order in which a window can be reported: blocks at random, each of them several times.
+/// The bound holds for any order of reports: random blocks, each of them several times.
 #[test]
 fn blocks_at_random_cost_no_more_than_what_they_report_anew() {
     for seed in 0..20 {

@@ -1,5 +1,5 @@
-//! An independent peer: smoltcp's TCP, over a channel that loses, reorders and duplicates packets, in virtual time. Contents
-//! are compared octet by octet.
+//! An independent peer: smoltcp's TCP, over a channel that loses, reorders and duplicates packets, in virtual time. The
+//! contents are compared octet by octet.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -72,7 +72,7 @@ impl Device for Queues {
     }
 }
 
-/// When it arrives, in which order, whether at the peer, and the packet.
+/// Arrival time, order, whether it travels to the peer, and the packet.
 type Travelling = (Instant, u64, bool, Vec<u8>);
 
 #[derive(Clone, Copy)]
@@ -157,7 +157,7 @@ impl World {
             faults,
         };
         if !active {
-            // The listener is not part of this crate: take the first SYN by hand.
+            // The listener is not part of this crate: accept the first SYN by hand.
             world.interface.poll(peer_time(now), &mut world.device, &mut world.sockets);
             let packet = world.device.sent.pop_front().expect("a SYN");
             let (syn, _) = TcpHeader::parse(&packet[IP_HEADER..]).expect("a header");
@@ -330,8 +330,8 @@ impl World {
     }
 }
 
-/// smoltcp does not take the timestamp option off the MSS that it is given: with 1460 its full segments would not fit into the
-/// MTU, and it drops them itself.
+/// smoltcp does not subtract the timestamp option from the MSS that it is given: with 1460, its full segments would
+/// exceed the MTU, and it would drop them itself.
 fn config() -> Config {
     Config { mss: 1400, user_timeout: None, keep_alive: None, time_wait: Duration::from_secs(30), ..Config::default() }
 }

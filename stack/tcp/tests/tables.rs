@@ -1,6 +1,6 @@
-//! Goodput and fairness in virtual time, as tables in `tests/tables`. A change of the code that changes a figure shows there:
-//! look at the difference, and if it is meant, write the tables anew with `UWARP_TABLES=write cargo nextest run -p uwarp-tcp
-//! --test tables`.
+//! Goodput and fairness in virtual time, as tables in `tests/tables`. A code change that changes a figure fails here.
+//! Review the difference; if it is intended, write the tables again with `UWARP_TABLES=write cargo nextest run -p
+//! uwarp-tcp --test tables`.
 
 mod network;
 
@@ -43,8 +43,8 @@ fn compare(file: &str, table: &str) {
     assert!(frozen == table, "{file} differs; see the head of tests/tables.rs\nwas:\n{frozen}\nis:\n{table}");
 }
 
-/// What random losses leave of an unlimited link, in bits a second: the larger of Mathis' formula for Reno, the square root of
-/// 3/2p, and CUBIC's (RFC 9438 §5.1, for C = 0.4), since CUBIC is never slower than Reno (§4.3).
+/// What random losses leave of an unlimited link, in bits per second. It is the larger of Mathis' formula for Reno, the
+/// square root of 3/2p, and that of CUBIC (RFC 9438 §5.1, for C = 0.4), since CUBIC is never slower than Reno (§4.3).
 fn formula(congestion: Congestion, rtt: Duration, loss: f64) -> f64 {
     let rtt = rtt.as_secs_f64();
     let reno = (1.5 / loss).sqrt();
@@ -57,7 +57,7 @@ fn millis(value: f64) -> Duration {
     Duration::from_nanos((value * 1e6) as u64)
 }
 
-/// One flow: long enough for the average to mean something, and not much longer.
+/// One flow, for just long enough to make the average meaningful.
 fn single(congestion: Congestion, path: Path, seeds: u64, time: Duration) -> (f64, Network) {
     let mut sum = 0.0;
     let mut last = None;
@@ -188,7 +188,7 @@ fn fairness_of_several_flows() {
     compare("fairness.txt", &table);
 }
 
-/// 1 % random loss, 1 ms round trip: at least 90 % of what the link and the formula allow, whichever is less.
+/// 1 % random loss, 1 ms round trip: at least 90 % of the lesser of what the link and the formula allow.
 #[test]
 fn one_percent_loss_costs_no_more_than_the_formula_says() {
     for rate in [50, 100, 500] {

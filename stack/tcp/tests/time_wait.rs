@@ -43,7 +43,7 @@ fn waiting(config: &Config) -> Connection {
     connection.poll_transmit(now).expect("a FIN");
     let fin = TcpFlags::ACK | TcpFlags::FIN;
     assert!(take(&mut connection, &header(fin, 1, 2, value), 100).contains(Events::TIME_WAIT));
-    assert!(connection.time_wait().is_none(), "the acknowledgment of the FIN has not left");
+    assert!(connection.time_wait().is_none(), "the acknowledgment of the FIN is not sent");
     connection.poll_transmit(now).expect("its acknowledgment");
     assert_eq!(connection.state(), State::TimeWait);
     connection
@@ -97,7 +97,7 @@ fn late() -> impl Strategy<Value = Late> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// RFC 9293 §3.10.7.4, RFC 5961, RFC 6191, RFC 7323, RFC 2883: whatever the connection does.
+    /// RFC 9293 §3.10.7.4, RFC 5961, RFC 6191, RFC 7323, RFC 2883: the same as the connection.
     #[test]
     fn compact_form_behaves_as_the_connection(
         timestamps in any::<bool>(),
@@ -175,7 +175,7 @@ fn new_connection_begins_beyond_the_old_one() {
     }
 }
 
-/// What still waits for its owner keeps the connection whole.
+/// A connection with anything left for its owner to fetch is not reduced.
 #[test]
 fn connection_with_something_left_is_not_compact() {
     let now = start();
@@ -197,7 +197,7 @@ fn connection_with_something_left_is_not_compact() {
     assert!(connection.time_wait().is_some());
 }
 
-/// RFC 6191 §2: a timestamp tells a new connection from the old one only if the new one will have timestamps.
+/// RFC 6191 §2: a timestamp distinguishes a new connection from the old one only if the new one will have timestamps.
 #[test]
 fn timestamp_admits_no_new_connection_where_none_are_taken() {
     let admits = |timestamps: bool, sequence, timestamp| {

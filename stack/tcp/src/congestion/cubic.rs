@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438). Windows are in segments inside, as in the document.
+//! CUBIC (RFC 9438). Windows are in segments internally, as in the document.
 
 use crate::Instant;
 
@@ -6,7 +6,7 @@ use crate::Instant;
 const C: f64 = 0.4;
 /// RFC 9438 §4.6.
 const BETA: f64 = 0.7;
-/// RFC 9438 §4.3: what makes the average window that of Reno.
+/// RFC 9438 §4.3: makes the average window equal to that of Reno.
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,25 +19,26 @@ pub(super) struct Cubic {
     estimate: f64,
     /// K in seconds.
     inflection: f64,
-    /// t in ns: how long this stage of congestion avoidance has lasted, as far as the window was used.
+    /// t in ns: the duration of this stage of congestion avoidance, counting only time in which the window was full.
     elapsed: u64,
-    /// When the window was found used last; none before this stage begins.
+    /// When the window was last found full; `None` before this stage begins.
     used_at: Option<Instant>,
     after_timeout: bool,
-    /// Growth of less than one octet that is owed.
+    /// Owed growth of less than one octet.
     fraction: f64,
 }
 
 impl Cubic {
-    /// The new window after `octets` were acknowledged in congestion avoidance, while the window was used (RFC 9438 §4.2
-    /// to §4.5).
+    /// The new window after `octets` were acknowledged in congestion avoidance, while the window was full (RFC 9438
+    /// §4.2 to §4.5).
     pub(super) fn grow(&mut self, now: Instant, window: u32, octets: u32, segment: u32, rtt: u64) -> u32 {
         let size = f64::from(segment);
         let current = f64::from(window) / size;
         let acknowledged = f64::from(octets) / size;
         match self.used_at {
-            // Time in which the window is not the limit does not count (RFC 9438 §4.2 and §5.8). As long as it is, there is
-            // an acknowledgment in each round trip: in a longer gap it was not, until what is acknowledged now was sent.
+            // Time in which the window is not the limit does not count (RFC 9438 §4.2 and §5.8). While it is the limit,
+            // each round trip brings an acknowledgment. In a longer gap it was not, until the data acknowledged now was
+            // sent.
             Some(used_at) => self.elapsed += now.nanos_since(used_at).min(rtt),
             None => self.begin(current),
         }
@@ -50,7 +51,7 @@ impl Cubic {
         let next = if self.at(elapsed) < self.estimate {
             self.estimate.max(current)
         } else {
-            // RFC 9438 §4.2: between the current window and half as much again.
+            // RFC 9438 §4.2: between the current window and 1.5 times that.
             let target = self.at(elapsed + round_trip).clamp(current, 1.5 * current);
             current + (target - current) / current * acknowledged
         };
@@ -88,7 +89,7 @@ impl Cubic {
         (f64::from(flight) * BETA) as u32
     }
 
-    /// Segments have another size from now on: what is counted in them is as many octets as before.
+    /// Rescales counts of segments to a new segment size, so that they mean the same octets.
     pub(super) fn resize(&mut self, from: u32, to: u32) {
         let ratio = f64::from(from) / f64::from(to);
         for windows in [&mut self.maximum, &mut self.prior, &mut self.estimate] {

@@ -1,4 +1,5 @@
-//! DCTCP (RFC 8257): the window comes down by as much as was marked. It grows, and reacts to losses, as Reno does.
+//! DCTCP (RFC 8257): reduces the window in proportion to the marked octets. It grows, and responds to losses, as Reno
+//! does.
 
 use crate::position::Position;
 
@@ -9,20 +10,20 @@ const GAIN_SHIFT: u32 = 4;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dctcp {
-    /// DCTCP.Alpha: the part of the octets that is marked, in units of 1/ONE.
+    /// DCTCP.Alpha: the fraction of octets that is marked, in units of 1/ONE.
     alpha: u64,
     /// DCTCP.BytesAcked and DCTCP.BytesMarked.
     acknowledged: u64,
     marked: u64,
     /// DCTCP.WindowEnd.
     window_end: Position,
-    /// As for Reno: octets acknowledged that have not made the window grow yet.
+    /// As for Reno: acknowledged octets that have not grown the window yet.
     pub(super) owed: u32,
 }
 
 impl Dctcp {
     pub(super) fn new(initial: Position) -> Dctcp {
-        // RFC 8257 §3.3: initialised with 1, or a new connection would not slow down at its first mark.
+        // RFC 8257 §3.3: begin with 1, or a new connection would not slow down at its first mark.
         Dctcp { alpha: ONE, acknowledged: 0, marked: 0, window_end: initial, owed: 0 }
     }
 
@@ -36,7 +37,7 @@ impl Dctcp {
             return;
         }
         let part = self.marked * ONE / self.acknowledged;
-        // Rounded so that what was marked never goes unnoticed and alpha still comes down to nothing.
+        // Round so that any mark raises alpha, and alpha can still fall to 0.
         self.alpha = self.alpha - self.alpha.div_ceil(1 << GAIN_SHIFT) + part.div_ceil(1 << GAIN_SHIFT);
         self.alpha = self.alpha.min(ONE);
         self.window_end = next;
@@ -81,7 +82,7 @@ mod tests {
     #[test]
     fn alpha_follows_the_marks() {
         let mut dctcp = Dctcp::new(Position::first(SeqNumber(0)));
-        // Each window's estimate counts for a sixteenth: without marks alpha is (15/16)^n.
+        // The estimate of each window has a weight of 1/16: without marks alpha is (15/16)^n.
         let mut end = dctcp.window_end;
         for window in 1..=8 {
             dctcp.count(10_000, false, end + 1, end + 10_000);
@@ -93,7 +94,7 @@ mod tests {
             dctcp.count(7_000, false, end + 1, end + 10_000);
             end = end + 10_000;
         }
-        // RFC 8257 §3.3: M is the part that was marked.
+        // RFC 8257 §3.3: M is the marked fraction.
         assert!((alpha(&dctcp) - 0.3).abs() < 1e-3, "{}", alpha(&dctcp));
         assert!((84_900..85_100).contains(&dctcp.cut(100_000)));
         for _ in 0..400 {

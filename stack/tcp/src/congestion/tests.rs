@@ -17,7 +17,7 @@ fn at(millis: u64) -> Instant {
     Instant::from_nanos(millis * 1_000_000)
 }
 
-/// Acknowledges a full window each round trip of 10 ms; returns the window behind each.
+/// Acknowledges a full window per round trip of 10 ms; returns the window after each.
 fn rounds(controller: &mut Controller, start: u64, count: u64) -> Vec<u32> {
     rounds_of(controller, start, count, 10)
 }
@@ -66,7 +66,7 @@ fn reno_halves_and_then_adds_one_segment_a_round_trip() {
     assert_eq!(rounds(&mut reno, 0, 3), [51_000, 52_000, 53_000]); // RFC 5681 §3.1
 }
 
-/// A path that takes larger segments again, after a while with small ones, is no reason to send more than was found to be right.
+/// When a path takes large segments again after small ones, that is no reason to send more octets.
 #[test]
 fn another_segment_size_does_not_change_how_many_octets_cubic_sends() {
     for (size, then) in [(64, 8960), (8960, 64)] {
@@ -98,11 +98,11 @@ fn cubic_cuts_to_seven_tenths_and_is_back_at_its_maximum_after_k() {
     cubic.reduce(1_000_000);
     cubic.recovered();
     assert_eq!(cubic.window(), 700_000); // RFC 9438 §4.6
-    // K = cbrt(1000 * 0.3 / 0.4) = 9.0856 s (RFC 9438 §4.2, equation 2): concave up to there, flat around it.
-    // Round trips of 100 ms: with short ones Reno would be faster, and be followed (RFC 9438 §4.3).
+    // K = cbrt(1000 * 0.3 / 0.4) = 9.0856 s (RFC 9438 §4.2, equation 2): concave until then, flat around it. Round
+    // trips take 100 ms: with shorter ones Reno would be faster, and CUBIC would follow it (RFC 9438 §4.3).
     let windows = rounds_of(&mut cubic, 0, 120, 100);
     let near = |round: usize, expected: u32| {
-        assert!(windows[round].abs_diff(expected) < 12_000, "round {round}: {} and not {expected}", windows[round]);
+        assert!(windows[round].abs_diff(expected) < 12_000, "round {round}: {}, expected {expected}", windows[round]);
     };
     // W(t) = 0.4 (t - K)^3 + 1000 at t = 2, 5, 9 and 12 s.
     near(19, 857_700);
@@ -111,7 +111,8 @@ fn cubic_cuts_to_seven_tenths_and_is_back_at_its_maximum_after_k() {
     near(119, 1_010_000);
 }
 
-/// RFC 9438 §4.3: by 3 (1 - 0.7) / (1 + 0.7) = 0.53 segments a round trip, and by one above the window before the loss.
+/// RFC 9438 §4.3: by 3 (1 - 0.7) / (1 + 0.7) = 0.53 segments per round trip, and by one above the window before the
+/// loss.
 #[test]
 fn cubic_keeps_up_with_reno_where_round_trips_are_short() {
     let mut cubic = controller(Congestion::Cubic);
@@ -120,14 +121,14 @@ fn cubic_keeps_up_with_reno_where_round_trips_are_short() {
     cubic.recovered();
     let windows = rounds(&mut cubic, 0, 80);
     let near = |round: usize, expected: u32| {
-        assert!(windows[round].abs_diff(expected) < 1000, "round {round}: {} and not {expected}", windows[round]);
+        assert!(windows[round].abs_diff(expected) < 1000, "round {round}: {}, expected {expected}", windows[round]);
     };
     near(9, 75_300);
     near(39, 91_200);
     near(79, 123_300);
 }
 
-/// RFC 9438 §4.2 and §5.8: time in which the window is not used is no part of t.
+/// RFC 9438 §4.2 and §5.8: time in which the window is not full is not part of t.
 #[test]
 fn cubic_goes_on_where_it_was_when_the_window_is_used_again() {
     const PAUSE: u64 = 60_000;
@@ -150,7 +151,7 @@ fn cubic_goes_on_where_it_was_when_the_window_is_used_again() {
         limited.acknowledged(at(millis), limited.window() / 10, 100_000_000);
     }
     assert_eq!(rounds_of(&mut limited, 2000 + PAUSE, 20, 100), expected);
-    // The window is used in one round trip of two.
+    // The window is full in every second round trip.
     let mut half = cut();
     let windows: Vec<_> = (0..20).flat_map(|round| rounds_of(&mut half, 2000 + 200 * round, 1, 100)).collect();
     assert_eq!(windows, expected);
@@ -163,7 +164,7 @@ fn cubic_is_no_slower_than_reno_where_windows_are_small() {
     cubic.reduce(20_000);
     cubic.recovered();
     let windows = rounds(&mut cubic, 0, 30);
-    // RFC 9438 §4.3: 0.53 segments a round trip until the window before the loss is reached (11.3 rounds), then one.
+    // RFC 9438 §4.3: 0.53 segments per round trip up to the window before the loss (11.3 rounds), then one.
     assert!(windows[11] >= 19_000 && windows[29] >= 34_000, "{windows:?}");
 }
 
@@ -237,6 +238,6 @@ fn dctcp_cuts_by_what_was_marked() {
         at = at + 100_000;
     }
     dctcp.marked(100_000);
-    // RFC 8257 §3.3: a tenth was marked, so a twentieth goes.
+    // RFC 8257 §3.3: a tenth was marked, so the window falls by a twentieth.
     assert!((94_900..95_100).contains(&dctcp.window()), "{}", dctcp.window());
 }

@@ -1,14 +1,14 @@
-//! The scoreboard in the order of transmission, for RACK (RFC 8985 §6.2, step 5): what is lost is found without a look
-//! at all that is in flight.
+//! The scoreboard in the order of transmission, for RACK (RFC 8985 §6.2, step 5): it finds losses without examining
+//! everything in flight.
 //!
-//! Segments that were sent once were sent in the order of the sequence space: there the scoreboard itself is the list,
-//! and it is enough to know how far it was read. What was sent again has a list of its own. Both are read together, up
-//! to the segment that RACK knows to be delivered, which only ever moves to later ones: so each transmission is read
-//! once. Those that may still be in flight by then are *overtaken*; the oldest of them are lost first, and the newest
-//! says when to look again.
+//! Segments sent once were sent in the order of the sequence space. For them the scoreboard itself is the list, and a
+//! position says how far it was read. Retransmissions have a list of their own. Both are read together, up to the
+//! newest segment that RACK knows to be delivered, which only moves forward: so each transmission is read once. Those
+//! that may still be in flight by then are *overtaken*. The oldest of them is lost first, and the newest determines the
+//! next check.
 //!
-//! The lists are not told what becomes of a segment: a transmission that is no longer in flight is dropped where it is
-//! met.
+//! The lists are not updated when the fate of a segment changes: a transmission that is no longer in flight is dropped
+//! when it is encountered.
 
 use std::collections::VecDeque;
 
@@ -17,17 +17,17 @@ use crate::instant::Instant;
 use crate::position::Position;
 use crate::short_queue::ShortQueue;
 
-/// When a segment was sent, and its end, which names it: where one is cut, the part that is not sent again keeps it.
-/// Ordered as RACK_sent_after of RFC 8985 §6.2 has it.
+/// When a segment was sent, and its end, which identifies it: when a segment is cut, the part that is not retransmitted
+/// keeps the end. Ordered as RACK_sent_after in RFC 8985 §6.2.
 pub(crate) type Transmission = (Instant, Position);
 
 #[derive(Debug, Default)]
 pub(super) struct SendOrder {
-    /// Segments before this position that were sent once are read.
+    /// Segments before this position that were sent once have been read.
     read_to: Position,
-    /// What was sent again and is not read.
+    /// Retransmissions that have not been read.
     again: VecDeque<Transmission>,
-    /// Sent before RACK's segment; in flight, or was when it was read.
+    /// Sent before RACK's segment; in flight when read, and perhaps still.
     overtaken: VecDeque<Transmission>,
 }
 
@@ -45,7 +45,7 @@ impl Segment {
     }
 }
 
-/// Index of the segment that was sent then, if it is in flight since.
+/// Index of the segment of this transmission, if it is still in flight.
 fn find(segments: &ShortQueue<Segment>, sent: Transmission) -> Option<usize> {
     let index = segments.partition_point(|segment| segment.end() < sent.1);
     segments
@@ -55,19 +55,19 @@ fn find(segments: &ShortQueue<Segment>, sent: Transmission) -> Option<usize> {
 }
 
 impl SendQueue {
-    /// A segment was sent again.
+    /// A segment was retransmitted.
     pub(super) fn note_sent_again(&mut self, sent: Transmission) {
         let order = &mut self.marks.get_or_insert_default().order;
-        // At the end, unless several left at once, and not in the order of the sequence space.
+        // At the end, unless several were sent at once and out of the order of the sequence space.
         let place = order.again.partition_point(|earlier| *earlier < sent);
         order.again.insert(place, sent);
-        // Where nothing reads the list, as without SACK, it is full of what is over.
+        // Where nothing reads the list, as without SACK, it fills with stale entries.
         if order.again.len() > 2 * self.segments.len() {
             self.read_anew();
         }
     }
 
-    /// Begins to read at the oldest segment, as if nothing had been read.
+    /// Restarts reading at the oldest segment.
     pub(super) fn read_anew(&mut self) {
         let Some(marks) = &mut self.marks else { return };
         marks.walked += self.segments.len() as u64;
@@ -80,11 +80,11 @@ impl SendQueue {
         order.again.make_contiguous().sort_unstable();
     }
 
-    /// Reads what was sent before `newest`, which never becomes earlier.
+    /// Reads the transmissions before `newest`, which never becomes earlier.
     pub(crate) fn overtake(&mut self, newest: Transmission) {
         match self.segments.front() {
             Some(front) if front.resent || front.transmission() < newest => {}
-            // As a rule: everything that is left was sent later.
+            // The usual end: all remaining transmissions are later.
             _ => return,
         }
         let mut index = self.marks.as_ref().map_or(0, |marks| self.index_of(marks.order.read_to));
@@ -112,7 +112,7 @@ impl SendQueue {
         order.read_to = self.segments.get(index).map_or(self.next, |segment| segment.start);
     }
 
-    /// Of what is overtaken and in flight, the segment sent first: its index, and when.
+    /// The first-sent segment among those overtaken and in flight: its index, and when it was sent.
     pub(crate) fn oldest_overtaken(&mut self) -> Option<(usize, Instant)> {
         let marks = self.marks.as_mut()?;
         let order = &mut marks.order;
@@ -126,7 +126,7 @@ impl SendQueue {
         None
     }
 
-    /// Of what is overtaken and in flight, when the last was sent.
+    /// When the last-sent segment among those overtaken and in flight was sent.
     pub(crate) fn newest_overtaken(&mut self) -> Option<Instant> {
         let marks = self.marks.as_mut()?;
         let order = &mut marks.order;
@@ -140,7 +140,7 @@ impl SendQueue {
         None
     }
 
-    /// Panics if a segment in flight is out of sight. For tests.
+    /// Panics if a segment in flight is in no list. For tests.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check_order(&self) {
         let order = self.marks.as_ref().map(|marks| &marks.order);
@@ -150,9 +150,9 @@ impl SendQueue {
         for segment in self.segments.iter().filter(|segment| segment.fate == Fate::InFlight) {
             assert!(
                 listed.contains(&segment.transmission()) || (!segment.resent && segment.end() > read_to),
-                "{segment:?} would never be held for lost"
+                "{segment:?} would never be considered lost"
             );
         }
-        assert!(order.is_none_or(|order| order.again.iter().is_sorted()), "a list in no order");
+        assert!(order.is_none_or(|order| order.again.iter().is_sorted()), "an unsorted list");
     }
 }

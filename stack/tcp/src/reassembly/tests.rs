@@ -17,7 +17,7 @@ fn runs(reassembly: &Reassembly) -> Vec<(u64, u64)> {
     reassembly.runs().iter().map(|run| (run.start.since(at(0)), run.end.since(at(0)))).collect()
 }
 
-/// Delivers octets up to `next` from elsewhere and takes what follows: (token, skip, len).
+/// Delivers octets up to `next` by another path and takes what follows: (token, skip, len).
 fn take(reassembly: &mut Reassembly, next: u32) -> Vec<(u32, u32, u32)> {
     reassembly.drop_before(at(next));
     let reached = reassembly.reach(at(next));

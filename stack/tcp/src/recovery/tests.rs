@@ -9,7 +9,7 @@ use crate::queue::{Content, Segment};
 const SEGMENT: u32 = 100;
 const MICROSECOND: u64 = 1000;
 
-/// A sender's scoreboard, RACK's state and a clock, without the connection around them.
+/// A sender's scoreboard, RACK's state and a clock, without the rest of the connection.
 struct Sender {
     now: Instant,
     queue: SendQueue,
@@ -36,7 +36,7 @@ impl Sender {
         self.now = self.now.after_nanos(microseconds * MICROSECOND);
     }
 
-    /// Sends a record of so many octets.
+    /// Sends a record of this many octets.
     fn send(&mut self, len: u32) {
         self.queue.push(BufferToken(0), len);
         let unsent = self.queue.first_unsent().expect("a record");
@@ -89,7 +89,7 @@ impl Sender {
         lost.map(|segment| segment.start).collect()
     }
 
-    /// RACK_detect_loss as RFC 8985 §6.2, step 5 has it: a look at each segment. What is lost then, and when to look
+    /// RACK_detect_loss as in RFC 8985 §6.2, step 5: examines each segment. Returns what is lost, and when to check
     /// again.
     fn walk(&self) -> (Vec<Position>, Option<Instant>) {
         let window = self.recovery.reordering_window(&self.queue, &self.rtt);
@@ -124,15 +124,15 @@ impl Sender {
 enum Step {
     Wait(u64),
     Send(u32),
-    /// Lost segments, and no more than so many octets of each.
+    /// Lost segments, at most this many octets of each.
     SendLost(usize, u32),
-    /// Any segment that is not reported, as a probe of the tail does with the last.
+    /// Any segment that is not reported, as a tail loss probe sends the last.
     SendAny(usize, u32),
-    /// Segments from the first number on, so many.
+    /// This many segments, from the first number on.
     Sack(usize, usize),
-    /// Up to this segment, and so many octets of it.
+    /// Up to this segment, and this many octets of it.
     Acknowledge(usize, u32),
-    /// Without a look at what is lost, as while nothing is missing.
+    /// Without loss detection, as while nothing is missing.
     AcknowledgePlainly(usize),
     TimeOut(bool),
     Undo,
@@ -225,8 +225,8 @@ proptest! {
 /// Segments of a long window.
 const MANY: usize = 6000;
 
-/// Sends a window of which every third segment is lost, and then every other one of what is sent again. All others are
-/// reported one by one. Returns how many segments were looked at.
+/// Sends a window of which every third segment is lost, and then every other retransmission. All others are reported
+/// one by one. Returns how many segments were examined.
 fn repair_a_long_window(reordering: bool) -> u64 {
     let mut sender = Sender::new();
     sender.recovery.reordering_seen = reordering;
@@ -256,7 +256,7 @@ fn repair_a_long_window(reordering: bool) -> u64 {
             }
             sender.send_lost(SEGMENT);
         }
-        // What comes much later shows that the rest is lost.
+        // Much later deliveries show that the remaining ones are lost.
         sender.wait(10_000);
         let next = sender.queue.next();
         sender.send(SEGMENT);
@@ -269,8 +269,8 @@ fn repair_a_long_window(reordering: bool) -> u64 {
     sender.queue.take_walked()
 }
 
-/// RFC 8985 §6.2, step 5, with a list in the order of transmission, as it advises: an acknowledgment looks at what is
-/// newly reported or lost, and not at the window.
+/// RFC 8985 §6.2, step 5, with a list in the order of transmission, as it advises: an acknowledgment examines what is
+/// newly reported or lost, not the whole window.
 #[test]
 fn work_of_an_acknowledgment_does_not_grow_with_the_window() {
     for reordering in [false, true] {
@@ -282,7 +282,8 @@ fn work_of_an_acknowledgment_does_not_grow_with_the_window() {
     }
 }
 
-/// What only duplicates are compared with is not kept where the peer cannot report any; the first timestamp is.
+/// Ranges are compared with duplicates only, so they are not kept for a peer that cannot report any; the first
+/// timestamp is.
 #[test]
 fn ranges_are_kept_for_a_peer_with_sack_only() {
     for sack in [false, true] {

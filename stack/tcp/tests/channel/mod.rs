@@ -1,6 +1,6 @@
-//! Two connections, a channel with faults between them, virtual time.
+//! Two connections, a faulty channel between them, and virtual time.
 
-// Each test binary uses a part of this.
+// Each test binary uses a part of this module.
 #![allow(dead_code)]
 
 use std::cmp::Reverse;
@@ -15,10 +15,10 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 pub struct Faults {
     pub loss: f64,
     pub duplicate: f64,
-    /// Part of the segments that take up to three times the delay.
+    /// Fraction of the segments that take up to three times the delay.
     pub reorder: f64,
     pub delay: Duration,
-    /// Time between two segments of one direction. With zero a whole window arrives as one batch.
+    /// Time between two segments of one direction. With zero, a whole window arrives as one batch.
     pub spacing: Duration,
     pub seed: u64,
 }
@@ -29,7 +29,8 @@ impl Faults {
     }
 }
 
-/// A payload is where its octets lie in the sender's stream: content is a function of the position.
+/// A payload is identified by the position of its octets in the sender's stream: the content is a function of the
+/// position.
 #[derive(Clone, Copy, Debug)]
 struct Content {
     offset: u64,
@@ -51,7 +52,7 @@ struct End {
     events: Events,
     /// Initial sequence number.
     isn: SeqNumber,
-    /// End of the urgent data, as sent and as told of by the other end, in octets of the stream.
+    /// End of the urgent data, as sent and as announced by the other end, in octets of the stream.
     urgent: u64,
     told: u64,
 }
@@ -64,9 +65,9 @@ pub struct Pair {
     sequence: u64,
     faults: Faults,
     random: fastrand::Rng,
-    /// When the last segment to each end has left the sender's link.
+    /// When the sender's link has sent the last segment to each end.
     link_free: [Instant; 2],
-    /// Nothing that is sent to this end from now on arrives.
+    /// Nothing sent to this end arrives any more.
     deaf: [bool; 2],
 }
 
@@ -76,7 +77,7 @@ impl Pair {
         let isns = [SeqNumber(0xffff_0000), SeqNumber(0x7fff_ff00)];
         let mut active = Connection::connect(left, isns[0], now);
         let syn = active.poll_transmit(now).expect("a SYN").header;
-        // The listener that takes the SYN is not part of the model: this one segment always arrives.
+        // The listener that receives the SYN is not part of the model: this one segment always arrives.
         let now = now + faults.delay;
         let passive = Connection::accept(right, &syn, isns[1], now);
         let end = |connection, isn| End {
@@ -124,7 +125,7 @@ impl Pair {
         self.push(end, len);
     }
 
-    /// Where the urgent data of this end ends, in octets of its stream, and where the other end knows it to end.
+    /// Where this end's urgent data ends, in octets of its stream, and where the other end believes it to end.
     pub fn urgent(&self, end: usize) -> (u64, u64) {
         (self.ends[end].urgent, self.ends[1 - end].told)
     }
@@ -142,12 +143,12 @@ impl Pair {
         self.ends[end].connection.set_receive_space(octets);
     }
 
-    /// From now on, nothing that is sent to this end arrives.
+    /// From now on, drops everything sent to this end.
     pub fn deafen(&mut self, end: usize) {
         self.deaf[end] = true;
     }
 
-    /// Gives the connection of this end up. Its resets, in the order in which they leave, for [`Pair::show`].
+    /// Aborts this end's connection. Returns its resets in the order in which they are sent, for [`Pair::show`].
     pub fn abort(&mut self, end: usize) -> Vec<TcpHeader> {
         let connection = &mut self.ends[end].connection;
         let first = connection.abort(self.now);
@@ -155,7 +156,7 @@ impl Pair {
         first.into_iter().chain(more).map(|transmit| transmit.header).collect()
     }
 
-    /// Shows this end a segment without payload: what it comes to know by it.
+    /// Passes a segment without payload to this end; returns the events.
     pub fn show(&mut self, end: usize, header: &TcpHeader) -> Events {
         let end = &mut self.ends[end];
         let received = end.connection.on_segment(self.now, header, 0, 0, BufferToken(end.next_token));
@@ -209,7 +210,7 @@ impl Pair {
         self.ends[end].connection.info()
     }
 
-    /// One turn of both ends and then the next thing that is due, if not later than `until`.
+    /// One turn of both ends, then the next event that is due, if not later than `until`.
     fn step(&mut self, until: Option<Instant>) -> bool {
         for end in 0..2 {
             self.turn(end);
@@ -286,7 +287,7 @@ impl Pair {
     }
 
     fn send(&mut self, to: usize, header: TcpHeader, content: Content) {
-        // Over the wire's own octets, so that what does not fit into a header is noticed.
+        // Emit and parse the octets, so that a field that does not fit into a header shows.
         let mut octets = [0; 60];
         let length = header.emit(&mut octets);
         let (header, parsed) = TcpHeader::parse(&octets[..length]).expect("a header");
@@ -317,7 +318,7 @@ impl Pair {
         assert!(!received.events.contains(Events::RESET), "reset by {header:?}");
         if received.events.contains(Events::URGENT) {
             let told = end.received + u64::from(end.connection.urgent_told());
-            assert!(told > end.told && told > end.received, "told of {told} behind {}", end.told);
+            assert!(told > end.told && told > end.received, "urgent up to {told}, after {}", end.told);
             end.told = told;
         }
         match received.payload {
@@ -339,8 +340,8 @@ impl Pair {
 }
 
 impl End {
-    /// RFC 9293 §3.8.5: whatever begins before the end of the urgent data says where that is, as far as the field reaches, until
-    /// all of it is acknowledged; nothing else does.
+    /// RFC 9293 §3.8.5: every segment that begins before the end of the urgent data points there, as far as the field
+    /// reaches, until all of it is acknowledged. No other segment does.
     fn check_urgent(&self, header: &TcpHeader) {
         let begins = u64::from((header.sequence.0).wrapping_sub(self.isn.0)).wrapping_sub(1);
         let opening = header.flags.contains(TcpFlags::SYN);

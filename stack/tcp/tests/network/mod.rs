@@ -1,5 +1,5 @@
-//! Flows through one bottleneck, in virtual time: a link of some rate with a queue in front of it, then a delay, losses and
-//! reordering. Acknowledgments come back after a delay and are never lost.
+//! Flows through one bottleneck, in virtual time: a link of a given rate behind a queue, then a delay, losses and
+//! reordering. Acknowledgments return after a delay and are never lost.
 
 #![allow(dead_code)]
 
@@ -24,10 +24,10 @@ pub struct Path {
     pub rtt: Duration,
     /// Octets that the queue takes.
     pub queue: u64,
-    /// Octets in the queue from which on packets are marked, as DCTCP wants it (RFC 8257 §3.1).
+    /// Queue length in octets from which on packets are marked, as DCTCP expects (RFC 8257 §3.1).
     pub mark: Option<u64>,
     pub loss: f64,
-    /// Part of the packets that arrive later by up to `late`.
+    /// Fraction of the packets that arrive later, by up to `late`.
     pub reorder: f64,
     pub late: Duration,
     pub seed: u64,
@@ -45,7 +45,7 @@ impl Path {
         (u128::from(self.rate) * self.rtt.as_nanos() / 8_000_000_000) as u64
     }
 
-    /// The most payload that the link carries, in bits a second.
+    /// The most payload that the link carries, in bits per second.
     pub fn capacity(&self) -> f64 {
         self.rate as f64 * f64::from(SEGMENT) / (u64::from(SEGMENT) + OVERHEAD) as f64
     }
@@ -74,7 +74,7 @@ pub struct Network {
     flows: Vec<Flow>,
     now: Instant,
     random: fastrand::Rng,
-    /// When the link has sent all that is in its queue.
+    /// When the link will have sent everything in its queue.
     free: Instant,
     arrivals: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     packets: Vec<Packet>,
@@ -113,7 +113,7 @@ impl Network {
             marked: 0,
             sent: 0,
         };
-        // The handshakes are no part of what is looked at: nothing is lost in them.
+        // The handshakes are not measured, so nothing is lost in them.
         let faults = std::mem::replace(&mut network.path, Path { loss: 0.0, reorder: 0.0, ..path });
         for flow in 0..count {
             network.transmit(flow, true);
@@ -128,7 +128,7 @@ impl Network {
         network
     }
 
-    /// Bits a second of payload that each flow has received in the next `time`.
+    /// Payload that each flow receives in the next `time`, in bits per second.
     pub fn goodput(&mut self, time: Duration) -> Vec<f64> {
         let before: Vec<u64> = self.flows.iter().map(|flow| flow.received).collect();
         self.run_until(self.now + time, true);
@@ -196,7 +196,7 @@ impl Network {
         }
     }
 
-    /// What one end of a flow has to send.
+    /// Sends everything that one end of a flow has to send.
     fn transmit(&mut self, index: usize, receiver: bool) {
         let now = self.now;
         if !receiver {

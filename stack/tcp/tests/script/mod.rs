@@ -1,4 +1,4 @@
-//! Packet scripts: a time line of segments and calls, one a line.
+//! Packet scripts: a timeline of segments and calls, one per line.
 //!
 //! ```text
 //! == name of the script
@@ -8,26 +8,33 @@
 //! +10ms  < SA 0 ack 1 win 65535 mss 1000 sackOK
 //!        > A 1 ack 1
 //! ```
+//! `>` expects the next segment that the connection sends: flags, first sequence number and `+length`. Only the fields
+//! that the line names are compared, except SACK blocks, which must be named if there are any. `<` is a received
+//! segment. `+TIME` lets time pass: nothing may be ready to send before it, and nothing may be sent meanwhile. Sequence
+//! numbers are relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch.
 //!
-//! `>` expects the next segment that the connection sends: flags, first sequence number and `+length`; of the rest only what
-//! the line names is compared, except SACK blocks, which must be named if there are any. `<` is a received segment. `+TIME`
-//! lets time pass: nothing may be waiting to be sent before, and nothing may be sent in between. Sequence numbers are
-//! relative to the initial ones, which lie just before 2^32. Consecutive `<` lines are one batch.
+//! Behind `#` is the section of the document that requires what the line expects. Each line that expects a segment, an
+//! answer or a state has one. A rule of ours that no document contains is marked `own:` with its reason; segments
+//! cannot be.
 //!
-//! Behind `#` stands the section of the document that asks for what the line expects: each line that expects a segment,
-//! an answer or a state has one. A rule that is ours and that no document knows is marked `own:` with its reason, where
-//! no segment is concerned.
+//! Flags are S A F R P U E (ECE) W (CWR) or `.` for none; `urg N` is the urgent pointer (0 unless named). `ect0`,
+//! `noect` and, on received segments, `ce` are the ECN field of the IP header.
 //!
-//! Flags are S A F R P U E (ECE) W (CWR) or `.` for none, `urg N` is the urgent pointer (0 unless named); `ect0`, `noect` and, on received segments, `ce` are the ECN field of
-//! the IP header.
+//! Before there is a connection the state is CLOSED, or LISTEN after the line `listen`. Our numbers are absolute until
+//! the first connection has chosen its initial one. Other lines:
 //!
-//! Before there is a connection the state is CLOSED, and behind the line `listen` it is LISTEN; our numbers are not relative before the
-//! first connection has chosen one. Other lines: `accept SEGMENT` (a SYN that opens, where nothing listens behind it), `push LEN [xCOUNT]`, `urgent LEN` (a record of urgent data), `announce LEN` (urgent data that is
-//! not pushed yet), `told N` (how far the urgent data reaches that was told of last), `extend yes|no OCTETS` (the last record, and whether it may), `tail LEN`
-//! (of the last record if it may grow), `nagle on|off`, `close`, `abort`, `space OCTETS`, `sleep TIME` (the host stops for so long: what was due is late), `path_mss N`, `link_lost`,
-//! `state NAME`, `event NAME|NAME` (all since the last such line, without SEND_SPACE and RECORDS_ACKED), `data A-B` (what was
-//! handed out since the last such line, `none` for nothing), `drop NAME` (of the last segment, `none`), `acked N` and
-//! `discarded N` (buffers given back), `info FIELD=N …`, `reuse yes|no SEGMENT` (TIME-WAIT).
+//! - `accept SEGMENT`: a SYN that opens a connection without a listener behind it.
+//! - `push LEN [xCOUNT]`, `nagle on|off`, `close`, `abort`, `space OCTETS`, `path_mss N`, `link_lost`: calls.
+//! - `urgent LEN`: pushes a record of urgent data. `announce LEN`: urgent data that is not pushed yet.
+//! - `told N`: how far the urgent data announced last reaches.
+//! - `extend yes|no OCTETS`: extends the last record, and whether that succeeds. `tail LEN`: length of the last record
+//!   if it may grow.
+//! - `sleep TIME`: the host is suspended for this long, so timers expire late.
+//! - `state NAME`; `event NAME|NAME`: all since the last such line, without SEND_SPACE and RECORDS_ACKED.
+//! - `data A-B`: the octets handed out since the last such line, `none` for nothing.
+//! - `drop NAME`: why the last segment was dropped, or `none`.
+//! - `acked N` and `discarded N`: buffers returned.
+//! - `info FIELD=N …`; `reuse yes|no SEGMENT`: whether TIME-WAIT admits the SYN.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -48,7 +55,7 @@ const PEER_ISN: SeqNumber = SeqNumber(0xffff_fe00);
 /// The peer's timestamp clock is this much ahead, in its ticks.
 const PEER_CLOCK: u32 = 5000;
 
-/// Runs all scripts of a file; panics with a list of those that failed.
+/// Runs all scripts of a file; panics with a list of the failed ones.
 pub fn run_file(name: &str, text: &str) -> usize {
     let mut failures = String::new();
     let mut count = 0;
@@ -290,7 +297,7 @@ impl Player {
         if self.connection.is_some() {
             return Err("too late".into());
         }
-        // Most scripts are about something else than timestamps and random delays of a default.
+        // Most scripts are not about timestamps or randomised delays.
         self.config.timestamps = false;
         self.config.keep_alive = None;
         self.config.user_timeout = None;
@@ -390,7 +397,7 @@ impl Player {
         match received.payload {
             Payload::InOrder { skip, len } => {
                 if start.wrapping_add(skip) != self.delivered {
-                    return Err(format!("{} handed out behind {}", start + skip, self.delivered));
+                    return Err(format!("octet {} handed out after {}", start + skip, self.delivered));
                 }
                 self.delivered += len;
             }
@@ -403,7 +410,7 @@ impl Player {
         while let Some(held) = connection.take_in_order() {
             let (start, len) = self.buffers.remove(&held.token.0).ok_or("an unknown buffer")?;
             if start + held.skip != self.delivered || held.skip + held.len > len {
-                return Err(format!("{} handed out behind {}", start + held.skip, self.delivered));
+                return Err(format!("octet {} handed out after {}", start + held.skip, self.delivered));
             }
             self.delivered += held.len;
         }
@@ -415,7 +422,7 @@ impl Player {
         Ok(())
     }
 
-    /// The connection's state, or that of its port without one: a connection that is over is none.
+    /// The connection's state, or that of its port without one. A closed connection counts as none.
     fn state(&self) -> String {
         let state = self.connection.as_ref().map_or(State::Closed, Connection::state);
         if state == State::Closed && self.listens { "LISTEN".to_owned() } else { state.to_string() }
@@ -467,7 +474,7 @@ impl Player {
         Ok(())
     }
 
-    /// Time passes in which nobody looks at the connection.
+    /// Time passes without any call to the connection.
     fn sleep(&mut self, duration: Duration) -> Result<(), String> {
         self.silence()?;
         self.now += duration;

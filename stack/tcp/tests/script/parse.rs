@@ -1,4 +1,5 @@
-//! The text of packet scripts, as values: what `mod.rs` describes. Whoever plays scripts reads them with this.
+//! The text of packet scripts as values, in the format that `mod.rs` describes. Every player of scripts uses this
+//! parser.
 
 use std::time::Duration;
 
@@ -20,15 +21,15 @@ pub struct Script<'a> {
 pub struct Line<'a> {
     /// Counted from 1 in the file.
     pub number: usize,
-    /// What stands in front of `#`; the time is still in it.
+    /// The text in front of `#`, including the time.
     pub code: &'a str,
-    /// What stands behind `#`, if it names a section of a document, or says that the rule is our `own:` and why.
+    /// The text behind `#`, if it cites a section of a document, or gives the reason for a rule of our `own:`.
     pub citation: Option<&'a str>,
 }
 
 impl Line<'_> {
-    /// Whether the line expects something and does not say who asks for it. What is sent has to be asked for by a
-    /// document: `own:` is for what only the value's owner sees.
+    /// Whether the line expects something without a citation. A segment that we send must be required by a document:
+    /// `own:` is for effects that only the owner sees.
     pub fn lacks_citation(&self) -> bool {
         let mut words = self.code.split_whitespace().skip_while(|word| word.starts_with('+'));
         let command = words.next().unwrap_or("");
@@ -84,13 +85,13 @@ pub fn time(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_nanos((value * unit).round() as u64))
 }
 
-/// A number that has to be there.
+/// A mandatory number.
 pub fn number<T: std::str::FromStr>(text: Option<&str>) -> Result<T, String> {
     let text = text.ok_or("a number is missing")?;
     text.parse().map_err(|_| format!("not a number: {text}"))
 }
 
-/// A segment as a line writes it; `None` for what the line does not name.
+/// A segment as a line describes it; `None` for fields that the line does not name.
 #[derive(Default, Debug)]
 pub struct Pattern {
     /// PSH counts only if the line names it.
