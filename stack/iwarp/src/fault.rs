@@ -1,7 +1,7 @@
 //! Every protocol fault, with what the peer is told and what the local consumer is told.
 //!
 //! A fault is one value. [`Fault::row`] gives the Terminate coordinates (layer, error type, error code), which headers of
-//! the failing segment travel with it (RFC 5040 section 4.8, Figure 10), and which local work request it fails. The
+//! the failing segment travel with it (RFC 5040 §4.8, Figure 10), and which local work request it fails. The
 //! table is frozen by a test.
 //!
 //! The same mistake has different numbers depending on who finds it: DDP finds those of a Write or a Read Response
@@ -11,26 +11,26 @@
 /// A protocol fault. Any of them ends the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The TCP connection closed inside an FPDU or inside a DDP message (RFC 5044 section 8, code 1).
+    /// The TCP connection closed inside an FPDU or inside a DDP message (RFC 5044 §8, code 1).
     ConnectionLost,
-    /// The CRC32c of an FPDU is wrong (RFC 5044 section 8, code 2).
+    /// The CRC32c of an FPDU is wrong (RFC 5044 §8, code 2).
     Crc,
-    /// A marker and the chain of ULPDU lengths disagree about where an FPDU starts (RFC 5044 section 8, code 3).
+    /// A marker and the chain of ULPDU lengths disagree about where an FPDU starts (RFC 5044 §8, code 3).
     MarkerMismatch,
-    /// An MPA Request or Reply frame is not valid. No Terminate can be sent: TCP is closed (RFC 5044 section 8, code 4).
+    /// An MPA Request or Reply frame is not valid. No Terminate can be sent: TCP is closed (RFC 5044 §8, code 4).
     InvalidStartupFrame,
-    /// Start-up failed for a local reason after the Reply (RFC 6581 section 8, code 5).
+    /// Start-up failed for a local reason after the Reply (RFC 6581 §8, code 5).
     StartupLocalCatastrophic,
-    /// This side cannot serve as many inbound reads as the peer will have outstanding (RFC 6581 section 8, code 6).
+    /// This side cannot serve as many inbound reads as the peer will have outstanding (RFC 6581 §8, code 6).
     InsufficientIrd,
-    /// No ready-to-receive indication is offered by both sides (RFC 6581 section 8, code 7).
+    /// No ready-to-receive indication is offered by both sides (RFC 6581 §8, code 7).
     NoMatchingRtr,
 
     /// A ULPDU is shorter than the DDP header that its T bit announces. No document gives a code; there is no header to
     /// send back, so it is DDP's "local catastrophic".
     SegmentTooShort,
 
-    /// Tagged segment: the STag is not valid (RFC 5041 section 7.1).
+    /// Tagged segment: the STag is not valid (RFC 5041 §7.1).
     TaggedInvalidStag,
     /// Tagged segment: offset or length leave the buffer.
     TaggedBounds,
@@ -66,7 +66,7 @@ pub enum Fault {
     /// Untagged segment: the DDP version is not 1.
     UntaggedVersion,
 
-    /// Read or Atomic Request: the STag is not valid (RFC 5040 section 7.2).
+    /// Read or Atomic Request: the STag is not valid (RFC 5040 §7.2).
     ReadInvalidStag,
     /// Read or Atomic Request: offset or size leave the buffer.
     ReadBounds,
@@ -92,16 +92,16 @@ pub enum Fault {
     NotOneSegment,
     /// A Read Request, Terminate or other message of fixed length has the wrong length.
     WrongLength,
-    /// An Atomic Request names an address that is not a multiple of 8 (draft-ietf-storm-rdmap-ext section 5.1).
+    /// An Atomic Request names an address that is not a multiple of 8 (draft-ietf-storm-rdmap-ext §5.1).
     AtomicMisaligned,
 
-    /// This side cannot go on with the stream, for a reason unrelated to input (RFC 5040 section 7.1 (1)).
+    /// This side cannot go on with the stream, for a reason unrelated to input (RFC 5040 §7.1 (1)).
     LocalCatastrophic,
     /// This device cannot go on at all.
     GlobalCatastrophic,
 }
 
-/// Which parts of the failing segment go into the Terminate (RFC 5040 section 4.8, Figure 10).
+/// Which parts of the failing segment go into the Terminate (RFC 5040 §4.8, Figure 10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Headers {
     /// None: M, D and R are 0.

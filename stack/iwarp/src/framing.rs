@@ -1,4 +1,4 @@
-//! MPA framing (RFC 5044 section 4): finding FPDUs in octets of the stream, and the geometry of the frame around a
+//! MPA framing (RFC 5044 §4): finding FPDUs in octets of the stream, and the geometry of the frame around a
 //! segment that is sent.
 //!
 //! Streams with markers are in [`deframe_marked`] and [`insert_markers`].

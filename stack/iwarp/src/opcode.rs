@@ -1,5 +1,5 @@
-//! One row an RDMAP opcode (RFC 5040 section 4.3, draft-ietf-storm-rdmap-ext section 4, draft-talpey-rdma-commit
-//! section 3): whether it is tagged, its queue, what its message must look like, and whether it is switched on.
+//! One row an RDMAP opcode (RFC 5040 §4.3, draft-ietf-storm-rdmap-ext §4, draft-talpey-rdma-commit
+//! §3): whether it is tagged, its queue, what its message must look like, and whether it is switched on.
 //!
 //! The extensions have their rows but are off: a peer that probes for one gets "Unexpected OpCode", which is how the
 //! documents let it find out.

@@ -110,7 +110,7 @@ const TRANSITIONS: &[(Event, &[QpState], QpState)] = {
         // The FIN that follows a Terminate.
         (E::LocalClose, &[S::Terminate], S::Terminate),
         (E::PeerClose, &[S::Terminate], S::Terminate),
-        // Later faults and a crossing Terminate are not reported again: the first one counts (RFC 5040 section 7.1 (4)).
+        // Later faults and a crossing Terminate are not reported again: the first one counts (RFC 5040 §7.1 (4)).
         (E::LocalFault, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
         (E::PeerTerminate, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
         (E::Closed, &[S::Rts, S::Closing, S::Terminate, S::Error], S::Error),

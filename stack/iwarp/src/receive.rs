@@ -1,4 +1,4 @@
-//! The inbound half of a stream: what one DDP segment means (RFC 5041 sections 4, 5 and 7; RFC 5040 sections 5 and 7.2).
+//! The inbound half of a stream: what one DDP segment means (RFC 5041 §4, §5 and §7; RFC 5040 §5 and §7.2).
 //!
 //! TCP delivers in order, so every check is exact: the next message sequence number, the octets so far. One tagged and,
 //! on each queue, one untagged message may be open at a time. Checks that need registered memory or posted receives are
@@ -232,7 +232,7 @@ impl Stream {
         })
     }
 
-    /// A message of queue 0 that is no Send (RFC 7306 section 6.3).
+    /// A message of queue 0 that is no Send (RFC 7306 §6.3).
     #[cold]
     fn receive_immediate<'a>(
         &mut self,
@@ -315,7 +315,7 @@ impl Stream {
         Ok(Delivery::ReadRequest(InboundRead::new(request, ddp_header)))
     }
 
-    /// An Atomic Request (RFC 7306 section 5.2.1).
+    /// An Atomic Request (RFC 7306 §5.2.1).
     fn receive_atomic<'a>(
         &mut self,
         header: &UntaggedHeader,
@@ -338,7 +338,7 @@ impl Stream {
         Ok(Delivery::AtomicRequest(InboundAtomic::new(operation, request, ddp_header)))
     }
 
-    /// A Commit Request (draft-talpey-rdma-commit section 3.2.1), the only request that may come in several segments.
+    /// A Commit Request (draft-talpey-rdma-commit §3.2.1), the only request that may come in several segments.
     #[cold]
     fn receive_commit<'a>(
         &mut self,
@@ -378,7 +378,7 @@ impl Stream {
         Ok(Delivery::CommitRequest(InboundCommit { regions, exceeds, head }))
     }
 
-    /// Queue 3, which has as many buffers as there are requests that are answered on it (RFC 7306 section 5.2.2).
+    /// Queue 3, which has as many buffers as there are requests that are answered on it (RFC 7306 §5.2.2).
     fn receive_response<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         if header.message_sequence_number != self.receive_response_number {
             return Err(Fault::InvalidMessageSequenceNumber);

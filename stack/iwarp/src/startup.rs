@@ -1,10 +1,10 @@
-//! MPA start-up (RFC 5044 section 7.1, RFC 6581): the Request/Reply exchange as two machines that are fed with octets.
+//! MPA start-up (RFC 5044 §7.1, RFC 6581): the Request/Reply exchange as two machines that are fed with octets.
 //!
 //! [`Initiator`] sends a Request and waits for the Reply; [`Responder`] waits for a Request, lets the consumer decide, and
 //! answers. Frames may arrive in any cut. Any [`StartupError`] closes TCP at once: there is no stream for a Terminate yet
-//! (RFC 5044 section 8, code 4). Time limits are the caller's.
+//! (RFC 5044 §8, code 4). Time limits are the caller's.
 //!
-//! Each side says whether it wants markers in what it receives; the other then has to put them in (RFC 5044 section 4.3).
+//! Each side says whether it wants markers in what it receives; the other then has to put them in (RFC 5044 §4.3).
 
 use uwarp_wire::WireError;
 use uwarp_wire::mpa::{
@@ -35,7 +35,7 @@ pub enum Role {
     Responder,
 }
 
-/// The indication with which a peer-to-peer Initiator ends the Responder's silence (RFC 6581 section 9.2).
+/// The indication with which a peer-to-peer Initiator ends the Responder's silence (RFC 6581 §9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReadyToReceive {
     /// A Send without payload.
@@ -94,7 +94,7 @@ impl ReadyToReceiveKinds {
     }
 }
 
-/// Limits of reads in progress, and how far start-up may change them (RFC 6581 section 9.1).
+/// Limits of reads in progress, and how far start-up may change them (RFC 6581 §9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
     /// Inbound reads that this side serves at a time (IRD).
@@ -110,7 +110,7 @@ pub struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// The same limit both ways, as RFC 5040 section 6.1 recommends; not raised, lowered down to none.
+    /// The same limit both ways, as RFC 5040 §6.1 recommends; not raised, lowered down to none.
     pub const fn both(limit: u16) -> ReadLimits {
         ReadLimits { ird: limit, maximum_ird: limit, ord: limit, minimum_ord: 0, negotiate: true }
     }

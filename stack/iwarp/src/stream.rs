@@ -138,7 +138,7 @@ impl Stream {
     }
 
     /// Whether an FPDU may be sent at all now. A Responder is silent until one has come from the Initiator
-    /// (RFC 5044 section 7.1.2); this holds for a Terminate too.
+    /// (RFC 5044 §7.1.2); this holds for a Terminate too.
     #[inline]
     pub fn may_transmit(&self) -> bool {
         self.heard || self.role == Role::Initiator
@@ -149,14 +149,14 @@ impl Stream {
     }
 
     /// Whether messages of the consumer and responses to reads may be sent now. Nothing follows a Terminate, sent or
-    /// received (RFC 5040 section 5.4).
+    /// received (RFC 5040 §5.4).
     #[inline]
     pub fn may_send_messages(&self) -> bool {
         self.may_transmit() && self.delivers()
     }
 
     /// Whether received octets still mean something. After an error or a Terminate nothing more is delivered
-    /// (RFC 5044 section 8).
+    /// (RFC 5044 §8).
     #[inline]
     pub fn delivers(&self) -> bool {
         self.is_open() && !self.faulted
@@ -173,7 +173,7 @@ impl Stream {
     }
 
     /// The indication that an Initiator owes a peer-to-peer Responder as its first FPDU, before any other
-    /// (RFC 6581 section 9.2); `None` if none is owed or it was made. It takes no slot of the consumer's queues.
+    /// (RFC 6581 §9.2); `None` if none is owed or it was made. It takes no slot of the consumer's queues.
     pub fn ready_to_receive_message(&mut self) -> Option<Message> {
         let kind = self.ready_to_receive.take()?;
         // The tag is never looked at, but there is hardware that trips over tag 0.
@@ -241,7 +241,7 @@ impl Stream {
         Some(Message::read_request(request, number))
     }
 
-    /// Immediate Data. It takes the next number of queue 0, as a Send does (RFC 7306 section 6.3).
+    /// Immediate Data. It takes the next number of queue 0, as a Send does (RFC 7306 §6.3).
     pub fn immediate(&mut self, data: ImmediateData, solicited: bool) -> Message {
         let number = self.transmit_send_number;
         self.transmit_send_number = number.next();
@@ -262,7 +262,7 @@ impl Stream {
 
     /// A Commit Request of `regions` regions, if an outbound slot (ORD, shared with reads) is free; the response is awaited
     /// from now on. `None` means: wait until a request completes. Its payload is the identifier, which comes with it, and
-    /// the regions (draft-talpey-rdma-commit section 3.2.1).
+    /// the regions (draft-talpey-rdma-commit §3.2.1).
     pub fn try_begin_commit(&mut self, regions: u32, token: ReadToken) -> Option<(Message, u32)> {
         if self.outstanding.is_full() {
             return None;
@@ -294,7 +294,7 @@ impl Stream {
         self.outstanding.len()
     }
 
-    /// Whether a read fence is passed: no read, atomic or commit is outstanding (RFC 5040 section 5.5 (12)).
+    /// Whether a read fence is passed: no read, atomic or commit is outstanding (RFC 5040 §5.5 (12)).
     pub fn fence_is_clear(&self) -> bool {
         self.outstanding.len() == 0
     }
@@ -406,7 +406,7 @@ impl Stream {
         self.inbound.has_next()
     }
 
-    /// The next Read Response to send, in the order of the requests (RFC 5040 section 5.2.2); one at a time, until
+    /// The next Read Response to send, in the order of the requests (RFC 5040 §5.2.2); one at a time, until
     /// [`Stream::response_sent`]. `None` if an atomic comes before it.
     pub fn next_response(&mut self) -> Option<Response> {
         self.inbound.next()
@@ -414,7 +414,7 @@ impl Stream {
 
     /// The last segment of the response that [`Stream::next_response`] gave was handed to TCP and ends at
     /// `stream_position` octets of its stream. The read keeps its slot until that position is acknowledged
-    /// (RFC 6581 section 4.1).
+    /// (RFC 6581 §4.1).
     pub fn response_sent(&mut self, stream_position: u64) {
         self.inbound.sent(stream_position);
     }
@@ -436,7 +436,7 @@ impl Stream {
     }
 
     /// As [`Stream::fail`], for a fault met while the response to an inbound read is being built: the Read Request goes
-    /// back as far as it is unanswered, with both offsets advanced by the octets sent (RFC 5040 section 4.8).
+    /// back as far as it is unanswered, with both offsets advanced by the octets sent (RFC 5040 §4.8).
     pub fn fail_response(&mut self, fault: Fault, response: &Message) -> Option<Message> {
         let failed = self.inbound.failed_segment(response.octets_cut());
         self.terminate(fault, failed)
@@ -476,7 +476,7 @@ impl Stream {
     /// The peer closed its half of TCP with `unframed` octets of an unfinished FPDU before it.
     ///
     /// # Errors
-    /// [`Fault::ConnectionLost`] when that was inside an FPDU or a message (RFC 5044 section 7.3, RFC 5041 section 6.2).
+    /// [`Fault::ConnectionLost`] when that was inside an FPDU or a message (RFC 5044 §7.3, RFC 5041 §6.2).
     pub fn end_of_stream(&mut self, unframed: usize) -> Result<(), Fault> {
         if !self.delivers() {
             return Ok(());

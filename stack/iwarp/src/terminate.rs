@@ -1,4 +1,4 @@
-//! Terminate messages (RFC 5040 section 4.8): building one from a fault and the segment that failed, and reading one
+//! Terminate messages (RFC 5040 §4.8): building one from a fault and the segment that failed, and reading one
 //! from the peer, also in the bit order of Linux siw.
 
 use uwarp_wire::ddp::{Header, header_len};
@@ -77,7 +77,7 @@ impl ReceivedTerminate {
     /// and the flags are the low bits of the third. It is taken for that when the word makes no sense as RFC 5040 has
     /// it, or when headers follow that only siw's flags announce, or when it refuses a start-up that is over. For that,
     /// `may_refuse_start_up` says whether this is the first FPDU of an Initiator: nobody else refuses what the Reply has
-    /// (RFC 6581 sections 9.1 and 9.2), and siw's "unexpected opcode" comes without a header to tell them apart.
+    /// (RFC 6581 §9.1 and §9.2), and siw's "unexpected opcode" comes without a header to tell them apart.
     pub fn parse(message: &[u8], may_refuse_start_up: bool) -> Option<ReceivedTerminate> {
         let &[first, code, flags, low] = message.first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let (high_half, low_half) = (first >> 4, first & 0x0f);

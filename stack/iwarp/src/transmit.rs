@@ -1,4 +1,4 @@
-//! Outbound messages and their cutting into DDP segments (RFC 5041 section 5.1, RFC 5040 section 4).
+//! Outbound messages and their cutting into DDP segments (RFC 5041 §5.1, RFC 5040 §4).
 //!
 //! A [`Message`] holds no payload, only where its segments lie in it. The sender asks for one segment at a time with the
 //! maximum ULPDU of that moment, so a path that shrinks in the middle of a message changes only the segments not yet cut.
@@ -18,7 +18,7 @@ const LONGEST_BODY: usize = MAXIMUM_TERMINATE_LEN;
 /// Octets of the longest header of a segment: an untagged DDP header and the longest RDMAP header.
 pub const LONGEST_HEADER: usize = UNTAGGED_HEADER_LEN + LONGEST_BODY;
 
-/// The four kinds of Send (RFC 5040 section 5.3).
+/// The four kinds of Send (RFC 5040 §5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendKind {
     /// Send.
@@ -136,7 +136,7 @@ impl Message {
         Message::new(Opcode::Write, Target::Tagged { stag, offset }, length)
     }
 
-    /// The response to a Read Request: STag and offset are those of the sink, uninterpreted (RFC 5040 section 4.4).
+    /// The response to a Read Request: STag and offset are those of the sink, uninterpreted (RFC 5040 §4.4).
     pub const fn read_response(sink_stag: Stag, sink_offset: TaggedOffset, length: u32) -> Message {
         Message::new(Opcode::ReadResponse, Target::Tagged { stag: sink_stag, offset: sink_offset }, length)
     }
@@ -146,24 +146,24 @@ impl Message {
         Message::fixed(Opcode::ReadRequest, QueueNumber::READ_REQUEST, sequence_number, &request.to_octets())
     }
 
-    /// Immediate Data with the next message sequence number of queue 0 (RFC 7306 section 6.3).
+    /// Immediate Data with the next message sequence number of queue 0 (RFC 7306 §6.3).
     pub fn immediate(data: ImmediateData, solicited: bool, sequence_number: MessageSequenceNumber) -> Message {
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
         Message::fixed(opcode, QueueNumber::SEND, sequence_number, &data.to_octets())
     }
 
-    /// An Atomic Request with the next message sequence number of queue 1 (RFC 7306 section 5.2.1).
+    /// An Atomic Request with the next message sequence number of queue 1 (RFC 7306 §5.2.1).
     pub fn atomic_request(request: &AtomicRequest, sequence_number: MessageSequenceNumber) -> Message {
         Message::fixed(Opcode::AtomicRequest, QueueNumber::READ_REQUEST, sequence_number, &request.to_octets())
     }
 
-    /// An Atomic Response with the next message sequence number of queue 3 (RFC 7306 section 5.2.2).
+    /// An Atomic Response with the next message sequence number of queue 3 (RFC 7306 §5.2.2).
     pub fn atomic_response(response: &AtomicResponse, sequence_number: MessageSequenceNumber) -> Message {
         Message::fixed(Opcode::AtomicResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
     }
 
     /// A Commit Request of `regions` regions with the next message sequence number of queue 1. Identifier and regions are its
-    /// payload, [`CommitRequest::emit_len`] octets (draft-talpey-rdma-commit section 3.2.1).
+    /// payload, [`CommitRequest::emit_len`] octets (draft-talpey-rdma-commit §3.2.1).
     pub const fn commit_request(regions: u32, sequence_number: MessageSequenceNumber) -> Message {
         let target = Target::Untagged { queue: QueueNumber::READ_REQUEST, sequence_number, invalidate_stag: Stag(0) };
         Message::new(Opcode::CommitRequest, target, CommitRequest::emit_len(regions as usize) as u32)
@@ -176,7 +176,7 @@ impl Message {
         Message::fixed(Opcode::CommitRequest, QueueNumber::READ_REQUEST, sequence_number, &octets)
     }
 
-    /// A Commit Response with the next message sequence number of queue 3 (draft-talpey-rdma-commit section 3.2.2).
+    /// A Commit Response with the next message sequence number of queue 3 (draft-talpey-rdma-commit §3.2.2).
     pub fn commit_response(response: &CommitResponse, sequence_number: MessageSequenceNumber) -> Message {
         Message::fixed(Opcode::CommitResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
     }
@@ -290,7 +290,7 @@ impl Message {
                     last,
                     control: Control::new(self.opcode),
                     stag: *stag,
-                    // A sink offset is the peer's: where it wraps is the peer's business (RFC 5040 section 4.4).
+                    // A sink offset is the peer's: where it wraps is the peer's business (RFC 5040 §4.4).
                     offset: offset.wrapping_add(u64::from(payload_offset)),
                 }
                 .emit(out);

@@ -468,7 +468,7 @@ fn faulty_extensions_are_terminated_with_their_header() {
             answer.is_some()
         });
         let answer = answer.unwrap_or_else(|| panic!("{name}: no answer"));
-        // RFC 7306 section 8.1: length and DDP header, never the RDMAP header.
+        // RFC 7306 §8.1: length and DDP header, never the RDMAP header.
         assert_terminates(name, &answer, &ulpdu, expected);
         let mut there = [1; 64];
         region.read(0, &mut there).expect("in range");

@@ -293,7 +293,7 @@ fn a_hard_minimum_of_reads_ends_the_start_up() {
     world.add(HostOptions::default(), |_| {});
     world.add(HostOptions::default(), |config| config.iwarp.max_ird = 4);
     let requests = world.hosts[1].listen(PORT);
-    // The initiator finds out from the Reply: a Terminate (RFC 6581 section 9.1).
+    // The initiator finds out from the Reply: a Terminate (RFC 6581 §9.1).
     let connect = StartupOptions { ord: 8, minimum_ord: 8, ..peer_to_peer(WRITE) };
     let started = start(&mut world, &requests, connect, StartupOptions::default());
     assert_eq!(started.client_failure(), Some(ConnectFailure::ReadLimits));

@@ -355,7 +355,7 @@ fn requests_for_what_other_streams_have_are_terminated() {
             let ulpdu = untagged(opcode, 1, 1, 0, &body);
             scene.peer.send(&fpdu(&ulpdu));
             let terminate = whole_terminate(&mut scene);
-            // RFC 5040 section 7.2: remote protection error, STag not associated with the stream.
+            // RFC 5040 §7.2: remote protection error, STag not associated with the stream.
             let code = (terminate.layer.code(), terminate.error_type, terminate.code);
             assert_eq!(code, (0, 1, 3), "{name}");
             assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
@@ -386,7 +386,7 @@ fn an_invalidation_of_what_the_stream_does_not_have_fails_the_receive_with_its_d
             ulpdu[2..6].copy_from_slice(&stag.to_be_bytes());
             scene.peer.send(&fpdu(&ulpdu));
             let terminate = whole_terminate(&mut scene);
-            // RFC 5040 section 7.2: remote protection error, STag cannot be invalidated.
+            // RFC 5040 §7.2: remote protection error, STag cannot be invalidated.
             assert_eq!((terminate.layer.code(), terminate.error_type, terminate.code), (0, 1, 9), "{stag:#x}");
             assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16));
             let done: Vec<_> = scene.victim.poll_all().iter().map(|one| (one.id, one.status)).collect();

@@ -1,4 +1,4 @@
-//! FPDUs with markers (RFC 5044 section 4.3): putting markers into an FPDU that is sent, and taking them out of one that
+//! FPDUs with markers (RFC 5044 §4.3): putting markers into an FPDU that is sent, and taking them out of one that
 //! came.
 //!
 //! Places are counted from the first octet of full operation of their direction, whatever was sent before it. A stream

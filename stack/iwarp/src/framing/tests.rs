@@ -111,7 +111,7 @@ fn a_marker_that_points_elsewhere_is_found() {
         assert_eq!(look(&wrong, &mut ulpdu), Marked::BadCrc);
         sign(&mut wrong);
         assert_eq!(look(&wrong, &mut ulpdu), Marked::Mismatch, "{at}");
-        // The reserved half and the two lowest bits of the pointer mean nothing (RFC 5044 section 4.3).
+        // The reserved half and the two lowest bits of the pointer mean nothing (RFC 5044 §4.3).
         let mut reserved = room.clone();
         reserved[at] = 0xff;
         reserved[at + 1] = 0xff;

@@ -53,7 +53,7 @@ pub enum Outcome {
     /// The peer does not want the connection. TCP is left to the consumer.
     Rejected(Rejection),
     /// The peer accepted, but this side cannot: full operation begins only for the Terminate of this fault
-    /// ([`Fault::InsufficientIrd`] or [`Fault::NoMatchingRtr`]), then the connection ends (RFC 6581 sections 9.1, 9.2).
+    /// ([`Fault::InsufficientIrd`] or [`Fault::NoMatchingRtr`]), then the connection ends (RFC 6581 §9.1, §9.2).
     Refused(Parameters, Fault),
 }
 

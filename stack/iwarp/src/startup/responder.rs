@@ -207,7 +207,7 @@ impl Responder {
     }
 
     /// Rejects: gives the Reply frame. It tells an enhanced peer the limits that would have been wanted. TCP stays open
-    /// for the consumer (RFC 5044 section 7.1.2).
+    /// for the consumer (RFC 5044 §7.1.2).
     ///
     /// # Errors
     /// [`AcceptError`]; the Request still waits for a decision.

@@ -1,5 +1,5 @@
 //! The two request queues of a stream: reads, atomics and commits of ours that await their response (together at most ORD),
-//! and those of the peer that hold a slot (at most IRD reads, and in addition IRD atomics, RFC 7306 section 5.2.2, and
+//! and those of the peer that hold a slot (at most IRD reads, and in addition IRD atomics, RFC 7306 §5.2.2, and
 //! likewise commits).
 
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
@@ -46,7 +46,7 @@ impl OutstandingReads {
 
     pub(super) fn push(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<()> {
         // A ready-to-receive indication goes out even if the consumer asked for no outbound reads at all: the Responder
-        // has raised its limit for it (RFC 6581 section 9.1).
+        // has raised its limit for it (RFC 6581 §9.1).
         if token.is_some() && self.is_full() {
             return None;
         }
