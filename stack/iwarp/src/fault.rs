@@ -1,12 +1,12 @@
-//! Every protocol fault, with what the peer is told and what the local consumer is told.
+//! Every protocol fault, with its Terminate for the peer and its status for the local consumer.
 //!
-//! A fault is one value. [`Fault::row`] gives the Terminate coordinates (layer, error type, error code), which headers of
-//! the failing segment travel with it (RFC 5040 §4.8, Figure 10), and which local work request it fails. The
-//! table is frozen by a test.
+//! A fault is one value. [`Fault::row`] gives the Terminate coordinates (layer, error type, error code), the headers of
+//! the failing segment that are returned with it (RFC 5040 §4.8, Figure 10), and the local work request that it fails.
+//! A test freezes the table.
 //!
-//! The same mistake has different numbers depending on who finds it: DDP finds those of a Write or a Read Response
-//! (layer 1), RDMAP those of a Read Request or of a Send with Invalidate (layer 0). Hence two families of names:
-//! `Tagged…` and `Read…`.
+//! The numbers of a mistake depend on the layer that finds it. DDP finds those of a Write or a Read Response (layer 1),
+//! RDMAP those of a Read Request or of a Send with Invalidate (layer 0). Hence two families of names: `Tagged…` and
+//! `Read…`.
 
 /// A protocol fault. Any of them ends the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,18 +21,18 @@ pub enum Fault {
     InvalidStartupFrame,
     /// Start-up failed for a local reason after the Reply (RFC 6581 §8, code 5).
     StartupLocalCatastrophic,
-    /// This side cannot serve as many inbound reads as the peer will have outstanding (RFC 6581 §8, code 6).
+    /// This side cannot serve as many inbound reads as the peer may have outstanding (RFC 6581 §8, code 6).
     InsufficientIrd,
-    /// No ready-to-receive indication is offered by both sides (RFC 6581 §8, code 7).
+    /// The two sides have no ready-to-receive indication in common (RFC 6581 §8, code 7).
     NoMatchingRtr,
 
-    /// A ULPDU is shorter than the DDP header that its T bit announces. No document gives a code; there is no header to
-    /// send back, so it is DDP's "local catastrophic".
+    /// A ULPDU is shorter than the DDP header that its T bit announces. No document assigns a code. There is no header
+    /// to return, so it is DDP's "local catastrophic".
     SegmentTooShort,
 
     /// Tagged segment: the STag is not valid (RFC 5041 §7.1).
     TaggedInvalidStag,
-    /// Tagged segment: offset or length leave the buffer.
+    /// Tagged segment: offset or length exceed the buffer.
     TaggedBounds,
     /// Tagged segment: the STag is valid but not usable on this stream.
     TaggedNotAssociated,
@@ -40,24 +40,24 @@ pub enum Fault {
     TaggedWrap,
     /// Tagged segment: the DDP version is not 1.
     TaggedVersion,
-    /// Tagged segment: the buffer does not allow remote writes. DDP has no code for rights; "Invalid STag" is what is
-    /// sent, as base/bounds would mislead the peer.
+    /// Tagged segment: the buffer does not allow remote writes. DDP has no code for rights, so "Invalid STag" is sent;
+    /// base/bounds would mislead the peer.
     TaggedAccess,
 
-    /// Read Response segment with another STag than the oldest outstanding read names.
+    /// Read Response segment whose STag is not that of the oldest outstanding read.
     ResponseStag,
-    /// Read Response segment at another offset, or of another total length, than the oldest outstanding read asks.
+    /// Read Response segment whose offset or total length is not that of the oldest outstanding read.
     ResponseBounds,
-    /// A response of another kind than the oldest outstanding request asks for, or although none is outstanding.
+    /// A response that does not match the kind of the oldest outstanding request, or with none outstanding.
     ResponseUnexpected,
-    /// Atomic Response with another request identifier than the oldest outstanding request has.
+    /// Atomic Response whose request identifier is not that of the oldest outstanding request.
     ResponseIdentifier,
 
-    /// Untagged segment: no such queue, or an opcode on a queue that is not its own.
+    /// Untagged segment: no such queue, or an opcode on the wrong queue.
     InvalidQueue,
     /// Untagged segment: no buffer for this message: no receive posted (queue 0), or more reads than agreed (queue 1).
     NoBuffer,
-    /// Untagged segment: not the message sequence number that comes next.
+    /// Untagged segment: not the next message sequence number.
     InvalidMessageSequenceNumber,
     /// Untagged segment: the message offset is not the number of octets received so far.
     InvalidMessageOffset,
@@ -68,34 +68,35 @@ pub enum Fault {
 
     /// Read or Atomic Request: the STag is not valid (RFC 5040 §7.2).
     ReadInvalidStag,
-    /// Read or Atomic Request: offset or size leave the buffer.
+    /// Read or Atomic Request: offset or size exceed the buffer.
     ReadBounds,
     /// Read Request: the source buffer does not allow remote reads; Atomic Request: the buffer lacks one of its rights.
     ReadAccess,
     /// Read or Atomic Request: the STag is valid but not usable on this stream.
     ReadNotAssociated,
-    /// Read or Atomic Request: offset plus size pass 2^64.
+    /// Read or Atomic Request: offset plus size exceed 2^64.
     ReadWrap,
 
     /// Send with Invalidate: the STag is not valid, or not usable on this stream.
     InvalidateNotAssociated,
-    /// Send with Invalidate: the STag is usable here but may not be invalidated remotely (shared by streams, windows bound).
+    /// Send with Invalidate: the STag is usable here but may not be invalidated remotely (shared by streams, or with
+    /// bound windows).
     InvalidateShared,
 
     /// The RDMAP version is not 1.
     RdmapVersion,
     /// The opcode is unknown, not enabled, or its T bit is wrong.
     UnexpectedOpcode,
-    /// A message of the same kind began before the one that is open had ended.
+    /// A message began before an open one of the same kind had ended.
     Interleaved,
-    /// A message that is always one segment came with L=0.
+    /// A message that must be one segment arrived with L=0.
     NotOneSegment,
     /// A Read Request, Terminate or other message of fixed length has the wrong length.
     WrongLength,
     /// An Atomic Request names an address that is not a multiple of 8 (draft-ietf-storm-rdmap-ext §5.1).
     AtomicMisaligned,
 
-    /// This side cannot go on with the stream, for a reason unrelated to input (RFC 5040 §7.1 (1)).
+    /// This side cannot continue the stream, for a reason unrelated to input (RFC 5040 §7.1 (1)).
     LocalCatastrophic,
     /// This device cannot go on at all.
     GlobalCatastrophic,
@@ -106,13 +107,13 @@ pub enum Fault {
 pub enum Headers {
     /// None: M, D and R are 0.
     None,
-    /// Segment length and DDP header (M and D), where a failing segment is at hand.
+    /// Segment length and DDP header (M and D), if a segment is at fault.
     Ddp,
     /// Segment length, DDP header and Read Request header (M, D and R).
     DdpAndReadRequest,
 }
 
-/// What the local consumer is told, beyond the end of the stream and the flush of its work.
+/// The status for the local consumer, beyond the end of the stream and the flush of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LocalStatus {
     /// No work request of ours is at fault: all are flushed.
@@ -140,9 +141,9 @@ pub struct Row {
     pub error_type: u8,
     /// Terminate error code, within layer and type.
     pub code: u8,
-    /// The parts of the failing segment that are sent back.
+    /// The parts of the failing segment that are returned.
     pub headers: Headers,
-    /// What the local consumer is told.
+    /// The status for the local consumer.
     pub local: LocalStatus,
 }
 
@@ -198,7 +199,7 @@ pub const TABLE: &[Row] = {
     ]
 };
 
-// The table is indexed by the discriminant: a row out of place does not compile.
+// The table is indexed by the discriminant: a misplaced row does not compile.
 const _: () = {
     let mut index = 0;
     while index < TABLE.len() {
@@ -209,12 +210,12 @@ const _: () = {
 };
 
 impl Fault {
-    /// The row of this fault: Terminate coordinates, headers sent back, local status.
+    /// The row of this fault: Terminate coordinates, returned headers, local status.
     pub const fn row(self) -> &'static Row {
         &TABLE[self as usize]
     }
 
-    /// What the local consumer is told.
+    /// The status for the local consumer.
     pub const fn local_status(self) -> LocalStatus {
         self.row().local
     }

@@ -1,5 +1,4 @@
-//! MPA framing (RFC 5044 §4): finding FPDUs in octets of the stream, and the geometry of the frame around a
-//! segment that is sent.
+//! MPA framing (RFC 5044 §4): finding FPDUs in a stream's octets, and the layout of the frame around a segment to send.
 //!
 //! Streams with markers are in [`deframe_marked`] and [`insert_markers`].
 
@@ -16,27 +15,27 @@ pub use markers::{Marked, deframe_marked, insert_markers};
 /// A CRC32c over octets (not inverted or swapped further by the caller): `"123456789"` gives `0xE306_9283`.
 pub type Crc32c = fn(&[u8]) -> u32;
 
-/// Largest ULPDU that the length field can announce, and that is accepted.
+/// The largest ULPDU that the length field can hold; it is accepted.
 pub const LARGEST_ULPDU: usize = 65535;
 /// Largest FPDU that can arrive: length field, ULPDU, padding, CRC.
 pub const LARGEST_FPDU: usize = fpdu_len(LARGEST_ULPDU);
 
-/// What the octets at the start of an FPDU turn out to be.
+/// The result of looking for an FPDU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Framed {
-    /// A whole FPDU, CRC right or not asked for.
+    /// A complete FPDU; its CRC is valid or unchecked.
     Fpdu {
-        /// Where the ULPDU (one DDP segment) lies in the octets given.
+        /// Position of the ULPDU (one DDP segment) in the octets given.
         ulpdu: Range<usize>,
-        /// Octets of the FPDU; the next one starts behind them.
+        /// Octets of the FPDU; the next one follows it.
         fpdu_len: usize,
     },
     /// More octets are wanted.
     Incomplete {
-        /// Octets of the whole FPDU, as soon as its length field is there.
+        /// Octets of the complete FPDU, once its length field is complete.
         needed: Option<usize>,
     },
-    /// A whole FPDU whose CRC is wrong: nothing of it may be used ([`crate::Fault::Crc`]).
+    /// A complete FPDU with a wrong CRC: use nothing of it ([`crate::Fault::Crc`]).
     BadCrc {
         /// Octets of the FPDU.
         fpdu_len: usize,
@@ -45,8 +44,8 @@ pub enum Framed {
 
 /// Looks for the FPDU that starts at the first octet of `octets`, which may hold less than one FPDU or many.
 ///
-/// The CRC is compared when `crc` is given. Padding is not looked at, but is inside the CRC. Any length from 0 to
-/// [`LARGEST_ULPDU`] is framed; whether the ULPDU makes sense is for [`crate::Stream::receive`] to say.
+/// The CRC is checked if `crc` is given. The padding is not checked, but the CRC covers it. Any length from 0 to
+/// [`LARGEST_ULPDU`] is accepted; [`crate::Stream::receive`] judges the ULPDU.
 #[inline]
 pub fn deframe(octets: &[u8], crc: Option<Crc32c>) -> Framed {
     let Some((length, _)) = octets.split_first_chunk::<LENGTH_LEN>() else {
@@ -70,8 +69,8 @@ pub fn deframe(octets: &[u8], crc: Option<Crc32c>) -> Framed {
 
 /// The octets behind a ULPDU: padding, then the CRC field.
 ///
-/// The sender writes [`LENGTH_LEN`] octets of length, the ULPDU and this; the CRC runs over all octets before its
-/// field. Without CRC the field is zero.
+/// The sender writes [`LENGTH_LEN`] octets of length, the ULPDU and this. The CRC covers all octets before its field.
+/// Without CRC the field is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     octets: [u8; 3 + CRC_LEN],
@@ -79,14 +78,14 @@ pub struct Trailer {
 }
 
 impl Trailer {
-    /// The padding that the CRC still has to run over, for a ULPDU of `ulpdu_len` octets.
+    /// The padding of a ULPDU of `ulpdu_len` octets, which the CRC covers, too.
     #[inline]
     pub const fn padding_octets(ulpdu_len: usize) -> &'static [u8] {
         const ZEROES: [u8; 3] = [0; 3];
         ZEROES.split_at(padding_len(ulpdu_len)).0
     }
 
-    /// The trailer for a ULPDU of `ulpdu_len` octets with a CRC value that includes the padding, or `None` for CRC off.
+    /// The trailer of a ULPDU of `ulpdu_len` octets. `crc` includes the padding; `None` if CRCs are off.
     #[inline]
     pub fn new(ulpdu_len: usize, crc: Option<u32>) -> Trailer {
         let padding = padding_len(ulpdu_len);

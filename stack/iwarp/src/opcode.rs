@@ -1,8 +1,8 @@
-//! One row an RDMAP opcode (RFC 5040 §4.3, draft-ietf-storm-rdmap-ext §4, draft-talpey-rdma-commit
-//! §3): whether it is tagged, its queue, what its message must look like, and whether it is switched on.
+//! One row per RDMAP opcode (RFC 5040 §4.3, draft-ietf-storm-rdmap-ext §4, draft-talpey-rdma-commit §3): whether it is
+//! tagged, its queue, the form of its message, and whether it is enabled.
 //!
-//! The extensions have their rows but are off: a peer that probes for one gets "Unexpected OpCode", which is how the
-//! documents let it find out.
+//! The extensions have rows but are disabled by default: a peer that probes for one gets "Unexpected OpCode", which is
+//! how the documents let it find out.
 
 use uwarp_wire::ddp::QueueNumber;
 use uwarp_wire::rdmap::Opcode;
@@ -31,14 +31,14 @@ pub enum Enabled {
     Commit,
 }
 
-/// How long a message of an opcode is, DDP header not counted.
+/// Length of a message of an opcode, without the DDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Upper-layer payload of 0 to 2^32-1 octets, in any number of segments.
     Payload,
     /// One segment with exactly this many octets.
     Exactly(u16),
-    /// One segment with a header of this many octets at least and at most.
+    /// One segment whose header has at least and at most this many octets.
     Between(u16, u16),
     /// A request of `fixed + k * each` octets, k ≥ 1, that may be segmented.
     List {
@@ -71,7 +71,7 @@ pub struct Row {
     pub body: Body,
     /// The switch.
     pub enabled: Enabled,
-    /// The Invalidate STag word of the DDP header has a meaning.
+    /// The Invalidate STag word of the DDP header is meaningful.
     pub invalidates: bool,
     /// The receiver may raise a solicited event.
     pub solicited: bool,
@@ -141,15 +141,15 @@ const _: () = {
     }
 };
 
-/// The most regions that a Commit Request may list before it is answered with a status instead of being done.
+/// The most regions that a Commit Request may list. A longer one is answered with a status and not carried out.
 pub const COMMIT_REGION_LIMIT: u32 = 64;
 
-/// Octets of the largest request that queue 1 has room for, whatever is switched on: a Commit Request of one region more
-/// than the limit, so that it can be answered. A longer one does not fit its buffer.
+/// Octets of the largest request that queue 1 accepts, whatever is enabled: a Commit Request of one region above the
+/// limit, so that it can be answered. A longer one does not fit its buffer.
 pub const LARGEST_REQUEST: u32 = 4 + 16 * (COMMIT_REGION_LIMIT + 1);
 
 impl Features {
-    /// Whether the opcode of `row` is switched on.
+    /// Whether the opcode of `row` is enabled.
     pub const fn allow(self, row: &Row) -> bool {
         match row.enabled {
             Enabled::Always => true,
@@ -159,13 +159,13 @@ impl Features {
         }
     }
 
-    /// The row of an opcode that is switched on.
+    /// The row of an enabled opcode.
     pub const fn row(self, opcode: Opcode) -> Option<&'static Row> {
         let row = &TABLE[opcode as usize];
         if self.allow(row) { Some(row) } else { None }
     }
 
-    /// Whether the untagged queue exists. Queue 3 does only with atomics or commit.
+    /// Whether the untagged queue exists. Queue 3 needs atomics or commit.
     pub const fn has_queue(self, queue: QueueNumber) -> bool {
         queue.0 < QueueNumber::ATOMIC_RESPONSE.0
             || (queue.0 == QueueNumber::ATOMIC_RESPONSE.0 && (self.atomics || self.commit))
@@ -176,7 +176,7 @@ impl Features {
 mod tests {
     use super::*;
 
-    /// The table as text, against the table of messages in the documents.
+    /// The table as text, compared with the table of messages in the documents.
     #[test]
     fn opcode_table_is_frozen() {
         let text: String = TABLE

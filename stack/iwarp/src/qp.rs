@@ -20,15 +20,15 @@
 pub enum QpState {
     /// No connection. Receives may be posted, sends may not.
     Idle,
-    /// TCP connection and MPA start-up are under way. Work may be posted; none of it is looked at.
+    /// TCP connection and MPA start-up are under way. Work may be posted; none of it is processed.
     Connecting,
     /// Ready to send: full operation.
     Rts,
-    /// One side asked for an orderly close. Nothing new may be posted to the send queue.
+    /// One side requested an orderly close. Nothing new may be posted to the send queue.
     Closing,
-    /// A Terminate was sent or received; TCP is being closed after it. Work is being flushed.
+    /// A Terminate was sent or received, and TCP is closing. Work is being flushed.
     Terminate,
-    /// No connection any more. All work is flushed, also what is posted now.
+    /// The connection is gone. All work is flushed, including work posted now.
     Error,
 }
 
@@ -38,7 +38,7 @@ impl QpState {
         [QpState::Idle, QpState::Connecting, QpState::Rts, QpState::Closing, QpState::Terminate, QpState::Error];
 }
 
-/// What moves a queue pair from one state to another.
+/// The events that move a queue pair from one state to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The consumer connects, or accepts a connection.
@@ -51,15 +51,15 @@ pub enum Event {
     LocalClose,
     /// The peer closed its half between two FPDUs and outside of any message.
     PeerClose,
-    /// A fault was found here; a Terminate is sent if it still can be.
+    /// A fault was found here; a Terminate is sent if that is still possible.
     LocalFault,
     /// The peer's Terminate arrived.
     PeerTerminate,
-    /// The TCP connection ended in order, in both directions.
+    /// The TCP connection ended properly in both directions.
     Closed,
     /// The TCP connection was reset or timed out.
     Lost,
-    /// The consumer makes the queue pair usable again; everything was flushed and reaped.
+    /// The consumer makes the queue pair usable again, after all work was flushed and reaped.
     Reset,
 }
 
@@ -96,7 +96,7 @@ impl core::fmt::Display for IllegalTransition {
 
 impl std::error::Error for IllegalTransition {}
 
-/// The transitions: event, states it may happen in, state after it.
+/// The transitions: event, states in which it may happen, state after it.
 const TRANSITIONS: &[(Event, &[QpState], QpState)] = {
     use Event as E;
     use QpState as S;
@@ -104,13 +104,13 @@ const TRANSITIONS: &[(Event, &[QpState], QpState)] = {
         (E::Connect, &[S::Idle], S::Connecting),
         (E::Established, &[S::Connecting], S::Rts),
         (E::StartupFailed, &[S::Connecting], S::Idle),
-        // A second close, of the other side, changes nothing.
+        // A second close, by the other side, changes nothing.
         (E::LocalClose, &[S::Rts, S::Closing], S::Closing),
         (E::PeerClose, &[S::Rts, S::Closing], S::Closing),
         // The FIN that follows a Terminate.
         (E::LocalClose, &[S::Terminate], S::Terminate),
         (E::PeerClose, &[S::Terminate], S::Terminate),
-        // Later faults and a crossing Terminate are not reported again: the first one counts (RFC 5040 §7.1 (4)).
+        // Later faults and a crossing Terminate are not reported: the first fault counts (RFC 5040 §7.1 (4)).
         (E::LocalFault, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
         (E::PeerTerminate, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
         (E::Closed, &[S::Rts, S::Closing, S::Terminate, S::Error], S::Error),
@@ -132,12 +132,12 @@ impl QpState {
             .ok_or(IllegalTransition { state: self, event })
     }
 
-    /// Whether a connection in full operation may carry new messages of the consumer.
+    /// Whether a connection in full operation may send new messages of the consumer.
     pub const fn may_send(self) -> bool {
         matches!(self, QpState::Rts)
     }
 
-    /// Whether work that is posted now is flushed at once.
+    /// Whether work posted now is flushed at once.
     pub const fn flushes(self) -> bool {
         matches!(self, QpState::Terminate | QpState::Error)
     }
@@ -147,7 +147,7 @@ impl QpState {
 mod tests {
     use super::*;
 
-    /// The whole transition table as text. A change here is a change of the contract with the verbs.
+    /// The whole transition table as text. A change here changes the contract with the verbs.
     #[test]
     fn transition_table_is_frozen() {
         let mut text = String::new();

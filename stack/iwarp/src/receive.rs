@@ -1,12 +1,12 @@
-//! The inbound half of a stream: what one DDP segment means (RFC 5041 §4, §5 and §7; RFC 5040 §5 and §7.2).
+//! The inbound half of a stream: the meaning of one DDP segment (RFC 5041 §4, §5 and §7; RFC 5040 §5 and §7.2).
 //!
 //! TCP delivers in order, so every check is exact: the next message sequence number, the octets so far. One tagged and,
 //! on each queue, one untagged message may be open at a time. Checks that need registered memory or posted receives are
-//! the caller's, who gets what was learned as a [`Delivery`] and reports a fault of its own through
+//! the caller's. It gets the segment's meaning as a [`Delivery`], and reports a fault of its own through
 //! [`Stream::fail`](crate::Stream::fail) with the same ULPDU.
 //!
-//! Order of the checks: DDP before RDMAP (length of the header, version, queue, sequence number, offset, then RDMAP
-//! version, opcode, length), as the layers would find them.
+//! Checks are in the order in which the layers would make them, DDP before RDMAP: length of the header, version, queue,
+//! sequence number, offset, then RDMAP version, opcode, length.
 
 use uwarp_wire::WireError;
 use uwarp_wire::ddp::{
@@ -29,96 +29,98 @@ pub struct SendEnd {
     pub length: u32,
     /// The sender asks for a solicited event.
     pub solicited: bool,
-    /// The sender asks that this STag be invalidated before the receive completes.
+    /// The sender requests that this STag be invalidated before the receive completes.
     pub invalidate: Option<Stag>,
 }
 
-/// What a received segment is for the caller to do. Nothing was placed yet.
+/// What the caller has to do for a received segment. Nothing is placed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery<'a> {
-    /// Part of an RDMA Write: check STag, offset and rights, and place. Without payload nothing is to be checked.
+    /// Part of an RDMA Write: check STag, offset and rights, and place it. Without payload, check nothing.
     Write {
         /// STag of the buffer.
         stag: Stag,
-        /// Where the first octet of this part goes.
+        /// Destination of the first octet of this part.
         offset: TaggedOffset,
         /// The octets.
         payload: &'a [u8],
-        /// The Write ends here. Nobody is told.
+        /// The Write ends here. No completion reports it.
         last: bool,
     },
-    /// Part of the response to the oldest read of ours, which it was checked against.
+    /// Part of the response to our oldest read, already checked against it.
     ReadResponse {
         /// The number that the read was given.
         token: ReadToken,
         /// STag of the sink, as asked.
         sink_stag: Stag,
-        /// Where the first octet of this part goes.
+        /// Destination of the first octet of this part.
         sink_offset: TaggedOffset,
         /// The octets.
         payload: &'a [u8],
-        /// The read is complete when they are placed.
+        /// The read is complete when the octets are placed.
         completes: bool,
     },
-    /// Part of a Send for the oldest posted receive. None posted is [`Fault::NoBuffer`], one that is too short
-    /// [`Fault::MessageTooLong`].
+    /// Part of a Send for the oldest posted receive. If none is posted, fail with [`Fault::NoBuffer`]; if it is too
+    /// short, with [`Fault::MessageTooLong`].
     Send {
-        /// The first segment of a message: a receive is taken.
+        /// The first segment of a message, which takes a receive.
         first: bool,
-        /// Where the first octet of this part goes in the receive.
+        /// Offset of the first octet of this part in the receive.
         message_offset: u32,
         /// The octets.
         payload: &'a [u8],
         /// The message ends here.
         completes: Option<SendEnd>,
     },
-    /// A read of the peer. Check its source (not when its length is 0), then hand it to
-    /// [`Stream::accept_read`](crate::Stream::accept_read); or fail with one of the `Read…` faults.
+    /// A read of the peer. Check its source (unless its length is 0), then pass it to
+    /// [`Stream::accept_read`](crate::Stream::accept_read), or fail with one of the `Read…` faults.
     ReadRequest(InboundRead),
-    /// Immediate Data for the oldest posted receive, which it takes and leaves untouched; none posted is
-    /// [`Fault::NoBuffer`]. All eight octets are here.
+    /// Immediate Data, all eight octets. It takes the oldest posted receive and leaves its buffer untouched. If none is
+    /// posted, fail with [`Fault::NoBuffer`].
     Immediate {
         /// The data.
         data: ImmediateData,
         /// The sender asks for a solicited event.
         solicited: bool,
     },
-    /// An atomic of the peer. Check its target, then hand it to [`Stream::accept_atomic`](crate::Stream::accept_atomic); or
-    /// fail with [`Fault::AtomicMisaligned`] or one of the `Read…` faults.
+    /// An atomic of the peer. Check its target, then pass it to
+    /// [`Stream::accept_atomic`](crate::Stream::accept_atomic), or fail with [`Fault::AtomicMisaligned`] or one of the
+    /// `Read…` faults.
     AtomicRequest(InboundAtomic),
-    /// The response to the oldest request of ours, an atomic.
+    /// The response to our oldest request, an atomic.
     AtomicResponse {
         /// The number that the atomic was given.
         token: ReadToken,
         /// What stood in the peer's memory before.
         original_value: u64,
     },
-    /// A commit of the peer, all of it. Check that each region may be written, then hand its head to
-    /// [`Stream::accept_commit`](crate::Stream::accept_commit) and see to it; or fail with one of the `Read…` faults.
+    /// A complete commit of the peer. Check that each region may be written, then pass its head to
+    /// [`Stream::accept_commit`](crate::Stream::accept_commit) and carry it out, or fail with one of the `Read…`
+    /// faults.
     CommitRequest(InboundCommit),
-    /// Part of a commit of the peer, more of which is to come.
+    /// Part of a commit of the peer; more follows.
     CommitPart,
-    /// The response to the oldest request of ours, a commit.
+    /// The response to our oldest request, a commit.
     CommitResponse {
         /// The number that the commit was given.
         token: ReadToken,
         /// How it ended: 0 is success.
         status: u32,
     },
-    /// The peer ended the stream. Nothing more may be sent but the closing of TCP.
+    /// The peer ended the stream. Send nothing more; close TCP.
     Terminate(ReceivedTerminate),
-    /// A segment of the peer-to-peer set-up that takes nothing of the consumer's: nothing to do.
+    /// A segment of the peer-to-peer set-up that uses nothing of the consumer's: nothing to do.
     ReadyToReceive,
-    /// The stream has ended; octets that still come mean nothing.
+    /// The stream has ended; further octets are ignored.
     Ignored,
 }
 
 impl Stream {
-    /// Takes one ULPDU, whose FPDU was whole and had the right CRC.
+    /// Processes one ULPDU, whose FPDU was complete and had a valid CRC.
     ///
     /// # Errors
-    /// A [`Fault`] ends the stream: nothing of the segment may be placed, and the caller goes on with
-    /// [`Stream::fail`]. Nothing is delivered from then on.
+    /// A [`Fault`] ends the stream: place nothing of the segment, and call [`Stream::fail`]. Nothing is delivered from
+    /// then on.
     #[inline]
     pub fn receive<'a>(&mut self, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         let first = !self.heard;
@@ -201,7 +203,7 @@ impl Stream {
             Opcode::SendSolicitedInvalidate => (true, true),
             other => return self.receive_immediate(other, header, payload),
         };
-        // The word has no meaning in the other kinds and is then not looked at.
+        // The word is meaningless in the other kinds and ignored.
         let invalidate_stag = if invalidates { header.invalidate_stag } else { Stag(0) };
         if open.open && (open.opcode != opcode.code() || open.invalidate_stag != invalidate_stag) {
             return Err(Fault::Interleaved);
@@ -232,7 +234,7 @@ impl Stream {
         })
     }
 
-    /// A message of queue 0 that is no Send (RFC 7306 §6.3).
+    /// Immediate Data: the messages on queue 0 that are not Sends (RFC 7306 §6.3).
     #[cold]
     fn receive_immediate<'a>(
         &mut self,
@@ -256,7 +258,7 @@ impl Stream {
         Ok(Delivery::Immediate { data, solicited })
     }
 
-    /// The queues other than that of the Sends.
+    /// The queues other than queue 0.
     fn receive_rare<'a>(
         &mut self,
         header: &UntaggedHeader,
@@ -297,8 +299,8 @@ impl Stream {
             Opcode::AtomicRequest if self.features().atomics => return self.receive_atomic(header, ulpdu, payload),
             other => return Err(self.misplaced(other, QueueNumber::READ_REQUEST)),
         }
-        // The opcode comes first, though a full queue is found by DDP: a peer that probes for an extension must learn
-        // that it is absent, and each kind of request has slots of its own.
+        // Check the opcode first, though DDP would find a full queue before it: a peer that probes for an extension
+        // must learn that it is absent, and each kind of request has slots of its own.
         if self.inbound.is_full() {
             return Err(Fault::NoBuffer);
         }
@@ -338,7 +340,7 @@ impl Stream {
         Ok(Delivery::AtomicRequest(InboundAtomic::new(operation, request, ddp_header)))
     }
 
-    /// A Commit Request (draft-talpey-rdma-commit §3.2.1), the only request that may come in several segments.
+    /// A Commit Request (draft-talpey-rdma-commit §3.2.1), the only request that may have several segments.
     #[cold]
     fn receive_commit<'a>(
         &mut self,
@@ -378,7 +380,7 @@ impl Stream {
         Ok(Delivery::CommitRequest(InboundCommit { regions, exceeds, head }))
     }
 
-    /// Queue 3, which has as many buffers as there are requests that are answered on it (RFC 7306 §5.2.2).
+    /// Queue 3, which has one buffer per outstanding request that is answered on it (RFC 7306 §5.2.2).
     fn receive_response<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         if header.message_sequence_number != self.receive_response_number {
             return Err(Fault::InvalidMessageSequenceNumber);
@@ -423,7 +425,7 @@ impl Stream {
         payload: &'a [u8],
         first_fpdu: bool,
     ) -> Result<Delivery<'a>, Fault> {
-        // There is one Terminate in the life of a stream.
+        // A stream has one Terminate only.
         if header.message_sequence_number != uwarp_wire::ddp::MessageSequenceNumber::FIRST {
             return Err(Fault::InvalidMessageSequenceNumber);
         }
@@ -446,7 +448,7 @@ impl Stream {
         Ok(Delivery::Terminate(terminate))
     }
 
-    /// The fault of an opcode that came untagged on a queue that is not its own.
+    /// The fault of an opcode that arrived untagged on the wrong queue.
     #[cold]
     fn misplaced(&self, opcode: Opcode, queue: QueueNumber) -> Fault {
         match self.features().row(opcode).map(|row| row.buffer) {

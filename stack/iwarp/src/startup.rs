@@ -1,10 +1,10 @@
-//! MPA start-up (RFC 5044 §7.1, RFC 6581): the Request/Reply exchange as two machines that are fed with octets.
+//! MPA start-up (RFC 5044 §7.1, RFC 6581): the Request/Reply exchange as two state machines that consume octets.
 //!
-//! [`Initiator`] sends a Request and waits for the Reply; [`Responder`] waits for a Request, lets the consumer decide, and
-//! answers. Frames may arrive in any cut. Any [`StartupError`] closes TCP at once: there is no stream for a Terminate yet
-//! (RFC 5044 §8, code 4). Time limits are the caller's.
+//! [`Initiator`] sends a Request and waits for the Reply. [`Responder`] waits for a Request, lets the consumer decide,
+//! and answers. Frames may arrive in parts of any size. Any [`StartupError`] closes TCP at once: there is no stream for
+//! a Terminate yet (RFC 5044 §8, code 4). Time limits are the caller's.
 //!
-//! Each side says whether it wants markers in what it receives; the other then has to put them in (RFC 5044 §4.3).
+//! Each side says whether it wants markers in what it receives; the other side must then insert them (RFC 5044 §4.3).
 
 use uwarp_wire::WireError;
 use uwarp_wire::mpa::{
@@ -23,7 +23,7 @@ pub use responder::{AcceptError, PeerRequest, Responder, ResponderOptions};
 
 /// The most that a frame can have.
 const LONGEST_FRAME: usize = STARTUP_HEADER_LEN + MAXIMUM_PRIVATE_DATA;
-/// The largest limit of reads that can be negotiated: 14 bits, of which the highest value means "not negotiated".
+/// The largest negotiable read limit: 14 bits, of which the highest value means "not negotiated".
 pub const LARGEST_READ_LIMIT: u16 = NOT_NEGOTIATED - 1;
 
 /// Which side of the start-up this is.
@@ -31,11 +31,11 @@ pub const LARGEST_READ_LIMIT: u16 = NOT_NEGOTIATED - 1;
 pub enum Role {
     /// Sends the Request, and the first FPDU.
     Initiator,
-    /// Sends the Reply, and no FPDU before one has come.
+    /// Sends the Reply, and no FPDU before it has received one.
     Responder,
 }
 
-/// The indication with which a peer-to-peer Initiator ends the Responder's silence (RFC 6581 §9.2).
+/// The indication after which the Responder to a peer-to-peer Initiator may send (RFC 6581 §9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReadyToReceive {
     /// A Send without payload.
@@ -72,7 +72,7 @@ impl ReadyToReceiveKinds {
         }
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         !(self.send || self.write || self.read)
     }
@@ -81,7 +81,7 @@ impl ReadyToReceiveKinds {
         ReadyToReceiveKinds { send: data.ready_by_send, write: data.ready_by_write, read: data.ready_by_read }
     }
 
-    /// The four octets with these kinds, which mean peer-to-peer, or none, which means client-server.
+    /// The four octets with these kinds. They request peer-to-peer if there is any, else client-server.
     const fn with_limits(self, ird: u16, ord: u16) -> EnhancedData {
         EnhancedData {
             peer_to_peer: !self.is_empty(),
@@ -94,23 +94,23 @@ impl ReadyToReceiveKinds {
     }
 }
 
-/// Limits of reads in progress, and how far start-up may change them (RFC 6581 §9.1).
+/// Limits of concurrent reads, and how far start-up may change them (RFC 6581 §9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Inbound reads that this side serves at a time (IRD).
+    /// Inbound reads that this side serves concurrently (IRD).
     pub ird: u16,
-    /// As far as `ird` may be raised because the peer will have more outstanding. Not below `ird`.
+    /// How far `ird` may be raised if the peer wants more outstanding reads. Not below `ird`.
     pub maximum_ird: u16,
-    /// Outbound reads that this side wants outstanding at a time (ORD). Lowered to what the peer serves.
+    /// Outbound reads that this side wants outstanding (ORD). Lowered to what the peer serves.
     pub ord: u16,
-    /// The least outbound reads that this side can do with; below it start-up fails.
+    /// The fewest outbound reads that this side accepts; below it start-up fails.
     pub minimum_ord: u16,
-    /// The Initiator's Request carries the values. If not, it leaves them to the consumers (0x3FFF).
+    /// The Initiator's Request carries the values. Otherwise it leaves them to the consumers (0x3FFF).
     pub negotiate: bool,
 }
 
 impl ReadLimits {
-    /// The same limit both ways, as RFC 5040 §6.1 recommends; not raised, lowered down to none.
+    /// The same limit in both directions, as RFC 5040 §6.1 recommends. It is never raised, and may be lowered to 0.
     pub const fn both(limit: u16) -> ReadLimits {
         ReadLimits { ird: limit, maximum_ird: limit, ord: limit, minimum_ord: 0, negotiate: true }
     }
@@ -142,19 +142,19 @@ pub struct Parameters {
     pub transmit_markers: bool,
     /// This side wants markers in what it receives.
     pub receive_markers: bool,
-    /// Inbound reads that this side serves at a time.
+    /// Inbound reads that this side serves concurrently.
     pub ird: u16,
     /// Outbound reads that this side may have outstanding.
     pub ord: u16,
-    /// IRD as the peer sent it, for the consumer; `None` when the exchange was not enhanced. 0x3FFF: not negotiated.
+    /// IRD as the peer sent it, for the consumer; `None` if the exchange was not enhanced. 0x3FFF: not negotiated.
     pub peer_ird: Option<u16>,
     /// ORD as the peer sent it.
     pub peer_ord: Option<u16>,
     /// What this side, as a peer-to-peer Initiator, sends first.
     pub ready_to_receive: Option<ReadyToReceive>,
-    /// This side is a peer-to-peer Responder: the first FPDU is an indication that is not the consumer's.
+    /// This side is a peer-to-peer Responder: the first FPDU is an indication, not a message for the consumer.
     pub expects_ready_to_receive: bool,
-    /// That indication may be a Send without payload, which then takes no posted receive.
+    /// That indication may be a Send without payload, which then uses no posted receive.
     pub expects_ready_by_send: bool,
     /// The peer's private data.
     pub private_data: Vec<u8>,
@@ -163,7 +163,7 @@ pub struct Parameters {
 /// The peer rejected the connection. TCP is still open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// The IRD that the peer would have, in an enhanced exchange.
+    /// The IRD that the peer offers, in an enhanced exchange.
     pub peer_ird: Option<u16>,
     /// The ORD that the peer wants, in an enhanced exchange.
     pub peer_ord: Option<u16>,
@@ -171,17 +171,17 @@ pub struct Rejection {
     pub private_data: Vec<u8>,
 }
 
-/// Options of this side that cannot be put into a frame.
+/// Options of this side that do not fit into a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionsError {
-    /// More private data than this many octets: 512, or 508 in an enhanced exchange.
+    /// More octets of private data than this limit: 512, or 508 in an enhanced exchange.
     PrivateData {
         /// The most that is possible.
         limit: usize,
     },
     /// A limit of reads above [`LARGEST_READ_LIMIT`].
     ReadLimit,
-    /// Peer-to-peer is asked for without any ready-to-receive kind, or with revision 1.
+    /// Peer-to-peer is requested without any ready-to-receive kind, or with revision 1.
     PeerToPeer,
 }
 
@@ -204,15 +204,15 @@ impl std::error::Error for OptionsError {}
 /// Why start-up failed. TCP is closed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StartupError {
-    /// The frame does not begin with the key that is due.
+    /// The frame does not begin with the expected key.
     Key,
-    /// A revision that is not supported: 0, above 2, or in a Reply above that of the Request.
+    /// An unsupported revision: 0, above 2, or in a Reply above that of the Request.
     Revision,
     /// More than 512 octets of private data.
     PrivateDataLength,
-    /// The enhanced flag without room for the enhanced data.
+    /// The enhanced flag is set, but the enhanced data does not fit.
     EnhancedData,
-    /// An enhanced Request while enhanced start-up is switched off.
+    /// An enhanced Request while enhanced start-up is disabled.
     EnhancedNotSupported,
     /// Octets behind the Request, before the Reply.
     OctetsAfterRequest,
@@ -221,7 +221,7 @@ pub enum StartupError {
 }
 
 impl StartupError {
-    /// The fault that is reported to the local consumer; it has no Terminate.
+    /// The fault reported to the local consumer; it has no Terminate.
     pub const fn fault(self) -> Fault {
         Fault::InvalidStartupFrame
     }
@@ -256,14 +256,14 @@ impl core::fmt::Display for StartupError {
 
 impl std::error::Error for StartupError {}
 
-/// Octets of a frame that is not complete yet.
+/// The octets of a frame that is not complete yet.
 #[derive(Clone, Debug, Default)]
 struct Collector {
     octets: Vec<u8>,
 }
 
 impl Collector {
-    /// Adds `octets` and tries `parse` on all there is. Gives what it returns with the number of the new octets that
+    /// Appends `octets` and tries `parse` on everything so far. Returns its result and how many of the new octets
     /// belong to the frame.
     fn feed<T>(
         &mut self,

@@ -1,8 +1,8 @@
-//! One RDMAP stream in full operation: sequence numbers of its queues, read limits in both directions, what was agreed
-//! at start-up, and how it ends.
+//! One RDMAP stream in full operation: sequence numbers of its queues, read limits in both directions, the parameters
+//! agreed at start-up, and how it ends.
 //!
-//! The inbound half is [`Stream::receive`] in [`crate::receive`]. Messages to send are made here, since they take
-//! sequence numbers and read slots, and are cut by [`crate::Message::next_segment`].
+//! The inbound half is [`Stream::receive`] in [`crate::receive`]. Outbound messages are created here, since they take
+//! sequence numbers and read slots; [`crate::Message::next_segment`] cuts them.
 
 use std::collections::VecDeque;
 
@@ -28,13 +28,13 @@ pub(crate) mod tests;
 pub use reads::{CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, Response};
 use reads::{InboundReads, OutstandingReads};
 
-/// Number that a caller gives an outstanding read and gets back with each of its responses.
+/// A number that a caller gives to an outstanding read. Each response to the read returns it.
 pub type ReadToken = u64;
 
 /// The open untagged message of queue 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenSend {
-    /// A segment came and it was not the last.
+    /// A segment arrived that was not the last.
     pub(crate) open: bool,
     /// RDMAP opcode of the open message.
     pub(crate) opcode: u8,
@@ -55,26 +55,26 @@ pub(crate) enum OpenTagged {
 
 /// A stream in full operation.
 ///
-/// A few hundred octets; the two read queues allocate on first use and never grow past the negotiated limits.
+/// It takes a few hundred octets. The two read queues allocate on first use and never exceed the negotiated limits.
 #[derive(Clone, Debug)]
 pub struct Stream {
     state: QpState,
     role: Role,
     features: Features,
     ready_to_receive: Option<ReadyToReceive>,
-    /// A Send of no payload may be the first FPDU without being one of the consumer's.
+    /// The first FPDU may be a Send without payload that is not for the consumer.
     pub(crate) expects_ready_by_send: bool,
     /// An FPDU of the peer has come.
     pub(crate) heard: bool,
-    /// [`Stream::receive`] found a fault; nothing is delivered while the caller gets round to [`Stream::fail`].
+    /// [`Stream::receive`] found a fault; nothing is delivered until the caller calls [`Stream::fail`].
     pub(crate) faulted: bool,
-    /// A Terminate was made; it is the last message.
+    /// A Terminate was created; it is the last message.
     terminate_sent: bool,
     pub(crate) open_send: OpenSend,
     pub(crate) open_tagged: OpenTagged,
-    /// What has come of a Commit Request in pieces, of at most as many octets as the largest request has.
+    /// The part of a segmented Commit Request received so far, at most as long as the largest request.
     pub(crate) open_request: Option<Vec<u8>>,
-    /// Lists of regions, to be filled again.
+    /// Lists of regions for reuse.
     pub(crate) spare_regions: Vec<Vec<CommitRegion>>,
     /// Next number of queue 0 that is expected.
     pub(crate) receive_send_number: MessageSequenceNumber,
@@ -91,7 +91,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream with what start-up agreed on. It is in state Rts.
+    /// A stream with the parameters of start-up, in state Rts.
     pub fn new(parameters: &Parameters, features: Features) -> Stream {
         Stream {
             state: QpState::Rts,
@@ -128,17 +128,17 @@ impl Stream {
         self.features
     }
 
-    /// Moves the state on an event that the owner of the connection sees: a close, or the loss of the connection.
+    /// Advances the state on an event that the owner of the connection sees: a close, or the loss of the connection.
     ///
     /// # Errors
-    /// [`IllegalTransition`] when the event cannot happen in this state; nothing changes.
+    /// [`IllegalTransition`] if the event cannot happen in this state; nothing changes.
     pub fn advance(&mut self, event: Event) -> Result<QpState, IllegalTransition> {
         self.state = self.state.after(event)?;
         Ok(self.state)
     }
 
-    /// Whether an FPDU may be sent at all now. A Responder is silent until one has come from the Initiator
-    /// (RFC 5044 §7.1.2); this holds for a Terminate too.
+    /// Whether any FPDU may be sent now. A Responder sends none, not even a Terminate, before it has received one from
+    /// the Initiator (RFC 5044 §7.1.2).
     #[inline]
     pub fn may_transmit(&self) -> bool {
         self.heard || self.role == Role::Initiator
@@ -148,15 +148,15 @@ impl Stream {
         self.role == Role::Responder
     }
 
-    /// Whether messages of the consumer and responses to reads may be sent now. Nothing follows a Terminate, sent or
-    /// received (RFC 5040 §5.4).
+    /// Whether messages of the consumer and responses may be sent now. Nothing follows a Terminate, sent or received
+    /// (RFC 5040 §5.4).
     #[inline]
     pub fn may_send_messages(&self) -> bool {
         self.may_transmit() && self.delivers()
     }
 
-    /// Whether received octets still mean something. After an error or a Terminate nothing more is delivered
-    /// (RFC 5044 §8).
+    /// Whether received octets are still processed. After an error or a Terminate nothing more is delivered (RFC 5044
+    /// §8).
     #[inline]
     pub fn delivers(&self) -> bool {
         self.is_open() && !self.faulted
@@ -172,11 +172,11 @@ impl Stream {
         self.ready_to_receive.is_some()
     }
 
-    /// The indication that an Initiator owes a peer-to-peer Responder as its first FPDU, before any other
-    /// (RFC 6581 §9.2); `None` if none is owed or it was made. It takes no slot of the consumer's queues.
+    /// The indication that an Initiator must send to a peer-to-peer Responder as its first FPDU (RFC 6581 §9.2); `None`
+    /// if there is none or it was already returned. It uses no slot of the consumer's queues.
     pub fn ready_to_receive_message(&mut self) -> Option<Message> {
         let kind = self.ready_to_receive.take()?;
-        // The tag is never looked at, but there is hardware that trips over tag 0.
+        // No peer should check the tag, but some hardware fails on tag 0.
         let (stag, offset) = (Stag(1), TaggedOffset(0));
         match kind {
             ReadyToReceive::Write => Some(Message::write(stag, offset, 0)),
@@ -194,7 +194,8 @@ impl Stream {
         }
     }
 
-    /// A Send of `length` octets. It takes the next number of queue 0, so messages leave in the order of these calls.
+    /// A Send of `length` octets. It takes the next number of queue 0, so messages must be sent in the order of these
+    /// calls.
     pub fn send(&mut self, kind: SendKind, length: u32) -> Message {
         let number = self.transmit_send_number;
         self.transmit_send_number = number.next();
@@ -228,8 +229,8 @@ impl Stream {
         Message::write(stag, offset, length)
     }
 
-    /// A Read Request, if an outbound read slot (ORD) is free; the response is awaited from now on. `None` means: wait
-    /// until a read completes.
+    /// A Read Request, if an outbound read slot (ORD) is free; its response is expected from now on. `None`: wait until
+    /// a read completes.
     pub fn try_begin_read(&mut self, request: &ReadRequest, token: ReadToken) -> Option<Message> {
         self.begin_read(request, Some(token))
     }
@@ -248,8 +249,8 @@ impl Stream {
         Message::immediate(data, solicited, number)
     }
 
-    /// An Atomic Request, if an outbound slot (ORD, shared with reads) is free; the response is awaited from now on.
-    /// `None` means: wait until a read or atomic completes. The request's identifier is filled in here.
+    /// An Atomic Request, if an outbound slot (ORD, shared with reads) is free; its response is expected from now on.
+    /// `None`: wait until a read or atomic completes. The request's identifier is set here.
     pub fn try_begin_atomic(&mut self, request: &AtomicRequest, token: ReadToken) -> Option<Message> {
         if self.outstanding.is_full() {
             return None;
@@ -260,9 +261,9 @@ impl Stream {
         Some(Message::atomic_request(&AtomicRequest { request_identifier: number.0, ..*request }, number))
     }
 
-    /// A Commit Request of `regions` regions, if an outbound slot (ORD, shared with reads) is free; the response is awaited
-    /// from now on. `None` means: wait until a request completes. Its payload is the identifier, which comes with it, and
-    /// the regions (draft-talpey-rdma-commit §3.2.1).
+    /// A Commit Request of `regions` regions, if an outbound slot (ORD, shared with reads) is free; its response is
+    /// expected from now on. `None`: wait until a request completes. Its payload is the returned identifier and the
+    /// regions (draft-talpey-rdma-commit §3.2.1).
     pub fn try_begin_commit(&mut self, regions: u32, token: ReadToken) -> Option<(Message, u32)> {
         if self.outstanding.is_full() {
             return None;
@@ -273,7 +274,7 @@ impl Stream {
         Some((Message::commit_request(regions, number), number.0))
     }
 
-    /// As [`Stream::try_begin_commit`], of one region, all of it in the message's header.
+    /// As [`Stream::try_begin_commit`] for a single region, which fits into the message's header.
     pub fn try_begin_commit_of(&mut self, region: &CommitRegion, token: ReadToken) -> Option<Message> {
         if self.outstanding.is_full() {
             return None;
@@ -289,12 +290,12 @@ impl Stream {
         !self.outstanding.is_full()
     }
 
-    /// Outbound reads, atomics and commits that have no complete response yet.
+    /// Outbound reads, atomics and commits without a complete response.
     pub fn reads_outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Whether a read fence is passed: no read, atomic or commit is outstanding (RFC 5040 §5.5 (12)).
+    /// Whether a read fence may be passed: no read, atomic or commit is outstanding (RFC 5040 §5.5 (12)).
     pub fn fence_is_clear(&self) -> bool {
         self.outstanding.len() == 0
     }
@@ -309,7 +310,7 @@ impl Stream {
         self.inbound.limit()
     }
 
-    /// Queues an inbound read whose source was found accessible. It is answered after those before it.
+    /// Queues an inbound read whose source was found accessible. It is answered after the requests before it.
     pub fn accept_read(&mut self, read: InboundRead) {
         self.inbound.push(read);
     }
@@ -320,14 +321,14 @@ impl Stream {
         self.inbound.push_atomic(atomic);
     }
 
-    /// The atomic whose turn it is, if the next request to answer is one: carry it out now, once, and go on with
+    /// The atomic to be answered next, if the next request is one. Carry it out once, now, and then call
     /// [`Stream::atomic_response`] or [`Stream::fail_atomic`].
     pub fn next_atomic(&mut self) -> Option<InboundAtomic> {
         self.inbound.next_atomic()
     }
 
-    /// The response to the atomic that [`Stream::next_atomic`] gave, with what stood in memory before. When it was handed
-    /// to TCP, [`Stream::response_sent`] is due.
+    /// The response to the atomic from [`Stream::next_atomic`], with the previous value of the memory. Once it is
+    /// handed to TCP, call [`Stream::response_sent`].
     pub fn atomic_response(&mut self, original_value: u64) -> Option<Message> {
         let request_identifier = self.inbound.answering_atomic()?;
         let number = self.transmit_response_number;
@@ -341,8 +342,8 @@ impl Stream {
         self.inbound.push_commit(head)
     }
 
-    /// Whether a commit is not to be begun yet: an atomic that came before it, and whose effect it is to make durable too, is
-    /// carried out only when its turn to be answered comes.
+    /// Whether a commit must not begin yet: an earlier atomic, whose effect it must make durable as well, is carried
+    /// out only when it is due to be answered.
     pub fn commit_waits(&self, ticket: CommitTicket) -> bool {
         self.inbound.waits_for_atomic(ticket)
     }
@@ -355,19 +356,19 @@ impl Stream {
         }
     }
 
-    /// A commit of the peer has ended with this status, 0 being success. False if it had ended before.
+    /// A commit of the peer has ended with this status; 0 is success. Returns false if it had ended before.
     pub fn commit_done(&mut self, ticket: CommitTicket, status: u32) -> bool {
         self.inbound.finish_commit(ticket, status)
     }
 
-    /// The commit whose turn it is, if the next request to answer is one and it has ended: go on with
+    /// The commit to be answered next, if the next request is one and it has ended. Then call
     /// [`Stream::commit_response`] or [`Stream::fail_atomic`].
     pub fn next_commit(&mut self) -> Option<FinishedCommit> {
         self.inbound.next_commit()
     }
 
-    /// The response to the commit that [`Stream::next_commit`] gave. When it was handed to TCP, [`Stream::response_sent`] is
-    /// due.
+    /// The response to the commit from [`Stream::next_commit`]. Once it is handed to TCP, call
+    /// [`Stream::response_sent`].
     pub fn commit_response(&mut self) -> Option<Message> {
         let (request_identifier, status) = self.inbound.answering_commit()?;
         let number = self.transmit_response_number;
@@ -375,23 +376,23 @@ impl Stream {
         Some(Message::commit_response(&CommitResponse { request_identifier, status }, number))
     }
 
-    /// Whether the peer is owed a response, to one that cannot be given yet included.
+    /// Whether the peer is owed a response, including one that is not possible yet.
     pub fn owes_response(&self) -> bool {
         self.inbound.owes()
     }
 
-    /// As [`Stream::fail`], for a fault met while an atomic or a commit is carried out.
+    /// As [`Stream::fail`], for a fault while an atomic or a commit is carried out.
     pub fn fail_atomic(&mut self, fault: Fault) -> Option<Message> {
         let failed = self.inbound.failed_segment(0);
         self.terminate(fault, failed)
     }
 
-    /// Inbound requests that hold a slot: waiting, being answered, or answered and not acknowledged.
+    /// Inbound requests that hold a slot: waiting, being answered, or answered and unacknowledged.
     pub fn inbound_reads(&self) -> usize {
         self.inbound.len()
     }
 
-    /// Requests of the peer (reads, atomics, commits) that were accepted on this stream so far.
+    /// Requests of the peer (reads, atomics, commits) accepted on this stream so far.
     pub fn requests_accepted(&self) -> u64 {
         self.inbound.accepted()
     }
@@ -401,42 +402,41 @@ impl Stream {
         self.inbound.done()
     }
 
-    /// Whether [`Stream::next_response`], [`Stream::next_atomic`] or [`Stream::next_commit`] has something to give.
+    /// Whether [`Stream::next_response`], [`Stream::next_atomic`] or [`Stream::next_commit`] would return something.
     pub fn has_response(&self) -> bool {
         self.inbound.has_next()
     }
 
     /// The next Read Response to send, in the order of the requests (RFC 5040 §5.2.2); one at a time, until
-    /// [`Stream::response_sent`]. `None` if an atomic comes before it.
+    /// [`Stream::response_sent`]. `None` if an atomic or commit precedes it.
     pub fn next_response(&mut self) -> Option<Response> {
         self.inbound.next()
     }
 
-    /// The last segment of the response that [`Stream::next_response`] gave was handed to TCP and ends at
-    /// `stream_position` octets of its stream. The read keeps its slot until that position is acknowledged
-    /// (RFC 6581 §4.1).
+    /// The last segment of the response from [`Stream::next_response`] was handed to TCP and ends at `stream_position`
+    /// octets of its stream. The request keeps its slot until that position is acknowledged (RFC 6581 §4.1).
     pub fn response_sent(&mut self, stream_position: u64) {
         self.inbound.sent(stream_position);
     }
 
-    /// TCP's peer has acknowledged all octets before `stream_position`: responses that end there give up their slots.
+    /// The peer's TCP has acknowledged all octets before `stream_position`: frees the slots of responses that end
+    /// there.
     #[inline]
     pub fn acknowledged(&mut self, stream_position: u64) {
         self.inbound.acknowledged(stream_position);
     }
 
-    /// Ends the stream because of a fault, and gives the Terminate to send as the next FPDU and last message. The
-    /// segment being sent is finished first, its message is not.
+    /// Ends the stream because of a fault, and returns the Terminate to send as the next FPDU and last message. A
+    /// segment that is being sent is finished first; its message is not.
     ///
-    /// `failed` is the ULPDU in which the fault was found, if it was found in one. `None` is returned when no Terminate is
-    /// due: one was sent or received before (the first fault counts), the stream is over, or there is no way to send one
-    /// (a bad start-up frame).
+    /// `failed` is the ULPDU at fault, if there is one. Returns `None` if no Terminate is due: one was sent or received
+    /// before (the first fault counts), the stream is over, or none can be sent (an invalid start-up frame).
     pub fn fail(&mut self, fault: Fault, failed: Option<&[u8]>) -> Option<Message> {
         self.terminate(fault, failed.and_then(FailedSegment::of))
     }
 
-    /// As [`Stream::fail`], for a fault met while the response to an inbound read is being built: the Read Request goes
-    /// back as far as it is unanswered, with both offsets advanced by the octets sent (RFC 5040 §4.8).
+    /// As [`Stream::fail`], for a fault while the response to an inbound read is built. The unanswered part of the Read
+    /// Request is returned: both offsets are advanced by the octets sent (RFC 5040 §4.8).
     pub fn fail_response(&mut self, fault: Fault, response: &Message) -> Option<Message> {
         let failed = self.inbound.failed_segment(response.octets_cut());
         self.terminate(fault, failed)
@@ -473,10 +473,10 @@ impl Stream {
         self.terminate_sent
     }
 
-    /// The peer closed its half of TCP with `unframed` octets of an unfinished FPDU before it.
+    /// The peer closed its half of TCP after `unframed` octets of an unfinished FPDU.
     ///
     /// # Errors
-    /// [`Fault::ConnectionLost`] when that was inside an FPDU or a message (RFC 5044 §7.3, RFC 5041 §6.2).
+    /// [`Fault::ConnectionLost`] if that was inside an FPDU or a message (RFC 5044 §7.3, RFC 5041 §6.2).
     pub fn end_of_stream(&mut self, unframed: usize) -> Result<(), Fault> {
         if !self.delivers() {
             return Ok(());
@@ -492,11 +492,11 @@ impl Stream {
 }
 
 impl Stream {
-    /// Whether a tagged message or a request of the peer has begun and not ended.
+    /// Whether a tagged message or a request of the peer has begun but not ended.
     fn is_between_segments(&self) -> bool {
         self.open_tagged != OpenTagged::None || self.open_request.is_some()
     }
 }
 
-/// A queue that allocates only when it is used.
+/// A queue that allocates on first use.
 pub(crate) type LazyQueue<T> = VecDeque<T>;

@@ -1,24 +1,24 @@
-//! Terminate messages (RFC 5040 §4.8): building one from a fault and the segment that failed, and reading one
-//! from the peer, also in the bit order of Linux siw.
+//! Terminate messages (RFC 5040 §4.8): building one from a fault and the segment at fault, and reading the peer's, also
+//! in the bit order of Linux siw.
 
 use uwarp_wire::ddp::{Header, header_len};
 use uwarp_wire::rdmap::{Opcode, ReadRequest, TERMINATE_CONTROL_LEN, Terminate, TerminateLayer, TerminatedHeader};
 
 use crate::fault::{Fault, Headers};
 
-/// The parts of a failing segment that may be sent back.
+/// The parts of a segment at fault that a Terminate may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedSegment {
-    /// Octets of the segment (its ULPDU length), not only of what is below.
+    /// Octets of the whole segment (its ULPDU length), not only of the parts below.
     pub segment_length: u16,
     /// Its DDP header as it came.
     pub ddp_header: TerminatedHeader,
-    /// The Read Request behind the DDP header, if it was one.
+    /// The Read Request behind the DDP header, if there was one.
     pub read_request: Option<ReadRequest>,
 }
 
 impl FailedSegment {
-    /// The parts of `ulpdu`; `None` when it is too short to have a DDP header.
+    /// The parts of `ulpdu`; `None` if it is too short for a DDP header.
     pub fn of(ulpdu: &[u8]) -> Option<FailedSegment> {
         let ddp_header = TerminatedHeader::from_segment(ulpdu)?;
         let read_request = match ddp_header.parse() {
@@ -31,8 +31,8 @@ impl FailedSegment {
     }
 }
 
-/// The Terminate for `fault`. The headers that the fault's row asks for are included as far as `failed` has them;
-/// segment length and DDP header go together or not at all.
+/// The Terminate for `fault`. It includes the headers that the fault's row requires, as far as `failed` has them;
+/// segment length and DDP header are included together or not at all.
 pub fn terminate_for(fault: Fault, failed: Option<FailedSegment>) -> Terminate {
     let row = fault.row();
     let layer = TerminateLayer::from_code(row.layer);
@@ -50,34 +50,36 @@ pub fn terminate_for(fault: Fault, failed: Option<FailedSegment>) -> Terminate {
 /// A Terminate from the peer: why it ends the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedTerminate {
-    /// The message. The segment length is not to be relied on: peers count it differently.
+    /// The message. The segment length is unreliable: peers count it differently.
     pub terminate: Terminate,
-    /// The control word came in the bit order of Linux siw on a little-endian machine and was put right.
+    /// The control word was in the bit order of Linux siw on a little-endian machine and was corrected.
     pub siw_bit_order: bool,
 }
 
-/// What a Terminate from the peer says about our work.
+/// What a Terminate from the peer means for our work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RemoteStatus {
     /// The peer refused access to its memory (invalid STag, bounds, rights, association, wrap).
     RemoteAccess,
-    /// The peer had no receive posted, or one that was too short, or refused what our message asked.
+    /// The peer had no receive posted, or one that was too short, or refused the operation of our message.
     RemoteInvalidRequest,
     /// The peer failed for its own reasons.
     RemoteOperation,
-    /// The peer's MPA found the stream damaged or start-up not acceptable.
+    /// The peer's MPA found the stream damaged or start-up unacceptable.
     LowerLayer,
 }
 
 impl ReceivedTerminate {
-    /// Reads the octets behind the DDP header of a Terminate. Only the first four are needed; what follows is taken as
-    /// far as it is there, since peers disagree about it and the stream ends anyway. `None` below four octets.
+    /// Reads the octets behind the DDP header of a Terminate. Only the first four are required; the following parts are
+    /// read as far as they are present, since peers disagree about them and the stream ends anyway. `None` below four
+    /// octets.
     ///
-    /// siw fills the control word as a C bit field: on little-endian machines the halves of the first octet are swapped
-    /// and the flags are the low bits of the third. It is taken for that when the word makes no sense as RFC 5040 has
-    /// it, or when headers follow that only siw's flags announce, or when it refuses a start-up that is over. For that,
-    /// `may_refuse_start_up` says whether this is the first FPDU of an Initiator: nobody else refuses what the Reply has
-    /// (RFC 6581 §9.1 and §9.2), and siw's "unexpected opcode" comes without a header to tell them apart.
+    /// siw fills the control word as a C bit field: on little-endian machines the halves of the first octet are
+    /// swapped, and the flags are the low bits of the third. That order is assumed in three cases: the word is invalid
+    /// in the order of RFC 5040; headers follow that only siw's flags announce; or the word refuses a start-up that is
+    /// already over. For the last case, `may_refuse_start_up` says whether this is the first FPDU of an Initiator:
+    /// nobody else refuses the contents of a Reply (RFC 6581 §9.1 and §9.2), and siw's "unexpected opcode" has no
+    /// header to tell the two apart.
     pub fn parse(message: &[u8], may_refuse_start_up: bool) -> Option<ReceivedTerminate> {
         let &[first, code, flags, low] = message.first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let (high_half, low_half) = (first >> 4, first & 0x0f);
@@ -98,8 +100,8 @@ impl ReceivedTerminate {
         Some(ReceivedTerminate { terminate: terminate.ok()?, siw_bit_order })
     }
 
-    /// What it means for our outstanding work. The oldest work request that the returned header belongs to, or the oldest
-    /// outstanding one, may be completed with it; the rest is flushed.
+    /// What it means for our outstanding work. The work request that the returned header belongs to, or else the oldest
+    /// outstanding one, may be completed with this status; the rest is flushed.
     pub const fn status(&self) -> RemoteStatus {
         match (self.terminate.layer, self.terminate.error_type) {
             (TerminateLayer::Rdmap, 1) | (TerminateLayer::Ddp, 1) => RemoteStatus::RemoteAccess,

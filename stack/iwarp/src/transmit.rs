@@ -1,7 +1,8 @@
-//! Outbound messages and their cutting into DDP segments (RFC 5041 §5.1, RFC 5040 §4).
+//! Outbound messages, and cutting them into DDP segments (RFC 5041 §5.1, RFC 5040 §4).
 //!
-//! A [`Message`] holds no payload, only where its segments lie in it. The sender asks for one segment at a time with the
-//! maximum ULPDU of that moment, so a path that shrinks in the middle of a message changes only the segments not yet cut.
+//! A [`Message`] holds no payload, only the position of each segment in it. The sender requests one segment at a time
+//! with the maximum ULPDU of that moment. So if the path MTU shrinks in the middle of a message, only the segments not
+//! yet cut change.
 
 use uwarp_wire::ddp::{
     MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
@@ -70,7 +71,7 @@ enum Target {
         sequence_number: MessageSequenceNumber,
         invalidate_stag: Stag,
     },
-    /// One segment without payload: an RDMAP header behind an untagged header.
+    /// One segment without payload: an RDMAP header behind an untagged DDP header.
     Fixed {
         queue: QueueNumber,
         sequence_number: MessageSequenceNumber,
@@ -79,7 +80,7 @@ enum Target {
     },
 }
 
-/// One DDP segment to send: its headers, and which part of the message's payload follows them.
+/// One DDP segment to send: its headers, and the part of the message's payload that follows them.
 #[derive(Clone, Debug)]
 pub struct Segment {
     header: [u8; LONGEST_HEADER],
@@ -92,7 +93,7 @@ pub struct Segment {
     pub last: bool,
 }
 
-/// One DDP segment whose header was written by [`Message::cut_into`].
+/// One DDP segment whose header [`Message::cut_into`] has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Octets of the header.
@@ -136,7 +137,7 @@ impl Message {
         Message::new(Opcode::Write, Target::Tagged { stag, offset }, length)
     }
 
-    /// The response to a Read Request: STag and offset are those of the sink, uninterpreted (RFC 5040 §4.4).
+    /// The response to a Read Request. STag and offset are those of the sink, uninterpreted (RFC 5040 §4.4).
     pub const fn read_response(sink_stag: Stag, sink_offset: TaggedOffset, length: u32) -> Message {
         Message::new(Opcode::ReadResponse, Target::Tagged { stag: sink_stag, offset: sink_offset }, length)
     }
@@ -169,7 +170,7 @@ impl Message {
         Message::new(Opcode::CommitRequest, target, CommitRequest::emit_len(regions as usize) as u32)
     }
 
-    /// A Commit Request of one region, without payload: it stands behind the DDP header.
+    /// A Commit Request of one region, which is in the header, without payload.
     pub fn commit_of(region: &CommitRegion, identifier: u32, sequence_number: MessageSequenceNumber) -> Message {
         let mut octets = [0; CommitRequest::emit_len(1)];
         CommitRequest::emit(identifier, std::slice::from_ref(region), &mut octets);
@@ -181,7 +182,7 @@ impl Message {
         Message::fixed(Opcode::CommitResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
     }
 
-    /// One segment with nothing but headers, of at most [`LONGEST_BODY`] octets behind the DDP header.
+    /// One segment without payload, with at most [`LONGEST_BODY`] octets behind the DDP header.
     fn fixed(opcode: Opcode, queue: QueueNumber, sequence_number: MessageSequenceNumber, octets: &[u8]) -> Message {
         let mut body = [0; LONGEST_BODY];
         body[..octets.len()].copy_from_slice(octets);
@@ -205,13 +206,13 @@ impl Message {
         )
     }
 
-    /// Octets of payload of the whole message.
+    /// Octets of payload in the whole message.
     #[inline]
     pub const fn length(&self) -> u32 {
         self.length
     }
 
-    /// Octets of payload that are in segments already cut.
+    /// Octets of payload in the segments already cut.
     #[inline]
     pub const fn octets_cut(&self) -> u32 {
         self.cut
@@ -229,7 +230,7 @@ impl Message {
         self.opcode
     }
 
-    /// Octets of the next ULPDU if it were cut now, 0 when nothing is left.
+    /// Octets of the next ULPDU if it were cut now, 0 if nothing is left.
     #[inline]
     pub fn next_ulpdu_len(&self, mulpdu: u16) -> u32 {
         if self.finished {
@@ -247,8 +248,8 @@ impl Message {
         }
     }
 
-    /// Cuts the next segment, at most `mulpdu` octets of ULPDU (taken as within 128 and 64768); `None` when the last one
-    /// was cut before. A message without payload is one segment.
+    /// Cuts the next segment of at most `mulpdu` octets of ULPDU (clamped to 128 to 64768); `None` if the last one was
+    /// already cut. A message without payload is one segment.
     #[inline]
     pub fn next_segment(&mut self, mulpdu: u16) -> Option<Segment> {
         if self.finished {
@@ -265,7 +266,7 @@ impl Message {
         Segment { header, header_len: header_len as u8, payload_offset, payload_len, last }
     }
 
-    /// As [`Message::next_segment`], with the header written where it is to be sent from.
+    /// As [`Message::next_segment`], but writes the header to where it will be sent from.
     ///
     /// # Panics
     /// If `out` is shorter than the header; [`LONGEST_HEADER`] octets are always enough.
@@ -290,7 +291,7 @@ impl Message {
                     last,
                     control: Control::new(self.opcode),
                     stag: *stag,
-                    // A sink offset is the peer's: where it wraps is the peer's business (RFC 5040 §4.4).
+                    // A sink offset is the peer's, and so is a wrap of it (RFC 5040 §4.4).
                     offset: offset.wrapping_add(u64::from(payload_offset)),
                 }
                 .emit(out);

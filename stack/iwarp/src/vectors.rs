@@ -1,5 +1,5 @@
-//! The byte-exact vectors of `tests/data/test-vectors.json`: decoded through [`crate::Stream::receive`] to the fields that
-//! they state, and written again octet for octet. Those of RPC-over-RDMA are another crate's.
+//! The byte-exact vectors of `tests/data/test-vectors.json`: decoded through [`crate::Stream::receive`] to their stated
+//! fields, and encoded again octet for octet. The vectors of RPC-over-RDMA are tested in another crate.
 
 use std::collections::BTreeMap;
 
@@ -68,11 +68,11 @@ fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
     octets
 }
 
-/// A stream on which the message of this segment is the next one, as far as it has come before this segment.
+/// A stream in which this segment's message is next, with the earlier segments of the message already received.
 fn stream_before(ulpdu: &[u8]) -> Stream {
     let features = Features { atomics: true, immediate: true, commit: true };
     let header = Header::parse(ulpdu);
-    // Those of MPA among the Terminates are an Initiator's, which does not take what the Reply has.
+    // MPA's Terminates are an Initiator's, which refuses the contents of the Reply.
     let terminates = matches!(&header, Ok(Header::Untagged(header)) if header.queue == QueueNumber::TERMINATE);
     let role = if terminates { Role::Responder } else { Role::Initiator };
     let mut stream = Stream::new(&parameters(role, 16, 16), features);
@@ -91,7 +91,7 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
             }
             QueueNumber::READ_REQUEST => stream.receive_request_number = header.message_sequence_number,
             QueueNumber::ATOMIC_RESPONSE => {
-                // The request that it answers: the identifiers of ours are their sequence numbers.
+                // The request that it answers: our identifiers are the sequence numbers.
                 let identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
                 stream.set_next_request(identifier);
                 if header.control.opcode() == Ok(Opcode::CommitResponse) {
@@ -118,7 +118,7 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
     stream
 }
 
-/// What a negative vector, or one of an opcode that is switched off, must be answered with.
+/// The expected fault of a negative vector, or of an opcode that is disabled.
 fn expected_fault(name: &str) -> Option<Fault> {
     Some(match name {
         "opcode-e-BAD" => Fault::UnexpectedOpcode,
@@ -126,7 +126,7 @@ fn expected_fault(name: &str) -> Option<Fault> {
         "write-to-wrap-BAD" => Fault::TaggedWrap,
         "dv-0-BAD" => Fault::UntaggedVersion,
         "atomic-swap-req-RESERVED" => Fault::UnexpectedOpcode,
-        // Alignment is that of an address, which is found when memory is looked at.
+        // Alignment is that of the address, which is checked with the memory.
         "atomic-misaligned-BAD" => return None,
         name => {
             assert!(!name.ends_with("BAD") && !name.ends_with("RESERVED"), "{name}: what is expected?");
@@ -135,7 +135,7 @@ fn expected_fault(name: &str) -> Option<Fault> {
     })
 }
 
-/// Checks one delivery against the stated fields and gives the message that writes the segment again.
+/// Checks one delivery against the stated fields and returns the message that encodes the segment again.
 fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec<u8>) {
     let name = &vector.name;
     let field = |key: &str| number(&vector.fields[key]);
@@ -229,7 +229,7 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             let mut payload = vec![0; CommitRequest::emit_len(commit.regions.len())];
             CommitRequest::emit(commit.head.request_identifier, &commit.regions, &mut payload);
             let sequence_number = MessageSequenceNumber(field("MSN").unwrap() as u32);
-            // The two forms in which it is sent.
+            // The two forms in which it can be sent.
             let one = Message::commit_of(&commit.regions[0], commit.head.request_identifier, sequence_number);
             assert_eq!(single(one, &[]), ulpdu, "{name}");
             (Message::commit_request(commit.regions.len() as u32, sequence_number), payload)
@@ -264,7 +264,7 @@ fn fpdu_vectors_decode_and_encode() {
     let mut seen = 0;
     for vector in vectors("FPDU") {
         let name = vector.name.as_str();
-        // Those of streams with markers have a test of their own.
+        // Streams with markers have a test of their own.
         if vector.fields.get("stream_offset").is_some() {
             continue;
         }
@@ -417,7 +417,8 @@ fn request_vectors_decode_and_encode() {
 fn reply_vectors_decode_and_encode() {
     let all: BTreeMap<_, _> = vectors("MPA").into_iter().map(|vector| (vector.name.clone(), vector)).collect();
     let kinds = |write, read| ReadyToReceiveKinds { send: false, write, read };
-    // The Reply; the Request that it answers; what each side wants; the indications that the Responder knows.
+    // The Reply; the Request that it answers; the limits that each side wants; the indications that the Responder
+    // knows.
     let cases = [
         ("mpa-rep-r1-accept", "mpa-req-r1-min", no_limits(1, 1), no_limits(1, 1), kinds(true, true)),
         ("mpa-rep-r1-reject", "mpa-req-r1-min", no_limits(1, 1), no_limits(1, 1), kinds(true, true)),

@@ -1,5 +1,5 @@
-//! Captures of Linux siw talking to itself, decoded from the TCP stream up: every FPDU is accounted for, with the opcode
-//! and the length that tshark reads.
+//! Captures of Linux siw with itself, decoded from the TCP stream up: every FPDU is accounted for, with the opcode and
+//! length that tshark reads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -15,7 +15,7 @@ use uwarp_iwarp::{Delivery, Message, Stream};
 use uwarp_wire::ddp::Header;
 use uwarp_wire::rdmap::TerminateLayer;
 
-/// One direction of the TCP connection: octets in order, whatever the cut and the order of the segments.
+/// One direction of the TCP connection: its octets in order, however the segments were cut and ordered.
 #[derive(Default)]
 struct Direction {
     next: Option<u32>,
@@ -71,7 +71,7 @@ fn tcp_segments(path: &Path) -> Vec<(Address, u32, bool, Vec<u8>)> {
     segments
 }
 
-/// The machines of start-up go along with both frames; ours must agree on what siw agreed on.
+/// Both state machines process the frames; they must agree on what siw agreed on.
 fn start_up(request: &[u8], reply: &[u8]) -> (Parameters, Parameters, PeerRequest) {
     let mut responder = Responder::new(ResponderOptions { crc: false, ..ResponderOptions::default() });
     let asked = responder.receive(request).unwrap().unwrap().clone();
@@ -110,7 +110,7 @@ type Fpdus = Vec<(u8, usize)>;
 /// An IPv4 address.
 type Address = [u8; 4];
 
-/// What a capture turned out to hold, the Initiator's side first.
+/// The contents of a capture, the Initiator's side first.
 struct Decoded {
     sent: [Fpdus; 2],
     addresses: [Address; 2],
@@ -165,9 +165,9 @@ fn decode(name: &str) -> Decoded {
             let first_of_client = from == 0 && sent[0].len() == 1;
             match streams[1 - from].receive(&ulpdu).unwrap_or_else(|fault| panic!("{name}: {fault}")) {
                 Delivery::ReadRequest(inbound) => {
-                    // The side that sent it awaits the response from now on.
+                    // The side that sent it expects the response from now on.
                     if first_of_client && indication.is_some() {
-                        // siw's sink STag is 0 here, ours would be 1; neither is looked at.
+                        // siw's sink STag is 0 here, ours would be 1; both are ignored.
                         assert!(streams[0].ready_to_receive_message().is_some());
                         assert_eq!(inbound.request.length, 0);
                     } else {

@@ -1,5 +1,5 @@
-//! Properties of a whole stream: whatever arrives is answered, and what is cut at any limit and arrives in any pieces is
-//! placed as it was sent.
+//! Properties of a whole stream: all input is answered, and messages cut at any limit that arrive in parts of any size
+//! are placed as they were sent.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn send(wire: &mut Vec<u8>, mut message: Message, payload: &[u8], limits: &mut i
     }
 }
 
-/// Gives each ULPDU of `wire`, which arrives in pieces of these lengths.
+/// Calls `ulpdu` with each ULPDU of `wire`, which arrives in parts of these lengths.
 fn arrive(wire: &[u8], pieces: &[usize], mut ulpdu: impl FnMut(&[u8])) {
     let mut held = Vec::new();
     let mut rest = wire;
@@ -104,7 +104,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + seed * 13 + at / 251) as u8).collect()
 }
 
-/// A segment that is nearly right: a valid header with one field changed, or noise.
+/// An almost valid segment: a valid header with one field changed, or noise.
 fn segment() -> impl Strategy<Value = Vec<u8>> {
     let header =
         (any::<bool>(), any::<bool>(), 0u8..16, 0u32..5, 0u32..4, prop_oneof![Just(0u32), Just(28), any::<u32>()]);
@@ -211,7 +211,7 @@ proptest! {
             }
         }
 
-        // At the server: the works come out in order, octet for octet; its responses go into the other direction.
+        // At the server: the messages arrive in order, octet for octet; its responses go the other way.
         let mut back = Vec::new();
         let mut next = 0;
         let mut placed: Vec<u8> = Vec::new();

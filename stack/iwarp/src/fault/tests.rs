@@ -1,6 +1,6 @@
 use super::*;
 
-/// The whole table as text: what the peer and the consumer are told of each fault.
+/// The whole table as text: Terminate and local status of each fault.
 #[test]
 fn fault_table_is_frozen() {
     let text: String = TABLE

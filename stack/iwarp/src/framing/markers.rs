@@ -1,36 +1,35 @@
-//! FPDUs with markers (RFC 5044 §4.3): putting markers into an FPDU that is sent, and taking them out of one that
-//! came.
+//! FPDUs with markers (RFC 5044 §4.3): inserting markers when sending, and removing them on receipt.
 //!
-//! Places are counted from the first octet of full operation of their direction, whatever was sent before it. A stream
-//! with markers is a rare one: an FPDU is copied once more on each side.
+//! Positions count from the first octet of full operation of their direction, whatever was sent before it. Markers are
+//! rare, so each side simply copies an FPDU once more.
 
 use uwarp_wire::mpa::{MARKER_INTERVAL, MARKER_LEN, Marker, marked_len, marker_places};
 use uwarp_wire::mpa::{crc_from_octets, crc_to_octets};
 
 use super::{CRC_LEN, Crc32c, LENGTH_LEN, fpdu_len};
 
-/// What the octets at the start of an FPDU on a stream with markers turn out to be.
+/// The result of looking for an FPDU on a stream with markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marked {
-    /// A whole FPDU, CRC right or not asked for, markers right; its ULPDU was copied out.
+    /// A complete FPDU with valid markers; its CRC is valid or unchecked. Its ULPDU was copied out.
     Fpdu {
-        /// Octets of the FPDU with its markers; the next one starts behind them.
+        /// Octets of the FPDU with its markers; the next one follows it.
         len: usize,
     },
     /// More octets are wanted.
     Incomplete {
-        /// Octets of the whole FPDU, as soon as its length field is there.
+        /// Octets of the complete FPDU, once its length field is complete.
         needed: Option<usize>,
     },
-    /// A whole FPDU whose CRC is wrong: nothing of it may be used ([`crate::Fault::Crc`]).
+    /// A complete FPDU with a wrong CRC: use nothing of it ([`crate::Fault::Crc`]).
     BadCrc,
-    /// A whole FPDU with the right CRC in which a marker does not point to the length field
+    /// A complete FPDU with the right CRC in which a marker does not point to the length field
     /// ([`crate::Fault::MarkerMismatch`]).
     Mismatch,
 }
 
-/// Looks for the FPDU that starts at the first octet of `octets`, which is octet `stream_offset` of full operation; the
-/// marker in front of its length field belongs to it. Its ULPDU goes to `ulpdu`, in place of what is in there.
+/// Looks for the FPDU that starts at the first octet of `octets`, which is octet `stream_offset` of full operation. A
+/// marker in front of its length field belongs to it. Its ULPDU replaces the contents of `ulpdu`.
 pub fn deframe_marked(octets: &[u8], stream_offset: u64, crc: Option<Crc32c>, ulpdu: &mut Vec<u8>) -> Marked {
     let leading = if stream_offset.is_multiple_of(MARKER_INTERVAL as u64) { MARKER_LEN } else { 0 };
     let Some((length, _)) = octets.get(leading..).and_then(|rest| rest.split_first_chunk::<LENGTH_LEN>()) else {
@@ -65,8 +64,8 @@ pub fn deframe_marked(octets: &[u8], stream_offset: u64, crc: Option<Crc32c>, ul
     Marked::Fpdu { len }
 }
 
-/// Puts markers into the FPDU in the first `fpdu_len` octets of `room`, which is to start at octet `stream_offset` of full
-/// operation, and writes the CRC of it all; if none falls into it, it is left as it is. Gives the length of the FPDU then.
+/// Inserts markers into the FPDU in the first `fpdu_len` octets of `room`, which will start at octet `stream_offset` of
+/// full operation, and writes the CRC. An FPDU without a marker is left unchanged. Returns the new length of the FPDU.
 ///
 /// # Panics
 /// If `room` is too short for it ([`marked_len`]).
@@ -76,7 +75,7 @@ pub fn insert_markers(room: &mut [u8], fpdu_len: usize, stream_offset: u64, crc:
     let mut places = marker_places(stream_offset, fpdu_len);
     let Some(first) = places.next() else { return len };
     let leading = if first.at == 0 { MARKER_LEN } else { 0 };
-    // From the last one on, so that what is moved is not overwritten.
+    // Work backwards, so that the octets to be moved are not overwritten.
     let mut end = fpdu_len;
     for index in (0..count).rev() {
         let at = first.at + index * MARKER_INTERVAL;

@@ -88,7 +88,7 @@ proptest! {
     }
 }
 
-/// Gives the FPDU in `octets`, at this place of its stream, a right CRC.
+/// Gives the FPDU in `octets`, at this position of its stream, a valid CRC.
 fn sign(octets: &mut [u8]) {
     let at = octets.len() - CRC_LEN;
     let crc = crc32c::crc32c(&octets[..at]);
@@ -111,7 +111,7 @@ fn a_marker_that_points_elsewhere_is_found() {
         assert_eq!(look(&wrong, &mut ulpdu), Marked::BadCrc);
         sign(&mut wrong);
         assert_eq!(look(&wrong, &mut ulpdu), Marked::Mismatch, "{at}");
-        // The reserved half and the two lowest bits of the pointer mean nothing (RFC 5044 §4.3).
+        // The reserved half and the two lowest bits of the pointer are meaningless (RFC 5044 §4.3).
         let mut reserved = room.clone();
         reserved[at] = 0xff;
         reserved[at + 1] = 0xff;
@@ -137,7 +137,7 @@ proptest! {
             let len = insert_markers(&mut room, plain, start + stream.len() as u64, crc);
             stream.extend_from_slice(&room[..len]);
         }
-        // A marker at each multiple of 512 that is inside, and what is between them are the FPDUs.
+        // There is a marker at each multiple of 512 inside, and the octets between the markers are the FPDUs.
         let mut rest = &stream[..];
         let mut out = Vec::new();
         for ulpdu in &ulpdus {

@@ -13,7 +13,7 @@ fn tagged(opcode: Opcode, last: bool, stag: u32, offset: u64, payload: &[u8]) ->
     [&header.to_octets(), payload].concat()
 }
 
-/// An untagged segment, changed by the caller before it is written.
+/// An untagged segment, which the caller can change before it is encoded.
 fn untagged(opcode: Opcode, queue: u32, payload: &[u8], change: impl FnOnce(&mut UntaggedHeader)) -> Vec<u8> {
     let mut header = UntaggedHeader {
         last: true,
@@ -31,8 +31,8 @@ fn request() -> [u8; 28] {
     read(4096).to_octets()
 }
 
-/// Every fault that this layer finds, each by a segment on a stream with two reads of 8 octets outstanding and room for one
-/// inbound read.
+/// Every fault of this layer, each caused by a segment on a stream with two outstanding reads of 8 octets and room for
+/// one inbound read.
 #[test]
 fn each_error_row_is_found() {
     use Fault as F;
@@ -104,7 +104,7 @@ fn each_error_row_is_found() {
         ("Read Request of 29", untagged(O::ReadRequest, 1, &[0; 29], |_| ()), Err(F::WrongLength)),
         ("Terminate of 3", untagged(O::Terminate, 2, &[0; 3], |_| ()), Err(F::WrongLength)),
         ("wrapping Read Request", untagged(O::ReadRequest, 1, &wrapping_read, |_| ()), Err(F::ReadWrap)),
-        // Read Responses against the oldest read: 8 octets to 0x0a0b0c0d at 0x2000.
+        // Read Responses against the oldest read, which is for 8 octets to 0x0a0b0c0d at 0x2000.
         ("response", response(true, stag, offset, 8), Ok(())),
         ("part of a response", response(false, stag, offset, 8), Ok(())),
         ("response to another STag", response(true, stag + 1, offset, 8), Err(F::ResponseStag)),
@@ -146,7 +146,7 @@ fn more_reads_than_agreed_find_no_buffer() {
     let mut stream = initiator(0, 0);
     let ulpdu = untagged(Opcode::ReadRequest, 1, &request(), |_| ());
     assert_eq!(stream.receive(&ulpdu), Err(Fault::NoBuffer));
-    // A probe for an extension learns that it is absent, even so.
+    // A probe for an extension still learns that it is absent.
     let mut stream = initiator(0, 0);
     let probe = untagged(Opcode::AtomicRequest, 1, &[0; 52], |_| ());
     assert_eq!(stream.receive(&probe), Err(Fault::UnexpectedOpcode));
@@ -163,7 +163,7 @@ fn more_atomics_than_agreed_find_no_buffer() {
     };
     let Ok(Delivery::AtomicRequest(first)) = stream.receive(&atomic(1)) else { panic!("the first has a slot") };
     stream.accept_atomic(first);
-    // A read has a slot of its own beside it.
+    // A read has a slot of its own.
     let also = untagged(Opcode::ReadRequest, 1, &request(), |h| h.message_sequence_number.0 = 2);
     let Ok(Delivery::ReadRequest(read)) = stream.receive(&also) else { panic!("the read has a slot") };
     stream.accept_read(read);
@@ -348,7 +348,7 @@ fn a_terminate_may_be_the_first_fpdu() {
     assert!(matches!(stream.receive(&ulpdu), Ok(Delivery::Terminate(_))));
 }
 
-/// RFC 5040 §5.4: room for a Terminate is there whatever else waits.
+/// RFC 5040 §5.4: there is room for a Terminate whatever else waits.
 #[test]
 fn a_terminate_is_taken_though_every_slot_for_requests_is() {
     let mut stream = initiator(1, 1);

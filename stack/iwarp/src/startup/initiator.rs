@@ -8,7 +8,7 @@ use super::{
 };
 use crate::fault::Fault;
 
-/// Revision of MPA that an Initiator asks for.
+/// The MPA revision that an Initiator requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Revision {
     /// RFC 5044: no negotiation of read limits.
@@ -23,13 +23,13 @@ pub enum Revision {
 pub struct InitiatorOptions {
     /// The revision.
     pub revision: Revision,
-    /// Ask for CRCs. Off only by an administrator's wish; a peer that asks for them gets them anyway.
+    /// Request CRCs. Only an administrator should disable this; a peer that requests CRCs gets them anyway.
     pub crc: bool,
-    /// Ask for markers in what is received.
+    /// Request markers in what is received.
     pub markers: bool,
     /// Limits of reads.
     pub limits: ReadLimits,
-    /// Peer-to-peer with one of these indications; none is client-server.
+    /// Peer-to-peer with one of these indications; the empty set is client-server.
     pub ready_to_receive: ReadyToReceiveKinds,
 }
 
@@ -48,12 +48,12 @@ impl Default for InitiatorOptions {
 /// What the Reply brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Full operation begins. If [`Parameters::ready_to_receive`] is set, that indication is the first FPDU.
+    /// Full operation begins. If [`Parameters::ready_to_receive`] is set, that indication must be the first FPDU.
     Established(Parameters),
-    /// The peer does not want the connection. TCP is left to the consumer.
+    /// The peer rejects the connection. TCP is left to the consumer.
     Rejected(Rejection),
-    /// The peer accepted, but this side cannot: full operation begins only for the Terminate of this fault
-    /// ([`Fault::InsufficientIrd`] or [`Fault::NoMatchingRtr`]), then the connection ends (RFC 6581 §9.1, §9.2).
+    /// The peer accepted, but this side cannot. Full operation begins only to send the Terminate of this fault
+    /// ([`Fault::InsufficientIrd`] or [`Fault::NoMatchingRtr`]); then the connection ends (RFC 6581 §9.1, §9.2).
     Refused(Parameters, Fault),
 }
 
@@ -69,7 +69,7 @@ impl Initiator {
     /// Prepares the Request.
     ///
     /// # Errors
-    /// [`OptionsError`] when the options or the private data do not fit a frame.
+    /// [`OptionsError`] if the options or the private data do not fit into a frame.
     pub fn new(options: InitiatorOptions, private_data: &[u8]) -> Result<Initiator, OptionsError> {
         let limits = &options.limits;
         limits.check()?;
@@ -100,8 +100,8 @@ impl Initiator {
         &self.request
     }
 
-    /// Takes octets of the stream. `None` as long as the Reply is not complete; then the outcome, and how many of
-    /// `octets` belonged to the Reply. What is behind them is already full operation.
+    /// Processes octets of the stream. Returns `None` until the Reply is complete; then the outcome, and how many of
+    /// `octets` belong to the Reply. The octets behind it are full operation.
     ///
     /// # Errors
     /// [`StartupError`]: close TCP.
@@ -174,8 +174,8 @@ fn outcome(options: &InitiatorOptions, reply: &StartupFrame<'_>) -> Result<Outco
     })
 }
 
-/// The indication to send: one of those in both frames. The Write comes first, as it costs nothing on either side; a
-/// Read only if the peer serves at least one.
+/// The indication to send: one that both frames contain. The Write is preferred, as it costs nothing on either side;
+/// the Read only if the peer serves at least one.
 fn choose(own: ReadyToReceiveKinds, reply: &EnhancedData) -> Option<ReadyToReceive> {
     if !reply.peer_to_peer {
         return None;

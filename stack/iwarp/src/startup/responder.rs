@@ -4,16 +4,16 @@ use uwarp_wire::mpa::{EnhancedData, FrameKind, NOT_NEGOTIATED, StartupFrame};
 
 use super::{Collector, OptionsError, Parameters, ReadLimits, ReadyToReceiveKinds, Role, StartupError, emit};
 
-/// What a Responder does with Requests, whatever the consumer decides.
+/// How a Responder treats Requests, whatever the consumer decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponderOptions {
-    /// Ask for CRCs. Off only by an administrator's wish; a peer that asks for them gets them anyway.
+    /// Request CRCs. Only an administrator should disable this; a peer that requests CRCs gets them anyway.
     pub crc: bool,
-    /// Ask for markers in what is received.
+    /// Request markers in what is received.
     pub markers: bool,
-    /// Enhanced Requests (RFC 6581) are answered. If not, they close TCP.
+    /// Answer enhanced Requests (RFC 6581). Otherwise they close TCP.
     pub enhanced: bool,
-    /// The indications that this side understands when the Initiator asks for peer-to-peer. At least one.
+    /// The indications that this side understands when the Initiator requests peer-to-peer. At least one.
     pub ready_to_receive: ReadyToReceiveKinds,
 }
 
@@ -30,7 +30,7 @@ pub struct PeerRequest {
     pub revision: u8,
     /// The peer asks for CRCs.
     pub crc: bool,
-    /// The peer asks for markers in what it receives.
+    /// The peer wants markers in what it receives.
     pub markers: bool,
     /// IRD and ORD of the peer and its peer-to-peer flags, if the Request is enhanced.
     pub enhanced: Option<EnhancedData>,
@@ -39,12 +39,12 @@ pub struct PeerRequest {
 }
 
 impl PeerRequest {
-    /// Reads that the peer serves at a time; `None` if it does not say. 0x3FFF: it leaves that to the consumers.
+    /// Reads that the peer serves concurrently; `None` if it does not say. 0x3FFF leaves that to the consumers.
     pub fn ird(&self) -> Option<u16> {
         self.enhanced.map(|data| data.ird)
     }
 
-    /// Reads that the peer wants outstanding at a time; `None` if it does not say.
+    /// Reads that the peer wants outstanding; `None` if it does not say.
     pub fn ord(&self) -> Option<u16> {
         self.enhanced.map(|data| data.ord)
     }
@@ -55,9 +55,9 @@ impl PeerRequest {
 pub enum AcceptError {
     /// The options do not fit a frame.
     Options(OptionsError),
-    /// The peer serves fewer reads than [`ReadLimits::minimum_ord`]: reject, which tells it how many are wanted.
+    /// The peer serves fewer reads than [`ReadLimits::minimum_ord`]. A rejection tells it how many are needed.
     PeerIrdTooSmall,
-    /// There is no Request (yet, or any more).
+    /// There is no Request (yet, or no longer).
     NoRequest,
 }
 
@@ -72,7 +72,7 @@ impl core::fmt::Display for AcceptError {
         match self {
             AcceptError::Options(error) => error.fmt(f),
             AcceptError::PeerIrdTooSmall => {
-                f.write_str("the peer serves fewer concurrent reads (IRD) than the least that was asked for (ORD)")
+                f.write_str("the peer serves fewer concurrent reads (IRD) than the required minimum (ORD)")
             }
             AcceptError::NoRequest => f.write_str("there is no connection request to answer"),
         }
@@ -101,8 +101,8 @@ impl Responder {
         Responder { options, state: State::AwaitingRequest(Collector::default()) }
     }
 
-    /// Takes octets of the stream until the Request is complete, and then gives it. Octets behind it, now or before the
-    /// answer, break the protocol.
+    /// Processes octets of the stream, and returns the Request once it is complete. Octets behind it, now or before the
+    /// answer, violate the protocol.
     ///
     /// # Errors
     /// [`StartupError`]: close TCP.
@@ -129,17 +129,17 @@ impl Responder {
         Ok(self.request())
     }
 
-    /// Sets the indications that the coming answer may flag; what [`ResponderOptions`] said until now.
+    /// Sets the indications that the answer may flag, in place of those in [`ResponderOptions`].
     pub fn set_ready_to_receive(&mut self, kinds: ReadyToReceiveKinds) {
         self.options.ready_to_receive = kinds;
     }
 
-    /// Sets whether the coming answer asks for markers; what [`ResponderOptions`] said until now.
+    /// Sets whether the answer requests markers, in place of [`ResponderOptions`].
     pub fn set_markers(&mut self, markers: bool) {
         self.options.markers = markers;
     }
 
-    /// The Request that waits for a decision.
+    /// The Request that awaits a decision.
     pub fn request(&self) -> Option<&PeerRequest> {
         match &self.state {
             State::Deciding(request) => Some(request),
@@ -147,10 +147,10 @@ impl Responder {
         }
     }
 
-    /// Accepts: gives the Reply frame, with which full operation begins, and what was agreed.
+    /// Accepts: returns the Reply frame, with which full operation begins, and the agreed parameters.
     ///
     /// # Errors
-    /// [`AcceptError`]; the Request can still be accepted otherwise or rejected.
+    /// [`AcceptError`]; the Request can still be accepted with other limits, or rejected.
     pub fn accept(&mut self, limits: &ReadLimits, private_data: &[u8]) -> Result<(Vec<u8>, Parameters), AcceptError> {
         let request = self.request().ok_or(AcceptError::NoRequest)?;
         limits.check()?;
@@ -206,11 +206,11 @@ impl Responder {
         Ok((frame, parameters))
     }
 
-    /// Rejects: gives the Reply frame. It tells an enhanced peer the limits that would have been wanted. TCP stays open
+    /// Rejects: returns the Reply frame. It tells an enhanced peer the limits that would be accepted. TCP stays open
     /// for the consumer (RFC 5044 §7.1.2).
     ///
     /// # Errors
-    /// [`AcceptError`]; the Request still waits for a decision.
+    /// [`AcceptError`]; the Request still awaits a decision.
     pub fn reject(&mut self, wanted: &ReadLimits, private_data: &[u8]) -> Result<Vec<u8>, AcceptError> {
         let request = self.request().ok_or(AcceptError::NoRequest)?;
         wanted.check()?;
@@ -228,8 +228,8 @@ impl Responder {
         Ok(frame)
     }
 
-    /// The indications that the Reply flags: none to a client-server Request; those that both have; and if there is none,
-    /// those of this side, so that the Initiator sees why it must give up.
+    /// The indications that the Reply flags. None for a client-server Request. Otherwise those that both sides have, or
+    /// if there is none, those of this side, so that the Initiator sees why start-up fails.
     fn kinds(&self, request: &EnhancedData) -> ReadyToReceiveKinds {
         if !request.peer_to_peer {
             return ReadyToReceiveKinds::NONE;

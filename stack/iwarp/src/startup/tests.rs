@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An outcome for a Reply that arrives in one piece.
+/// The outcome of a Reply that arrives at once.
 fn reply(options: InitiatorOptions, octets: &[u8]) -> Result<Outcome, StartupError> {
     let mut initiator = Initiator::new(options, &[]).unwrap();
     initiator.receive(octets).map(|done| {
@@ -51,7 +51,7 @@ fn responder(options: ResponderOptions, octets: &[u8]) -> Responder {
     responder
 }
 
-/// Both sides against each other.
+/// Runs both sides against each other.
 fn exchange(client: InitiatorOptions, server: ResponderOptions, server_limits: &ReadLimits) -> (Outcome, Parameters) {
     let mut initiator = Initiator::new(client, b"from the client").unwrap();
     let mut responder = Responder::new(server);
@@ -139,7 +139,7 @@ fn the_reply_has_the_revision_and_the_form_of_the_request() {
         (0x50, 1, vec![1], (0x40, 1, 0)),
         (0x40, 2, vec![], (0x40, 2, 0)),
         (0x50, 2, words(3, 3).to_vec(), (0x50, 2, 4)),
-        // Reserved bits and R of a Request are not looked at; siw sets 0x08.
+        // Reserved bits, and R in a Request, are ignored; siw sets 0x08.
         (0x7f, 2, words(3, 3).to_vec(), (0x50, 2, 4)),
         (0x2f, 1, vec![], (0x40, 1, 0)),
     ] {
@@ -152,11 +152,11 @@ fn the_reply_has_the_revision_and_the_form_of_the_request() {
 
 #[test]
 fn read_limits_meet_in_the_middle() {
-    // Client IRD, ORD; server limits; then client IRD, ORD and server IRD, ORD as agreed.
+    // Client IRD, ORD; server limits; then the agreed IRD, ORD of the client and of the server.
     for (client, server, expected) in [
         (limits(16, 16, 16, 0), limits(8, 8, 16, 0), (16, 8, 8, 16)),
         (limits(2, 2, 1, 0), limits(8, 8, 16, 0), (2, 1, 8, 2)),
-        // A server that may raise its IRD does, as far as it may.
+        // A server that may raise its IRD does so, up to its maximum.
         (limits(0, 0, 9, 0), limits(4, 64, 5, 0), (0, 9, 9, 0)),
         (limits(0, 0, 9, 0), limits(4, 6, 5, 0), (0, 6, 6, 0)),
         (limits(0, 0, 0, 0), limits(0, 0, 0, 0), (0, 0, 0, 0)),
@@ -193,7 +193,7 @@ fn limits_that_are_not_negotiated_stay_as_they_are() {
     let (outcome, _) = initiator.receive(&reply).unwrap().unwrap();
     let agreed = established(outcome);
     assert_eq!((agreed.ird, agreed.ord), (3, 5));
-    // A peer that answers with numbers is taken at its word.
+    // A peer that answers with numbers is bound by them.
     let agreed = established(reply_with(initiator_options(client), 2, 1));
     assert_eq!((agreed.ird, agreed.ord), (3, 2));
 }
@@ -246,7 +246,7 @@ fn peer_to_peer_agrees_on_one_indication() {
         (ReadyToReceiveKinds::ALL, kinds(false, false, true), Some(R::Read)),
         (kinds(true, false, false), kinds(false, true, true), None),
     ] {
-        // With no outbound reads at all: the Read indication makes the Responder raise its limit.
+        // Without any outbound reads: the Read indication makes the Responder raise its limit.
         let options = InitiatorOptions { ready_to_receive: client, ..initiator_options(limits(0, 0, 0, 0)) };
         let server = ResponderOptions { ready_to_receive: server, ..ResponderOptions::default() };
         let (outcome, responder) = exchange(options, server, &limits(0, 0, 0, 0));
@@ -288,7 +288,7 @@ fn client_server_has_no_flags_and_looks_at_none() {
         responder(ResponderOptions::default(), &request).accept(&limits(1, 1, 1, 0), &[]).unwrap();
     assert_eq!(reply[20..24], words(1, 1));
     assert!(!parameters.expects_ready_to_receive);
-    // Flags in a Reply to which nothing was offered.
+    // A Reply with flags although none was offered.
     let agreed = established(reply_with(initiator_options(limits(1, 1, 1, 0)), 0xc001, 0xc001));
     assert_eq!(agreed.ready_to_receive, None);
 }
@@ -296,7 +296,7 @@ fn client_server_has_no_flags_and_looks_at_none() {
 #[test]
 fn a_reply_that_does_not_know_peer_to_peer_is_no_match() {
     let options = InitiatorOptions { ready_to_receive: ReadyToReceiveKinds::ALL, ..InitiatorOptions::default() };
-    // Without A, the flags of the kinds mean nothing.
+    // Without A, the flags of the kinds are meaningless.
     let flags_alone = frame(REPLY, 0x50, 2, &words(0x4000 | 4, 0xc000 | 4));
     let none = frame(REPLY, 0x50, 2, &words(4, 4));
     for octets in [none, flags_alone, frame(REPLY, 0x40, 1, &[]), frame(REPLY, 0x40, 2, &[])] {
@@ -314,7 +314,7 @@ fn malformed_frames_close_the_connection() {
     use StartupError as E;
     assert_eq!(request(&frame(REPLY, 0x40, 1, &[])), Err(E::Key));
     assert_eq!(reply(&frame(REQUEST, 0x40, 1, &[])), Err(E::Key));
-    assert_eq!(request(b"GET / HTTP/1.1"), Err(E::Key), "before twenty octets are there");
+    assert_eq!(request(b"GET / HTTP/1.1"), Err(E::Key), "before twenty octets have arrived");
     for revision in [0, 3, 9, 255] {
         assert_eq!(request(&frame(REQUEST, 0x40, revision, &[])), Err(E::Revision), "{revision}");
         assert_eq!(reply(&frame(REPLY, 0x40, revision, &[])), Err(E::Revision), "{revision}");
@@ -348,7 +348,7 @@ fn octets_behind_a_request_break_the_protocol() {
     octets.push(0);
     let mut responder = Responder::new(ResponderOptions::default());
     assert_eq!(responder.receive(&octets), Err(StartupError::OctetsAfterRequest));
-    // Also when they come while the consumer decides.
+    // Also when they arrive while the consumer decides.
     let mut responder = Responder::new(ResponderOptions::default());
     assert!(responder.receive(&octets[..20]).unwrap().is_some());
     assert!(responder.receive(&[]).unwrap().is_some());

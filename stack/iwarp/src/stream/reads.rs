@@ -1,6 +1,6 @@
-//! The two request queues of a stream: reads, atomics and commits of ours that await their response (together at most ORD),
-//! and those of the peer that hold a slot (at most IRD reads, and in addition IRD atomics, RFC 7306 §5.2.2, and
-//! likewise commits).
+//! The two request queues of a stream. One holds our reads, atomics and commits that await a response, together at most
+//! ORD. The other holds the peer's requests that occupy a slot: at most IRD reads, and in addition IRD atomics (RFC
+//! 7306 §5.2.2) and IRD commits.
 
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{
@@ -12,17 +12,17 @@ use crate::fault::Fault;
 use crate::terminate::FailedSegment;
 use crate::transmit::Message;
 
-/// A read of ours: where its response must go.
+/// One of our reads: the destination of its response.
 #[derive(Clone, Copy, Debug)]
 struct OutstandingRead {
     sink_offset: TaggedOffset,
-    /// `None` for the read that is only a ready-to-receive indication.
+    /// `None` for a read that is only a ready-to-receive indication.
     token: Option<ReadToken>,
     sink_stag: Stag,
     length: u32,
 }
 
-/// A request of ours. Responses come in the order of the requests, whatever their kinds.
+/// One of our requests. Responses arrive in the order of the requests, whatever their kinds.
 #[derive(Clone, Copy, Debug)]
 enum Outstanding {
     Read(OutstandingRead),
@@ -34,7 +34,7 @@ enum Outstanding {
 #[derive(Clone, Debug)]
 pub(crate) struct OutstandingReads {
     queue: LazyQueue<Outstanding>,
-    /// Octets of the oldest read that have come.
+    /// Octets of the oldest read received so far.
     received: u32,
     limit: u16,
 }
@@ -45,8 +45,8 @@ impl OutstandingReads {
     }
 
     pub(super) fn push(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<()> {
-        // A ready-to-receive indication goes out even if the consumer asked for no outbound reads at all: the Responder
-        // has raised its limit for it (RFC 6581 §9.1).
+        // A ready-to-receive indication is sent even if the consumer wants no outbound reads: the Responder has raised
+        // its limit for it (RFC 6581 §9.1).
         if token.is_some() && self.is_full() {
             return None;
         }
@@ -84,11 +84,11 @@ impl OutstandingReads {
         self.limit
     }
 
-    /// Checks a segment of a Read Response against the oldest read and takes account of it. Gives the read's token and
-    /// whether it is complete.
+    /// Checks a segment of a Read Response against the oldest read and accounts for it. Returns the read's token and
+    /// whether the read is complete.
     ///
-    /// The documents leave this check to the receiver. It is always made: without it a response could write into the
-    /// sink of another read. A segment without payload is not placed, so its STag and offset are not looked at.
+    /// The documents leave this check to the receiver. It is always made: otherwise a response could write into the
+    /// sink of another read. A segment without payload is not placed, so its STag and offset are ignored.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -122,12 +122,13 @@ impl OutstandingReads {
         Ok((token, last))
     }
 
-    /// Whether a response on queue 3 has a buffer: whether an atomic or a commit is outstanding.
+    /// Whether queue 3 has a buffer for a response: an atomic or a commit is outstanding.
     pub(crate) fn awaits_on_queue_3(&self) -> bool {
         self.queue.iter().any(|request| !matches!(request, Outstanding::Read(_)))
     }
 
-    /// Takes the Commit Response of the oldest request; gives its token. As [`OutstandingReads::receive_atomic`].
+    /// Accepts the Commit Response to the oldest request and returns its token; as
+    /// [`OutstandingReads::receive_atomic`].
     pub(crate) fn receive_commit(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
         match self.queue.front() {
             Some(Outstanding::Commit { token, identifier: asked }) => {
@@ -142,8 +143,8 @@ impl OutstandingReads {
         }
     }
 
-    /// Takes the Atomic Response of the oldest request; gives its token. Responses are matched by their order, and the
-    /// identifier is a cross-check.
+    /// Accepts the Atomic Response to the oldest request and returns its token. Responses are matched by their order;
+    /// the identifier is a cross-check.
     pub(crate) fn receive_atomic(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
         match self.queue.front() {
             Some(Outstanding::Atomic { token, identifier: asked }) => {
@@ -159,14 +160,14 @@ impl OutstandingReads {
     }
 }
 
-/// An Atomic Request of the peer, of a kind that there is.
+/// An Atomic Request of the peer, with a valid operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboundAtomic {
     /// What to do.
     pub operation: AtomicOperation,
     /// To what, and with what.
     pub request: AtomicRequest,
-    /// The DDP header that it came with, for a Terminate.
+    /// The DDP header that it arrived with, for a Terminate.
     header: TerminatedHeader,
 }
 
@@ -176,15 +177,15 @@ impl InboundAtomic {
     }
 }
 
-/// A Commit Request of the peer, all of it.
+/// A complete Commit Request of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundCommit {
-    /// What is to be made durable; empty if there is too much of it. To be given back with
+    /// The regions to be made durable; empty if there are too many. Return it with
     /// [`Stream::recycle`](crate::Stream::recycle).
     pub regions: Vec<CommitRegion>,
     /// It lists more regions than [`COMMIT_REGION_LIMIT`](crate::opcode::COMMIT_REGION_LIMIT).
     pub exceeds: bool,
-    /// What is kept of it until it is answered.
+    /// The state kept until it is answered.
     pub head: CommitHead,
 }
 
@@ -192,31 +193,31 @@ pub struct InboundCommit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommitHead {
     pub(crate) request_identifier: u32,
-    /// STag to be made invalid after the commit has succeeded and before it is answered; 0 if none.
+    /// STag to be invalidated after the commit has succeeded and before it is answered; 0 if none.
     pub(crate) invalidate: Stag,
-    /// The DDP header that it came with (the last, if it came in pieces), for a Terminate, and its segment's length.
+    /// The DDP header that it arrived with (the last one, if segmented), for a Terminate, and its segment's length.
     pub(crate) header: TerminatedHeader,
     pub(crate) segment_length: u16,
 }
 
-/// Names a commit of the peer on its stream, until it is answered.
+/// Identifies a commit of the peer on its stream until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CommitTicket(pub u64);
 
-/// A commit of the peer that is to be answered now.
+/// A commit of the peer that is due to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FinishedCommit {
     /// How it ended: 0 is success.
     pub status: u32,
-    /// STag to be made invalid before it is answered, which is asked for if it succeeded.
+    /// STag to be invalidated before the answer, set if the commit succeeded.
     pub invalidate: Option<Stag>,
 }
 
-/// A request of the peer that holds a slot.
+/// A request of the peer that occupies a slot.
 #[derive(Clone, Copy, Debug)]
 struct Inbound {
     what: What,
-    /// Stream position at which the response ends, once it was sent.
+    /// Stream position at which the response ends, once it is sent.
     end: u64,
 }
 
@@ -237,7 +238,7 @@ enum What {
 pub struct InboundRead {
     /// What is asked.
     pub request: ReadRequest,
-    /// The DDP header that it came with, for a Terminate.
+    /// The DDP header that it arrived with, for a Terminate.
     header: TerminatedHeader,
 }
 
@@ -246,7 +247,7 @@ impl InboundRead {
         InboundRead { request, header }
     }
 
-    /// What goes back in a Terminate when `answered` octets of the response were sent.
+    /// What a Terminate returns when `answered` octets of the response were sent.
     pub(super) fn failed_segment(&self, answered: u32) -> FailedSegment {
         let advance = u64::from(answered);
         FailedSegment {
@@ -262,7 +263,7 @@ impl InboundRead {
     }
 }
 
-/// A Read Response to send: its message, and where its payload lies.
+/// A Read Response to send: its message, and the location of its payload.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// To be cut into segments.
@@ -273,19 +274,19 @@ pub struct Response {
     pub source_offset: TaggedOffset,
 }
 
-/// Requests of the peer, oldest first: `answered` of them wait for the acknowledgment of their response, then comes the one
-/// that is being answered if there is one, then those that wait.
+/// Requests of the peer, oldest first. The first `answered` ones wait for their response to be acknowledged; then comes
+/// the one that is being answered, if any; then those that wait.
 #[derive(Clone, Debug)]
 pub(crate) struct InboundReads {
     queue: LazyQueue<Inbound>,
     answered: u16,
-    /// Requests whose answer is sent, of all that there were.
+    /// Requests whose response is sent, over the life of the stream.
     done: u64,
-    /// How many of them are atomics,
+    /// How many of the requests here are atomics,
     atomics: u16,
     /// and how many are commits.
     commits: u16,
-    /// Of reads, and in addition of atomics, and of commits.
+    /// The limit of reads; the same applies to atomics and to commits in addition.
     limit: u16,
     answering: bool,
     next_ticket: u64,
@@ -318,17 +319,17 @@ impl InboundReads {
         self.queue.capacity()
     }
 
-    /// Whether a further read would be more than was agreed.
+    /// Whether a further read would exceed the agreed limit.
     pub(crate) fn is_full(&self) -> bool {
         self.queue.len() - usize::from(self.atomics) - usize::from(self.commits) >= usize::from(self.limit)
     }
 
-    /// Whether a further commit would be more than was agreed.
+    /// Whether a further commit would exceed the agreed limit.
     pub(crate) fn is_full_of_commits(&self) -> bool {
         self.commits >= self.limit
     }
 
-    /// Whether a further atomic would be more than was agreed.
+    /// Whether a further atomic would exceed the agreed limit.
     pub(crate) fn is_full_of_atomics(&self) -> bool {
         self.atomics >= self.limit
     }
@@ -353,18 +354,18 @@ impl InboundReads {
         ticket
     }
 
-    /// Whether an atomic that came before this commit is still to be carried out: it would not be among what is made durable.
+    /// Whether an atomic before this commit is still to be carried out: the commit would not make its effect durable.
     pub(super) fn waits_for_atomic(&self, wanted: CommitTicket) -> bool {
         if self.atomics == 0 {
             return false;
         }
-        // One that is being answered was carried out when its answer was begun.
+        // An atomic that is being answered was carried out when its answer was begun.
         let begun = usize::from(self.answered) + usize::from(self.answering);
         let before = |request: &&Inbound| !matches!(request.what, What::Commit { ticket, .. } if ticket == wanted);
         self.queue.iter().skip(begun).take_while(before).any(|request| matches!(request.what, What::Atomic(_)))
     }
 
-    /// Notes how a commit ended; false if it has ended before, or none has this ticket.
+    /// Records how a commit ended; false if it had ended before, or none has this ticket.
     pub(super) fn finish_commit(&mut self, wanted: CommitTicket, ended: u32) -> bool {
         for request in &mut self.queue {
             if let What::Commit { ticket, status, .. } = &mut request.what
@@ -379,17 +380,17 @@ impl InboundReads {
         false
     }
 
-    /// Requests that were accepted, of all that there were.
+    /// Requests accepted over the life of the stream.
     pub(super) fn accepted(&self) -> u64 {
         self.done + self.queue.len() as u64 - u64::from(self.answered)
     }
 
-    /// Requests whose answer is sent, of all that there were.
+    /// Requests whose response is sent, over the life of the stream.
     pub(super) const fn done(&self) -> u64 {
         self.done
     }
 
-    /// Whether there is a request whose answer is not under way.
+    /// Whether there is a request whose response is not being sent.
     pub(super) fn owes(&self) -> bool {
         self.queue.len() > usize::from(self.answered)
     }
@@ -419,7 +420,7 @@ impl InboundReads {
         })
     }
 
-    /// The atomic that is to be answered next, if the next is one.
+    /// The atomic to be answered next, if the next request is one.
     pub(super) fn next_atomic(&mut self) -> Option<InboundAtomic> {
         if !self.has_next() {
             return None;
@@ -429,7 +430,7 @@ impl InboundReads {
         Some(atomic)
     }
 
-    /// The commit that is to be answered next, if the next is one and it has ended.
+    /// The commit to be answered next, if the next request is one and it has ended.
     pub(super) fn next_commit(&mut self) -> Option<FinishedCommit> {
         if !self.has_next() {
             return None;
@@ -462,7 +463,7 @@ impl InboundReads {
         if self.answering { self.queue.get(usize::from(self.answered)) } else { None }
     }
 
-    /// What of the request being answered goes back in a Terminate when `answered` octets of the response were sent.
+    /// What a Terminate returns of the request being answered when `answered` octets of the response were sent.
     pub(super) fn failed_segment(&self, answered: u32) -> Option<FailedSegment> {
         Some(match &self.answering()?.what {
             What::Read(read) => read.failed_segment(answered),

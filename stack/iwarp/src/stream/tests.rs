@@ -66,7 +66,7 @@ fn an_idle_stream_is_small_and_has_allocated_nothing() {
 }
 
 impl Stream {
-    /// The next request of ours gets this number.
+    /// Sets the number of our next request.
     pub(crate) fn set_next_request(&mut self, number: u32) {
         self.transmit_request_number = MessageSequenceNumber(number);
     }

@@ -70,7 +70,7 @@ fn reserved_bits_are_ignored() {
     message[3] = 0xff;
     let received = read(&message);
     assert_eq!(received.terminate, terminate_for(Fault::MessageTooLong, FailedSegment::of(&READ_REQUEST)));
-    // Also where no header follows, and the reserved bits look like flags of siw.
+    // Also if no header follows and the reserved bits look like siw's flags.
     let received = read(&[0x20, 0x06, 0x03, 0]);
     assert_eq!((received.terminate.layer, received.siw_bit_order), (TerminateLayer::Mpa, false));
 }
@@ -97,14 +97,14 @@ fn the_bit_order_of_siw_is_put_right() {
     assert_eq!(received.terminate.segment_length, Some(100));
     assert_eq!(received.terminate.ddp_header.unwrap().as_slice(), &READ_REQUEST[..18]);
     assert_eq!(received.status(), RemoteStatus::RemoteInvalidRequest);
-    // "Unexpected opcode" reads as a valid code of MPA; its header gives it away.
+    // "Unexpected opcode" is also a valid code of MPA; the header reveals the order.
     message[0] = 0x20;
     message[1] = 0x06;
     let received = read(&message);
     assert!(received.siw_bit_order);
     assert_eq!(received.terminate.layer, TerminateLayer::Rdmap);
     assert_eq!((received.terminate.error_type, received.terminate.code), (2, 6));
-    // A CRC error has no header, but the word means nothing in the documents' order.
+    // A CRC error has no header, but the word is invalid in the documents' order.
     let received = read(&[0x02, 0x02, 0, 0]);
     assert!(received.siw_bit_order);
     assert_eq!((received.terminate.layer, received.terminate.code), (TerminateLayer::Mpa, 2));
@@ -113,7 +113,7 @@ fn the_bit_order_of_siw_is_put_right() {
 
 #[test]
 fn a_start_up_is_refused_in_the_first_fpdu_of_an_initiator_only() {
-    // What siw answers to an atomic, octet for octet: no flags, no header.
+    // siw's answer to an atomic, verbatim: no flags, no header.
     for (code, in_rdmap) in [(6, true), (7, true), (5, false), (2, false)] {
         let message = [0x20, code, 0, 0];
         assert_eq!(read(&message).terminate.layer, TerminateLayer::Mpa);
@@ -147,7 +147,8 @@ fn refusals_of_memory_are_told_from_other_faults() {
 
 #[test]
 fn only_an_assigned_code_counts_as_the_bit_order_of_siw() {
-    // Layer 1, type 1 reads the same in both orders: siw's flags with a header behind them tell, if the code is assigned.
+    // Layer 1, type 1 reads the same in both orders: siw's flags with a header behind them decide, if the code is
+    // assigned.
     for (code, of_siw) in [(0, true), (4, true), (5, false)] {
         let message = [&[0x11, code, 0x03, 0, 0, 14][..], &[0xc1; 14]].concat();
         assert_eq!(read(&message).siw_bit_order, of_siw, "{code}");

@@ -83,8 +83,8 @@ fn every_header_fits_the_smallest_limit() {
     assert_eq!(LONGEST_HEADER, 70);
 }
 
-/// RFC 5041 §5.1: the segments of a message differ in the last flag and in the offset alone; so a Write is of one buffer, and a Send of
-/// one number.
+/// RFC 5041 §5.1: the segments of a message differ only in the last flag and the offset. So a Write has one buffer, and
+/// a Send one number.
 #[test]
 fn all_segments_of_a_message_name_the_same_buffer() {
     let number = MessageSequenceNumber(0x1234_5678);
@@ -104,7 +104,7 @@ fn all_segments_of_a_message_name_the_same_buffer() {
         let first = cut[0].header().to_vec();
         let tagged = first[0] & 0x80 != 0;
         assert_eq!(tagged, matches!(opcode, Opcode::Write | Opcode::ReadResponse));
-        // STag, or queue and number; in front of them what belongs to RDMAP.
+        // STag, or queue and number; RDMAP's fields precede them.
         let same = if tagged { 1..6 } else { 1..14 };
         for segment in &cut {
             let header = segment.header();

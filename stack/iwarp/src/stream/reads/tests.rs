@@ -87,7 +87,7 @@ fn a_commit_response_returns_the_identifier_and_the_status() {
     peer.receive(&single(stream.atomic_response(0).unwrap(), &[])).unwrap();
     stream.response_sent(0);
 
-    assert!(stream.next_commit().is_none() && !stream.has_response(), "it has not ended");
+    assert!(stream.next_commit().is_none() && !stream.has_response(), "the commit has not ended");
     assert!(stream.commit_done(ticket, 7));
     assert_eq!(stream.next_commit(), Some(FinishedCommit { status: 7, invalidate: None }));
     let response = single(stream.commit_response().unwrap(), &[]);
@@ -136,7 +136,7 @@ fn requests_are_counted_when_accepted_and_when_answered() {
         stream.response_sent(answered);
         assert_eq!(counts(&stream), (3, answered));
     }
-    // An acknowledged response leaves the queue and stays counted.
+    // An acknowledged response leaves the queue and is still counted.
     stream.acknowledged(2);
     assert_eq!((counts(&stream), stream.inbound_reads()), ((3, 2), 1));
 }
