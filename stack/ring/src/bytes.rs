@@ -1,7 +1,8 @@
-//! The ring of octets: a single-producer single-consumer ring that is written and read in runs.
+//! A single-producer single-consumer ring of octets that is written and read in runs.
 //!
-//! The cursors are those of the ring of elements: free-running, each on a cache line of its own, with a copy of the other
-//! end's that is read again only when it does not suffice. A run is copied with at most two copies, and published once.
+//! The cursors work as in the ring of elements: free-running, each on its own cache line. Each end keeps a copy of the
+//! other's cursor, and reads the cursor again only when the copy does not suffice. A run takes at most two copies and
+//! is published once.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -22,7 +23,8 @@ struct Shared {
     tail: CachePadded<AtomicUsize>,
     producer_gone: AtomicBool,
     consumer_gone: AtomicBool,
-    /// A power of two of them. Octet `i & mask` belongs to the consumer while `head <= i < tail`, else to the producer.
+    /// A power of two in number. Octet `i & mask` belongs to the consumer while `head <= i < tail`, else to the
+    /// producer.
     octets: Octets,
 }
 
@@ -32,7 +34,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// The run of `count` octets from a cursor on, as places in the ring: it wraps at most once.
+    /// The lengths of the two parts of a run of `count` octets from a cursor on: it wraps at most once.
     #[inline(always)]
     fn places(&self, cursor: usize, count: usize) -> (usize, usize) {
         let at = cursor & (self.octets.len() - 1);
@@ -40,8 +42,8 @@ impl Shared {
     }
 }
 
-/// Makes a ring of at least `capacity` octets (rounded up to a power of two, at least 1) and gives its two ends. Its memory
-/// is taken from the system page by page as octets first come to lie there.
+/// Creates a ring of at least `capacity` octets (rounded up to a power of two, at least 1) and returns its two ends.
+/// The system provides its memory page by page, when octets are first written there.
 ///
 /// # Panics
 /// If `capacity` is above 2^30.
@@ -64,7 +66,7 @@ fn byte_ring_from(capacity: usize, start: usize) -> (ByteProducer, ByteConsumer)
     (producer, consumer)
 }
 
-/// The end of a ring that octets are put into. `Send`, not `Sync`:
+/// The writing end of a ring. `Send`, not `Sync`:
 ///
 /// ```compile_fail
 /// fn shared<T: Sync>(_: T) {}
@@ -84,27 +86,27 @@ impl ByteProducer {
         self.shared.octets.len()
     }
 
-    /// Octets put in so far, modulo the range of the type: the place of the one that comes next.
+    /// Octets written so far, modulo the range of the type: the position of the next one.
     #[inline]
     pub fn position(&self) -> usize {
         self.tail
     }
 
-    /// How many octets can be put in now. It only grows until the next [`write`](Self::write).
+    /// How many octets can be written now. It only grows until the next [`write`](Self::write).
     #[inline]
     pub fn free(&mut self) -> usize {
         self.known_head = self.shared.head.load(Acquire);
         self.known_free()
     }
 
-    /// How many octets could be put in at the last look at the other end's cursor: at most what [`free`](Self::free) would
-    /// say.
+    /// How many octets could be written when the other end's cursor was last read: at most what [`free`](Self::free)
+    /// would return.
     #[inline]
     pub fn known_free(&self) -> usize {
         self.capacity() - self.tail.wrapping_sub(self.known_head)
     }
 
-    /// Puts octets in and publishes them; gives how many there was room for.
+    /// Writes and publishes octets; returns how many fitted.
     #[inline]
     pub fn write(&mut self, octets: &[u8]) -> usize {
         if self.known_free() < octets.len() {
@@ -126,20 +128,20 @@ impl ByteProducer {
         count
     }
 
-    /// Addresses of what the next [`write`](Self::write) touches: the cursor, and the place of the octet that comes next. For
-    /// whoever wants to have them near by then.
+    /// Addresses that the next [`write`](Self::write) touches, for prefetching: the cursor, and the slot of the next
+    /// octet.
     #[inline]
     pub fn places(&self) -> [usize; 2] {
         let shared = &*self.shared;
         [std::ptr::from_ref(&shared.tail).addr(), shared.octets.address(self.tail & (shared.octets.len() - 1))]
     }
 
-    /// Says that nothing more will be put in, as dropping the end does. What is in the ring can still be read.
+    /// Ends writing, as dropping this end does. Octets in the ring can still be read.
     pub fn close(&mut self) {
         self.shared.producer_gone.store(true, Release);
     }
 
-    /// Whether the consumer has been dropped or closed: nothing that is put in will be read.
+    /// Whether the consumer has been dropped or closed: further octets will not be read.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.consumer_gone.load(Acquire)
@@ -162,7 +164,7 @@ impl fmt::Debug for ByteProducer {
     }
 }
 
-/// The end of a ring that octets are taken from. `Send`, not `Sync`:
+/// The reading end of a ring. `Send`, not `Sync`:
 ///
 /// ```compile_fail
 /// fn shared<T: Sync>(_: T) {}
@@ -182,8 +184,8 @@ impl ByteConsumer {
         self.shared.octets.len()
     }
 
-    /// Addresses of what the next [`read`](Self::read) touches: both cursors, and the place of the octet that comes next. For
-    /// whoever wants to have them near by then.
+    /// Addresses that the next [`read`](Self::read) touches, for prefetching: both cursors, and the slot of the next
+    /// octet.
     #[inline]
     pub fn places(&self) -> [usize; 3] {
         let shared = &*self.shared;
@@ -191,7 +193,7 @@ impl ByteConsumer {
         [cursors[0], cursors[1], shared.octets.address(self.head & (shared.octets.len() - 1))]
     }
 
-    /// Octets taken so far, modulo the range of the type: the place of the one that comes next, counted as
+    /// Octets read so far, modulo the range of the type: the position of the next one, counted as
     /// [`ByteProducer::position`] counts.
     #[inline]
     pub fn position(&self) -> usize {
@@ -205,13 +207,14 @@ impl ByteConsumer {
         self.known()
     }
 
-    /// How many octets there were at the last look: at most what [`available`](Self::available) would say.
+    /// How many octets there were when the other end's cursor was last read: at most what
+    /// [`available`](Self::available) would return.
     #[inline]
     pub fn known(&self) -> usize {
         self.known_tail.wrapping_sub(self.head)
     }
 
-    /// Takes the oldest octets, as many as there are and `out` holds, and gives their number.
+    /// Reads the oldest octets, as many as there are and fit into `out`, and returns their number.
     #[inline]
     pub fn read(&mut self, out: &mut [u8]) -> usize {
         if self.known() < out.len() {
@@ -233,13 +236,13 @@ impl ByteConsumer {
         count
     }
 
-    /// Says that nothing more will be taken, as dropping the end does.
+    /// Ends reading, as dropping this end does.
     pub fn close(&mut self) {
         self.shared.consumer_gone.store(true, Release);
     }
 
-    /// Whether the producer has been dropped or closed. Once it says so, [`available`](Self::available) counts everything
-    /// that was ever published: ask this first, then look for octets, to know that there will be no more.
+    /// Whether the producer has been dropped or closed. If so, [`available`](Self::available) counts everything ever
+    /// published. Call this first, then look for octets, to know that no more will come.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.producer_gone.load(Acquire)

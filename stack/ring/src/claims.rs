@@ -1,4 +1,4 @@
-//! Who of several has what: a table of claims that all may look at and each enters for itself.
+//! A shared table of which owner has what. Everybody reads it, and each owner enters its own claims.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
@@ -6,7 +6,7 @@ use crate::sync::{AtomicU64, fence};
 
 /// Places of a bucket: a cache line.
 const BUCKET: usize = if cfg!(loom) { 1 } else { 8 };
-/// The bits of a word that are the owner's.
+/// The bits of a word that hold the owner.
 const OWNER: u64 = 0xffff;
 
 /// What came of a claim.
@@ -16,23 +16,23 @@ pub enum Claim {
     Granted,
     /// Another owner has it, or claims it at the same moment.
     Taken,
-    /// The table has no room for it: no other owner would know whose it is.
+    /// The table has no room for it, so other owners could not see the claim.
     NoRoom,
 }
 
-/// Claims of up to 65,534 owners to things that are known by 64 bits of a keyed hash. A shared table of atomic words: owners
-/// enter and take out their own, everybody looks.
+/// Claims of up to 65,534 owners to things that are identified by 64 bits of a keyed hash. It is a shared table of
+/// atomic words: owners enter and remove their own claims, and everybody reads.
 ///
-/// A claim lies in one of two buckets, in that which had more room when it came: with half of the places taken, none is
-/// refused. Two things whose hashes have the same upper 48 bits would be taken for one; the one that comes second is not
-/// entered.
+/// A claim is in one of two buckets: the one that had more room when it was entered. While at most half of the slots
+/// are taken, no claim is refused. Two things whose hashes have the same upper 48 bits cannot be distinguished, so the
+/// second is not entered.
 #[derive(Debug)]
 pub struct Claims {
-    /// A power of two of them.
+    /// A power of two in number.
     buckets: Box<[Bucket]>,
 }
 
-/// Entries, each 48 bits of a hash and the owner's number plus one; 0 is an empty place.
+/// Entries, each 48 bits of a hash and the owner's number plus one; 0 is an empty slot.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Bucket([AtomicU64; BUCKET]);
@@ -48,13 +48,13 @@ impl Bucket {
 }
 
 impl Claims {
-    /// Room for so many claims.
+    /// A table with room for this many claims.
     pub fn new(claims: usize) -> Claims {
         let buckets = (2 * claims).div_ceil(BUCKET).next_power_of_two().max(2);
         Claims { buckets: (0..buckets).map(|_| Bucket::new()).collect() }
     }
 
-    /// What an entry has beside the owner, and where it may lie.
+    /// The bits of an entry apart from the owner, and the buckets that may hold it.
     fn buckets(&self, hash: u64) -> (u64, [&Bucket; 2]) {
         let mask = self.buckets.len() - 1;
         let first = hash as usize & mask;
@@ -71,7 +71,7 @@ impl Claims {
         words.find(|word| word & !OWNER == tag && word & OWNER != 0).map(|word| (word & OWNER) as u16 - 1)
     }
 
-    /// Enters a claim. One thread at a time does so for the same owner.
+    /// Enters a claim. At most one thread at a time may call this for the same owner.
     pub fn claim(&self, hash: u64, owner: u16) -> Claim {
         if let Some(found) = self.find(hash) {
             return if found == owner { Claim::Granted } else { Claim::Taken };
@@ -81,8 +81,8 @@ impl Claims {
         buckets.sort_by_key(|bucket| bucket.len());
         for place in buckets.iter().flat_map(|bucket| &bucket.0) {
             if place.compare_exchange(0, wanted, AcqRel, Relaxed).is_ok() {
-                // Another owner may have entered the same claim meanwhile, in another place. Each enters first and looks behind the
-                // fence: of two, one at least sees the other and gives way.
+                // Another owner may have entered the same claim in another slot meanwhile. Each enters first and looks
+                // after the fence, so at least one of the two sees the other and gives way.
                 fence(SeqCst);
                 let rival = buckets.iter().flat_map(|bucket| &bucket.0).any(|place| {
                     let word = place.load(Acquire);
@@ -109,7 +109,7 @@ impl Claims {
         }
     }
 
-    /// Claims that are entered: counts them.
+    /// The number of claims entered. It counts them.
     pub fn len(&self) -> usize {
         self.buckets.iter().map(Bucket::len).sum()
     }

@@ -1,4 +1,4 @@
-//! Which queues have new elements: a bitmap from many threads to one engine.
+//! Which queues have new elements: a bitmap that many threads set and one engine reads.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -12,12 +12,12 @@ use crate::sync::{AtomicU64, fence};
 
 /// One doorbell for each queue pair of an engine, rung by any thread and answered by the engine.
 ///
-/// Two levels: a word for every 64 doorbells, and a summary bit for every word, so that an idle turn reads one word for
-/// each 4,096 doorbells. Ringing a bell that is already rung writes nothing, so a poster that is ahead of the engine does
-/// not pull the line away from it.
+/// It has two levels: a word for every 64 doorbells, and a summary bit for every word. So an idle turn reads one word
+/// per 4,096 doorbells. Ringing a doorbell that is already rung writes nothing, so a poster ahead of the engine does
+/// not take the cache line away from it.
 ///
-/// What was stored before [`ring`](Self::ring) is visible to the visit that answers it. A ring is never lost: either
-/// the visit under way sees what was published, or there is another one.
+/// Stores before [`ring`](Self::ring) are visible to the visit that answers it. No ring is lost: either the visit under
+/// way sees what was published, or another visit follows.
 pub struct Doorbells {
     summary: Box<[CachePadded<AtomicU64>]>,
     words: Box<[AtomicU64]>,
@@ -40,7 +40,7 @@ impl Doorbells {
         self.count
     }
 
-    /// Rings doorbell `index`: to be called after the elements have been published.
+    /// Rings doorbell `index`. Call it after publishing the elements.
     ///
     /// # Panics
     /// If there is no such doorbell.
@@ -53,16 +53,17 @@ impl Doorbells {
         let summary_bit = 1 << (index / 64 % 64);
         let mut rung = word.load(Relaxed) & bit != 0;
         if rung {
-            // Someone rang before. The engine may be answering just now and may have looked at the ring before our
-            // element was there. The fence puts our element before the second look at the bit: if the bit still
-            // stands then, the engine clears it later and looks at the ring later still (it has the fence's partner).
+            // The doorbell was already rung, and the engine may be answering it. It may have looked at the ring before
+            // our element was there. The fence orders our element before the second look at the bit: if the bit is
+            // still set then, the engine clears it later, and looks at the ring later still (`take` has the matching
+            // fence).
             fence(SeqCst);
             rung = word.load(Relaxed) & bit != 0;
         }
         if !rung {
-            // Release: the engine's exchange that takes the bit takes our element with it. Acquire: the summary is
-            // read below; if the engine has exchanged the word before this, it had cleared the summary before that,
-            // and we have to see so.
+            // Release: the engine's exchange that takes the bit also takes our element. Acquire: the summary is read
+            // below. If the engine exchanged the word before this, it had cleared the summary before that, and we must
+            // see so.
             word.fetch_or(bit, AcqRel);
         }
         if summary.load(Relaxed) & summary_bit == 0 {
@@ -70,15 +71,14 @@ impl Doorbells {
         }
     }
 
-    /// Whether any doorbell is rung: for the engine to look once more after it armed its notifier and before it
-    /// sleeps.
+    /// Whether any doorbell is rung. The engine checks this after it armed its notifier and before it sleeps.
     #[inline]
     pub fn is_any_rung(&self) -> bool {
         self.summary.iter().any(|word| word.load(Acquire) != 0)
     }
 
-    /// Visits each doorbell that is rung, in rising order, and silences it first: one that is rung during the visit is
-    /// visited again by the next call. Only the engine calls this. Gives the number of visits.
+    /// Visits each rung doorbell in ascending order, and clears it first: one that is rung during the visit is visited
+    /// again by the next call. Only the engine calls this. Returns the number of visits.
     #[inline]
     pub fn take(&self, mut visit: impl FnMut(usize)) -> usize {
         let mut visits = 0;
@@ -91,7 +91,7 @@ impl Doorbells {
                 let word_index = summary_index * 64 + words.trailing_zeros() as usize;
                 words &= words - 1;
                 let mut bits = self.words[word_index].swap(0, AcqRel);
-                // The partner of the fence in `ring`: the bits are cleared before the queues are looked at.
+                // Pairs with the fence in `ring`: the bits are cleared before the queues are read.
                 fence(SeqCst);
                 while bits != 0 {
                     visits += 1;

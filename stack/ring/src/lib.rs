@@ -1,21 +1,21 @@
 //! Rings, doorbells and notifications between application threads and engines.
 //!
-//! - [`ring`]: a single-producer single-consumer ring of plain values. Send and receive queues and completion lanes
-//!   are such rings. The consumer may look at any element and releases elements apart from reading them, because the
+//! - [`ring`]: a single-producer single-consumer ring of plain values, used for send and receive queues and completion
+//!   lanes. The consumer may look at any element, and releases elements separately from reading them, because the
 //!   elements of a send queue stay in the ring until their work completes.
-//! - [`byte_ring`]: a single-producer single-consumer ring of octets, read and written in runs: the two directions of a
+//! - [`byte_ring`]: a single-producer single-consumer ring of octets, read and written in runs; one per direction of a
 //!   plain stream.
-//! - [`Doorbells`]: a bitmap in which any thread tells one engine which queues have new elements.
-//! - [`Notifier`]: an eventfd that is written only when someone has armed it, so that polling costs no system call.
+//! - [`Doorbells`]: a bitmap by which any thread tells one engine which queues have new elements.
+//! - [`Notifier`]: an eventfd that is written only if a thread has armed it, so that polling costs no system call.
 //! - [`Claims`]: a table of which engine has what, such as a flow.
-//! - [`Shares`]: the accounts of a queue that several take from.
+//! - [`Shares`]: the accounts of a queue that has several users.
 //!
-//! Nothing here takes a lock or allocates after construction. The ends of a ring are `Send` but not `Sync`: one thread
-//! at a time owns each of them, by type.
+//! Nothing here takes a lock, or allocates after construction. The ends of a ring are `Send` but not `Sync`: by type,
+//! one thread at a time owns each of them.
 //!
-//! The memory orderings are checked by loom models: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-ring --release`.
+//! Loom models check the memory orderings: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-ring --release`.
 
-// Elements are read and written through cells that two threads share; the cursors decide which of them may.
+// Two threads access the elements through shared cells; the cursors decide which thread may.
 #![allow(unsafe_code)]
 
 mod bytes;

@@ -1,4 +1,4 @@
-//! Every interleaving, and every value that the memory model lets a load see, of small uses of what is in this crate.
+//! Small uses of this crate under every interleaving, and every value that the memory model lets a load return.
 
 #[cfg(not(loom))]
 #[test]
@@ -15,7 +15,7 @@ mod loom_models {
 
     use crate::{Claim, Claims, Doorbells, Notifier, Shares, byte_ring, ring};
 
-    /// More than three preemptions make the larger models run for hours and have found nothing more.
+    /// More than three preemptions make the larger models run for hours, and have found nothing more.
     fn check(model: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(3));
@@ -72,7 +72,7 @@ mod loom_models {
                     }
                 };
                 assert_eq!(available, 2);
-                // Read in any order and more than once, before they are released one by one.
+                // Read in any order and repeatedly, before they are released one by one.
                 assert_eq!(consumer.peek(1), Some(&(2 * pair + 1)));
                 assert_eq!(consumer.peek(0), Some(&(2 * pair)));
                 consumer.release(1);
@@ -152,7 +152,7 @@ mod loom_models {
         });
     }
 
-    /// A sleeper that waits for one of two things is woken for that one, whoever publishes the other.
+    /// A sleeper that waits for one of two things is woken for it, whoever publishes the other.
     #[test]
     fn arming_for_one_of_two_things_loses_no_wake_up() {
         check(|| {
@@ -179,8 +179,8 @@ mod loom_models {
         });
     }
 
-    /// What two posters published is seen by a visit of the engine, whichever of them rang first: the one that finds the
-    /// bell rung relies on a visit that is still to come.
+    /// A visit of the engine sees what two posters published, whichever rang first: the one that finds the doorbell
+    /// rung relies on a visit still to come.
     #[test]
     fn doorbell_of_two_posters_is_answered_for_both() {
         check(|| {
@@ -213,7 +213,7 @@ mod loom_models {
         });
     }
 
-    /// A poster that finds the bell rung and writes nothing, against the visit that silences it.
+    /// A poster that finds the doorbell rung and writes nothing, against the visit that clears it.
     #[test]
     fn doorbell_that_is_rung_already_is_answered_for_who_comes_later() {
         check(|| {
@@ -236,7 +236,7 @@ mod loom_models {
         });
     }
 
-    /// One poster that rings again and again while the engine answers.
+    /// One poster that rings repeatedly while the engine answers.
     #[test]
     fn doorbell_rung_during_a_visit_is_answered_again() {
         check(|| {
@@ -269,7 +269,7 @@ mod loom_models {
         });
     }
 
-    /// The sleeper would wait for ever, which loom reports, if a wake-up were lost.
+    /// If a wake-up were lost, the sleeper would wait for ever, which loom reports.
     #[test]
     fn arming_against_firing_loses_no_wake_up() {
         check(|| {
@@ -298,7 +298,7 @@ mod loom_models {
         });
     }
 
-    /// The whole way from a post to an engine that sleeps.
+    /// The whole path from a post to a sleeping engine.
     #[test]
     fn post_wakes_a_sleeping_engine() {
         check(|| {
@@ -341,7 +341,7 @@ mod loom_models {
     fn of_two_that_claim_the_same_one_at_most_has_it_and_everybody_agrees() {
         check(|| {
             let claims = Arc::new(Claims::new(1));
-            // Its lower and upper half choose different buckets.
+            // Its lower and upper halves choose different buckets.
             const HASH: u64 = 0x1234_5671_89ab_0000;
             let claim = |owner| {
                 let claims = claims.clone();
@@ -352,7 +352,7 @@ mod loom_models {
                 .zip(0..)
                 .filter_map(|(claim, owner)| (claim.join().unwrap() == Claim::Granted).then_some(owner))
                 .collect();
-            assert!(granted.len() < 2, "both have it");
+            assert!(granted.len() < 2, "two owners have the claim");
             assert_eq!(claims.find(HASH), granted.first().copied());
             assert_eq!(claims.len(), granted.len());
         });
@@ -405,7 +405,7 @@ mod loom_models {
     fn nobody_has_more_of_a_shared_queue_than_its_share_while_it_gives_back() {
         check(|| {
             let shares = Arc::new(Shares::new(1, 1));
-            // What the engine has handed to the application.
+            // The element that the engine has handed to the application.
             let handed = Arc::new(AtomicUsize::new(0));
             let application = {
                 let (shares, handed) = (shares.clone(), handed.clone());

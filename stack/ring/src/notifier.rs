@@ -1,4 +1,4 @@
-//! Waking a thread that sleeps, at no cost while it does not.
+//! Waking a sleeping thread, at no cost while it is awake.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -12,17 +12,17 @@ use crossbeam::utils::CachePadded;
 
 use crate::sync::{AtomicU8, fence};
 
-/// An eventfd with flags that say whether anybody wants it written, and for what.
+/// An eventfd with flags that say whether a thread is waiting, and for what.
 ///
-/// The sleeper: [`arm`](Self::arm), look once more for what it waits for, and only if there is nothing
-/// [`wait`](Self::wait). The waker: publish, then [`fire_if_armed`](Self::fire_if_armed). Then either the sleeper's last
-/// look sees what was published, or the waker sees the notifier armed; no wake-up is lost. One firing serves one arming.
-/// Wake-ups without a cause can occur (a firing that crosses a time-out leaves its mark for the next wait).
+/// The sleeper calls [`arm`](Self::arm), checks once more for what it waits for, and calls [`wait`](Self::wait) only if
+/// there is nothing. The waker publishes, then calls [`fire_if_armed`](Self::fire_if_armed). Then either the sleeper's
+/// last check sees what was published, or the waker sees the notifier armed, so no wake-up is lost. One firing serves
+/// one arming. Spurious wake-ups are possible: a firing that crosses a time-out is left for the next wait.
 ///
-/// One thread waits at a time; any thread fires. Where a sleeper waits for one of several things, it says which by
-/// [`arm_for`](Self::arm_for), and is not woken for the others.
+/// One thread waits at a time; any thread may fire. A sleeper that waits for certain things only names them by
+/// [`arm_for`](Self::arm_for), and is not woken for others.
 pub struct Notifier {
-    /// A bit for each thing that is waited for.
+    /// One bit per thing that the sleeper waits for.
     armed: CachePadded<AtomicU8>,
     event: Event,
 }
@@ -31,28 +31,28 @@ impl Notifier {
     /// A notifier that is not armed.
     ///
     /// # Errors
-    /// What eventfd(2) says: no descriptors or no memory left.
+    /// Those of eventfd(2): no descriptors or no memory left.
     pub fn new() -> io::Result<Notifier> {
         Ok(Notifier { armed: CachePadded::new(AtomicU8::new(0)), event: Event::new()? })
     }
 
-    /// Asks for the next firing. The caller must look for what it waits for after this and before it sleeps. Arming
-    /// twice is arming once.
+    /// Requests the next firing. Before it sleeps, the caller must check again for what it waits for. Arming twice is
+    /// arming once.
     #[inline]
     pub fn arm(&self) {
         self.arm_for(u8::MAX);
     }
 
-    /// As [`arm`](Self::arm), for the things of which `bits` has a bit; they take the place of those armed for before.
+    /// As [`arm`](Self::arm), for the things whose bits are set in `bits`. They replace those armed before.
     #[inline]
     pub fn arm_for(&self, bits: u8) {
         self.armed.store(bits, Relaxed);
-        // The partner of the fence in `fire_if_armed`: of the sleeper's look and the waker's look at least one sees
-        // what the other side stored before its fence.
+        // Pairs with the fence in `fire_if_armed`: at least one of the two sides, sleeper or waker, sees what the other
+        // stored before its fence.
         fence(SeqCst);
     }
 
-    /// Takes back the arming. Gives whether it still stood; if not, the notifier has fired or is about to.
+    /// Cancels the arming. Returns whether it was still armed; if not, the notifier has fired or is about to.
     #[inline]
     pub fn disarm(&self) -> bool {
         self.armed.load(Relaxed) != 0 && self.armed.swap(0, AcqRel) != 0
@@ -64,14 +64,15 @@ impl Notifier {
         self.armed.load(Relaxed) != 0
     }
 
-    /// Wakes the sleeper if it has armed the notifier: to be called after what it waits for has been published. A fence
-    /// and a load when it is not armed. Gives whether it fired.
+    /// Wakes the sleeper if it has armed the notifier. Call it after publishing what the sleeper waits for. If not
+    /// armed, it costs a fence and a load. Returns whether it fired.
     #[inline]
     pub fn fire_if_armed(&self) -> bool {
         self.fire_if_armed_for(u8::MAX)
     }
 
-    /// As [`fire_if_armed`](Self::fire_if_armed), if the sleeper waits for one of the things of which `bits` has a bit.
+    /// As [`fire_if_armed`](Self::fire_if_armed), if the sleeper waits for any of the things whose bits are set in
+    /// `bits`.
     #[inline]
     pub fn fire_if_armed_for(&self, bits: u8) -> bool {
         fence(SeqCst);
@@ -83,7 +84,7 @@ impl Notifier {
 
     #[cold]
     fn fire_once(&self) -> bool {
-        // Of several wakers one spends the system call.
+        // Of several wakers, only one makes the system call.
         let armed = self.armed.swap(0, AcqRel) != 0;
         if armed {
             self.event.signal();
@@ -97,18 +98,17 @@ impl Notifier {
         self.event.signal();
     }
 
-    /// Sleeps until the notifier has fired, at most for `timeout` (`None`: without limit), and takes the mark of the
-    /// firing away. `false` means that the time is over; the notifier stays armed then. With a time-out of zero
-    /// it only looks.
+    /// Sleeps until the notifier has fired, at most for `timeout` (`None`: without limit), and consumes the firing.
+    /// Returns `false` after a time-out; the notifier then stays armed. A time-out of zero does not sleep.
     ///
     /// # Errors
-    /// What poll(2) says. Being interrupted by a signal is not an error.
+    /// Those of poll(2). An interruption by a signal is not an error.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         self.event.wait(timeout)
     }
 
-    /// Takes the mark of a firing away without waiting, and gives whether there was one: for those who wait on the
-    /// descriptor by their own means.
+    /// Consumes a firing without waiting, and returns whether there was one. For callers that wait on the descriptor
+    /// themselves.
     pub fn drain(&self) -> bool {
         self.event.take()
     }
@@ -116,7 +116,7 @@ impl Notifier {
 
 #[cfg(not(loom))]
 impl std::os::fd::AsFd for Notifier {
-    /// The descriptor, readable once the notifier has fired and until [`drain`](Notifier::drain). Not to be read directly.
+    /// The descriptor, readable from a firing until [`drain`](Notifier::drain). Do not read it directly.
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.event.0.as_fd()
     }
@@ -148,7 +148,7 @@ mod eventfd {
         }
 
         pub(super) fn signal(&self) {
-            // The only failure that a valid eventfd has is a counter at its maximum: then it is readable already.
+            // A valid eventfd fails only if its counter is at its maximum: then it is readable already.
             while let Err(Errno::INTR) = rustix::io::write(&self.0, &1u64.to_ne_bytes()) {}
         }
 
@@ -164,7 +164,7 @@ mod eventfd {
         }
 
         pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-            // A time-out beyond what the clock can express is none.
+            // A time-out beyond the clock's range is no time-out.
             let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             loop {
                 if self.take() {
@@ -184,7 +184,7 @@ mod eventfd {
     }
 }
 
-/// The eventfd as loom sees it: a flag under a lock, on which one can wait.
+/// The eventfd for loom: a flag under a lock, with a condition variable.
 #[cfg(loom)]
 struct Event {
     signalled: loom::sync::Mutex<bool>,

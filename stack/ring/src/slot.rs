@@ -1,6 +1,6 @@
 //! The element of work queues: one cache line.
 
-/// Sixty-four octets at a cache line's alignment. What the words mean is up to the two sides of the ring.
+/// Sixty-four octets, aligned to a cache line. The two sides of the ring define the meaning of the words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Slot(pub [u64; 8]);

@@ -1,8 +1,8 @@
 //! The single-producer single-consumer ring.
 //!
-//! Two free-running cursors, each on a cache line of its own: the producer publishes `tail`, the consumer publishes
-//! `head`. Each end keeps its own cursor in a plain field and a copy of the other's, which it reads again only when
-//! the copy does not suffice; so in steady state a cursor's line moves between the cores once a batch, not once an
+//! It has two free-running cursors, each on its own cache line: the producer publishes `tail`, the consumer publishes
+//! `head`. Each end keeps its own cursor in a plain field, and a copy of the other's, which it refreshes only when the
+//! copy does not suffice. So in steady state a cursor's line moves between the cores once per batch, not once per
 //! element.
 
 #[cfg(all(test, not(loom)))]
@@ -25,7 +25,8 @@ struct Shared<T> {
     tail: CachePadded<AtomicUsize>,
     producer_gone: AtomicBool,
     consumer_gone: AtomicBool,
-    /// A power of two of them. Cell `i & mask` belongs to the consumer while `head <= i < tail`, else to the producer.
+    /// A power of two in number. Cell `i & mask` belongs to the consumer while `head <= i < tail`, else to the
+    /// producer.
     cells: Box<[UnsafeCell<MaybeUninit<T>>]>,
 }
 
@@ -44,9 +45,9 @@ impl<T> Shared<T> {
     }
 }
 
-/// Makes a ring of at least `capacity` elements (rounded up to a power of two, at least 1) and gives its two ends.
+/// Creates a ring of at least `capacity` elements (rounded up to a power of two, at least 1) and returns its two ends.
 ///
-/// Elements are plain values: a ring that is dropped with elements in it drops nothing.
+/// Elements are plain values: dropping a ring drops none of the elements in it.
 ///
 /// # Panics
 /// If `capacity` is above 2^31.
@@ -70,7 +71,7 @@ fn ring_from<T: Copy + Send>(capacity: usize, start: usize) -> (Producer<T>, Con
     (producer, consumer)
 }
 
-/// The end of a ring that elements are put into. `Send`, not `Sync`:
+/// The producing end of a ring. `Send`, not `Sync`:
 ///
 /// ```compile_fail
 /// fn shared<T: Sync>(_: T) {}
@@ -90,7 +91,7 @@ impl<T: Copy + Send> Producer<T> {
         self.shared.cells.len()
     }
 
-    /// How many elements can be put in now. It only grows until the next [`push`](Self::push) or
+    /// How many elements can be pushed now. It only grows until the next [`push`](Self::push) or
     /// [`reserve`](Self::reserve).
     #[inline]
     pub fn free(&mut self) -> usize {
@@ -109,10 +110,10 @@ impl<T: Copy + Send> Producer<T> {
         self.capacity() - self.tail.wrapping_sub(self.known_head)
     }
 
-    /// Puts one element in and publishes it.
+    /// Pushes one element and publishes it.
     ///
     /// # Errors
-    /// Gives the element back if the ring is full.
+    /// Returns the element if the ring is full.
     #[inline]
     pub fn push(&mut self, element: T) -> Result<(), T> {
         if self.known_free() == 0 && self.free() == 0 {
@@ -124,7 +125,8 @@ impl<T: Copy + Send> Producer<T> {
         Ok(())
     }
 
-    /// Room for `count` elements, to be written one by one and published together; `None` if there is not so much.
+    /// Reserves room for `count` elements, to be written one by one and published together; `None` if there is too
+    /// little.
     #[inline]
     pub fn reserve(&mut self, count: usize) -> Option<Reservation<'_, T>> {
         if self.known_free() < count && self.free() < count {
@@ -133,7 +135,7 @@ impl<T: Copy + Send> Producer<T> {
         Some(Reservation { next: self.tail, end: self.tail.wrapping_add(count), producer: self })
     }
 
-    /// Whether the consumer has been dropped: nothing that is put in will be read.
+    /// Whether the consumer has been dropped: further elements will not be read.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.consumer_gone.load(Acquire)
@@ -164,8 +166,8 @@ impl<T: Copy + Send> fmt::Debug for Producer<T> {
     }
 }
 
-/// Room in a ring that is being filled. Nothing is seen by the consumer before [`commit`](Self::commit); dropping the
-/// reservation without it publishes nothing, so that an error half-way through a list leaves no torso in the ring.
+/// Reserved room in a ring. The consumer sees nothing before [`commit`](Self::commit). Dropping the reservation without
+/// it publishes nothing, so an error halfway through a list leaves no partial list in the ring.
 #[must_use = "what is written is published by `commit` only"]
 pub struct Reservation<'a, T: Copy + Send> {
     producer: &'a mut Producer<T>,
@@ -177,7 +179,7 @@ impl<T: Copy + Send> Reservation<'_, T> {
     /// Writes the next element.
     ///
     /// # Errors
-    /// Gives the element back if all that was reserved is written.
+    /// Returns the element if all reserved room is used.
     #[inline]
     pub fn write(&mut self, element: T) -> Result<(), T> {
         if self.next == self.end {
@@ -194,8 +196,8 @@ impl<T: Copy + Send> Reservation<'_, T> {
         self.end.wrapping_sub(self.next)
     }
 
-    /// Publishes what has been written, all at once, and gives its number. What was reserved and not written is free
-    /// again.
+    /// Publishes the written elements, all at once, and returns their number. Reserved room that was not written is
+    /// free again.
     #[inline]
     pub fn commit(self) -> usize {
         let count = self.next.wrapping_sub(self.producer.tail);
@@ -205,7 +207,7 @@ impl<T: Copy + Send> Reservation<'_, T> {
     }
 }
 
-/// The end of a ring that elements are taken from. `Send`, not `Sync`:
+/// The consuming end of a ring. `Send`, not `Sync`:
 ///
 /// ```compile_fail
 /// fn shared<T: Sync>(_: T) {}
@@ -225,7 +227,7 @@ impl<T: Copy + Send> Consumer<T> {
         self.shared.cells.len()
     }
 
-    /// How many elements are in the ring, those peeked at and not released included. Looks at the producer's cursor:
+    /// How many elements are in the ring, including those peeked at and not released. It reads the producer's cursor:
     /// [`peek`](Self::peek) reaches exactly the elements counted by the last call.
     #[inline]
     pub fn available(&mut self) -> usize {
@@ -233,19 +235,21 @@ impl<T: Copy + Send> Consumer<T> {
         self.known()
     }
 
-    /// How many elements there were at the last look: at most what [`available`](Self::available) would say.
+    /// How many elements there were when the producer's cursor was last read: at most what
+    /// [`available`](Self::available) would return.
     #[inline]
     pub fn known(&self) -> usize {
         self.known_tail.wrapping_sub(self.head)
     }
 
-    /// The element number `index` of those not released, 0 being the oldest; `None` from [`known`](Self::known) on.
+    /// Element `index` of those not released, 0 being the oldest; `None` if `index` is not below
+    /// [`known`](Self::known).
     #[inline]
     pub fn peek(&self, index: usize) -> Option<&T> {
         (index < self.known()).then(|| self.get(self.head.wrapping_add(index)))
     }
 
-    /// Gives the oldest `count` elements' room back to the producer.
+    /// Releases the oldest `count` elements, whose room the producer may use again.
     ///
     /// # Panics
     /// If fewer than `count` elements are [`known`](Self::known).
@@ -256,7 +260,7 @@ impl<T: Copy + Send> Consumer<T> {
         self.shared.head.store(self.head, Release);
     }
 
-    /// Takes the oldest element, looking at the producer's cursor if need be.
+    /// Takes the oldest element, reading the producer's cursor if necessary.
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
         if self.known() == 0 && self.available() == 0 {
@@ -267,7 +271,7 @@ impl<T: Copy + Send> Consumer<T> {
         Some(element)
     }
 
-    /// Takes the oldest elements, as many as there are and `out` holds, and gives their number.
+    /// Takes the oldest elements, as many as there are and fit into `out`, and returns their number.
     #[inline]
     pub fn pop_batch(&mut self, out: &mut [T]) -> usize {
         if self.known() < out.len() {
@@ -284,8 +288,8 @@ impl<T: Copy + Send> Consumer<T> {
         count
     }
 
-    /// Whether the producer has been dropped. Once it says so, [`available`](Self::available) counts everything that
-    /// was ever published: ask this first, then look for elements, to know that there will be no more.
+    /// Whether the producer has been dropped. If so, [`available`](Self::available) counts everything ever published.
+    /// Call this first, then look for elements, to know that no more will come.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.producer_gone.load(Acquire)

@@ -1,4 +1,4 @@
-//! The primitives of synchronisation, from the standard library or from loom.
+//! Synchronisation primitives, from the standard library or from loom.
 
 #[cfg(not(loom))]
 pub(crate) use standard::*;
@@ -8,7 +8,7 @@ mod standard {
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-    /// `std::cell::UnsafeCell` with the interface of loom's, which checks at each access that it races with none.
+    /// `std::cell::UnsafeCell` with loom's interface. Loom's version checks each access for races.
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -29,12 +29,12 @@ mod standard {
         }
     }
 
-    /// Octets that two threads share, each of them the part that is its own at the time.
+    /// Octets that two threads share. Each thread accesses only its own part at any time.
     #[derive(Debug)]
     pub(crate) struct Octets(Box<[std::cell::UnsafeCell<u8>]>);
 
     impl Octets {
-        /// So many octets of zero, not touched yet.
+        /// This many octets of zero, not touched yet.
         pub(crate) fn zeroed(count: usize) -> Self {
             let octets = Box::into_raw(vec![0_u8; count].into_boxed_slice());
             // SAFETY: a cell has the layout of what is in it, and the box is given back as it was taken, for the same size.
@@ -46,7 +46,7 @@ mod standard {
             self.0.len()
         }
 
-        /// Where the octet `at` lies.
+        /// The address of octet `at`.
         #[inline(always)]
         pub(crate) fn address(&self, at: usize) -> usize {
             self.0.as_ptr().addr() + at
@@ -59,7 +59,7 @@ mod standard {
         #[inline(always)]
         pub(crate) unsafe fn write(&self, at: usize, from: &[u8]) {
             debug_assert!(at + from.len() <= self.len());
-            // SAFETY: within the bounds, in cells, and by the caller's promise nobody else's now.
+            // SAFETY: within the bounds, in cells, and by the caller's promise no other thread accesses them now.
             unsafe {
                 self.0.as_ptr().cast::<u8>().cast_mut().add(at).copy_from_nonoverlapping(from.as_ptr(), from.len())
             }
@@ -87,7 +87,7 @@ pub(crate) use loom::{
     },
 };
 
-/// Octets as loom sees them: each of them watched.
+/// Octets for loom, which checks the accesses to each of them.
 #[cfg(loom)]
 pub(crate) struct Octets(Box<[UnsafeCell<u8>]>);
 

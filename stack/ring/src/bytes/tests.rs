@@ -60,7 +60,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// A queue of octets is the model, also where the cursors wrap around the end of their range.
+    /// Compared with a queue of octets, also where the cursors wrap around the end of their range.
     #[test]
     fn behaves_as_a_queue(capacity in 1..33_usize, back in 0..200_usize, steps in steps()) {
         let (mut producer, mut consumer) = byte_ring_from(capacity, 0_usize.wrapping_sub(back));
@@ -92,7 +92,7 @@ proptest! {
     }
 }
 
-/// Two threads, as fast as they can: under Miri and the thread sanitizer a race would show.
+/// Two threads at full speed: Miri and the thread sanitizer would show a race.
 #[test]
 fn octets_cross_threads_in_order() {
     let total: usize = if cfg!(miri) { 2_000 } else { 4_000_000 };

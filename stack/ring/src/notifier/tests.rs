@@ -66,7 +66,7 @@ fn endless_time_outs_are_none() {
     assert!(notifier.wait(Some(Duration::MAX)).unwrap());
 }
 
-/// Two threads hand a counter to and fro, each sleeping until it is its turn.
+/// Two threads pass a counter back and forth; each sleeps until it is its turn.
 #[test]
 fn ping_pong_of_sleepers_does_not_stall() {
     const ROUNDS: usize = 5_000;

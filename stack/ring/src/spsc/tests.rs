@@ -32,7 +32,7 @@ fn elements_stay_until_they_are_released() {
     for element in 0..4 {
         producer.push(Slot([element; 8])).unwrap();
     }
-    assert_eq!(consumer.peek(0), None, "not looked at the producer yet");
+    assert_eq!(consumer.peek(0), None, "the producer's cursor has not been read yet");
     assert_eq!(consumer.available(), 4);
     for _ in 0..2 {
         for index in 0..4 {
@@ -125,7 +125,7 @@ fn ends_move_between_threads_but_are_not_shared() {
     is_send(&consumer);
 }
 
-/// A second thread, with batches of all sizes: nothing lost, nothing twice, nothing torn.
+/// A second thread, with batches of all sizes: no element is lost, duplicated or torn.
 #[test]
 fn elements_cross_threads_in_order() {
     const COUNT: u64 = 300_000;
@@ -187,7 +187,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Any sequence of calls does what it does to a `VecDeque`; cursors that wrap around included.
+    /// Any sequence of calls behaves as on a `VecDeque`, also when the cursors wrap around.
     #[test]
     fn ring_is_a_bounded_queue(
         capacity in 1usize..20,
