@@ -1,4 +1,4 @@
-//! Finds DPDK, makes bindings for the part of it that is used, and compiles the shim for what C has only as inline functions.
+//! Finds DPDK, generates bindings for the part in use, and compiles the shim for functions that C only has inline.
 
 use std::env;
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::process::{Command, exit};
 
 const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
 
-/// The libraries that code of ours calls. EAL loads every driver as a plug-in, so none is named here but net_ring, which has
-/// functions of its own.
+/// The libraries that our code calls. EAL loads every driver as a plug-in, so only net_ring, which has functions of its
+/// own, is named here.
 const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
 
 fn fail(message: &str) -> ! {
@@ -26,7 +26,7 @@ fn main() {
         Err(pkg_config::Error::Command { .. }) => fail("pkg-config is missing"),
         Err(_) => fail("DPDK 22.11 or later is missing (pkg-config finds no libdpdk)"),
     };
-    // pkg-config's list of flags keeps what `probe` drops: the configuration header and the machine's baseline.
+    // pkg-config's own list keeps flags that `probe` drops: the configuration header and the machine's baseline.
     let output = Command::new("pkg-config").args(["--cflags", "libdpdk"]).output();
     let flags: Vec<String> = match output {
         Ok(output) if output.status.success() => {
@@ -51,7 +51,7 @@ fn main() {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
 
-    // bindgen panics where libclang is not to be found; one sentence is enough.
+    // bindgen panics if it does not find libclang; the message below is enough.
     std::panic::set_hook(Box::new(|_| ()));
     let bindings = std::panic::catch_unwind(|| {
         bindgen::Builder::default()

@@ -1,4 +1,4 @@
-/* What bindgen reads. Constants that DPDK has as function-like macros get a name that bindgen can evaluate. */
+/* The input of bindgen. Constants that DPDK defines as function-like macros get names that bindgen can evaluate. */
 #include <rte_config.h>
 #include <rte_eal.h>
 #include <rte_errno.h>

@@ -184,9 +184,9 @@ static int on_gate_thread(void)
 }
 
 /*
- * In front of libc's function of this name, for the whole program. EAL's interrupt thread comes back into it when it has
- * handled a batch of events; when it leaves with the next batch, nobody may be inside a device whose memory those
- * events take away. epoll_pwait without a mask is what epoll_wait is, cancellation point included.
+ * Takes precedence over libc's function of this name, for the whole program. EAL's interrupt thread calls it after it
+ * has handled a batch of events. When it returns the next batch, no burst may be inside a device whose memory those
+ * events take away. epoll_pwait without a mask equals epoll_wait, including the cancellation point.
  */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
@@ -202,7 +202,7 @@ int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 
 int uwarp_gate_interposed(void)
 {
-	/* The first definition in the program's search order is the one that shared libraries are bound to. */
+	/* Shared libraries are bound to the first definition in the program's search order. */
 	return dlsym(RTLD_DEFAULT, "epoll_wait") == (void *)epoll_wait;
 }
 
@@ -242,7 +242,7 @@ void uwarp_sparing_end(void)
 	sparing--;
 }
 
-/* In front of libc's, as epoll_wait above. */
+/* Takes precedence over libc's, as epoll_wait above. */
 int close(int fd)
 {
 	if (fd >= 0 && fd < SPARED_MAX && __atomic_load_n(&spared[fd], __ATOMIC_ACQUIRE) && (sparing > 0 || on_gate_thread()))

@@ -1,4 +1,4 @@
-/* Functions that C has only inline, or as thread-local variables, made callable. */
+/* Callable versions of inline functions and thread-local variables. */
 #ifndef UWARP_SHIM_H
 #define UWARP_SHIM_H
 
@@ -17,12 +17,12 @@ int uwarp_errno(void);
 struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool);
 void uwarp_mbuf_raw_free(struct rte_mbuf *mbuf);
 void uwarp_mbuf_free_segment(struct rte_mbuf *mbuf);
-/* A buffer of the pool that shows what the first segment of another holds, and has a reference to that; or null. */
+/* A buffer of the pool that shows the contents of another's first segment and holds a reference to it; or null. */
 struct rte_mbuf *uwarp_mbuf_view(struct rte_mempool *pool, struct rte_mbuf *of);
 /* Empties the calling thread's cache of the pool into the pool. */
 void uwarp_mempool_cache_flush(struct rte_mempool *pool);
 
-/* What the inline functions do, out of line: the yardstick for the ports in Rust. */
+/* The inline functions, out of line: the reference for the ports to Rust. */
 uint16_t uwarp_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 uint16_t uwarp_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 struct rte_mbuf *uwarp_mbuf_alloc(struct rte_mempool *pool);
@@ -35,19 +35,19 @@ uint64_t uwarp_time_alloc_free(struct rte_mempool *pool, unsigned batch, uint64_
 uint64_t uwarp_ticks(void);
 double uwarp_ticks_per_nanosecond(void);
 
-/* DPDK's log, line by line: level (1 emergency .. 8 debug), text, octets. */
+/* DPDK's log, line by line: level (1 emergency .. 8 debug), text, length in octets. */
 typedef void (*uwarp_log_hook)(uint32_t level, const char *text, size_t length);
 int uwarp_log_to(uwarp_log_hook hook, uint32_t level);
 
-/* The gate around EAL's interrupt thread: `close` is called on it when events came and before they are handled, `open`
- * when they have been handled. */
+/* The gate around EAL's interrupt thread: `close` is called on it when events arrive, before they are handled, and
+ * `open` after they have been handled. */
 typedef void (*uwarp_gate_hook)(void);
 void uwarp_gate_install(uint32_t interrupt_thread, uwarp_gate_hook close, uwarp_gate_hook open);
 /* Whether EAL's library calls the epoll_wait of this program: without it there is no gate. */
 int uwarp_gate_interposed(void);
 
-/* A zero-copy memif client closes EAL's own descriptors of its memory when it connects or disconnects, after which it cannot
- * connect again. Calls of close on the interrupt thread, and between `begin` and `end` on any other, leave those open. */
+/* A zero-copy memif client closes EAL's own memory descriptors when it connects or disconnects, and then cannot reconnect.
+ * Calls of close on the interrupt thread, and between `begin` and `end` on any other thread, leave those open. */
 void uwarp_spare_memory_descriptors(void);
 void uwarp_sparing_begin(void);
 void uwarp_sparing_end(void);

@@ -1,8 +1,9 @@
 //! DPDK's inline functions of the packet path in Rust, so that they are inlined here too.
 //!
-//! Each does what the C function of the same purpose does (`rte_ethdev.h`, `rte_mbuf.h`, `rte_mempool.h` of 22.11), less the
-//! debug checks and the receive and transmit callbacks, which nobody installs here. The layouts they rely on come from
-//! bindgen, which asserts them at compile time; the test `layout_equals_c` compares them with what the C compiler says.
+//! Each function does what the C function for the same purpose does (`rte_ethdev.h`, `rte_mbuf.h`, `rte_mempool.h` of
+//! 22.11), without the debug checks and the receive and transmit callbacks, which nothing here installs. The layouts
+//! that they rely on come from bindgen, which asserts them at compile time; the test `layout_equals_c` compares them
+//! with those of the C compiler.
 
 use std::cell::Cell;
 use std::ptr;
@@ -14,7 +15,7 @@ use crate::{
     uwarp_mbuf_raw_free,
 };
 
-/// No lcore was asked for yet on this thread. Neither a valid number nor `LCORE_ID_ANY`.
+/// This thread's lcore is not known yet. Neither a valid number nor `LCORE_ID_ANY`.
 const NOT_ASKED: u32 = u32::MAX - 1;
 
 thread_local! {
@@ -39,7 +40,7 @@ pub fn lcore_id() -> u32 {
     }
 }
 
-/// To be called on a thread after its registration changed.
+/// Must be called on a thread after its registration changed.
 pub fn lcore_changed() {
     LCORE.set(NOT_ASKED);
 }
@@ -71,7 +72,7 @@ pub unsafe fn rx_burst(operations: *const rte_eth_fp_ops, queue: u16, packets: *
     }
 }
 
-/// `rte_eth_tx_burst`: the first so many packets are the device's now.
+/// `rte_eth_tx_burst`: the device owns the first packets, as many as the returned number.
 ///
 /// # Safety
 /// As [`rx_burst`], and `packets` holds `count` packets that the caller owns.
@@ -160,7 +161,7 @@ pub unsafe fn reference_count<'a>(mbuf: *mut rte_mbuf) -> &'a AtomicU16 {
     unsafe { AtomicU16::from_ptr(&raw mut (*mbuf).refcnt) }
 }
 
-/// `rte_pktmbuf_free_seg`: gives one reference to one buffer of a chain back.
+/// `rte_pktmbuf_free_seg`: returns one reference to one buffer of a chain.
 ///
 /// # Safety
 /// The caller owns the reference.
@@ -196,7 +197,7 @@ pub unsafe fn segment_free(mbuf: *mut rte_mbuf) {
     }
 }
 
-/// `rte_pktmbuf_free`: gives one reference to each buffer of a chain back.
+/// `rte_pktmbuf_free`: returns one reference to each buffer of a chain.
 ///
 /// # Safety
 /// The caller owns the references.
@@ -248,7 +249,7 @@ mod tests {
 
     use crate::*;
 
-    /// The name of a field of `uwarp_layout` and what Rust has for it.
+    /// The name of a field of `uwarp_layout`, and Rust's value for it.
     macro_rules! same {
         ($c:ident: $($field:ident = $value:expr),+ $(,)?) => {
             $(assert_eq!($c.$field, $value, stringify!($field));)+

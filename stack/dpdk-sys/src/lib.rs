@@ -1,5 +1,6 @@
-//! DPDK from Rust: the bindings (made at build time from the installed headers), a C shim for what DPDK has only as inline
-//! functions, and the hot ones of those ported ([`fast`]). Nothing here is safe by itself: the crate `uwarp-dpdk` is the safe side.
+//! DPDK from Rust: the bindings (generated at build time from the installed headers), a C shim for functions that DPDK
+//! only has inline, and Rust ports of the hot ones ([`fast`]). Nothing here is safe by itself: `uwarp-dpdk` is the safe
+//! interface.
 #![allow(unsafe_code)] // One of the four unsafe islands: this is the border to C.
 
 pub mod fast;

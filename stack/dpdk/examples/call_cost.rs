@@ -1,4 +1,5 @@
-//! What the calls on the path of a packet take, beside the same in C: an empty receive burst, and taking and giving back buffers.
+//! Measures the calls on a packet's path beside the same calls in C: an empty receive burst, and taking and returning
+//! buffers.
 //!
 //! ```text
 //! cargo run --release -p uwarp-dpdk --example call_cost
@@ -14,7 +15,7 @@ use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Mbuf, Port, PortOptions, Queue};
 const ROUNDS: u64 = 16_000;
 const REPEATS: usize = 1_000;
 
-/// The least of some repeats, in nanoseconds per round: a busy machine only ever adds.
+/// The minimum of several repetitions, in nanoseconds per round: a busy machine only adds time.
 fn best(mut once: impl FnMut() -> u64) -> f64 {
     (0..REPEATS).map(|_| once()).min().unwrap_or(0) as f64 / ROUNDS as f64 / ticks_per_nanosecond()
 }

@@ -1,4 +1,4 @@
-//! A ping-pong of single frames between two processes: what a device takes, with nothing on it.
+//! A ping-pong of single frames between two processes: the time that a device takes, without a protocol.
 //!
 //! ```text
 //! cargo run --release -p uwarp-dpdk --example raw_pingpong -- --device memif --size 64 --iterations 1000000 --cpus 0,1
@@ -30,25 +30,25 @@ fn settings() -> Result<Settings, Box<dyn Error>> {
     let mut settings = Settings { device: "virtio".to_owned(), size: 64, iterations: 1_000_000, cpus: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let value = arguments.next().ok_or("each option has a value")?;
+        let value = arguments.next().ok_or("each option needs a value")?;
         match name.as_str() {
             "--device" => settings.device = value,
             "--size" => settings.size = value.parse()?,
             "--iterations" => settings.iterations = value.parse()?,
             "--cpus" => {
-                let (client, server) = value.split_once(',').ok_or("--cpus wants two numbers")?;
+                let (client, server) = value.split_once(',').ok_or("--cpus needs two numbers, as in 0,1")?;
                 settings.cpus = Some([client.parse()?, server.parse()?]);
             }
             _ => return Err(format!("unknown option {name}").into()),
         }
     }
     if !(22..=1514).contains(&settings.size) || settings.iterations == 0 {
-        return Err("--size is 22 to 1514, --iterations at least 1".into());
+        return Err("--size must be 22 to 1514, and --iterations at least 1".into());
     }
     Ok(settings)
 }
 
-/// Opens one end of the pair on the CPU meant for it.
+/// Opens one end of the pair on its CPU.
 fn open(settings: &Settings, socket: PathBuf, server: bool) -> Result<Port, Box<dyn Error>> {
     if let Some(cpus) = settings.cpus {
         let mut one = rustix::thread::CpuSet::new();
@@ -75,7 +75,7 @@ fn open(settings: &Settings, socket: PathBuf, server: bool) -> Result<Port, Box<
         (other, _) => return Err(format!("unknown device {other}").into()),
     };
     let eal = Eal::init(&EalConfig::default())?;
-    // For the rest of this thread, which ends with the process.
+    // Keep the registration for the rest of this thread, which ends with the process.
     std::mem::forget(eal.register_thread()?);
     let options = PortOptions { rx_buffers: 4095, tx_buffers: 4095, wait_for_peer: PATIENCE, ..PortOptions::default() };
     let port = Port::open(&eal, &device, &options)?;

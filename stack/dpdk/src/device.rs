@@ -1,16 +1,16 @@
-//! Which device a port runs on: the part of a configuration file that names it.
+//! The device that a port runs on: the part of a configuration file that names it.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Which end of a memif pair a port is.
+/// The role of a port in a memif pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemifRole {
-    /// Listens on the socket, accepts one client after the other.
+    /// Listens on the socket, and serves one client after another.
     Server,
-    /// Connects, owns the shared memory, and connects again after the server died.
+    /// Connects, owns the shared memory, and reconnects when the server has died.
     Client,
 }
 
@@ -24,15 +24,15 @@ pub enum DeviceConfig {
         role: MemifRole,
         /// The control socket.
         socket: PathBuf,
-        /// The client hands its packet buffers over instead of copying into the shared rings. The server always copies.
-        /// The driver never gives back the buffers that are in a zero-copy client's rings when it disconnects: each peer that
-        /// dies costs up to `ring_size` buffers of either pool. Where peers come and go, prefer to copy.
+        /// The client hands over its packet buffers instead of copying into the shared rings; the server always copies.
+        /// When a zero-copy client disconnects, the driver never returns the buffers in its rings: each peer that dies
+        /// costs up to `ring_size` buffers of either pool. Prefer copying if peers come and go.
         #[serde(default)]
         zero_copy: bool,
         /// Slots per ring, a power of two from 2 to 16384. Default 1024.
         #[serde(default)]
         ring_size: Option<u16>,
-        /// Octets per slot. Default: what the MTU needs.
+        /// Octets per slot. Default: what the MTU requires.
         #[serde(default)]
         buffer_size: Option<u16>,
     },
@@ -40,7 +40,8 @@ pub enum DeviceConfig {
     VirtioUser {
         /// The vhost-user socket.
         socket: PathBuf,
-        /// Listen on the socket instead of connecting to it. Either end survives its peer's death and takes the next one.
+        /// Listen on the socket instead of connecting to it. Either end survives its peer's death and serves the next
+        /// one.
         #[serde(default)]
         server: bool,
         /// Packed virtqueues instead of split ones.
@@ -57,21 +58,21 @@ pub enum DeviceConfig {
     Vhost {
         /// The vhost-user socket.
         socket: PathBuf,
-        /// Connect to the socket (again and again) instead of listening on it.
+        /// Connect to the socket (and reconnect) instead of listening on it.
         #[serde(default)]
         client: bool,
         /// Offer TCP segmentation offload to the guest.
         #[serde(default)]
         tso: bool,
     },
-    /// A kernel network interface made by this process.
+    /// A kernel network interface that this process creates.
     Tap {
         /// The interface's name, at most 15 characters.
         name: String,
         /// The Ethernet address of the DPDK end. Default: one derived from the process and the port.
         #[serde(default)]
         mac: Option<String>,
-        /// The network namespace to make it in (a name of `ip netns`, or a path).
+        /// The network namespace to create it in (a name of `ip netns`, or a path).
         #[serde(default)]
         netns: Option<String>,
     },
@@ -90,17 +91,17 @@ pub enum DeviceConfig {
     Ring {
         /// The pair's name.
         name: String,
-        /// One port that hears itself, instead of a pair.
+        /// A single port that receives its own frames, instead of a pair.
         #[serde(default)]
         loopback: bool,
     },
-    /// Swallows what it is given; gives frames of zeros at no end.
+    /// Discards every frame sent, and receives frames of zeros without end.
     Null {
         /// Octets of each frame given.
         #[serde(default)]
         frame_size: Option<u16>,
     },
-    /// Reads frames from one capture file and writes frames to another.
+    /// Reads frames from one capture file, and writes frames to another.
     Pcap {
         /// The file to receive from.
         #[serde(default)]
@@ -109,8 +110,8 @@ pub enum DeviceConfig {
         #[serde(default)]
         transmit: Option<PathBuf>,
     },
-    /// A PCI device, by address. EAL looks for those of its own configuration only, once, as it starts: of a process's contexts
-    /// the first has to be the one on the PCI device.
+    /// A PCI device, by address. EAL probes only those in its own configuration, once, when it starts: so the first
+    /// context of a process must be the one on the PCI device.
     Pci {
         /// The address, `0000:01:00.0`, with driver arguments after a comma if any.
         address: String,
@@ -118,7 +119,7 @@ pub enum DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// The DPDK driver that serves the device; none for a PCI device, where the bus decides.
+    /// The DPDK driver of the device; `None` for a PCI device, whose driver the bus selects.
     pub fn driver(&self) -> Option<&'static str> {
         Some(match self {
             DeviceConfig::Memif { .. } => "net_memif",

@@ -1,4 +1,4 @@
-//! The environment abstraction layer: started once a process, shared by all ports.
+//! The environment abstraction layer (EAL): started once per process, shared by all ports.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -17,16 +17,17 @@ use crate::{Error, gate, log, maintenance, pool, signal};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EalConfig {
-    /// Use hugepages, which have to be reserved. Without them DPDK works on ordinary memory, at no loss of latency on virtual
+    /// Use hugepages, which must be reserved. Without them DPDK uses ordinary memory, which costs no latency on virtual
     /// devices.
     pub hugepages: bool,
     /// Memory for packets, rings and drivers, in MiB.
     pub memory_mib: u32,
-    /// The prefix of DPDK's run-time files, one per process. Default `uwarp-<pid>`.
+    /// The prefix of DPDK's run-time files, unique per process. Default `uwarp-<pid>`.
     pub file_prefix: Option<String>,
-    /// PCI addresses that may be used, each with driver arguments after a comma if any. With none, the PCI bus is left alone.
+    /// PCI addresses that may be used, each with optional driver arguments after a comma. If empty, the PCI bus is not
+    /// probed.
     pub pci: Vec<String>,
-    /// Pass DPDK's informational messages on to the log too, not only warnings and errors.
+    /// Log DPDK's informational messages too, not only warnings and errors.
     pub verbose: bool,
     /// Further arguments for DPDK, verbatim.
     pub extra: Vec<String>,
@@ -50,17 +51,17 @@ impl EalConfig {
     fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["uwarp".to_owned()];
         let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
-        // A vhost or memif peer maps our memory, so it has to be in files, and in few of them.
+        // A vhost or memif peer maps our memory, so it must be in files, and in few of them.
         add(&["--single-file-segments"]);
         if self.hugepages {
-            // No mounted hugetlbfs is needed, and nothing stays behind.
+            // This needs no mounted hugetlbfs, and leaves no files.
             add(&["--in-memory"]);
         } else {
-            // No shared configuration: no directory for run-time files is wanted, and none stays behind.
+            // Without a shared configuration there is no directory for run-time files to leave behind.
             add(&["--no-huge", "--no-shconf"]);
         }
         add(&["-m", &self.memory_mib.to_string()]);
-        // Virtual addresses in descriptors also for root, whom EAL would give physical ones.
+        // Use virtual addresses in descriptors also as root, where EAL would choose physical ones.
         add(&["--iova-mode=va", "--no-telemetry"]);
         if self.pci.is_empty() {
             add(&["--no-pci"]);
@@ -94,23 +95,23 @@ struct Running {
     gate: Result<(), String>,
 }
 
-/// DPDK, running in this process. A handle: clones are the same.
+/// DPDK, running in this process. This is a handle: clones are the same.
 #[derive(Clone, Debug)]
 pub struct Eal {
     running: Arc<Running>,
 }
 
-/// What came of starting EAL. It can be tried once: a second `rte_eal_init` is refused.
+/// The result of starting EAL. There is only one attempt: a second `rte_eal_init` is refused.
 static STARTED: Mutex<Option<Result<Eal, Error>>> = Mutex::new(None);
 
 impl Eal {
-    /// Starts DPDK, or gives the handle again if it runs with the same settings already.
+    /// Starts DPDK, or returns the existing handle if it already runs with the same settings.
     ///
-    /// The calling thread's affinity is left alone: EAL starts on a thread of its own. SIGPIPE is set to be ignored where it
-    /// has its default action, since a peer that dies in a control exchange would end this process otherwise.
+    /// The calling thread's affinity does not change: EAL starts on a thread of its own. SIGPIPE is ignored from now on
+    /// if it had its default action. Otherwise a peer that dies during a control exchange would end this process.
     ///
     /// # Errors
-    /// [`Error::AlreadyInitialised`] if it runs with other settings, otherwise what kept DPDK from starting.
+    /// [`Error::AlreadyInitialised`] if it runs with other settings; otherwise the reason why DPDK cannot start.
     pub fn init(config: &EalConfig) -> Result<Eal, Error> {
         let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
         match &*started {
@@ -119,7 +120,7 @@ impl Eal {
             Some(Err(error)) => return Err(error.clone()),
             None => {}
         }
-        // What can be told without DPDK does not use up the one attempt.
+        // Errors that can be found without DPDK must not use up the one attempt.
         check(config)?;
         let result = start(config);
         *started = Some(result.clone());
@@ -141,8 +142,9 @@ impl Eal {
         list_drivers()
     }
 
-    /// Makes the calling thread known to DPDK until the guard is dropped: it then has a cache of its own in each buffer
-    /// pool, which makes taking and giving back buffers three times faster. A second registration of a thread is free of charge.
+    /// Registers the calling thread with DPDK until the guard is dropped. The thread then has a cache of its own in
+    /// each buffer pool, which makes taking and returning buffers three times faster. Registering a thread twice costs
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::NoThreadSlot`] if 127 threads are registered.
@@ -159,12 +161,13 @@ impl Eal {
         Ok(ThreadRegistration { _not_send: PhantomData })
     }
 
-    /// The buffer pools that closed ports left behind. One that is not full has buffers that somebody still holds.
+    /// The buffer pools that closed ports left behind. Buffers missing from one are still referenced.
     pub fn unused_pools(&self) -> Vec<UnusedPool> {
         pool::unused()
     }
 
-    /// Why bursts cannot be gated against EAL's interrupt thread, if so: then memif would crash when its peer dies.
+    /// Whether bursts can be gated against EAL's interrupt thread, or why not. Without the gate, memif would crash when
+    /// its peer dies.
     pub(crate) fn gate(&self) -> Result<(), &str> {
         self.running.gate.as_ref().copied().map_err(String::as_str)
     }
@@ -189,7 +192,7 @@ thread_local! {
     static REGISTRATIONS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Keeps the thread known to DPDK that made it. Cannot leave that thread.
+/// Keeps the thread that created it registered with DPDK. It cannot leave that thread.
 #[derive(Debug)]
 #[must_use]
 pub struct ThreadRegistration {
@@ -209,12 +212,12 @@ impl Drop for ThreadRegistration {
     }
 }
 
-/// The directory of DPDK's drivers. EAL loads every plug-in that is in it.
+/// The directory of DPDK's drivers. EAL loads every plug-in in it.
 pub fn plugin_directory() -> &'static Path {
     Path::new(sys::RTE_EAL_PMD_PATH.to_str().unwrap_or_default())
 }
 
-/// The network drivers that this machine's DPDK has, by DPDK's names, without starting DPDK.
+/// The network drivers of the installed DPDK, by DPDK's names, without starting DPDK.
 pub fn list_drivers() -> Vec<String> {
     let mut drivers = BTreeSet::new();
     for entry in std::fs::read_dir(plugin_directory()).into_iter().flatten().flatten() {
@@ -222,7 +225,7 @@ pub fn list_drivers() -> Vec<String> {
         if let Some(stem) = name.to_str().and_then(|name| name.strip_prefix("librte_net_"))
             && let Some((driver, _)) = stem.split_once(".so")
         {
-            // The library of virtio holds the PCI driver and the one that is wanted here.
+            // virtio's library contains both the PCI driver and virtio-user.
             match driver {
                 "virtio" => drivers.extend(["net_virtio".to_owned(), "net_virtio_user".to_owned()]),
                 _ => drop(drivers.insert(format!("net_{driver}"))),
@@ -283,15 +286,15 @@ fn start_here(words: &[String], verbose: bool) -> Result<Result<(), String>, Str
     for word in words {
         owned.push(CString::new(word.as_str()).map_err(|_| "an argument contains a zero octet".to_owned())?.into_raw());
     }
-    // EAL keeps pointers into its arguments and reorders them: they are never given back.
+    // EAL keeps pointers to its arguments and reorders them, so they are never freed.
     let arguments: &'static mut [*mut c_char] = Vec::leak(owned);
     let count = i32::try_from(arguments.len()).map_err(|_| "too many arguments".to_owned())?;
-    // SAFETY: the arguments live for good.
+    // SAFETY: the arguments are leaked, so they stay valid.
     if unsafe { sys::rte_eal_init(count, arguments.as_mut_ptr()) } < 0 {
         return Err(mark.reason(&error_text(last_error())));
     }
-    // EAL makes a directory for run-time files also if there are none. This goes only while it is empty.
-    // SAFETY: gives a static string.
+    // EAL creates a directory for run-time files even if there are none. Remove it if it is empty. SAFETY: returns a
+    // static string.
     let directory = unsafe { CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
     let _ = std::fs::remove_dir(Path::new(directory.to_str().unwrap_or_default()));
     Ok(gate::install())
@@ -316,7 +319,7 @@ pub(crate) fn last_error() -> i32 {
     unsafe { sys::uwarp_errno() }
 }
 
-/// An error number in words; negative ones as they come from calls.
+/// The text of an error number, which may be negative as calls return it.
 pub(crate) fn error_text(number: i32) -> String {
     // SAFETY: the text is static or the thread's own, and copied here.
     unsafe { CStr::from_ptr(sys::rte_strerror(number.abs())) }.to_string_lossy().into_owned()

@@ -1,9 +1,9 @@
-//! What can go wrong, with the cause and the cure in one sentence each.
+//! Errors, each with its cause and its remedy in one sentence.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// An error of the devices' layer. Its text names what happened and what to do about it.
+/// An error of the device layer. Its text says what happened and what to do.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,13 +18,13 @@ pub enum Error {
     /// `rte_eal_init` refused.
     #[error("DPDK did not start: {reason}")]
     Initialisation {
-        /// What DPDK said, and the cure where it is known.
+        /// DPDK's message, and the remedy where it is known.
         reason: String,
     },
-    /// Hugepages were asked for and there are none free.
+    /// Hugepages were requested but none are free.
     #[error("no free hugepages: run without them (hugepages = false), or reserve some with scripts/hugepages")]
     NoHugepages,
-    /// The operating system refused for want of a privilege.
+    /// The operating system refused for lack of a privilege.
     #[error("no permission for {what}: {cure}")]
     Permission {
         /// What was refused.
@@ -40,7 +40,7 @@ pub enum Error {
         /// The drivers found.
         available: Vec<String>,
     },
-    /// The socket of the peer is not there, or nobody listens on it.
+    /// The socket of the peer does not exist, or nobody listens on it.
     #[error("nobody listens on {} after {waited:?}: start the peer that serves this socket first, or wait longer", socket.display())]
     PeerAbsent {
         /// The socket's path.
@@ -58,7 +58,7 @@ pub enum Error {
         /// How long it was waited.
         waited: Duration,
     },
-    /// The device cannot do what its configuration asks for.
+    /// The device cannot do what its configuration requests.
     #[error("{device}: {reason}")]
     Unsupported {
         /// The device's name.
@@ -73,7 +73,7 @@ pub enum Error {
         device: String,
         /// The call.
         call: &'static str,
-        /// The system's reason, and what the driver said.
+        /// The system's reason, and the driver's message.
         reason: String,
     },
     /// There is not enough packet memory.
@@ -84,7 +84,7 @@ pub enum Error {
         /// The memory that DPDK has, in MiB.
         memory_mib: u32,
     },
-    /// A value of the configuration makes no sense.
+    /// An invalid value in the configuration.
     #[error("{0}")]
     Configuration(String),
     /// A call of the operating system failed.

@@ -1,17 +1,17 @@
-//! Keeps the interrupt thread of EAL out of a device while a burst is inside it.
+//! Keeps EAL's interrupt thread out of a device while a burst is inside it.
 //!
-//! When a memif peer goes away, EAL's interrupt thread unmaps the memory that a burst on another thread may be copying to or
-//! from; the driver looks at the connection once, at the top of the burst, so that burst ends in a segmentation fault. The
-//! same thread resets the rings of a packed virtio-user device when its peer comes back, after a millisecond in which
-//! bursts are hoped to end. And a port that connects is stopped and started, or made anew, for its next peer. All are cured in
-//! one place: the shim's `epoll_wait` stands in front of libc's, and when it brings the interrupt thread events, the gate
-//! closes before the thread can handle them and opens when it asks for more.
+//! When a memif peer disappears, EAL's interrupt thread unmaps memory that a burst on another thread may be copying to
+//! or from. The driver checks the connection only once, at the top of the burst, so that burst ends in a segmentation
+//! fault. The same thread resets the rings of a packed virtio-user device when its peer returns, after waiting one
+//! millisecond for bursts to end. And a connecting port is stopped and started, or recreated, for its next peer. One
+//! gate solves all three: the shim's `epoll_wait` takes precedence over libc's. When it returns events to the interrupt
+//! thread, the gate closes before the thread can handle them. It opens when the thread asks for more.
 //!
-//! - An engine sets its flag, and looks at the gate; if that is closed it takes the flag back and finds no packets.
-//! - The closing side closes the gate, makes that known to all CPUs (membarrier), and waits until no flag is set.
+//! - An engine sets its flag, and reads the gate. If the gate is closed, it clears the flag and receives no packets.
+//! - The closing side closes the gate, makes that visible to all CPUs (membarrier), and waits until no flag is set.
 //!
-//! So the burst pays two plain stores and a load. Control calls that take a device's memory away hold the same gate,
-//! see [`exclusive`].
+//! So a burst costs two plain stores and a load. Control calls that take a device's memory away hold the same gate, see
+//! [`exclusive`].
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -21,17 +21,17 @@ use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
-/// One per gated queue; alone in its cache lines, since it is written at every burst.
+/// One per gated queue, alone in its cache lines because every burst writes it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct BurstFlag {
     inside: AtomicBool,
     stopped: AtomicBool,
-    /// The port's functions, which are others after it was made anew.
+    /// The port's functions, which change when it is recreated.
     operations: AtomicPtr<sys::rte_eth_fp_ops>,
 }
 
-/// A flag that the gate knows for as long as the value lives.
+/// A flag that is registered with the gate while the value lives.
 #[derive(Debug)]
 pub(crate) struct Registered(Arc<BurstFlag>);
 
@@ -49,7 +49,7 @@ impl Registered {
         Arc::clone(&self.0)
     }
 
-    /// Where the flag is for as long as `self` lives.
+    /// The address of the flag, valid while `self` lives.
     pub(crate) fn pointer(&self) -> NonNull<BurstFlag> {
         NonNull::from(&*self.0)
     }
@@ -61,17 +61,17 @@ impl Drop for Registered {
     }
 }
 
-/// The gate, one word so that a burst asks once: 0 when it is open.
+/// The gate, in one word so that a burst needs one load: 0 when it is open.
 static GATE: AtomicU8 = AtomicU8::new(0);
-/// In `GATE`: closed. Set and taken back under `SECTION` only.
+/// In `GATE`: closed. Set and cleared under `SECTION` only.
 const CLOSED: u8 = 1;
-/// In `GATE`, for good: the kernel has no membarrier, so every burst has a full fence instead.
+/// In `GATE`, permanently: the kernel has no membarrier, so every burst has a full fence instead.
 const FENCED: u8 = 2;
-/// How long the interrupt thread is waited for at most.
+/// The longest wait for the interrupt thread.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
-/// All flags there are.
+/// All registered flags.
 static FLAGS: Mutex<Vec<Arc<BurstFlag>>> = Mutex::new(Vec::new());
-/// Whether somebody holds the gate closed. Not a guard, since the interrupt thread holds it between two calls.
+/// Whether the gate is held closed. It is not a guard, since the interrupt thread holds it between two calls.
 static SECTION: Mutex<bool> = Mutex::new(false);
 static SECTION_FREE: Condvar = Condvar::new();
 
@@ -86,18 +86,18 @@ impl BurstFlag {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// The queue belongs to this port from now on. To be called inside [`exclusive`], or before anybody has the flag.
+    /// The queue now belongs to this port. Call it inside [`exclusive`], or before the flag is in use.
     pub(crate) fn set_port(&self, port: u16) {
         // SAFETY: the number is that of an open port.
         let operations = unsafe { sys::fast::operations(port) };
         self.operations.store(operations.cast_mut(), Ordering::Relaxed);
     }
 
-    /// Whether a burst may go on. Then [`leave`](BurstFlag::leave) has to follow.
+    /// Whether a burst may proceed. If so, [`leave`](BurstFlag::leave) must follow.
     #[inline(always)]
     pub(crate) fn enter(&self) -> bool {
         self.inside.store(true, Ordering::Relaxed);
-        // Store, then load: the CPU may swap them, and membarrier on the other side is what it cannot swap across.
+        // Store, then load: the CPU may reorder them, but not across the membarrier on the other side.
         compiler_fence(Ordering::SeqCst);
         if GATE.load(Ordering::Acquire) == 0 && !self.stopped.load(Ordering::Relaxed) {
             return true;
@@ -123,7 +123,7 @@ impl BurstFlag {
         self.inside.store(false, Ordering::Release);
     }
 
-    /// Whether the queue's port is stopped, so that bursts find nothing. To be called inside [`exclusive`].
+    /// Sets whether the queue's port is stopped, so that bursts find nothing. Call it inside [`exclusive`].
     pub(crate) fn set_stopped(&self, stopped: bool) {
         self.stopped.store(stopped, Ordering::Release);
     }
@@ -178,24 +178,24 @@ pub(crate) fn exclusive<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Waits until the interrupt thread has done what drivers have put off by an alarm. A virtio-user driver that finds its peer
-/// gone does so, and would find the device gone, too, if that were closed first.
+/// Waits until the interrupt thread has done the work that drivers have deferred by an alarm. A virtio-user driver
+/// defers work when it finds its peer gone; if the device were closed first, that work would find no device.
 pub(crate) fn settle() {
     unsafe extern "C" fn rung(done: *mut c_void) {
-        // SAFETY: `settle` gave the alarm one count of it.
+        // SAFETY: `settle` gave one reference count to the alarm.
         let done = unsafe { Arc::from_raw(done.cast_const().cast::<AtomicBool>()) };
         done.store(true, Ordering::Release);
     }
     let done = Arc::new(AtomicBool::new(false));
     let given = Arc::into_raw(Arc::clone(&done));
-    // SAFETY: the function may be called at any time later, and is called once.
+    // SAFETY: the function may be called at any later time, and is called once.
     if unsafe { sys::rte_eal_alarm_set(1, Some(rung), given.cast_mut().cast()) } != 0 {
-        // SAFETY: the alarm was not set, so the count comes back here.
+        // SAFETY: the alarm was not set, so its reference count is returned here.
         drop(unsafe { Arc::from_raw(given) });
         return;
     }
     let start = Instant::now();
-    // Alarms go off in the order of their times.
+    // Alarms fire in the order of their times.
     while !done.load(Ordering::Acquire) && start.elapsed() < SETTLED_WITHIN {
         std::thread::sleep(Duration::from_micros(20));
     }
@@ -221,7 +221,7 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, libc::c_long::from(command), 0, 0) == 0 }
 }
 
-/// Finds the interrupt thread and puts the gate in front of it.
+/// Finds the interrupt thread and installs the gate in front of it.
 ///
 /// # Errors
 /// Why there can be no gate, in words.
@@ -234,13 +234,13 @@ pub(crate) fn install() -> Result<(), String> {
     if !membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) {
         GATE.fetch_or(FENCED, Ordering::SeqCst);
     }
-    // SAFETY: both functions stay valid for good.
+    // SAFETY: both functions are static.
     unsafe { sys::uwarp_gate_install(thread, Some(interrupt_thread_closes), Some(interrupt_thread_opens)) };
     Ok(())
 }
 
 fn interrupt_thread() -> Option<u32> {
-    // The thread gets its name from its creator, which has returned by now.
+    // The thread's creator names it, and has returned by now.
     std::fs::read_dir("/proc/self/task").ok()?.flatten().find_map(|task| {
         let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
         (name.trim_end() == "eal-intr-thread").then(|| task.file_name().to_str()?.parse().ok()).flatten()
@@ -273,7 +273,7 @@ mod tests {
         let registered = Registered::new(0);
         let flag = registered.flag();
         let done = AtomicBool::new(false);
-        // The other test of this process may hold the gate for a moment.
+        // The other test of this process may hold the gate briefly.
         while !flag.enter() {
             std::thread::yield_now();
         }

@@ -1,16 +1,16 @@
 //! DPDK made safe: the environment abstraction layer, ports, queues, and packet buffers.
 //!
-//! What may go wrong in C is kept out by types here:
+//! The types rule out these errors of C:
 //!
-//! - [`Eal`] exists once a process and is never torn down while something uses it.
-//! - A [`Port`] is closed when it and all of its [`Queue`]s are gone, in the order that DPDK asks for.
+//! - [`Eal`] exists once per process and is never torn down while it is in use.
+//! - A [`Port`] is closed when it and all of its [`Queue`]s are dropped, in the order that DPDK requires.
 //! - A [`Queue`] belongs to one thread at a time (`Send`, not `Sync`), as DPDK's queues do.
-//! - An [`Mbuf`] is one reference to a packet buffer: dropping it gives the reference back, handing it to
-//!   [`Queue::tx_burst`] moves it into the device, and its octets can be changed only while it is the sole reference.
-//! - The memory of a buffer pool outlives every buffer taken from it, also when the port is closed before.
+//! - An [`Mbuf`] is one reference to a packet buffer. Dropping it returns the reference, [`Queue::tx_burst`] moves it
+//!   into the device, and its octets can be changed only while it is the sole reference.
+//! - The memory of a buffer pool outlives every buffer taken from it, even if the port is closed before.
 //!
-//! Nothing on the path of a packet allocates, locks or makes a system call of its own; what a driver does is its own.
-#![allow(unsafe_code)] // One of the four unsafe islands: this crate is where C's promises are turned into Rust's.
+//! On a packet's path this crate allocates nothing, takes no lock and makes no system call; drivers may.
+#![allow(unsafe_code)] // One of the four unsafe islands: this crate turns C's promises into Rust's.
 
 pub mod device;
 pub mod eal;
@@ -38,5 +38,5 @@ pub use queue::{PoolLevels, Queue};
 /// The most packets that one receive or transmit burst moves.
 pub const MAX_BURST: usize = 64;
 
-/// The room in front of a received packet, and the offset at which a fresh transmit buffer starts, in octets.
+/// Octets in front of a received packet, and the offset at which a fresh transmit buffer starts.
 pub const HEADROOM: usize = 128;

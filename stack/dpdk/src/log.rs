@@ -1,4 +1,4 @@
-//! DPDK's log: handed to `tracing`, and the last complaints kept for the text of an error.
+//! DPDK's log: passed on to `tracing`; the last messages are kept for the texts of errors.
 
 use std::collections::VecDeque;
 use std::ffi::c_char;
@@ -24,14 +24,14 @@ struct Complaints {
 
 static COMPLAINTS: Mutex<Complaints> = Mutex::new(Complaints { count: 0, last: VecDeque::new() });
 
-/// Sends DPDK's messages here. To be called before EAL starts.
+/// Redirects DPDK's messages here. Call it before EAL starts.
 pub(crate) fn redirect(verbose: bool) {
-    // SAFETY: the hook stays valid for good.
+    // SAFETY: the hook is static.
     unsafe { sys::uwarp_log_to(Some(hook), if verbose { INFORMATION } else { WARNING }) };
 }
 
 unsafe extern "C" fn hook(level: u32, text: *const c_char, length: usize) {
-    // SAFETY: the shim passes a live buffer of so many octets.
+    // SAFETY: the shim passes a live buffer of this many octets.
     let octets = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     // A subscriber that panics must not unwind into C.
     let _ = std::panic::catch_unwind(|| pass_on(level, &String::from_utf8_lossy(octets)));
@@ -47,8 +47,8 @@ fn pass_on(level: u32, text: &str) {
             }
             complaints.last.push_back(line.to_owned());
         }
-        // Drivers call it an error when a peer goes away, several times over and from threads of their own. What an application
-        // has to know it learns from the link's state and from the text of our own errors, which quotes these lines.
+        // Drivers log errors when a peer leaves, several times and from threads of their own. Applications learn what
+        // they need from the link's state and from the texts of our errors, which quote these lines.
         match level {
             0..=CRITICAL => tracing::error!(target: "dpdk", "{line}"),
             ERROR..=INFORMATION => tracing::debug!(target: "dpdk", "{line}"),
@@ -57,7 +57,7 @@ fn pass_on(level: u32, text: &str) {
     }
 }
 
-/// Where in the log a call begins, to find out afterwards what DPDK said meanwhile.
+/// A position in the log at the start of a call, to find DPDK's messages during the call.
 pub(crate) struct Mark(u64);
 
 impl Mark {

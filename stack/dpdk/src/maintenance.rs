@@ -1,4 +1,4 @@
-//! What ports need while they are open, done by the thread that started EAL: connecting ends connect again.
+//! Maintenance of open ports, on the thread that started EAL: connecting ends reconnect.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -11,14 +11,14 @@ use crate::port::replug::Recipe;
 
 /// How often ports are looked after.
 const PERIOD: Duration = Duration::from_millis(20);
-/// The pause between two attempts to connect, at first and at most. A handshake on a busy machine has to fit.
+/// The first and the longest pause between two attempts to connect. A handshake on a busy machine must fit.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 static PORTS: Mutex<Vec<Arc<Reconnector>>> = Mutex::new(Vec::new());
 static ADDED: Condvar = Condvar::new();
 
-/// How a device connects again.
+/// How a device reconnects.
 #[derive(Debug)]
 pub(crate) enum Cure {
     /// By a stop and a start (memif client).
@@ -27,7 +27,7 @@ pub(crate) enum Cure {
     Replug(Box<Recipe>),
 }
 
-/// Makes a connecting port connect again.
+/// Reconnects a connecting port.
 #[derive(Debug)]
 pub(crate) struct Reconnector {
     cure: Cure,
@@ -47,7 +47,7 @@ struct State {
 }
 
 impl Reconnector {
-    /// Looks after a port that was just started.
+    /// Maintains a port that was just started.
     pub(crate) fn start(port: u16, cure: Cure, flags: Vec<Arc<BurstFlag>>) -> Arc<Reconnector> {
         let next_attempt = Instant::now() + FIRST_PAUSE;
         let state = State { closed: false, plugged: true, next_attempt, pause: FIRST_PAUSE };
@@ -61,7 +61,7 @@ impl Reconnector {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The port is not touched any more when this returns. Gives its number, if there is a device.
+    /// When this returns, the port is no longer touched. Returns its number, if there is a device.
     pub(crate) fn close(&self) -> Option<u16> {
         let plugged = {
             let mut state = self.lock();
@@ -77,7 +77,7 @@ impl Reconnector {
         matches!(self.cure, Cure::Replug(_))
     }
 
-    /// Something to ask of the port, if there is a device, and if it is not being connected just now.
+    /// Queries the port, if there is a device and it is not being reconnected.
     pub(crate) fn ask<T>(&self, question: impl FnOnce(u16) -> T) -> Option<T> {
         let state = match self.state.try_lock() {
             Ok(state) => state,
@@ -87,7 +87,7 @@ impl Reconnector {
         state.plugged.then(|| question(self.port.load(Ordering::Relaxed)))
     }
 
-    /// Connects again if the link is down and the time for it has come.
+    /// Reconnects if the link is down and the next attempt is due.
     pub(crate) fn maintain(&self) {
         let mut state = self.lock();
         if state.closed {
@@ -105,7 +105,7 @@ impl Reconnector {
         }
         let connected = match &self.cure {
             Cure::Restart => gate::exclusive(|| {
-                // The interrupt thread may have ended the handshake while the gate was awaited.
+                // The interrupt thread may have completed the handshake while we waited for the gate.
                 if crate::port::link(port).up {
                     return true;
                 }
@@ -120,7 +120,7 @@ impl Reconnector {
                 started
             }),
             Cure::Replug(recipe) => {
-                // From here on no burst is inside the device, and none comes.
+                // From here on no burst is inside the device, and none enters.
                 gate::exclusive(|| self.set_stopped(true));
                 let new = recipe.replug(state.plugged.then_some(port));
                 state.plugged = new.is_some();
@@ -136,7 +136,7 @@ impl Reconnector {
                 new.is_some()
             }
         };
-        tracing::debug!(port, connected, "a connecting end connects again");
+        tracing::debug!(port, connected, "a connecting port tried to reconnect");
         state.pause = (state.pause * 2).min(LONGEST_PAUSE);
         state.next_attempt = Instant::now() + state.pause;
     }

@@ -8,18 +8,18 @@ use std::sync::atomic::Ordering;
 
 use dpdk_sys::{self as sys, fast, rte_mbuf};
 
-/// What the device found out about one checksum.
+/// The device's verdict on one checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumStatus {
     /// Nobody looked.
     Unknown,
-    /// Right, or vouched for by the device (a virtio peer that never wrote one, since memory does not corrupt).
+    /// Correct, or vouched for by the device (a virtio peer that never computed one, since memory does not corrupt).
     Good,
     /// Wrong.
     Bad,
 }
 
-/// What the device found out about a received packet's checksums.
+/// The device's verdicts on a received packet's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxChecksum {
     /// The IPv4 header's.
@@ -44,18 +44,18 @@ pub struct TxChecksum {
     /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented; without the length if the packet
     /// is to be cut).
     pub tcp: bool,
-    /// Cut into segments of so many payload octets; 0: do not.
+    /// Cut into segments of this many payload octets; 0: do not cut.
     pub segment_size: u16,
 }
 
-/// The flags that say whose the storage is.
+/// The flags that say who owns the storage.
 const KIND: u64 = sys::UWARP_MBUF_INDIRECT | sys::UWARP_MBUF_EXTERNAL;
 
-/// One reference to a packet: a buffer, or a chain of them. Dropping it gives the reference back.
+/// One reference to a packet: a buffer, or a chain of them. Dropping it returns the reference.
 ///
-/// The memory of a virtio or zero-copy memif device is mapped by the peer's process too. What is said here about sole
-/// references holds for this process; a peer that breaks its protocol can change octets at any time, so whatever is
-/// read from a received packet and acted upon is read once.
+/// The peer's process also maps the memory of a virtio or zero-copy memif device. Statements here about sole references
+/// hold for this process. A peer that violates its protocol can change octets at any time, so a value that is read from
+/// a received packet and acted upon must be read only once.
 #[repr(transparent)]
 pub struct Mbuf {
     raw: NonNull<rte_mbuf>,
@@ -65,7 +65,8 @@ pub struct Mbuf {
 // thread that drops it.
 unsafe impl Send for Mbuf {}
 
-/// Reads a field of a packet's header. No reference to the whole header is made, since its reference count may change meanwhile.
+/// Reads a field of a packet's header. It makes no reference to the whole header, since the reference count may change
+/// meanwhile.
 macro_rules! field {
     ($packet:expr, $($field:tt)+) => {
         // SAFETY: the reference keeps the buffer live, and its header changes only through a sole reference; for a union, every
@@ -132,8 +133,8 @@ impl Mbuf {
         usize::from(field!(self, data_off))
     }
 
-    /// The first segment's whole storage; `None` while anybody else (the device included) has a reference to it, and if it is
-    /// another packet's (see [`Queue::view`](crate::Queue::view)).
+    /// The first segment's whole storage. `None` if there are other references to it (the device's included), or if it
+    /// belongs to another packet (see [`Queue::view`](crate::Queue::view)).
     #[inline]
     pub fn storage_mut(&mut self) -> Option<&mut [u8]> {
         let header = self.header_mut()?;
@@ -144,8 +145,8 @@ impl Mbuf {
         Some(unsafe { std::slice::from_raw_parts_mut(header.buf_addr.cast::<u8>(), usize::from(header.buf_len)) })
     }
 
-    /// Says which part of the first segment's storage is the packet's data. False, and nothing changed, if it does not fit
-    /// into the storage or if the buffer is shared.
+    /// Sets which part of the first segment's storage is the packet's data. Returns false, and changes nothing, if it
+    /// does not fit into the storage or if the buffer is shared.
     #[inline]
     #[must_use]
     pub fn set_range(&mut self, start: usize, len: usize) -> bool {
@@ -166,9 +167,9 @@ impl Mbuf {
     pub fn share(&self) -> Mbuf {
         let mut segment = self.raw.as_ptr();
         while !segment.is_null() {
-            // SAFETY: every segment of the chain is live while `self` is. As for `Arc`, a new reference is made from one that
-            // is there, so no order is needed. 65,535 references to one packet are out of reach: each is an `Mbuf` that
-            // somebody keeps, or is in a descriptor of a device.
+            // SAFETY: every segment of the chain is live while `self` is. As for `Arc`, a new reference is made from an
+            // existing one, so no ordering is needed. 65,535 references to one packet cannot occur: each is an `Mbuf`
+            // that is held somewhere, or is in a descriptor of a device.
             unsafe {
                 let before = fast::reference_count(segment).fetch_add(1, Ordering::Relaxed);
                 assert!(before < u16::MAX / 2, "too many references to one packet buffer");
@@ -178,14 +179,14 @@ impl Mbuf {
         Mbuf { raw: self.raw }
     }
 
-    /// Addresses of the header, for whoever wants to have it near before it is looked at.
+    /// Address range of the header, for prefetching.
     #[inline]
     pub fn header_place(&self) -> Range<usize> {
         let start = self.raw.as_ptr().addr();
         start..start + size_of::<rte_mbuf>()
     }
 
-    /// Whether anybody else (the device included) has a reference to the first segment.
+    /// Whether there are other references to the first segment, the device's included.
     #[inline]
     pub fn is_shared(&self) -> bool {
         // SAFETY: live while `self` is.
@@ -195,7 +196,7 @@ impl Mbuf {
     /// Appends `tail` to the chain. `tail` may be shared; this packet's first and last segments must not be.
     ///
     /// # Errors
-    /// Gives `tail` back if this packet is shared or the chain would have more than 65,535 segments.
+    /// Returns `tail` if this packet is shared or the chain would have more than 65,535 segments.
     pub fn chain_append(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
         let added = field!(tail, nb_segs);
         let added_len = field!(tail, pkt_len);
@@ -222,7 +223,7 @@ impl Mbuf {
         Ok(())
     }
 
-    /// Copies octets from `offset` on out of the chain; returns how many there were, at most `out.len()`.
+    /// Copies octets from `offset` on out of the chain; returns how many were copied, at most `out.len()`.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let mut skip = offset;
         let mut copied = 0;
@@ -243,11 +244,11 @@ impl Mbuf {
         copied
     }
 
-    /// What the device found out about the checksums.
+    /// The device's verdicts on the checksums.
     #[inline]
     pub fn rx_checksum(&self) -> RxChecksum {
         let flags = field!(self, ol_flags);
-        // "None" means in DPDK: the field is not filled in, and the octets are known to be right.
+        // "None" means in DPDK that the field is not filled in, and the octets are known to be correct.
         let ip = match flags & sys::UWARP_RX_IP_CKSUM_MASK {
             sys::UWARP_RX_IP_CKSUM_GOOD | sys::UWARP_RX_IP_CKSUM_NONE => ChecksumStatus::Good,
             sys::UWARP_RX_IP_CKSUM_BAD => ChecksumStatus::Bad,
@@ -270,7 +271,7 @@ impl Mbuf {
         Some(field!(self, __bindgen_anon_2.hash.rss))
     }
 
-    /// Asks the device to fill in checksums. False, and nothing changed, if the buffer is shared.
+    /// Asks the device to fill in checksums. Returns false, and changes nothing, if the buffer is shared.
     #[inline]
     #[must_use]
     pub fn set_tx_checksum(&mut self, checksum: TxChecksum) -> bool {
@@ -294,7 +295,7 @@ impl Mbuf {
         true
     }
 
-    /// What [`set_tx_checksum`](Mbuf::set_tx_checksum) asked for; `None` if that was no checksum.
+    /// The request of [`set_tx_checksum`](Mbuf::set_tx_checksum); `None` if it requested no checksum.
     pub fn tx_checksum(&self) -> Option<TxChecksum> {
         // SAFETY: the reference keeps the header alive, and what is read of it is written only through a sole reference.
         let header = unsafe { self.raw.as_ref() };
@@ -313,8 +314,8 @@ impl Mbuf {
         })
     }
 
-    /// Takes back what [`set_tx_checksum`](Mbuf::set_tx_checksum) asked for, and what a received packet's flags said. False, and
-    /// nothing changed, if the buffer is shared.
+    /// Clears the request of [`set_tx_checksum`](Mbuf::set_tx_checksum) and the flags of a received packet. Returns
+    /// false, and changes nothing, if the buffer is shared.
     #[inline]
     #[must_use]
     pub fn clear_tx_checksum(&mut self) -> bool {

@@ -1,4 +1,5 @@
-//! C's own loops over a queue of ours, and the clock to time them: the yardstick for this crate. Not for anything else.
+//! C's own loops over one of our queues, and the clock to time them: the reference for measuring this crate, and only
+//! for that.
 
 use dpdk_sys as sys;
 
@@ -17,14 +18,14 @@ pub fn ticks_per_nanosecond() -> f64 {
     unsafe { sys::uwarp_ticks_per_nanosecond() }
 }
 
-/// Ticks for so many receive bursts of C's inline function on an idle queue; 0 if a packet came.
+/// Ticks for `rounds` receive bursts of C's inline function on an idle queue; 0 if a packet arrived.
 pub fn c_empty_receive(queue: &Queue, rounds: u64) -> u64 {
     let (port, _) = queue.raw_parts();
     // SAFETY: the queue is open and used by nobody else meanwhile.
     unsafe { sys::uwarp_time_rx_burst(port, queue.index(), rounds) }
 }
 
-/// Ticks for so many receive bursts through a C function that is not inlined.
+/// Ticks for `rounds` receive bursts through a C function that is not inlined.
 pub fn c_shim_empty_receive(queue: &Queue, rounds: u64) -> u64 {
     let (port, _) = queue.raw_parts();
     let mut packets = [std::ptr::null_mut(); 32];
@@ -37,7 +38,7 @@ pub fn c_shim_empty_receive(queue: &Queue, rounds: u64) -> u64 {
     ticks() - start
 }
 
-/// Ticks for so many rounds of taking `batch` buffers, at most 64, and giving them back, with C's inline functions.
+/// Ticks for `rounds` rounds of taking and returning `batch` buffers, at most 64, with C's inline functions.
 pub fn c_alloc_free(queue: &Queue, batch: u32, rounds: u64) -> u64 {
     let (_, pool) = queue.raw_parts();
     // SAFETY: the pool is live.

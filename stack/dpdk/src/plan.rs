@@ -1,4 +1,4 @@
-//! From a device's configuration to what DPDK is told: names, driver arguments, sockets.
+//! Translates a device's configuration for DPDK: names, driver arguments, sockets.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -12,10 +12,11 @@ use crate::{DeviceConfig, Error, HEADROOM, MemifRole, PortOptions};
 /// The longest path of a socket.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// What Linux puts in front of a frame in the ring of a packet socket (TPACKET_V2), the Ethernet header's alignment included.
+/// Octets that Linux puts in front of a frame in the ring of a packet socket (TPACKET_V2), including the alignment of
+/// the Ethernet header.
 const PACKET_SOCKET_HEADER: u32 = 66;
 
-/// The driver of tap sends no longer frames, whatever the interface's MTU is.
+/// The tap driver sends no longer frames, whatever the interface's MTU is.
 const TAP_MTU_MAX: u16 = 1500;
 
 /// A socket that a device uses.
@@ -27,7 +28,7 @@ pub(crate) struct Socket {
     pub(crate) listens: bool,
 }
 
-/// What DPDK is told of a device.
+/// A device as DPDK is told to make it.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// `vdev` or `pci`.
@@ -42,24 +43,25 @@ pub(crate) struct Plan {
     /// Descriptors, as the pools allow them.
     pub(crate) rx_descriptors: u16,
     pub(crate) tx_descriptors: u16,
-    /// Bursts have to keep clear of the interrupt thread.
+    /// Bursts must be kept apart from the interrupt thread.
     pub(crate) gated: bool,
-    /// Stops and starts have to keep clear of it too; a connecting end is made to connect again by them.
+    /// Stops and starts must be kept apart from it, too; they reconnect a connecting end.
     pub(crate) restarts: bool,
-    /// The driver sends EAL's own descriptors of its memory to the peer, and closes them.
+    /// The driver sends EAL's own memory descriptors to the peer, and closes them.
     pub(crate) shares_memory: bool,
-    /// The kernel's interface that has to be told the MTU.
+    /// The kernel interface whose MTU must be set.
     pub(crate) tells_mtu: Option<String>,
     pub(crate) netns: Option<String>,
 }
 
-/// Octets of a frame buffer: the MTU, an Ethernet header and two VLAN tags, rounded up; never less than what drivers are used to.
+/// Octets of a frame buffer: the MTU, an Ethernet header and two VLAN tags, rounded up, and at least the usual size for
+/// drivers.
 fn frame_room(mtu: u16) -> u16 {
     (usize::from(mtu) + 22).next_multiple_of(512).max(2048) as u16
 }
 
-/// As many descriptors as wanted, a power of two, and no more than half of the pool: a driver that frees sent packets late
-/// would otherwise have them all in its ring.
+/// The wanted number of descriptors, as a power of two of at most half of the pool: otherwise a driver that frees sent
+/// packets late could have all buffers in its ring.
 fn descriptors(wanted: u16, buffers: u32) -> u16 {
     let most = u32::from(wanted).min(buffers / 2).max(2);
     let power = if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 };
@@ -100,7 +102,7 @@ fn file_path(path: &Path) -> Result<&str, Error> {
 /// Reads `02:00:00:00:00:01`.
 fn check_mac(text: &str) -> Result<(), Error> {
     let parts: Vec<&str> = text.split(':').collect();
-    // A number may have a sign, an octet not.
+    // A number may have a sign, an octet may not.
     let is_octet = |part: &str| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
     let octets: Option<Vec<u8>> =
         parts.iter().map(|part| is_octet(part).then(|| u8::from_str_radix(part, 16).ok()).flatten()).collect();
@@ -110,7 +112,8 @@ fn check_mac(text: &str) -> Result<(), Error> {
     }
 }
 
-/// A locally administered address that no other port of this machine has: the process in three octets, the port in one.
+/// A locally administered address that no other port of this machine has: three octets of process number, one of port
+/// number.
 pub(crate) fn own_address(number: u32) -> [u8; 6] {
     let process = std::process::id().to_be_bytes();
     [0x02, 0x75, process[1], process[2], process[3], number as u8]
@@ -125,20 +128,20 @@ fn ring_exponent(size: u16) -> Result<u32, Error> {
     if size.is_power_of_two() && (2..=16_384).contains(&size) {
         return Ok(size.ilog2());
     }
-    Err(bad(format!("ring-size is {size}: it has to be a power of two from 2 to 16384")))
+    Err(bad(format!("ring-size is {size}: it must be a power of two from 2 to 16384")))
 }
 
 impl Plan {
     pub(crate) fn new(device: &DeviceConfig, options: &PortOptions) -> Result<Plan, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if !(576..=9000).contains(&options.mtu) {
-            return Err(bad(format!("the MTU is {}: it has to be from 576 to 9000", options.mtu)));
+            return Err(bad(format!("the MTU is {}: it must be from 576 to 9000", options.mtu)));
         }
         if options.queues == 0 || options.queues > 255 {
-            return Err(bad(format!("{} queues: there have to be 1 to 255", options.queues)));
+            return Err(bad(format!("{} queues: there must be 1 to 255", options.queues)));
         }
         if options.rx_buffers < 16 || options.tx_buffers < 16 {
-            return Err(bad("a buffer pool has to have 16 buffers at least".to_owned()));
+            return Err(bad("a buffer pool must have at least 16 buffers".to_owned()));
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let room = frame_room(options.mtu);
@@ -172,13 +175,13 @@ impl Plan {
                     MemifRole::Server => ("server", true),
                     MemifRole::Client => ("client", false),
                 };
-                // The driver keeps one listener per path and process, made or not by whoever comes first; a client that spells
-                // the path otherwise leaves a server of the same process its own.
+                // The driver keeps one listener per path and process, created or not by its first user. A client that
+                // spells the path differently leaves a server in the same process its own.
                 let socket_argument = match listens {
                     true => socket_path(socket)?.to_owned(),
                     false => spelled_otherwise(socket_path(socket)?)?,
                 };
-                // The server has no say in the rings: they come from the client.
+                // The client defines the rings; the server has no say in them.
                 plan.arguments = format!(
                     "role={name},id=0,bsize={slot},rsize={exponent},socket={socket_argument},socket-abstract=no,mac={}",
                     own_mac(number)
@@ -194,7 +197,7 @@ impl Plan {
             DeviceConfig::VirtioUser { socket, server, packed, queue_size, mac } => {
                 let size = queue_size.unwrap_or(rx_descriptors.max(tx_descriptors).min(1024));
                 if !size.is_power_of_two() {
-                    return Err(bad(format!("queue-size is {size}: it has to be a power of two")));
+                    return Err(bad(format!("queue-size is {size}: it must be a power of two")));
                 }
                 if let Some(mac) = mac {
                     check_mac(mac)?;
@@ -213,7 +216,7 @@ impl Plan {
                 plan.rx_descriptors = rx_descriptors.min(size);
                 plan.tx_descriptors = tx_descriptors.min(size);
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: *server });
-                // The interrupt thread resets packed rings for the next peer; a connecting end is made anew for it.
+                // The interrupt thread resets packed rings for the next peer; a connecting end is recreated for it.
                 plan.gated = *packed || !*server;
             }
             DeviceConfig::Vhost { socket, client, tso } => {
@@ -239,7 +242,8 @@ impl Plan {
                 plan.arguments = format!("iface={}", plain("the interface name", name)?);
                 if let Some(mac) = mac {
                     check_mac(mac)?;
-                    // What the driver is told becomes the kernel's address; ours differs in the last bit, see port/open.rs.
+                    // The address given to the driver becomes the kernel's; ours differs in the last bit, see
+                    // port/open.rs.
                     let (head, last) = mac.split_at(mac.len() - 1);
                     let last = u8::from_str_radix(last, 16).unwrap_or(0) ^ 1;
                     plan.arguments.push_str(&format!(",mac={head}{last:x}"));
@@ -248,7 +252,8 @@ impl Plan {
                 plan.netns.clone_from(netns);
             }
             DeviceConfig::AfPacket { interface, netns, frame_count } => {
-                // The kernel's header goes in front of the frame in the same slot, and the driver wants buffers for a whole slot.
+                // The kernel's header precedes the frame in the same slot, and the driver needs buffers for a whole
+                // slot.
                 let slot = (u32::from(options.mtu) + 22 + PACKET_SOCKET_HEADER).next_multiple_of(512).max(2048);
                 plan.data_room = plan.data_room.max(slot as u16 + HEADROOM as u16);
                 let count = frame_count.unwrap_or(u32::from(rx_descriptors)).next_multiple_of(8).max(8);
@@ -290,7 +295,7 @@ impl Plan {
     }
 }
 
-/// What is at the place of a socket.
+/// What exists at the path of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -311,7 +316,7 @@ fn look(socket: &Socket) -> Result<Found, Error> {
         Err(error) => return Err(failed(error)),
         Ok(metadata) if !metadata.file_type().is_socket() => {
             return Err(bad(format!(
-                "{} is there and is not a socket: remove it or choose another path",
+                "{} exists and is not a socket: remove it or choose another path",
                 socket.path.display()
             )));
         }
@@ -324,13 +329,14 @@ fn look(socket: &Socket) -> Result<Found, Error> {
     match rustix::net::connect(&probe, &address) {
         Err(rustix::io::Errno::CONNREFUSED) => Ok(Found::Stale),
         Err(rustix::io::Errno::NOENT) => Ok(Found::Nothing),
-        // EAGAIN: its queue of connections is full; EPROTOTYPE: a socket of another kind. Somebody listens.
+        // EAGAIN: the queue of connections is full. EPROTOTYPE: a socket of another type. Either way, a process
+        // listens.
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Ok(Found::InUse),
         Err(error) => Err(failed(error.into())),
     }
 }
 
-/// Makes way for a device that is going to listen: a socket file that a dead process left behind is removed.
+/// Clears the path for a device that will listen: removes a socket file that a dead process left behind.
 pub(crate) fn clear_stale(socket: &Socket) -> Result<(), Error> {
     if let Some(directory) = socket.path.parent().filter(|directory| !directory.as_os_str().is_empty())
         && !directory.is_dir()
@@ -350,7 +356,7 @@ pub(crate) fn clear_stale(socket: &Socket) -> Result<(), Error> {
     }
 }
 
-/// Lets a listening call that nobody answers return: connects to it and goes away again.
+/// Makes a listening call that waits for a peer return: connects to it and closes the connection.
 pub(crate) fn poke(socket: &Socket) {
     if let Ok(address) = SocketAddrUnix::new(&socket.path)
         && let Ok(probe) = rustix::net::socket_with(AddressFamily::UNIX, socket.kind, SocketFlags::CLOEXEC, None)

@@ -1,8 +1,8 @@
 //! Pools of packet buffers, which outlive every buffer.
 //!
-//! A [`Mbuf`](crate::Mbuf) knows its pool but does not keep it alive: counting that would cost on every packet. Instead a pool that
-//! a closed port leaves behind is kept, is given to the next port that wants one like it once all its buffers are back, and
-//! is freed only when memory is short and it has been full for a second.
+//! An [`Mbuf`](crate::Mbuf) knows its pool but does not keep it alive: counting references would cost on every packet.
+//! Instead, the pool of a closed port is kept. It goes to the next port that needs one like it, once all its buffers
+//! are back. It is freed only when memory is short and it has been full for a second.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -14,8 +14,8 @@ use dpdk_sys::{self as sys, rte_mempool};
 use crate::eal::UnusedPool;
 use crate::{Error, HEADROOM};
 
-/// A pool is freed no sooner than this after it was first seen full and unused: a thread that has just put the last buffer
-/// back may still be inside the putting.
+/// A pool is freed no sooner than this after it was first seen full and unused: the thread that returned the last
+/// buffer may still be inside that call.
 const REST: Duration = Duration::from_secs(1);
 
 struct Entry {
@@ -43,7 +43,7 @@ pub(crate) struct Pool {
     buffers: u32,
 }
 
-// SAFETY: as for `Entry`; the common part of a pool takes any number of threads.
+// SAFETY: as for `Entry`; any number of threads may use the common part of a pool.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -117,15 +117,15 @@ impl Entry {
 fn create(buffers: u32, data_room: u16, numa_node: i32) -> Option<NonNull<rte_mempool>> {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let name = CString::new(format!("uwarp_{}", NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed))).ok()?;
-    // DPDK wants a cache to be less than two thirds of the pool, since it may hold half as much again. A quarter
-    // leaves most of a small pool where every thread finds it.
+    // DPDK requires a cache to be less than two thirds of the pool, since it may hold half as much again. A quarter
+    // keeps most of a small pool available to every thread.
     let cache = (buffers / 8).min(256);
     // SAFETY: the name is copied.
     NonNull::new(unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, cache, 0, data_room, numa_node) })
 }
 
 fn free_unused(pools: &mut Vec<Entry>) {
-    // Memory is short, which is seldom: wait until what is unused has rested.
+    // Memory is short, which is rare: wait until unused pools have rested.
     let now = Instant::now();
     for entry in pools.iter_mut().filter(|entry| !entry.used) {
         entry.full_since = if entry.is_full() { entry.full_since.or(Some(now)) } else { None };
@@ -152,7 +152,7 @@ pub(crate) fn unused() -> Vec<UnusedPool> {
         .collect()
 }
 
-/// Gives the buffers in the calling thread's caches back to all. To be called before a thread is unregistered.
+/// Returns the buffers in the calling thread's caches to the pools. Call it before a thread is unregistered.
 pub(crate) fn flush_caches() {
     for entry in pools().iter() {
         // SAFETY: the pool is live, the cache this thread's own.

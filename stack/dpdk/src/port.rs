@@ -1,4 +1,4 @@
-//! A port: one device, configured, started, and closed when nobody holds it.
+//! A port: one device, configured, started, and closed when its last user drops it.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,13 @@ pub(crate) mod replug;
 
 use open::Device;
 
-/// Which offloads are wanted; a port has those of them that its device offers, see [`Capabilities`].
+/// The wanted offloads. A port uses those of them that its device offers, see [`Capabilities`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Offloads {
     /// Check the checksums of received packets.
     pub rx_checksum: bool,
-    /// Fill in the checksums of transmitted packets that ask for it.
+    /// Fill in the checksums of transmitted packets that request it.
     pub tx_checksum: bool,
     /// Cut large TCP packets into segments.
     pub tso: bool,
@@ -47,19 +47,20 @@ pub struct PortOptions {
     pub mtu: u16,
     /// Receive and transmit queue pairs.
     pub queues: u16,
-    /// Buffers in each queue's receive pool. At least the descriptors and some more for packets that the stack holds.
+    /// Buffers in each queue's receive pool: more than the descriptors, since the stack holds packets, too.
     pub rx_buffers: u32,
     /// Buffers in each queue's transmit pool.
     pub tx_buffers: u32,
-    /// Receive descriptors per queue; adjusted to what the device can do.
+    /// Receive descriptors per queue, adjusted to the device.
     pub rx_descriptors: u16,
-    /// Transmit descriptors per queue; adjusted to what the device can do.
+    /// Transmit descriptors per queue, adjusted to the device.
     pub tx_descriptors: u16,
-    /// How long to try when the device is the connecting end and its peer is not there yet. Zero: one attempt.
+    /// How long to keep trying if the device connects and its peer is not there yet. Zero: one attempt.
     pub wait_for_peer: Duration,
     /// Which offloads are wanted.
     pub offloads: Offloads,
-    /// The key of the receive-side scaling hash, if the device has one; its length is the device's (`Capabilities::rss_key_len`).
+    /// The key of the receive-side scaling hash, if the device has one. Its length must be the device's
+    /// (`Capabilities::rss_key_len`).
     pub rss_key: Option<Vec<u8>>,
     /// The NUMA node for buffers and rings; `None` is the device's.
     pub numa_node: Option<u32>,
@@ -82,7 +83,7 @@ impl Default for PortOptions {
     }
 }
 
-/// What a port can do, with the offloads that are switched on.
+/// The capabilities of a port, with the enabled offloads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     /// The Ethernet address.
@@ -111,7 +112,7 @@ pub struct Capabilities {
     pub rx_scatter: bool,
     /// The device cuts large TCP packets.
     pub tso: bool,
-    /// The most segments of a packet that it is to cut; 0 if it cuts none.
+    /// The most segments of a packet that the device is to cut; 0 if it cuts none.
     pub tso_max_segments: u16,
     /// The device joins received TCP segments.
     pub lro: bool,
@@ -139,7 +140,7 @@ pub struct Rss {
 pub struct Link {
     /// Packets can pass.
     pub up: bool,
-    /// Mbit/s as the driver says it; virtual devices say anything.
+    /// Mbit/s as the driver reports it; virtual devices report arbitrary values.
     pub speed: u32,
 }
 
@@ -185,7 +186,7 @@ pub struct Port {
     inner: Arc<Inner>,
 }
 
-/// What a port and its queues share. Dropping it closes the device.
+/// The state that a port and its queues share. Dropping it closes the device.
 #[derive(Debug)]
 pub(crate) struct Inner {
     info: PortInfo,
@@ -199,7 +200,7 @@ pub(crate) struct Inner {
 pub(crate) struct QueueState {
     pub(crate) rx_pool: Pool,
     pub(crate) tx_pool: Pool,
-    /// Bursts have to keep clear of the interrupt thread.
+    /// Bursts must be kept apart from the interrupt thread.
     pub(crate) flag: Option<Registered>,
     taken: AtomicBool,
 }
@@ -209,7 +210,7 @@ impl Inner {
         self.info.port_id
     }
 
-    /// Asks the port something; none while its device is made anew for the next peer.
+    /// Queries the port; `None` while its device is being recreated for the next peer.
     fn ask<T>(&self, question: impl FnOnce(u16) -> T) -> Option<T> {
         match &self.reconnector {
             Some(reconnector) => reconnector.ask(question),
@@ -217,7 +218,7 @@ impl Inner {
         }
     }
 
-    /// Whether an idle queue is asked for few packets first, see `Queue`.
+    /// Whether to ask an idle queue for few packets first, see `Queue`.
     pub(crate) fn probes(&self) -> bool {
         self.info.driver == "net_vhost"
     }
@@ -255,14 +256,14 @@ impl Drop for Inner {
 }
 
 impl Port {
-    /// Opens a device: makes it, configures its queues with pools of their own, and starts it.
+    /// Opens a device: creates it, configures its queues with their own pools, and starts it.
     ///
-    /// A connecting end (memif client, virtio-user without `server`) is tried until its peer is there, for at most
-    /// `options.wait_for_peer`. So is virtio-user with `server`, whose driver needs its first peer before it works at all. Any
-    /// other listening end opens at once. The link may come up later in any case, see [`Port::wait_link_up`].
+    /// A connecting end (memif client, virtio-user without `server`) keeps trying until its peer is there, for at most
+    /// `options.wait_for_peer`. So does virtio-user with `server`, whose driver needs its first peer before it works at
+    /// all. Any other listening end opens at once. In any case the link may come up later, see [`Port::wait_link_up`].
     ///
     /// # Errors
-    /// What keeps the device from working, with the cure.
+    /// Why the device cannot work, with the remedy.
     pub fn open(eal: &Eal, device: &DeviceConfig, options: &PortOptions) -> Result<Port, Error> {
         let plan = Plan::new(device, options)?;
         if plan.gated
@@ -274,7 +275,7 @@ impl Port {
             });
         }
         let inner = match plan.netns.clone() {
-            // The namespace is a property of the thread, so a thread of its own goes there.
+            // The namespace is a property of the thread, so a separate thread enters it.
             Some(name) => std::thread::scope(|scope| {
                 let opened = scope.spawn(|| {
                     enter_namespace(&name)?;
@@ -307,7 +308,7 @@ impl Port {
         self.inner.queues.len() as u16
     }
 
-    /// Takes queue `index`; `None` if there is no such queue or somebody has it. A dropped queue can be taken again.
+    /// Takes queue `index`; `None` if it does not exist or is taken. A dropped queue can be taken again.
     pub fn take_queue(&self, index: u16) -> Option<Queue> {
         let queue = self.inner.queues.get(usize::from(index))?;
         if queue.taken.swap(true, Ordering::Acquire) {
@@ -329,7 +330,7 @@ impl Port {
     /// Waits until the link is up.
     ///
     /// # Errors
-    /// [`Error::LinkDown`] when it is not after `limit`.
+    /// [`Error::LinkDown`] if it is not up after `limit`.
     pub fn wait_link_up(&self, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
         while !self.link_up() {
@@ -341,7 +342,7 @@ impl Port {
         Ok(())
     }
 
-    /// The port's counters. A connecting virtio-user device begins anew with each peer.
+    /// The port's counters. Those of a connecting virtio-user device restart with each peer.
     pub fn statistics(&self) -> Statistics {
         let mut raw = sys::rte_eth_stats::default();
         // SAFETY: the port is open; the structure is filled in.
@@ -363,9 +364,9 @@ impl Port {
         self.inner.ask(extended_statistics).unwrap_or_default()
     }
 
-    /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has one
-    /// and hashes the ports of TCP segments. One that does so for one version of IP alone puts the others' connections into queues
-    /// that are not foreseen: their packets are handed over.
+    /// The key of the receive-side scaling hash and the queue of each entry of its redirection table, if the device has
+    /// one and hashes the ports of TCP segments. A device that does so for one version of IP only puts the connections
+    /// of the other version into arbitrary queues; their packets are handed over between engines.
     pub fn rss(&self) -> Option<Rss> {
         let capabilities = self.capabilities();
         if !capabilities.rss {
@@ -382,7 +383,8 @@ impl Port {
         if unsafe { sys::rte_eth_dev_rss_hash_conf_get(port, &mut hash) } != 0 {
             return None;
         }
-        // A device that hashes addresses alone puts all ports of a peer into one queue: none of them leads to another.
+        // A device that hashes only addresses puts all ports of a peer into one queue, so no choice of port reaches
+        // another queue.
         if hash.rss_hf & (sys::UWARP_ETH_RSS_TCP4 | sys::UWARP_ETH_RSS_TCP6) == 0 {
             return None;
         }
@@ -396,7 +398,7 @@ impl Port {
         Some(Rss { key, table })
     }
 
-    /// The levels of all queues' pools together. Counts every thread's cache: not for the path of a packet.
+    /// The levels of all queues' pools together. It counts every thread's cache: do not call it on a packet's path.
     pub fn pool_levels(&self) -> PoolLevels {
         self.inner.queues.iter().fold(PoolLevels::default(), |sum, queue| PoolLevels {
             rx_free: sum.rx_free + queue.rx_pool.free(),
@@ -406,11 +408,11 @@ impl Port {
         })
     }
 
-    /// What a connecting port needs from time to time, a no-op for others: a memif client or a virtio-user device without `server`
-    /// whose link is down connects again.
+    /// Periodic maintenance of a connecting port; a no-op for others. A memif client or a virtio-user device without
+    /// `server` reconnects if its link is down.
     ///
-    /// A thread of this crate calls it every 20 ms for the ports that need it, so nobody has to. It may run beside
-    /// bursts on any thread: those find no packets meanwhile.
+    /// A thread of this crate calls it every 20 ms for the ports that need it, so no caller has to. It may run beside
+    /// bursts on any thread; they find no packets meanwhile.
     pub fn maintain(&self) {
         if let Some(reconnector) = &self.inner.reconnector {
             reconnector.maintain();
@@ -420,7 +422,7 @@ impl Port {
 
 /// The counters of an open port's driver.
 fn extended_statistics(port: u16) -> Vec<(String, u64)> {
-    // SAFETY: with no room given the calls only count; then they fill in at most as many entries as there is room for.
+    // SAFETY: without room, the calls only count; otherwise they fill in at most as many entries as there is room for.
     unsafe {
         let Ok(count) = u32::try_from(sys::rte_eth_xstats_get(port, std::ptr::null_mut(), 0)) else {
             return Vec::new();
@@ -460,7 +462,7 @@ fn enter_namespace(name: &str) -> Result<(), Error> {
             cure: "run as root, or with CAP_SYS_ADMIN".to_owned(),
         },
         std::io::ErrorKind::NotFound => {
-            Error::Configuration(format!("there is no network namespace {name}: make it with ip netns add"))
+            Error::Configuration(format!("there is no network namespace {name}: create it with ip netns add"))
         }
         _ => Error::System { what: format!("the network namespace {name}"), reason: error.to_string() },
     };

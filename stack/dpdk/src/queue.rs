@@ -1,4 +1,4 @@
-//! One receive and transmit queue pair of a port: the path of the packets.
+//! One receive and transmit queue pair of a port: the path of packets.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -32,12 +32,12 @@ pub struct PoolLevels {
 enum Kind {
     /// Nothing.
     Plain,
-    /// The gate before the interrupt thread. The port keeps the flag.
+    /// The gate in front of the interrupt thread. The port owns the flag.
     Gated(NonNull<BurstFlag>),
-    /// The gate, and that the port may be made anew with another number: the flag has its functions.
+    /// The gate; and the port may be recreated with another number, so the flag holds its functions.
     Moving(NonNull<BurstFlag>),
-    /// That an empty burst costs the more the more packets are asked for, see `rx_probing`. True if the last burst brought
-    /// packets enough to ask for all at once.
+    /// An empty burst costs more the more packets it asks for, see `rx_probing`. True if the last burst brought enough
+    /// packets to ask for all at once.
     Probing(bool),
 }
 
@@ -53,8 +53,8 @@ pub struct Queue {
     _not_sync: PhantomData<Cell<()>>,
 }
 
-// SAFETY: a queue may be used by any thread as long as it is one at a time, which `&mut self` and the missing `Sync` see to;
-// the pointers are into what `port` keeps.
+// SAFETY: any thread may use a queue, but only one at a time, which `&mut self` and the missing `Sync` ensure. The
+// pointers point into what `port` keeps.
 unsafe impl Send for Queue {}
 
 impl Queue {
@@ -88,7 +88,8 @@ impl Queue {
         self.port.capabilities()
     }
 
-    /// Whether the link is up, as the driver knows it. May make a system call: ask every millisecond, not every turn.
+    /// Whether the link is up, as the driver knows it. May make a system call: call it every millisecond, not every
+    /// turn.
     pub fn link_up(&self) -> bool {
         self.port.link().up
     }
@@ -106,13 +107,13 @@ impl Queue {
         if !flag.enter() {
             return 0;
         }
-        // The address is not fetched through the flag where it need not be: that would wait for one load more.
+        // Fetching the address through the flag would add a dependent load, so do that only if needed.
         let count = run(if moving { flag.operations() } else { self.operations });
         flag.leave();
         count
     }
 
-    /// Receives as many packets as are there and as `out` has spare capacity for, at most [`MAX_BURST`]. `out` never grows its
+    /// Receives the packets that are there, up to the spare capacity of `out` and [`MAX_BURST`]. `out` never grows its
     /// allocation. Returns how many were added.
     #[inline]
     pub fn rx_burst(&mut self, out: &mut Vec<Mbuf>) -> usize {
@@ -131,8 +132,9 @@ impl Queue {
         }
     }
 
-    /// Receives from vhost, which (with packed rings) takes as many buffers from the pool as it is asked for packets, and gives
-    /// them back when there are none: an empty burst of 32 costs ten times one of 4. So an idle queue is asked for 4 first.
+    /// Receives from vhost. With packed rings it takes as many buffers from the pool as it is asked for packets, and
+    /// returns them if there are none: an empty burst of 32 costs ten times one of 4. So an idle queue is asked for 4
+    /// first.
     ///
     /// # Safety
     /// As `fast::rx_burst`.
@@ -153,8 +155,8 @@ impl Queue {
         usize::from(received)
     }
 
-    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it takes no more. Those taken are
-    /// removed; the rest stay in order. Returns how many were taken.
+    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it accepts no more.
+    /// Accepted packets are removed; the others stay in order. Returns how many were accepted.
     #[inline]
     pub fn tx_burst(&mut self, frames: &mut VecDeque<Mbuf>) -> usize {
         if frames.is_empty() {
@@ -162,7 +164,7 @@ impl Queue {
         }
         let index = self.index;
         let (front, back) = frames.as_mut_slices();
-        // SAFETY: `self` is the queue's only user and the port is open; what was sent is forgotten below.
+        // SAFETY: `self` is the queue's only user and the port is open; sent packets are forgotten below.
         let sent = self.burst(|operations| unsafe {
             let mut sent = tx(operations, index, front, MAX_BURST);
             if sent == front.len() && sent < MAX_BURST && !back.is_empty() {
@@ -174,15 +176,17 @@ impl Queue {
         sent
     }
 
-    /// A fresh buffer of the transmit pool, empty, starting at [`HEADROOM`](crate::HEADROOM); `None` when the pool is empty.
+    /// A fresh, empty buffer of the transmit pool, starting at [`HEADROOM`](crate::HEADROOM); `None` if the pool is
+    /// empty.
     #[inline]
     pub fn alloc(&mut self) -> Option<Mbuf> {
         // SAFETY: the pool is live, and the buffer's one reference is ours.
         unsafe { NonNull::new(fast::mbuf_alloc(self.tx_pool)).map(|raw| Mbuf::from_raw(raw)) }
     }
 
-    /// A fresh buffer of the transmit pool that shows `length` octets from `start` of the storage of another packet's first segment,
-    /// and keeps a reference to that: a part of a chain. `None` when the pool is empty or the storage shorter.
+    /// A fresh buffer of the transmit pool that shows `length` octets, from `start` on, of the storage of another
+    /// packet's first segment, and keeps a reference to it. It can be part of a chain. `None` if the pool is empty or
+    /// the storage shorter.
     #[inline]
     pub fn view(&mut self, of: &Mbuf, start: usize, length: usize) -> Option<Mbuf> {
         // SAFETY: the pool and the packet are live; the buffer's one reference is ours.
@@ -191,7 +195,8 @@ impl Queue {
         view.and_then(|mut view| view.set_range(start, length).then_some(view))
     }
 
-    /// The pools' levels as this thread sees them: buffers in other threads' caches count as used. Cheap (a few loads).
+    /// The pools' levels as this thread sees them: buffers in other threads' caches count as used. It is cheap (a few
+    /// loads).
     #[inline]
     pub fn pool_levels(&self) -> PoolLevels {
         let state = self.port.queue(self.index);
@@ -212,7 +217,7 @@ impl Queue {
     }
 }
 
-/// The first packets of the slice, as many as are returned, are the device's afterwards: they must be forgotten.
+/// The device owns the first packets of the slice afterwards, as many as are returned: they must be forgotten.
 ///
 /// # Safety
 /// As `fast::rx_burst`.

@@ -10,14 +10,14 @@ use dpdk_sys::{self as sys, rte_ring};
 use crate::Error;
 use crate::eal::{error_text, last_error};
 
-/// Slots of a ring; one is never used.
+/// Slots of a ring; one always stays empty.
 const SLOTS: u32 = 1024;
 
 /// The rings between the two ends of a pair, per queue.
 struct Pair {
     /// First end to second.
     forth: Vec<NonNull<rte_ring>>,
-    /// Second end to first. None for a port that hears itself.
+    /// From the second end to the first. `None` for a loopback port.
     back: Vec<NonNull<rte_ring>>,
     open: [bool; 2],
 }
@@ -27,7 +27,7 @@ unsafe impl Send for Pair {}
 
 static PAIRS: Mutex<Option<HashMap<String, Pair>>> = Mutex::new(None);
 
-/// One end of a pair. Dropping it gives its place free, and with the last end the rings.
+/// One end of a pair. Dropping it frees its place; the last end frees the rings.
 #[derive(Debug)]
 pub(crate) struct End {
     name: String,
@@ -37,7 +37,7 @@ pub(crate) struct End {
 impl Pair {
     fn free(self) {
         for ring in self.forth.into_iter().chain(self.back) {
-            // SAFETY: both ports are closed: nobody else has the rings, and what is in them is theirs.
+            // SAFETY: both ports are closed: nothing else uses the rings, and the packets in them belong to the rings.
             unsafe {
                 sys::uwarp_ring_drain(ring.as_ptr());
                 sys::rte_ring_free(ring.as_ptr());
@@ -66,7 +66,7 @@ fn rings(pair: &str, way: &str, count: u16, numa_node: i32) -> Result<Vec<NonNul
     Ok(made)
 }
 
-/// Makes a port over rings; `device` is its name without the driver's. Returns its number.
+/// Creates a port over rings; `device` is its name without the driver's. Returns its number.
 pub(crate) fn open(name: &str, device: &str, loopback: bool, queues: u16, numa_node: i32) -> Result<(u16, End), Error> {
     let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
     let pairs = pairs.get_or_insert_default();
@@ -83,7 +83,7 @@ pub(crate) fn open(name: &str, device: &str, loopback: bool, queues: u16, numa_n
         _ => return Err(refuse("both ends are open already".to_owned())),
     };
     if loopback != pair.back.is_empty() || usize::from(queues) != pair.forth.len() {
-        return Err(refuse("its ends have to agree on the queues and on loopback".to_owned()));
+        return Err(refuse("its ends must have the same queues and the same loopback setting".to_owned()));
     }
     let (receive, transmit) = match side {
         0 if loopback => (&pair.forth, &pair.forth),

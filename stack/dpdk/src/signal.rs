@@ -1,12 +1,13 @@
-//! Signals stay the application's: none of its system calls is interrupted because of a device. And what the driver of taps opens
-//! stays in this process.
+//! Keeps devices from interfering with the application: no device interrupts its system calls by signals, and programs
+//! that it starts inherit no tap descriptors.
 
 use std::ffi::c_int;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::{fs, io, ptr, thread};
 
-/// A write to a peer that is gone fails instead of ending the process, unless the application has a say of its own in it.
+/// A write to a peer that is gone then fails instead of ending the process, unless the application handles that signal
+/// itself.
 pub(crate) fn ignore_broken_pipes() {
     // SAFETY: asks for, and sets, the action of one signal; no handler is involved.
     unsafe {
@@ -17,8 +18,8 @@ pub(crate) fn ignore_broken_pipes() {
     }
 }
 
-/// Blocks every signal on this thread and those that it starts, but those of its own faults: the kernel ends a process that
-/// blocks them without a word.
+/// Blocks every signal on this thread and those that it starts, except the signals of its own faults: if those are
+/// blocked, the kernel ends the process without a message.
 pub(crate) fn block() {
     // SAFETY: the set is filled in before it is used.
     unsafe {
@@ -38,15 +39,15 @@ fn taps() -> io::Result<Vec<c_int>> {
     let mut taps = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let entry = entry?;
-        // One that was closed meanwhile is of no concern.
+        // A descriptor that was closed meanwhile does not matter.
         let is_tap = fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/net/tun"));
         taps.extend(entry.file_name().to_str().and_then(|name| name.parse::<c_int>().ok()).filter(|_| is_tap));
     }
     Ok(taps)
 }
 
-/// Keeps a tap device from the programs that this process starts: the driver leaves its descriptors open for them, and the
-/// interface would stay when the device is closed, with queues that take frames and lead nowhere.
+/// Keeps a tap device from the programs that this process starts. The driver leaves its descriptors inheritable, so the
+/// interface would remain after the device is closed, with queues that swallow frames.
 pub(crate) fn keep_from_children(interface: &str) -> io::Result<()> {
     for descriptor in taps()? {
         let about = fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
@@ -60,10 +61,11 @@ pub(crate) fn keep_from_children(interface: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the signals of this process's tap devices to a thread that does nothing else.
+/// Directs the signals of this process's tap devices to a thread that does nothing else.
 ///
-/// The tap driver has the kernel send a signal with each frame, which saves an empty burst its system call. It would go to any
-/// thread of the process, and a system call with a time-out that it finds there ends with EINTR, restarted or not.
+/// The tap driver makes the kernel send a signal with each frame, which saves an empty burst its system call. That
+/// signal could reach any thread of the process, and would interrupt a system call with a time-out there with EINTR,
+/// restarted or not.
 pub(crate) fn keep_those_of_taps() -> io::Result<()> {
     for descriptor in taps()? {
         // SAFETY: asks for numbers and changes nothing.
@@ -81,7 +83,7 @@ pub(crate) fn keep_those_of_taps() -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel's `struct f_owner_ex`, and what belongs to it in fcntl.h.
+/// The kernel's `struct f_owner_ex`, with its constants in fcntl.h.
 #[repr(C)]
 struct FileOwner {
     kind: c_int,
@@ -91,7 +93,8 @@ const F_OWNER_TID: c_int = 0;
 const F_SETOWN_EX: c_int = 15;
 const F_GETSIG: c_int = 11;
 
-/// The thread that takes one signal. The driver uses one for all of its devices, so there is one thread, which stays.
+/// The thread that receives one signal. The driver uses one signal for all of its devices, so there is one thread,
+/// which never ends.
 fn taker(signal: c_int) -> io::Result<libc::pid_t> {
     static TAKER: Mutex<Option<libc::pid_t>> = Mutex::new(None);
     let mut taker = TAKER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +143,7 @@ mod tests {
         let tap = || File::options().read(true).write(true).open("/dev/net/tun").expect("root, and a kernel with taps");
         let (of_driver, of_application) = (tap(), tap());
         let process = std::process::id().cast_signed();
-        // SAFETY: as the driver does it, with a signal that does nothing; no pointers.
+        // SAFETY: the same call as the driver makes, with a signal that does nothing; no pointers.
         unsafe {
             libc::fcntl(of_driver.as_raw_fd(), F_SETSIG, libc::SIGRTMIN() + 1);
             libc::fcntl(of_driver.as_raw_fd(), libc::F_SETOWN, process);

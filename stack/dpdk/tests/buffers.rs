@@ -1,4 +1,4 @@
-//! Buffers and pools: who owns what, and that everything comes back.
+//! Buffers and pools: ownership, and that every buffer is returned.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn loopback() -> (Port, Queue) {
     (port, queue)
 }
 
-/// Every buffer of every pool that was used is back.
+/// Asserts that every buffer of every used pool is back.
 fn assert_all_back(eal: &Eal) {
     let pools = eal.unused_pools();
     assert!(!pools.is_empty());
@@ -56,7 +56,7 @@ fn the_device_counts_as_a_holder() {
     fill(&mut mbuf, &contents(100, 8));
     let mut kept = mbuf.share();
     send(&mut queue, mbuf);
-    assert!(kept.storage_mut().is_none(), "it is in the device's ring");
+    assert!(kept.storage_mut().is_none(), "the buffer is in the device's ring");
     let received = receive(&mut queue, &mut || {});
     assert_eq!(whole(&received), contents(100, 8));
     drop(received);
@@ -128,7 +128,7 @@ fn a_view_shows_what_another_buffer_holds_and_keeps_it() {
     assert_eq!(whole(&payload), b"abcdefgh");
     assert!(payload.storage_mut().is_none() && view.storage_mut().is_none(), "two look at it");
     let mut tail = queue.view(&payload, start, 2).expect("a buffer is free");
-    assert!(tail.set_tx_checksum(TxChecksum::default()) && tail.clear_tx_checksum(), "what it is is not forgotten");
+    assert!(tail.set_tx_checksum(TxChecksum::default()) && tail.clear_tx_checksum(), "it is still a view");
     view.chain_append(tail).expect("a view has a header of its own");
     let headers = contents(20, 9);
     let mut head = piece(&mut queue, &headers);
@@ -147,7 +147,7 @@ fn a_view_shows_what_another_buffer_holds_and_keeps_it() {
     let (mut all, total) = (Vec::new(), before.tx_free);
     let payload = piece(&mut queue, b"x");
     all.extend(std::iter::from_fn(|| queue.view(&payload, start, 1)));
-    assert_eq!(all.len() as u32 + 1, total, "an empty pool gives none");
+    assert_eq!(all.len() as u32 + 1, total, "an empty pool returns no buffer");
     drop((all, payload));
     assert_eq!(port.pool_levels(), before);
 }
@@ -234,7 +234,7 @@ fn frames_that_the_device_does_not_take_stay_in_order() {
     let (_port, mut queue) = loopback();
     let mut frames: VecDeque<Mbuf> = VecDeque::new();
     let mut sent = 0;
-    // More than the ring holds, in a queue that wraps round.
+    // More than the ring holds, in a queue that wraps around.
     for number in 0..1500 {
         let mut mbuf = queue.alloc().unwrap();
         fill(&mut mbuf, &contents(60, number));
@@ -296,7 +296,8 @@ fn ports_come_and_go() {
     assert_eq!(pools, 4, "pools are used again");
 }
 
-/// What its driver keeps of a zero-copy client's buffers, two rings full at most, is lost; nothing else is, and it does no harm.
+/// A zero-copy client's buffers in its driver, at most two full rings, are lost. Nothing else is lost, and later
+/// clients work.
 #[test]
 fn a_zero_copy_client_can_be_opened_again() {
     let eal = eal();
@@ -317,7 +318,7 @@ fn a_zero_copy_client_can_be_opened_again() {
 #[test]
 fn memory_is_given_to_pools_of_another_shape() {
     let eal = eal();
-    // Each fits into the memory alone, not all of them together.
+    // Each fits into the memory alone, but not all of them together.
     for (mtu, buffers) in [(1500, 30_000), (9000, 8_000), (1500, 25_000)] {
         let options = PortOptions { rx_buffers: buffers, tx_buffers: 1024, ..options(mtu) };
         let device = DeviceConfig::Ring { name: "big".to_owned(), loopback: true };

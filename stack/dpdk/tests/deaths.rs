@@ -1,6 +1,7 @@
-//! A peer that is killed under load costs its connection and nothing else, and the next one is served.
+//! A peer that is killed under load costs only its connection, and the next one is served.
 //!
-//! Each test starts itself again as the peer. 4 peers die for each device and role; 200 in the long run (`UWARP_LONG=1`).
+//! Each test starts itself again as the peer. Per device and role, 4 peers are killed; 200 in the long run
+//! (`UWARP_LONG=1`).
 
 mod common;
 
@@ -15,7 +16,7 @@ use uwarp_dpdk::{DeviceConfig, Mbuf, MemifRole, Port, PortOptions, Queue};
 /// Set in the peer: the socket.
 const SOCKET: &str = "UWARP_DEATH_SOCKET";
 
-/// Keeps a queue busy both ways. Frames carry who sent them.
+/// Keeps a queue busy in both directions. Frames carry their sender.
 struct Load {
     queue: Queue,
     mark: u8,
@@ -28,7 +29,7 @@ impl Load {
         Load { queue, mark, frames: VecDeque::with_capacity(64), received: Vec::with_capacity(64) }
     }
 
-    /// Returns how many frames came from somebody else.
+    /// Returns how many frames arrived from another sender.
     fn turn(&mut self) -> usize {
         while self.frames.len() < 32 {
             let Some(mut mbuf) = self.queue.alloc() else { break };
@@ -44,7 +45,7 @@ impl Load {
 }
 
 fn be_peer(device: &DeviceConfig) -> ! {
-    // The peer does not outlive the test, whatever becomes of it.
+    // The peer does not outlive the test, however that ends.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
     let eal = eal();
     let _registration = eal.register_thread().unwrap();
@@ -76,8 +77,8 @@ impl Drop for Killed {
     }
 }
 
-/// Kills one peer after the other. `peer` is the device that the peer opens, `own` the survivor's; `needs_peer` says that
-/// the survivor's device cannot be opened before a peer is there.
+/// Kills one peer after another. `peer` is the device that the peer opens, `own` the survivor's. `needs_peer`: the
+/// survivor's device cannot be opened before a peer is there.
 fn survive(
     test: &str,
     own: impl Fn(PathBuf) -> DeviceConfig,
@@ -111,7 +112,7 @@ fn survive(
                     last = Instant::now();
                 }
             }
-            // A busy machine is slow; one that stands still for so long has a fault.
+            // A busy machine is slow; no progress for this long is a fault.
             assert!(
                 last.elapsed() < 3 * PATIENCE,
                 "round {round}: {received} frames of {wanted} from the new peer, then none for {:?}; link {:?}, {:?}, {:?}",
@@ -125,7 +126,7 @@ fn survive(
             }
         }
         child.0.kill().unwrap();
-        // The kernel takes the peer apart while bursts go on.
+        // The kernel tears the peer down while bursts continue.
         let killed = Instant::now();
         while port.link_up() || killed.elapsed() < Duration::from_millis(5) {
             load.turn();

@@ -1,4 +1,4 @@
-//! What goes wrong is said with its cause and its cure.
+//! Errors name their cause and their remedy.
 
 mod common;
 

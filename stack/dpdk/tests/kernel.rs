@@ -1,4 +1,5 @@
-//! Devices with the Linux kernel at one end or in between. Needs root; everything happens in a network namespace of its own.
+//! Devices with the Linux kernel at one end or in between. Needs root; everything happens in network namespaces of the
+//! tests.
 
 mod common;
 
@@ -93,7 +94,7 @@ fn tap(mtu: u16) {
     });
     let hardware = hardware.unwrap();
     assert!(hardware.contains(&format!("mtu {mtu} ")), "{hardware}");
-    // The kernel's end has an address of its own: the frames that go there carry it.
+    // The kernel's end has an address of its own, which frames to it carry.
     let text = hardware.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap();
     let mut kernel = [0; 6];
     for (octet, part) in kernel.iter_mut().zip(text.split(':')) {
@@ -117,7 +118,7 @@ fn tap(mtu: u16) {
         assert_eq!(&got[..len], &payload[..], "to the kernel");
         assert_eq!(from.to_string(), "10.77.0.2:7");
 
-        // Back, behind 14 + 20 + 8 octets of headers. The kernel sends other things too.
+        // Back, behind 14 + 20 + 8 octets of headers. The kernel sends other frames, too.
         socket.send_to(&payload, from).unwrap();
         let start = std::time::Instant::now();
         let mut frames = Vec::with_capacity(8);
@@ -164,7 +165,7 @@ fn tap_goes_and_comes_again() {
             netns: Some(namespace.name().to_owned()),
         };
         let port = open(&eal, &device, &options(1500));
-        // A program that is started while the port is open has nothing of it.
+        // A program that is started while the port is open inherits none of it.
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         drop(port);
         let gone = namespace.ip(&["link", "show", "uwtap"]).is_err();
@@ -196,7 +197,7 @@ fn the_kernel_bridges_two_ports() {
     assert_eq!(whole(&receive(&mut b, &mut || {})), contents(200, 1));
 }
 
-/// The driver names a fanout group by process number XOR interface index, in 16 bits.
+/// The driver computes a fanout group's number as process number XOR interface index, in 16 bits.
 #[test]
 fn a_fanout_group_that_is_taken_is_named() {
     let namespace = namespace();

@@ -1,4 +1,4 @@
-//! Both ends of each kind of device in one process: what goes in at one end comes out of the other.
+//! Both ends of each kind of device in one process: what enters at one end leaves at the other.
 
 mod common;
 
@@ -40,7 +40,7 @@ fn memif_zero_copy_9000() {
     memif_pair(9000, true);
 }
 
-/// Opens the two ends of a virtio pair, `listening` first; the other one connects.
+/// Opens the two ends of a virtio pair: first the one that listens, then the one that connects.
 fn virtio_pair(mtu: u16, packed: bool, virtio_listens: bool) {
     let eal = eal();
     let directory = directory();
@@ -136,7 +136,7 @@ fn several_queues(left: &Port, right: &Port, count: u16) {
         }
     }
     drop(lefts.remove(0));
-    assert!(left.take_queue(0).is_some(), "given back and taken again");
+    assert!(left.take_queue(0).is_some(), "dropped and taken again");
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn pcap_writes_what_it_reads() {
     }
 }
 
-/// Packets of several segments, the last one shared with somebody else, arrive whole.
+/// Packets of several segments, the last one shared, arrive whole.
 fn chained(left: &Port, right: &Port) {
     let (mut a, mut b) = connect(left, right);
     if !a.capabilities().tx_multi_segment {
-        uwarp_notes::skipped("packets of several segments: the device takes none");
+        uwarp_notes::skipped("packets of several segments: the device accepts none");
         return;
     }
     for segments in 2..6 {
@@ -212,7 +212,7 @@ fn chained(left: &Port, right: &Port) {
         });
         let mut head = parts.next().unwrap();
         let mut rest: Vec<_> = parts.collect();
-        // As a retransmission does it: the payload is somebody's still.
+        // As in a retransmission: the payload is still referenced elsewhere.
         let kept = rest.last().unwrap().share();
         for part in rest.drain(..) {
             head.chain_append(part).expect("only the last is shared");
@@ -331,7 +331,7 @@ fn offloads_that_are_not_wanted_are_off() {
 fn hugepages_when_asked() {
     let config = EalConfig { hugepages: true, ..EalConfig::default() };
     let pages = u64::from(config.memory_mib) / 2;
-    // EAL keeps what it took until the process ends, and the kernel takes those back then.
+    // EAL keeps the pages that it took until the process ends; then the kernel reclaims them.
     let _reserved = Reserved::new(pages + 8);
     let free = uwarp_dpdk::eal::free_hugepages();
     let eal = Eal::init(&config).unwrap();

@@ -21,7 +21,7 @@ use crate::{DeviceConfig, Eal, Error, HEADROOM, ring, signal};
 /// Between two attempts to reach a peer.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// A device that was made on its bus. Closed and unplugged once.
+/// A device on its bus. It is closed and unplugged once.
 #[derive(Debug)]
 pub(crate) struct Device {
     plan: Plan,
@@ -29,7 +29,7 @@ pub(crate) struct Device {
     ring: Option<ring::End>,
 }
 
-/// DPDK's lists of devices are not made for two threads at a time.
+/// DPDK's device lists do not support two threads at a time.
 static BUS: Mutex<()> = Mutex::new(());
 
 pub(super) fn on_bus<T>(work: impl FnOnce() -> T) -> T {
@@ -44,7 +44,7 @@ impl Device {
             let close = || close_device(&self.plan, port);
             on_bus(|| {
                 if self.plan.gated {
-                    // The interrupt thread may be about to see the peer go.
+                    // The interrupt thread may be about to notice that the peer is gone.
                     gate::settle();
                     gate::exclusive(close);
                 } else {
@@ -55,7 +55,7 @@ impl Device {
         self.ring = None;
     }
 
-    /// The number of the device's port now, none if it was unplugged.
+    /// Sets the number of the device's port; `None` if it was unplugged.
     pub(crate) fn set_port(&mut self, port: Option<u16>) {
         self.port = port;
     }
@@ -86,7 +86,7 @@ fn unplug(plan: &Plan) {
     }
 }
 
-/// A call's failure: what the device, the call and DPDK's log say.
+/// A call's failure: the device, the call, the result and DPDK's log.
 fn failed(plan: &Plan, call: &'static str, result: c_int, mark: &Mark) -> Error {
     let number = if result < -1 { result } else { last_error() };
     let reason = mark.reason(&error_text(number));
@@ -98,7 +98,7 @@ fn failed(plan: &Plan, call: &'static str, result: c_int, mark: &Mark) -> Error 
             cure: "run as root or with the capabilities CAP_NET_ADMIN and CAP_NET_RAW, or use a device over a socket (virtio-user, vhost, memif)".to_owned(),
         };
     }
-    // The driver names the group by process number XOR interface index, and a namespace has one set of names.
+    // The driver computes the group's number as process number XOR interface index; groups are per namespace.
     let reason = if reason.contains("PACKET_FANOUT") {
         format!(
             "{reason} (another process of this network namespace may have the fanout group: give the interface an index far from those of other such interfaces, as in 'ip link add NAME index 16400 ...', or start again)"
@@ -109,7 +109,7 @@ fn failed(plan: &Plan, call: &'static str, result: c_int, mark: &Mark) -> Error 
     Error::Device { device: plan.name.clone(), call, reason }
 }
 
-/// Makes, configures and starts a device on this thread.
+/// Creates, configures and starts a device on this thread.
 pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan: &Plan) -> Result<Inner, Error> {
     if let Some(driver) = config.driver() {
         let available = eal.drivers();
@@ -163,18 +163,18 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     }
     start(port, plan, options, deadline)?;
 
-    // A virtual wire delivers what is on it whatever the address; on a shared one this is what makes several addresses work.
+    // A virtual link delivers every frame whatever the address; on a shared link this is needed for several addresses.
     // SAFETY: the port is started. A device that refuses is not worse off.
     unsafe { sys::rte_eth_allmulticast_enable(port) };
     let mut mac = sys::rte_ether_addr::default();
     // SAFETY: fills the address in.
     unsafe { sys::rte_eth_macaddr_get(port, &mut mac) };
-    // The driver gives its own address to the kernel's interface too, and a station does not answer itself: ours differs in
-    // one bit. The driver hands over every frame whatever its address.
+    // The driver also gives its own address to the kernel's interface, and a station does not answer itself, so ours
+    // differs in one bit. The driver delivers every frame whatever its address.
     if matches!(config, DeviceConfig::Tap { .. }) {
         mac.addr_bytes[5] ^= 1;
     }
-    // A ring has no address. All zeros is nobody's, and an ARP packet from there is ignored.
+    // A ring has no address. All zeros is no station's, and an ARP packet from it is ignored.
     if mac.addr_bytes == [0; 6] {
         mac.addr_bytes = plan::own_address(u32::from(port));
     }
@@ -200,7 +200,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         tx_multi_segment: has(sys::UWARP_ETH_TX_MULTI_SEGS, features.tx),
         tx_max_segments: match (has(sys::UWARP_ETH_TX_MULTI_SEGS, features.tx), limits.tx_desc_lim.nb_mtu_seg_max) {
             (false, _) => 1,
-            // No limit is told. Half of the smallest ring is one that every ring can keep.
+            // The driver states no limit. Half of the smallest ring fits every ring.
             (true, 0 | u16::MAX) => 16,
             (true, most) => most,
         },
@@ -208,7 +208,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         tso: has(sys::UWARP_ETH_TX_TCP_TSO, features.tx),
         tso_max_segments: match (has(sys::UWARP_ETH_TX_TCP_TSO, features.tx), limits.tx_desc_lim.nb_seg_max) {
             (false, _) => 0,
-            // Several such packets have to fit into the ring.
+            // Several such packets must fit into the ring.
             (true, 0) => plan.tx_descriptors / 4,
             (true, most) => most.min(plan.tx_descriptors / 4),
         },
@@ -242,7 +242,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     Ok(Inner { info, device, queues, reconnector })
 }
 
-/// What the kernel has to say of an interface, before DPDK says it less clearly.
+/// Checks the kernel's interface first, because DPDK's messages are less clear.
 fn check_interface(config: &DeviceConfig, options: &PortOptions) -> Result<(), Error> {
     let DeviceConfig::AfPacket { interface, .. } = config else { return Ok(()) };
     let mtu = interface_mtu(interface, None)?;
@@ -255,7 +255,7 @@ fn check_interface(config: &DeviceConfig, options: &PortOptions) -> Result<(), E
     Ok(())
 }
 
-/// The MTU of a kernel interface in this thread's network namespace, after setting it if there is one to set.
+/// The MTU of a kernel interface in this thread's network namespace, after setting it to `new`, if given.
 fn interface_mtu(interface: &str, new: Option<u16>) -> Result<i32, Error> {
     use std::os::fd::AsRawFd;
     let failed = |error: std::io::Error| match error.raw_os_error() {
@@ -264,7 +264,7 @@ fn interface_mtu(interface: &str, new: Option<u16>) -> Result<i32, Error> {
         }
         _ => Error::System { what: format!("the MTU of interface {interface}"), reason: error.to_string() },
     };
-    // /sys shows the namespace that the process started in: ask by socket instead.
+    // /sys shows the namespace that the process started in: query by socket instead.
     let query = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)
         .map_err(|error| failed(error.into()))?;
     if interface.len() >= libc::IFNAMSIZ {
@@ -289,7 +289,7 @@ fn interface_mtu(interface: &str, new: Option<u16>) -> Result<i32, Error> {
     }
 }
 
-/// Makes the device on its bus and finds its port.
+/// Creates the device on its bus and finds its port.
 fn make(
     eal: &Eal,
     config: &DeviceConfig,
@@ -315,7 +315,7 @@ fn make(
                     plan.name
                 )));
             }
-            // EAL has probed what is on its list; a device that was closed before is probed again.
+            // EAL has probed the devices on its list; a device that was closed before is probed again.
             if let Some(port) = port_of(plan) {
                 device.port = Some(port);
                 return Ok(device);
@@ -362,7 +362,7 @@ pub(super) fn port_of(plan: &Plan) -> Option<u16> {
     (unsafe { sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &mut port) } == 0).then_some(port)
 }
 
-/// Tries until the peer that serves a socket is there.
+/// Retries until the peer that serves a socket is there.
 fn retry(
     plan: &Plan,
     socket: &Socket,
@@ -382,7 +382,7 @@ fn retry(
             if Instant::now() >= deadline {
                 let error = failed(plan, call, result, &mark);
                 let text = error.to_string();
-                // What a connecting end says when the socket file is there and nobody accepts.
+                // The messages of a connecting end if the socket file exists and nobody accepts.
                 let absent =
                     ["onnection refused", "onnect error", "Failed to connect"].iter().any(|sign| text.contains(sign));
                 return Err(if absent {
@@ -398,7 +398,7 @@ fn retry(
     }
 }
 
-/// The driver of a listening virtio-user device waits inside for its first peer, without limit; this gives it one.
+/// The driver of a listening virtio-user device waits inside for its first peer, without limit; this provides one.
 fn add_when_accepted(plan: &Plan, socket: &Socket, limit: Duration) -> Result<(), Error> {
     let mark = Mark::now();
     let (done, finished) = mpsc::channel::<()>();
@@ -449,7 +449,7 @@ pub(super) fn configure(
         | sys::UWARP_ETH_RX_SCATTER)
         & limits.rx_offload_capa;
     let tx = (pick(wanted.tx_checksum, sys::UWARP_ETH_TX_IPV4_CKSUM | sys::UWARP_ETH_TX_TCP_CKSUM)
-        // The driver of tap takes no segment of full size: it compares the whole frame with the MTU.
+        // The tap driver refuses segments of full size: it compares the whole frame with the MTU.
         | pick(wanted.tso && plan.tells_mtu.is_none(), sys::UWARP_ETH_TX_TCP_TSO)
         | sys::UWARP_ETH_TX_MULTI_SEGS)
         & limits.tx_offload_capa;
@@ -459,7 +459,7 @@ pub(super) fn configure(
     let mut config = sys::rte_eth_conf::default();
     config.rxmode.offloads = rx;
     config.txmode.offloads = tx;
-    // memif and some others do not know what they can carry, and carry what the buffers hold.
+    // memif and some others do not know their limit, and carry whatever the buffers hold.
     let overhead = if limits.max_mtu != u16::MAX && limits.max_rx_pktlen > u32::from(limits.max_mtu) {
         limits.max_rx_pktlen - u32::from(limits.max_mtu)
     } else {
@@ -476,7 +476,7 @@ pub(super) fn configure(
     // SAFETY: the flags are a static word of the device.
     let flags = unsafe { limits.dev_flags.as_ref() }.copied().unwrap_or(0);
     if flags & sys::UWARP_DEV_INTR_LSC != 0 {
-        // The driver then keeps the link's state up to date by itself, virtio-user takes its next peer in, and asking is cheap.
+        // The driver then updates the link's state by itself, virtio-user accepts its next peer, and queries are cheap.
         config.intr_conf.set_lsc(1);
     }
     let mut key = options.rss_key.clone();

@@ -1,4 +1,4 @@
-//! Making a virtio-user device anew for its next peer: its driver connects when the device is made, and never again.
+//! Recreating a virtio-user device for its next peer: its driver connects only when the device is created.
 
 use std::ptr::NonNull;
 
@@ -9,14 +9,14 @@ use super::open::{self, Features, add, close_device, configure, on_bus, port_of,
 use crate::gate;
 use crate::plan::Plan;
 
-/// All that is needed to make the device as it was.
+/// Everything needed to recreate the device as it was.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub(crate) plan: Plan,
     pub(crate) options: PortOptions,
     pub(crate) node: i32,
     pub(crate) features: Features,
-    /// The receive pool of each queue. The port keeps them for as long as this is used.
+    /// The receive pool of each queue. The port keeps the pools while this is in use.
     pub(crate) rx_pools: Vec<NonNull<rte_mempool>>,
 }
 
@@ -26,11 +26,11 @@ unsafe impl Send for Recipe {}
 unsafe impl Sync for Recipe {}
 
 impl Recipe {
-    /// Closes the device that there is and makes it again. Gives the new port's number; none while there is no peer.
+    /// Closes the device and creates it again. Returns the new port's number; `None` while there is no peer.
     pub(crate) fn replug(&self, old: Option<u16>) -> Option<u16> {
         on_bus(|| {
             if let Some(port) = old {
-                // The question for the link may just have put off by an alarm what the driver does about a peer that is gone.
+                // Querying the link may just have deferred, by an alarm, the driver's handling of a lost peer.
                 gate::settle();
                 gate::exclusive(|| close_device(&self.plan, port));
             }
@@ -54,10 +54,10 @@ impl Recipe {
             return false;
         }
         match configure(port, &self.plan, &self.options, &limits) {
-            // The stack above goes by what the first device could do.
+            // The layers above rely on the features of the first device.
             Ok(features) if features == self.features => {}
             _ => {
-                tracing::warn!("the new peer of {} offers other features than the one before", self.plan.name);
+                tracing::warn!("the new peer of {} offers other features than the previous one", self.plan.name);
                 return false;
             }
         }

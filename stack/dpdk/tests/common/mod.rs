@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Mbuf, MemifRole, Port, PortOptions, Queue};
 
-/// Long enough for a busy machine, and an end for what would hang.
+/// Long enough for a busy machine; ends a test that would hang.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An EtherType for local experiments.
@@ -20,7 +20,7 @@ pub fn eal() -> Eal {
     Eal::init(&EalConfig::default()).expect("DPDK starts")
 }
 
-/// The machine's hugepages for one test at a time: whoever counts on their number holds this.
+/// A lock on the machine's hugepages, for tests that depend on their number.
 pub fn hugepages() -> File {
     let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
     let pool = File::open(pool).expect("a kernel with hugepages of 2 MiB");
@@ -28,14 +28,14 @@ pub fn hugepages() -> File {
     pool
 }
 
-/// Hugepages that are reserved by the project's script, and given back.
+/// Hugepages reserved by the project's script, returned on drop.
 pub struct Reserved {
     pool: File,
     before: u64,
 }
 
 impl Reserved {
-    /// So many more than there are.
+    /// Reserves `count` more than there are.
     pub fn new(count: u64) -> Self {
         let mut pool = hugepages();
         let mut before = String::new();
@@ -84,7 +84,7 @@ pub fn vhost(socket: PathBuf, client: bool) -> DeviceConfig {
     DeviceConfig::Vhost { socket, client, tso: false }
 }
 
-/// A frame of `len` octets whose contents follow from `seed`.
+/// Contents of a frame of `len` octets, derived from `seed`.
 pub fn contents(len: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut frame = vec![0; len];
@@ -111,7 +111,7 @@ pub fn send(queue: &mut Queue, mbuf: Mbuf) {
     let start = Instant::now();
     let mut frames = VecDeque::from([mbuf]);
     while queue.tx_burst(&mut frames) == 0 {
-        assert!(start.elapsed() < PATIENCE, "the device takes no frame");
+        assert!(start.elapsed() < PATIENCE, "the device accepts no frame");
         std::thread::yield_now();
     }
 }
@@ -128,7 +128,7 @@ pub fn send_octets(queue: &mut Queue, octets: &[u8]) {
     send(queue, mbuf);
 }
 
-/// The next frame of ours; what the kernel has to say on an interface is passed over.
+/// The next frame of ours; the kernel's own frames on an interface are skipped.
 pub fn receive(queue: &mut Queue, keep_going: &mut dyn FnMut()) -> Mbuf {
     let start = Instant::now();
     let mut frames = Vec::with_capacity(1);
@@ -146,12 +146,12 @@ pub fn receive(queue: &mut Queue, keep_going: &mut dyn FnMut()) -> Mbuf {
     }
 }
 
-/// Sends frames of each size one way and the other and compares them.
+/// Sends frames of each size in both directions and compares them.
 pub fn exchange(left: &mut Queue, right: &mut Queue, sizes: impl Iterator<Item = usize>) {
     for (seed, size) in sizes.enumerate() {
         let frame = contents(size, seed as u64);
         send_octets(left, &frame);
-        // Some devices reap what was sent, or wake the peer, only when they are called again.
+        // Some devices reap sent frames, or wake the peer, only when they are called again.
         let got = receive(right, &mut || {
             left.tx_burst(&mut VecDeque::new());
         });
@@ -166,7 +166,7 @@ pub fn exchange(left: &mut Queue, right: &mut Queue, sizes: impl Iterator<Item =
     }
 }
 
-/// All sizes up to a normal MTU's frame, a selection beyond.
+/// All sizes up to a normal MTU's frame, and a selection beyond.
 pub fn sizes(mtu: u16) -> impl Iterator<Item = usize> {
     let largest = usize::from(mtu) + 14;
     (60..=largest)
