@@ -21,7 +21,7 @@ use uwarp_rpcrdma::responder::{Answer, Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::Status;
 
 fn server(context: &Context, mut listener: Listener) -> Outcome {
-    let request = listener.next(LIMIT)?.ok_or("no client came")?;
+    let request = listener.next(LIMIT)?.ok_or("no client connected in time")?;
     let programs: Arc<[Arc<dyn Binding>]> = Arc::new([Arc::new(Nfs3)]);
     let mut responder = Responder::accept(context, request, programs, ResponderOptions::default(), Arc::default())?;
     // Until the client disconnects.

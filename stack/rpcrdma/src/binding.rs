@@ -1,22 +1,24 @@
-//! Upper-layer bindings (RFC 8166 §6): which data items of a program may be moved by RDMA, and how long its replies can be.
+//! Upper-layer bindings (RFC 8166 §6): which data items of a program may be moved by RDMA, and the largest size of its
+//! replies.
 
 use crate::walk::{Walk, WalkError};
 use crate::xdr::padding;
 use std::ops::RangeInclusive;
 
-/// The binding of one program. It knows the program's XDR as far as DDP-eligible items are in it, and nothing of their meaning.
+/// The binding of one program. It knows the program's XDR as far as needed to find DDP-eligible items, and nothing of
+/// their meaning.
 pub trait Binding: Send + Sync {
     /// The program's number.
     fn program(&self) -> u32;
 
-    /// The versions of it that this binding knows.
+    /// The program versions that this binding covers.
     fn versions(&self) -> RangeInclusive<u32>;
 
-    /// Goes over a call's arguments and names the DDP-eligible items among them (RFC 8166 §6.1), in order, with
-    /// [`Walk::eligible_opaque`] and [`Walk::eligible_data`]. What stands behind the last one need not be looked at.
+    /// Walks over a call's arguments and names the DDP-eligible items among them (RFC 8166 §6.1), in order, with
+    /// [`Walk::eligible_opaque`] and [`Walk::eligible_data`]. It may stop after the last one.
     ///
     /// # Errors
-    /// The arguments are not those of the procedure, or something else than those items was reduced.
+    /// The arguments are not those of the procedure, or something other than those items was reduced.
     fn arguments(&self, version: u32, procedure: u32, walk: &mut Walk<'_>) -> Result<(), WalkError>;
 
     /// The same for the results of a call that succeeded.
@@ -25,8 +27,8 @@ pub trait Binding: Send + Sync {
     /// As for the arguments.
     fn results(&self, version: u32, procedure: u32, walk: &mut Walk<'_>) -> Result<(), WalkError>;
 
-    /// The greatest results of a call (RFC 8166 §6.2). `arguments` are its octets up to the first eligible item. `None` if the
-    /// procedure or its arguments are not those of the program.
+    /// The largest results of a call (RFC 8166 §6.2). `arguments` are its octets up to the first eligible item. `None`
+    /// if the procedure or its arguments are not those of the program.
     fn greatest(&self, version: u32, procedure: u32, arguments: &[u8]) -> Option<Greatest>;
 }
 
@@ -50,7 +52,7 @@ impl Greatest {
         Self { rest, items: vec![item] }
     }
 
-    /// Octets of the results if nothing is reduced.
+    /// Octets of the unreduced results.
     pub fn whole(&self) -> usize {
         self.items.iter().map(|&item| item as usize + padding(item as usize)).fold(self.rest, usize::saturating_add)
     }

@@ -9,8 +9,8 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// Of a new connection, that asks for `requested`, at least one: one call may be under way until the first reply says
-    /// more (§3.3.3).
+    /// The credits of a new connection that requests `requested`, at least one. Until the first reply grants more, one
+    /// call may be under way (§3.3.3).
     pub fn new(requested: u32) -> Self {
         Self { requested: requested.max(1), granted: 1, in_flight: 0 }
     }
@@ -20,7 +20,7 @@ impl Credits {
         self.requested
     }
 
-    /// Calls under way: sent, and not answered. One that was given up goes on counting, since its answer takes a receive.
+    /// Calls under way: sent and unanswered. An abandoned call still counts, since its answer takes a receive.
     pub const fn in_flight(&self) -> u32 {
         self.in_flight
     }
@@ -35,8 +35,8 @@ impl Credits {
         self.in_flight += 1;
     }
 
-    /// A valid reply to a call came and granted so many. Zero would be a standstill, which nobody may ask for (§3.3.1), and
-    /// is taken for one.
+    /// A valid reply arrived and granted this many credits. Zero is forbidden (§3.3.1), as it would stop all calls, and
+    /// counts as one.
     pub fn replied(&mut self, granted: u32) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.granted = granted.max(1);

@@ -1,4 +1,5 @@
-//! What both roles have in common: a queue pair with its message buffers, and work that waits for room in the send queue.
+//! The parts that both roles share: a queue pair with its message buffers, and work that waits for room in the send
+//! queue.
 
 use crate::private_data::Agreement;
 use crate::xdr::XdrError;
@@ -10,50 +11,50 @@ use uwarp::{
     Status, Unregistered,
 };
 
-/// Elements of the send queue besides one for each message.
+/// Elements of the send queue in addition to one per message.
 const WORK_DEPTH: usize = 128;
-/// Most requests in front of a message: two fast regions, each invalidated and registered.
+/// The most local requests in front of a message: two fast regions, each invalidated and registered.
 pub(crate) const LOCAL_REQUESTS: usize = 4;
-/// Octets between two buffers, besides their own: if all began at the same place of a page, their first octets would share a
-/// few lines of the cache.
+/// Octets between two buffers. If all buffers began at the same offset of a page, their first octets would share a few
+/// cache lines.
 const STAGGER: usize = 64;
-/// The number of an own request is below the kind of work.
+/// The kind of work is in the bits of a work request identifier from this one on, its number below.
 const KIND_SHIFT: u32 = 60;
 const RECEIVE: u64 = 1;
 const MESSAGE: u64 = 2;
 const TRANSFER: u64 = 3;
-/// The number of every local operation: none makes a completion unless it fails, which ends the connection.
+/// The identifier of every local operation: none makes a completion unless it fails, which ends the connection.
 pub(crate) const LOCAL: u64 = 4 << KIND_SHIFT;
-/// How long a wait lasts before the connection's state is looked at.
+/// How long a wait lasts before the connection's state is checked.
 const LOOK: Duration = Duration::from_millis(100);
 /// Completions that are taken at once.
 const BATCH: usize = 32;
-/// Polls without anything after which the connection's state is looked at.
+/// Fruitless polls after which the connection's state is checked.
 const POLLS: u32 = 64;
 
-/// Message buffers of an endpoint, and what goes in front of a message.
+/// Sizes of an endpoint's message buffers, and the local requests in front of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Receives, and their octets.
     pub(crate) receives: usize,
     pub(crate) receive: usize,
-    /// Sends that may be under way, and their octets.
+    /// Sends that may be under way, and the octets of each.
     pub(crate) sends: usize,
     pub(crate) send: usize,
-    /// Most pieces of a [`FastRegion`] that is registered in front of a message; 0 if none is.
+    /// The most pieces of a [`FastRegion`] that is registered in front of a message; 0 if none is.
     pub(crate) pieces: usize,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A message of so many octets is in this receive.
+    /// A message of `length` octets is in this receive.
     Received { slot: usize, length: usize },
-    /// All messages up to this one, by the number that it was given, were sent.
+    /// All messages up to the one with this tag were sent.
     Sent { tag: u64 },
     /// A Read was carried out.
     Done { tag: u64 },
-    /// The connection is over. The work that ended it, if it was a Read or Write.
+    /// The connection has ended. `tag` is the Read or Write that ended it, if it was one.
     Lost { status: Status, tag: Option<u64> },
 }
 
@@ -64,7 +65,7 @@ pub(crate) enum Transfer {
     Write,
 }
 
-/// Work that is posted when there is room.
+/// Work that waits for room.
 #[derive(Debug)]
 enum Work {
     Message { octets: Vec<u8>, receive: Option<usize>, invalidate: Option<u32>, tag: u64, told: bool },
@@ -74,27 +75,27 @@ enum Work {
 /// The endpoint.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    // In the order in which they are dropped: memory goes when no queue pair uses it.
+    // The order in which they are dropped: memory is freed when no queue pair uses it.
     pub(crate) queue_pair: QueuePair,
     completions: CompletionQueue,
-    /// Completions that were taken, of which so many have been looked at.
+    /// Completions that were reaped, and how many of them were processed.
     reaped: [Completion; BATCH],
     taken: usize,
     looked_at: usize,
-    /// Polls without anything since the connection's state was looked at.
+    /// Fruitless polls since the connection's state was checked.
     fruitless: u32,
     receives: MemoryRegion,
     sends: MemoryRegion,
     domain: ProtectionDomain,
     sizes: Sizes,
-    /// Buffers of messages that were posted and are not known to be sent, with their tags, in order.
+    /// Buffers of messages that are posted and not known to be sent, with their tags, in order.
     posted: VecDeque<(usize, u64)>,
-    /// How many of them, at the end, make no completion.
+    /// How many of the last ones are unsignalled.
     unsignalled: usize,
     /// Writes that were posted.
     writes: usize,
-    /// Work that was posted and makes a completion, which was not looked at yet. The completion queue has room for so much of it
-    /// as [`Self::new`] says, and not for a full send queue twice over.
+    /// Posted work that makes a completion, not processed yet. The completion queue has the room that [`Self::new`]
+    /// computes, which is less than twice a full send queue.
     signalled: usize,
     free: Vec<usize>,
     waiting: VecDeque<Work>,
@@ -102,7 +103,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// A queue pair of its own protection domain, not connected and with no receives posted.
+    /// A queue pair in its own protection domain, unconnected and without posted receives.
     pub(crate) fn new(context: &Context, sizes: Sizes) -> Result<Self, Error> {
         let domain = context.allocate_domain();
         let requests = if sizes.pieces > 0 { 1 + LOCAL_REQUESTS } else { 1 };
@@ -144,8 +145,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Copies a message out of its receive. A peer that is not trusted cannot change it there any more, but its buffer is
-    /// wanted for the next one.
+    /// Copies a message out of its receive. Even an untrusted peer can no longer change it there, but the buffer is
+    /// needed for the next message.
     pub(crate) fn message(&self, slot: usize, length: usize, out: &mut Vec<u8>) -> Result<(), Error> {
         out.resize(length.min(self.sizes.receive), 0);
         self.receives.read(slot * (self.sizes.receive + STAGGER), out)
@@ -154,7 +155,7 @@ impl Endpoint {
     /// Registers memory for this connection alone (RFC 8166 §8.1.1).
     ///
     /// # Errors
-    /// Those of [`ProtectionDomain::register`]; the memory comes back with them.
+    /// Those of [`ProtectionDomain::register`]; the memory is returned with them.
     pub(crate) fn register(&self, octets: Vec<u8>, access: Access) -> Result<MemoryRegion, Kept> {
         let registered = self.domain.try_register(octets, access, RegionScope::QueuePair(&self.queue_pair));
         registered.map_err(|Unregistered { buffer, error }| Kept {
@@ -164,32 +165,32 @@ impl Endpoint {
         })
     }
 
-    /// A region that is registered by work requests, of as many pieces as the sizes say.
+    /// A region that is registered by work requests, with the number of pieces from the sizes.
     pub(crate) fn allocate_fast_region(&self) -> Result<FastRegion, Error> {
         self.domain.allocate_fast_region(self.sizes.pieces)
     }
 
-    /// Whether a message would be posted at once, and so would the local operations in front of it: each message that may be
-    /// under way has room for them in the send queue.
+    /// Whether a message, and the local operations in front of it, would be posted at once. The send queue has room for
+    /// those of every message that may be under way.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.is_empty() && !self.free.is_empty()
     }
 
-    /// Posts local operations in front of a message that there is room for, at most [`LOCAL_REQUESTS`].
+    /// Posts at most [`LOCAL_REQUESTS`] local operations in front of a message that there is room for.
     pub(crate) fn post_local(&mut self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
         self.queue_pair.post_send(requests)?;
         Ok(())
     }
 
-    /// Sends a message when its turn comes. With an STag, that of the peer's is invalidated (RFC 5040 §4.3). With `told`, an event
-    /// brings `tag` when its buffer is free again, and all transfers in front of it are done then too; without it, an event of
-    /// a later message may stand for this one.
+    /// Sends a message when its turn comes. With an STag, it invalidates that STag of the peer (RFC 5040 §4.3). With
+    /// `told`, an event returns `tag` when the message's buffer is free again, by which time all earlier transfers are
+    /// complete, too. Without it, the event of a later message may cover this one.
     ///
-    /// A receive that is given is posted just before the message: for what the peer may send when it has this (RFC 8166 §3.3.1).
-    /// Not earlier, or a peer that takes nothing could have more and more messages wait for it.
+    /// The receive, if given, is posted just before the message, for the peer's answer to it (RFC 8166 §3.3.1). If it
+    /// were posted earlier, a peer that accepts nothing could make ever more messages wait for it.
     ///
     /// # Errors
-    /// The message is longer than was agreed, or the queue pair does not take it.
+    /// The message is longer than agreed, or the queue pair refuses it.
     pub(crate) fn send(
         &mut self,
         octets: &[u8],
@@ -233,7 +234,7 @@ impl Endpoint {
         told: bool,
     ) -> Result<(), Failure> {
         let Some(&slot) = self.free.last() else { return Err(Failure::Full) };
-        // The message may find the send queue full all the same: then it comes again without.
+        // The send queue may still be full. Then the message is posted later, without the receive.
         if let Some(slot) = receive.take() {
             self.post_receive(slot)?;
         }
@@ -241,7 +242,7 @@ impl Endpoint {
         self.sends.write(start, octets)?;
         let entry = [self.sends.sge(start..start + octets.len())?];
         let mut request = SendRequest::send(MESSAGE << KIND_SHIFT | slot as u64, &entry);
-        // Now and then in any case, so that buffers come back.
+        // Signal occasionally in any case, so that buffers are returned.
         let signalled = told || self.unsignalled >= self.sizes.sends / 4;
         if signalled {
             request = request.signalled();
@@ -256,7 +257,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// A message was sent, and so were those before it. Gives its tag.
+    /// A message and those before it were sent. Returns its tag.
     fn sent(&mut self, slot: usize) -> u64 {
         while let Some((free, tag)) = self.posted.pop_front() {
             self.free.push(free);
@@ -281,7 +282,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts what waits, in order, as far as there is room.
+    /// Posts waiting work in order, as far as there is room.
     fn post_waiting(&mut self) -> Result<(), Failure> {
         while let Some(mut work) = self.waiting.pop_front() {
             let posted = match &mut work {
@@ -292,15 +293,16 @@ impl Endpoint {
                     let (id, entries) = (TRANSFER << KIND_SHIFT | *tag, [*entry]);
                     let (request, signalled) = match kind {
                         Transfer::Read => (SendRequest::read(id, &entries, *handle, *offset), true),
-                        // The message behind it says that it is done; but with many a full queue has to say when there is
-                        // room again.
+                        // The message behind the Writes reports their completion. But a send queue full of Writes must
+                        // report when it has room again.
                         Transfer::Write => {
                             let signalled = (self.writes + 1).is_multiple_of(WORK_DEPTH / 2);
                             (SendRequest::write(id, &entries, *handle, *offset), signalled)
                         }
                     };
                     let posted = self.post(if signalled { request.signalled() } else { request }, signalled);
-                    // One that found no room is counted when it does: otherwise it would take the signal along.
+                    // Count it only if it was posted: otherwise the signal would be lost with a Write that found no
+                    // room.
                     self.writes += usize::from(posted.is_ok() && matches!(kind, Transfer::Write));
                     posted
                 }
@@ -317,7 +319,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// What happened next, without waiting. An inline engine is turned unless something is left of its last turn.
+    /// The next event, without waiting. An inline engine is turned unless something is left of its last turn.
     pub(crate) fn poll(&mut self) -> Result<Option<Event>, Failure> {
         if self.looked_at == self.taken && !self.reap() {
             self.fruitless += 1;
@@ -343,26 +345,26 @@ impl Endpoint {
         Ok(Some(event))
     }
 
-    /// Whether all that was asked for was posted.
+    /// Whether all requested work was posted.
     pub(crate) fn has_posted_all(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Takes completions that are there; false if there are none.
+    /// Reaps available completions; false if there are none.
     fn reap(&mut self) -> bool {
         self.looked_at = 0;
         self.taken = self.completions.poll(&mut self.reaped);
         self.taken > 0
     }
 
-    /// Whether the connection has ended without work that could tell it: a responder whose requester uses all its credits has
-    /// neither receives nor replies posted.
+    /// Whether the connection has ended without work that could report it: a responder whose requester uses all its
+    /// credits has neither receives nor replies posted.
     fn is_over(&mut self) -> bool {
         self.fruitless = 0;
         self.queue_pair.state() == QueuePairState::Disconnected
     }
 
-    /// Waits until something happens, or the time is over.
+    /// Waits until something happens, or until the time-out.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         if self.looked_at < self.taken {
             return Ok(());
@@ -444,7 +446,7 @@ mod tests {
         ([here, there], one, other)
     }
 
-    /// As many messages as an endpoint has receives may wait, and no more: the next call finds no receive.
+    /// As many messages may wait as an endpoint has receives. The next call finds no receive.
     #[test]
     fn a_receive_is_posted_with_the_message_that_it_is_behind() {
         let (_contexts, mut one, mut other) = connected();
@@ -454,7 +456,7 @@ mod tests {
         }
         let waiting: Vec<_> = one.waiting.iter().collect();
         assert!(matches!(waiting[..], [Work::Message { receive: Some(1), .. }]), "{waiting:?}");
-        // Both messages arrive, and what is sent then finds both receives.
+        // Both messages arrive, and the messages sent in return find both receives.
         let (mut arrived, mut found) = (0, 0);
         while found < 2 {
             if let Some(Event::Received { length, .. }) = other.poll().unwrap() {
@@ -470,7 +472,7 @@ mod tests {
         assert_eq!(arrived, 2);
     }
 
-    /// More Reads than the send queue holds, and nobody looks while they are carried out.
+    /// More Reads than the send queue holds, while nothing reaps their completions.
     #[test]
     fn completions_have_room_in_their_queue() {
         const READS: usize = 1000;
@@ -491,7 +493,7 @@ mod tests {
             if done == 0 {
                 other.send(&[7; 10], None, None, 1, false).unwrap();
             }
-            // A batch of completions, which makes room for as much.
+            // A batch of completions, which makes room for as many more.
             for _ in 0..BATCH {
                 match one.poll().unwrap() {
                     Some(Event::Done { tag: 5 }) => done += 1,
@@ -503,7 +505,7 @@ mod tests {
         }
     }
 
-    /// What finds the queue full is tried again and again: only what was posted counts for the one that has to be signalled.
+    /// A Write that finds the queue full is retried. Only posted ones count towards the next signalled one.
     #[test]
     fn every_sixty_fourth_write_that_is_posted_is_signalled() {
         const WRITES: usize = 1000;

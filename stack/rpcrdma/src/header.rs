@@ -1,21 +1,21 @@
-//! The transport header of RPC-over-RDMA version 1 (RFC 8166 §4), which goes in front of what a Send carries.
+//! The transport header of RPC-over-RDMA version 1 (RFC 8166 §4), at the start of each message.
 //!
-//! What comes from a peer is judged here once: [`parse_call`] as a responder has to, [`parse_reply`] as a requester has to. Their
-//! errors say what §4.5 demands: silence, or an RDMA_ERROR. What both allocate is in proportion to what was received, whatever
-//! counts a peer writes there.
+//! A peer's header is judged here, once: [`parse_call`] for a responder, [`parse_reply`] for a requester. Their errors
+//! say what §4.5 requires: silence, or an RDMA_ERROR. Both allocate in proportion to what was received, whatever counts
+//! a peer writes.
 
 #[cfg(test)]
 mod tests;
 
 use crate::xdr::{self, Reader, XdrError, put_u32, put_u64, put_words};
 
-/// The version that is spoken (RFC 8166 §4.2.2), and the only one.
+/// The only supported version (RFC 8166 §4.2.2).
 pub const VERSION: u32 = 1;
 /// Octets of the four fields that every version begins with (RFC 8166 §7).
 pub const FIXED_LEN: usize = 16;
-/// Octets of the shortest RDMA_MSG or RDMA_NOMSG; a shorter call is not looked at (RFC 8166 §4.5).
+/// Octets of the shortest RDMA_MSG or RDMA_NOMSG; a shorter call is dropped (RFC 8166 §4.5).
 pub const HEADER_MIN: usize = 28;
-/// Octets that a Read segment takes in the header, with the word that announces it.
+/// Octets of a Read segment in the header, including the word that announces it.
 pub const READ_SEGMENT_LEN: usize = 24;
 /// Octets that a segment of a Write or Reply chunk takes.
 pub const SEGMENT_LEN: usize = 16;
@@ -28,7 +28,7 @@ const RDMA_ERROR: u32 = 4;
 const ERR_VERS: u32 = 1;
 const ERR_CHUNK: u32 = 2;
 
-/// A contiguous piece of the requester's memory (RFC 8166 §3.4.3).
+/// A contiguous part of the requester's memory (RFC 8166 §3.4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// STag of its registration.
@@ -39,10 +39,10 @@ pub struct Segment {
     pub offset: u64,
 }
 
-/// A piece of a Read chunk (RFC 8166 §3.4.5). Those with one position are one chunk, in the order of the list.
+/// A part of a Read chunk (RFC 8166 §3.4.5). Those with the same position are one chunk, in the order of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ReadSegment {
-    /// Where the chunk's data belongs in the unreduced Payload stream, in octets from its beginning.
+    /// The position of the chunk's data in the unreduced Payload stream, in octets.
     pub position: u32,
     /// The memory.
     pub segment: Segment,
@@ -51,7 +51,7 @@ pub struct ReadSegment {
 /// The chunk lists of a message (RFC 8166 §4.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Chunks {
-    /// What the responder reads. In a reply it is empty.
+    /// What the responder reads. Empty in a reply.
     pub reads: Vec<ReadSegment>,
     /// Write chunks: where the responder writes results. One without segments is an empty chunk (§4.3.2.3).
     pub writes: Vec<Vec<Segment>>,
@@ -67,7 +67,7 @@ pub fn chunk_length(segments: &[Segment]) -> u64 {
 /// One Read chunk: all segments of one position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ReadChunk {
-    /// Where its data belongs in the unreduced Payload stream.
+    /// The position of its data in the unreduced Payload stream.
     pub position: u32,
     /// Its memory, in the order of its data.
     pub segments: Vec<Segment>,
@@ -79,7 +79,7 @@ impl Chunks {
         self.reads.is_empty() && self.writes.is_empty() && self.reply.is_none()
     }
 
-    /// The Read chunks by position, the lowest first; the list itself may be in any order.
+    /// The Read chunks in ascending order of position; the list itself may have any order.
     pub fn read_chunks(&self) -> Vec<ReadChunk> {
         if self.reads.is_empty() {
             return Vec::new();
@@ -150,9 +150,10 @@ impl Chunks {
         Ok(chunks)
     }
 
-    /// Whether the Read list can be one of a call (RFC 8166 §3.4.5): whole words as positions, and no chunk that begins
-    /// inside of another, or ends beyond what a position can name. `long` is whether position zero is the call itself
-    /// (§3.5.3), whose length is of another stream; in other calls nothing can be there, because the XID is.
+    /// Whether a call may have this Read list (RFC 8166 §3.4.5): positions are multiples of four, and no chunk begins
+    /// inside another one or ends beyond the largest position. `long`: the chunk at position zero is the call itself
+    /// (§3.5.3), whose length belongs to another stream. In other calls nothing can be at position zero, because the
+    /// XID is there.
     fn are_positions_right(&self, long: bool) -> bool {
         let mut end = 0;
         for chunk in self.read_chunks() {
@@ -183,7 +184,7 @@ fn put_segment(out: &mut Vec<u8>, segment: &Segment) {
 }
 
 fn put_chunk(out: &mut Vec<u8>, segments: &[Segment]) {
-    // As many as memory has room for, which is less than 2^32 of 16 octets each in a message of 32-bit length.
+    // The count fits: memory holds fewer than 2^32 segments of 16 octets for a message of 32-bit length.
     put_u32(out, segments.len() as u32);
     for segment in segments {
         put_segment(out, segment);
@@ -203,17 +204,17 @@ fn chunk(reader: &mut Reader<'_>) -> Result<Vec<Segment>, XdrError> {
     (0..count).map(|_| segment(reader)).collect()
 }
 
-/// Why a responder does not carry out a call (RFC 8166 §4.5).
+/// Why a responder refuses a call (RFC 8166 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RdmaError {
-    /// ERR_VERS: the header is of a version that is not spoken. The lowest and the highest that are.
+    /// ERR_VERS: the header's version is not supported. Contains the lowest and highest supported ones.
     Version {
         /// Lowest version.
         low: u32,
         /// Highest version.
         high: u32,
     },
-    /// ERR_CHUNK: the header or its chunks cannot be used.
+    /// ERR_CHUNK: the header or its chunks are unusable.
     Chunk,
 }
 
@@ -222,16 +223,16 @@ impl RdmaError {
     pub const VERSIONS: Self = Self::Version { low: VERSION, high: VERSION };
 }
 
-/// What a message is, behind the fixed fields.
+/// The kind of a message, and what follows the fixed fields.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Body {
     /// RDMA_MSG: the (reduced) Payload stream follows the header.
     Message(Chunks),
-    /// RDMA_NOMSG: the Payload stream is in the Position Zero Read chunk of a call, or in the Reply chunk of a reply.
+    /// RDMA_NOMSG: the Payload stream is in a call's Position Zero Read chunk, or in a reply's Reply chunk.
     NoMessage(Chunks),
     /// RDMA_ERROR, which ends the call of that XID.
     Error {
-        /// The version of the call that failed, which need not be one that is spoken.
+        /// The version of the failed call, which may be an unsupported one.
         version: u32,
         /// What was wrong with it.
         error: RdmaError,
@@ -243,7 +244,7 @@ pub enum Body {
 pub struct Header {
     /// XID of the RPC message (RFC 8166 §4.2.1).
     pub xid: u32,
-    /// Credits that a call asks for, or that a reply grants (§3.3.1).
+    /// Credits that a call requests, or that a reply grants (§3.3.1).
     pub credits: u32,
     /// The rest.
     pub body: Body,
@@ -268,7 +269,7 @@ impl Header {
             }
     }
 
-    /// Writes it behind what is in `out`.
+    /// Appends it to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (version, procedure) = match &self.body {
             Body::Message(_) => (VERSION, RDMA_MSG),
@@ -288,7 +289,7 @@ impl Header {
     }
 }
 
-/// The fields that every version has at the same place.
+/// The fields at the start of every version.
 #[derive(Clone, Copy)]
 struct Fixed {
     xid: u32,
@@ -303,10 +304,10 @@ impl Fixed {
     }
 }
 
-/// Why a received message is dropped without a word.
+/// Why a received message is dropped silently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum DiscardReason {
-    /// Too short to say whose it is (RFC 8166 §4.5).
+    /// Too short to identify its call (RFC 8166 §4.5).
     #[error("shorter than a header")]
     Short,
     /// RDMA_DONE, which nobody needs (§4.6.2).
@@ -315,21 +316,21 @@ pub enum DiscardReason {
     /// A requester sent an error (§4.2.4).
     #[error("RDMA_ERROR from a requester")]
     ErrorFromRequester,
-    /// A reply of a version that was not asked in.
+    /// A reply with another version than the call's.
     #[error("a reply of another version")]
     Version,
-    /// A reply by a procedure that is reserved or unknown (§4.6.1).
+    /// A reply with a reserved or unknown procedure (§4.6.1).
     #[error("a reply by a procedure that is reserved or not known")]
     Procedure,
-    /// A reply whose lists cannot be read, or are not as a reply's have to be (§4.5).
+    /// A reply whose lists are unreadable or not allowed in a reply (§4.5).
     #[error("a reply with a header that is wrong")]
     Header,
-    /// A reply to no call, or one whose chunks are not those of the call.
+    /// A reply to no call, or with chunks that are not the call's.
     #[error("a reply that belongs to no call")]
     Unexpected,
 }
 
-/// What a responder does with a message that is no call it could carry out.
+/// How a responder answers a message that is not a valid call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallFault {
     /// Nothing.
@@ -345,12 +346,12 @@ pub enum CallFault {
     },
 }
 
-/// Reads what a responder received. Gives the header, whose body is [`Body::Message`] or [`Body::NoMessage`], and its length:
-/// the payload of an RDMA_MSG begins there.
+/// Parses a message that a responder received. Returns the header, whose body is [`Body::Message`] or
+/// [`Body::NoMessage`], and its length: the payload of an RDMA_MSG begins there.
 ///
 /// # Errors
-/// What is to be done instead (RFC 8166 §4.5). A message of less than 28 octets is dropped unread, and so is an RDMA_ERROR of
-/// any version, for two responders would answer each other for ever.
+/// The action to take instead (RFC 8166 §4.5). A message of less than 28 octets is dropped unread. So is an RDMA_ERROR
+/// of any version, because otherwise two responders would answer each other for ever.
 pub fn parse_call(octets: &[u8]) -> Result<(Header, usize), CallFault> {
     use CallFault::Discard;
     if octets.len() < HEADER_MIN {
@@ -372,7 +373,7 @@ pub fn parse_call(octets: &[u8]) -> Result<(Header, usize), CallFault> {
     let long = match fixed.procedure {
         RDMA_MSG => false,
         RDMA_NOMSG => true,
-        // RDMA_MSGP among them.
+        // RDMA_MSGP among others.
         _ => return Err(bad(XdrError)),
     };
     let chunks = Chunks::parse(&mut reader).map_err(bad)?;
@@ -396,13 +397,14 @@ pub fn parse_call(octets: &[u8]) -> Result<(Header, usize), CallFault> {
     Ok((Header { xid: fixed.xid, credits: fixed.credits, body }, at))
 }
 
-/// Reads what a requester received. Gives the header and its length: the payload of an RDMA_MSG begins there.
+/// Parses a message that a requester received. Returns the header and its length: the payload of an RDMA_MSG begins
+/// there.
 ///
-/// An RDMA_ERROR is one whatever version it names, since that is the version that failed, and needs only the octets that it has:
-/// 20 with ERR_CHUNK, which is less than the 28 of §4.5.
+/// An RDMA_ERROR is accepted whatever version it names, since that is the version that failed. It may be shorter than
+/// the 28 octets of §4.5: with ERR_CHUNK it has 20.
 ///
 /// # Errors
-/// Why it is dropped: all faults of a reply's header are met with silence (RFC 8166 §4.5).
+/// Why it is dropped: all faults of a reply's header are dropped silently (RFC 8166 §4.5).
 pub fn parse_reply(octets: &[u8]) -> Result<(Header, usize), DiscardReason> {
     let mut reader = Reader::new(octets);
     let fixed = Fixed::parse(&mut reader).map_err(|_| DiscardReason::Short)?;
@@ -446,8 +448,8 @@ pub fn parse_reply(octets: &[u8]) -> Result<(Header, usize), DiscardReason> {
     Ok((header(Body::Message(chunks)), at))
 }
 
-/// Octets that a responder has put into a chunk, by what it returned for it. `None` if `returned` cannot be the `offered`
-/// chunk filled in order (RFC 8166 §3.4.6): other segments, more octets than there was room for, or a gap.
+/// Octets that a responder has put into a chunk, given what it returned for the chunk. `None` if `returned` is not the
+/// `offered` chunk filled in order (RFC 8166 §3.4.6): other segments, more octets than offered, or a gap.
 pub fn filled(offered: &[Segment], returned: &[Segment]) -> Option<u64> {
     if offered.len() != returned.len() {
         return None;
@@ -464,8 +466,8 @@ pub fn filled(offered: &[Segment], returned: &[Segment]) -> Option<u64> {
     Some(length)
 }
 
-/// A chunk as a responder returns it that has written `length` octets into it: from the first segment on, each to its end
-/// (RFC 8166 §3.4.6). `None` if there is no room for so many.
+/// A chunk as the responder returns it after writing `length` octets into it: from the first segment on, each to its
+/// end (RFC 8166 §3.4.6). `None` if it is too small.
 pub fn fill(offered: &[Segment], length: u64) -> Option<Vec<Segment>> {
     let mut left = length;
     let returned = offered
@@ -480,7 +482,8 @@ pub fn fill(offered: &[Segment], length: u64) -> Option<Vec<Segment>> {
     (left == 0).then_some(returned)
 }
 
-/// Whether a chunk of `length` octets holds an item of `item` octets: alone, or with its roundup padding (RFC 8166 §3.4.5.2).
+/// Whether a chunk of `length` octets holds an item of `item` octets, with or without its roundup padding (RFC 8166
+/// §3.4.5.2).
 pub fn holds(length: u64, item: u32) -> bool {
     length == u64::from(item) || length == u64::from(item) + xdr::padding(item as usize) as u64
 }

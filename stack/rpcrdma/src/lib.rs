@@ -1,17 +1,20 @@
-//! RPC-over-RDMA version 1 (RFC 8166): remote procedure calls (ONC RPC, RFC 5531) whose messages travel in RDMA Sends, and whose
-//! large data items, the *chunks*, travel by RDMA Read and RDMA Write.
+//! RPC-over-RDMA version 1 (RFC 8166): remote procedure calls (ONC RPC, RFC 5531) whose messages travel in RDMA Sends,
+//! and whose large data items, the *chunks*, travel by RDMA Read and RDMA Write.
 //!
-//! - [`header`]: the transport header, and what to do with a wrong one.
-//! - [`private_data`]: what the peers tell each other when they connect (RFC 8797).
+//! - [`header`]: the transport header, and how to answer an invalid one.
+//! - [`private_data`]: what the peers exchange when they connect (RFC 8797).
 //! - [`rpc`]: the headers of ONC RPC messages.
-//! - [`xdr`]: the few XDR types that these are made of.
-//! - [`binding`]: what a program says about its data items and replies; [`nfs3`] is that of NFS version 3.
+//! - [`xdr`]: the few XDR types that headers consist of.
+//! - [`binding`]: a program's eligible data items and reply sizes; [`nfs3`] is the binding of NFS version 3.
 //! - [`walk`]: finds the items in arguments and results, whole or reduced.
 //! - [`plan`]: which chunks a call needs.
 //! - [`credits`]: how many calls may be under way.
 //! - `requester` and `responder`: the two roles over `uwarp` (feature `verbs`, on by default).
 //!
-//! A requester registers what a call lends in one of two ways (`requester::Registration`): each buffer with an STag of its own, or
+//! A requester registers the buffers of a call in one of two ways (`requester::Registration`): each with an STag of its
+//! own, or all of a direction together under one STag, by a work request. In both ways STags are valid on one
+//! connection only. The peer loses access to a call's memory before the result is returned, or when the call is
+//! cancelled.
 //! all of a direction together, by a work request, under one. Either way STags are valid on one connection, and a call's
 //! memory is out of the peer's reach before its result is handed over, or it is when it was cancelled.
 //!

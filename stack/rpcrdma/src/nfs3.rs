@@ -20,9 +20,9 @@ const PROCEDURES: u32 = 22;
 
 /// Octets of a file handle (RFC 1813 §2.4).
 const HANDLE_MAX: usize = 64;
-/// Longest name of a file: RFC 1813 leaves it open, file systems do not.
+/// Octets of the longest file name: RFC 1813 sets no limit, file systems do.
 const NAME_MAX: usize = 1024;
-/// Longest path of a symbolic link; RFC 1813 leaves it open, and POSIX systems end here.
+/// Octets of the longest path of a symbolic link: RFC 1813 sets no limit, POSIX systems do.
 pub const PATH_MAX: u32 = 4096;
 
 // Octets of results (RFC 1813 §2.5, §2.6, §3.3), each at its longest.
@@ -49,7 +49,7 @@ fn settable_attributes(walk: &mut Walk<'_>) -> Result<(), WalkError> {
             walk.skip(octets)?;
         }
     }
-    // Times of access and of modification: not, to the server's time, to the client's.
+    // Times of access and of modification: unchanged, the server's time, or the client's.
     for _ in 0..2 {
         match walk.u32()? {
             0 | 1 => {}
@@ -123,10 +123,10 @@ impl Binding for Nfs3 {
             15 => Greatest::of(STATUS + POST_OP_ATTRIBUTES + WCC),
             16 | 17 => {
                 reader.opaque(HANDLE_MAX).ok()?;
-                // Cookie and its verifier; of READDIRPLUS the octets of names too.
+                // Cookie and its verifier; READDIRPLUS also counts the octets of names.
                 reader.take(if procedure == 16 { 16 } else { 20 }).ok()?;
                 let count = reader.u32().ok()? as usize;
-                // The count is of the whole result; an error has attributes.
+                // The count covers the whole result; an error has attributes.
                 Greatest::of(STATUS + count.max(POST_OP_ATTRIBUTES))
             }
             18 => Greatest::of(STATUS + POST_OP_ATTRIBUTES + 52),
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(Nfs3.greatest(3, PROCEDURES, &read), None);
     }
 
-    /// Octets of the largest result of each procedure, summed up from the types of RFC 1813 §2.6 and §3.3.
+    /// Octets of the largest result of each procedure, computed from the types of RFC 1813 §2.6 and §3.3.
     #[test]
     fn the_greatest_results_are_those_of_the_document() {
         let greatest = |procedure| Nfs3.greatest(3, procedure, &[]).unwrap().whole();

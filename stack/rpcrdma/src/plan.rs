@@ -1,4 +1,4 @@
-//! How a requester sends a call: what is reduced, and which chunks are needed (RFC 8166 §3.5, §4.3).
+//! How a requester sends a call: which items are reduced, and which chunks are needed (RFC 8166 §3.5, §4.3).
 
 use crate::binding::Greatest;
 use crate::header::{HEADER_MIN, READ_SEGMENT_LEN, SEGMENT_LEN};
@@ -13,9 +13,9 @@ pub struct Shape<'a> {
     pub header: usize,
     /// The arguments.
     pub arguments: &'a [Part],
-    /// Whether anything in them may be reduced at all.
+    /// Whether anything in them may be reduced.
     pub protection: Protection,
-    /// Octets of the memory that waits for each eligible result, in order; none asks for the result inline (§4.3.2.3).
+    /// Octets of the buffer for each eligible result, in order; 0 requests the result inline (§4.3.2.3).
     pub rooms: &'a [usize],
     /// The greatest results, by the program's binding.
     pub greatest: &'a Greatest,
@@ -30,43 +30,43 @@ pub struct Limits {
     pub send: usize,
     /// Inline threshold of replies, in octets.
     pub receive: usize,
-    /// Most octets of a segment; longer memory is several.
+    /// The most octets of a segment; a larger buffer has several.
     pub segment: u32,
 }
 
-/// How the call goes out.
+/// How a call is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Eligible arguments are Read chunks.
     pub reads: bool,
-    /// The Payload stream is a Position Zero Read chunk of so many octets (a Long Call).
+    /// The Payload stream is a Position Zero Read chunk of this many octets (a Long Call).
     pub long_call: Option<usize>,
     /// Eligible results have Write chunks.
     pub writes: bool,
-    /// There is a Reply chunk of so many octets.
+    /// There is a Reply chunk of this many octets.
     pub reply: Option<usize>,
 }
 
 /// A call that cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// There is memory for more results than the procedure has eligible ones.
-    #[error("memory for {rooms} results, of which the procedure has {results}")]
+    /// There are buffers for more results than the procedure has eligible ones.
+    #[error("buffers for {rooms} results, but the procedure has only {results}")]
     Rooms {
         /// Memory that was given.
         rooms: usize,
-        /// Eligible results that there are.
+        /// Eligible results of the procedure.
         results: usize,
     },
-    /// A result may be longer than the memory that it might land in (RFC 8166 §4.3.2.2: also one further behind).
-    #[error("a result of up to {greatest} octets may come into memory of {room}")]
+    /// A result may be longer than a buffer that it could be placed in (RFC 8166 §4.3.2.2: also one further behind).
+    #[error("a result of up to {greatest} octets may be placed in a buffer of {room}")]
     RoomTooSmall {
         /// The memory.
         room: usize,
         /// The result.
         greatest: u32,
     },
-    /// An item or a message is longer than what lengths and positions can tell.
+    /// An item or a message exceeds 32-bit lengths and positions.
     #[error("longer than 2^32 - 1 octets")]
     TooLong,
     /// The chunk lists alone are longer than a message may be.
@@ -81,7 +81,7 @@ pub enum PlanError {
     },
 }
 
-/// Segments that memory of so many octets is cut into: at least one.
+/// How many segments memory of this size is cut into: at least one.
 pub fn segments(octets: usize, most: u32) -> usize {
     octets.div_ceil(most.max(1) as usize).max(1)
 }
@@ -90,21 +90,22 @@ fn padded(octets: usize) -> usize {
     octets + padding(octets)
 }
 
-/// Octets that a Write chunk for this memory takes in a Write list; empty if there is none.
+/// Octets of this buffer's Write chunk in a Write list; it is empty if there is no buffer.
 fn write_len(room: usize, most: u32) -> usize {
     8 + if room == 0 { 0 } else { SEGMENT_LEN * segments(room, most) }
 }
 
-/// Octets that a Reply chunk for this memory takes in a header.
+/// Octets of this buffer's Reply chunk in a header.
 fn reply_len(room: usize, most: u32) -> usize {
     4 + SEGMENT_LEN * segments(room, most)
 }
 
 impl Plan {
-    /// Decides: everything inline if it fits; else eligible items in chunks; else what is left in a chunk too.
+    /// Decides how to send a call: everything inline if it fits; else eligible items in chunks; else the remainder in a
+    /// chunk, too.
     ///
     /// # Errors
-    /// [`PlanError`]: the call cannot be sent over this connection.
+    /// [`PlanError`]: this connection cannot carry the call.
     pub fn new(shape: &Shape<'_>, limits: &Limits) -> Result<Self, PlanError> {
         let (writes, reply) = Self::reply(shape, limits)?;
         let lists = if writes { shape.rooms.iter().map(|&room| write_len(room, limits.segment)).sum() } else { 0 }
@@ -140,7 +141,7 @@ impl Plan {
         Ok(Self { reads, long_call: Some(reduced), ..inline })
     }
 
-    /// Whether results need Write chunks, and how long a Reply chunk has to be (RFC 8166 §4.3.3).
+    /// Whether results need Write chunks, and the length of the Reply chunk, if one is needed (RFC 8166 §4.3.3).
     fn reply(shape: &Shape<'_>, limits: &Limits) -> Result<(bool, Option<usize>), PlanError> {
         let (greatest, rooms) = (shape.greatest, shape.rooms);
         if rooms.len() > greatest.items.len() {
@@ -180,8 +181,8 @@ impl Plan {
     }
 }
 
-/// A reply in a Reply chunk: its header, which returns all chunks, has to fit all the same (RFC 8166 §4.3.3). Otherwise the call
-/// would be carried out, and its reply have no way back.
+/// A reply in a Reply chunk. Its header returns all chunks and must still fit (RFC 8166 §4.3.3); otherwise the call
+/// would be executed, and its reply could not be sent.
 fn long_reply(writes: bool, lists: usize, reply: usize, limits: &Limits) -> Result<(bool, Option<usize>), PlanError> {
     let length = HEADER_MIN + lists + reply_len(reply, limits.segment);
     if length > limits.receive {
@@ -214,7 +215,7 @@ mod tests {
     fn a_call_is_reduced_only_if_it_does_not_fit_and_long_only_if_that_does_not_help() {
         let none = Greatest::of(4);
         let plan = |arguments: &[Part]| Plan::new(&shape(arguments, &[], &none), &LIMITS).unwrap();
-        // 28 of the header, 40 of the call, and the padding of the item.
+        // 28 octets of header, 40 of the call, and the padding of the item.
         assert_eq!(plan(&[octets(4), item(951)]), INLINE);
         assert_eq!(plan(&[octets(4), item(953)]), Plan { reads: true, ..INLINE });
         assert_eq!(plan(&[octets(956)]), INLINE);
@@ -260,7 +261,7 @@ mod tests {
     #[test]
     fn a_long_reply_has_a_header_that_fits() {
         let greatest = Greatest::with_item(1000, 5000);
-        // Chunks of 50 and 11 segments: 28 of the header, 8 and 4 of the chunks.
+        // Chunks of 50 and 11 segments: 28 octets of header, 8 and 4 of the chunks.
         let limits = |receive| Limits { send: 4096, receive, segment: 100 };
         let header = 28 + 8 + 16 * 50 + 4 + 16 * 11;
         let plan = |receive| Plan::new(&shape(&[], &[5000], &greatest), &limits(receive));

@@ -1,4 +1,4 @@
-//! Memory that is used again: fresh memory costs a page fault for every 4 KiB of it.
+//! Memory for reuse: fresh memory costs a page fault per 4 KiB.
 
 /// Buffers, up to a number of octets.
 #[derive(Debug)]
@@ -8,16 +8,16 @@ pub(crate) struct Pool {
     most: usize,
 }
 
-/// Buffers that are looked at for one that fits.
+/// How many buffers are searched for one that fits.
 const BUFFERS: usize = 64;
 
 impl Pool {
-    /// An empty pool that keeps at most so many octets.
+    /// An empty pool that keeps at most this many octets.
     pub(crate) fn new(most: usize) -> Self {
         Self { buffers: Vec::new(), octets: 0, most }
     }
 
-    /// From now on it keeps at most so many octets.
+    /// Changes the limit of octets kept.
     pub(crate) fn limit(&mut self, most: usize) {
         self.most = most;
         while self.octets > most
@@ -27,7 +27,7 @@ impl Pool {
         }
     }
 
-    /// Memory of exactly this length, with anything in it.
+    /// Memory of exactly this length, with arbitrary contents.
     pub(crate) fn take(&mut self, length: usize) -> Vec<u8> {
         let fits = |buffer: &Vec<u8>| buffer.capacity() >= length && buffer.capacity() / 4 <= length;
         let best = self.buffers.iter().enumerate().filter(|(_, buffer)| fits(buffer));
@@ -40,7 +40,7 @@ impl Pool {
         buffer
     }
 
-    /// Takes memory back, if there is room for it.
+    /// Takes a buffer for reuse, if there is room for it.
     pub(crate) fn put(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() > 0 && self.buffers.len() < BUFFERS && self.octets + buffer.capacity() <= self.most {
             self.octets += buffer.capacity();

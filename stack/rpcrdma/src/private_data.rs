@@ -1,12 +1,12 @@
-//! What two peers tell each other when they connect (RFC 8797): sizes and remote invalidation.
+//! What two peers exchange when they connect (RFC 8797): sizes and remote invalidation.
 
 /// Octets of the message.
 pub const PRIVATE_DATA_LEN: usize = 8;
 /// The first word of the message (RFC 8797 §4).
 pub const FORMAT_IDENTIFIER: u32 = 0xf6ab_0e18;
-/// Both sides' limit when nothing is known of the peer (RFC 8166 §3.3.3), and the unit of the sizes.
+/// Both sides' limit in octets if the peer sends nothing (RFC 8166 §3.3.3), and the unit of the sizes.
 pub const DEFAULT_INLINE_THRESHOLD: u32 = 1024;
-/// Largest size that the message can tell.
+/// The largest size that the message can express, in octets.
 pub const MAX_INLINE_THRESHOLD: u32 = 256 * DEFAULT_INLINE_THRESHOLD;
 
 const VERSION: u8 = 1;
@@ -15,15 +15,15 @@ const REMOTE_INVALIDATION: u8 = 1;
 /// One side's message (RFC 8797 §4), which travels as MPA's private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrivateData {
-    /// This side takes Send with Invalidate; it is used only if both do.
+    /// This side supports Send with Invalidate; it is used only if both do.
     pub remote_invalidation: bool,
-    /// Longest message that this side sends, in octets; told in whole KiB.
+    /// Longest message that this side sends, in octets; sent in whole KiB.
     pub send_size: u32,
-    /// Longest message that this side receives, in octets; told in whole KiB.
+    /// Longest message that this side receives, in octets; sent in whole KiB.
     pub receive_size: u32,
 }
 
-/// What holds for a connection, seen from one side.
+/// The parameters of a connection, seen from one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Agreement {
     /// Inline threshold for what this side sends, in octets (RFC 8166 §3.3.2).
@@ -35,7 +35,7 @@ pub struct Agreement {
 }
 
 impl PrivateData {
-    /// The message's octets. Sizes are rounded down to whole KiB, and told as 1 to 256 KiB.
+    /// The message's octets. Sizes are rounded down to whole KiB and limited to 1 to 256 KiB.
     pub fn to_octets(self) -> [u8; PRIVATE_DATA_LEN] {
         let size = |octets: u32| ((octets / DEFAULT_INLINE_THRESHOLD).clamp(1, 256) - 1) as u8;
         let [a, b, c, d] = FORMAT_IDENTIFIER.to_be_bytes();
@@ -43,8 +43,8 @@ impl PrivateData {
         [a, b, c, d, VERSION, flags, size(self.send_size), size(self.receive_size)]
     }
 
-    /// Reads a peer's private data; `None` if it is something else, or of a later version, which counts as not there
-    /// (RFC 8797 §4.1). Octets behind the message belong to others.
+    /// Parses a peer's private data. `None` if it is something else or of a later version, which counts as absent (RFC
+    /// 8797 §4.1). Octets behind the message belong to other users.
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let &[a, b, c, d, version, flags, send, receive] = octets.first_chunk()?;
         if u32::from_be_bytes([a, b, c, d]) != FORMAT_IDENTIFIER || version != VERSION {
@@ -58,8 +58,9 @@ impl PrivateData {
         })
     }
 
-    /// What holds between this side and a peer that sent `peer`, or nothing of this kind. In each direction it is the smaller
-    /// of what one side sends and the other receives (RFC 8166 §3.3.2); without the peer's word, 1024 octets.
+    /// The parameters between this side and a peer that sent `peer`, if anything. In each direction the limit is the
+    /// smaller of one side's send size and the other's receive size (RFC 8166 §3.3.2), or 1024 octets without the
+    /// peer's message.
     pub fn agree(self, peer: Option<PrivateData>) -> Agreement {
         let Some(peer) = peer else {
             return Agreement {
@@ -68,7 +69,7 @@ impl PrivateData {
                 remote_invalidation: false,
             };
         };
-        // What the peer was told is what its own arithmetic starts from.
+        // Start from the rounded values that the peer received.
         let told = Self::parse(&self.to_octets()).unwrap_or(self);
         Agreement {
             send: told.send_size.min(peer.receive_size),
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn what_linux_sends_is_read_and_written() {
-        // The first is what the kernel's NFS client puts into its MPA Request over siw.
+        // The first is what the Linux kernel's NFS client puts into its MPA Request over siw.
         for (octets, remote_invalidation, send_size, receive_size) in [
             ([0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3], false, 4096, 4096),
             ([0xf6, 0xab, 0x0e, 0x18, 1, 1, 0, 255], true, 1024, 262_144),
@@ -116,7 +117,7 @@ mod tests {
         let refused = here.agree(Some(PrivateData { remote_invalidation: false, ..there }));
         assert!(!refused.remote_invalidation);
         assert_eq!(here.agree(None), Agreement { send: 1024, receive: 1024, remote_invalidation: false });
-        // What cannot be told is not relied on.
+        // Values that cannot be sent are not relied on.
         let odd = PrivateData { remote_invalidation: false, send_size: 5000, receive_size: 1 << 20 };
         let agreed =
             odd.agree(Some(PrivateData { remote_invalidation: false, send_size: 262_144, receive_size: 262_144 }));

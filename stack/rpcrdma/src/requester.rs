@@ -25,9 +25,9 @@ use uwarp::{ConnectOptions, Connecting, Context, Error, Established};
 /// How a requester connects and sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequesterOptions {
-    /// Calls that may be under way at most; the responder may grant fewer. So many receives are posted.
+    /// The most calls under way; the responder may grant fewer. As many receives are posted.
     pub credits: u32,
-    /// Longest message to send, in octets, 1 KiB to 256 KiB; the responder may take less.
+    /// Longest message to send, in octets, 1 KiB to 256 KiB; the responder may accept less.
     pub send_size: u32,
     /// Longest message to receive, in octets, 1 KiB to 256 KiB.
     pub receive_size: u32,
@@ -35,14 +35,14 @@ pub struct RequesterOptions {
     pub remote_invalidation: bool,
     /// Most octets of a chunk's segment; a longer chunk has several.
     pub segment: u32,
-    /// RDMA Reads of the responder that are served at once.
+    /// RDMA Reads of the responder that are served concurrently.
     pub reads: u16,
     /// How the memory of calls is registered.
     pub registration: Registration,
     /// Limit on each attempt to connect.
     pub connect_timeout: Duration,
-    /// How long a lost connection is made anew before the calls fail; one that ends within a second and without a reply counts as
-    /// none. Zero: not at all.
+    /// How long to try to reconnect a lost connection before the calls fail. A connection that ends within a second and
+    /// without a reply does not count as one. Zero: do not reconnect.
     pub reconnect: Duration,
 }
 
@@ -77,7 +77,7 @@ impl RequesterOptions {
         Sizes {
             receives: credits,
             receive: octets(self.receive_size),
-            // With few credits some more than calls, so that not every message has to say that it has left.
+            // With few credits, have a few more buffers than calls, so that not every message has to be signalled.
             sends: credits.max(SENDS),
             send: octets(self.send_size),
             pieces: match self.registration {
@@ -91,7 +91,7 @@ impl RequesterOptions {
 /// A call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Call {
-    /// Program; the requester has to have its binding.
+    /// Program; the requester must have its binding.
     pub program: u32,
     /// Its version.
     pub version: u32,
@@ -101,21 +101,22 @@ pub struct Call {
     pub credential: OwnedAuth,
     /// What proves it.
     pub verifier: OwnedAuth,
-    /// The arguments. Items are sent by RDMA if the call is too long otherwise; until it is finished they are the peer's to
-    /// read.
+    /// The arguments. Items are sent by RDMA if the call is otherwise too long; the peer may then read them until the
+    /// call is finished.
     pub arguments: Vec<Part>,
-    /// Memory for eligible results, in order, each as long as the longest that may come (RFC 8166 §4.3.2.2). An empty vector
-    /// asks for that result inline; those beyond the last come inline too.
+    /// Buffers for eligible results, in order, each as long as the longest possible result (RFC 8166 §4.3.2.2). An
+    /// empty vector requests that result inline, as are those beyond the last.
     pub rooms: Vec<Vec<u8>>,
-    /// How long the results can get, as they travel, where the program's binding cannot know: it reads that out of the arguments, and
-    /// under RPCSEC_GSS integrity or privacy they are wrapped (RFC 8166 §8.2.2). Counts what wrapping adds to the results.
+    /// The largest results as transmitted, where the program's binding cannot know. The binding reads them from the
+    /// arguments; under RPCSEC_GSS integrity or privacy those are wrapped (RFC 8166 §8.2.2). It includes what wrapping
+    /// adds to the results.
     pub greatest: Option<Greatest>,
 }
 
 /// Which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId {
-    // Identifiers are in the order of their calls.
+    // Orders identifiers by their calls.
     serial: u64,
     xid: u32,
 }
@@ -123,11 +124,11 @@ pub struct CallId {
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What proves who answers.
+    /// The responder's verifier.
     pub verifier: OwnedAuth,
-    /// How the call ended. Only after a success there are results.
+    /// How the call ended. Only a success has results.
     pub status: Status,
-    /// The results: items stand alone, however they came.
+    /// The results. Each item is a part of its own, inline or not.
     pub results: Vec<Part>,
 }
 
@@ -138,7 +139,7 @@ pub enum CallError {
     /// It cannot be sent over this connection.
     #[error("the call cannot be sent: {0}")]
     Plan(#[from] PlanError),
-    /// The requester was made without the program's binding, or that does not know the procedure.
+    /// The requester has no binding for the program, or the binding does not have the procedure.
     #[error("no binding for procedure {procedure} of program {program}, version {version}")]
     Binding {
         /// The program.
@@ -148,14 +149,14 @@ pub enum CallError {
         /// The procedure.
         procedure: u32,
     },
-    /// The arguments are wrapped, so that the caller has to say how long the results can get ([`Call::greatest`]).
-    #[error("the call does not say how long its results can get, and its arguments are wrapped (RPCSEC_GSS)")]
+    /// The arguments are wrapped, so the caller must state the largest results ([`Call::greatest`]).
+    #[error("the arguments are wrapped (RPCSEC_GSS), so the call must state its largest results (Call::greatest)")]
     Greatest,
     /// A credential or a verifier is longer than RFC 5531 §8.2 allows.
     #[error("a credential or verifier of more than {} octets", crate::rpc::MAX_AUTH)]
     Credential,
-    /// The responder speaks other versions of RPC-over-RDMA (ERR_VERS).
-    #[error("the responder speaks versions {low} to {high} of RPC-over-RDMA, and not 1")]
+    /// The responder supports other versions of RPC-over-RDMA (ERR_VERS).
+    #[error("the responder supports versions {low} to {high} of RPC-over-RDMA, but not 1")]
     Version {
         /// Lowest.
         low: u32,
@@ -163,13 +164,13 @@ pub enum CallError {
         high: u32,
     },
     /// The responder could not use the call's chunks, or had no room for the reply (ERR_CHUNK).
-    #[error("the responder could not use the call's chunks, or has no place for the reply")]
+    #[error("the responder could not use the call's chunks, or had no room for the reply")]
     Chunk,
-    /// The reply is not one of this procedure (RFC 8166 §6.1).
-    #[error("the reply is wrong: {0}")]
+    /// The reply is not valid for this procedure (RFC 8166 §6.1).
+    #[error("the reply is invalid: {0}")]
     Reply(#[from] WalkError),
-    /// The connection is lost and was not made anew.
-    #[error("the connection is lost")]
+    /// The connection was lost and could not be restored.
+    #[error("the connection was lost")]
     Lost,
     /// It was cancelled.
     #[error("cancelled")]
@@ -196,17 +197,17 @@ pub struct Finished {
     pub id: CallId,
     /// How.
     pub outcome: Result<Reply, CallError>,
-    /// Its arguments, as they were given; the peer cannot reach them any more.
+    /// Its arguments, unchanged; the peer can no longer access them.
     pub arguments: Vec<Part>,
-    /// The memory for results; empty where a result took it. What no result took may have been written to all the same: the
-    /// responder may use a chunk and then return it unused, or answer with an error (RFC 8166 §4.3.2.2).
+    /// The buffers for results; empty where a result took one. A buffer without a result may still have been written
+    /// to: the responder may use a chunk and then return it unused, or answer with an error (RFC 8166 §4.3.2.2).
     pub rooms: Vec<Vec<u8>>,
 }
 
 /// What a requester has done and seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequesterStats {
-    /// Calls sent, those sent again included.
+    /// Calls sent, including those sent again.
     pub sent: u64,
     /// Calls that ended with a reply of any kind.
     pub replies: u64,
@@ -220,12 +221,12 @@ pub struct RequesterStats {
     pub invalidated: u64,
     /// Connections that were made.
     pub connections: u64,
-    /// Calls sent again.
+    /// Calls sent again after a lost connection.
     pub resent: u64,
-    /// Replies that granted no credit, which no responder may do (RFC 8166 §3.3.1); one was taken to be granted.
+    /// Replies that granted no credit, which RFC 8166 §3.3.1 forbids; they count as a grant of one.
     pub zero_grants: u64,
-    /// Connections that were ended because all credits were held by calls that nobody waits for any more, with as many wrong replies
-    /// as there were such calls.
+    /// Connections that were ended because abandoned calls held all credits, and as many invalid replies had arrived as
+    /// there were such calls.
     pub exhausted: u64,
 }
 
@@ -242,19 +243,19 @@ enum Link {
     Closed,
 }
 
-/// Least buffers for calls: one message in a quarter of them and one more makes a completion.
+/// The fewest buffers for calls: one message in a quarter of them, plus one, is signalled.
 const SENDS: usize = 32;
-/// Looks for the end of a call before the clock is looked at, which takes as long.
+/// Polls for the end of a call before the clock is read, which takes as long.
 const LOOKS: u32 = 256;
-/// Pause after a connection that could not be made, at first; it doubles.
+/// The first pause after a failed attempt to connect; it doubles.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause. A connection that lasted so long was one, whatever came over it.
+/// The longest pause. A connection that lasted this long counts as one, whatever it carried.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A requester with one connection, which it makes anew when it is lost.
+/// A requester with one connection, which it restores when it is lost.
 ///
-/// One thread owns it. Calls are started with [`start`](Self::start) and come back from [`poll`](Self::poll), in any order;
-/// [`call`](Self::call) does both. An inline engine is turned by these.
+/// One thread owns it. [`start`](Self::start) starts calls, and [`poll`](Self::poll) returns finished ones in any
+/// order; [`call`](Self::call) does both. These methods turn an inline engine.
 pub struct Requester {
     context: Context,
     peer: SocketAddr,
@@ -264,9 +265,9 @@ pub struct Requester {
     fast_regions: FastRegions,
     credits: Credits,
     calls: Calls,
-    /// How many of them somebody waits for.
+    /// How many calls the application waits for.
     outstanding: usize,
-    /// XIDs of calls that wait for a credit, the oldest first.
+    /// XIDs of calls that wait for a credit, oldest first.
     waiting: VecDeque<u32>,
     finished: VecDeque<Finished>,
     next_xid: u32,
@@ -280,7 +281,7 @@ pub struct Requester {
     is_answered: bool,
     /// Messages that were dropped on it.
     wrong: u64,
-    /// Since when there is none that is of use.
+    /// When the last useful connection ended.
     lost_at: Instant,
     pause: Duration,
     stats: RequesterStats,
@@ -300,8 +301,7 @@ impl std::fmt::Debug for Requester {
 }
 
 impl Requester {
-    /// Connects, and waits until the connection is there. `bindings` are those of the programs to be called.
-    ///
+    /// Connects, and waits until the connection is established. `bindings` are those of the programs to be called.
     /// # Errors
     /// Those of [`Context::connect`].
     pub fn connect(
@@ -317,8 +317,8 @@ impl Requester {
         Ok(requester)
     }
 
-    /// Begins to connect, without waiting: calls can be started at once, and are sent when the connection is there. While
-    /// nobody answers, it is tried for as long as [`RequesterOptions::reconnect`] says.
+    /// Starts to connect without waiting. Calls can be started at once, and are sent when the connection is
+    /// established. Attempts continue for [`RequesterOptions::reconnect`].
     ///
     /// # Errors
     /// The context has no room for another queue pair or its memory.
@@ -365,7 +365,7 @@ impl Requester {
         }
     }
 
-    /// A connection is there.
+    /// A connection is established.
     fn up(&mut self, mut endpoint: Box<Endpoint>, established: &Established) {
         endpoint.agreement = self.options.private_data().agree(PrivateData::parse(&established.private_data));
         self.link = Link::Up(endpoint);
@@ -385,12 +385,12 @@ impl Requester {
         self.outstanding
     }
 
-    /// The calls that may be under way now, by what the responder has granted.
+    /// The calls that may be under way now, as granted by the responder.
     pub fn credits(&self) -> Credits {
         self.credits
     }
 
-    /// What holds for the connection, while there is one.
+    /// The parameters of the connection, while there is one.
     pub fn agreement(&self) -> Option<crate::private_data::Agreement> {
         match &self.link {
             Link::Up(endpoint) => Some(endpoint.agreement),
@@ -406,10 +406,10 @@ impl Requester {
         }
     }
 
-    /// Takes a call, and sends it as soon as a credit is free.
+    /// Accepts a call, and sends it as soon as a credit is free.
     ///
     /// # Errors
-    /// The call can never be sent (RFC 8166 §4.5.4); it is given back.
+    /// The call can never be sent (RFC 8166 §4.5.4); it is returned.
     pub fn start(&mut self, call: Call) -> Result<CallId, Box<Refused>> {
         self.next_xid = self.calls.free_xid(self.next_xid);
         let id = self.next_id(self.next_xid);
@@ -436,15 +436,17 @@ impl Requester {
         CallId { serial: self.next_serial, xid }
     }
 
-    /// Ends a call without waiting for its reply. Its memory is taken from the peer at once (RFC 8166 §8.1.4) and comes back as
-    /// [`Finished`]. If the responder is using its chunks, the connection is lost by that, and made anew for the others;
-    /// [`abandon`](Self::abandon) avoids it. So it is with [`Registration::Together`] if the registration was not carried out yet. Until its reply comes, the call keeps its credit; if wrong replies came instead, for it and
-    /// for all others that keep one, the connection is made anew for the calls that wait.
+    /// Ends a call without waiting for its reply. The peer loses access to its memory at once (RFC 8166 §8.1.4), and
+    /// the call is returned as [`Finished`]. If the responder is using its chunks, that breaks the connection, which is
+    /// then restored for the other calls; [`abandon`](Self::abandon) avoids this. The same happens with
+    /// [`Registration::Together`] if the registration was not executed yet. The call keeps its credit until its reply
+    /// arrives. If invalid replies have arrived instead for it and for all others that hold a credit, the connection is
+    /// restored for the waiting calls.
     pub fn cancel(&mut self, id: CallId) {
         let Some(pending) = self.dismiss(id) else { return };
         pending.release();
         if pending.is_sent() {
-            // The reply will come, take a receive, and free the credit.
+            // The reply will arrive, take a receive, and free the credit.
             let finished = pending.finish(Err(CallError::Cancelled));
             self.finished.push_back(finished);
         } else {
@@ -456,7 +458,8 @@ impl Requester {
         self.send_waiting();
     }
 
-    /// Forgets a call: its memory stays until the reply has come, and is freed then. Nothing is [`Finished`] for it.
+    /// Forgets a call: its memory stays registered until the reply has arrived, and is freed then. It yields no
+    /// [`Finished`].
     pub fn abandon(&mut self, id: CallId) {
         let Some(pending) = self.dismiss(id) else { return };
         if !pending.is_sent() {
@@ -466,7 +469,7 @@ impl Requester {
         self.send_waiting();
     }
 
-    /// Nobody waits for a call any more. `None` if nobody did.
+    /// The application no longer waits for a call. `None` if it did not before.
     fn dismiss(&mut self, id: CallId) -> Option<&mut Pending> {
         let pending = self.calls.get_mut(id.xid).filter(|pending| pending.id == id && pending.wanted)?;
         pending.wanted = false;
@@ -474,7 +477,7 @@ impl Requester {
         Some(pending)
     }
 
-    /// A call has ended; whoever waits for it is told.
+    /// A call has ended; reports it if the application waits for it.
     fn end(&mut self, mut pending: Box<Pending>, outcome: Result<Reply, CallError>) {
         if pending.wanted {
             self.outstanding -= 1;
@@ -489,8 +492,8 @@ impl Requester {
         self.finished.pop_front()
     }
 
-    /// Waits for the next call that ends; `None` when the time is over. The time begins when some hundred looks were in vain: a
-    /// short call does not pay for a reading of the clock.
+    /// Waits for the next call that ends; `None` after a time-out. The time starts after a few hundred fruitless polls,
+    /// so a short call does not pay for reading the clock.
     ///
     /// # Errors
     /// The context or its engine is gone.
@@ -510,7 +513,7 @@ impl Requester {
         }
     }
 
-    /// Makes a call and waits for its end. When the time is over, the call is cancelled. What else ends meanwhile is kept for
+    /// Makes a call and waits for its end. A time-out cancels it. Other calls that end meanwhile are kept for
     /// [`poll`](Self::poll).
     ///
     /// # Errors
@@ -537,7 +540,7 @@ impl Requester {
         }
     }
 
-    /// Waits until there is something to do; false when the time is over.
+    /// Waits until there is something to do; false after a time-out.
     fn wait(&mut self, deadline: Option<Instant>) -> Result<bool, Error> {
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_zero() {
@@ -547,7 +550,7 @@ impl Requester {
             Link::Up(endpoint) => {
                 endpoint.wait(left)?;
             }
-            // Closed, all calls have ended: nothing will come.
+            // Once closed, all calls have ended, and nothing will arrive.
             Link::Closed => return Ok(false),
             Link::Connecting(..) | Link::Down { .. } => {
                 if !self.context.poll() {
@@ -616,15 +619,16 @@ impl Requester {
         }
     }
 
-    /// The connection is over: what was sent and not answered is sent again on the next (RFC 8166 §4.5.5), in its order.
+    /// The connection has ended: sent and unanswered calls are sent again on the next one (RFC 8166 §4.5.5), in the
+    /// same order.
     fn lose(&mut self) {
-        // The queue pair ends first, then its memory is taken back.
+        // The queue pair ends first, then its memory is deregistered.
         self.link = Link::Closed;
         self.fast_regions = FastRegions::default();
         let mut again: Vec<CallId> = Vec::new();
         self.calls.retain(|pending| {
             pending.release();
-            // Nobody waits for the reply to a cancelled one.
+            // No reply to a cancelled call is needed.
             if pending.is_sent() && pending.wanted {
                 again.push(pending.id);
             }
@@ -637,8 +641,7 @@ impl Requester {
             self.stats.resent += 1;
         }
         let now = Instant::now();
-        // A responder that ends each connection as soon as it is there must not be asked again and again without a pause, or for
-        // ever.
+        // A responder that ends each connection at once must not be contacted again without a pause, or for ever.
         let was_of_use = self.is_answered || now.duration_since(self.up_at) >= PAUSE_MAX;
         if was_of_use {
             (self.lost_at, self.pause) = (now, PAUSE);
@@ -652,7 +655,7 @@ impl Requester {
         }
     }
 
-    /// Sends what waits, as far as there are credits. If there are none, and will be none, the connection is made anew.
+    /// Sends waiting calls as far as there are credits. If there are none and will be none, reconnects.
     fn send_waiting(&mut self) {
         while self.credits.available() > 0
             && let Link::Up(endpoint) = &mut self.link
@@ -683,7 +686,7 @@ impl Requester {
                     self.stats.sent += 1;
                 }
                 Err(error) => {
-                    // Whatever of it was registered is taken back (RFC 8166 §4.5.4).
+                    // Revoke whatever was registered for it (RFC 8166 §4.5.4).
                     if let Some(mut pending) = self.calls.remove(xid) {
                         pending.release();
                         self.end(pending, Err(error));
@@ -692,7 +695,7 @@ impl Requester {
             }
         }
         if self.is_exhausted() && matches!(self.link, Link::Up(_)) {
-            tracing::warn!(peer = %self.peer, "wrong replies have used up all credits; the connection is made anew");
+            tracing::warn!(peer = %self.peer, "invalid replies have used up all credits: reconnecting");
             self.stats.exhausted += 1;
             self.lose();
         }
@@ -703,7 +706,7 @@ impl Requester {
             Event::Received { slot, length } => {
                 let Link::Up(endpoint) = &mut self.link else { return };
                 let copied = endpoint.message(slot, length, &mut self.received);
-                // Before the credit is free, so that there is a receive for every reply (§3.3.1).
+                // Before the credit is freed, so that there is a receive for every reply (§3.3.1).
                 if copied.and_then(|()| endpoint.post_receive(slot)).is_err() {
                     return self.lose();
                 }
@@ -721,10 +724,10 @@ impl Requester {
         }
     }
 
-    /// Whether the connection is of no use any more. A wrong reply is dropped without a word (RFC 8166 §4.5), so its call keeps its
-    /// credit until another one comes, which never may. That is the end of all calls when each credit is held by one that was
-    /// given up, and a wrong reply has come for each. With the connection nothing is lost that anybody waits for, and the next
-    /// one has credits.
+    /// Whether the connection has become useless. An invalid reply is dropped silently (RFC 8166 §4.5), so its call
+    /// keeps its credit until another reply arrives, which may be never. No call can proceed when abandoned calls hold
+    /// all credits and an invalid reply has arrived for each. Ending the connection then loses no reply that the
+    /// application waits for, and the next one has credits.
     fn is_exhausted(&self) -> bool {
         self.wrong > 0
             && !self.waiting.is_empty()
@@ -751,7 +754,7 @@ impl Requester {
         };
         if header.credits == 0 {
             if self.stats.zero_grants == 0 {
-                tracing::warn!(peer = %self.peer, "the responder grants no credit; one is taken to be granted");
+                tracing::warn!(peer = %self.peer, "the responder grants no credit; assuming a grant of one");
             }
             self.stats.zero_grants += 1;
         }
@@ -760,7 +763,7 @@ impl Requester {
         self.stats.replies += 1;
         self.is_answered = true;
         self.stats.invalidated += u64::from(pending.was_invalidated());
-        // Nothing is handed over, or even looked at, that the peer can still change (§4.4.1, §8.1.3).
+        // Return or examine nothing that the peer can still change (§4.4.1, §8.1.3).
         pending.release();
         pending.give_back(&mut self.fast_regions);
         let outcome = if pending.wanted {

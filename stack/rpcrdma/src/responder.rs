@@ -25,19 +25,19 @@ use uwarp::{AcceptOptions, ConnectRequest, Context, DisconnectReason, Error};
 /// How a responder accepts and answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponderOptions {
-    /// Calls that a requester may have under way: so many receives are posted, and so many credits granted, or fewer if the
-    /// connection's part of what the server's have in common is less.
+    /// Calls that a requester may have under way, so many receives are posted and credits granted. Fewer if the
+    /// connection's part of the server's common limit is less.
     pub credits: u32,
-    /// Longest message to send, in octets, 1 KiB to 256 KiB; the requester may take less.
+    /// Longest message to send, in octets, 1 KiB to 256 KiB; the requester may accept less.
     pub send_size: u32,
     /// Longest message to receive, in octets, 1 KiB to 256 KiB.
     pub receive_size: u32,
     /// Invalidate an STag with a reply if the requester allows it.
     pub remote_invalidation: bool,
-    /// Most octets that a call's Read chunks may have together; more is refused with ERR_CHUNK (RFC 8166 §8.1.4).
+    /// The most octets of a call's Read chunks together; more is refused with ERR_CHUNK (RFC 8166 §8.1.4).
     pub longest_call: u64,
-    /// Octets that the chunks of all calls under way on the connection may take, as far as its part of what the server's
-    /// connections have in common permits. Calls beyond it wait; at least `longest_call`.
+    /// Octets that the chunks of all calls under way on the connection may take, at least `longest_call`; less if the
+    /// connection's part of the server's common limit is less. Further calls wait.
     pub memory: u64,
     /// RDMA Reads that may be outstanding.
     pub reads: u16,
@@ -69,7 +69,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// XID of the call, by which a server recognises one that was sent again.
+    /// XID of the call, by which a server recognises one that is sent again.
     pub fn xid(&self) -> u32 {
         self.xid
     }
@@ -80,7 +80,7 @@ impl Token {
 pub struct Request {
     /// To answer with.
     pub token: Token,
-    /// Program, one of those that the responder was made with.
+    /// Program, one of those that the responder was created with.
     pub program: u32,
     /// Its version, one of the program's.
     pub version: u32,
@@ -90,18 +90,18 @@ pub struct Request {
     pub credential: OwnedAuth,
     /// What proves it.
     pub verifier: OwnedAuth,
-    /// The arguments: items stand alone, however they came.
+    /// The arguments. Each item is a part of its own, inline or not.
     pub arguments: Vec<Part>,
 }
 
 /// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What proves who answers.
+    /// The server's verifier.
     pub verifier: OwnedAuth,
     /// How the call ended.
     pub status: Status,
-    /// The results, with eligible items alone; of a success only.
+    /// The results of a success; each eligible item is a part of its own.
     pub results: Vec<Part>,
 }
 
@@ -138,13 +138,13 @@ pub struct ResponderStats {
     pub written: u64,
     /// Replies in a Reply chunk.
     pub long_replies: u64,
-    /// Most octets that chunks of calls have taken at once.
+    /// The most octets that chunks of calls have taken at any time.
     pub memory_peak: u64,
 }
 
 /// A responder's connection is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the connection is over")]
+#[error("the connection has ended")]
 pub struct Over {
     /// Why, as far as it is known.
     pub reason: Option<DisconnectReason>,
@@ -152,27 +152,27 @@ pub struct Over {
 
 /// One connection of a server.
 ///
-/// One thread owns it. [`poll`](Self::poll) gives calls, which are answered in any order with [`answer`](Self::answer). Calls of
-/// unknown programs, wrong versions or with arguments that cannot be read are answered without the application.
+/// One thread owns it. [`poll`](Self::poll) returns calls, which [`answer`](Self::answer) answers in any order. Calls
+/// of unknown programs or versions, or with unreadable arguments, are answered without the application.
 pub struct Responder {
     endpoint: Endpoint,
     bindings: Arc<[Arc<dyn Binding>]>,
     options: ResponderOptions,
     peer: SocketAddr,
     common: Arc<Common>,
-    /// The connection's part of that, since it was last looked at: with each call of [`poll`](Self::poll).
+    /// The connection's part of the common limit, updated by each [`poll`](Self::poll).
     part: usize,
     /// Calls that the application has.
     given: usize,
-    /// By receive: a call has its receive's place until it is answered.
+    /// Calls by their receive: a call occupies its receive's slot until it is answered.
     calls: Vec<Option<Incoming>>,
-    /// Calls whose chunks have to wait for memory, in order.
+    /// Calls whose chunks wait for memory, in order.
     stalled: VecDeque<usize>,
     ready: VecDeque<Request>,
     /// Octets of chunks of calls under way.
     memory: u64,
     outgoing: VecDeque<Outgoing>,
-    /// XIDs of the last replies with Writes, the oldest first.
+    /// XIDs of the last replies with Writes, oldest first.
     written: VecDeque<u32>,
     /// Number of the next reply.
     serial: u64,
@@ -181,31 +181,32 @@ pub struct Responder {
     spent: Vec<Vec<u8>>,
     received: Vec<u8>,
     message: Vec<u8>,
-    /// Whether calls are still given to the application.
+    /// Whether calls are still passed to the application.
     takes: bool,
     /// The connection is to end when all answers are posted.
     leaving: bool,
-    /// The connection has ended, and why is not known yet.
+    /// The connection has ended for a reason that is not known yet.
     lost: Option<Loss>,
     over: Option<Over>,
     stats: ResponderStats,
 }
 
-/// A connection that has ended. The reason comes a moment later.
+/// An ended connection. The reason arrives slightly later.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     seen: Instant,
-    /// Looks for the reason that were in vain.
+    /// Fruitless checks for the reason.
     looks: u32,
     /// The call that has ended it is known.
     is_convicted: bool,
 }
 
-/// How long the reason of a connection's end is waited for, without keeping the application from its other connections.
+/// The longest wait for the reason of a connection's end, without blocking the application's other connections.
 const REASON: Duration = Duration::from_millis(100);
 /// Events that one [`Responder::poll`] looks at.
 const EVENTS_MAX: usize = 128;
-/// Looks for it at least, however much time passes between them: an application that was busy elsewhere has not waited.
+/// The fewest checks for the reason, however much time passes between them: an application that was busy elsewhere has
+/// not waited.
 const LOOKS: u32 = 64;
 
 impl std::fmt::Debug for Responder {
@@ -221,7 +222,7 @@ impl Drop for Responder {
 }
 
 impl Responder {
-    /// Accepts a connection for these programs. `common` is what the server's connections have in common.
+    /// Accepts a connection for these programs. `common` is shared by the server's connections.
     ///
     /// # Errors
     /// Those of [`ConnectRequest::accept`].
@@ -253,7 +254,7 @@ impl Responder {
         endpoint.agreement = own.agree(PrivateData::parse(request.private_data()));
         let peer = request.peer();
         let accept = AcceptOptions {
-            // Nobody reads the responder's memory (RFC 8166 §3.1).
+            // The responder's memory is never read (RFC 8166 §3.1).
             ird: 0,
             ord: options.reads,
             ..AcceptOptions::default().private_data(own.to_octets()).timeout(options.timeout)
@@ -297,7 +298,7 @@ impl Responder {
         self.stats
     }
 
-    /// Calls that the application has and has not answered.
+    /// Calls that the application has received and not answered.
     pub fn outstanding(&self) -> usize {
         self.given
     }
@@ -307,7 +308,7 @@ impl Responder {
         self.endpoint.agreement
     }
 
-    /// Memory of this length for a result, with anything in it: used memory, if there is some.
+    /// Memory of this length for a result, with arbitrary contents: reused memory, if there is some.
     pub fn buffer(&mut self, length: usize) -> Vec<u8> {
         for memory in self.spent.drain(..) {
             self.pool.put(memory);
@@ -315,22 +316,22 @@ impl Responder {
         self.pool.take(length)
     }
 
-    /// Memory of an item of a reply that has been sent, with the item in it: for servers that give the same again and again. What
-    /// is not asked for becomes memory for [`buffer`](Self::buffer).
+    /// Memory of an item of a reply that has been sent, with the item still in it: for servers that send the same data
+    /// repeatedly. Unclaimed memory is reused for [`buffer`](Self::buffer).
     pub fn reclaim(&mut self) -> Option<Vec<u8>> {
         self.spent.pop()
     }
 
-    /// Takes memory of arguments back, for the next call.
+    /// Keeps the memory of arguments for the next call.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.pool.put(buffer);
     }
 
-    /// The next call, without waiting. An inline engine is turned. It may return before all that has come is looked at: a
-    /// requester whose calls are refused without the application must leave time to others.
+    /// The next call, without waiting. It turns an inline engine. It may return before everything received is
+    /// processed: a requester whose calls are refused without the application must leave time to others.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     pub fn poll(&mut self) -> Result<Option<Request>, Over> {
         for _ in 0..EVENTS_MAX {
             if self.has_part()
@@ -363,17 +364,17 @@ impl Responder {
         Ok(None)
     }
 
-    /// Waits for the next call; `None` when the time is over.
+    /// Waits for the next call; `None` after a time-out.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>, Over> {
         let mut deadline = None;
         loop {
             if let Some(request) = self.poll()? {
                 return Ok(Some(request));
             }
-            // The clock is not read for a call that is there.
+            // Do not read the clock for a call that is already there.
             let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
             let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
@@ -389,7 +390,7 @@ impl Responder {
         }
     }
 
-    /// Whether another call may be given to the application. What is kept goes along with the part.
+    /// Whether another call may be passed to the application. The memory kept for reuse follows the part.
     fn has_part(&mut self) -> bool {
         let part = self.common.part();
         if part != self.part {
@@ -405,7 +406,7 @@ impl Responder {
         u32::try_from(self.part).unwrap_or(u32::MAX).min(self.options.credits.max(1))
     }
 
-    /// Octets that chunks may take: those of the longest call at least.
+    /// Octets that chunks may take, at least those of the longest call.
     fn memory_limit(&self) -> u64 {
         let part = self.options.longest_call.saturating_mul(self.part as u64);
         self.options.memory.min(part).max(self.options.longest_call)
@@ -416,16 +417,16 @@ impl Responder {
         !self.outgoing.is_empty()
     }
 
-    /// Gives no more calls, so that what has been given can be answered before the connection ends. The requester sends the
-    /// others again over its next one.
+    /// Accepts no more calls, so that those accepted can be answered before the connection ends. The requester sends
+    /// the others again over its next connection.
     pub fn stop_taking(&mut self) {
         self.takes = false;
     }
 
-    /// Ends the connection after what was answered. Nothing that comes now could be: there are no more calls.
+    /// Ends the connection after the answers given so far. Later ones are not possible: there are no more calls.
     ///
-    /// Answers may wait for room in the send queue: the connection is ended by a later [`poll`](Self::poll) or
-    /// [`next`](Self::next) then.
+    /// Answers may wait for room in the send queue. Then a later [`poll`](Self::poll) or [`next`](Self::next) ends the
+    /// connection.
     pub fn disconnect(&mut self) {
         self.stop_taking();
         self.leaving = true;
@@ -439,14 +440,14 @@ impl Responder {
         }
     }
 
-    /// Ends the connection behind what was posted, to signal that a reply is lost (RFC 8166 §4.5.4).
+    /// Ends the connection behind the posted work, to signal that a reply is lost (RFC 8166 §4.5.4).
     fn close(&mut self) {
         self.endpoint.queue_pair.disconnect();
         self.end();
     }
 
     fn end(&mut self) {
-        // Of a connection that has ended already the reason is told when it comes.
+        // If the connection has already ended, its reason is reported when it arrives.
         if self.over.is_none() && self.lost.is_none() {
             self.over = Some(Over { reason: self.endpoint.queue_pair.disconnect_reason() });
         }
@@ -454,7 +455,7 @@ impl Responder {
 
     fn take(&mut self, event: Event) -> Result<(), Failure> {
         match event {
-            // Nothing is read from the requester for what nobody will carry out.
+            // Do not read from the requester for calls that will not be executed.
             Event::Received { .. } if !self.takes => {
                 self.stats.received += 1;
                 Ok(())
@@ -484,7 +485,7 @@ impl Responder {
         match parse_call(message) {
             Ok((header, at)) => {
                 if self.common.retries.breaks(self.peer.ip(), header.xid) {
-                    // What ended the last connection would end this one too (§4.5.3).
+                    // The call that ended the last connection would also end this one (§4.5.3).
                     return self.refuse(slot, header.xid, crate::header::VERSION, RdmaError::Chunk);
                 }
                 self.begin(slot, header, &message[at..])

@@ -1,9 +1,10 @@
-//! The headers of ONC RPC messages (RFC 5531 §9), as far as a transport has to know them.
+//! The headers of ONC RPC messages (RFC 5531 §9), as far as a transport needs them.
 //!
-//! Of the crates that have these, `onc-rpc` ends credentials and verifiers at 200 octets, where RFC 5531 §8.2 has 400, and
-//! ends the process if it has to write a longer one; it also takes a message only behind a record mark, which there is none of here
-//! (RFC 8166 §3.2). `nfs3_types` knows four flavors and eight reasons of refusal, and neither RPCSEC_GSS nor its reasons. Both
-//! would refuse what has to be passed through. So these few words are read here, and `onc-rpc` is a witness in the tests.
+//! Existing crates do not fit. `onc-rpc` limits credentials and verifiers to 200 octets, where RFC 5531 §8.2 has 400,
+//! and panics when it has to write a longer one. It also requires a record mark, which does not exist here (RFC 8166
+//! §3.2). `nfs3_types` knows four flavors and eight reasons of refusal, but neither RPCSEC_GSS nor its reasons. Both
+//! would refuse messages that must be passed through. So these few words are parsed here, and `onc-rpc` is a witness in
+//! the tests.
 
 use crate::xdr::{Reader, XdrError, padding, put_opaque, put_padding, put_u32, put_words};
 
@@ -24,14 +25,14 @@ pub const RPCSEC_GSS: u32 = 6;
 pub struct Auth<'a> {
     /// The flavor's number.
     pub flavor: u32,
-    /// What belongs to it; at most [`MAX_AUTH`] octets.
+    /// Its body; at most [`MAX_AUTH`] octets.
     pub body: &'a [u8],
 }
 
 /// What RPCSEC_GSS does to a call's arguments and results (RFC 2203 §5.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protection {
-    /// They are as they are; other flavors too.
+    /// They are not wrapped; also for flavors other than RPCSEC_GSS.
     None,
     /// They are wrapped, or they belong to the security mechanism: nothing in them may be reduced (RFC 8166 §8.2.2.1).
     Wrapped,
@@ -54,7 +55,7 @@ impl<'a> Auth<'a> {
         }
     }
 
-    /// What this credential says about the arguments behind it. One that cannot be read counts as wrapped.
+    /// What this credential says about the arguments behind it. An unreadable one counts as wrapped.
     pub fn protection(&self) -> Protection {
         if self.flavor != RPCSEC_GSS {
             return Protection::None;
@@ -71,19 +72,19 @@ impl<'a> Auth<'a> {
         if matches!(words, [1, 0, _, 1]) { Protection::None } else { Protection::Wrapped }
     }
 
-    /// Octets of the largest verifier that a reply to a call with this credential can carry (RFC 8166 §8.2.2.2): AUTH_NONE is
-    /// answered with AUTH_NONE, others may be answered with anything.
+    /// Octets of the largest verifier in a reply to a call with this credential (RFC 8166 §8.2.2.2): AUTH_NONE is
+    /// answered with AUTH_NONE, others with anything.
     pub fn largest_reply_verifier(&self) -> usize {
         if self.flavor == AUTH_NONE { 8 } else { 8 + MAX_AUTH }
     }
 }
 
-/// A credential or a verifier with memory of its own. The default is AUTH_NONE.
+/// A credential or a verifier that owns its body. The default is AUTH_NONE.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OwnedAuth {
     /// The flavor's number.
     pub flavor: u32,
-    /// What belongs to it; at most [`MAX_AUTH`] octets.
+    /// Its body; at most [`MAX_AUTH`] octets.
     pub body: Vec<u8>,
 }
 
@@ -100,7 +101,7 @@ impl From<Auth<'_>> for OwnedAuth {
     }
 }
 
-/// An AUTH_SYS credential's body (RFC 5531 appendix A). `machine` is cut at 255 octets, `groups` at 16.
+/// An AUTH_SYS credential's body (RFC 5531 appendix A). `machine` is truncated to 255 octets, `groups` to 16 entries.
 pub fn auth_sys(stamp: u32, machine: &str, user: u32, group: u32, groups: &[u32]) -> Vec<u8> {
     let machine = &machine.as_bytes()[..machine.len().min(255)];
     let groups = &groups[..groups.len().min(16)];
@@ -114,7 +115,7 @@ pub fn auth_sys(stamp: u32, machine: &str, user: u32, group: u32, groups: &[u32]
     body
 }
 
-/// The flavor AUTH_SYS with a body of [`auth_sys`].
+/// The AUTH_SYS flavor with a body of [`auth_sys`].
 pub fn system_credential(body: &[u8]) -> Auth<'_> {
     Auth { flavor: AUTH_SYS, body }
 }
@@ -136,10 +137,10 @@ pub struct CallHeader<'a> {
     pub verifier: Auth<'a>,
 }
 
-/// A call whose header is not one.
+/// Why the octets are not the header of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallHeaderError {
-    /// It is not a call, or it ends early, or a credential is too long. No answer is possible.
+    /// It is not a call, it is truncated, or a credential is too long. No answer is possible.
     #[error("not the header of a call")]
     Garbage,
     /// It is a call of another version of ONC RPC, to be denied with RPC_MISMATCH.
@@ -148,7 +149,7 @@ pub enum CallHeaderError {
 }
 
 impl<'a> CallHeader<'a> {
-    /// Reads the header, and says how long it is.
+    /// Parses the header, and returns its length.
     ///
     /// # Errors
     /// [`CallHeaderError`].
@@ -184,7 +185,7 @@ impl<'a> CallHeader<'a> {
         24 + auth(&self.credential) + auth(&self.verifier)
     }
 
-    /// Writes the header behind what is in `out`.
+    /// Appends the header to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(self.encoded_len());
         put_words(out, [self.xid, CALL, RPC_VERSION, self.program, self.version, self.procedure]);
@@ -200,7 +201,7 @@ pub enum Status {
     Success,
     /// PROG_UNAVAIL: nobody here has the program.
     ProgramUnavailable,
-    /// PROG_MISMATCH: the program is there in these versions.
+    /// PROG_MISMATCH: the program is available in these versions.
     ProgramMismatch {
         /// Lowest version.
         low: u32,
@@ -213,14 +214,14 @@ pub enum Status {
     GarbageArguments,
     /// SYSTEM_ERR: the server failed.
     SystemError,
-    /// RPC_MISMATCH: another version of ONC RPC is spoken.
+    /// RPC_MISMATCH: another version of ONC RPC is supported.
     RpcMismatch {
         /// Lowest version.
         low: u32,
         /// Highest version.
         high: u32,
     },
-    /// AUTH_ERROR: the caller is not let in; the number is an auth_stat.
+    /// AUTH_ERROR: the caller is refused; the number is an auth_stat.
     AuthError(u32),
 }
 
@@ -229,24 +230,24 @@ pub enum Status {
 pub struct ReplyHeader<'a> {
     /// Transaction identifier of the call.
     pub xid: u32,
-    /// What proves who answers. A denial has none.
+    /// The responder's verifier. A denial has none.
     pub verifier: Auth<'a>,
     /// How the call ended.
     pub status: Status,
 }
 
 impl<'a> ReplyHeader<'a> {
-    /// Reads the header, and says how long it is.
+    /// Parses the header, and returns its length.
     ///
     /// # Errors
-    /// It is none.
+    /// It is not the header of a reply.
     pub fn parse(octets: &'a [u8]) -> Result<(Self, usize), XdrError> {
         let mut reader = Reader::new(octets);
         let xid = reader.u32()?;
         if reader.u32()? != REPLY {
             return Err(XdrError);
         }
-        // MSG_ACCEPTED or MSG_DENIED, which happen to look like a boolean.
+        // MSG_ACCEPTED or MSG_DENIED, whose values happen to be those of a boolean.
         let (verifier, status) = if reader.boolean()? {
             let status = match reader.u32()? {
                 0 => Status::RpcMismatch { low: reader.u32()?, high: reader.u32()? },
@@ -270,7 +271,7 @@ impl<'a> ReplyHeader<'a> {
         Ok((Self { xid, verifier, status }, reader.at()))
     }
 
-    /// Writes the header behind what is in `out`.
+    /// Appends the header to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         // At most eight words, and a verifier.
         out.reserve(36 + self.verifier.body.len());
@@ -307,7 +308,7 @@ mod tests {
         AcceptedReply, AcceptedStatus, AuthError, CallBody, MessageType, RejectedReply, ReplyBody, RpcMessage,
     };
 
-    /// The witness writes its record mark in front.
+    /// The witness writes a record mark first.
     fn witness(xid: u32, message: MessageType<&[u8], &[u8]>) -> Vec<u8> {
         RpcMessage::new(xid, message).serialise().unwrap().split_off(4)
     }

@@ -1,4 +1,4 @@
-//! Going over the XDR of arguments or results from which items may have been removed (RFC 8166 §3.4).
+//! Walking over the XDR of arguments or results from which items may have been removed (RFC 8166 §3.4).
 
 #[cfg(test)]
 mod tests;
@@ -6,17 +6,17 @@ mod tests;
 use crate::header::holds;
 use crate::xdr::{Reader, XdrError, padding};
 
-/// What a walk can find to be wrong.
+/// The faults that a walk can find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
-    /// The octets are not the XDR that belongs there, or a chunk has not the length of its item: what the upper layer would
-    /// find too (RFC 8166 §4.5.2).
+    /// The octets are not the expected XDR, or the length of a chunk is not that of its item: the upper layer would
+    /// find this fault, too (RFC 8166 §4.5.2).
     #[error("not what the procedure takes or gives")]
     Garbage,
-    /// Something was reduced that may not be (§6.1).
+    /// Something was reduced that must not be (§6.1).
     #[error("a data item was reduced that is not DDP-eligible")]
     Ineligible,
-    /// An eligible result was not reduced although a Write chunk waited for it (§6.1).
+    /// An eligible result was not reduced although there was a Write chunk for it (§6.1).
     #[error("a result was not put into the Write chunk that was provided for it")]
     NotReduced,
 }
@@ -32,8 +32,8 @@ impl From<XdrError> for WalkError {
 pub enum Removed<'a> {
     /// Nothing was removed.
     Nothing,
-    /// Arguments, by position in the unreduced message and length, the lowest first: a call's Read chunks without the one at
-    /// position zero.
+    /// Arguments: position in the unreduced message and length of each, in ascending order. These are a call's Read
+    /// chunks without the one at position zero.
     Reads(&'a [(u32, u64)]),
     /// Results, in order: a reply's Write chunks.
     Writes(&'a [Returned]),
@@ -44,30 +44,30 @@ pub enum Removed<'a> {
 pub enum Returned {
     /// An empty chunk: its result is inline (RFC 8166 §4.3.2.3).
     Empty,
-    /// So many octets were written; none if no result was there for it (§4.3.2.2).
+    /// This many octets were written; none if there was no result for it (§4.3.2.2).
     Filled(u64),
 }
 
 /// An eligible item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Its place in the octets that were walked over: where it begins, or was removed.
+    /// Its offset in the walked octets: where it begins, or was removed.
     pub at: usize,
     /// Its position in the unreduced message.
     pub position: u64,
     /// Octets, without padding.
     pub length: u32,
-    /// The chunk that it is in, by number in the list that was given, if it was removed.
+    /// The index of its chunk in the given list, if it was removed.
     pub chunk: Option<usize>,
 }
 
-/// The walk: reads octets, and where an item was removed, knows of it.
+/// The walk: reads octets, and knows where items were removed.
 #[derive(Debug)]
 pub struct Walk<'a> {
     reader: Reader<'a>,
     /// Position of the first octet in the unreduced message.
     base: u64,
-    /// Octets that were removed in front of here, with their padding.
+    /// Octets removed before this point, including their padding.
     gone: u64,
     removed: Removed<'a>,
     /// The next of the removed ones.
@@ -76,7 +76,7 @@ pub struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over `octets`, which begin at `base` of the unreduced message: behind the header of the RPC.
+    /// A walk over `octets`, which begin at `base` of the unreduced message, behind the RPC header.
     pub fn new(octets: &'a [u8], base: usize, removed: Removed<'a>) -> Self {
         Self { reader: Reader::new(octets), base: base as u64, gone: 0, removed, next: 0, items: Vec::new() }
     }
@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
         self.base + self.reader.at() as u64 + self.gone
     }
 
-    /// The next `length` octets are read as what is not eligible: nothing was removed from among them.
+    /// The next `length` octets are not eligible: nothing was removed among them.
     fn plain(&self, length: usize) -> Result<(), WalkError> {
         if let Removed::Reads(chunks) = self.removed
             && let Some(&(position, _)) = chunks.get(self.next)
@@ -96,16 +96,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// An unsigned integer, or anything else of four octets.
+    /// An unsigned integer, or any other four octets.
     ///
     /// # Errors
-    /// [`WalkError`]; the same holds for all that follows.
+    /// [`WalkError`]; the same holds for the following methods.
     pub fn u32(&mut self) -> Result<u32, WalkError> {
         self.plain(4)?;
         Ok(self.reader.u32()?)
     }
 
-    /// An unsigned hyper integer, or anything else of eight octets.
+    /// An unsigned hyper integer, or any other eight octets.
     ///
     /// # Errors
     /// [`WalkError`].
@@ -123,7 +123,7 @@ impl<'a> Walk<'a> {
         Ok(self.reader.boolean()?)
     }
 
-    /// Passes over octets whose number is a multiple of four.
+    /// Skips octets, a multiple of four.
     ///
     /// # Errors
     /// [`WalkError`].
@@ -162,8 +162,8 @@ impl<'a> Walk<'a> {
         Ok(length)
     }
 
-    /// Eligible data of a length that is known otherwise: the elements of a counted array behind their count, or optional
-    /// data behind the word that says that it is there (RFC 8166 §3.4.4.2).
+    /// Eligible data whose length is known from elsewhere: the elements of a counted array behind their count, or
+    /// optional data behind the word that says whether it is present (RFC 8166 §3.4.4.2).
     ///
     /// # Errors
     /// [`WalkError`].
@@ -181,7 +181,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The chunk that the item at `position` is in.
+    /// The chunk of the item at `position`.
     fn chunk(&mut self, position: u64, length: u32) -> Result<Option<usize>, WalkError> {
         let index = self.next;
         match self.removed {
@@ -208,10 +208,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Ends the walk and gives the items that were found.
+    /// Ends the walk and returns the items found.
     ///
     /// # Errors
-    /// A chunk is left: it was taken from where nothing may be taken, or from beyond the end.
+    /// An unmatched chunk remains: its data is not eligible, or lies beyond the end.
     pub fn finish(self) -> Result<Vec<Item>, WalkError> {
         match self.removed {
             Removed::Nothing => {}
@@ -231,7 +231,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A piece of arguments or of results, as an upper layer gives and gets them.
+/// A part of arguments or results, as an upper layer passes and receives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// XDR that is not eligible. The count in front of an item is part of it; the item's padding is not.
@@ -254,11 +254,11 @@ pub fn parts_len(parts: &[Part]) -> usize {
     parts.iter().map(|part| part.octets().len()).map(|length| length + padding(length)).sum()
 }
 
-/// Takes `octets` apart into what is eligible and what is not. `removed` gives the data of an item that is in a chunk, by the
+/// Splits `octets` into eligible and other parts. `removed` returns the data of an item that is in a chunk, by the
 /// chunk's number.
 ///
 /// # Errors
-/// [`XdrError`] if the items do not lie in the octets, which those of a walk over them do.
+/// [`XdrError`] if the items do not lie in the octets, as those of a walk over them do.
 pub fn split(octets: &[u8], items: &[Item], mut removed: impl FnMut(usize) -> Vec<u8>) -> Result<Vec<Part>, XdrError> {
     if octets.is_empty() && items.is_empty() {
         return Ok(Vec::new());

@@ -1,6 +1,6 @@
-//! Reading and writing the few XDR types (RFC 4506) that the headers here are made of.
+//! Reading and writing the few XDR types (RFC 4506) that the headers here consist of.
 
-/// The next octets are not what they have to be, or there are not enough of them.
+/// The next octets are not the expected XDR, or there are too few.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the XDR that is expected here")]
 pub struct XdrError;
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_be_bytes(*octets))
     }
 
-    /// A boolean (RFC 4506 §4.4), which is also what says whether optional data is there (§4.19).
+    /// A boolean (RFC 4506 §4.4), which also precedes optional data (§4.19).
     ///
     /// # Errors
     /// The octets end, or it is neither 0 nor 1.
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Variable-length opaque data of at most `most` octets (RFC 4506 §4.10); its padding is skipped whatever it is.
+    /// Variable-length opaque data of at most `most` octets (RFC 4506 §4.10); the contents of its padding are ignored.
     ///
     /// # Errors
     /// It is longer, or the octets end.
@@ -110,12 +110,12 @@ pub fn put_u64(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(&value.to_be_bytes());
 }
 
-/// Writes the padding that belongs behind `length` octets.
+/// Writes the padding for `length` octets.
 pub fn put_padding(out: &mut Vec<u8>, length: usize) {
     out.extend_from_slice(&[0; 3][..padding(length)]);
 }
 
-/// Writes variable-length opaque data with its count and its padding; `octets` are less than 2^32.
+/// Writes variable-length opaque data with its count and its padding; `octets` has less than 2^32.
 pub fn put_opaque(out: &mut Vec<u8>, octets: &[u8]) {
     put_u32(out, octets.len() as u32);
     out.extend_from_slice(octets);

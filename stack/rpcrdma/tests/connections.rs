@@ -1,4 +1,4 @@
-//! Connections that end while calls are under way, and calls that nobody waits for any more.
+//! Connections that end while calls are under way, and calls that are abandoned.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn calls_are_sent_again_after_the_connection_was_lost() {
                 assert!(rig.client.poll().is_none());
                 (rig.server.requests.len() >= count).then_some(())
             });
-            // Some were answered, of some the answer is lost.
+            // Some were answered; the answers to others are lost.
             for _ in 0..count / 2 {
                 rig.server.answer_next();
             }
@@ -51,7 +51,7 @@ fn calls_are_sent_again_after_the_connection_was_lost() {
                 let known = [put_results(&data), get_results(70_000), get_results(60_000), serve_echo(&data[..10_000])];
                 assert!(known.contains(&results));
             }
-            assert!(xids.iter().all(|xid| again.contains(xid)), "with the same XID, by which a server knows them");
+            assert!(xids.iter().all(|xid| again.contains(xid)), "with the same XID, by which a server recognises them");
             rig.server.answers = true;
         }
         assert_eq!(rig.client.stats().connections, 6);
@@ -135,7 +135,7 @@ fn a_cancelled_call_costs_its_connection_and_no_other_call() {
         rig.client.cancel(cancelled);
         let end = rig.client.poll().unwrap();
         assert_eq!((end.id, end.rooms), (cancelled, vec![vec![0; 50_000]]));
-        // The server writes into memory that is not there any more.
+        // The server writes into memory that is no longer registered.
         rig.server.answer_next();
         rig.server.answer_next();
         rig.server.answers = true;
@@ -235,7 +235,7 @@ fn message_buffers_come_back_whatever_their_number() {
     }
 }
 
-/// More answers at once than there are buffers: those that wait for one go out in front of the connection's end.
+/// More answers at once than there are buffers: those that wait for one are sent before the connection ends.
 #[test]
 fn what_was_answered_before_the_end_arrives() {
     const CALLS: usize = 32;
@@ -265,7 +265,7 @@ fn what_was_answered_before_the_end_arrives() {
 fn a_responder_that_cannot_answer_ends_the_connection() {
     let (here, there) = {
         let mut there = config(2);
-        // Enough for its messages and a short result, and not for a long one.
+        // Enough for its messages and a short result, but not for a long one.
         there.limits.registered_octets = 1 << 20;
         uwarp::Context::pair_in_process(config(1), there).unwrap()
     };

@@ -1,5 +1,5 @@
-//! Peers that do harm: the connection ends with the code that the documents name for it, another one goes on, and memory stays
-//! within its bounds.
+//! Hostile peers: the connection ends with the code that the documents require, other connections continue, and memory
+//! stays within its bounds.
 
 mod common;
 
@@ -18,12 +18,12 @@ const fn code(layer: u8, error_type: u8, code: u8) -> TerminateCode {
     TerminateCode { layer, error_type, code }
 }
 
-/// A Read Request that RDMAP refuses (RFC 5040 §8.2.1), and a Write that DDP does (RFC 5041 §8.2).
+/// A Read Request that RDMAP refuses (RFC 5040 §8.2.1), and a Write that DDP refuses (RFC 5041 §8.2).
 const READ_INVALID: TerminateCode = code(0, 1, 0);
 const READ_BOUNDS: TerminateCode = code(0, 1, 1);
 const READ_RIGHTS: TerminateCode = code(0, 1, 2);
 const READ_FOREIGN: TerminateCode = code(0, 1, 3);
-/// DDP has no code for a right that is missing.
+/// DDP has no code for a missing right.
 const WRITE_INVALID: TerminateCode = code(1, 1, 0);
 const WRITE_BOUNDS: TerminateCode = code(1, 1, 1);
 const WRITE_FOREIGN: TerminateCode = code(1, 1, 2);
@@ -39,7 +39,7 @@ fn once() -> RequesterOptions {
     RequesterOptions { reconnect: Duration::ZERO, ..RequesterOptions::default() }
 }
 
-/// Turns a responder until so many connections have ended, and gives why the last one has.
+/// Turns a responder until this many connections have ended, and returns why the last one did.
 fn over(raw: &mut Raw, server: &mut Server, count: usize) -> Option<DisconnectReason> {
     let deadline = Instant::now() + LONG;
     while server.over.len() < count {
@@ -51,13 +51,13 @@ fn over(raw: &mut Raw, server: &mut Server, count: usize) -> Option<DisconnectRe
     server.over[count - 1].reason
 }
 
-/// Calls whose arguments are 10,000 octets in a Read chunk, whose results have a Write chunk of as many, and whose reply has a Reply
-/// chunk.
+/// Calls with arguments of 10,000 octets in a Read chunk, with results of as many in a Write chunk, and with a reply in
+/// a Reply chunk.
 fn calls() -> [uwarp_rpcrdma::requester::Call; 3] {
     [put(vec![1; 10_000]), get(10_000, vec![vec![0; 10_000]]), echo(&[1; 10_000])]
 }
 
-/// The chunk of the one of them that was asked for.
+/// The chunk of the requested kind.
 fn chunk(header: &Header, which: usize) -> Segment {
     let chunks = header.chunks().unwrap();
     match which {
@@ -67,7 +67,7 @@ fn chunk(header: &Header, which: usize) -> Segment {
     }
 }
 
-/// Reads or writes 100 octets of the other side's memory, and gives how that and the connection ended.
+/// Reads or writes 100 octets of the other side's memory, and returns how that and the connection ended.
 fn touch(raw: &mut Raw, write: bool, handle: u32, offset: u64) -> (WorkStatus, DisconnectReason) {
     let entry = [raw.memory.sge(..100).unwrap()];
     let request = if write {
@@ -79,7 +79,7 @@ fn touch(raw: &mut Raw, write: bool, handle: u32, offset: u64) -> (WorkStatus, D
     (raw.status(5), raw.reason())
 }
 
-/// A Read that is refused says so. A Write is done when it was sent.
+/// A refused Read reports it. A Write completes when it is sent.
 fn refused(write: bool, code: TerminateCode) -> (WorkStatus, DisconnectReason) {
     let status = if write { WorkStatus::Success } else { WorkStatus::RemoteAccess };
     (status, DisconnectReason::PeerTerminated(code))
@@ -88,7 +88,8 @@ fn refused(write: bool, code: TerminateCode) -> (WorkStatus, DisconnectReason) {
 #[test]
 fn memory_is_open_only_for_what_the_call_needs_it_for() {
     for registration in BOTH {
-        // Arguments can be read and not written, rooms and Reply chunks written and not read, and nothing of them beyond its end.
+        // Arguments can be read but not written, result buffers and Reply chunks written but not read, and nothing
+        // beyond its end.
         for (which, write, at, code) in [
             (0, true, 0, WRITE_INVALID),
             (0, false, 9901, READ_BOUNDS),
@@ -129,7 +130,7 @@ fn nothing_reaches_the_memory_of_a_call_that_has_ended() {
                 finished(&mut client, &raw)
             };
             drop(end);
-            // A fast region stays until its next use, and reaches nothing.
+            // A fast region stays until its next use, and gives access to nothing.
             let read = if registration == Registration::Together { READ_RIGHTS } else { READ_INVALID };
             let code = if write { WRITE_INVALID } else { read };
             assert_eq!(touch(&mut raw, write, segment.handle, segment.offset), refused(write, code));
@@ -162,7 +163,7 @@ fn a_handle_of_one_connection_is_none_on_another() {
             let code = if write { WRITE_FOREIGN } else { READ_FOREIGN };
             assert_eq!(touch(raw, write, foreign.handle, foreign.offset), refused(write, code));
             assert!(matches!(finished(client, raw).outcome, Err(CallError::Lost)), "the connection has failed");
-            // The one that the handle belongs to has not.
+            // The connection that the handle belongs to has not failed.
             let (client, raw, own) = &mut ends[0];
             let entry = [raw.memory.sge(..100).unwrap()];
             let request = if write {
@@ -181,7 +182,7 @@ fn a_handle_of_one_connection_is_none_on_another() {
     }
 }
 
-/// Turns a requester until it has dropped so many messages.
+/// Turns a requester until it has dropped this many messages.
 fn received_wrong(client: &mut Requester, raw: &Raw, count: u64) {
     let deadline = Instant::now() + LONG;
     while client.stats().discarded < count {
@@ -209,10 +210,10 @@ fn a_call_that_breaks_the_connection_is_refused_on_the_next() {
     for (form, codes) in forms {
         for (which, code) in codes.into_iter().enumerate() {
             let (here, mut server) = server(ResponderOptions::default());
-            // Another connection of the same peer goes on, whatever happens.
+            // Another connection of the same peer continues, whatever happens.
             let mut other = Raw::connect(&here, &mut server, b"");
             let before = registered(&server.context);
-            // A Read that is refused names its call. A Write does not, and the call has to be there twice.
+            // A refused Read identifies its call. A Write does not, so the call must be a suspect twice.
             let read = code.layer == 0;
             let mut octets = Vec::new();
             let last = if read { 1 } else { 2 };
@@ -229,7 +230,7 @@ fn a_call_that_breaks_the_connection_is_refused_on_the_next() {
                 assert_eq!(over(&mut raw, &mut server, 1 + connection), Some(DisconnectReason::PeerTerminated(code)));
                 assert_eq!(raw.reason(), DisconnectReason::LocalTerminated(code));
             }
-            // What was read into, or written from, is given back with the connection.
+            // Memory that was read into, or written from, is returned with the connection.
             server.responders.truncate(1);
             server.over.truncate(1);
             assert_eq!(registered(&server.context), before);
@@ -248,7 +249,7 @@ fn a_call_that_breaks_the_connection_is_refused_on_the_next() {
 
 #[test]
 fn a_requester_that_ignores_its_credits_or_the_size_of_messages_loses_only_its_own_connection() {
-    // A call more than there are receives, and an octet more than each has.
+    // One call more than there are receives, and one octet more than a receive has.
     for (count, length, code) in [(3, 28 + 40, NO_RECEIVE), (1, 1025, TOO_LONG)] {
         let options = ResponderOptions { credits: 2, receive_size: 1024, ..ResponderOptions::default() };
         let (here, mut server) = server(options);
@@ -275,7 +276,7 @@ fn a_requester_that_ignores_its_credits_or_the_size_of_messages_loses_only_its_o
 
 #[test]
 fn a_responder_that_answers_what_was_not_asked_or_at_too_great_length_loses_its_connection() {
-    // A reply more than there are receives, and an octet more than each has.
+    // One reply more than there are receives, and one octet more than a receive has.
     for (count, length, code) in [(3, 28, NO_RECEIVE), (1, 1025, TOO_LONG)] {
         let (mut client, mut raw) = requester(RequesterOptions { credits: 2, receive_size: 1024, ..once() });
         let id = client.start(put(vec![1; 10_000])).unwrap();
@@ -294,7 +295,8 @@ fn a_responder_that_answers_what_was_not_asked_or_at_too_great_length_loses_its_
     }
 }
 
-/// Chunks as long as can be said are a few words, whatever memory they speak of: only what is read or written takes any here.
+/// The longest possible chunks are a few words, whatever sizes they claim: only what is read or written takes memory
+/// here.
 #[test]
 fn chunks_for_results_take_no_memory_before_there_are_results() {
     const CREDITS: usize = 8;
@@ -342,7 +344,7 @@ fn chunks_for_results_take_no_memory_before_there_are_results() {
     }
 }
 
-/// Results that the peer's engine does not take are kept for as many calls as have credits, and freed.
+/// Results that the peer's engine does not accept are kept for as many calls as have credits, and then freed.
 #[test]
 fn results_that_are_not_taken_stay_within_the_credits() {
     const CREDITS: u64 = 4;
@@ -381,7 +383,7 @@ fn results_that_are_not_taken_stay_within_the_credits() {
     }
 }
 
-/// Whatever a responder says, and however often: it is looked at in the memory that is there for it.
+/// Whatever a responder sends, and however often, is processed in existing memory.
 #[test]
 fn wrong_replies_take_no_memory() {
     const ROUNDS: u64 = 200;
@@ -393,7 +395,7 @@ fn wrong_replies_take_no_memory() {
     let offered = header.chunks().unwrap().clone();
     let segments = |count| vec![Segment { length: u32::MAX, ..offered.writes[0][0] }; count];
     let replies = [
-        // Longer than offered, more than offered, and where nothing was.
+        // Longer than offered, more than offered, and where nothing was offered.
         reply(header.xid, 9, Chunks { writes: vec![segments(1)], ..Chunks::default() }, &[1, 10_000, 2]),
         reply(header.xid, 9, Chunks { writes: vec![segments(240)], ..Chunks::default() }, &[]),
         reply(header.xid, 9, Chunks { writes: vec![vec![]; 400], ..Chunks::default() }, &[]),
@@ -425,7 +427,7 @@ fn wrong_replies_take_no_memory() {
         }
     });
     if !uwarp_middlebox::is_skipped("pieces of segments in process are on the heap") {
-        // Some times what a message has, however many there are.
+        // A few times the size of a message, however many there are.
         assert!(memory.bytes_max < 8 * 4096, "{memory:?}");
     }
     assert_eq!(registered(&here), before);
@@ -433,7 +435,7 @@ fn wrong_replies_take_no_memory() {
     assert_eq!(finished(&mut client, &raw).outcome.unwrap().results[1], Part::Item(vec![0; 10_000]));
 }
 
-/// Turns a requester for a while, in which nothing may end, and no call come.
+/// Turns a requester for a while, in which nothing may end and no call may arrive.
 fn quiet(client: &mut Requester, raw: &mut Raw) {
     for _ in 0..300 {
         raw.turn();
@@ -442,7 +444,8 @@ fn quiet(client: &mut Requester, raw: &mut Raw) {
     }
 }
 
-/// A wrong reply frees no credit. When no other is left, and nobody waits for those that are held, there is another connection.
+/// An invalid reply frees no credit. When no credit is left and the application waits for none of their calls, the
+/// requester reconnects.
 #[test]
 fn wrong_replies_do_not_use_up_the_credits_for_good() {
     type Wrong = fn(&Header) -> Vec<u8>;
@@ -474,7 +477,7 @@ fn wrong_replies_do_not_use_up_the_credits_for_good() {
         let third = client.start(call(NULL, vec![])).unwrap();
         raw.send(&wrong(&headers[0]));
         received_wrong(&mut client, &raw, 1);
-        // Both are waited for; then one is.
+        // The application waits for both, then for one.
         quiet(&mut client, &mut raw);
         client.cancel(calls[0]);
         assert!(matches!(client.poll().unwrap().outcome, Err(CallError::Cancelled)));
@@ -494,12 +497,12 @@ fn wrong_replies_do_not_use_up_the_credits_for_good() {
             }
         }
         if !is_given_up_last {
-            // Nobody waits any more, but the second may still be answered.
+            // The application no longer waits, but the second call may still be answered.
             quiet(&mut client, &mut raw);
             assert_eq!(client.stats().connections, 1, "{what}");
             raw.send(&wrong(&headers[1]));
         }
-        // What waits goes out on the next.
+        // Waiting calls are sent on the next connection.
         let mut next = Raw::accept(&there, &mut listener, &mut client, &own.to_octets());
         next.other = Some(here.clone());
         let (header, _) = asked(&mut client, &mut next);
@@ -511,7 +514,7 @@ fn wrong_replies_do_not_use_up_the_credits_for_good() {
     }
 }
 
-/// Late replies free the credits of calls that were given up: that costs no connection.
+/// Late replies free the credits of abandoned calls without costing the connection.
 #[test]
 fn calls_that_were_given_up_cost_no_connection_when_their_replies_come() {
     let (mut client, mut raw) = requester(once());
@@ -566,8 +569,8 @@ fn a_grant_of_nothing_is_logged_once() {
     assert_eq!(client.stats().zero_grants, 2);
 }
 
-/// A call that is refused without the application returns its credit at once: who sends such calls without end must not have all of
-/// the server's time.
+/// A call that is refused without the application returns its credit at once, so a peer that sends such calls without
+/// end must not take all of the server's time.
 #[test]
 fn one_look_at_a_requester_handles_so_many_of_its_messages_and_no_more() {
     const CALLS: u32 = 400;

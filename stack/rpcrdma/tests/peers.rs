@@ -1,4 +1,4 @@
-//! A requester and a responder against peers that say what they like.
+//! A requester and a responder against peers that send arbitrary messages.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn wrong_calls_are_answered_or_dropped_as_the_document_says() {
         ("chunks that overlap", call_message(overlapping(48), PUT, &[7, 20, 9]), chunk.clone()),
         ("a position inside of a word", call_message(read(50, 1, 8), PUT, &[7, 8, 9]), chunk.clone()),
         ("segments that are not there", [&right[..20], &1_u32.to_be_bytes(), &[0xff; 40]].concat(), chunk.clone()),
-        // 64 MiB of blobs are served, and not 4 GiB.
+        // 64 MiB of data are served, but not 4 GiB.
         (
             "an unreasonable chunk",
             call_message(read(48, 1, u32::MAX - 1000), PUT, &[7, u32::MAX - 1000, 9]),
@@ -66,7 +66,7 @@ fn wrong_calls_are_answered_or_dropped_as_the_document_says() {
             assert_eq!((header.xid, header.body, length), (XID, body, octets.len()), "{what}");
             assert_eq!(header.credits, 3, "the grant");
         }
-        // The next one is served, so nothing else was said, and no receive was lost.
+        // The next call is served, so no other answer was sent, and no receive was lost.
         raw.send(&right);
         let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
         assert!(matches!(header.body, Body::Message(_)), "{what}");
@@ -111,13 +111,13 @@ fn a_peer_without_private_data_gets_messages_of_1024_octets() {
         raw.send(&call_message(Chunks::default(), ECHO, &arguments));
         let octets = said(&mut raw, &mut server);
         let (header, _) = parse_reply(&octets).unwrap();
-        // There is no Reply chunk that it could have been put into.
+        // There is no Reply chunk that could have taken it.
         assert_eq!(matches!(header.body, Body::Error { error: RdmaError::Chunk, .. }), error);
         assert!(octets.len() <= 1024);
     }
 }
 
-/// What could not be answered afterwards is not carried out: many calls must not be done twice.
+/// A call that cannot be answered is not executed: many calls must not be executed twice.
 #[test]
 fn a_call_whose_chunks_have_no_place_in_its_reply_is_refused_before_it_is_carried_out() {
     let (here, mut server) = server(ResponderOptions::default());
@@ -130,7 +130,7 @@ fn a_call_whose_chunks_have_no_place_in_its_reply_is_refused_before_it_is_carrie
         raw.send(&call_message(Chunks { writes, ..Chunks::default() }, GET, &[5]));
         let (header, _) = parse_reply(&said(&mut raw, &mut server)).unwrap();
         assert_eq!(header.body, Body::Error { version: 1, error: RdmaError::Chunk });
-        // With one less, only the results are too much, and nobody can know before.
+        // With one segment less, only the results are too long, which cannot be known before.
         assert_eq!(server.responders[0].stats().calls, calls);
     }
 }
@@ -149,7 +149,7 @@ fn a_read_chunk_with_its_padding_and_one_in_pieces_are_taken() {
         vec![segment(0, 2), segment(0, 0), segment(2, 3)],
         vec![segment(0, 2), segment(2, 5), segment(7, 1)],
     ] {
-        // With chunks to return and without: the Read list is none of them (§4.3.1).
+        // With and without chunks to return: the Read list is not returned (§4.3.1).
         for reply in [None, Some(vec![Segment { handle, length: 100, offset: offset + 100 }])] {
             let chunks = Chunks { reads: reads.clone(), reply, ..Chunks::default() };
             raw.send(&call_message(chunks, PUT, &[7, 5, 9]));
@@ -176,7 +176,8 @@ fn results_fill_write_chunks_in_order_without_padding_and_chunks_come_back() {
     let (header, at) = parse_reply(&octets).unwrap();
     let Body::Message(returned) = header.body else { panic!("{header:?}") };
     assert!(returned.reads.is_empty());
-    // The first is filled, the empty one has its result inline, the third found nothing; the Reply chunk was not needed.
+    // The first is filled, the empty one has its result inline, the third has no result; the Reply chunk was not
+    // needed.
     assert_eq!(returned.writes, [vec![segment(0, 3), segment(100, 2)], vec![], vec![segment(200, 0)]]);
     assert_eq!(returned.reply, Some(vec![segment(300, 0)]));
     let [first, second] = get_two_results(5, 6)
@@ -197,8 +198,8 @@ fn results_fill_write_chunks_in_order_without_padding_and_chunks_come_back() {
     assert_eq!(raw.octets(200, 200), [0xaa; 200]);
 }
 
-/// However many calls one of two peers sends, and whether it takes the replies or not, it has half of what the server has room for;
-/// the other one is served, and what it leaves is there for the first.
+/// However many calls one of two peers sends, and whether it accepts the replies or not, it gets half of the server's
+/// limit. The other one is served, and what it does not use is available to the first.
 #[test]
 fn connections_have_equal_parts_of_what_a_server_has_room_for() {
     const LENGTH: usize = 50_000;
@@ -225,7 +226,7 @@ fn connections_have_equal_parts_of_what_a_server_has_room_for() {
         server.requests.len()
     };
     assert_eq!(settle(&mut server, Some(&greedy)), 2);
-    // Answered, but the replies are not taken: the peer's engine stands still.
+    // Answered, but the replies are not accepted: the peer's engine does not run.
     (0..2).for_each(|_| server.answer_next());
     assert_eq!(settle(&mut server, None), 0);
     assert_eq!(settle(&mut server, Some(&greedy)), 2, "the replies have left");
@@ -261,7 +262,7 @@ fn chunks_of_many_calls_stay_within_the_memory_for_them() {
             assert!(rig.server.requests.len() <= 2, "two fit into the memory");
             (!rig.server.requests.is_empty()).then_some(())
         });
-        // Time for more of them to come, if they could.
+        // Time for more of them to arrive, if they could.
         for _ in 0..200 {
             rig.server.step();
             assert!(rig.client.poll().is_none() && rig.server.requests.len() <= 2);
@@ -276,7 +277,8 @@ fn chunks_of_many_calls_stay_within_the_memory_for_them() {
     assert!(matches!(rig.call(put(vec![1; 100_001])).outcome, Err(CallError::Chunk)));
 }
 
-/// Long calls with more chunks have memory for all of them before the first is read: none waits for what others keep.
+/// Long calls with several chunks reserve memory for all of them before the first is read: none waits for memory that
+/// others keep.
 #[test]
 fn long_calls_do_not_wait_for_each_others_memory() {
     let options =
@@ -302,7 +304,7 @@ fn long_calls_do_not_wait_for_each_others_memory() {
     assert_eq!(rig.server.responders[0].stats().memory_peak, 40 + 8 + 40_000 + 60_000);
 }
 
-/// Small calls that come and go all the time leave no room for a large one: those that come behind it have to wait.
+/// Small calls that arrive without end must not starve a large one: those that arrive after it wait.
 #[test]
 fn a_large_call_that_waits_for_memory_is_not_overtaken_for_ever() {
     let options =
@@ -333,7 +335,7 @@ fn a_large_call_that_waits_for_memory_is_not_overtaken_for_ever() {
     assert_eq!(length, 0);
     rig.server.responders[0].answer(null, Answer::success(vec![]));
     rig.until("an answer", |rig| rig.client.poll()).outcome.unwrap();
-    // Time for the others to come, if they could.
+    // Time for the others to arrive, if they could.
     for _ in 0..200 {
         rig.server.step();
         assert!(rig.client.poll().is_none() && rig.server.requests.is_empty());
@@ -353,7 +355,7 @@ fn one_call_goes_first_and_then_as_many_as_were_granted() {
         client.start(call(NULL, vec![])).unwrap();
     }
     let mut open = vec![asked(&mut client, &mut raw).0];
-    // Without a grant there is one; then what each reply says, up to what was asked for; zero is taken for one.
+    // Without a grant there is one credit; then the number in each reply, up to the requested one; zero counts as one.
     for (granted, expected) in [(2, 2), (4, 4), (1, 3), (1, 2), (1, 1), (0, 1), (60, 3)] {
         for _ in 0..300 {
             raw.context.poll();
@@ -369,7 +371,7 @@ fn one_call_goes_first_and_then_as_many_as_were_granted() {
         }
     }
     assert_eq!(client.credits().available(), 3);
-    assert_eq!(client.stats().zero_grants, 1, "nobody has to guess why the calls went one by one");
+    assert_eq!(client.stats().zero_grants, 1, "the counter explains why the calls went one by one");
 }
 
 #[test]
@@ -392,7 +394,7 @@ fn replies_that_are_wrong_are_dropped_and_the_call_goes_on() {
     let reads = Chunks { reads: vec![ReadSegment::default()], ..returned(&[10_000]) };
     let no_message = Header { xid, credits: 4, body: Body::NoMessage(returned(&[10_000])) };
     let reply_chunk = Chunks { reply: Some(vec![]), ..returned(&[10_000]) };
-    // A call by the responder (RFC 8167), which nobody here takes.
+    // A call by the responder (RFC 8167), which is not supported here.
     let backward = encode(
         &Header { xid: xid ^ 1, credits: 4, body: Body::Message(Chunks::default()) },
         &message(xid ^ 1, NULL, &[]),
@@ -445,7 +447,7 @@ fn errors_and_wrong_results_end_a_call() {
     let unused = |xid, offered: &Chunks| {
         let mut chunks = offered.clone();
         chunks.writes[0][0].length = 0;
-        // The data inline, although a chunk was free.
+        // The data is inline, although a chunk was free.
         reply(xid, 1, chunks, &[1, 4, 0, 2])
     };
     assert!(matches!(end(get(), &unused), Err(CallError::Reply(WalkError::NotReduced))));
@@ -463,7 +465,7 @@ fn errors_and_wrong_results_end_a_call() {
     assert!(end(call(NULL, vec![]), &right).is_ok());
 }
 
-/// RFC 8166 §3.3.1: a grant of zero would be a standstill. Not even a server without room for a call makes one.
+/// RFC 8166 §3.3.1: a grant of zero would stop all calls. Not even a server without room for a call sends one.
 #[test]
 fn a_grant_is_never_zero() {
     for (credits, room, connections) in [(0, usize::MAX, 1), (8, 0, 2), (8, 1, 3)] {
@@ -482,7 +484,7 @@ fn a_grant_is_never_zero() {
     }
 }
 
-/// RFC 8166 §4.3.2.2: a responder may write to a chunk that it then does not use.
+/// RFC 8166 §4.3.2.2: a responder may write to a chunk and then not use it.
 #[test]
 fn memory_of_an_unused_chunk_comes_back_as_it_was_left() {
     let (mut client, mut raw) = requester(RequesterOptions::default());
@@ -506,7 +508,7 @@ fn memory_of_an_unused_chunk_comes_back_as_it_was_left() {
         });
         let end = finished(&mut client, &raw);
         match end.outcome {
-            // None of what was written is taken for a result.
+            // None of the written octets count as a result.
             Ok(reply) => assert_eq!(reply.results, get_results(0)),
             Err(CallError::Chunk) => assert!(error),
             Err(other) => panic!("{other}"),

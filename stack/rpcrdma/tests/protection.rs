@@ -1,4 +1,4 @@
-//! What RPCSEC_GSS wraps is never reduced (RFC 8166 §8.2.2), by either side.
+//! Neither side reduces what RPCSEC_GSS wraps (RFC 8166 §8.2.2).
 
 mod common;
 
@@ -10,7 +10,7 @@ use uwarp_rpcrdma::responder::{Answer, ResponderOptions};
 use uwarp_rpcrdma::rpc::{OwnedAuth, RPCSEC_GSS};
 use uwarp_rpcrdma::walk::parts_len;
 
-/// Three octets of padding go with it in a message, and none in a chunk.
+/// It needs three octets of padding in a message, and none in a chunk.
 const LENGTH: usize = 10_001;
 /// rpc_gss_svc_none, -integrity and -privacy (RFC 2203 §5), and whether it wraps.
 const SERVICES: [(u32, bool); 3] = [(1, false), (2, true), (3, true)];
@@ -24,7 +24,7 @@ fn octets(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// An item among the arguments and a room for a result: both have chunks of their own, unless they are wrapped.
+/// An item among the arguments and a buffer for a result: both have their own chunks, unless they are wrapped.
 #[test]
 fn a_wrapped_call_lends_all_of_itself_in_one_chunk_and_room_for_all_of_its_reply_in_another() {
     for (service, wraps) in SERVICES {
@@ -73,7 +73,7 @@ fn a_wrapped_call_with_something_reduced_is_refused() {
         let (here, mut server) = server(ResponderOptions::default());
         let mut raw = Raw::connect(&here, &mut server, b"");
         let (handle, offset) = raw.place();
-        // Behind the RPC header and two words of the arguments of a PUT.
+        // Behind the RPC header and two words of a PUT's arguments.
         let position = 24 + 8 + 20 + 8 + 8;
         let reads = vec![ReadSegment { position, segment: Segment { handle, length: 8, offset } }];
         raw.send(&protected(service, PUT, Chunks { reads, ..Chunks::default() }, &[7, 8, 9]));

@@ -1,4 +1,4 @@
-//! What a call lends under one STag for each direction.
+//! Calls whose buffers share one STag per direction.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn handles(chunks: &Chunks) -> [BTreeSet<u32>; 2] {
     [chunks.reads.iter().map(|read| read.segment.handle).collect(), written.map(|segment| segment.handle).collect()]
 }
 
-/// A call whose arguments have so many items of as many octets.
+/// A call whose arguments have `count` items of `length` octets.
 fn items(count: usize, length: usize) -> Call {
     let item = |index| [words(&[length as u32]), Part::Item(pattern(index as u64, length))];
     call(PUT_TWO, (0..count).flat_map(item).collect())
@@ -59,7 +59,7 @@ fn a_call_has_one_stag_for_each_direction() {
             let expected = if is_joint { each.map(|count| count.min(1)) } else { each };
             assert_eq!(handles.each_ref().map(BTreeSet::len), expected, "{registration:?}");
             for handle in handles.into_iter().flatten() {
-                assert!(seen.insert(handle), "each time another one");
+                assert!(seen.insert(handle), "a fresh STag each time");
             }
             raw.send(&reply(header.xid, 4, unused(chunks), &[]));
             let _ = finished(&mut client, &raw).outcome;
@@ -68,7 +68,7 @@ fn a_call_has_one_stag_for_each_direction() {
     }
 }
 
-/// The chunks as a reply returns them that puts nothing into them.
+/// The chunks of a reply that puts nothing into them.
 fn unused(offered: &Chunks) -> Chunks {
     let none = |segments: &Vec<Segment>| segments.iter().map(|segment| Segment { length: 0, ..*segment }).collect();
     Chunks { reads: vec![], writes: offered.writes.iter().map(none).collect(), reply: offered.reply.as_ref().map(none) }
@@ -78,7 +78,7 @@ fn unused(offered: &Chunks) -> Chunks {
 fn buffers_lie_behind_each_other_in_their_direction() {
     let options = RequesterOptions { segment: 6000, ..together() };
     let (mut client, mut raw) = requester(options);
-    // Of the two items, the second one ends in a segment of its own.
+    // The second of the two items ends in a segment of its own.
     client.start(put_two(pattern(1, 6000), pattern(2, 7001))).unwrap();
     let (header, _) = asked(&mut client, &mut raw);
     let reads: Vec<Segment> = header.chunks().unwrap().reads.iter().map(|read| read.segment).collect();
@@ -90,7 +90,7 @@ fn buffers_lie_behind_each_other_in_their_direction() {
     raw.queue_pair.post_send(&[SendRequest::read(5, &sink, handle, offset).signalled()]).unwrap();
     assert_eq!(raw.status(5), WorkStatus::Success);
     assert_eq!(raw.memory.to_vec(0, 13_001).unwrap(), [pattern(1, 6000), pattern(2, 7001)].concat());
-    // And nothing is behind them.
+    // Nothing lies behind them.
     raw.queue_pair.post_send(&[SendRequest::read(6, &sink, handle, offset + 1).signalled()]).unwrap();
     assert_eq!(raw.status(6), WorkStatus::RemoteAccess);
 }
@@ -108,8 +108,8 @@ fn a_reply_takes_a_whole_direction_back() {
     }
 }
 
-/// A region is registered again whether the peer has invalidated it or not, and its former STags lead nowhere: neither to the
-/// memory that they were for, nor to that of the call that uses the region now.
+/// A region is registered again whether the peer has invalidated it or not, and its former STags are invalid: for the
+/// memory that they were for, and for that of the call that now uses the region.
 #[test]
 fn former_stags_are_refused() {
     for case in 0..16 {
@@ -156,7 +156,7 @@ fn former_stags_are_refused() {
     }
 }
 
-/// The regions of a context, with those of its connections' messages.
+/// The regions of a context, including those of its connections' messages.
 fn regions(context: &Context) -> usize {
     context.stats().objects.regions
 }
@@ -197,15 +197,15 @@ fn more_buffers_than_a_fast_region_takes_are_registered_each() {
         raw.send(&reply(header.xid, 4, unused(header.chunks().unwrap()), &[0, 0]));
         let end = finished(&mut client, &raw);
         assert_eq!(end.arguments, call.arguments);
-        // The next one is joined again.
+        // The next one is registered together again.
         client.start(items(2, 3000)).unwrap();
         let (header, _) = asked(&mut client, &mut raw);
         assert_eq!(handles(header.chunks().unwrap())[0].len(), 1);
     }
 }
 
-/// As many calls at once as there are credits, each with two registrations: their requests have room in the send queue, and what
-/// a cancelled call has posted takes none from others.
+/// As many calls at once as there are credits, each with two registrations: their requests have room in the send queue,
+/// and those of a cancelled call take none from others.
 #[test]
 fn a_full_send_queue_holds_calls_back_and_loses_none() {
     for credits in [1, 8, 100] {
@@ -214,7 +214,7 @@ fn a_full_send_queue_holds_calls_back_and_loses_none() {
         let (first, second) = (pattern(1, 1500), pattern(2, 1600));
         rig.results(call(NULL, vec![]));
         for _ in 0..3 {
-            // Nothing is turned meanwhile: all of them are posted before the engine takes any.
+            // Nothing is turned meanwhile: all of them are posted before the engine processes any.
             let mut open: Vec<_> =
                 (0..2 * credits).map(|_| rig.client.start(put_two(first.clone(), second.clone())).unwrap()).collect();
             while !open.is_empty() {
@@ -227,10 +227,10 @@ fn a_full_send_queue_holds_calls_back_and_loses_none() {
     }
 }
 
-/// Each call has as many pieces as can be. All of them are posted before the engine takes any.
+/// Each call has the largest number of pieces. All of them are posted before the engine processes any.
 #[test]
 fn the_send_queue_has_room_for_all_that_the_credits_allow() {
-    // The queue is rounded up to a power of two, which leaves least room with these.
+    // The queue is rounded up to a power of two, which leaves the least room with this number.
     const CREDITS: u32 = 384;
     let (mut client, mut raw) = requester(RequesterOptions { credits: CREDITS, ..together() });
     let call = Call { greatest: Some(Greatest::of(5000)), ..items(MOST, 400) };
@@ -241,14 +241,14 @@ fn the_send_queue_has_room_for_all_that_the_credits_allow() {
     for _ in 0..CREDITS {
         client.start(call.clone()).unwrap();
     }
-    // The first one's message is not known to have left.
+    // The first one's message is not known to be sent.
     assert_eq!((client.stats().sent, client.outstanding()), (u64::from(CREDITS), CREDITS as usize));
 }
 
 #[test]
 fn what_has_no_room_for_its_fast_region_is_given_back() {
     let mut small = config(1);
-    // The two of the connection's messages, a room and a Reply chunk.
+    // The two of the connection's messages, a result buffer and a Reply chunk.
     small.limits.regions = 3;
     let (here, there) = Context::pair_in_process(small, config(2)).unwrap();
     let server = Server::new(&there, ResponderOptions::default());
@@ -262,8 +262,8 @@ fn what_has_no_room_for_its_fast_region_is_given_back() {
     assert_eq!(rig.client.stats().connections, 1);
 }
 
-/// Of a call that is cancelled before the engine has seen it nothing is left to register. The connection is made anew, and the
-/// calls beside it are sent again.
+/// Nothing remains to be registered of a call that is cancelled before the engine has seen it. The requester
+/// reconnects, and sends the other calls again.
 #[test]
 fn a_call_that_is_cancelled_at_once_harms_no_other() {
     let mut rig = Rig::registering(Registration::Together);

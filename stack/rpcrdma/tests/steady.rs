@@ -1,4 +1,4 @@
-//! What a small call costs when others have gone before it.
+//! The cost of a small call after others.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn nulls(rig: &mut Rig, count: usize, depth: usize) {
     }
 }
 
-/// Thousands of calls, of which one must be free of allocations.
+/// Periods of a thousand calls, of which one must be free of allocations.
 const PERIODS: usize = 5;
 
 #[test]
@@ -41,8 +41,8 @@ fn a_null_call_allocates_nothing() {
         let mut rig = Rig::new(requester, ResponderOptions::default());
         rig.results(call(NULL, Vec::new()));
         nulls(&mut rig, 1000, depth as usize);
-        // A thread that the machine does not let run for milliseconds sends again, which may set a new mark. What allocates for each
-        // call has no period without.
+        // A thread that is not scheduled for milliseconds retransmits, which may set a new high-water mark. Code that
+        // allocates for each call would have no period without.
         let mut periods = Vec::new();
         let is_clean = (0..PERIODS).any(|_| {
             periods.push(allocation_counter::measure(|| nulls(&mut rig, 1000, depth as usize)).count_total);

@@ -1,10 +1,10 @@
-//! The vectors, what is wrong with headers and what has to be done about it, and a model of the chunk lists.
+//! The vectors, faulty headers and their answers, and a model of the chunk lists.
 
 use super::*;
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// A message as the words of its XDR, written down from RFC 8166 §4.1.2 and §4.7 without the code under test.
+/// A message as the words of its XDR, written from RFC 8166 §4.1.2 and §4.7 without the code under test.
 #[derive(Clone, Debug, Default)]
 struct Words(Vec<u32>);
 
@@ -136,7 +136,7 @@ fn vectors_are_read_and_written() {
                 }
             }
         }
-        // The same octets are nothing for the other role: it does not answer errors, and replies carry no Read list.
+        // The same octets are invalid for the other role: it does not answer errors, and replies have no Read list.
         if vector.name.contains("error") {
             assert!(matches!(parse_call(&vector.octets), Err(CallFault::Discard(_))), "{}", vector.name);
         } else if !chunks.reads.is_empty() {
@@ -144,7 +144,7 @@ fn vectors_are_read_and_written() {
         }
         for cut in 0..length {
             assert!(parse_call(&vector.octets[..cut]).is_err(), "{} cut at {cut}", vector.name);
-            // An error of 28 octets is whole for those who do not look for its versions.
+            // Without its version fields, an error of 28 octets is still complete.
             assert!(parse_reply(&vector.octets[..cut]).is_err(), "{} cut at {cut}", vector.name);
         }
     }
@@ -174,14 +174,14 @@ const CHUNK: CallFault = CallFault::Answer { xid: XID, version: 1, error: RdmaEr
 #[test]
 fn a_call_of_another_version_is_answered_with_those_that_are_spoken() {
     for version in [0, 2, u32::MAX] {
-        // What is behind the fixed fields is of no account: it may be laid out otherwise.
+        // The octets behind the fixed fields do not matter: another version may lay them out differently.
         let octets = Words::new([XID, version, 32, 77]).put(&[9; 3]).octets();
         let error = RdmaError::Version { low: 1, high: 1 };
         assert_eq!(parse_call(&octets), Err(CallFault::Answer { xid: XID, version, error }));
         let mut answer = Vec::new();
         Header { xid: XID, credits: 8, body: Body::Error { version, error } }.encode(&mut answer);
         assert_eq!(answer, Words::new([XID, version, 8, 4]).put(&[1, 1, 1]).octets());
-        // Who asked in a version that is not spoken here understands this answer.
+        // A requester of an unsupported version understands this answer.
         let (header, _) = parse_reply(&answer).unwrap();
         assert_eq!(header.body, Body::Error { version, error });
     }
@@ -306,7 +306,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Read chunks as a call may have them, in any order, and whether there is a Position Zero chunk among them.
+    /// Read chunks that a call may have, in any order, and whether one of them is at position zero.
     fn any_reads()(
         long: bool,
         gaps in prop::collection::vec((0_u32..40, 1_usize..4), 0..5),
@@ -325,7 +325,7 @@ prop_compose! {
             let chunk: Vec<_> =
                 segments.by_ref().take(count).map(|segment| ReadSegment { position, segment }).collect();
             let length: u32 = chunk.iter().map(|read| read.segment.length).sum();
-            // A chunk without data ends where it begins, but two chunks at one place are one.
+            // An empty chunk ends where it begins, but two chunks at one position are one.
             position += length.next_multiple_of(4).max(4);
             chunks.push(chunk);
         }

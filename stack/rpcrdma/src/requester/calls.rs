@@ -4,14 +4,14 @@ use super::pending::Pending;
 
 /// Slots at first.
 const SLOTS: usize = 16;
-/// Ended calls whose memory is kept for others.
+/// Ended calls whose memory is kept for reuse.
 const SPARE: usize = 32;
 
-/// Calls by the low bits of their XIDs. XIDs are given out in order, but for those that would share a slot with a call that is under
-/// way: so a call is found by a mask, without hashing, and its memory is used again.
+/// Calls by the low bits of their XIDs. XIDs are assigned in order, skipping those that would share a slot with a call
+/// under way. So a mask finds a call without hashing, and its memory is reused.
 #[derive(Default)]
 pub(super) struct Calls {
-    /// A power of two, of which at most half are taken.
+    /// A power of two in number, of which at most half are taken.
     slots: Vec<Option<Box<Pending>>>,
     taken: usize,
     #[allow(clippy::vec_box, reason = "they move between here and the slots")]
@@ -28,7 +28,7 @@ impl Calls {
         xid as usize & self.slots.len().wrapping_sub(1)
     }
 
-    /// The next XID behind `last`. Others may stand between, whose slots are taken.
+    /// The next free XID after `last`. It skips XIDs whose slots are taken.
     pub(super) fn free_xid(&mut self, last: u32) -> u32 {
         if 2 * (self.taken + 1) > self.slots.len() {
             self.grow();
@@ -46,18 +46,18 @@ impl Calls {
         let slots = (2 * self.slots.len()).max(SLOTS);
         let calls = std::mem::replace(&mut self.slots, (0..slots).map(|_| None).collect());
         for call in calls.into_iter().flatten() {
-            // What differs in some low bits differs in more of them.
+            // XIDs that differ in some low bits also differ in more of them.
             let slot = self.slot(call.id.xid);
             self.slots[slot] = Some(call);
         }
     }
 
-    /// A call without anything in it, to be filled.
+    /// An empty call, to be filled.
     pub(super) fn blank(&mut self) -> Box<Pending> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes the memory of a call that has ended.
+    /// Keeps the memory of an ended call.
     pub(super) fn reuse(&mut self, mut call: Box<Pending>) {
         if self.spare.len() < SPARE {
             call.clear();
@@ -65,7 +65,7 @@ impl Calls {
         }
     }
 
-    /// Adds a call whose XID is of [`free_xid`](Self::free_xid).
+    /// Adds a call whose XID came from [`free_xid`](Self::free_xid).
     pub(super) fn insert(&mut self, call: Box<Pending>) {
         let slot = self.slot(call.id.xid);
         self.slots[slot] = Some(call);
@@ -86,7 +86,7 @@ impl Calls {
         self.slots[slot].take()
     }
 
-    /// Forgets those that are not to stay.
+    /// Removes the calls for which `stays` is false.
     pub(super) fn retain(&mut self, mut stays: impl FnMut(&mut Pending) -> bool) {
         for slot in &mut self.slots {
             if slot.as_deref_mut().is_some_and(|call| !stays(call)) {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Against a map, over the end of all numbers.
+    /// Compared with a map, beyond the wrap of the numbers.
     #[test]
     fn calls_are_found_by_their_numbers_whichever_stay() {
         let mut random = fastrand::Rng::with_seed(7);
@@ -123,7 +123,7 @@ mod tests {
             call.id = CallId { serial, xid };
             calls.insert(call);
             assert_eq!(model.insert(xid, serial), None);
-            // Some stay for long, and now and then there are many.
+            // Some stay long, and sometimes there are many.
             let most = if serial % 1000 < 500 { 3 } else { 200 };
             while model.len() > most {
                 let at = random.usize(..model.len());

@@ -12,7 +12,7 @@ use crate::xdr::{padding, put_padding};
 use std::sync::Arc;
 use uwarp::{Access, Error, MemoryRegion};
 
-/// Memory that the peer may reach while the call is under way.
+/// Memory that the peer may access while the call is under way.
 #[derive(Debug, Default)]
 struct Lent {
     /// Items of the arguments.
@@ -23,7 +23,7 @@ struct Lent {
     long_call: Option<MemoryRegion>,
     /// The Reply chunk.
     reply: Option<MemoryRegion>,
-    /// What makes all of them reachable, unless each has rights of its own.
+    /// The fast regions that make all of it accessible, unless each buffer has its own rights.
     joint: Joints,
 }
 
@@ -44,33 +44,33 @@ impl Lent {
     }
 }
 
-/// What a reply is, as far as its header says.
+/// The meaning of a reply, as far as its header says.
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// The call failed.
     Error(CallError),
-    /// The payload is behind the header, and this came in the Write chunks.
+    /// The payload follows the header, and this arrived in the Write chunks.
     Message(Vec<Returned>),
-    /// The payload is so many octets of the Reply chunk.
+    /// The payload is this many octets of the Reply chunk.
     Long(Vec<Returned>, usize),
 }
 
-/// The call. Its memory serves one call after the other: [`begin`](Self::begin) and [`clear`](Self::clear).
+/// The call. Its memory serves one call after another: [`begin`](Self::begin) and [`clear`](Self::clear).
 pub(super) struct Pending {
     pub(super) id: CallId,
     pub(super) call: Call,
-    /// The program's, by its place among the requester's.
+    /// Index of the program's binding among the requester's.
     binding: usize,
     greatest: Greatest,
     protection: Protection,
     /// Octets of the RPC header.
     header: usize,
     reply_header: usize,
-    /// Lengths of the rooms, also while they are registered.
+    /// Lengths of the result buffers, also while they are registered.
     rooms: Vec<usize>,
-    /// How it goes out, as long as the connection is the one that this was decided for.
+    /// How it is sent, while the connection is the one that this was decided for.
     plan: Option<Plan>,
-    /// Somebody waits for its end.
+    /// The application waits for its end.
     pub(super) wanted: bool,
     /// The chunks that were offered, once it is sent.
     offered: Option<Chunks>,
@@ -100,10 +100,10 @@ impl Default for Pending {
 }
 
 impl Pending {
-    /// Takes a call.
+    /// Accepts a call.
     ///
     /// # Errors
-    /// It cannot be made; it is given back.
+    /// The call is not possible; it is returned.
     pub(super) fn begin(&mut self, id: CallId, call: Call, bindings: &[Arc<dyn Binding>]) -> Result<(), Box<Refused>> {
         let Call { program, version, procedure, .. } = call;
         if call.credential.body.len().max(call.verifier.body.len()) > MAX_AUTH {
@@ -138,7 +138,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Makes it ready for another call. What it has lent is back.
+    /// Clears it for another call. Its memory has been returned.
     pub(super) fn clear(&mut self) {
         debug_assert!(self.lent.is_empty());
         self.call = Call::default();
@@ -160,10 +160,10 @@ impl Pending {
         }
     }
 
-    /// Decides how it goes out over a connection.
+    /// Decides how to send it over a connection.
     ///
     /// # Errors
-    /// It cannot.
+    /// It cannot be sent.
     pub(super) fn plan(&mut self, limits: &Limits) -> Result<Plan, PlanError> {
         if let Some(plan) = self.plan {
             return Ok(plan);
@@ -183,12 +183,12 @@ impl Pending {
         Ok(plan)
     }
 
-    /// Whether it was sent on the present connection.
+    /// Whether it was sent on the current connection.
     pub(super) fn is_sent(&self) -> bool {
         self.offered.is_some()
     }
 
-    /// The connection is over: it was not sent on the next one, whose limits may be others.
+    /// The connection has ended: it is not sent on the next one, whose limits may differ.
     pub(super) fn unsend(&mut self) {
         self.offered = None;
         self.plan = None;
@@ -196,7 +196,7 @@ impl Pending {
         self.lent.joint = Joints::default();
     }
 
-    /// Registers what the call lends, with fast regions if there are such, and writes the message.
+    /// Registers the call's buffers, with fast regions if there are any, and writes the message.
     pub(super) fn prepare(
         &mut self,
         endpoint: &mut Endpoint,
@@ -220,7 +220,7 @@ impl Pending {
                     && length > 0
                 {
                     let region = lend(endpoint, data, reads)?;
-                    // A plan does not reach beyond 2^32 octets.
+                    // A plan is limited to 2^32 octets.
                     self.lent.items.push(Item { index, position: position as u32, region });
                 }
                 position += length + padding(length);
@@ -257,7 +257,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Whether a fast region takes what the call lends, in either direction.
+    /// Whether fast regions can hold the call's buffers, in either direction.
     fn is_joinable(&self, plan: &Plan) -> bool {
         let items = self.call.arguments.iter().filter_map(|part| match part {
             Part::Item(data) if plan.reads => Some(data.len()),
@@ -267,14 +267,14 @@ impl Pending {
         fits(items.chain(plan.long_call)) && fits(rooms.chain(plan.reply))
     }
 
-    /// Posts the registration of what is lent, with one STag for each direction.
+    /// Posts the registration of the buffers, with one STag per direction.
     fn join(&mut self, endpoint: &mut Endpoint, fast_regions: &mut FastRegions) -> Result<(), Error> {
         let Lent { items, rooms, long_call, reply, joint } = &mut self.lent;
         let read = long_call.iter().chain(items.iter().map(|item| &item.region));
         let written = rooms.iter().map(|(_, region)| region).chain(reply.iter());
         joint.reads = fast_regions.take(endpoint, read)?;
         joint.writes = fast_regions.take(endpoint, written)?;
-        // Nothing is posted unless both are there.
+        // Post nothing unless both are available.
         for (joint, access) in [(&mut joint.reads, Access::REMOTE_READ), (&mut joint.writes, Access::REMOTE_WRITE)] {
             if let Some(joint) = joint {
                 joint.register(endpoint, access)?;
@@ -283,7 +283,7 @@ impl Pending {
         Ok(())
     }
 
-    /// What is lent, as the peer is told.
+    /// The chunks that describe the buffers to the peer.
     fn chunks(&self, plan: &Plan, most: u32) -> Chunks {
         let Lent { items, rooms, long_call, reply, joint } = &self.lent;
         let mut places = Places::new(joint.reads.as_ref(), most);
@@ -305,17 +305,17 @@ impl Pending {
         chunks
     }
 
-    /// Writes the Payload stream, without the items that are lent.
+    /// Writes the Payload stream, without the reduced items.
     fn put_stream(&self, out: &mut Vec<u8>) {
         self.call_header().encode(out);
         for part in &self.call.arguments {
-            // Nothing is left of an item that is lent.
+            // A reduced item leaves nothing here.
             out.extend_from_slice(part.octets());
             put_padding(out, part.octets().len());
         }
     }
 
-    /// Whether the peer has invalidated something of it.
+    /// Whether the peer has invalidated any of its STags.
     pub(super) fn was_invalidated(&self) -> bool {
         let Lent { items, rooms, long_call, reply, joint } = &self.lent;
         if !joint.is_empty() {
@@ -325,8 +325,8 @@ impl Pending {
         items.chain(rooms).chain(long_call).chain(reply).any(|region| !region.is_valid())
     }
 
-    /// Takes all memory back: from here on the peer can neither read nor change it. Fast regions reach nothing any more, but
-    /// stay until the reply has come, which may invalidate them.
+    /// Revokes all memory: from here on the peer can neither read nor change it. Fast regions then give access to
+    /// nothing, but stay until the reply has arrived, which may invalidate them.
     pub(super) fn release(&mut self) {
         for Item { index, region, .. } in self.lent.items.drain(..) {
             self.call.arguments[index] = Part::Item(region.deregister());
@@ -340,7 +340,7 @@ impl Pending {
         self.lent.long_call = None;
     }
 
-    /// Its reply has come: its fast regions may serve other calls of the connection.
+    /// Its reply has arrived: its fast regions may serve other calls of the connection.
     pub(super) fn give_back(&mut self, fast_regions: &mut FastRegions) {
         fast_regions.give_back(std::mem::take(&mut self.lent.joint));
     }
@@ -400,14 +400,14 @@ impl Pending {
         Ok(Reply { verifier, status: header.status, results })
     }
 
-    /// The end, with what was lent. May be called once.
+    /// Ends the call and returns its buffers. May be called once.
     pub(super) fn finish(&mut self, outcome: Result<Reply, CallError>) -> Finished {
         let arguments = std::mem::take(&mut self.call.arguments);
         Finished { id: self.id, outcome, arguments, rooms: std::mem::take(&mut self.call.rooms) }
     }
 }
 
-/// Registers memory, which stays where it is if that fails.
+/// Registers memory, which stays in place if that fails.
 fn lend(endpoint: &Endpoint, memory: &mut Vec<u8>, access: Access) -> Result<MemoryRegion, Error> {
     endpoint.register(std::mem::take(memory), access).map_err(|Kept { octets, error }| {
         *memory = octets;

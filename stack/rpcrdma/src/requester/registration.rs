@@ -1,33 +1,36 @@
-//! How the peer gets to reach what a call lends.
+//! How the peer gets access to a call's buffers.
 
 use crate::endpoint::{Endpoint, LOCAL};
 use crate::header::Segment;
 use uwarp::{Access, Error, FastRegion, MemoryRegion, SendRequest, Sge};
 
-/// Most pieces of a fast region. One with more takes more places in the send queue, whether or not calls have so many.
+/// The most pieces of a fast region. One more would take more slots in the send queue, whether calls have that many or
+/// not.
 pub(super) const PIECES: usize = 13;
 
-/// How the buffers that a call lends are registered: items of the arguments, rooms for results, a Long Call and a Reply chunk. In
-/// both ways the peer gets no right that it does not need, STags are valid on the call's connection only, and no buffer is
-/// reachable any more when the call is [`Finished`](super::Finished).
+/// How the buffers of a call are registered: items of the arguments, buffers for results, a Long Call and a Reply
+/// chunk. In both ways the peer gets only the rights that it needs, STags are valid on the call's connection only, and
+/// no buffer is accessible once the call is [`Finished`](super::Finished).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Registration {
     /// Each buffer is a region with rights for the peer and an STag of its own.
     #[default]
     Each,
-    /// The buffers are regions that only this side may use, and a work request in front of the call (fast registration) joins
-    /// them under a fresh STag: one for all that the responder may read, and one for all that it may write. So a call has at
-    /// most two STags, and a reply that invalidates one of them ends the peer's access to a whole direction, also if the call was
-    /// cancelled. The buffers' own regions are deregistered all the same, which waits for the engines' turns under way.
+    /// The buffers are regions for local use only. A work request in front of the call (fast registration) joins them
+    /// under a fresh STag: one for all that the responder may read, and one for all that it may write. So a call has at
+    /// most two STags, and a reply that invalidates one of them ends the peer's access to a whole direction, even if
+    /// the call was cancelled. The buffers' own regions must still be deregistered, which waits for the engines' turns
+    /// under way.
     ///
-    /// A call that lends more than 13 buffers, or 2^32 octets or more, in one direction is registered as with [`Each`](Self::Each).
-    /// As many calls as were ever under way at once on a connection take two of the context's regions more each, and the send
-    /// queue has room for five requests for each credit: `limits.queue-depth` has to allow that. A call that is cancelled, or
-    /// answered, before the engine has carried out its registration loses the connection, which is made anew for the others.
+    /// A call with more than 13 buffers, or 2^32 octets or more, in one direction is registered as with
+    /// [`Each`](Self::Each). Each concurrent call of a connection takes two more of the context's regions; they are
+    /// kept for later calls. The send queue needs room for five requests per credit, which `limits.queue-depth` must
+    /// allow. A call that is cancelled or answered before the engine has executed its registration breaks the
+    /// connection, which is restored for the other calls.
     Together,
 }
 
-/// Whether a fast region can be made of buffers of these lengths.
+/// Whether buffers of these lengths fit into one fast region.
 pub(super) fn fits(lengths: impl Iterator<Item = usize>) -> bool {
     let (mut pieces, mut octets) = (0, 0_u64);
     for length in lengths.filter(|&length| length > 0) {
@@ -37,12 +40,12 @@ pub(super) fn fits(lengths: impl Iterator<Item = usize>) -> bool {
     pieces <= PIECES && octets <= u64::from(u32::MAX)
 }
 
-/// The fast regions of a connection that no call uses.
+/// The unused fast regions of a connection.
 #[derive(Default)]
 pub(super) struct FastRegions(Vec<Joint>);
 
 impl FastRegions {
-    /// One for these regions; `None` if there are none of them.
+    /// A fast region for these regions; `None` if there are no regions.
     pub(super) fn take<'a>(
         &mut self,
         endpoint: &Endpoint,
@@ -63,7 +66,7 @@ impl FastRegions {
         Ok(Some(joint))
     }
 
-    /// Takes those of a call whose reply has come.
+    /// Takes back those of a call whose reply has arrived.
     pub(super) fn give_back(&mut self, joints: Joints) {
         self.0.extend([joints.reads, joints.writes].into_iter().flatten());
     }
@@ -79,7 +82,8 @@ pub(super) struct Joint {
 impl Joint {
     /// Posts the registration.
     pub(super) fn register(&mut self, endpoint: &mut Endpoint, access: Access) -> Result<(), Error> {
-        // Unless the peer has done so. The reply to the call that used it has come: a peer that does it later loses the connection.
+        // Unless the peer has invalidated it. The reply to the call that used it has arrived: a peer that invalidates
+        // it later loses the connection.
         let former = self.region.is_valid().then_some(self.region.stag());
         let register = self.region.register(LOCAL, &self.pieces, 0, access)?;
         match former {
@@ -103,15 +107,15 @@ impl Joints {
         self.reads.is_none() && self.writes.is_none()
     }
 
-    /// Whether the peer has invalidated one. The call has been sent.
+    /// Whether the peer has invalidated one. The call must have been sent.
     pub(super) fn was_invalidated(&self) -> bool {
         self.reads.iter().chain(&self.writes).any(|joint| !joint.region.is_valid())
     }
 }
 
-/// Where the peer finds one region after the other.
+/// Where the peer finds one region after another.
 pub(super) struct Places {
-    /// STag of the fast region that they are in, and the tagged offset of the next.
+    /// STag of the fast region that contains them, and the tagged offset of the next.
     joint: Option<(u32, u64)>,
     /// Most octets of a segment.
     most: u32,

@@ -3,22 +3,23 @@
 use super::retries::Retries;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What all connections of a server share: the calls that ended connections, and how many calls may be under way.
+/// What all connections of a server share: the calls that ended connections, and the limit of calls under way.
 ///
-/// Each connection has an equal part of those calls, and one at least: so many credits are granted, memory for the chunks of so many
-/// is taken and kept, and no more are given to the application before their replies have left. A peer that sends more than it was
-/// granted, or takes no replies, holds up nobody else, and a thousand of them do not use up the memory of the host.
+/// Each connection has an equal part of that limit, and at least one call. This many credits are granted, memory for
+/// the chunks of this many calls is taken and kept, and no more calls are passed to the application before their
+/// replies are sent. So a peer that sends more than it was granted, or accepts no replies, delays nobody else, and a
+/// thousand of them do not exhaust the host's memory.
 #[derive(Debug)]
 pub struct Common {
     pub(super) retries: Retries,
     calls: usize,
     connections: AtomicUsize,
-    /// A connection's part. Read for each call, and written when connections come and go.
+    /// A connection's part. Read for each call, and written when connections are opened or closed.
     part: AtomicUsize,
 }
 
 impl Common {
-    /// For a server that may have so many calls under way over all its connections.
+    /// For a server that may have this many calls under way over all its connections.
     pub fn new(calls: usize) -> Self {
         let connections = AtomicUsize::new(0);
         Self { retries: Retries::default(), calls, connections, part: AtomicUsize::new(calls.max(1)) }
@@ -38,14 +39,15 @@ impl Common {
         self.divide(self.connections.fetch_sub(1, Ordering::Relaxed) - 1);
     }
 
-    // Of two that come or go at once the later store may be the older part: it is one connection's off until the next one.
+    // If two connections change at once, the later store may be the older part: one connection off, until the next
+    // change.
     fn divide(&self, connections: usize) {
         self.part.store((self.calls / connections.max(1)).max(1), Ordering::Relaxed);
     }
 }
 
 impl Default for Common {
-    /// Without a limit beside that of each connection.
+    /// No limit beside that of each connection.
     fn default() -> Self {
         Self::new(usize::MAX)
     }

@@ -1,4 +1,4 @@
-//! A call on its way in: its chunks are pulled, and what they hold is put together.
+//! An incoming call: its chunks are read, and its arguments are assembled.
 
 use super::{Answer, LOOKS, Loss, Over, REASON, Request, Responder, Token};
 use crate::endpoint::{Failure, Transfer};
@@ -12,7 +12,7 @@ use uwarp::{Access, DisconnectReason, MemoryRegion, QueuePairState, Status as Wo
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) xid: u32,
-    /// What the requester offers for the reply, and by what it may be invalidated.
+    /// The chunks that the requester offers for the reply, and the STag that may be invalidated.
     pub(super) chunks: Chunks,
     pub(super) protection: Protection,
     pub(super) procedure: u32,
@@ -21,7 +21,7 @@ pub(super) struct Incoming {
     stage: Stage,
     /// Octets of all its Read chunks.
     octets: u64,
-    /// Octets that are taken for them: all or none.
+    /// Octets of memory reserved for them: all or none.
     memory: u64,
     /// The application has it.
     pub(super) is_given: bool,
@@ -42,7 +42,7 @@ enum Stage {
 enum Pull {
     /// The call itself; other chunks after it.
     Call(ReadChunk),
-    /// The items of a call that is known.
+    /// The items of a call whose header is valid.
     Items { payload: Vec<u8>, header: usize, items: Vec<Item>, chunks: Vec<ReadChunk> },
 }
 
@@ -57,14 +57,14 @@ impl Pull {
 
 #[derive(Debug)]
 struct Pulling {
-    /// A place for each chunk; one without octets has none.
+    /// A sink for each chunk; an empty chunk has none.
     sinks: Vec<Option<MemoryRegion>>,
     /// Reads that are not done.
     reads: usize,
 }
 
 impl Responder {
-    /// Begins to carry out a call whose transport header is right.
+    /// Begins a call whose transport header is valid.
     pub(super) fn begin(&mut self, slot: usize, header: Header, payload: &[u8]) -> Result<(), Failure> {
         let xid = header.xid;
         let (long, chunks) = match header.body {
@@ -73,7 +73,7 @@ impl Responder {
             Body::Error { .. } => return Ok(self.endpoint.post_receive(slot)?),
         };
         let octets: u64 = chunks.reads.iter().map(|read| u64::from(read.segment.length)).sum();
-        // Every reply returns the chunks that are offered for it: where they alone are too long, the call is not even begun.
+        // Every reply returns the chunks that are offered for it. If they alone are too long, the call is not begun.
         let returned = FIXED_LEN + chunks.encoded_len() - READ_SEGMENT_LEN * chunks.reads.len();
         if octets > self.options.longest_call || returned > self.endpoint.agreement.send as usize {
             return self.refuse(slot, xid, VERSION, RdmaError::Chunk);
@@ -97,7 +97,7 @@ impl Responder {
         }
     }
 
-    /// Looks at the RPC message, from which items may be missing, before they are read.
+    /// Checks the RPC message, from which items may be missing, before they are read.
     fn judge(&mut self, slot: usize, payload: &[u8]) -> Result<(), Failure> {
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
         let xid = call.xid;
@@ -107,7 +107,7 @@ impl Responder {
                 return self
                     .deny(slot, Status::RpcMismatch { low: crate::rpc::RPC_VERSION, high: crate::rpc::RPC_VERSION });
             }
-            // No RPC reply is possible to what is no RPC call.
+            // Something that is not an RPC call can get no RPC reply.
             Ok(_) | Err(CallHeaderError::Garbage) => return self.refuse(slot, xid, VERSION, RdmaError::Chunk),
         };
         call.protection = header.credential.protection();
@@ -130,7 +130,7 @@ impl Responder {
         let mut walk = Walk::new(&payload[at..], at, Removed::Reads(&places));
         let walked = match call.protection {
             Protection::None => binding.arguments(header.version, header.procedure, &mut walk),
-            // Nothing may be reduced there (RFC 8166 §8.2.2.3), so the walk ends at its beginning.
+            // Nothing may be reduced there (RFC 8166 §8.2.2.3), so the walk ends at the start.
             Protection::Wrapped => Ok(()),
         };
         match walked.and_then(|()| walk.finish()) {
@@ -146,12 +146,12 @@ impl Responder {
         self.reply(slot, Answer::failure(status))
     }
 
-    /// Reads chunks, or has them wait for memory.
+    /// Reads chunks, or makes them wait for memory.
     fn pull(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
         let may_go = self.stalled.is_empty() && self.has_room(slot);
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
-        // One that needs memory waits behind those that do, or small ones would keep a large one waiting for ever. One that
-        // needs no more goes on: it may be what they wait for.
+        // A call that needs memory waits behind the others that do, or small ones would keep a large one waiting for
+        // ever. A call that needs no more proceeds: the others may be waiting for it.
         if call.octets == call.memory || may_go {
             return self.read(slot, pull);
         }
@@ -160,15 +160,15 @@ impl Responder {
         Ok(())
     }
 
-    /// Whether there is memory for the chunks of a call: for all at once, since calls that had it for their first ones could
-    /// wait for each other for ever.
+    /// Whether there is memory for the chunks of a call: for all at once, since calls with memory for only their first
+    /// chunks could wait for each other for ever.
     fn has_room(&self, slot: usize) -> bool {
         let Some(call) = &self.calls[slot] else { return true };
-        // One that is alone always goes on: its chunks are within the limit together.
+        // A single call always proceeds: its chunks together are within the limit.
         self.memory + (call.octets - call.memory) <= self.memory_limit() || self.memory == call.memory
     }
 
-    /// Reads chunks, for which there is room.
+    /// Reads chunks that there is memory for.
     fn read(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
         let more = call.octets - call.memory;
@@ -204,7 +204,7 @@ impl Responder {
 
     /// A Read or Write is done.
     pub(super) fn pulled(&mut self, tag: u64) -> Result<(), Failure> {
-        // Writes have the tag zero: their reply's Send says that they are done.
+        // Writes have the tag zero: the Send of their reply reports their completion.
         let Some(slot) = tag.checked_sub(1).map(|slot| slot as usize) else { return Ok(()) };
         let Some(Incoming { stage: Stage::Pulling(_, pulling), .. }) =
             self.calls.get_mut(slot).and_then(Option::as_mut)
@@ -215,7 +215,7 @@ impl Responder {
         if pulling.reads > 0 { Ok(()) } else { self.arrived(slot) }
     }
 
-    /// All chunks that were being read are here.
+    /// All chunks that were being read have arrived.
     fn arrived(&mut self, slot: usize) -> Result<(), Failure> {
         let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
         let stage = std::mem::replace(&mut call.stage, Stage::Called);
@@ -270,7 +270,7 @@ impl Responder {
         Some(call)
     }
 
-    /// Goes on with calls that waited for memory, in their order, as far as there is some.
+    /// Resumes calls that waited for memory, in order, as far as there is some.
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
         while let Some(&slot) = self.stalled.front()
             && self.has_room(slot)
@@ -285,8 +285,8 @@ impl Responder {
         Ok(())
     }
 
-    /// The connection has ended. A Read that was refused names its call, which is remembered at once: the peer may be back before
-    /// the reason is known.
+    /// The connection has ended. A refused Read identifies its call, which is recorded at once: the peer may reconnect
+    /// before the reason is known.
     pub(super) fn lose(&mut self, status: WorkStatus, tag: Option<u64>) {
         let read = tag.and_then(|tag| tag.checked_sub(1)).and_then(|slot| self.calls.get(slot as usize)?.as_ref());
         let was_refused = !matches!(status, WorkStatus::Flushed | WorkStatus::ConnectionLost);
@@ -297,8 +297,8 @@ impl Responder {
         self.lost = Some(Loss { seen: Instant::now(), looks: 0, is_convicted: guilty.is_some() });
     }
 
-    /// Whether a connection that was lost is over now, its reason known or not to be had. After a Terminate of the peer's the calls
-    /// that it may complain of are remembered.
+    /// Whether a lost connection is finished: its reason is known, or cannot be learnt. After a Terminate from the
+    /// peer, the calls that may have caused it are recorded.
     pub(super) fn conclude(&mut self) -> bool {
         let Some(loss) = &mut self.lost else { return false };
         let queue_pair = &mut self.endpoint.queue_pair;

@@ -19,25 +19,25 @@ pub(super) struct Outgoing {
     items: usize,
 }
 
-/// Items that wait to be reclaimed.
+/// The most items that wait to be reclaimed.
 const SPENT: usize = 16;
-/// Replies whose Writes may be what a Terminate complains of.
+/// The most replies whose Writes may be the cause of a Terminate.
 const SUSPECTS: usize = 64;
 
 /// A reply before it is sent.
 struct Layout {
     /// Chunks as they are returned.
     chunks: Chunks,
-    /// The Payload stream without what is in Write chunks.
+    /// The Payload stream without the items in Write chunks.
     stream: Vec<u8>,
-    /// Items, with the Write chunk that each goes to.
+    /// Items, with the Write chunk for each.
     items: Vec<(Vec<u8>, usize)>,
 }
 
 impl Responder {
     /// Answers a call.
     ///
-    /// A reply that has no place, neither in a Send nor in the chunks of the call, becomes an ERR_CHUNK (RFC 8166 §4.5.3). If
+    /// A reply that fits neither into a Send nor into the chunks of the call becomes an ERR_CHUNK (RFC 8166 §4.5.3). If
     /// not even that can be sent, the connection ends, so that the requester knows that a reply is lost (§4.5.4).
     pub fn answer(&mut self, token: Token, answer: Answer) {
         if self.over.is_some() || self.lost.is_some() {
@@ -104,7 +104,7 @@ impl Responder {
         self.resume()
     }
 
-    /// Sends all of a reply in one message: there are no chunks that any of it could go to, nor any to be returned.
+    /// Sends a whole reply in one message: no chunks are used or returned.
     fn reply_whole(&mut self, slot: usize, call: &Incoming, answer: &Answer) -> Result<(), Failure> {
         let credits = self.credits();
         let message = &mut self.message;
@@ -143,7 +143,7 @@ impl Responder {
         Ok(())
     }
 
-    /// A message has left, and everything in front of it.
+    /// A message was sent, and everything before it.
     pub(super) fn sent(&mut self, serial: u64) {
         while self.outgoing.front().is_some_and(|outgoing| outgoing.serial <= serial)
             && let Some(outgoing) = self.outgoing.pop_front()
@@ -159,8 +159,8 @@ impl Responder {
         }
     }
 
-    /// Whether all items of the results are what the binding names (RFC 8166 §3.4.2). The requester would end a call whose
-    /// results are reduced otherwise with an error that nobody could explain.
+    /// Whether all items of the results are those that the binding names (RFC 8166 §3.4.2). Otherwise the requester
+    /// would end the call with an error that is hard to explain.
     fn is_eligible(&self, call: &Incoming, answer: &Answer) -> bool {
         let has_items = answer.results.iter().any(|part| matches!(part, Part::Item(_)));
         if !has_items || call.protection == Protection::Wrapped || answer.status != Status::Success {
@@ -190,7 +190,7 @@ impl Responder {
     }
 }
 
-/// Puts results into Write chunks, as far as there are some (RFC 8166 §4.3.2). `None` if one of them is too short.
+/// Distributes results to Write chunks, as far as there are some (RFC 8166 §4.3.2). `None` if one of them is too short.
 fn lay_out(call: &Incoming, answer: Answer) -> Option<Layout> {
     let mut stream = Vec::new();
     ReplyHeader { xid: call.xid, verifier: answer.verifier.as_auth(), status: answer.status }.encode(&mut stream);
@@ -209,7 +209,7 @@ fn lay_out(call: &Incoming, answer: Answer) -> Option<Layout> {
                     stream.extend_from_slice(&data);
                     put_padding(&mut stream, length);
                 } else {
-                    // Without padding (§3.4.6.2), and none stays behind (§3.4.4.4).
+                    // Without padding (§3.4.6.2), and no padding remains (§3.4.4.4).
                     writes.push(fill(chunk, length as u64)?);
                     items.push((data, writes.len() - 1));
                 }
@@ -231,8 +231,8 @@ fn lay_out(call: &Incoming, answer: Answer) -> Option<Layout> {
     Some(Layout { chunks: Chunks { reads: Vec::new(), writes, reply }, stream, items })
 }
 
-/// The STag to be invalidated with the reply: a Send can do so with one, so a call that has several keeps them all for its own
-/// invalidation, as other implementations do.
+/// The STag to be invalidated with the reply. A Send can invalidate only one, so a call that has several invalidates
+/// all of them itself, as with other implementations.
 fn only_handle(chunks: &Chunks) -> Option<u32> {
     let reads = chunks.reads.iter().map(|read| &read.segment);
     let mut handles = reads.chain(chunks.writes.iter().chain(&chunks.reply).flatten()).map(|segment| segment.handle);

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Connections that are remembered.
 const REMEMBERED: usize = 64;
 
-/// Calls whose RDMA operations ended their connection, by which a server answers their retries with ERR_CHUNK instead of losing
-/// the next connection too (RFC 8166 §4.5.3). One for all connections of a server.
+/// Calls whose RDMA operations ended their connection. A server answers their retries with ERR_CHUNK, so as not to lose
+/// the next connection, too (RFC 8166 §4.5.3). There is one for all connections of a server.
 ///
-/// A Read that was refused tells whose it was. A Write does not: it is done when it was sent, and the peer's refusal comes later.
-/// All calls that were answered with Writes are suspects then, and one is refused that has been a suspect twice. The guilty one is
-/// the first of them that comes again, because what was in front of it has reached the requester.
+/// A refused Read identifies its call. A Write does not: it completes when it is sent, and the peer refuses it later.
+/// Then all calls that were answered with Writes are suspects, and one that has been a suspect twice is refused. The
+/// guilty one is the first of them that is retried, because the replies before it have reached the requester.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     all: Mutex<VecDeque<Suspects>>,
-    /// How many of them there are: every call asks, and as a rule there are none.
+    /// How many of them there are. Every call checks this, and usually it is zero.
     count: AtomicUsize,
 }
 
@@ -31,12 +31,12 @@ struct Suspects {
 }
 
 impl Retries {
-    /// Remembers the call that has ended a connection.
+    /// Records the call that has ended a connection.
     pub(super) fn convict(&self, peer: IpAddr, xid: u32) {
         self.remember(Suspects { peer, xids: vec![xid], certain: true });
     }
 
-    /// Remembers the calls of which one may have ended a connection.
+    /// Records calls of which one may have ended a connection.
     pub(super) fn suspect(&self, peer: IpAddr, xids: Vec<u32>) {
         if !xids.is_empty() {
             self.remember(Suspects { peer, xids, certain: false });
@@ -68,7 +68,7 @@ impl Retries {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Suspects>> {
-        // Each change is whole, whoever panicked.
+        // Each change is complete even if a thread panicked.
         self.all.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

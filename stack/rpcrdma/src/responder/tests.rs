@@ -1,9 +1,9 @@
-//! A connection that has ended, and why is not known yet.
+//! A connection that has ended for a reason that is not known yet.
 
 use super::*;
 use uwarp::{Config, ConnectOptions, ListenOptions, QueuePairOptions, Status as WorkStatus};
 
-/// The server has other connections to serve meanwhile: each look returns at once.
+/// The server has other connections to serve meanwhile: each check returns at once.
 #[test]
 fn the_reason_of_an_end_is_not_waited_for() {
     let config = |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
@@ -25,7 +25,7 @@ fn the_reason_of_an_end_is_not_waited_for() {
     while connecting.poll(&mut peer).unwrap().is_none() {
         assert!(responder.poll().unwrap().is_none());
     }
-    // Work was flushed, and no event has come that says more: it never does here.
+    // Work was flushed, and no event arrives that says more: here it never does.
     responder.lose(WorkStatus::Flushed, None);
     let began = Instant::now();
     let mut looks = 0;
@@ -36,11 +36,11 @@ fn the_reason_of_an_end_is_not_waited_for() {
         }
         looks += 1;
     };
-    // As many looks as there is time for, and then no more.
-    assert!(looks > LOOKS, "{looks} looks: they waited");
+    // As many checks as there is time for, and no more.
+    assert!(looks > LOOKS, "{looks} checks: they waited");
     assert!(began.elapsed() >= REASON, "{:?}", began.elapsed());
     assert_eq!(over, Over { reason: None });
-    // An application that was busy elsewhere has the looks all the same, each at once.
+    // An application that was busy elsewhere still gets its checks, each at once.
     responder.over = None;
     responder.lose(WorkStatus::Flushed, None);
     std::thread::sleep(REASON);

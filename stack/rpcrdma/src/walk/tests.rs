@@ -1,4 +1,5 @@
-//! Walks over messages of a made-up procedure, whole and reduced, against the list of fields that they were made from.
+//! Walks over messages of an invented procedure, whole and reduced, compared with the list of fields that they were
+//! built from.
 
 use super::*;
 use crate::header::parse_call;
@@ -12,7 +13,7 @@ enum Field {
     Word(u32),
     Double(u64),
     Plain(Vec<u8>),
-    /// Eligible opaque data, and whether it is reduced where that is possible.
+    /// Eligible opaque data, and whether it is reduced where possible.
     Opaque(Vec<u8>, bool),
     /// Eligible optional data, of a known length.
     Optional(Option<Vec<u8>>, bool),
@@ -37,7 +38,7 @@ fn walk_over(fields: &[Field], walk: &mut Walk<'_>) -> Result<(), WalkError> {
     Ok(())
 }
 
-/// The whole message, the reduced one, what was taken out with its position, and the parts.
+/// The whole message, the reduced one, the removed items with their positions, and the parts.
 #[derive(Debug, Default)]
 struct Made {
     whole: Vec<u8>,
@@ -144,7 +145,8 @@ proptest! {
 
     #[test]
     fn reduced_results_are_the_whole_ones(mut fields in prop::collection::vec(any_field(), 0..12), spare in 0_usize..3) {
-        // A result that finds a chunk is put into it, so a whole one has an empty chunk; those beyond the list are whole.
+        // A result that has a chunk is placed there, so an unreduced one has an empty chunk. Those beyond the list are
+        // not reduced.
         let mut returned = Vec::new();
         for field in &mut fields {
             match field {
@@ -178,7 +180,7 @@ proptest! {
         let mut walk = Walk::new(&made.whole, BASE, Removed::Nothing);
         walk_over(&fields, &mut walk)?;
         let eligible: Vec<u64> = walk.finish()?.iter().map(|item| item.position).collect();
-        // Nothing is at this place that may be taken away.
+        // Nothing at this position may be removed.
         let position = BASE + 4 * word.index(made.whole.len() / 4 + 1);
         prop_assume!(!eligible.contains(&(position as u64)));
         let chunks = [(position as u32, length)];

@@ -21,7 +21,7 @@ use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::{Part, Walk, WalkError};
 use uwarp_rpcrdma::xdr::{Reader, put_opaque, put_u32};
 
-/// Far longer than anything takes: only a defect makes a test wait for it.
+/// Far longer than anything takes: only a defect makes a test wait this long.
 pub const LONG: Duration = Duration::from_secs(30);
 pub const PORT: u16 = 20_049;
 pub const PROGRAM: u32 = 0x2000_0101;
@@ -31,16 +31,16 @@ pub const VERSION: u32 = 2;
 pub const NULL: u32 = 0;
 /// Opaque data that is not eligible, there and back.
 pub const ECHO: u32 = 1;
-/// A word, eligible data, a word; gives the length, and the sum of everything.
+/// A word, eligible data, a word; returns the length, and the sum of everything.
 pub const PUT: u32 = 2;
-/// A length; gives a word, eligible data, a word.
+/// A length; returns a word, eligible data, a word.
 pub const GET: u32 = 3;
-/// Two lengths; gives eligible data, a word, eligible data.
+/// Two lengths; returns eligible data, a word, eligible data.
 pub const GET_TWO: u32 = 4;
-/// Eligible data twice, with a word between; gives both back in the other order, not eligible.
+/// Eligible data twice, with a word in between; returns both in the reverse order, not eligible.
 pub const PUT_TWO: u32 = 5;
 
-/// The ways to register what a call lends.
+/// The ways to register a call's buffers.
 pub const BOTH: [Registration; 2] = [Registration::Each, Registration::Together];
 
 /// Longest echo.
@@ -233,7 +233,7 @@ pub struct Server {
     pub responders: Vec<Responder>,
     /// Connections that ended.
     pub over: Vec<Over>,
-    /// Calls that have come and are not answered, by connection.
+    /// Received and unanswered calls, by connection.
     pub requests: VecDeque<(usize, Request)>,
     /// Answer at once.
     pub answers: bool,
@@ -301,7 +301,7 @@ impl Rig {
         Self { client, server, client_context: here }
     }
 
-    /// With the defaults, but for how memory is registered.
+    /// Default options, except for the registration.
     pub fn registering(registration: Registration) -> Self {
         Self::new(RequesterOptions { registration, ..RequesterOptions::default() }, ResponderOptions::default())
     }
@@ -311,7 +311,7 @@ impl Rig {
         Self::new(RequesterOptions::default(), ResponderOptions::default())
     }
 
-    /// Turns both sides until something is there.
+    /// Turns both sides until `there` returns something.
     pub fn until<T>(&mut self, what: &str, mut there: impl FnMut(&mut Self) -> Option<T>) -> T {
         let deadline = Instant::now() + LONG;
         loop {

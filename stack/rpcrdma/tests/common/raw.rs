@@ -1,4 +1,4 @@
-//! A peer that says what it likes, to a responder or to a requester.
+//! A peer that sends arbitrary messages, to a responder or to a requester.
 
 use super::*;
 use uwarp::{DisconnectReason, QueuePairState, Status as WorkStatus};
@@ -8,7 +8,7 @@ use uwarp_rpcrdma::rpc::{Auth, ReplyHeader};
 
 pub const XID: u32 = 0x1234_5678;
 
-/// A peer that says what it likes, over a queue pair of its own.
+/// A peer that sends arbitrary messages over its own queue pair.
 pub struct Raw {
     pub queue_pair: QueuePair,
     pub completions: CompletionQueue,
@@ -19,7 +19,7 @@ pub struct Raw {
     pub other: Option<Context>,
 }
 
-/// Octets of each of the raw peer's buffers: receives from 0 on, a message to send in the last one.
+/// Octets of each of the raw peer's buffers: receives first, and a message to send in the last one.
 pub const RAW_BUFFER: usize = 8192;
 const RAW_RECEIVES: usize = 16;
 pub const RAW_MEMORY: usize = 1 << 20;
@@ -72,7 +72,7 @@ impl Raw {
         self.memory.write(start, octets).unwrap();
         let entry = [self.memory.sge(start..start + octets.len()).unwrap()];
         self.queue_pair.post_send(&[SendRequest::send(1 << 32, &entry).signalled()]).unwrap();
-        // The buffer is used again.
+        // The buffer is reused.
         let deadline = Instant::now() + LONG;
         loop {
             match self.completions.poll_one() {
@@ -83,7 +83,7 @@ impl Raw {
         }
     }
 
-    /// How its work of this number ended. Whatever else ends meanwhile is of no interest.
+    /// How its work of this number ended. Other completions are ignored.
     pub fn status(&mut self, id: u64) -> WorkStatus {
         let deadline = Instant::now() + LONG;
         loop {
@@ -137,7 +137,7 @@ impl Raw {
         Some(octets)
     }
 
-    /// The tagged offset of the memory that is free for a test.
+    /// STag and tagged offset of the memory that is free for a test.
     pub fn place(&self) -> (u32, u64) {
         let start = (RAW_RECEIVES + 1) * RAW_BUFFER;
         (self.memory.stag(), self.memory.remote_offset() + start as u64)
@@ -193,7 +193,7 @@ pub fn said(raw: &mut Raw, server: &mut Server) -> Vec<u8> {
     }
 }
 
-/// Turns a responder until it has received so many messages.
+/// Turns a responder until it has received this many messages.
 pub fn received(raw: &Raw, server: &mut Server, count: u64) {
     let deadline = Instant::now() + LONG;
     while server.responders[0].stats().received < count {
@@ -203,7 +203,7 @@ pub fn received(raw: &Raw, server: &mut Server, count: u64) {
     }
 }
 
-/// A requester, and a peer that is no real responder.
+/// A requester, connected to a raw peer instead of a responder.
 pub fn requester(options: RequesterOptions) -> (Requester, Raw) {
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
     let mut listener = there.listen(PORT, Default::default()).unwrap();
