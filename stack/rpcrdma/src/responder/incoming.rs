@@ -130,7 +130,7 @@ impl Responder {
         let mut walk = Walk::new(&payload[at..], at, Removed::Reads(&places));
         let walked = match call.protection {
             Protection::None => binding.arguments(header.version, header.procedure, &mut walk),
-            // Nothing may be reduced there (RFC 8166 §8.2.2.3), so the walk ends at the start.
+            // Nothing may be reduced there (RFC 8166 §8.2.2.3), so the walk ends at its beginning.
             Protection::Wrapped => Ok(()),
         };
         match walked.and_then(|()| walk.finish()) {
