@@ -1,6 +1,6 @@
 //! Which peers a server serves: `--allow ADDRESS[/PREFIX]`.
 //!
-//! An address is no proof of identity. Whoever can send from an allowed address is served.
+//! An address does not prove an identity: anyone who can send from an allowed address is served.
 
 use clap::Args;
 use ipnet::{IpNet, Ipv6Net};
@@ -24,8 +24,8 @@ pub struct AllowFlags {
 pub struct Allow(Vec<IpNet>);
 
 impl AllowFlags {
-    /// What the flags name. Without any, the subnets of the configured addresses, and the link-local addresses if one of
-    /// those is of IPv6: nobody behind a router is served unless a flag says so.
+    /// The allowed subnets. Without any flag, those of the configured addresses, and the link-local addresses if one of
+    /// those is IPv6: then nobody behind a router is served.
     pub fn resolve(&self, config: &Config) -> Allow {
         if !self.allow.is_empty() {
             return Allow(self.allow.clone());
@@ -40,14 +40,14 @@ impl AllowFlags {
 }
 
 impl Allow {
-    /// Whether a peer of this address is served.
+    /// Whether a peer with this address is served.
     pub fn permits(&self, peer: IpAddr) -> bool {
-        // An IPv4 address means the same when it is written as an IPv6 one (RFC 4291 §2.5.5.2).
+        // An IPv4 address is the same in its IPv6 form (RFC 4291 §2.5.5.2).
         let peer = peer.to_canonical();
         self.0.iter().any(|subnet| subnet.contains(&peer))
     }
 
-    /// The sentence for a peer that is not served, short enough for the private data of a rejection.
+    /// The message for a peer that is not served, short enough for the private data of a rejection.
     pub fn refusal(peer: IpAddr) -> String {
         format!("this server does not serve {peer}: its --allow has to name that address")
     }
@@ -62,7 +62,7 @@ impl fmt::Display for Allow {
     }
 }
 
-/// Reads an address, or a subnet given by one of its addresses and the length of its prefix.
+/// Parses an address, or a subnet given by one of its addresses and its prefix length.
 fn parse(text: &str) -> Result<IpNet, String> {
     let subnet = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
     let subnet = subnet.map_err(|_| {

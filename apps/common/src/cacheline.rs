@@ -1,7 +1,7 @@
-//! What a virtual machine's CPUs are at the moment. Its host moves them, and lets others run on the second thread of a
-//! core: the first changes how long a cache line takes from one CPU to the other and back ([`round_trip`]), the second how
-//! long a CPU takes for the same arithmetic ([`arithmetic`]). Either changes other figures by half and more: two results
-//! compare only if these agree.
+//! The current condition of a virtual machine's CPUs. The host moves them, and runs others on the second thread of a
+//! core. The first changes how long a cache line takes from one CPU to another and back ([`round_trip`]), the second
+//! how long a CPU takes for the same arithmetic ([`arithmetic`]). Either can change other figures by half or more, so
+//! two results are comparable only if these agree.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -10,13 +10,13 @@ use std::time::Instant;
 
 /// Round trips of one measurement.
 const ROUNDS: u64 = 10_000;
-/// Spins after which the other side is taken to be kept off its CPU.
+/// Spins after which the other side is considered to be off its CPU.
 const SPINS_MAX: u32 = 50_000_000;
 
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Median of several measurements between two CPUs, in nanoseconds; none if they are one CPU or cannot be used.
+/// Median of several measurements between two CPUs, in nanoseconds; `None` if they are the same CPU or cannot be used.
 pub fn round_trip(first: usize, second: usize) -> Option<f64> {
     if first == second {
         return None;
@@ -44,7 +44,7 @@ fn measure(first: usize, second: usize) -> Option<f64> {
             }
             let mut start = Instant::now();
             for round in 1..=ROUNDS {
-                // The first tenth brings both threads to their CPUs.
+                // The first tenth settles both threads on their CPUs.
                 if round == ROUNDS / 10 {
                     start = Instant::now();
                 }
@@ -56,7 +56,7 @@ fn measure(first: usize, second: usize) -> Option<f64> {
             Some(start.elapsed().as_nanos() as f64 / (ROUNDS - ROUNDS / 10) as f64)
         });
         let time = ask.join().ok()?;
-        // Whatever stopped the asking side, the other must not wait for ever.
+        // However this side stopped, the other must not wait for ever.
         there.0.store(u64::MAX, Ordering::Release);
         echo.join().ok()?.then_some(time).flatten()
     })
@@ -78,8 +78,8 @@ const REPETITIONS: usize = 400;
 /// Steps of one repetition.
 const STEPS: u64 = 4_000;
 
-/// Time of a fixed piece of arithmetic on two CPUs that work at it at once, in nanoseconds: the median of the slower one;
-/// none if one of them cannot be used. Whoever else runs on the second thread of one of their cores makes it longer.
+/// Time in nanoseconds of a fixed computation on two CPUs at once: the median of the slower one; `None` if one of them
+/// cannot be used. A load on the second thread of one of their cores makes it longer.
 pub fn arithmetic(first: usize, second: usize) -> Option<f64> {
     let together = Barrier::new(2);
     let on = |cpu: usize| {
@@ -100,7 +100,7 @@ pub fn arithmetic(first: usize, second: usize) -> Option<f64> {
     })
 }
 
-/// Four chains that do not wait for each other keep a core's units busy, so that a second thread on it is felt.
+/// Four independent chains keep a core's units busy, so that a second thread on it shows.
 fn calculate() -> u128 {
     let start = Instant::now();
     let mut chains = black_box([1_u64, 2, 3, 4]);
@@ -119,7 +119,7 @@ pub fn usable() -> Vec<usize> {
     core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
 }
 
-/// Pins the calling thread; false if there is no such CPU or the process may not use it.
+/// Pins the calling thread; false if the CPU does not exist or the process may not use it.
 pub fn pin(cpu: usize) -> bool {
     core_affinity::get_core_ids()
         .into_iter()

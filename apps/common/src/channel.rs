@@ -1,11 +1,11 @@
-//! A connection for short messages: receives, Sends that wait for a free buffer, and room for the tool's own work requests on
-//! the same queue pair.
+//! A connection for short messages: receives, Sends that wait for a free buffer, and room for the tool's own work
+//! requests on the same queue pair.
 //!
 //! # Flow control
-//! A receive holds its message until the tool takes it, and is posted again then. So at most [`Shape::messages`] messages wait
-//! at any time, also while a Send waits. Nothing else holds a peer's Sends back: a protocol must let no side have more messages
-//! under way than the other side has receives. A peer that sends more ends its own connection, by the fault "no buffer
-//! available" (RFC 5041 §7.2).
+//! A receive holds its message until the tool takes it, and is then posted again. So at most [`Shape::messages`]
+//! messages wait at any time, also while a Send waits. Nothing else limits a peer's Sends: a protocol must not let one
+//! side have more messages under way than the other side has receives. A peer that sends more ends its own connection,
+//! by the fault "no buffer available" (RFC 5041 §7.2).
 
 use anyhow::{Context as _, bail};
 use std::collections::VecDeque;
@@ -18,13 +18,13 @@ use uwarp::{
     Status, TerminateCode,
 };
 
-/// Set in the identifiers of this module's own requests; a tool's own must be below.
+/// Set in the identifiers of this module's own requests; the tool's own must be lower.
 const OWN: u64 = 1 << 63;
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long [`Channel::send`] waits for a buffer. A peer whose engine works frees one within milliseconds.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
-/// How often a waiting Send looks at the signals.
+/// How often a waiting Send checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How a channel is made.
@@ -34,7 +34,7 @@ pub struct Shape {
     pub message: usize,
     /// Receives, and Sends that may be under way.
     pub messages: usize,
-    /// Work requests of the tool's own that may be under way.
+    /// The tool's own work requests that may be under way.
     pub work: usize,
 }
 
@@ -45,7 +45,7 @@ pub enum Event {
     Message(Vec<u8>),
     /// Immediate Data came.
     Immediate(u64),
-    /// Work of the tool's own was done; or it is a Commit that failed, after which the connection goes on.
+    /// Work of the tool's own completed. This includes a failed Commit, after which the connection continues.
     Done(Completion),
     /// The peer closed the connection, or it was lost.
     Closed,
@@ -60,16 +60,16 @@ pub struct Channel {
     shape: Shape,
     /// Send buffers that are free.
     free: Vec<usize>,
-    /// What completed while a Send waited: at most one entry for each receive and each work request.
+    /// Completions that arrived while a Send waited: at most one per receive and work request.
     waiting: VecDeque<Completion>,
-    /// Messages among those.
+    /// Messages among them.
     queued: usize,
     most_queued: usize,
     closed: bool,
 }
 
 impl Channel {
-    /// A channel that is not connected, with its receives posted.
+    /// An unconnected channel with posted receives.
     ///
     /// # Errors
     /// The context has no room for another queue pair or region.
@@ -95,8 +95,8 @@ impl Channel {
         Ok(channel)
     }
 
-    /// The queue pair, to accept with and to post work to. Its identifiers must be below 2^63, and its work signalled: each
-    /// completion comes as [`Event::Done`].
+    /// The queue pair, for accepting and for posting work. The work must be signalled, with identifiers below 2^63:
+    /// each completion is returned as [`Event::Done`].
     pub fn queue_pair(&mut self) -> &mut QueuePair {
         &mut self.queue_pair
     }
@@ -108,7 +108,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Most messages that have ever waited behind a Send; at most [`Shape::messages`].
+    /// The most messages that have ever waited behind a Send; at most [`Shape::messages`].
     pub fn most_queued(&self) -> usize {
         self.most_queued
     }
@@ -121,14 +121,14 @@ impl Channel {
         self.send_within(message, SEND_LIMIT)
     }
 
-    /// Sends a message. Waits for a free buffer up to `limit`, and aborts the connection then: the peer takes nothing. Messages
-    /// that come meanwhile are kept for [`poll`](Self::poll). An inline engine is turned.
+    /// Sends a message. It waits up to `limit` for a free buffer, and then aborts the connection: the peer accepts
+    /// nothing. Messages that arrive meanwhile are kept for [`poll`](Self::poll). It turns an inline engine.
     ///
     /// # Errors
-    /// The message is too long, the connection is over, the time is over, or the user interrupts the wait.
+    /// The message is too long, the connection has ended, the time is up, or the user interrupts the wait.
     pub fn send_within(&mut self, message: &[u8], limit: Duration) -> anyhow::Result<()> {
         if message.len() > self.shape.message {
-            bail!("a message of {} octets is longer than {}", message.len(), self.shape.message);
+            bail!("a message of {} octets exceeds the limit of {}", message.len(), self.shape.message);
         }
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -144,7 +144,7 @@ impl Channel {
     fn wait_for_buffer(&mut self, limit: Duration) -> anyhow::Result<usize> {
         let start = Instant::now();
         while !self.closed {
-            // Ends soon: no receive is posted here, so there is a limit to what completes.
+            // This ends soon: no receive is posted here, so the number of completions is limited.
             while let Some(completion) = self.completions.poll_one() {
                 self.put_aside(completion)?;
             }
@@ -165,7 +165,7 @@ impl Channel {
         bail!("the connection is over: {}", self.why_closed())
     }
 
-    /// Keeps what completes while a Send waits, unless it frees a buffer.
+    /// Keeps a completion that arrives while a Send waits, unless it frees a buffer.
     fn put_aside(&mut self, completion: Completion) -> anyhow::Result<()> {
         let is_receive = completion.opcode == CompletionOpcode::Receive;
         if completion.id & OWN != 0 && !is_receive {
@@ -180,10 +180,10 @@ impl Channel {
         Ok(())
     }
 
-    /// What happened, without waiting. An inline engine is turned.
+    /// The next event, without waiting. It turns an inline engine.
     ///
     /// # Errors
-    /// Work failed otherwise than by the end of the connection.
+    /// Work failed for another reason than the end of the connection.
     pub fn poll(&mut self) -> anyhow::Result<Option<Event>> {
         if let Some(completion) = self.waiting.pop_front() {
             self.queued -= usize::from(completion.opcode == CompletionOpcode::Receive);
@@ -198,10 +198,10 @@ impl Channel {
         }
     }
 
-    /// Waits for what happens next; `None` when the time is over.
+    /// Waits for the next event; `None` after a time-out.
     ///
     /// # Errors
-    /// Work failed otherwise than by the end of the connection, or the engine failed.
+    /// Work failed for another reason than the end of the connection, or the engine failed.
     pub fn next(&mut self, timeout: Duration) -> anyhow::Result<Option<Event>> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -220,7 +220,7 @@ impl Channel {
         self.completions.arm();
     }
 
-    /// What a completion means to the tool; `None` if it only frees a buffer.
+    /// The event of a completion; `None` if it only frees a buffer.
     fn take(&mut self, completion: Completion) -> anyhow::Result<Option<Event>> {
         match completion.status {
             Status::Success => {}
@@ -250,9 +250,9 @@ impl Channel {
         Ok(None)
     }
 
-    /// Why the connection is over, as the end of a sentence.
+    /// Why the connection ended, to complete a sentence.
     pub fn why_closed(&mut self) -> String {
-        // The completions may be there a moment before the reason.
+        // The completions may arrive slightly before the reason.
         let _ = self.queue_pair.wait_disconnected(Duration::from_millis(100));
         why_disconnected(&mut self.queue_pair)
     }
@@ -264,37 +264,37 @@ impl AsFd for Channel {
     }
 }
 
-/// Whether work failed because its connection is over.
+/// Whether work failed because its connection ended.
 fn is_over(status: Status) -> bool {
     matches!(status, Status::Flushed | Status::ConnectionLost)
 }
 
-/// Why a connection is over, as the end of a sentence.
+/// Why a connection ended, to complete a sentence.
 pub fn why_disconnected(queue_pair: &mut QueuePair) -> String {
     let terminate = |code: TerminateCode| format!("layer {}, type {}, code {}", code.layer, code.error_type, code.code);
     match queue_pair.disconnect_reason() {
-        None => "the reason is not known".to_owned(),
+        None => "the reason is unknown".to_owned(),
         Some(DisconnectReason::Local) => "it was closed here".to_owned(),
         Some(DisconnectReason::PeerClosed) => "the other side closed it".to_owned(),
         Some(DisconnectReason::PeerClosedEarly) => "the other side closed it in the middle of a message".to_owned(),
         Some(DisconnectReason::PeerTerminated(code)) => {
-            format!("the other side found a fault ({})", terminate(code))
+            format!("the other side reported a fault ({})", terminate(code))
         }
         Some(DisconnectReason::LocalTerminated(code)) => {
-            format!("a fault of the other side was found ({})", terminate(code))
+            format!("this side found a fault in what the other side sent ({})", terminate(code))
         }
         Some(DisconnectReason::Reset) => "the other side reset it".to_owned(),
-        Some(DisconnectReason::TimedOut) => "the other side does not answer any more".to_owned(),
-        Some(DisconnectReason::Aborted) => "it was broken off here".to_owned(),
+        Some(DisconnectReason::TimedOut) => "the other side stopped answering".to_owned(),
+        Some(DisconnectReason::Aborted) => "it was aborted here".to_owned(),
         Some(DisconnectReason::LocalError(status)) => format!("work failed here ({status:?})"),
         Some(other) => format!("{other:?}"),
     }
 }
 
-/// Connects a fresh queue pair, again and again while nobody answers: the server may be starting.
+/// Connects a fresh queue pair, and retries while nobody answers: the server may be starting.
 ///
 /// # Errors
-/// The time is over, or the peer rejects the connection (its private data is taken to be the reason, in words).
+/// The time is up, or the peer rejects the connection (its private data is shown as the reason).
 pub fn connect<Made>(
     context: &Context,
     peer: SocketAddr,
@@ -323,9 +323,9 @@ pub fn connect<Made>(
                     ConnectError::Refused | ConnectError::Unreachable | ConnectError::TimedOut(_) | ConnectError::Closed,
                 ..
             } if start.elapsed() < patience && !crate::signals::interrupted() => {}
-            _ => return Err(error).context("there is no connection"),
+            _ => return Err(error).context("cannot connect"),
         }
-        // The engine must turn meanwhile; an inline one does so in calls only.
+        // The engine must turn meanwhile; an inline one turns only in calls.
         let pause = Instant::now();
         while pause.elapsed() < PAUSE {
             if !context.poll() {
@@ -335,13 +335,13 @@ pub fn connect<Made>(
     }
 }
 
-/// Time for the last acknowledgment to get out of rings that disappear with this process.
+/// Time for the last acknowledgment to leave rings that disappear with this process.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long the other side may take to close too.
+/// How long the other side may take to close, too.
 const PART: Duration = Duration::from_secs(3);
 
-/// Closes a connection before the process ends: what was posted is carried out, both sides close, and the acknowledgment of
-/// the other side's FIN gets away. A peer that never gets it would go on asking for as long as it lingers.
+/// Closes a connection before the process ends: posted work is executed, both sides close, and the acknowledgment of
+/// the other side's FIN is sent. Without it the peer would retransmit its FIN for as long as it lingers.
 ///
 /// # Errors
 /// The engine failed.

@@ -1,9 +1,10 @@
-//! Confines a process to the files that it needs, before it takes anything from the network (Landlock, `landlock(7)`).
+//! Confines a process to the files that it needs, before it processes anything from the network (Landlock,
+//! `landlock(7)`).
 //!
-//! Linux confines a thread and those that it starts later. A thread that runs already stays free, and shares the memory of the
-//! others. So [`Confinement::apply`] comes first, before DPDK, the engines and the handler of signals have threads, and it
-//! leaves open what DPDK reads at its start. Nothing else of the file system can be opened then, and no program executed.
-//! What is open already stays usable.
+//! Linux confines a thread and the threads that it starts later. Existing threads stay unconfined, and share the memory
+//! of the others. So [`Confinement::apply`] must come first, before DPDK, the engines and the signal handler have
+//! threads, and it permits what DPDK reads when it starts. After that, no other file can be opened and no program
+//! executed. Open files remain usable.
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -15,14 +16,14 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use uwarp::{Config, DeviceConfig, monitor};
 
-/// What is confined where the kernel can. Older kernels leave out what they do not know.
+/// The access rights to confine, as far as the kernel knows them.
 const HANDLED: ABI = ABI::V5;
 
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
 const DEVICE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | IoctlDev});
 const SOCKETS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeSock | RemoveFile | ReadDir});
-/// Directories that are empty: nothing that is in one can be reached.
+/// Rights on directories, which do not include the files in them.
 const EMPTY_DIRECTORIES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeDir | RemoveDir});
 
 /// Whether a tool confines itself.
@@ -49,8 +50,8 @@ struct Rule {
 }
 
 impl Confinement {
-    /// What a context with this configuration needs: to start DPDK, to make its device's sockets again when a peer comes back,
-    /// to capture, and to make and remove its monitor socket. Makes the directory of monitor sockets.
+    /// The files that a context with this configuration needs: to start DPDK, to recreate its device's sockets when a
+    /// peer returns, to capture, and to create and remove its monitor socket. Creates the directory of monitor sockets.
     pub fn new(config: &Config, flags: &ConfineFlags) -> Self {
         let free = match () {
             () if flags.unconfined => Some("--unconfined"),
@@ -70,7 +71,7 @@ impl Confinement {
         if let Some(DeviceConfig::Pci { .. }) = config.device {
             confinement.add("/sys/devices", READ | WRITE);
         }
-        // DPDK makes a directory there and removes it.
+        // DPDK creates and removes a directory there.
         let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         for path in user.into_iter().chain([PathBuf::from("/run"), std::env::temp_dir()]) {
             confinement.add(path, EMPTY_DIRECTORIES);
@@ -80,7 +81,7 @@ impl Confinement {
             Some(path) => confinement.add(directory_of(path), SOCKETS),
             None => {
                 let directory = monitor::runtime_directory();
-                // Whether it is there and ours, the monitor says.
+                // The monitor checks that it exists and is ours.
                 let _ = std::fs::DirBuilder::new().mode(0o700).create(&directory);
                 confinement.add(directory, SOCKETS);
             }
@@ -98,25 +99,25 @@ impl Confinement {
         }
     }
 
-    /// Leaves a device's socket to be made and removed in its directory, with whatever else is in there.
+    /// Permits creating and removing a device's socket in its directory, and any other file there.
     pub fn socket(mut self, path: &Path) -> Self {
         self.add(directory_of(path), SOCKETS);
         self
     }
 
-    /// Leaves a file, or everything in a directory, to be read.
+    /// Permits reading a file, or everything in a directory.
     pub fn reads(mut self, path: &Path) -> Self {
         self.add(path, READ);
         self
     }
 
-    /// Leaves a file that is there to be read and written, or everything in a directory to be read and changed.
+    /// Permits reading and writing an existing file, or reading and changing everything in a directory.
     pub fn writes(mut self, path: &Path) -> Self {
         self.add(path, AccessFs::from_all(HANDLED) & !(AccessFs::Execute | AccessFs::IoctlDev));
         self
     }
 
-    /// Leaves a file to be made, or replaced by another one, in its directory.
+    /// Permits creating a file, or replacing it by another one, in its directory.
     pub fn creates(mut self, path: &Path) -> Self {
         let access = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | MakeReg | RemoveFile});
         self.add(directory_of(path), access);
@@ -127,20 +128,20 @@ impl Confinement {
         self.rules.push(Rule { path: path.into(), access });
     }
 
-    /// Confines this process, for good. It must have one thread. Whether its files are confined: if not, the reason is in the
-    /// log, at level info.
+    /// Confines this process irrevocably. It must have only one thread. Returns whether its files are confined; if not,
+    /// the reason is logged at level info.
     ///
     /// # Errors
-    /// Another thread runs already, or the kernel refuses.
+    /// Another thread is already running, or the kernel refuses.
     pub fn apply(self) -> anyhow::Result<bool> {
-        rustix::thread::set_no_new_privs(true).context("the process cannot give up new privileges")?;
+        rustix::thread::set_no_new_privs(true).context("the process cannot renounce new privileges (no_new_privs)")?;
         if let Some(reason) = self.free {
             tracing::info!("files are not confined: {reason}");
             return Ok(false);
         }
         let threads = std::fs::read_dir("/proc/self/task").context("/proc/self/task cannot be read")?.count();
         if threads != 1 {
-            bail!("{threads} threads run before the process is confined, and would stay free: see --unconfined");
+            bail!("{threads} threads are already running and would stay unconfined: see --unconfined");
         }
         let status = self.restrict()?;
         match status {
@@ -156,7 +157,7 @@ impl Confinement {
     }
 
     fn restrict(self) -> anyhow::Result<RulesetStatus> {
-        // Without this right, which came with Linux 5.19, no file could move between two directories.
+        // Without this right, which came with Linux 5.19, no file could be moved between two directories.
         let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::Refer);
         let Ok(ruleset) = ruleset else { return Ok(RulesetStatus::NotEnforced) };
         let restricted = |error: RulesetError| anyhow::Error::new(error).context("the process cannot be confined");
@@ -166,11 +167,11 @@ impl Confinement {
             .and_then(Ruleset::create)
             .map_err(restricted)?;
         for Rule { path, access } in self.rules {
-            // What is not there cannot be opened later either.
+            // A path that does not exist cannot be opened later either.
             let Ok(opened) = PathFd::new(&path) else { continue };
             let is_directory =
                 rustix::fs::fstat(&opened).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir());
-            // The kernel takes no rights to a file that only a directory has.
+            // The kernel refuses rights on a file that only directories have.
             let access = if is_directory { access } else { access & AccessFs::from_file(HANDLED) };
             if access.is_empty() {
                 continue;

@@ -1,12 +1,12 @@
-//! What the tools of uwarp share: one way to say which device and which addresses, one way to fail, one look.
+//! Code that the tools of uwarp share: the same device and address flags, errors and output everywhere.
 //!
 //! - [`allow`]: which peers a server serves.
-//! - [`cacheline`]: CPUs: pinning, and how far two of them are from each other.
+//! - [`cacheline`]: CPUs: pinning, and the distance between two of them.
 //! - [`channel`]: connections for short messages.
-//! - [`confine`]: keeps a process to the files that it needs.
-//! - [`network`]: the flags that every tool understands, and how they are merged with a configuration file.
+//! - [`confine`]: confines a process to the files that it needs.
+//! - [`network`]: the flags that every tool has, and how they are merged with a configuration file.
 //! - [`units`]: sizes and times as people write them on a command line.
-//! - [`outcome`]: exit status and error sentences (2 for a bad command line or configuration, 1 for anything else).
+//! - [`outcome`]: exit status and error messages (2 for an invalid command line or configuration, 1 for anything else).
 //! - [`output`]: tables, JSON, progress bars.
 //! - [`pair`]: two processes that measure each other.
 //! - [`signals`]: a flag that Ctrl-C sets.

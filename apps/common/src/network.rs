@@ -1,7 +1,8 @@
-//! The flags that say which device to use and which addresses: the same for every tool, merged with a configuration file.
+//! The flags for the device and the addresses: the same for every tool, merged with a configuration file.
 //!
-//! A flag beats the file, the file beats the defaults. The defaults make two processes of one machine find each other: the
-//! server is 10.77.0.1 and the client 10.77.0.2, or fd77::1 and fd77::2 with `--ipv6`, joined by the socket that both name.
+//! A flag overrides the file, and the file overrides the defaults. With the defaults, two processes of one machine find
+//! each other: the server is 10.77.0.1 and the client 10.77.0.2, or fd77::1 and fd77::2 with `--ipv6`, connected by the
+//! default socket.
 
 use crate::outcome::usage;
 use crate::units::{parse_duration, parse_permille};
@@ -14,7 +15,7 @@ use std::time::Duration;
 use uwarp::config::{DeviceConfig, EngineMode, FaultOptions, InterfaceAddress, MacAddress, Neighbour};
 use uwarp_dpdk::MemifRole;
 
-/// Port 0's address of a server, unless the user chooses another.
+/// A server's address on port 0, unless the user chooses another.
 pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// Address of a client, unless the user chooses another.
 pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -27,7 +28,7 @@ pub const CLIENT_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2)
 /// Prefix of both.
 const PREFIX6: u8 = 64;
 
-/// Which side a process is. It decides which end of a socket device it takes, and its default address.
+/// The role of a process. It determines its end of a socket device, and its default address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Role {
     /// Waits for connections.
@@ -82,7 +83,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// Who turns the engine, on the command line.
+/// Which thread turns the engine, on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineKind {
     /// The tool's own thread: lowest latency.
@@ -222,7 +223,7 @@ fn parse_neighbour(text: &str) -> Result<Neighbour, String> {
     })
 }
 
-/// The kind of a configured device; none for one that no flag names, such as a ring.
+/// The kind of a configured device; `None` if no flag names it, such as a ring.
 pub fn kind_of(device: &DeviceConfig) -> Option<DeviceKind> {
     Some(match device {
         DeviceConfig::VirtioUser { .. } | DeviceConfig::Vhost { .. } => DeviceKind::Virtio,
@@ -234,14 +235,15 @@ pub fn kind_of(device: &DeviceConfig) -> Option<DeviceKind> {
     })
 }
 
-/// What reports call a configured device: as `--device` does, or as the file's `kind`.
+/// The name of a configured device in reports: as for `--device`, or the file's `kind`.
 pub fn device_name(device: Option<&DeviceConfig>) -> String {
     let Some(device) = device else { return "none".to_owned() };
     let driver = || device.driver().map_or("unknown", |driver| driver.trim_start_matches("net_")).to_owned();
     kind_of(device).map_or_else(driver, |kind| kind.to_string())
 }
 
-/// Reads a configuration file. Where it does not say who turns the engine, `engine` does, unless it has something for threads.
+/// Reads a configuration file. If it does not say which thread turns the engine, `engine` does, unless it has settings
+/// for threads.
 fn read(file: &Path, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
     let wrong = |what: &dyn fmt::Display| usage(format!("{}: {what}", file.display()));
     // Read once: it may be a pipe.
@@ -255,7 +257,7 @@ fn read(file: &Path, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
     Ok(config)
 }
 
-/// The end of a device that belongs to a role, with the settings that both ends share.
+/// A role's end of a device, with the settings that both ends share.
 fn end_of(device: DeviceConfig, role: Role) -> DeviceConfig {
     match (device, role) {
         (DeviceConfig::Memif { socket, zero_copy, ring_size, buffer_size, .. }, _) => DeviceConfig::Memif {
@@ -298,10 +300,11 @@ impl NetworkFlags {
         self.device.clone().unwrap_or(DeviceKind::Virtio)
     }
 
-    /// The kind of device that a flag names, or the configuration file, or nobody; none for one that no flag can name.
+    /// The kind of device that a flag or the configuration file names; `None` if neither does, or if no flag can name
+    /// it.
     ///
     /// # Errors
-    /// The file is wrong ([`crate::Usage`]).
+    /// The file is invalid ([`crate::Usage`]).
     pub fn chosen_kind(&self) -> anyhow::Result<Option<DeviceKind>> {
         match &self.config {
             Some(file) if self.device.is_none() => {
@@ -311,8 +314,8 @@ impl NetworkFlags {
         }
     }
 
-    /// The configuration of one side: defaults, then the file, then the flags. `engine` is who turns the engine if neither
-    /// the file nor a flag says so.
+    /// The configuration of one side: defaults, then the file, then the flags. `engine` says which thread turns the
+    /// engine if neither the file nor a flag does.
     ///
     /// # Errors
     /// One sentence for the first mistake ([`crate::Usage`]).
@@ -320,7 +323,7 @@ impl NetworkFlags {
         self.resolve_at(role, engine, None)
     }
 
-    /// Like [`resolve`](Self::resolve), with an address of the tool's own choice where neither file nor flag gives one.
+    /// Like [`resolve`](Self::resolve), with an address of the tool's choice if neither file nor flag gives one.
     ///
     /// # Errors
     /// One sentence for the first mistake ([`crate::Usage`]).
@@ -354,7 +357,7 @@ impl NetworkFlags {
             config = config.vlan(number);
         }
         if self.ipv6 && self.config.is_none() && self.address.is_none() {
-            // Both ends of a pair are known: nobody else is on the link of these addresses.
+            // Both ends of a pair are known: no other host is on this link.
             config.duplicate_address_detection = 0;
         }
         config.neighbours.extend(&self.neighbour);
@@ -379,7 +382,7 @@ impl NetworkFlags {
         Ok(config)
     }
 
-    /// The address of one side where nobody chooses another.
+    /// The address of one side unless the user chooses another.
     pub fn default_address(&self, role: Role) -> IpAddr {
         match (role, self.ipv6) {
             (Role::Server, false) => SERVER_ADDRESS.into(),
@@ -389,17 +392,17 @@ impl NetworkFlags {
         }
     }
 
-    /// The device of a configuration file with the flags' changes.
+    /// The device of a configuration file, with the flags' changes.
     fn merge_device(&self, role: Role, device: DeviceConfig) -> anyhow::Result<DeviceConfig> {
         let kind = kind_of(&device);
         if self.device.is_some() && self.device != kind {
-            // Another kind has no use for the file's settings.
+            // The file's settings do not apply to another kind.
             return self.device_config(role);
         }
         self.check_meaning(kind.as_ref(), &device_name(Some(&device)))?;
         if self.exchange_ends && self.device.is_none() {
             return Err(usage(
-                "--exchange-ends has no meaning for the end that the configuration file names: name a --device as well, or change the file",
+                "--exchange-ends does not apply to the end that the configuration file names: name a --device as well, or change the file",
             ));
         }
         let mut device = if self.device.is_some() { end_of(device, self.end(role)) } else { device };
@@ -425,12 +428,12 @@ impl NetworkFlags {
         Ok(device)
     }
 
-    /// The side whose end of a socket device a side takes.
+    /// The role whose end of a socket device this role takes.
     fn end(&self, role: Role) -> Role {
         if self.exchange_ends { role.other() } else { role }
     }
 
-    /// Checks that a kind of device, of this name, has a use for the flags that some kinds have.
+    /// Checks that flags for some kinds of device only apply to this one, which is called `name`.
     fn check_meaning(&self, kind: Option<&DeviceKind>, name: &str) -> anyhow::Result<()> {
         let takes_socket = matches!(kind, Some(DeviceKind::Virtio | DeviceKind::Memif));
         let takes_interface = matches!(kind, Some(DeviceKind::AfPacket | DeviceKind::Tap));
@@ -443,7 +446,7 @@ impl NetworkFlags {
         ] {
             if given && !taken {
                 return Err(usage(format!(
-                    "{flag} has no meaning for the device {name}: leave it out, or choose another --device"
+                    "{flag} does not apply to the device {name}: leave it out, or choose another --device"
                 )));
             }
         }
@@ -468,7 +471,7 @@ impl NetworkFlags {
     /// The device of one side, from the flags alone.
     ///
     /// # Errors
-    /// A flag that the device needs is missing, or one that it has no use for was given.
+    /// A flag that the device needs is missing, or a flag does not apply to it.
     pub fn device_config(&self, role: Role) -> anyhow::Result<DeviceConfig> {
         let kind = self.kind();
         self.check_meaning(Some(&kind), &kind.to_string())?;
@@ -496,7 +499,7 @@ impl NetworkFlags {
             },
             (DeviceKind::AfPacket, _) => DeviceConfig::AfPacket {
                 interface: self.interface.clone().ok_or_else(|| {
-                    usage("--device af_packet needs an --interface: name a kernel interface that nobody else uses, such as one end of a veth pair")
+                    usage("--device af_packet needs an --interface: name a kernel interface that nothing else uses, such as one end of a veth pair")
                 })?,
                 netns: None,
                 frame_count: None,
@@ -512,8 +515,8 @@ impl NetworkFlags {
         })
     }
 
-    /// The flags as another process of the same tool takes them. Socket, interface and configuration file are left out:
-    /// they differ from side to side.
+    /// The flags in the form in which another process of the same tool takes them. Socket, interface and configuration
+    /// file are left out, because they differ between the sides.
     pub fn to_arguments(&self) -> Vec<String> {
         let mut arguments = Vec::new();
         let mut value = |flag: &str, value: Option<String>| {
@@ -558,14 +561,14 @@ impl NetworkFlags {
     }
 }
 
-/// Sets what a flag gives, if it was given.
+/// Sets a field from a flag, if that was given.
 fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
     if let Some(value) = flag {
         field.clone_from(value);
     }
 }
 
-/// The socket that processes of one user meet at unless they name another.
+/// The default socket, by which processes of one user meet.
 fn default_socket(kind: &DeviceKind) -> PathBuf {
     let folder = std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
@@ -574,7 +577,7 @@ fn default_socket(kind: &DeviceKind) -> PathBuf {
     folder.join(format!("uwarp-{kind}.sock"))
 }
 
-/// Whether a path is short enough for a Unix socket (108 octets with the final zero, unix(7)).
+/// Whether a path is short enough for a Unix socket (108 octets including the final zero, unix(7)).
 pub fn fits_a_socket(path: &Path) -> bool {
     path.as_os_str().len() < 108
 }

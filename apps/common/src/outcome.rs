@@ -1,5 +1,5 @@
-//! How a tool ends: exit status 0 when it did what it was asked, 2 when the command line or the configuration is wrong
-//! (with one sentence that says what), 1 when something else failed.
+//! How a tool ends: exit status 0 on success, 2 if the command line or the configuration is invalid (with one sentence
+//! that says what), 1 if something else failed.
 
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -18,7 +18,7 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// A failure about which everything has been said already: the process ends with this status.
+/// A failure that has already been reported: the process ends with this status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Silent(pub u8);
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for Silent {
 
 impl std::error::Error for Silent {}
 
-/// Turns the end of a child, which has said itself what was wrong, into this process's end.
+/// Turns the end of a child, which has reported its own error, into this process's end.
 ///
 /// # Errors
 /// [`Silent`] with the child's status, or the signal that ended it.
@@ -43,7 +43,7 @@ pub fn of_child(status: ExitStatus) -> anyhow::Result<()> {
     }
 }
 
-/// An error of the command line or the configuration, with its sentence.
+/// An error of the command line or the configuration, with its message.
 pub fn usage(sentence: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Usage(sentence.into()))
 }
@@ -59,7 +59,7 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
             return ExitCode::from(2);
         }
         Err(help) => {
-            // A reader that closes the pipe early (`| head`) has seen enough.
+            // A reader that closes the pipe early (`| head`) needs no more.
             let _ = help.print();
             return ExitCode::SUCCESS;
         }
@@ -78,7 +78,7 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
     }
 }
 
-/// Whether what the user wrote is wrong, also where only the stack or a device's driver could tell.
+/// Whether the user's input is invalid, including errors that only the stack or a device's driver could find.
 fn is_of_the_user(error: &anyhow::Error) -> bool {
     let of_the_device = |error: &uwarp_dpdk::Error| {
         matches!(error, uwarp_dpdk::Error::Configuration(_) | uwarp_dpdk::Error::Unsupported { .. })
@@ -92,10 +92,10 @@ fn is_of_the_user(error: &anyhow::Error) -> bool {
         })
 }
 
-/// The first statement of clap's explanation, on one line: what is wrong, without the usage lines below it.
+/// The first statement of clap's explanation, on one line: what is wrong, without the usage lines.
 fn sentence(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "the command line says nothing to do".to_owned();
+        return "no subcommand is given".to_owned();
     }
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
@@ -107,12 +107,12 @@ fn sentence(error: &clap::Error) -> String {
         .join(" ")
 }
 
-/// Log lines go to standard error; `UWARP_LOG=debug` (or a filter such as `uwarp_engine=trace`) asks for more than
-/// warnings, and the comings and goings of an NFS server's clients. They have colours on a terminal only, and not where `NO_COLOR` is set.
+/// Logs to standard error. By default it logs warnings, and the clients of an NFS server as they come and go;
+/// `UWARP_LOG=debug` (or a filter such as `uwarp_engine=trace`) logs more. Colours are used on a terminal only, and not
+/// if `NO_COLOR` is set.
 fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("UWARP_LOG")
-        // What DPDK says of failures is in the errors of the calls; the rest of what it calls errors, such as a peer that
-        // leaves, is normal here.
+        // The errors of calls quote DPDK's failures. Its other errors, such as a peer that leaves, are normal here.
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,uwarp_nfs=info,dpdk=off"));
     // A second call in one process (tests) keeps the first subscriber.
     let has_colors =
@@ -130,7 +130,7 @@ mod tests {
     use uwarp::config::DeviceConfig;
     use uwarp_dpdk::MemifRole;
 
-    /// In a process of its own, whose standard error is a pipe.
+    /// Runs in a process of its own, whose standard error is a pipe.
     #[test]
     fn what_is_logged_elsewhere_than_on_a_terminal_has_no_colours() {
         const CHILD: &str = "UWARP_LOGS_IN_THIS_TEST";
@@ -181,7 +181,7 @@ mod tests {
             (config(tap("a-name-that-is-too-long")), true),
             (alone().cpus([100_000]), true),
             (alone().mtu(70), true),
-            // Nothing is wrong with what was asked for: the peer is not there.
+            // The request is valid; the peer is absent.
             (absent, false),
         ] {
             let result = uwarp::Context::open(config.clone()).map(|_| ()).context("cannot begin");

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// An empty table in the look of all tools, with its header.
+/// An empty table in the common style, with its header.
 pub fn table<T: Into<comfy_table::Cell>>(header: impl IntoIterator<Item = T>) -> Table {
     let mut table = Table::new();
     table
@@ -18,19 +18,19 @@ pub fn table<T: Into<comfy_table::Cell>>(header: impl IntoIterator<Item = T>) ->
     table
 }
 
-/// Puts the numbers of a table to the right, from this column on.
+/// Right-aligns the columns of a table from this one on.
 pub fn align_numbers(table: &mut Table, first: usize) {
     for column in table.column_iter_mut().skip(first) {
         column.set_cell_alignment(CellAlignment::Right);
     }
 }
 
-/// Writes text to standard output; a reader that went away is no error.
+/// Writes text to standard output; a closed pipe is not an error.
 pub fn print(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
 
-/// A peer's words as they may be printed: control characters, which a terminal would obey, are escaped.
+/// A peer's text made safe to print: control characters, which a terminal would obey, are escaped.
 pub fn printable(words: &str) -> String {
     let mut out = String::with_capacity(words.len());
     for character in words.chars() {
@@ -56,7 +56,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A progress bar on standard error, which appears only on a terminal and only when the work takes longer than a second.
+/// A progress bar on standard error. It appears only on a terminal, and only when the work takes longer than a second.
 pub struct Progress {
     total: u64,
     template: &'static str,
@@ -80,10 +80,10 @@ impl Progress {
         Self { total, template, label: label.into(), started: Instant::now(), bar: None }
     }
 
-    /// Moves the bar; cheap enough for every few thousand operations, not for each.
+    /// Moves the bar. Cheap enough to call every few thousand operations, but not for each.
     pub fn set(&mut self, done: u64) {
         if self.bar.is_none() && self.started.elapsed() > Duration::from_secs(1) {
-            // The draw target is hidden by itself when standard error is no terminal.
+            // The draw target hides itself if standard error is not a terminal.
             let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template(self.template) {
                 bar.set_style(style);

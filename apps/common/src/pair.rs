@@ -1,4 +1,4 @@
-//! Two processes of one program, a server and its client, each on a CPU of its own: what the tools that measure share.
+//! Two processes of one program, a server and its client, each on its own CPU: shared by the tools that measure.
 
 use crate::{cacheline, signals, usage};
 use anyhow::Context as _;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::outcome::of_child;
 
-/// How long the server may take to notice that the client has left.
+/// How long the server may take to end after the client.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// Percentiles of a latency, in nanoseconds.
@@ -41,7 +41,7 @@ impl Latency {
     }
 }
 
-/// Round trip of a cache line between the two CPUs, in nanoseconds: tells whether the host moved them.
+/// Round trip of a cache line between the two CPUs, in nanoseconds. It shows whether the host moved them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CacheLine {
     /// Before the test.
@@ -50,10 +50,10 @@ pub struct CacheLine {
     pub after: f64,
 }
 
-/// The CPUs of server and client: those named, or the first two that this process may use, or the only one.
+/// The CPUs of server and client: the named ones, or the first two that this process may use, or the only one.
 ///
 /// # Errors
-/// Not two, or one that this process may not use.
+/// Not two are named, or this process may not use one of them.
 pub fn choose_cpus(named: &[usize]) -> anyhow::Result<[usize; 2]> {
     let usable = cacheline::usable();
     match *named {
@@ -65,17 +65,17 @@ pub fn choose_cpus(named: &[usize]) -> anyhow::Result<[usize; 2]> {
         [server, client] => {
             if let Some(cpu) = named.iter().find(|cpu| !usable.contains(cpu)) {
                 return Err(usage(format!(
-                    "--cpus names CPU {cpu}, which this process may not use: choose of {}",
+                    "--cpus names CPU {cpu}, which this process may not use: choose from {}",
                     usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
                 )));
             }
             Ok([server, client])
         }
-        _ => Err(usage("--cpus wants two numbers, of the server's and the client's CPU, such as 0,1")),
+        _ => Err(usage("--cpus needs two numbers, of the server's and the client's CPU, such as 0,1")),
     }
 }
 
-/// A child that is ended when it is forgotten.
+/// A child that is killed when this is dropped.
 struct Side(Child);
 
 impl Side {
@@ -84,23 +84,24 @@ impl Side {
     }
 
     fn has_ended(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
-        self.0.try_wait().context("cannot ask for a process of the pair")
+        self.0.try_wait().context("cannot query a process of the pair")
     }
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // Of a child that has ended both do nothing.
+        // For a child that has ended, both do nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts the server, then the client, and waits for both; gives what the client wrote to its standard output. `join` runs
-/// once both are started, with a question that says whether both still run and nobody wants them to stop.
+/// Starts the server, then the client, and waits for both; returns the client's standard output. `join` runs once both
+/// are started. Its argument says whether both still run and no interrupt has arrived.
 ///
 /// # Errors
-/// A side failed (it said why), `join` did, or the server did not end after the client; the other is ended then.
+/// A side failed (it has reported why), `join` failed, or the server did not end after the client. The other side is
+/// then killed.
 pub fn run(
     server: &mut Command,
     client: &mut Command,
@@ -139,7 +140,7 @@ fn wait(server: &mut Side, client: &mut Side) -> anyhow::Result<()> {
             if left.is_some() {
                 return Ok(());
             }
-            // The server has seen the client leave, which therefore is about to end.
+            // The server has seen the client leave, so the client is about to end.
             return of_child(client.0.wait().context("cannot wait for the client")?);
         }
         if left.is_some_and(|since: Instant| since.elapsed() > FAREWELL) {

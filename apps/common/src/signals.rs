@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the handler; to be called once, early.
+/// Installs the handler. Call it once, early.
 ///
 /// # Errors
 /// The system refuses a handler.
@@ -17,7 +17,7 @@ pub fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the user asked the tool to end.
+/// Whether the user has interrupted the tool.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }

@@ -16,7 +16,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(not_a_size(text)),
     };
     let number: u64 = number.parse().map_err(|_| not_a_size(text))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than can be counted"))
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} exceeds 64 bits"))
 }
 
 fn not_a_size(text: &str) -> String {
@@ -59,14 +59,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * factor).map_err(|_| wrong())
 }
 
-/// Reads a share of 0 to 1000 thousandths.
+/// Reads a fraction of 0 to 1000 thousandths.
 ///
 /// # Errors
 /// One sentence that gives the range.
 pub fn parse_permille(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..=1000.0).contains(&value) => Ok(value),
-        _ => Err(format!("'{text}' is not a share in thousandths; write a number from 0 to 1000")),
+        _ => Err(format!("'{text}' is not a number of thousandths; write a number from 0 to 1000")),
     }
 }
 
@@ -76,7 +76,7 @@ fn split(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim())
 }
 
-/// Writes a number of octets the way that it is read: `64`, `64K`, `1M`.
+/// Formats a number of octets in the form that is read: `64`, `64K`, `1M`.
 pub fn format_size(octets: u64) -> String {
     for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
         if octets >= 1 << shift && octets.is_multiple_of(1 << shift) {
@@ -86,7 +86,7 @@ pub fn format_size(octets: u64) -> String {
     octets.to_string()
 }
 
-/// Writes nanoseconds with three figures and the unit that suits: `312 ns`, `4.21 µs`, `1.03 ms`.
+/// Formats nanoseconds with three digits and a suitable unit: `312 ns`, `4.21 µs`, `1.03 ms`.
 pub fn format_nanoseconds(nanoseconds: u64) -> String {
     let value = nanoseconds as f64;
     let (value, unit) = match nanoseconds {

@@ -1,4 +1,4 @@
-//! What a peer can do to a channel: nothing beyond its own connection, and for a limited time.
+//! The harm that a peer can do to a channel: none beyond its own connection, and for a limited time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,20 +12,20 @@ use uwarp_vdev_tests::scripted::Scripted;
 
 const PORT: u16 = 7471;
 const SHAPE: Shape = Shape { message: 8192, messages: 8, work: 4 };
-/// Answers soon fill the window of a peer that does not read.
+/// Answers that soon fill the window of a peer that does not read.
 const ANSWER: [u8; SHAPE.message] = [7; SHAPE.message];
 
 fn contexts() -> (Context, Context) {
     let config = |address| {
         let mut config = Config::without_device(address).unwrap().without_monitor().threaded(1);
-        // A connection that cannot end in order is given up soon.
+        // A connection that cannot end properly is closed soon.
         config.tcp.user_timeout = Some(Duration::from_secs(2));
         config
     };
     Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap()
 }
 
-/// What the server's thread says at its end.
+/// The report of the server's thread at its end.
 #[derive(Debug)]
 struct Said {
     why: String,
@@ -34,7 +34,7 @@ struct Said {
     heard: Vec<u8>,
 }
 
-/// A scripted client of a thread that answers every message at length.
+/// A scripted client, and a thread that answers every message with a longer one.
 struct Attack {
     client: Scripted,
     sent: usize,
@@ -45,7 +45,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// The thread ends when an answer fails, which may wait so long, or when `count` messages are answered.
+    /// The thread ends when an answer fails, which may wait for `limit`, or when `count` messages are answered.
     fn new(limit: Duration, count: usize) -> Self {
         let (server, context) = contexts();
         let mut listener = server.listen(PORT, ListenOptions::default()).unwrap();
@@ -83,7 +83,7 @@ impl Attack {
         self.sent - self.answered.load(Ordering::Relaxed)
     }
 
-    /// Sends as long as receives are posted for it, which is until nothing has been answered for a while.
+    /// Sends as long as it has receives, which is until no answer has arrived for a while.
     fn fill(&mut self, most: usize) -> Option<Said> {
         let (mut seen, mut since) = (0, Instant::now());
         while self.sent < most && since.elapsed() < Duration::from_millis(100) {
@@ -113,7 +113,7 @@ fn a_client_that_floods_and_never_reads_fills_the_receives_and_no_more() {
     assert!(before.is_none(), "{before:?}");
     let Attack { mut client, said, .. } = attack;
     let sent = client.flood(&[1; 1000], 1000);
-    // Its end would end even a Send that waits without limit.
+    // Dropping the client would end even a Send that waits without limit.
     drop(client);
     let Said { why, most_queued, heard } = said.recv_timeout(PATIENCE).expect("the server's thread comes back");
     eprintln!("{sent} sent, {} taken, {most_queued} queued at most: {why}", heard.len());
@@ -146,7 +146,7 @@ fn what_comes_while_a_send_waits_is_kept_in_order() {
     assert!((1..=SHAPE.messages).contains(&most_queued), "{most_queued}");
 }
 
-/// The signal is the whole process's: this test needs one of its own, as cargo-nextest gives it.
+/// The signal affects the whole process: this test needs one of its own, as cargo-nextest provides.
 #[test]
 fn a_waiting_send_sees_the_signal_to_stop() {
     signals::install().unwrap();

@@ -1,5 +1,5 @@
-//! What a confined process can still do. The test's harness has threads of its own, so this is a program without it: it starts
-//! itself again, and that process confines itself.
+//! What a confined process can still do. The test harness has threads of its own, so this program does without it: it
+//! starts itself again, and that process confines itself.
 
 use landlock::{AccessFs, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _};
 use std::fs::{self, File};
@@ -72,7 +72,7 @@ fn confined(folder: &Path) {
     let opened = |name: &str| File::open(path(name)).map(drop);
     let changed = |name: &str| fs::write(path(name), "something else");
 
-    // A directory that is served, or only looked at.
+    // A directory that is served, or only read.
     assert_eq!(fs::read(path("served/file")).unwrap(), b"what is in it");
     fs::write(path("served/a/new"), "new").unwrap();
     fs::rename(path("served/a/new"), path("served/b/new")).unwrap();
@@ -105,7 +105,7 @@ fn confined(folder: &Path) {
     assert!(fs::rename(path("outside"), path("served/outside")).is_err(), "moved in");
     assert!(fs::hard_link(path("outside"), path("served/outside")).is_err(), "linked in");
     denied(Command::new("/bin/true").status().map(drop), "executed");
-    // So it is in threads that are started now, and with files that are open already.
+    // The same holds for threads that are started now, and open files remain usable.
     std::thread::scope(|scope| scope.spawn(|| denied(opened("outside"), "read by a thread")).join()).unwrap();
     let mut text = String::new();
     open.read_to_string(&mut text).unwrap();

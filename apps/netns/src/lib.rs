@@ -1,5 +1,5 @@
-//! Network namespaces and what joins them, for tools and tests that need the kernel's network without touching the
-//! machine's own. All of it needs the right to make network namespaces, and iproute2. Mounts have such a place here, too.
+//! Network namespaces and their interfaces, for tools and tests that need the kernel's network without touching the
+//! machine's own. This needs the right to create network namespaces, and iproute2. Mount namespaces are supported, too.
 
 #![forbid(unsafe_code)]
 
@@ -9,27 +9,27 @@ use std::os::fd::AsFd;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Interface indexes of the two ends of every veth pair made here.
+/// Interface indexes of the two ends of every veth pair created here.
 ///
-/// DPDK's af_packet driver names its fanout group, of which a namespace has one set, by process number XOR interface index.
-/// On neighbouring indexes two processes with neighbouring numbers would take each other's group; on these only two whose
-/// numbers differ by 16384.
+/// DPDK's af_packet driver names its fanout group by process number XOR interface index, and a namespace has one set of
+/// groups. With neighbouring indexes, two processes with neighbouring numbers would collide. With these, only two
+/// processes whose numbers differ by 16384 do.
 const INDEXES: [u32; 2] = [16, 16 + (1 << 14)];
 
-/// Names the one that runs again inside a namespace, in its environment.
+/// Environment variable that names the process that runs again inside a namespace.
 const INSIDE: &str = "UWARP_NAMESPACE";
 
-/// A named network namespace; its name goes with the value, and it goes with its last process.
+/// A named network namespace. Dropping the value removes the name; the namespace ends with its last process.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
 }
 
 impl Namespace {
-    /// Makes one. Its name has `purpose` in it, this process's number, and a count.
+    /// Creates one. Its name consists of `purpose`, this process's number, and a count.
     ///
     /// # Errors
-    /// The system refuses (it wants root), or there is no `ip`.
+    /// The system refuses (it requires root), or there is no `ip`.
     pub fn new(purpose: &str) -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -38,7 +38,7 @@ impl Namespace {
         Ok(Self { name })
     }
 
-    /// The name that `ip netns` and DPDK's devices know it by.
+    /// The name for `ip netns` and DPDK's devices.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -58,7 +58,7 @@ impl Namespace {
         ip(["-n", &self.name].iter().chain(arguments))
     }
 
-    /// Runs `work` on a thread inside and gives what it gives. Sockets made there stay there.
+    /// Runs `work` on a thread inside and returns its result. Sockets opened there stay there.
     ///
     /// # Errors
     /// The thread may not enter.
@@ -91,9 +91,9 @@ impl Drop for Namespace {
 pub struct End<'a> {
     /// The interface's name, at most 15 characters.
     pub interface: &'a str,
-    /// Where it lies; `None` is where this process is.
+    /// Its namespace; `None` is this process's.
     pub namespace: Option<&'a Namespace>,
-    /// The kernel's addresses on it, with their prefix lengths. Without any the kernel says nothing at all there, and the
+    /// The kernel's addresses on it, with their prefix lengths. Without any, the kernel sends nothing there, and the
     /// end is free for a packet socket.
     pub addresses: &'a [&'a str],
 }
@@ -104,7 +104,7 @@ impl<'a> End<'a> {
         Self { interface, namespace: None, addresses: &[] }
     }
 
-    /// An end on which the kernel speaks.
+    /// An end with addresses of the kernel.
     pub fn kernel(interface: &'a str, addresses: &'a [&'a str]) -> Self {
         Self { interface, namespace: None, addresses }
     }
@@ -121,16 +121,17 @@ impl<'a> End<'a> {
         }
     }
 
-    /// Gives the interface, which exists, its addresses or its silence, and brings it up.
+    /// Gives the existing interface its addresses, or silences the kernel there, and brings it up.
     ///
-    /// Where the kernel speaks it has to finish its own checksums and cut its own segments: nobody behind the wire would.
+    /// With addresses, the kernel must complete its own checksums and cut its own segments: no device behind the link
+    /// would.
     ///
     /// # Errors
     /// See [`run`].
     pub fn bring_up(&self) -> io::Result<()> {
         if self.addresses.is_empty() {
             let path = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.interface);
-            // A kernel without IPv6 says nothing of it.
+            // A kernel without IPv6 has no such file.
             let silence = || if std::fs::exists(&path)? { std::fs::write(&path, "1") } else { Ok(()) };
             match self.namespace {
                 Some(namespace) => namespace.inside(silence)??,
@@ -146,7 +147,7 @@ impl<'a> End<'a> {
         self.ip(&["link", "set", self.interface, "up"])
     }
 
-    /// Switches off what a veth end leaves to a device that it does not have.
+    /// Disables the offloads of a veth end, which has no device for them.
     fn without_offloads(&self) -> io::Result<()> {
         let mut command = match self.namespace {
             Some(namespace) => namespace.command("ethtool"),
@@ -156,10 +157,10 @@ impl<'a> End<'a> {
     }
 }
 
-/// Makes a veth pair and brings both ends up.
+/// Creates a veth pair and brings both ends up.
 ///
 /// # Errors
-/// The kernel or the user cannot, or a name is taken.
+/// The kernel does not support it, the user may not, or a name is taken.
 pub fn veth(mtu: u16, ends: [End<'_>; 2]) -> io::Result<()> {
     let mtu = mtu.to_string();
     let [first, second] = INDEXES.map(|index| index.to_string());
@@ -182,20 +183,20 @@ pub fn veth(mtu: u16, ends: [End<'_>; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a switch (the kernel's bridge, `switch0`) in this process's namespace, and for each of `interfaces` a veth pair whose
-/// other end is one of its ports. All ends are silent.
+/// Creates a switch (the kernel's bridge, `switch0`) in this process's namespace, and for each of `interfaces` a veth
+/// pair whose other end is a port of the switch. The kernel is silent on all ends.
 ///
 /// # Errors
 /// See [`run`]; there can be 15 interfaces.
 pub fn switch(mtu: u16, interfaces: &[&str]) -> io::Result<()> {
     if interfaces.len() > 15 {
-        return Err(io::Error::other(format!("{} interfaces: a switch has 15 ports at most", interfaces.len())));
+        return Err(io::Error::other(format!("{} interfaces: a switch has at most 15 ports", interfaces.len())));
     }
     let mtu = mtu.to_string();
     ip(["link", "add", "name", "switch0", "type", "bridge"])?;
     End::silent("switch0").bring_up()?;
     for (number, interface) in interfaces.iter().enumerate() {
-        // As `INDEXES`: among so many, processes meet in a fanout group whose numbers differ by a multiple of 4096.
+        // As for `INDEXES`: with this many interfaces, processes collide if their numbers differ by a multiple of 4096.
         let index = (16 + ((number + 1) << 12)).to_string();
         let port = format!("port{number}");
         ip(["link", "add", "name", interface, "index", &index, "mtu", &mtu]
@@ -208,17 +209,17 @@ pub fn switch(mtu: u16, interfaces: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-/// How many queues a tap interface is made with, which who opens it cannot choose any more.
+/// How many queues a tap interface has. Its later openers cannot change that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queues {
     /// As qemu opens it.
     One,
-    /// As DPDK's driver opens it, and no other.
+    /// As DPDK's driver opens it; no other opener can.
     Several,
 }
 
-/// Makes two tap interfaces of one namespace, which stay when the process that has them goes, and a bridge (`bridge0`) between
-/// them, on which the kernel is silent.
+/// Creates two tap interfaces in one namespace, which outlive the processes that open them, and a bridge (`bridge0`)
+/// between them, on which the kernel is silent.
 ///
 /// # Errors
 /// See [`run`].
@@ -235,13 +236,13 @@ pub fn taps(ends: [(End<'_>, Queues); 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this process is the one that `who` runs inside a namespace.
+/// Whether this process is the one that `who` started inside a namespace.
 pub fn is_inside(who: &str) -> bool {
     std::env::var_os(INSIDE).is_some_and(|inside| inside == who)
 }
 
-/// Runs this program again with `arguments` in a network namespace of its own, which goes with the last process in it,
-/// whatever ended that. [`is_inside`] of `who` is true there. An ordinary user becomes the owner of his namespaces.
+/// Runs this program again with `arguments` in its own network namespace, which ends with the last process in it,
+/// however that ends. [`is_inside`] of `who` is true there. For an ordinary user, it also creates a user namespace.
 ///
 /// # Errors
 /// The system refuses, or there is no `unshare` (util-linux).
@@ -259,18 +260,14 @@ fn again_unshared<A: AsRef<OsStr>>(
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    command
-        .arg("--")
-        .arg(std::env::current_exe()?)
-        .args(arguments)
-        .env(INSIDE, who)
-        .status()
-        .map_err(|error| io::Error::new(error.kind(), format!("'unshare' (util-linux) gives namespaces, and: {error}")))
+    command.arg("--").arg(std::env::current_exe()?).args(arguments).env(INSIDE, who).status().map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot create a namespace with 'unshare' (util-linux): {error}"))
+    })
 }
 
-/// Runs the body of test `name` in a process of its own inside a fresh network namespace and passes its outcome on.
+/// Runs the body of test `name` in a process of its own inside a fresh network namespace and reports its outcome.
 ///
-/// A namespace is a property of a thread; a process of its own keeps the test runner's threads where they are.
+/// A namespace is a property of a thread; the separate process keeps the test runner's threads where they are.
 ///
 /// # Panics
 /// If the body does, or there can be no namespace.
@@ -278,7 +275,7 @@ pub fn test_inside(name: &str, body: impl FnOnce()) {
     test_unshared("--net", name, body);
 }
 
-/// The same with a view of the file systems of its own: what is mounted there is seen there only, and goes with the last process.
+/// The same with its own mount namespace: its mounts are visible there only, and end with the last process.
 ///
 /// # Panics
 /// As [`test_inside`].
@@ -306,7 +303,7 @@ pub fn ip<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> io::Result
 /// Runs a command to its end.
 ///
 /// # Errors
-/// It cannot be run, or it fails; the text has the command and what it said.
+/// It cannot be run, or it fails; the text contains the command and its output.
 pub fn run(command: &mut Command) -> io::Result<()> {
     let named = |command: &Command| {
         let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -61,7 +61,7 @@ fn flags_win_over_the_file() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// What the flags make of a configuration file with this text.
+/// The configuration from a file with this text and these flags.
 fn with_file(text: &str, arguments: &[&str], role: Role, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
@@ -176,7 +176,7 @@ fn a_file_that_does_not_say_who_turns_the_engine_leaves_it_to_the_tool() {
         ("", EngineMode::Inline),
         ("[engine]\nidle = \"spin\"\n", EngineMode::Inline),
         ("[engine]\nmode = \"threaded\"\n", EngineMode::Threaded),
-        // An inline engine has no use for these.
+        // These do not apply to an inline engine.
         ("[engine]\ncount = 2\n", EngineMode::Threaded),
         ("[engine]\ncpus = [0]\n", EngineMode::Threaded),
     ] {
