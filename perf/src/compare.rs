@@ -1,4 +1,4 @@
-//! Everything in turn, several rounds, medians and ratios.
+//! Runs everything in turn, in several rounds, and prints medians and ratios.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,17 +13,17 @@ use uwarp_app::cacheline;
 use crate::kernel::{Namespaces, Test};
 use crate::programs::{RawC, UwarpPerf, UwarpRpc};
 
-/// The host of a virtual machine moves its CPUs, and what is measured on CPUs at another distance belongs to another
-/// machine. So only the parts are compared around which a cache line's round trip stayed within this factor of one value:
-/// that one within which most parts of the run lie.
+/// The host of a virtual machine moves its CPUs, and a measurement on CPUs at another distance is one of another
+/// machine. So only those parts are compared around which a cache line's round trip stayed within this factor of one
+/// value: the value that covers the most parts of the run.
 const SAME: f64 = 1.25;
-/// And only those around which the same arithmetic took no longer than this factor of the quickest time of the run: else
-/// another guest shares a core, which costs a path of many instructions half as much again, and one that waits for cache
-/// lines nothing.
+/// And only those around which the same arithmetic took no longer than this factor of the fastest time of the run.
+/// Otherwise another guest shares a core, which slows a path of many instructions by half, and one that waits for cache
+/// lines not at all.
 const UNDISTURBED: f64 = 1.12;
-/// Fewer parts than this give no ratio of medians.
+/// Fewer parts than this yield no ratio of medians.
 const ENOUGH: usize = 3;
-/// The raw figure must come this close to the C program's before a ratio to it means anything.
+/// The raw figure must be within this factor of the C program's before a ratio to it is meaningful.
 const HONEST: f64 = 1.2;
 
 /// What to compare, and how often.
@@ -59,16 +59,16 @@ pub struct Options {
 /// One part's outcome.
 #[derive(Serialize, Deserialize)]
 struct Sample {
-    /// In the unit that the figure's name ends with.
+    /// In the unit at the end of the figure's name.
     value: f64,
     /// A cache line's round trip between the two CPUs, before and after; none on one CPU.
     cacheline_ns: Option<[f64; 2]>,
-    /// Fixed arithmetic on both CPUs at once, before and after; none in runs recorded before it was looked at.
+    /// Fixed arithmetic on both CPUs at once, before and after; none in older recorded runs.
     #[serde(default)]
     arithmetic_ns: Option<[f64; 2]>,
 }
 
-/// A cache line's round trip, and the arithmetic.
+/// The round trip of a cache line, and the time of the arithmetic.
 type Look = (Option<f64>, Option<f64>);
 
 /// Looks at the machine.
@@ -83,17 +83,17 @@ impl Sample {
     }
 }
 
-/// What the machine must have been like around a part for it to count.
+/// The condition of the machine around a part that counts.
 #[derive(Clone, Copy)]
 struct Machine {
-    /// Round trip of a cache line in nanoseconds, give or take [`SAME`].
+    /// Round trip of a cache line in nanoseconds, within [`SAME`].
     cacheline_ns: f64,
     /// Quickest arithmetic in nanoseconds.
     arithmetic_ns: f64,
 }
 
 impl Machine {
-    /// The one in which most of the parts were measured.
+    /// The condition in which most of the parts were measured.
     fn of(samples: &[&Sample]) -> Self {
         let arithmetic_ns = samples
             .iter()
@@ -120,7 +120,7 @@ impl Machine {
     }
 }
 
-/// The outcomes of one part in all rounds.
+/// The results of one part in all rounds.
 #[derive(Default, Serialize, Deserialize)]
 struct Figure(Vec<Sample>);
 
@@ -134,15 +134,15 @@ impl Figure {
     }
 }
 
-/// A figure by another of the same run.
+/// One figure divided by another of the same run.
 struct Ratio {
-    /// Of the medians of what was kept; none if that is too little.
+    /// Of the medians of the parts that count; none if there are too few.
     kept: Option<f64>,
     /// Of all rounds.
     rounds: Rounds,
 }
 
-/// What the rounds say one by one: the parts of a round lie close to each other, so that a machine that others use slows both, mostly.
+/// The ratios of single rounds: the parts of a round are close in time, so other load on the machine mostly slows both.
 struct Rounds {
     count: usize,
     /// Lower quartile, median and upper quartile of the rounds' own ratios.
@@ -166,7 +166,7 @@ impl Ratio {
     }
 }
 
-/// The median of what is in order.
+/// The median of a sorted list.
 fn middle(kept: &[f64]) -> Option<f64> {
     kept.get(kept.len() / 2).copied()
 }
@@ -177,7 +177,7 @@ type Figures = BTreeMap<String, Figure>;
 pub fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(path) = &options.from {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        show(&serde_json::from_str(&text).with_context(|| format!("{} is no recorded run", path.display()))?);
+        show(&serde_json::from_str(&text).with_context(|| format!("{} is not a recorded run", path.display()))?);
         return Ok(());
     }
     let perf = UwarpPerf::find()?;
@@ -239,7 +239,7 @@ enum Peers {
     Calls(UwarpRpc),
 }
 
-/// The parts of a round, with the look at the machine between two of them.
+/// The parts of a round, with the machine's condition between every two of them.
 struct Parts<'a> {
     figures: &'a mut Figures,
     cpus: (usize, usize),
@@ -253,14 +253,14 @@ impl<'a> Parts<'a> {
         Self { figures, cpus, duration: Duration::from_millis(options.milliseconds), before: look(cpus) }
     }
 
-    /// The flags of a tool: its CPUs, and more.
+    /// The flags of a tool: its CPUs, and `more`.
     fn flags(&self, more: &[&str]) -> Vec<String> {
         let mut flags = vec!["--cpus".to_owned(), format!("{},{}", self.cpus.0, self.cpus.1)];
         flags.extend(more.iter().map(ToString::to_string));
         flags
     }
 
-    /// What came of the part that has just ended.
+    /// Adds the results of the part that has just ended.
     fn add(&mut self, values: &[(&str, f64)]) {
         let after = look(self.cpus);
         for (name, value) in values {
@@ -302,12 +302,11 @@ fn measure(
     Ok(())
 }
 
-/// One round of calls over one device, each beside what it is compared with.
-/// Calls, and what they are compared with. The data of a call come from the server, so the Writes go that way too: its client has the
-/// server's end of the device.
+/// One round of calls over one device, each beside the figure that it is compared with. The data of a call comes from
+/// the server, so the Writes go the same way: their client has the server's end of the device.
 fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &UwarpRpc) -> anyhow::Result<()> {
     let duration = parts.duration;
-    // The messages of a null call have 68 octets there and 52 back.
+    // The messages of a null call have 68 octets one way and 52 the other.
     let latency =
         perf.pair("send-latency", device, 64, &parts.flags(&[]), duration)?.latency_ns.context("no latency")?;
     parts.add(&[(SEND, latency.p50)]);
@@ -332,8 +331,8 @@ fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &Uw
     Ok(())
 }
 
-/// MiB under way of Writes and of calls that bring them: enough to keep the line busy. Each call has memory of its own, and more of
-/// them leave the second-level cache.
+/// Depth in MiB of Writes, and of calls that cause them: enough to keep the link busy. Each call has its own memory,
+/// and more of them exceed the second-level cache.
 const UNDER_WAY: &str = "4";
 const SEND: &str = "Send latency, p50 ns";
 const NULL: &str = "null RPC over RDMA, p50 ns";
@@ -402,7 +401,7 @@ fn print(device: &str, figures: &Figures, machine: Machine) {
     const RAW: &str = "raw latency, p50 ns";
     const C: &str = "C raw latency, p50 ns";
     ratio(RAW, C);
-    // Without enough that was kept, by the rounds.
+    // If too few parts count, by the rounds.
     let honest = Ratio::of(figures, RAW, C, machine);
     match honest.map(|raw| raw.kept.unwrap_or(raw.rounds.quartiles[1])) {
         Some(raw) if raw > HONEST => {

@@ -1,7 +1,7 @@
-//! Both ends in one thread, joined in memory: what the stack itself costs, with no device and no second core.
+//! Both ends in one thread, connected in memory: the cost of the stack itself, without a device or a second core.
 //!
-//! Times of such a run depend on the machine; instructions, counted by callgrind, do not, so they are what shows from one
-//! change to the next whether the path of a packet grew.
+//! The times of such a run depend on the machine. Instruction counts, by callgrind, do not, so they show from one
+//! change to the next whether the path of a packet has grown.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -81,7 +81,8 @@ impl End {
     fn new(context: Context, options: &Options) -> anyhow::Result<Self> {
         let completions = context.create_completion_queue(options.qps * 256)?;
         let domain = context.allocate_domain();
-        // What is sent in front, what is received behind: a late message must not change the next one.
+        // Messages are sent from the first half and received in the second: a late message must not change the next
+        // one.
         let len = 2 * options.size as usize;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = domain.register_zeroed(len, rights)?;
@@ -102,7 +103,7 @@ impl End {
         Ok(())
     }
 
-    /// Takes completions that are there; counts those of `kind`.
+    /// Reaps available completions; counts the wanted ones.
     fn reap(&mut self, out: &mut [Completion], is_wanted: impl Fn(&Completion) -> bool) -> anyhow::Result<usize> {
         let count = self.completions.poll(out);
         for completion in &out[..count] {
@@ -133,7 +134,7 @@ fn connected(options: &Options) -> anyhow::Result<(End, End)> {
     for number in 0..options.qps {
         let mut connecting =
             here.context.start_connect(&mut here.queue_pairs[number], address, ConnectOptions::default())?;
-        let request = listener.next(PATIENCE)?.context("no connection request came")?;
+        let request = listener.next(PATIENCE)?.context("no connection request arrived")?;
         let mut accepting = request.start_accept(&mut there.queue_pairs[number], AcceptOptions::default())?;
         let (mut open, mut accepted) = (false, false);
         while !(open && accepted) {
@@ -146,7 +147,7 @@ fn connected(options: &Options) -> anyhow::Result<(End, End)> {
     Ok((here, there))
 }
 
-/// Writes message `number` and waits until the other end sees its last octets.
+/// Writes message `number` and waits until its last octets are visible at the other end.
 fn write_and_wait(from: &mut End, to: &mut End, which: usize, number: u64, size: u32) -> anyhow::Result<()> {
     let size = size as usize;
     from.memory.store_release_u64(size - 8, number)?;
@@ -271,7 +272,7 @@ pub struct CountOptions {
     json: bool,
 }
 
-/// Counts instructions an operation: two runs of different length under callgrind, so that start and end cancel out.
+/// Counts instructions per operation: two runs of different length under callgrind, so that start and end cancel out.
 pub fn count(options: &CountOptions) -> anyhow::Result<()> {
     let mut counts = Vec::new();
     for work in Work::ALL {

@@ -1,5 +1,5 @@
-//! The peer: the kernel's TCP over a veth pair between two network namespaces, without segmentation or checksum
-//! offload and at MTU 1500, which is what a stack that touches every octet can be compared with.
+//! The peer for comparison: the kernel's TCP over a veth pair between two network namespaces, without segmentation or
+//! checksum offload and at MTU 1500. That is comparable with a stack that touches every octet.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use uwarp_netns::{self as netns, End, Namespace};
 
-/// What an end of the kernel peer does.
+/// The role of one end of the kernel peer.
 #[derive(Args)]
 pub struct Options {
     /// Which end
@@ -50,7 +50,7 @@ pub struct Outcome {
     pub gbit_per_s: f64,
 }
 
-/// Runs one end, in the namespace it was started in.
+/// Runs one end, in the namespace that it was started in.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     match options.role {
         Role::Server => serve(options),
@@ -156,7 +156,7 @@ fn spin_write(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Two network namespaces with a veth pair between them; gone when dropped.
+/// Two network namespaces with a veth pair between them; removed on drop.
 pub struct Namespaces {
     ends: [Namespace; 2],
 }
@@ -165,12 +165,12 @@ const SERVER_ADDRESS: &str = "10.88.0.1";
 const CLIENT_ADDRESS: &str = "10.88.0.2";
 
 impl Namespaces {
-    /// Makes them; needs root, iproute2 and ethtool.
+    /// Creates them; needs root, iproute2 and ethtool.
     pub fn new() -> anyhow::Result<Self> {
         let ends = [Namespace::new("bench")?, Namespace::new("bench")?];
         let addresses = [SERVER_ADDRESS, CLIENT_ADDRESS].map(|address| format!("{address}/24"));
         for namespace in &ends {
-            // The kernel here prefers BBR, which paces; a bulk flow without loss is what is compared.
+            // Some kernels default to BBR, which paces; the comparison is with a bulk flow without loss.
             netns::run(namespace.command("sysctl").args(["-qw", "net.ipv4.tcp_congestion_control=reno"]))?;
         }
         let [server, client] = [[addresses[0].as_str()], [addresses[1].as_str()]];

@@ -1,4 +1,5 @@
-//! The programs that are measured: `uwarp-perf` and `uwarp-rpc` beside this one, and the C ping-pong built from perf/c.
+//! The measured programs: `uwarp-perf` and `uwarp-rpc` in this program's directory, and the C ping-pong built from
+//! perf/c.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
-/// What `uwarp-perf --json` prints, as far as it is used here.
+/// The used part of the output of `uwarp-perf --json`.
 #[derive(Debug, Deserialize)]
 pub struct Report {
     /// Round trips or times from post to completion.
@@ -25,7 +26,7 @@ pub struct Latency {
     pub p50: f64,
 }
 
-/// What `uwarp-rpc --json` prints, as far as it is used here.
+/// The used part of the output of `uwarp-rpc --json`.
 #[derive(Debug, Deserialize)]
 pub struct RpcReport {
     /// From the start of a call to its end.
@@ -45,7 +46,7 @@ pub struct CpuTime {
     pub server: f64,
 }
 
-/// A program that lies beside this one.
+/// A program in this program's directory.
 struct Neighbour {
     name: &'static str,
     path: PathBuf,
@@ -54,11 +55,11 @@ struct Neighbour {
 impl Neighbour {
     fn find(name: &'static str) -> anyhow::Result<Self> {
         let path = std::env::current_exe()?.with_file_name(name);
-        ensure!(path.exists(), "{} is not there: cargo build --release -p {name}", path.display());
+        ensure!(path.exists(), "{} does not exist: run cargo build --release -p {name}", path.display());
         Ok(Self { name, path })
     }
 
-    /// Runs `pair TEST` once over `device`, and reads what it prints.
+    /// Runs `pair TEST` once over `device`, and parses its output.
     fn pair<Read: serde::de::DeserializeOwned>(
         &self,
         test: &str,
@@ -129,7 +130,7 @@ impl UwarpRpc {
     }
 }
 
-/// The C program that does nothing but burst calls: what shows that the raw figure is not ours to blame.
+/// The C program that only calls bursts. It shows that the raw figure is not limited by our code.
 pub struct RawC {
     program: PathBuf,
 }
@@ -153,12 +154,12 @@ impl RawC {
         Ok(Self { program })
     }
 
-    /// Median round trip of a frame of [`WRITE_OF_64`] octets over `device` in nanoseconds; `None` for a device that the
-    /// program does not know.
+    /// Median round trip in nanoseconds of a frame of [`WRITE_OF_64`] octets over `device`; `None` if the program does
+    /// not support the device.
     pub fn pair(&self, device: &str, cpus: (usize, usize)) -> anyhow::Result<Option<f64>> {
         let device = match device {
             "memif" => "memif",
-            // What `uwarp-perf` uses unless told otherwise.
+            // The default of `uwarp-perf`.
             "virtio" => "virtio-packed",
             _ => return Ok(None),
         };
@@ -173,8 +174,8 @@ impl RawC {
     }
 }
 
-/// Octets of the frame that carries a Write of 64 octets: Ethernet 14, IP and TCP 40, FPDU 84. It is what
-/// `uwarp-perf raw-latency` sends unless told otherwise.
+/// Octets of the frame that carries a Write of 64 octets: Ethernet 14, IP and TCP 40, FPDU 84. It is the default of
+/// `uwarp-perf raw-latency`.
 const WRITE_OF_64: &str = "138";
 
 #[derive(Deserialize)]

@@ -1,4 +1,5 @@
-//! Calls over RPC-over-RDMA, with both ends in one thread: the null call, and READ of NFS version 3, whose data come by RDMA Write.
+//! Calls over RPC-over-RDMA, with both ends in one thread: the null call, and READ of NFS version 3, whose data travels
+//! by RDMA Write.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,19 +38,19 @@ impl Pair {
             here,
             there.socket_address(PORT),
             bindings.to_vec(),
-            // More than a null call needs would be posted at its start only.
+            // More credits than a null call needs would cost work at its start only.
             RequesterOptions { credits: 4, ..RequesterOptions::default() },
         )?;
-        let request = listener.next(PATIENCE)?.context("no connection request came")?;
+        let request = listener.next(PATIENCE)?.context("no connection request arrived")?;
         let options = ResponderOptions { credits: 4, ..ResponderOptions::default() };
         let responder = Responder::accept(there, request, bindings, options, Arc::default())?;
         Ok(Self { requester, responder, size, room: vec![0; size as usize] })
     }
 
-    /// Makes a call and waits for its end; gives its results.
+    /// Makes a call and waits for its end; returns its results.
     fn call(&mut self, call: Call) -> anyhow::Result<Vec<Part>> {
         self.requester.start(call)?;
-        // Each side is turned when it has something to send and when something comes, as two that poll all the time would be by then.
+        // Each side is turned when it has something to send and when something arrives, as if both polled all the time.
         let mut finished = self.requester.poll();
         loop {
             if let Some(request) = self.responder.poll()? {
@@ -86,7 +87,7 @@ impl Pair {
         Ok(())
     }
 
-    /// A READ, into the memory that the one before it filled.
+    /// A READ, into the memory of the previous one.
     pub fn read(&mut self) -> anyhow::Result<()> {
         let mut octets = Vec::new();
         put_opaque(&mut octets, &[3; 32]);

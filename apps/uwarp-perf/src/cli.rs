@@ -11,7 +11,7 @@ use uwarp_app::usage;
 
 /// Port that servers listen on unless told otherwise.
 pub const PORT: u16 = 18_515;
-/// Longest message: what one work request can carry in 32 bits, rounded down to something that fits into memory.
+/// Longest message in octets: what one work request can carry in 32 bits, rounded down to a size that fits into memory.
 pub const SIZE_MAX: u64 = 1 << 30;
 /// Most queue pairs.
 pub const QPS_MAX: u32 = 4096;
@@ -201,7 +201,7 @@ pub struct TestOptions {
     pub json: Option<PathBuf>,
 }
 
-/// The options with every default filled in, checked.
+/// The options with every default filled in, validated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// Which test.
@@ -214,11 +214,11 @@ pub struct Plan {
     pub depth: u32,
     /// Queue pairs.
     pub qps: u32,
-    /// Whether the memory that is committed is not durable.
+    /// Whether to commit memory that is not durable.
     pub plain: bool,
     /// Whether a checked run comes first.
     pub verify: bool,
-    /// Length of a raw frame, if not what the size needs.
+    /// Length of a raw frame, if not the one that the size requires.
     pub frame: Option<u64>,
 }
 
@@ -242,14 +242,14 @@ impl TestOptions {
             return Err(usage(format!("--size is {size}: choose 1 octet to 1 GiB")));
         }
         if matches!(test, Test::AtomicLatency | Test::ImmediateLatency) && size != 8 {
-            return Err(usage(format!("--size is {size}: {} has 8 octets, leave it out", test.name())));
+            return Err(usage(format!("--size is {size}: {} always has 8 octets, leave it out", test.name())));
         }
         if self.plain && test != Test::CommitLatency {
-            return Err(usage("--plain says what is committed: it goes with commit-latency only"));
+            return Err(usage("--plain applies to commit-latency only: leave it out"));
         }
         if test == Test::ConnectRate && self.qps != 1 {
             return Err(usage(
-                "--qps has no meaning in connect-rate, which makes one connection at a time: leave it out",
+                "--qps does not apply to connect-rate, which makes one connection at a time: leave it out",
             ));
         }
         let depth = self.depth.unwrap_or(match test {
@@ -262,25 +262,23 @@ impl TestOptions {
         }
         if test.is_latency() && depth != 1 {
             return Err(usage(
-                "--depth has no meaning in a latency test, which has one message under way: choose a bandwidth test",
+                "--depth does not apply to a latency test, which has one message under way: choose a bandwidth test",
             ));
         }
         if test.is_stream() && depth != 1 {
             return Err(usage(
-                "--depth has no meaning in a stream test, which has no messages under way: leave it out",
+                "--depth does not apply to a stream test, which has no messages under way: leave it out",
             ));
         }
         if !(1..=QPS_MAX).contains(&self.qps) {
             return Err(usage(format!("--qps is {}: choose 1 to {QPS_MAX}", self.qps)));
         }
         if (test.is_raw() || test.is_stream()) && self.qps != 1 {
-            return Err(usage("--qps has no meaning in a raw or stream test, which has no queue pairs: leave it out"));
+            return Err(usage("--qps does not apply to a raw or stream test, which has no queue pairs: leave it out"));
         }
         match self.frame {
             Some(_) if !test.is_raw() => {
-                return Err(usage(
-                    "--frame sets the length of bare frames: it goes with raw-latency and raw-bandwidth only",
-                ));
+                return Err(usage("--frame applies to raw-latency and raw-bandwidth only: leave it out"));
             }
             Some(frame) if !(60..=9014).contains(&frame) => {
                 return Err(usage(format!("--frame is {frame}: choose 60 to 9014 octets")));

@@ -61,7 +61,7 @@ fn client(arguments: &ClientArguments) -> anyhow::Result<()> {
     report.publish(arguments.options.json.as_deref())
 }
 
-/// The configuration of one side; a threaded engine goes to the CPU, an inline one is pinned with its thread later.
+/// The configuration of one side. A threaded engine goes to the CPU; an inline one is pinned later with its thread.
 fn resolve(network: &uwarp_app::NetworkFlags, role: Role, cpu: Option<usize>) -> anyhow::Result<uwarp::Config> {
     let mut config = network.resolve(role, EngineMode::Inline)?;
     if config.engine.mode == EngineMode::Threaded
@@ -73,7 +73,7 @@ fn resolve(network: &uwarp_app::NetworkFlags, role: Role, cpu: Option<usize>) ->
     Ok(config)
 }
 
-/// A side of a pair does not outlive the pair, whatever ends that.
+/// Ends this process with its pair, however that ends.
 fn end_with_parent(wanted: bool) -> anyhow::Result<()> {
     if wanted {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;

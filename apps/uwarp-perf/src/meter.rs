@@ -1,4 +1,4 @@
-//! How much is measured: the warm-up, the timed part, the progress bar.
+//! The extent of a measurement: the warm-up, the timed part, the progress bar.
 
 use crate::cli::{Amount, Plan};
 use crate::samples::Samples;
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use uwarp_app::output::Progress;
 use uwarp_app::signals;
 
-/// Messages of a latency test's warm-up, at least.
+/// The fewest messages of a latency test's warm-up.
 const WARM_UP_MESSAGES: u64 = 200;
 /// Length of a warm-up, at most.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
 
-/// Fails if the user asked the tool to end.
+/// Fails if the user has interrupted the tool.
 ///
 /// # Errors
-/// The user did.
+/// The user has.
 pub fn check_interrupted() -> anyhow::Result<()> {
     if signals::interrupted() {
         anyhow::bail!("interrupted");
@@ -25,7 +25,7 @@ pub fn check_interrupted() -> anyhow::Result<()> {
 /// Where a run ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Goal {
-    /// After so many messages.
+    /// After this many messages.
     Messages(u64),
     /// After so long.
     Time(Duration),
@@ -48,7 +48,7 @@ impl Goal {
         }
     }
 
-    /// Whether it is reached. Reads the clock if it has to.
+    /// Whether it is reached. Reads the clock if necessary.
     #[inline]
     pub fn reached(self, messages: u64, begin: Instant) -> bool {
         match self {
@@ -94,13 +94,13 @@ impl Bar {
     }
 }
 
-/// Runs one message after the other and times each. `once` runs message number so-and-so and says whether it was answered;
-/// one that was not makes no sample.
+/// Runs one message after another and times each. `once` runs the message with the given number and says whether it was
+/// answered; an unanswered one makes no sample.
 ///
-/// The clock is read once a message: the end of one is the start of the next.
+/// The clock is read once per message: the end of one is the start of the next.
 ///
 /// # Errors
-/// What `once` fails with, or the user's wish to end.
+/// Those of `once`, or the user's interrupt.
 pub fn round_trips(
     plan: &Plan,
     mut once: impl FnMut(u64) -> anyhow::Result<bool>,
@@ -112,7 +112,7 @@ pub fn round_trips(
     while message < WARM_UP_MESSAGES || !warm_up.reached(message, begin) {
         once(message)?;
         message += 1;
-        // A device of milliseconds would spend longer on the minimum than on the test.
+        // On a device with round trips of milliseconds, the minimum would take longer than the test.
         if message.is_multiple_of(16) {
             check_interrupted()?;
             if begin.elapsed() > 2 * WARM_UP_MAX {

@@ -1,4 +1,4 @@
-//! `pair`: starts both sides as processes of their own, each on its CPU, and ends them.
+//! `pair`: runs both sides as processes of their own, each on its CPU.
 
 use crate::cli::{Amount, PairArguments, Plan};
 use crate::namespace::{self, CLIENT_INTERFACE, SERVER_INTERFACE};
@@ -15,7 +15,7 @@ use uwarp_app::{DeviceKind, NetworkFlags, Role, usage};
 /// Runs a pair.
 ///
 /// # Errors
-/// A bad command line, or a side that failed (it said why).
+/// An invalid command line, or a side that failed (it has reported why).
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
     let [server_cpu, client_cpu] = choose_cpus(&arguments.cpus)?;
@@ -42,7 +42,7 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     report.publish(arguments.options.json.as_deref())
 }
 
-/// The flags with the kind of device that both sides get, and the MTU. What a pair decides itself cannot be chosen.
+/// The flags with the kind of device of both sides, and the MTU. Refuses flags for what a pair decides itself.
 fn settle(network: &NetworkFlags) -> anyhow::Result<(NetworkFlags, DeviceKind, u16)> {
     for (given, flag) in [
         (network.socket.is_some(), "--socket"),
@@ -62,9 +62,9 @@ fn settle(network: &NetworkFlags) -> anyhow::Result<(NetworkFlags, DeviceKind, u
         Some(kind) => kind,
         None => return Err(usage("a pair runs over virtio, memif, af_packet or tap: choose a --device")),
     };
-    // A file is one side's: each side takes its own end of that device.
+    // A file describes one side: each side takes its own end of that device.
     let settled = NetworkFlags { device: Some(kind.clone()), ..network.clone() };
-    // Mistakes of the other flags are found before anything starts.
+    // Find mistakes in the other flags before anything starts.
     let mut probe = settled.clone();
     probe.interface = namespace::is_wanted(&kind).then(|| SERVER_INTERFACE.to_owned());
     let mut mtu = 0;
@@ -100,7 +100,7 @@ fn run_both(
         command.args(network.to_arguments());
         if let Some(file) = &network.config {
             command.arg("--config").arg(file);
-            // A file is one side's: the pair's own addresses win over the file's.
+            // A file describes one side: the pair's own addresses override the file's.
             let role = if side == "server" { Role::Server } else { Role::Client };
             let address = network.default_address(role);
             command.args(["--address", &format!("{address}/{}", if address.is_ipv4() { 24 } else { 64 })]);

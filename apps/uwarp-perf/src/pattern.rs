@@ -1,5 +1,5 @@
-//! What messages carry: octets that depend on seed, queue pair, message and position, so that anything lost, doubled,
-//! moved or left from an earlier message shows.
+//! The contents of messages: octets that depend on seed, queue pair, message and position, so that octets that are
+//! lost, duplicated, moved or left from an earlier message show.
 
 /// The content of one message.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Pattern {
         }
     }
 
-    /// Compares octets that lie at `position` of the message; the position of the first wrong one.
+    /// Compares octets at `position` of the message.
     ///
     /// # Errors
     /// The position in the message of the first octet that differs.

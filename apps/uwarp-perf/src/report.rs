@@ -12,7 +12,7 @@ use uwarp_app::units::{format_nanoseconds, format_size};
 pub struct Report {
     /// Name of the test.
     pub test: Test,
-    /// The device, as `--device` names it, or the `kind` of the configuration file.
+    /// The device, as for `--device`, or the `kind` of the configuration file.
     pub device: String,
     /// Octets of a message.
     pub size: u64,
@@ -30,7 +30,7 @@ pub struct Report {
     pub iterations: u64,
     /// How long they took, in seconds.
     pub seconds: f64,
-    /// Messages of which every octet was checked, most in a run of their own; of connect-rate the connections.
+    /// Messages of which every octet was checked, mostly in a separate run; for connect-rate, connections.
     pub verified: u64,
     /// Latency tests: percentiles.
     pub latency_ns: Option<Latency>,
@@ -41,10 +41,10 @@ pub struct Report {
     /// Raw bandwidth: 10^6 frames per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mframes: Option<f64>,
-    /// Connections made and closed in a second, one after the other.
+    /// Connections made and closed per second, one after another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections_per_s: Option<f64>,
-    /// Raw tests: frames of a message and octets of the longest, Ethernet header included.
+    /// Raw tests: frames per message, and octets of the longest, Ethernet header included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<(u32, u32)>,
     /// Cache-line round trips between the two CPUs, in `pair`.
@@ -52,7 +52,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a run in which nothing has been timed yet: one queue pair with one message under way, without engine and CRC.
+    /// The report of a run in which nothing has been timed yet: one queue pair with one message under way, without
+    /// engine and CRC.
     #[must_use]
     pub fn untimed(test: Test, device: &str, size: u64, mtu: u16) -> Self {
         Self {
@@ -86,7 +87,7 @@ impl Report {
         }
     }
 
-    /// Writes JSON where it was asked for, and a table unless the JSON took standard output.
+    /// Writes JSON if requested, and a table unless the JSON goes to standard output.
     ///
     /// # Errors
     /// The file cannot be written.

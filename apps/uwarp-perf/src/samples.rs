@@ -1,9 +1,9 @@
-//! Samples of a timed run: written to a plain list while the clock runs, into a histogram when it does not.
+//! Samples of a timed run: stored in a list while the clock runs, and moved to a histogram while it does not.
 
 use hdrhistogram::Histogram;
 use uwarp_app::pair::Latency;
 
-/// Samples between two visits to the histogram: few enough to stay in the first-level cache.
+/// Samples per update of the histogram: few enough to stay in the first-level cache.
 const CHUNK: usize = 2048;
 
 /// Collects round trips in nanoseconds.
@@ -20,12 +20,12 @@ impl Samples {
     pub fn new() -> anyhow::Result<Self> {
         Ok(Self {
             chunk: Vec::with_capacity(CHUNK),
-            // Three figures from 1 ns to a minute; longer ones count as a minute.
+            // Three digits from 1 ns to a minute; longer ones count as a minute.
             histogram: Histogram::new_with_bounds(1, 60_000_000_000, 3)?,
         })
     }
 
-    /// Takes one sample; true when the list is full and [`flush`](Self::flush) is due, outside of what is timed.
+    /// Adds one sample; true if the list is full and [`flush`](Self::flush) is due, outside the timed part.
     #[inline]
     #[must_use]
     pub fn push(&mut self, nanoseconds: u64) -> bool {

@@ -1,7 +1,7 @@
-//! Plain TCP streams: ping-pong and one-way transfer over one connection, without MPA and above.
+//! Plain TCP streams: ping-pong and one-way transfer over one connection, without MPA and the layers above.
 //!
-//! A connection begins with a greeting of the client's, and serves one run. An echo is checked where it comes back; a
-//! one-way transfer is counted, and checked if the greeting says so, by the receiver, who answers at the end.
+//! A connection begins with the client's greeting, and serves one run. An echo is checked by its sender. The receiver
+//! of a one-way transfer counts it, checks it if the greeting says so, and answers at the end.
 
 use crate::cli::{Plan, ServerArguments, Test};
 use crate::meter::{Bar, Goal, check_interrupted, round_trips};
@@ -18,7 +18,7 @@ use uwarp_app::{signals, usage};
 const VERIFIED_OCTETS: u64 = 8 << 20;
 /// Messages of a checked run, at most.
 const VERIFIED_MESSAGES: u64 = 2000;
-/// Longest wait for anything of the peer's.
+/// Longest wait for anything from the peer.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Octets of each buffer of a stream.
 const BUFFER: usize = 1 << 20;
@@ -26,7 +26,7 @@ const BUFFER: usize = 1 << 20;
 const SIZE_MAX: u64 = 64 << 20;
 const MAGIC: [u8; 8] = *b"uwarpstr";
 const GREETING: usize = 8 + 3 * 8;
-/// A verdict of a receiver that has found nothing wrong.
+/// A receiver's verdict that nothing is wrong.
 const RIGHT: u64 = u64::MAX;
 
 /// What a connection is for.
@@ -48,19 +48,19 @@ fn options() -> TcpStreamOptions {
     TcpStreamOptions::default().buffers(BUFFER, BUFFER)
 }
 
-/// Serves one client after the other.
+/// Serves one client after another.
 ///
 /// # Errors
-/// The device cannot be opened; with `--once`, also what ends the one client's test.
+/// The device cannot be opened; with `--once`, also the error that ends the client's test.
 pub fn server(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
     let context = rdma::open(config, arguments.cpus)?;
     let accept = TcpAcceptOptions { stream: options(), ..TcpAcceptOptions::default() };
     let mut listener = TcpListener::bind_with(&context, arguments.port, &accept)?;
     if !arguments.with_parent {
-        // Standard output is for results, of which a server has none.
+        // Standard output is for results, and a server has none.
         eprintln!("waiting for clients on {}", listener.local_addr());
     }
-    // The client says by an empty connection that it has finished.
+    // The client signals its end by an empty connection.
     loop {
         if signals::interrupted() {
             return Ok(());
@@ -75,7 +75,7 @@ pub fn server(config: Config, arguments: &ServerArguments) -> anyhow::Result<()>
     }
 }
 
-/// Serves one connection. True: it was the client's last.
+/// Serves one connection. Returns true if it was the client's last.
 fn serve(mut stream: TcpStream) -> anyhow::Result<bool> {
     stream.set_read_timeout(Some(PATIENCE));
     stream.set_write_timeout(Some(PATIENCE));
@@ -88,12 +88,12 @@ fn serve(mut stream: TcpStream) -> anyhow::Result<bool> {
     let (size, seed) = (number(16), number(24));
     let mode = usize::try_from(number(8)).ok().and_then(|index| Mode::ALL.get(index));
     if greeting[..8] != MAGIC || !(1..=SIZE_MAX).contains(&size) {
-        bail!("asks for something else than a test of this version");
+        bail!("requested something other than a test of this version");
     }
     match mode {
         Some(Mode::Echo) => echo(&mut stream)?,
         Some(mode) => count(&mut stream, size as usize, (*mode == Mode::Check).then_some(seed))?,
-        None => bail!("asks for something else than a test of this version"),
+        None => bail!("requested something other than a test of this version"),
     }
     Ok(false)
 }
@@ -185,7 +185,7 @@ fn connect(context: &Context, server: SocketAddr, mode: Mode, size: u64, seed: u
     let mut stream = loop {
         match TcpStream::connect_with(context, server, &options()) {
             Ok(stream) => break stream,
-            // The other side of a pair may have to start first.
+            // The other side of a pair may still be starting.
             Err(_) if start.elapsed() < PATIENCE => {
                 check_interrupted()?;
                 std::thread::sleep(Duration::from_millis(20));
@@ -211,7 +211,7 @@ fn verify_echo(context: &Context, server: SocketAddr, size: u64, seed: u64, coun
         fill(&mut sent, seed, message);
         ping(&mut stream, &sent, &mut back)?;
         if sent != back {
-            bail!("message {message} came back wrong");
+            bail!("the echo of message {message} is wrong");
         }
         check_interrupted()?;
     }
@@ -232,7 +232,7 @@ fn verify_count(context: &Context, server: SocketAddr, size: u64, seed: u64, cou
     }
 }
 
-/// Ends this side's half, and hears what the receiver has counted and found wrong.
+/// Ends this side's half, and receives the receiver's count and verdict.
 fn verdict(stream: &mut TcpStream, sent: u64) -> anyhow::Result<u64> {
     stream.shutdown_write();
     let mut answer = [[0; 8]; 2];
@@ -244,7 +244,7 @@ fn verdict(stream: &mut TcpStream, sent: u64) -> anyhow::Result<u64> {
     Ok(wrong)
 }
 
-/// A message there and back. One longer than what both sides hold would stop both if it was written whole first.
+/// A message and its echo. A message longer than what both sides buffer would block both if it was written whole first.
 #[inline]
 fn ping(stream: &mut TcpStream, sent: &[u8], back: &mut [u8]) -> anyhow::Result<()> {
     for (sent, back) in sent.chunks(BUFFER / 2).zip(back.chunks_mut(BUFFER / 2)) {
@@ -267,7 +267,7 @@ fn latency(context: &Context, server: SocketAddr, plan: &Plan, report: &mut Repo
 
 fn bandwidth(context: &Context, server: SocketAddr, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let octets = vec![7; plan.size as usize];
-    // The warm-up is a run of its own, so that the timed one ends with the receiver's word for all of it.
+    // The warm-up is a separate run, so that the timed one ends with the receiver's answer for all of it.
     for (goal, timed) in [(Goal::warm_up(plan.amount), false), (Goal::of(plan.amount), true)] {
         let mut stream = connect(context, server, Mode::Count, plan.size, 0)?;
         let mut bar = timed.then(|| Bar::new(plan));

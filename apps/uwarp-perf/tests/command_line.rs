@@ -1,4 +1,4 @@
-//! Bad command lines: one sentence, exit status 2, and nothing started.
+//! Invalid command lines: one sentence, exit status 2, and nothing started.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ fn refused(arguments: &[&str], expected: &str) {
 
 #[test]
 fn bad_command_lines_get_one_sentence() {
-    refused(&[], "nothing to do");
+    refused(&[], "no subcommand");
     refused(&["pair"], "<TEST>");
     refused(&["pair", "write-speed"], "write-speed");
     refused(&["pair", "write-latency", "--size", "0"], "--size");

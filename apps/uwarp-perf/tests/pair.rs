@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::process::Command;
 
-/// Runs a pair and gives its JSON. Both sides share whatever CPUs there are: nothing here asserts a time.
+/// Runs a pair and returns its JSON. Both sides share the available CPUs: nothing here asserts a time.
 fn pair(arguments: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_uwarp-perf"))
         .arg("pair")
@@ -29,7 +29,7 @@ fn check_latency(test: &str, device: &str) {
     let in_order = ["min", "p50", "p99", "p99_9", "max"].map(percentile);
     assert!(in_order[0] > 0 && in_order.is_sorted(), "{result}");
     let line = &result["cacheline_ns"];
-    // On one CPU there is no way from one to the other.
+    // With one CPU there is no distance to measure.
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1) {
         let measured = |name: &str| line[name].as_f64().is_some_and(|time| time > 0.0);
         assert!(measured("before") && measured("after"), "{result}");
@@ -57,7 +57,7 @@ fn a_configuration_file_decides_on_the_device() {
     let result = pair(&["write-latency", "--config", file.to_str().unwrap(), "--iterations", "200"]);
     assert_eq!(result["device"], "memif");
     assert_eq!(result["mtu"], 3000);
-    // The file does not say who turns the engine, so this tool's own thread does.
+    // The file does not say which thread turns the engine, so this tool's own thread does.
     assert_eq!(result["engine"], "inline");
     std::fs::remove_file(&file).unwrap();
 }

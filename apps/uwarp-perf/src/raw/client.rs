@@ -16,9 +16,9 @@ const VERIFIED: u64 = 2000;
 const VERIFIED_OCTETS: u64 = 64 << 20;
 /// Time for the server to take leave.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Time for the answer to one message; frames of these devices are not lost but by accident.
+/// Time for the answer to one message; these devices lose frames only by accident.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Unanswered messages after which the peer is taken to be gone.
+/// Unanswered messages after which the peer is considered gone.
 const LOST_MAX: u32 = 5;
 
 /// Runs one test.
@@ -55,12 +55,12 @@ pub fn run(config: &Config, cpu: Option<usize>, plan: &Plan, device: &str) -> an
         greet(&mut line, Mode::Count, geometry, seed)?;
         bandwidth(&mut line, geometry, plan, &mut report)?;
     }
-    // A server that ends with its first client may be gone before its answer is read: that is no failure.
+    // A server that serves one client may exit before its answer is read: that is not a failure.
     let _ = ask(&mut line, Kind::Bye, &[], Kind::Farewell, FAREWELL);
     Ok(report)
 }
 
-/// Sends a control frame every now and then until the answer comes; gives the answer's body.
+/// Repeats a control frame until the answer arrives; returns the answer's body.
 fn ask(line: &mut Line, kind: Kind, body: &[u8], answer: Kind, patience: Duration) -> anyhow::Result<Vec<u8>> {
     let nonce = fastrand::u64(..);
     let start = Instant::now();
@@ -93,7 +93,7 @@ fn greet(line: &mut Line, mode: Mode, geometry: Geometry, seed: u64) -> anyhow::
     ask(line, Kind::Hello, &hello(mode, geometry, seed), Kind::Welcome, PATIENCE).map(drop)
 }
 
-/// Sends a message and waits for all frames of its echo; false if it did not come back in time.
+/// Sends a message and waits for all frames of its echo; false if it did not return in time.
 #[inline]
 fn round_trip(
     line: &mut Line,
@@ -183,7 +183,7 @@ fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Repo
     let mut message = 0_u64;
     let total = Goal::of(plan.amount);
     loop {
-        // At least two bursts between two looks at the clock.
+        // At least two bursts between two readings of the clock.
         for _ in 0..(64 / geometry.count).max(1) {
             send_burst(line, geometry, message)?;
             message += 1;
@@ -196,7 +196,7 @@ fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Repo
     }
     line.transmit_all()?;
     drop(bar);
-    // What is on its way arrives before the answer to a Stop on all devices, which keep their order.
+    // Data frames under way arrive before the answer to Stop: all devices keep the order.
     let counts = ask(line, Kind::Stop, &[], Kind::Counts, PATIENCE)?;
     let field = |at: usize| {
         counts.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |octets| u64::from_le_bytes(*octets))
@@ -212,7 +212,7 @@ fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Repo
     Ok(())
 }
 
-/// Queues the frames of a message and sends what the device takes without waiting.
+/// Queues the frames of a message and sends as many as the device accepts without waiting.
 #[inline]
 fn send_burst(line: &mut Line, geometry: Geometry, message: u64) -> anyhow::Result<()> {
     let mut index = 0;

@@ -1,4 +1,4 @@
-//! The frames of the raw tests: what they look like, and how many of what length stand for a message.
+//! The frames of the raw tests: their format, and the number and length of the frames for a message.
 
 use uwarp_dpdk::{HEADROOM, Mbuf};
 
@@ -8,12 +8,12 @@ pub const ETHER_TYPE: u16 = 0x88B5;
 pub const ETHERNET: usize = 14;
 /// Octets of the Ethernet header and ours.
 pub const HEADER: usize = ETHERNET + 16;
-/// Shortest frame: what Ethernet demands, without its check sequence.
+/// Shortest frame in octets: Ethernet's minimum, without its check sequence.
 pub const FRAME_MIN: usize = 60;
 /// Everybody's hardware address.
 pub const BROADCAST: [u8; 6] = [0xFF; 6];
 
-/// Octets of IPv4 and TCP headers without options, as the stack's default segments have them.
+/// Octets of IPv4 and TCP headers without options, as in the stack's default segments.
 const IP_AND_TCP: u64 = 40;
 /// MPA's length field and CRC (RFC 5044 §4).
 const MPA: u64 = 2 + 4;
@@ -26,7 +26,7 @@ const TAGGED: u64 = 14;
 pub enum Kind {
     /// The client's parameters; repeated until answered.
     Hello = 1,
-    /// The server has them.
+    /// The server has received them.
     Welcome = 2,
     /// Part of a message.
     Data = 3,
@@ -59,7 +59,7 @@ pub struct Header {
     pub message: u64,
 }
 
-/// Reads a frame's header; `None` for everything that is not ours.
+/// Parses a frame's header; `None` for frames that are not ours.
 #[inline]
 pub fn parse(frame: &[u8]) -> Option<Header> {
     let header: &[u8; HEADER] = frame.first_chunk()?;
@@ -75,7 +75,7 @@ pub fn parse(frame: &[u8]) -> Option<Header> {
     })
 }
 
-/// Writes a frame into a fresh buffer; `payload` fills what is behind the header. False if the buffer is too small.
+/// Writes a frame into a fresh buffer; `payload` fills the part behind the header. False if the buffer is too small.
 #[inline]
 pub fn write(
     buffer: &mut Mbuf,
@@ -105,7 +105,7 @@ pub fn write(
 pub struct Addresses {
     /// Ours.
     pub own: [u8; 6],
-    /// The peer's, or everybody's while it is not known.
+    /// The peer's, or broadcast while it is unknown.
     pub peer: [u8; 6],
 }
 
@@ -114,16 +114,16 @@ pub struct Addresses {
 pub struct Geometry {
     /// Frames of a message.
     pub count: u32,
-    /// Octets of each but the last, Ethernet header included.
+    /// Octets of each frame but the last, Ethernet header included.
     pub full: u32,
     /// Octets of the last.
     pub last: u32,
 }
 
 impl Geometry {
-    /// The frames that an RDMA Write of `size` octets takes at this MTU.
+    /// The frames of an RDMA Write of `size` octets at this MTU.
     pub fn of_write(size: u64, mtu: u16) -> Self {
-        // MPA pads each FPDU to four octets, so the longest payload leaves an FPDU that is a multiple of four.
+        // MPA pads each FPDU to four octets, so the longest payload makes an FPDU that is a multiple of four.
         let segment = u64::from(mtu) - IP_AND_TCP;
         let payload_max = segment / 4 * 4 - MPA - TAGGED;
         let count = size.div_ceil(payload_max).max(1);
@@ -157,7 +157,7 @@ impl Geometry {
         if self.count > 1 { self.full } else { self.last }
     }
 
-    /// The three numbers, to be sent in a Hello.
+    /// The three numbers, for a Hello.
     pub fn to_octets(self) -> [u8; 12] {
         let mut octets = [0; 12];
         for (field, value) in octets.chunks_exact_mut(4).zip([self.count, self.full, self.last]) {
@@ -166,7 +166,7 @@ impl Geometry {
         octets
     }
 
-    /// Reads what [`to_octets`](Self::to_octets) wrote; `None` if no client of ours can have written it.
+    /// Reads the output of [`to_octets`](Self::to_octets); `None` if none of our clients can have written it.
     pub fn from_octets(octets: &[u8]) -> Option<Self> {
         let field = |index: usize| Some(u32::from_le_bytes(*octets.get(index * 4..)?.first_chunk::<4>()?));
         let geometry = Self { count: field(0)?, full: field(1)?, last: field(2)? };

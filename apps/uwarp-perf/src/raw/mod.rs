@@ -1,5 +1,5 @@
-//! The raw tests: the same device and the same frames with no stack on them. They show what the device itself takes, which
-//! is the limit of everything above it.
+//! The raw tests: the same device and the same frames without the stack. They show the cost of the device itself, which
+//! limits everything above it.
 
 mod client;
 mod frames;
@@ -40,7 +40,7 @@ impl Line {
         };
         if config.pcap.is_some() {
             return Err(usage(
-                "--pcap has no meaning in a raw test, which has no packets worth reading: choose another test",
+                "--pcap does not apply to a raw test, which has no packets worth reading: choose another test",
             ));
         }
         let eal = Eal::init(&EalConfig {
@@ -84,20 +84,20 @@ impl Line {
         })
     }
 
-    /// Longest frame that one buffer can carry here.
+    /// Longest frame that one buffer can hold, in octets.
     fn frame_max(&self) -> usize {
         let capabilities = self.port.capabilities();
         (capabilities.max_frame as usize).min(capabilities.data_room as usize - uwarp_dpdk::HEADROOM)
     }
 
-    /// Receives a burst into `received`, which is emptied first.
+    /// Receives a burst into `received`, which is cleared first.
     #[inline]
     fn receive(&mut self) -> usize {
         self.received.clear();
         self.queue.rx_burst(&mut self.received)
     }
 
-    /// Puts one frame into the list of pending ones; false while no buffer is free.
+    /// Appends one frame to the pending ones; false while no buffer is free.
     #[inline]
     fn queue_frame(&mut self, header: Header, len: usize, payload: impl FnOnce(&mut [u8])) -> bool {
         let Some(mut buffer) = self.queue.alloc() else {
@@ -120,14 +120,14 @@ impl Line {
 
     /// Hands all pending frames to the device, however long it takes.
     fn transmit_all(&mut self) -> anyhow::Result<()> {
-        // To read the clock would take a tenth of a round trip.
+        // Reading the clock would take a tenth of a round trip.
         if self.transmit() {
             return Ok(());
         }
         let start = Instant::now();
         while !self.transmit() {
             if start.elapsed() > PATIENCE {
-                anyhow::bail!("the device has taken no frame for {PATIENCE:?}: is the peer still there?");
+                anyhow::bail!("the device has accepted no frame for {PATIENCE:?}: is the peer still there?");
             }
             check_interrupted()?;
         }

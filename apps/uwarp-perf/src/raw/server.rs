@@ -1,4 +1,4 @@
-//! The side that answers: sends data frames back in a latency test, counts them in a bandwidth test.
+//! The answering side: returns data frames in a latency test, counts them in a bandwidth test.
 
 use super::Line;
 use super::frames::{ETHERNET, Geometry, HEADER, Header, Kind, parse};
@@ -7,7 +7,7 @@ use crate::pattern::Pattern;
 use std::time::{Duration, Instant};
 use uwarp::Config;
 
-/// What the client asked for, and what was counted since.
+/// The client's request, and the counts since.
 struct Task {
     geometry: Geometry,
     mode: Mode,
@@ -65,7 +65,7 @@ pub fn run(config: &Config, cpu: Option<usize>, once: bool) -> anyhow::Result<()
     let mut idle = 0_u32;
     let mut left: Option<Instant> = None;
     loop {
-        // A little later, so that the answer is read before the device goes.
+        // A little later, so that the answer is read before the device is closed.
         if once && left.is_some_and(|left| left.elapsed() > SETTLE) {
             return Ok(());
         }
@@ -79,7 +79,7 @@ pub fn run(config: &Config, cpu: Option<usize>, once: bool) -> anyhow::Result<()
             continue;
         }
         idle = 0;
-        // The single frame of an echo goes back in its own buffer: nothing can be faster.
+        // The single frame of an echo is returned in its own buffer: nothing can be faster.
         if let Some(task) = &task
             && task.mode == Mode::Echo
             && task.geometry.count == 1
@@ -147,10 +147,10 @@ fn data(line: &mut Line, task: &mut Task, header: Header, packet: &uwarp_dpdk::M
     match task.mode {
         Mode::Count => {
             task.frames += 1;
-            // The clock is read once in 64 frames: it costs more than a frame.
+            // The clock is read once per 64 frames, as it costs more than a frame.
             if task.first.is_none() {
                 task.first = Some(Instant::now());
-                // The clock starts at this frame, so its own octets came before.
+                // The clock starts at this frame, so its own octets do not count.
                 task.frames = 0;
             } else if task.frames.is_multiple_of(64) {
                 task.last = Some(Instant::now());
@@ -195,7 +195,7 @@ pub fn send_message(
         if line.pending.len() >= 32 {
             line.transmit();
         }
-        // More than two bursts do not go onto the list: the device is behind.
+        // Queue no more than two bursts: the device is behind.
         while line.pending.len() >= 96 {
             line.transmit_all()?;
         }
@@ -203,7 +203,7 @@ pub fn send_message(
     line.transmit_all()
 }
 
-/// What frame `index` of a message carries in a checked run.
+/// The contents of frame `index` of a message in a checked run.
 pub fn content(seed: u64, message: u64, index: u32, geometry: Geometry) -> Pattern {
     Pattern::new(seed, 0, message * u64::from(geometry.count) + u64::from(index))
 }
@@ -239,7 +239,7 @@ fn counts(task: &Task) -> [u8; 16] {
         (Some(first), Some(last)) => last.duration_since(first).as_nanos() as u64,
         _ => 0,
     };
-    // Frames after the last look at the clock do not count.
+    // Frames after the last reading of the clock do not count.
     let frames = task.frames / 64 * 64;
     let mut body = [0; 16];
     body[..8].copy_from_slice(&frames.to_le_bytes());

@@ -1,4 +1,4 @@
-//! As many messages as fit: Writes, Reads and Sends, and the checked runs of all three.
+//! Bandwidth tests of Writes, Reads and Sends, and the checked runs of all three.
 
 use super::latency::Verdict;
 use super::session::{MARKER, Session, parse_receive_id};
@@ -11,7 +11,7 @@ use uwarp::{Completion, CompletionOpcode, SendRequest, Sge};
 
 /// Requests of one post, at most.
 const CHUNK: usize = 32;
-/// Message number of the one whose content is checked at the end of a timed run.
+/// Number of the message whose contents are checked at the end of a timed run.
 const FINAL: u64 = u64::MAX - 1;
 /// Bits of an identifier that count messages; the others are the queue pair.
 const COUNT_BITS: u32 = 48;
@@ -31,7 +31,7 @@ impl Operation {
     /// The operation of a test.
     pub fn of(test: Test) -> Self {
         match test {
-            // The other side of atomics and commits has as little to do as that of reads.
+            // For atomics and commits the other side has as little to do as for reads.
             Test::ReadLatency | Test::ReadBandwidth | Test::AtomicLatency | Test::CommitLatency | Test::ConnectRate => {
                 Self::Read
             }
@@ -55,7 +55,7 @@ struct Flow {
     posted: u64,
     /// Of them, completed.
     completed: u64,
-    /// Sends posted, markers included: each takes a receive of the other side.
+    /// Sends posted, including markers: each takes a receive of the other side.
     sent: u64,
 }
 
@@ -65,11 +65,11 @@ pub struct Pump<'a> {
     pub session: &'a mut Session,
     operation: Operation,
     flows: Vec<Flow>,
-    /// This side's memory and the other side's offset, of each slot of each queue pair.
+    /// This side's memory and the other side's offset for each slot of each queue pair.
     slots: Vec<(Sge, u64)>,
     chunk: u64,
     depth: u64,
-    /// Which content the server's memory has, for Reads.
+    /// Which generation of contents the server's memory has, for Reads.
     generation: u64,
 }
 
@@ -159,7 +159,7 @@ impl<'a> Pump<'a> {
         let count = self.session.reap(&mut out)?;
         for completion in &out[..count] {
             if completion.opcode != CompletionOpcode::Receive && completion.id != MARKER {
-                // The queue pair's index was below 2^16 when it was put there.
+                // The queue pair's index was below 2^16 when it was stored there.
                 let index = (completion.id >> COUNT_BITS) as usize;
                 self.flows[index].completed = completion.id & ((1 << COUNT_BITS) - 1);
             }
@@ -174,7 +174,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Posts one more message in each queue pair, when there is room.
+    /// Posts one more message on each queue pair, when there is room.
     fn post_one_each(&mut self) -> anyhow::Result<()> {
         for index in 0..self.session.layout.qps {
             while self.room(index)? == 0 {
@@ -185,10 +185,10 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Sends a marker behind everything in each queue pair.
+    /// Sends a marker behind everything on each queue pair.
     fn mark(&mut self) -> anyhow::Result<()> {
         for index in 0..self.session.layout.qps {
-            // Only Sends can run out of receives; the other tests' markers are confirmed one by one.
+            // Only Sends can run out of receives; in other tests each marker is confirmed.
             while self.operation == Operation::Send && self.granted(index)? <= self.flows[index as usize].sent {
                 self.reap()?;
             }
@@ -198,7 +198,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// The timed run: messages and time, until the other side has confirmed the last one.
+    /// The timed run: messages and time, until the other side has confirmed the last message.
     ///
     /// # Errors
     /// The connection is lost, or the last message is wrong.
@@ -208,16 +208,16 @@ impl<'a> Pump<'a> {
         let mut bar = Bar::new(plan);
         let mut begin = Instant::now();
         let mut warm = false;
-        // Nothing is under way yet: what was posted has completed, in a checked run.
+        // Nothing is under way yet: messages posted in a checked run have completed.
         let mut posted = self.completed();
-        // Of them, those before the clock started.
+        // The messages before the clock started.
         let mut before = posted;
         let mut rounds = 0_u32;
         loop {
             let limit = if warm { goal } else { warm_up };
             for index in 0..self.session.layout.qps {
                 let room = self.room(index)?;
-                // Whole chunks while there is much to do, what is left at the end.
+                // Whole chunks while much is left, the remainder at the end.
                 let most = limit.left(posted - before, self.chunk);
                 if room >= most && most > 0 {
                     self.post(index, most)?;
@@ -226,7 +226,7 @@ impl<'a> Pump<'a> {
             }
             self.reap()?;
             rounds += 1;
-            // The clock is read once in a while: it costs about as much as a small message.
+            // The clock is read occasionally, as it costs about as much as a small message.
             let look = rounds.is_multiple_of(16) || matches!(limit, Goal::Messages(_));
             if !look || !limit.reached(posted - before, begin) {
                 if rounds.is_multiple_of(1 << 14) && warm {
@@ -237,7 +237,7 @@ impl<'a> Pump<'a> {
             if warm {
                 break;
             }
-            // Nothing is under way when the clock starts, so nothing is counted that was sent before.
+            // Nothing is under way when the clock starts, so only messages sent after that count.
             self.wait_all()?;
             warm = true;
             before = self.completed();
@@ -251,12 +251,12 @@ impl<'a> Pump<'a> {
         Ok((self.completed() - before - extra, time))
     }
 
-    /// One more message with content of its own in each queue pair, which the other side checks; the time up to its
-    /// confirmation.
+    /// Sends one more message with its own contents on each queue pair, which the other side checks. Returns the time
+    /// of the timed run.
     fn finish(&mut self, begin: Instant) -> anyhow::Result<Duration> {
         let layout = self.session.layout;
         if self.operation == Operation::Read {
-            // Time ends with the last completion; the check of one more message is extra.
+            // The time ends with the last completion; checking one more message is extra.
             let time = begin.elapsed();
             for index in 0..layout.qps {
                 let slot = layout.slot(self.flows[index as usize].posted);
@@ -299,7 +299,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// A checked run: rounds of one message for each slot, each with content of its own. The number of messages.
+    /// A checked run: rounds of one message per slot, each with its own contents. Returns the number of messages.
     ///
     /// # Errors
     /// The connection is lost, or an octet is wrong.
@@ -325,7 +325,7 @@ impl<'a> Pump<'a> {
                     }
                 }
             }
-            // All queue pairs and as many messages at once as the depth allows, as in the timed run.
+            // All queue pairs, and as many messages at once as the depth allows, as in the timed run.
             let goal = (round + 1) * slots;
             while self.flows.iter().any(|flow| flow.posted < goal) {
                 for index in 0..layout.qps {
@@ -364,7 +364,7 @@ pub struct Sink {
     last: Vec<u32>,
     /// Markers of the current round.
     markers: u32,
-    /// Receives posted again, of each queue pair, and of them those that the client knows of.
+    /// Receives posted again per queue pair, and how many of them the client knows of.
     posted: Vec<(u64, u64)>,
 }
 
@@ -375,7 +375,7 @@ impl Sink {
         Self { operation, messages: vec![0; qps], last: vec![0; qps], markers: 0, posted: vec![(0, 0); qps] }
     }
 
-    /// Takes messages until the client has finished.
+    /// Receives messages until the client has finished.
     ///
     /// # Errors
     /// The connection is lost.
@@ -425,14 +425,14 @@ impl Sink {
                     None => {}
                     Some(Control::Finish) => return Ok(verdict),
                     Some(other) => {
-                        anyhow::bail!("the client said {other:?} in the middle of a test")
+                        anyhow::bail!("the client sent {other:?} in the middle of a test")
                     }
                 }
             }
         }
     }
 
-    /// Writes to the client how many receives have been posted, a quarter of them at a time.
+    /// Writes the number of posted receives to the client, for a quarter of them at a time.
     #[inline]
     fn grant(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let step = u64::from(session.receives() / 4).max(1);
@@ -445,7 +445,7 @@ impl Sink {
             let request = SendRequest::write_inline(MARKER, &count, session.remote.stag, target);
             match session.queue_pairs[index as usize].post_send(&[request]) {
                 Ok(_) => *told = *posted,
-                // The next look tries again.
+                // The next call retries.
                 Err(error) if error.is_full() => {}
                 Err(error) => return Err(error.into()),
             }
@@ -466,8 +466,7 @@ impl Sink {
         Ok(None)
     }
 
-    /// Checks the last message of each queue pair. The client of a Write test does not say which slot that was, so each is
-    /// looked at.
+    /// Checks the last message of each queue pair. In a Write test its slot is unknown, so each slot is checked.
     fn wrong_last(&self, session: &mut Session) -> anyhow::Result<Verdict> {
         let layout = session.layout;
         for index in 0..layout.qps {
@@ -501,7 +500,7 @@ fn wrong(session: &mut Session, index: u32, slot: u32, message: u64) -> anyhow::
     }))
 }
 
-/// The server's side of a phase of Reads: fills memory when it is asked to.
+/// The server's side of a phase of Reads: fills memory on request.
 ///
 /// # Errors
 /// The connection is lost.
@@ -514,12 +513,12 @@ pub fn be_read(session: &mut Session) -> anyhow::Result<Verdict> {
                 fill_source(session, generation)?;
                 session.tell(Control::Ready)?;
             }
-            Some(other) => anyhow::bail!("the client said {other:?} in the middle of a test"),
+            Some(other) => anyhow::bail!("the client sent {other:?} in the middle of a test"),
         }
     }
 }
 
-/// Fills what the client reads.
+/// Fills the memory that the client reads.
 ///
 /// # Errors
 /// The memory is outside of the region (it is not).

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use uwarp::{Completion, Config, ConnectOptions};
 use uwarp_app::channel::{Channel, connect};
 
-/// Octets of a checked run in each queue pair, about.
+/// Octets of a checked run on each queue pair, approximately.
 const VERIFIED_OCTETS: u64 = 8 << 20;
-/// Messages of a checked latency run, at most.
+/// The most messages of a checked latency run.
 const VERIFIED_MESSAGES: u64 = 2000;
 
 /// Runs one test.
@@ -55,7 +55,7 @@ pub fn run(
     Ok(report)
 }
 
-/// Connects everything. Also gives whether FPDUs carry CRCs.
+/// Makes all connections. Also returns whether FPDUs carry CRCs.
 fn establish(context: uwarp::Context, plan: &Plan, server: SocketAddr) -> anyhow::Result<(Session, bool)> {
     let seed = fastrand::u64(..);
     let layout = Layout::new(plan.size, plan.depth, plan.qps);
@@ -73,8 +73,8 @@ fn establish(context: uwarp::Context, plan: &Plan, server: SocketAddr) -> anyhow
     )?;
     session.control = Some(control);
     session.remote =
-        memory_from_octets(&established.private_data).context("the server is no uwarp-perf of this version")?;
-    // As many reads as the depth asks for and the protocol can name.
+        memory_from_octets(&established.private_data).context("the server is not a uwarp-perf of this version")?;
+    // As many reads as the depth requires and the protocol can express.
     let reads = u16::try_from(plan.depth.max(16)).unwrap_or(u16::MAX).min(0x3FFE);
     for index in 0..plan.qps {
         let options =
@@ -127,7 +127,7 @@ fn ping_pong(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow:
     report.latency_ns = Some(samples.latency());
     report.iterations = samples.len();
     report.seconds = time.as_secs_f64();
-    // The last message of the timed run had no content to check: one more, on each queue pair, has.
+    // The last message of the timed run cannot be checked, so one more per queue pair is sent.
     let qps = u64::from(plan.qps);
     begin(session, qps)?;
     for _ in 0..qps {
@@ -157,7 +157,7 @@ fn atomic_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> an
     report.latency_ns = Some(samples.latency());
     report.iterations = samples.len();
     report.seconds = time.as_secs_f64();
-    // Every one was checked against the one before it.
+    // Each was checked against the one before it.
     report.verified = if plan.verify { report.iterations } else { 0 };
     Ok(())
 }
@@ -194,8 +194,8 @@ fn commit_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> an
     Ok(())
 }
 
-/// Makes and closes connections one after the other. Timed is how long each takes to full operation; the rate counts the
-/// closing too.
+/// Makes and closes connections one after another. The time is from the start to full operation; the rate includes
+/// closing.
 fn connect_rate(session: &mut Session, plan: &Plan, server: SocketAddr, report: &mut Report) -> anyhow::Result<()> {
     begin(session, 0)?;
     let mut samples = Samples::new()?;
@@ -223,12 +223,12 @@ fn connect_rate(session: &mut Session, plan: &Plan, server: SocketAddr, report: 
     report.iterations = timed;
     report.seconds = time.as_secs_f64();
     report.connections_per_s = Some(timed as f64 / time.as_secs_f64());
-    // A connection that came about was answered by the right server, with the right seed.
+    // An established connection was answered by the right server, with the right seed.
     report.verified = if plan.verify { timed } else { 0 };
     Ok(())
 }
 
-/// One connection; gives the time until it was in full operation.
+/// One connection; returns the time until full operation.
 fn connect_once(session: &mut Session, server: SocketAddr, number: u64) -> anyhow::Result<Duration> {
     let mut queue_pair = session.make_queue_pair(0)?;
     let private_data = data_to_octets(session.seed, number as u32);
@@ -266,7 +266,7 @@ fn rounds(session: &Session, plan: &Plan) -> u64 {
 fn bandwidth(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let operation = Operation::of(plan.test);
     let rounds = rounds(session, plan);
-    // One pump for both runs: it knows how many receives the server has.
+    // One pump for both runs, because it counts the server's receives.
     let mut pump = Pump::new(session, operation, plan.depth)?;
     if plan.verify {
         begin(pump.session, 1)?;

@@ -1,5 +1,5 @@
-//! Ping-pongs, and reads one at a time. Messages go round the queue pairs; each side goes on counting through all phases,
-//! so that a mark is never mistaken for one of the phase before.
+//! Ping-pongs, and reads one at a time. Messages rotate over the queue pairs. Each side continues counting through all
+//! phases, so that a mark is never mistaken for one of the previous phase.
 
 use super::session::{Session, parse_receive_id};
 use super::wire::Control;
@@ -11,7 +11,7 @@ const ANSWER: u64 = 1 << 63;
 /// What the answering side found.
 pub type Verdict = Option<Control>;
 
-/// The last octet of a message: never 0, and never that of the message before it in the same memory.
+/// The last octet of a message: never 0, and never that of the previous message in the same memory.
 fn mark(session: &Session, number: u64) -> u8 {
     (number / u64::from(session.layout.qps) % 255) as u8 + 1
 }
@@ -21,8 +21,8 @@ fn turn_of(session: &Session, number: u64) -> u32 {
     (number % u64::from(session.layout.qps)) as u32
 }
 
-/// A Write each way: where the octets are, and what the last ones will be. It is found out while a message is on its way, since
-/// it takes some divisions.
+/// A Write in each direction: where the octets are, and the value of the last ones. It is computed while a message is
+/// under way, since it takes some divisions.
 #[derive(Clone, Copy)]
 pub struct Exchange {
     number: u64,
@@ -35,10 +35,10 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Message `number` and the other side's one of the same number.
+    /// Message `number` and the other side's message of the same number.
     ///
     /// # Errors
-    /// None that is to be expected.
+    /// None are expected.
     pub fn new(session: &Session, number: u64) -> anyhow::Result<Self> {
         let index = turn_of(session, number);
         let layout = &session.layout;
@@ -61,7 +61,7 @@ impl Exchange {
         let request =
             SendRequest::write(self.number, std::slice::from_ref(&self.source), session.remote.stag, self.target);
         session.queue_pairs[self.queue_pair].post_send(&[request])?;
-        // It leaves now: what the caller does next need not be waited for.
+        // Send it now: it does not have to wait for what the caller does next.
         session.turn()
     }
 
@@ -80,7 +80,7 @@ fn fill(session: &mut Session, number: u64, side: u64) -> anyhow::Result<()> {
     session.fill(start, pattern)
 }
 
-/// Compares what came as message `number`; its last `ignored` octets are the mark.
+/// Compares what was received as message `number`; its last `ignored` octets are the mark.
 fn wrong(session: &mut Session, slot: u32, number: u64, side: u64, ignored: u64) -> anyhow::Result<Verdict> {
     let index = turn_of(session, number);
     let start = session.layout.inward(index, slot);
@@ -100,7 +100,7 @@ fn refuse(verdict: Verdict) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The asking side of one Write ping-pong, which becomes the next one.
+/// The asking side of one Write ping-pong; `exchange` becomes the next one.
 ///
 /// # Errors
 /// The connection is lost, or (checked) the answer is wrong.
@@ -122,7 +122,7 @@ pub fn ask_by_write(session: &mut Session, exchange: &mut Exchange, checked: boo
     Ok(())
 }
 
-/// The answering side of Write ping-pongs, until the client has finished. `number` goes on from phase to phase.
+/// The answering side of Write ping-pongs, until the client has finished. `number` continues from phase to phase.
 ///
 /// # Errors
 /// The connection is lost.
@@ -150,7 +150,7 @@ fn is_finished(session: &mut Session) -> anyhow::Result<bool> {
     match session.hear()? {
         None => Ok(false),
         Some(Control::Finish) => Ok(true),
-        Some(other) => anyhow::bail!("the client said {other:?} in the middle of a test"),
+        Some(other) => anyhow::bail!("the client sent {other:?} in the middle of a test"),
     }
 }
 
@@ -163,7 +163,7 @@ fn send(session: &mut Session, number: u64) -> anyhow::Result<()> {
     session.turn()
 }
 
-/// A receive that is still to be posted again: after the answer is on its way, not before.
+/// A receive to be posted again after the answer is sent, not before.
 pub type Used = Option<(u32, u32)>;
 
 /// The asking side of one Send ping-pong.
@@ -187,7 +187,7 @@ pub fn ask_by_send(session: &mut Session, number: u64, used: &mut Used, checked:
     }
     let (index, slot) = parse_receive_id(out[0].id);
     if u64::from(out[0].length) != session.layout.size {
-        anyhow::bail!("an answer of {} octets came instead of {}", out[0].length, session.layout.size);
+        anyhow::bail!("an answer of {} octets arrived instead of {}", out[0].length, session.layout.size);
     }
     if checked {
         refuse(wrong(session, slot, number, ANSWER, 0)?)?;
@@ -244,7 +244,7 @@ pub fn read(session: &mut Session, number: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One FetchAdd of 1, from the post to its completion. `found` holds, by queue pair, what the one before it found.
+/// One FetchAdd of 1, from the post to its completion. `found` holds, per queue pair, the previous result.
 ///
 /// # Errors
 /// The connection is lost, or an addition was lost.
@@ -260,7 +260,7 @@ pub fn fetch_add(session: &mut Session, number: u64, found: &mut [Option<u64>]) 
     if let (Some(before), Some(now)) = (found[index as usize], original)
         && now != before.wrapping_add(1)
     {
-        anyhow::bail!("an addition was lost: {now} came after {before}");
+        anyhow::bail!("an addition was lost: {now} follows {before}");
     }
     found[index as usize] = original;
     Ok(())
@@ -281,7 +281,7 @@ pub fn ask_by_immediate(session: &mut Session, number: u64, used: &mut Used) -> 
     let mut out = [Completion::default()];
     while session.reap(&mut out)? == 0 {}
     if out[0].immediate_data() != Some(number | ANSWER) {
-        anyhow::bail!("{:x?} came as the answer to {number:x}", out[0].immediate_data());
+        anyhow::bail!("the answer to {number:x} is {:x?}", out[0].immediate_data());
     }
     *used = Some(parse_receive_id(out[0].id));
     Ok(())
@@ -307,7 +307,7 @@ pub fn answer_by_immediate(session: &mut Session) -> anyhow::Result<Verdict> {
     }
 }
 
-/// One Write with a Commit of what it wrote, from the post to the completion. Checked: what the server's memory has then is
+/// One Write with a Commit of its octets, from the post to the completion. If `checked`, the server's memory is then
 /// read back.
 ///
 /// # Errors

@@ -1,11 +1,11 @@
-//! Where the messages lie in the one registered region of each side: the same on both.
+//! Where the messages are in each side's one registered region: the same on both sides.
 
-/// Octets of slots that a queue pair goes round in, in each direction: few enough for a second-level cache, as the usual
-/// RDMA benchmarks do with their single buffer.
+/// Octets of the slots that a queue pair rotates through in each direction: few enough for a second-level cache,
+/// similar to the single buffer of the usual RDMA benchmarks.
 const ROUND: u64 = 512 << 10;
-/// Slots at least, so that one can be filled while another is under way.
+/// The fewest slots, so that one can be filled while another is under way.
 const SLOTS_MIN: u64 = 2;
-/// A slot begins on a cache line of its own.
+/// Each slot begins on its own cache line.
 const LINE: u64 = 64;
 
 /// The layout.
@@ -34,7 +34,8 @@ impl Layout {
         }
     }
 
-    /// Slots of a queue pair in both directions. The inward ones are one more: a receive for the marker behind the messages.
+    /// Slots of a queue pair in both directions. There is one more inward: a receive for the marker behind the
+    /// messages.
     fn all_slots(&self) -> u64 {
         2 * u64::from(self.slots) + 1
     }
@@ -44,17 +45,17 @@ impl Layout {
         u64::from(self.qps) * (self.all_slots() * self.stride + LINE)
     }
 
-    /// Where a slot for messages to the other side begins.
+    /// Offset of a slot for messages to the other side.
     pub fn out(&self, queue_pair: u32, slot: u32) -> u64 {
         (u64::from(queue_pair) * self.all_slots() + u64::from(slot)) * self.stride
     }
 
-    /// Where a slot for messages from the other side begins; there is one more than `slots`.
+    /// Offset of a slot for messages from the other side; there is one more than `slots`.
     pub fn inward(&self, queue_pair: u32, slot: u32) -> u64 {
         self.out(queue_pair, slot + self.slots)
     }
 
-    /// Where the other side writes how many receives it has posted for a queue pair: eight octets.
+    /// Offset where the other side writes how many receives it has posted for a queue pair: eight octets.
     pub fn credit(&self, queue_pair: u32) -> u64 {
         u64::from(self.qps) * self.all_slots() * self.stride + u64::from(queue_pair) * LINE
     }

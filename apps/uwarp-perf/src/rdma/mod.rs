@@ -1,5 +1,5 @@
-//! The RDMA tests. One process connects a control connection and the data queue pairs, says what is to be tested, and
-//! measures; the other does what it is told.
+//! The RDMA tests. The client connects a control connection and the data queue pairs, requests a test, and measures;
+//! the server follows its instructions.
 
 mod bandwidth;
 mod client;
@@ -17,8 +17,8 @@ use uwarp::{Config, Context};
 use uwarp_app::cacheline::pin;
 use uwarp_app::usage;
 
-/// Opens the context. An inline engine runs on this thread, which is pinned; a threaded one is pinned by itself, and this
-/// thread goes where the scheduler likes.
+/// Opens the context. An inline engine runs on this thread, which is pinned. A threaded engine is pinned by itself, and
+/// the scheduler places this thread.
 pub fn open(config: Config, cpu: Option<usize>) -> anyhow::Result<Context> {
     let inline = config.engine.mode == EngineMode::Inline;
     let context = Context::open(config)?;

@@ -1,4 +1,4 @@
-//! The side that does what it is told.
+//! The server of the RDMA tests, which follows the client's instructions.
 
 use super::bandwidth::{Operation, Sink, be_read, fill_source};
 use super::latency::{Verdict, answer_by_immediate, answer_by_send, answer_by_write};
@@ -13,18 +13,18 @@ use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Liste
 use uwarp_app::channel::Channel;
 use uwarp_app::signals;
 
-/// Memory that a client may ask this side for.
+/// Memory that a client may request, in octets.
 const MEMORY_MAX: u64 = 16 << 30;
 
-/// Serves one client after the other.
+/// Serves one client after another.
 ///
 /// # Errors
-/// The device cannot be opened; with `--once`, also what ends the one client's test.
+/// The device cannot be opened; with `--once`, also the error that ends the client's test.
 pub fn run(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
     let context = super::open(config, arguments.cpus)?;
     let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024 })?;
     if !arguments.with_parent {
-        // Standard output is for results, of which a server has none.
+        // Standard output is for results, and a server has none.
         eprintln!("waiting for clients on {}", context.socket_address(arguments.port));
     }
     loop {
@@ -50,12 +50,12 @@ pub fn run(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
 fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> anyhow::Result<()> {
     let Some(request) = Request::from_octets(first.private_data()) else {
         first.reject(b"this is uwarp-perf, of another version or for other clients")?;
-        bail!("asks for something else than a test of this version");
+        bail!("requested something other than a test of this version");
     };
     let layout = Layout::new(request.size, request.depth, request.qps);
     if layout.len() > MEMORY_MAX {
-        first.reject(b"the test needs more memory than the server gives: choose less of --size, --qps or --depth")?;
-        bail!("asks for {} octets of memory", layout.len());
+        first.reject(b"the test needs more memory than the server allows: lower --size, --qps or --depth")?;
+        bail!("requested {} octets of memory", layout.len());
     }
     let operation = Operation::of(request.test);
     let store = if request.test == Test::CommitLatency && !request.plain {
@@ -82,16 +82,16 @@ fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> a
     obey(&mut session, listener, &request)
 }
 
-/// Takes the data connections, which come in order; anybody else is told to wait.
+/// Accepts the data connections, which come in order; rejects other clients for now.
 fn accept_data(session: &mut Session, listener: &mut Listener, request: &Request) -> anyhow::Result<()> {
-    // The peer wants as many reads as its depth.
+    // The peer needs as many reads as its depth.
     let reads = u16::try_from(request.depth.max(16)).unwrap_or(u16::MAX).min(0x3FFE);
     let mut last = Instant::now();
     let mut next = 0;
     while next < request.qps {
         check_interrupted()?;
         if last.elapsed() > PATIENCE {
-            bail!("only {next} of {} connections came within {PATIENCE:?}", request.qps);
+            bail!("only {next} of {} connections arrived within {PATIENCE:?}", request.qps);
         }
         let Some(arrival) = listener.next(Duration::from_millis(200))? else {
             continue;
@@ -102,7 +102,7 @@ fn accept_data(session: &mut Session, listener: &mut Listener, request: &Request
         }
         let mut queue_pair = session.make_queue_pair(next)?;
         let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() }.features(FEATURES);
-        // A client that gives up and tries again comes with the same index.
+        // A client that times out and retries uses the same index.
         if arrival.accept(&mut queue_pair, options).is_ok() {
             session.queue_pairs.push(queue_pair);
             next += 1;
@@ -122,7 +122,7 @@ fn obey(session: &mut Session, listener: &mut Listener, request: &Request) -> an
         let messages = match wait(session)? {
             Control::Begin { messages } => messages,
             Control::Bye => return Ok(()),
-            other => bail!("said {other:?} between two runs"),
+            other => bail!("sent {other:?} between two runs"),
         };
         session.tell(Control::Ready)?;
         let checked = messages > 0;
@@ -136,7 +136,7 @@ fn obey(session: &mut Session, listener: &mut Listener, request: &Request) -> an
         };
         session.tell(verdict.unwrap_or(Control::Right))?;
         if let Some(Control::Wrong { queue_pair, message, position }) = verdict {
-            bail!("octet {position} of message {message} of queue pair {queue_pair} arrived wrong");
+            bail!("octet {position} of message {message} of queue pair {queue_pair} is wrong");
         }
     }
 }
@@ -148,7 +148,7 @@ fn take_connections(session: &mut Session, listener: &mut Listener, seed: u64) -
         match session.hear()? {
             None => session.turn()?,
             Some(Control::Finish) => return Ok(None),
-            Some(other) => bail!("said {other:?} while it made connections"),
+            Some(other) => bail!("sent {other:?} while it made connections"),
         }
         open.retain_mut(|queue_pair| queue_pair.state() != QueuePairState::Disconnected);
         let Some(arrival) = listener.try_next()? else { continue };
@@ -163,7 +163,7 @@ fn take_connections(session: &mut Session, listener: &mut Listener, seed: u64) -
     }
 }
 
-/// Waits for what the client says next, as long as it is there.
+/// Waits for the client's next message, as long as it is connected.
 fn wait(session: &mut Session) -> anyhow::Result<Control> {
     loop {
         if let Some(message) = session.hear().context("the client left in the middle of a test")? {

@@ -15,11 +15,11 @@ use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
 
 /// Longest silence of the other side.
 pub const PATIENCE: Duration = Duration::from_secs(15);
-/// Fruitless looks at memory or a completion queue between two looks around.
+/// Fruitless polls of memory or a completion queue between two checks of the connection and the signals.
 const LOOK_AROUND: u32 = 1 << 14;
-/// Octets that are filled or checked in one piece.
+/// Octets that are filled or checked at once.
 const PIECE: u64 = 64 << 10;
-/// What the data connections use beyond RFC 5040.
+/// The features of the data connections beyond RFC 5040.
 pub const FEATURES: Features = Features { atomics: true, immediate: true, commit: true };
 /// The control connection's messages.
 pub const CONTROL: Shape = Shape { message: Control::LEN, messages: 8, work: 0 };
@@ -52,13 +52,14 @@ pub struct Session {
     piece: Vec<u8>,
 }
 
-/// Receives of a data queue pair: one for the marker, and in a test of Sends one for each slot.
+/// Receives of a data queue pair: one for the marker, and in a test of Sends one per slot.
 fn receives(layout: &Layout, is_send: bool) -> u32 {
     if is_send { layout.slots + 1 } else { 1 }
 }
 
 impl Session {
-    /// Registers the memory, which may be that of a file, and makes the completion queue; the queue pairs come one by one.
+    /// Registers the memory, which may be that of a file, and creates the completion queue; the queue pairs follow one
+    /// by one.
     ///
     /// # Errors
     /// The context has no room for them.
@@ -135,7 +136,7 @@ impl Session {
     /// Posts a receive again.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     #[inline]
     pub fn post_receive(&mut self, index: u32, number: u32) -> anyhow::Result<()> {
         let entry = self.receive_entry(index, number)?;
@@ -156,16 +157,16 @@ impl Session {
     /// Posts an empty Send, which arrives after everything posted before it.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     pub fn post_marker(&mut self, index: u32) -> anyhow::Result<()> {
         self.queue_pairs[index as usize].post_send(&[SendRequest::send(MARKER, &[])])?;
         Ok(())
     }
 
-    /// Reaps completions of the data queue pairs; an inline engine is turned.
+    /// Reaps completions of the data queue pairs; turns an inline engine.
     ///
     /// # Errors
-    /// Work failed; or, every now and then, the other side is gone or the user wants to end.
+    /// Work failed; or, checked occasionally, the other side is gone or the user has interrupted the tool.
     #[inline]
     pub fn reap(&mut self, out: &mut [Completion]) -> anyhow::Result<usize> {
         let count = self.completions.poll(out);
@@ -187,18 +188,18 @@ impl Session {
             .find(|(_, queue_pair)| queue_pair.number() == completion.queue_pair);
         match (found, completion.status) {
             (Some((index, queue_pair)), Status::Flushed | Status::ConnectionLost) => {
-                // The completions may be there a moment before the reason.
+                // The completions may arrive slightly before the reason.
                 let _ = queue_pair.wait_disconnected(Duration::from_millis(100));
-                anyhow::anyhow!("the connection of queue pair {index} is over: {}", why_disconnected(queue_pair))
+                anyhow::anyhow!("the connection of queue pair {index} has ended: {}", why_disconnected(queue_pair))
             }
             (_, status) => anyhow::anyhow!("{:?} failed: {status:?}", completion.opcode),
         }
     }
 
-    /// Turns an inline engine; to be called in a loop that watches memory.
+    /// Turns an inline engine. Call it in a loop that watches memory.
     ///
     /// # Errors
-    /// Every now and then: the other side is gone, or the user wants to end.
+    /// Checked occasionally: the other side is gone, or the user has interrupted the tool.
     #[inline]
     pub fn turn(&mut self) -> anyhow::Result<()> {
         if self.inline {
@@ -207,14 +208,14 @@ impl Session {
         self.idle()
     }
 
-    /// Counts fruitless looks, and looks around after many of them.
+    /// Counts fruitless polls, and runs the checks after many of them.
     #[inline]
     fn idle(&mut self) -> anyhow::Result<()> {
         self.spins += 1;
-        // Powers of two: the remainder is taken every turn.
+        // Powers of two: the remainder is computed every turn.
         let patience: u32 = if self.inline { 2048 } else { 256 };
         if self.spins & (patience - 1) == 0 {
-            // Who is waited for may be waiting for this core; nobody else wants it where the figures are good.
+            // The other side may be waiting for this core; on a machine with dedicated cores nothing else wants it.
             std::thread::yield_now();
         }
         if self.spins >= LOOK_AROUND {
@@ -224,7 +225,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a message waits on the control connection may be asked when this says that it is time to.
+    /// Whether it is time to check for a message on the control connection.
     #[inline]
     pub fn is_time_to_look(&self) -> bool {
         self.spins.is_multiple_of(LOOK_AROUND / 16)
@@ -235,7 +236,7 @@ impl Session {
         check_interrupted()?;
         for (index, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
             if queue_pair.state() == QueuePairState::Disconnected {
-                bail!("the connection of queue pair {index} is over: {}", why_disconnected(queue_pair));
+                bail!("the connection of queue pair {index} has ended: {}", why_disconnected(queue_pair));
             }
         }
         Ok(())
@@ -244,13 +245,13 @@ impl Session {
     /// Sends a control message.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     pub fn tell(&mut self, message: Control) -> anyhow::Result<()> {
         self.control.as_mut().context(NO_CONTROL)?.send(&message.to_octets())
     }
 
-    /// Says good-bye and lets the server close: the side that closes last knows that the other has everything.
-    ///
+    /// Sends a farewell and lets the server close: the side that closes last knows that the other has received
+    /// everything.
     /// # Errors
     /// The connection was lost before.
     pub fn leave(&mut self) -> anyhow::Result<()> {
@@ -276,7 +277,7 @@ impl Session {
     /// The next control message, if there is one.
     ///
     /// # Errors
-    /// The connection is over, or the message is none of ours.
+    /// The connection has ended, or the message is not part of this protocol.
     pub fn hear(&mut self) -> anyhow::Result<Option<Control>> {
         let Some(event) = self.control.as_mut().context(NO_CONTROL)?.poll()? else {
             return Ok(None);
@@ -286,12 +287,12 @@ impl Session {
                 .first_chunk()
                 .and_then(Control::from_octets)
                 .map(Some)
-                .context("the other side sent a message that is none of this version's"),
+                .context("the other side sent a message that this version does not know"),
             Event::Done(_) => Ok(None),
             Event::Immediate(_) => bail!("the other side sent Immediate Data on the control connection"),
             Event::Closed => {
                 let why = self.control.as_mut().context(NO_CONTROL)?.why_closed();
-                bail!("the control connection is over: {why}")
+                bail!("the control connection has ended: {why}")
             }
         }
     }
@@ -299,7 +300,7 @@ impl Session {
     /// Waits for the next control message.
     ///
     /// # Errors
-    /// It does not come in time, or as [`hear`](Self::hear).
+    /// It does not arrive in time, or as [`hear`](Self::hear).
     pub fn wait_message(&mut self) -> anyhow::Result<Control> {
         let start = Instant::now();
         loop {
@@ -308,22 +309,22 @@ impl Session {
             }
             self.turn()?;
             if start.elapsed() > PATIENCE {
-                bail!("the other side has said nothing for {PATIENCE:?}");
+                bail!("the other side has sent nothing for {PATIENCE:?}");
             }
         }
     }
 
-    /// Waits for one certain control message.
+    /// Waits for a specific control message.
     ///
     /// # Errors
-    /// Another one comes; one that reports wrong data becomes an error that says so.
+    /// Another one arrives; one that reports wrong data becomes an error with that text.
     pub fn expect(&mut self, expected: Control) -> anyhow::Result<()> {
         match self.wait_message()? {
             message if message == expected => Ok(()),
             Control::Wrong { queue_pair, message, position } => {
                 bail!("the server received octet {position} of message {message} of queue pair {queue_pair} wrong")
             }
-            other => bail!("the other side said {other:?} instead of {expected:?}"),
+            other => bail!("the other side sent {other:?} instead of {expected:?}"),
         }
     }
 
@@ -332,7 +333,7 @@ impl Session {
         Pattern::new(self.seed, index, message)
     }
 
-    /// Writes a message's content to this side's memory.
+    /// Writes a message's contents to this side's memory.
     ///
     /// # Errors
     /// It is outside of the region.
@@ -348,7 +349,7 @@ impl Session {
         Ok(())
     }
 
-    /// Compares this side's memory with a message's content; the position of the first wrong octet.
+    /// Compares this side's memory with a message's contents; returns the position of the first wrong octet.
     ///
     /// # Errors
     /// The memory is outside of the region.
@@ -377,7 +378,7 @@ const NO_CONTROL: &str = "there is no control connection yet";
 /// Identifier of a marker.
 pub const MARKER: u64 = u64::MAX;
 
-/// Identifier of a receive: which queue pair, which slot.
+/// Identifier of a receive: its queue pair and its slot.
 pub fn receive_id(index: u32, number: u32) -> u64 {
     u64::from(index) << 32 | u64::from(number)
 }

@@ -1,8 +1,8 @@
-//! What the two sides tell each other: private data while connecting, and short messages on the control connection.
+//! The messages of the two sides: private data when connecting, and short messages on the control connection.
 
 use crate::cli::{DEPTH_MAX, Plan, QPS_MAX, SIZE_MAX, Test};
 
-/// Begins all private data, with the version of this format.
+/// Begins all private data, including the version of this format.
 const MAGIC: [u8; 5] = *b"uwpf\x02";
 
 /// One side's registered memory, as the other side addresses it.
@@ -14,7 +14,7 @@ pub struct Remote {
     pub offset: u64,
 }
 
-/// What the client asks for, in the private data of its control connection.
+/// The client's request, in the private data of its control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Which test.
@@ -27,7 +27,7 @@ pub struct Request {
     pub qps: u32,
     /// Seed of all content.
     pub seed: u64,
-    /// Whether the server's memory need not be durable.
+    /// Whether to commit to memory that is not durable.
     pub plain: bool,
     /// The client's memory.
     pub memory: Remote,
@@ -53,7 +53,7 @@ impl Request {
         octets
     }
 
-    /// From private data; `None` if it is none of ours, or out of range.
+    /// Parses private data; `None` if it is not ours, or out of range.
     pub fn from_octets(octets: &[u8]) -> Option<Self> {
         let mut reader = Reader(octets.strip_prefix(&MAGIC)?);
         let number = reader.take::<1>()?[0];
@@ -118,7 +118,7 @@ pub fn memory_from_octets(octets: &[u8]) -> Option<Remote> {
     Some(Remote { stag: reader.u32()?, offset: reader.u64()? })
 }
 
-/// Which data connection of which client this is, in its private data.
+/// Private data of a data connection: which client's, and its index.
 pub fn data_to_octets(seed: u64, index: u32) -> Vec<u8> {
     let mut octets = MAGIC.to_vec();
     octets.push(0xFF);
@@ -154,14 +154,14 @@ impl Reader<'_> {
 /// A message on the control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Client: what follows is a checked run of so many messages in each queue pair (0: a timed run, until told).
+    /// Client: a checked run of this many messages on each queue pair follows (0: a timed run, until told).
     Begin {
         /// Messages in each queue pair.
         messages: u64,
     },
     /// Client: the run is over.
     Finish,
-    /// Client: fill the memory that I shall read with the content of this generation.
+    /// Client: fill the memory that I will read with the contents of this generation.
     Fill {
         /// Which.
         generation: u64,
@@ -172,7 +172,7 @@ pub enum Control {
     Arrived,
     /// Server: everything looked at was right.
     Right,
-    /// Server: this octet of this message was not.
+    /// Server: this octet of this message was wrong.
     Wrong {
         /// Queue pair.
         queue_pair: u32,
