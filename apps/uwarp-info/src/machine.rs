@@ -1,4 +1,4 @@
-//! What is looked at. Nothing here starts DPDK or changes anything.
+//! Collects facts about the machine. Nothing here starts DPDK or changes anything.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ pub struct Machine {
     pub version: String,
     /// CPUs that this process may use.
     pub cpus: usize,
-    /// The kernel for CRC32C and copying that this CPU gets.
+    /// The implementation of CRC32C and copying that is selected for this CPU.
     pub crc_kernel: String,
     /// Hugepages by size.
     pub hugepages: Vec<Hugepages>,
-    /// Octets that may be locked in memory; none if there is no limit.
+    /// Octets that may be locked in memory; `None` without a limit.
     pub locked_memory_limit: Option<u64>,
     /// DPDK's network drivers.
     pub drivers: Vec<String>,
@@ -136,7 +136,7 @@ fn devices(drivers: &[String], nics: &[Nic], hugepages: &[Hugepages]) -> Vec<Dev
         );
     }
     if hugepages.iter().all(|pool| pool.free == 0) {
-        pci.push("free hugepages, which drivers of NICs want: reserve some with scripts/hugepages".to_owned());
+        pci.push("free hugepages, which NIC drivers need: reserve some with scripts/hugepages".to_owned());
     }
     let device = |kind: &str, driver: &str, missing: Vec<String>| Device {
         kind: kind.to_owned(),
@@ -167,7 +167,7 @@ fn hugepages() -> Vec<Hugepages> {
 }
 
 impl Nic {
-    /// Whether DPDK could have it as it is.
+    /// Whether DPDK could use it as it is.
     fn is_free(&self) -> bool {
         matches!(self.driver.as_deref(), Some("vfio-pci" | "uio_pci_generic" | "igb_uio" | "mlx5_core" | "mlx4_core"))
     }
@@ -195,7 +195,7 @@ fn nics() -> Vec<Nic> {
     found
 }
 
-/// Names in a folder; none if it cannot be read.
+/// Names in a directory; none if it cannot be read.
 fn entries(folder: impl AsRef<Path>) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
         .into_iter()
@@ -207,7 +207,7 @@ fn entries(folder: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
-/// Sockets that somebody answers on are running processes; connecting is enough to know.
+/// Processes whose monitor sockets accept a connection: those are running.
 fn processes() -> Vec<String> {
     uwarp::monitor::all_sockets()
         .into_iter()

@@ -1,4 +1,5 @@
-//! Says what this machine offers to uwarp: drivers, devices, memory, kernels chosen for this CPU, and what is missing for what.
+//! Shows what this machine offers to uwarp: drivers, devices, memory, the kernels chosen for this CPU, and what is
+//! missing.
 #![forbid(unsafe_code)]
 
 mod machine;
@@ -96,7 +97,7 @@ fn show(machine: &Machine) {
     }
 }
 
-/// Joins words with spaces into lines of at most so many letters.
+/// Joins words with spaces into lines of at most `width` characters.
 fn wrap(words: &[String], width: usize) -> String {
     let mut text = String::new();
     let mut line = 0;

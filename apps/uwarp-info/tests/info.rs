@@ -1,4 +1,4 @@
-//! What it prints can be read by people and by programs.
+//! People and programs can read the output.
 
 use std::process::{Command, Output};
 

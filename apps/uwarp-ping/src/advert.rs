@@ -3,7 +3,7 @@
 /// Octets of a message.
 pub const LEN: usize = 16;
 
-/// Memory that the other side may read or write.
+/// Memory that the peer may read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advert {
     /// Tagged offset.

@@ -1,4 +1,4 @@
-//! The client: offers its text, then its memory for the answer.
+//! The client: advertises its text, then the memory for the answer.
 
 use crate::advert::Advert;
 use crate::{Options, SHAPE, text};
@@ -9,13 +9,13 @@ use uwarp::{Access, Config, ConnectOptions, Context, MemoryRegion};
 use uwarp_app::channel::{Channel, Event, connect, part};
 use uwarp_app::{output, signals};
 
-/// How long a server may be silent, and how long it is tried to reach it.
+/// How long a server may be silent, and how long to try to reach it.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Pings.
 ///
 /// # Errors
-/// No connection, or what came back is wrong.
+/// There is no connection, or the answer is wrong.
 pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Result<()> {
     let context = Context::open(config)?;
     let domain = context.allocate_domain();
@@ -78,7 +78,7 @@ fn advert(region: &MemoryRegion) -> Advert {
     }
 }
 
-/// Waits for the server's message, whose content does not matter.
+/// Waits for the server's message, whose contents do not matter.
 fn wait(channel: &mut Channel) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {

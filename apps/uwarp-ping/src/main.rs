@@ -1,5 +1,5 @@
-//! Speaks the protocol of rping, in both roles: each round the server reads the client's text by RDMA Read and writes it
-//! back by RDMA Write.
+//! Implements the protocol of rping, in both roles: in each round the server reads the client's text by RDMA Read and
+//! writes it back by RDMA Write.
 #![forbid(unsafe_code)]
 
 mod advert;
@@ -89,7 +89,7 @@ struct Arguments {
     #[arg(long)]
     markers: bool,
 
-    // Without the short form that clap would give it: rping's -V is the check.
+    // Without clap's short form: -V is rping's check.
     /// Print version
     #[arg(long, action = clap::ArgAction::Version)]
     version: Option<bool>,
@@ -145,7 +145,7 @@ pub struct Options {
     pub markers: bool,
 }
 
-/// rping keeps one receive and one Send posted; more do no harm.
+/// rping keeps one receive and one Send posted; more are harmless.
 pub const SHAPE: Shape = Shape { message: advert::LEN, messages: 4, work: 4 };
 
 fn main() -> ExitCode {

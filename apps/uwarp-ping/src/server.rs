@@ -1,4 +1,4 @@
-//! The server: reads what the client offers, then writes it back.
+//! The server: reads the client's text, then writes it back.
 
 use crate::advert::Advert;
 use crate::{Options, SHAPE, text};
@@ -11,10 +11,10 @@ use uwarp_app::{output, signals};
 /// Identifiers of the server's own requests do not matter: one is under way at a time.
 const WORK: u64 = 1;
 
-/// Serves one client, or with `persistent` one after the other.
+/// Serves one client, or with `persistent` one after another.
 ///
 /// # Errors
-/// The device cannot be opened, or (not persistent) the client broke off.
+/// The device cannot be opened, or (not persistent) the client left early.
 pub fn run(config: Config, options: &Options) -> anyhow::Result<()> {
     let context = Context::open(config)?;
     let mut listener = context.listen(options.port, ListenOptions::default())?;
@@ -58,7 +58,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
         if options.verbose {
             output::print(format!("server ping data: {}", text::printable(&content)));
         }
-        // The content of the server's messages has no meaning; rping sends the last advertisement's form.
+        // The contents of the server's messages are ignored; rping repeats the last advertisement.
         channel.send(&source.to_octets())?;
         let sink = advert(&mut channel)?.context("the client left in the middle of a round")?;
         let entry = buffer.sge(..checked(sink.size, &buffer)?)?;
@@ -75,7 +75,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
 fn checked(size: u32, buffer: &MemoryRegion) -> anyhow::Result<usize> {
     let size = size as usize;
     if !(1..=buffer.len()).contains(&size) {
-        bail!("the client advertises {size} octets: 1 to {} are possible", buffer.len());
+        bail!("the client advertises {size} octets: it must be 1 to {}", buffer.len());
     }
     Ok(size)
 }
@@ -87,7 +87,7 @@ fn advert(channel: &mut Channel) -> anyhow::Result<Option<Advert>> {
             Some(Event::Message(octets)) => {
                 return Advert::from_octets(&octets)
                     .map(Some)
-                    .context("the client sent a message that is none of rping's");
+                    .context("the client sent a message that is not part of rping's protocol");
             }
             Some(Event::Done(_) | Event::Immediate(_)) => {}
             Some(Event::Closed) => return Ok(None),
@@ -101,7 +101,7 @@ fn wait_work(channel: &mut Channel) -> anyhow::Result<()> {
     loop {
         match channel.next(Duration::from_millis(100))? {
             Some(Event::Done(_)) => return Ok(()),
-            Some(Event::Message(_) | Event::Immediate(_)) => bail!("the client sent a message out of turn"),
+            Some(Event::Message(_) | Event::Immediate(_)) => bail!("the client sent an unexpected message"),
             Some(Event::Closed) => bail!("the connection is over: {}", channel.why_closed()),
             None if signals::interrupted() => bail!("interrupted"),
             None => {}

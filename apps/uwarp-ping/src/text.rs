@@ -1,8 +1,8 @@
-//! The text of each round: its number, then letters that begin one further each round, then a zero, as in rping.
+//! The text of each round: its number, then letters that start one further each round, then a zero, as in rping.
 
 /// rping's port.
 pub const PORT: u16 = 7174;
-/// Shortest text: the number of the highest round, what stands before it, and the zero.
+/// Shortest text: the prefix, the number of the highest round, and the zero.
 pub const SIZE_MIN: usize = 28;
 /// Longest text.
 pub const SIZE_MAX: usize = 64 * 1024 - 1;

@@ -7,7 +7,7 @@ fn command(device: &str, socket: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-ping"));
     command.args(["--device", device, "--socket"]).arg(socket);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    // What goes wrong shall be seen with the test's own output.
+    // Failures must show in the test's own output.
     command.stderr(Stdio::inherit());
     command
 }
@@ -38,13 +38,13 @@ fn ping_with(device: &str, size: &str, flags: &[&str]) {
     ping_between(device, size, &[], flags);
 }
 
-/// With flags of the server and of the client.
+/// Pings with these flags of the server and of the client.
 fn ping_between(device: &str, size: &str, of_server: &[&str], flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let server = command(device, &socket).args(["-s", "-v", "-V"]).args(of_server).spawn().unwrap();
     let server = Running(Some(server));
-    // Read along: a server that blocks on a full pipe turns no engine, and its client gives up.
+    // Read concurrently: a server that blocks on a full pipe turns no engine, and its client times out.
     let server = std::thread::spawn(move || server.output());
     let client = command(device, &socket).args(["-c", "-C", "5", "-S", size, "-V", "-v"]).args(flags).output().unwrap();
     let text = String::from_utf8(client.stdout).unwrap();

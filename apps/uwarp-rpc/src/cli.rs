@@ -191,7 +191,7 @@ impl RdmaOptions {
     }
 }
 
-/// The options with every default filled in, checked.
+/// The options with every default filled in, validated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// Which test.
@@ -224,7 +224,7 @@ impl TestOptions {
         let size = match (test, self.size) {
             (Test::Null, None | Some(0)) => 0,
             (Test::Null, Some(size)) => {
-                return Err(usage(format!("--size is {size}: a null call has none, leave it out")));
+                return Err(usage(format!("--size is {size}: a null call has no data, leave it out")));
             }
             (Test::Echo, size) => size.unwrap_or(64),
             (Test::Put | Test::Get, size) => size.unwrap_or(1 << 20),
@@ -236,7 +236,7 @@ impl TestOptions {
             return Err(usage(format!("--depth is {}: choose 1 to {DEPTH_MAX}", self.depth)));
         }
         if test == Test::Echo && self.depth != 1 {
-            return Err(usage("--depth has no meaning for an echo, which is long both ways: choose put or get"));
+            return Err(usage("--depth does not apply to echo, which is long in both directions: choose put or get"));
         }
         let amount = match (self.iterations, self.duration) {
             (Some(0), _) => return Err(usage("--iterations is 0: choose at least 1")),

@@ -1,4 +1,4 @@
-//! The side that calls: one loop for both transports.
+//! The calling side: one loop for both transports.
 
 use crate::cli::{Amount, Plan, RunArguments, Test, Transport};
 use crate::program::{self, Blobs, CPU, ECHO, GET, NULL, PROGRAM, PUT, VERSION};
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const VERIFIED_OCTETS: usize = 8 << 20;
 /// Calls of a checked run, at most.
 const VERIFIED_CALLS: usize = 1000;
-/// Samples between two visits to the histogram, as `uwarp-perf` has them: few enough to stay in the first-level cache.
+/// Samples per update of the histogram, as in `uwarp-perf`: few enough to stay in the first-level cache.
 const CHUNK: usize = 2048;
 /// Longest warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
@@ -37,15 +37,15 @@ struct Done {
     started: Instant,
     /// Results in front of a blob.
     octets: Vec<u8>,
-    /// The blob that came, or that was sent and is free again.
+    /// The blob that was received, or that was sent and is free again.
     blob: Option<Vec<u8>>,
 }
 
 /// Calls of the test program.
 trait Caller {
-    /// Starts a call, and notes the time: reading the clock takes as long as much of a null call.
+    /// Starts a call at the time `now`: reading the clock takes a large part of the time of a null call.
     fn start(&mut self, call: Call, now: Instant) -> anyhow::Result<()>;
-    /// Waits for the end of one of the calls that were started.
+    /// Waits for the end of one of the calls under way.
     fn finish(&mut self) -> anyhow::Result<Done>;
 }
 
@@ -71,7 +71,7 @@ impl Caller for Rdma {
             bail!("the call failed: {:?}", reply.status);
         }
         let at = self.started.iter().position(|(started, _)| *started == id);
-        let (_, started) = self.started.swap_remove(at.context("an end of a call that was not started")?);
+        let (_, started) = self.started.swap_remove(at.context("a call ended that was not started")?);
         let mut done = Done { started, octets: Vec::new(), blob: None };
         for part in arguments.into_iter().chain(reply.results) {
             match part {
@@ -103,7 +103,7 @@ impl Caller for Tcp {
         let mut done = Done { started, octets: Vec::new(), blob: None };
         match call.procedure {
             GET => {
-                // Into the memory that was meant for it, as an application would have it.
+                // Copy into the destination, as an application would.
                 let mut reader = Reader::new(results);
                 let blob = reader.opaque(results.len())?;
                 let mut room = call.rooms.into_iter().next().unwrap_or_default();
@@ -188,9 +188,9 @@ fn reach(
         ..RequesterOptions::default()
     };
     let mut requester = Requester::start_connect(context, server, vec![Arc::new(Blobs)], options)?;
-    // While the server is starting, the requester tries again and again.
+    // While the server is starting, the requester retries.
     let null = requester.call(call(NULL, Vec::new()), PATIENCE)?;
-    null.outcome.with_context(|| format!("there is no connection to {server}"))?;
+    null.outcome.with_context(|| format!("cannot connect to {server}"))?;
     Ok(Rdma { requester, started: Vec::new() })
 }
 
@@ -198,7 +198,7 @@ fn call(procedure: u32, arguments: Vec<Part>) -> Call {
     Call { program: PROGRAM, version: VERSION, procedure, arguments, ..Call::default() }
 }
 
-/// A call of the test, in the memory of one that has ended if there is some.
+/// A call of the test, in the memory of an ended one if possible.
 fn make(plan: &Plan, check: bool, data: &[u8], blob: Option<Vec<u8>>) -> Call {
     match plan.test {
         Test::Null => call(NULL, Vec::new()),
@@ -241,7 +241,7 @@ fn verify(caller: &mut dyn Caller, plan: &Plan) -> anyhow::Result<u64> {
         let right_blob = plan.test != Test::Get || done.blob.as_ref() == Some(&blob);
         match known {
             Some(at) if right_blob => expected.remove(at),
-            _ => bail!("call {ended} of {count} gave wrong data"),
+            _ => bail!("call {ended} of {count} returned wrong data"),
         };
     }
     Ok(count as u64)
@@ -293,8 +293,9 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
     Ok(())
 }
 
-/// Keeps as many calls under way as the plan says, and gives how many have ended. The clock is read once for each: the end of one is
-/// the start of those that follow it, unless `sample` has taken its time (true). So the making of a call's arguments is in its time.
+/// Keeps the planned number of calls under way, and returns how many have ended. The clock is read once per call: the
+/// end of one is the start of those that follow it, unless `sample` took time itself (returned true). So building a
+/// call's arguments counts towards its time.
 fn rounds(
     caller: &mut dyn Caller,
     plan: &Plan,

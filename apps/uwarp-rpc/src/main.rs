@@ -31,7 +31,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
     arguments.rdma.threshold()?;
     let context = open(resolve(&arguments.network, Role::Server, arguments.cpu)?, arguments.cpu)?;
     if !arguments.with_parent {
-        // Standard output is for results, of which a server has none.
+        // Standard output is for results, and a server has none.
         eprintln!("serving on {}", context.socket_address(arguments.port));
     }
     match arguments.transport {
@@ -50,7 +50,7 @@ fn run(arguments: &RunArguments) -> anyhow::Result<()> {
     report::publish(&[report], arguments.options.json.as_deref())
 }
 
-/// The configuration of one side; a threaded engine goes to the CPU, an inline one is pinned with its thread later.
+/// The configuration of one side. A threaded engine goes to the CPU; an inline one is pinned later with its thread.
 fn resolve(network: &NetworkFlags, role: Role, cpu: Option<usize>) -> anyhow::Result<Config> {
     let mut config = network.resolve(role, EngineMode::Inline)?;
     if config.engine.mode == EngineMode::Threaded
@@ -75,7 +75,7 @@ fn open(config: Config, cpu: Option<usize>) -> anyhow::Result<Context> {
     Ok(context)
 }
 
-/// A side of a pair does not outlive the pair, whatever ends that.
+/// Ends this process with its pair, however that ends.
 fn end_with_parent(wanted: bool) -> anyhow::Result<()> {
     if wanted {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;

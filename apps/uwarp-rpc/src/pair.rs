@@ -1,4 +1,4 @@
-//! `pair`: starts both sides as processes of their own, each on its CPU, for one transport after the other, and ends them.
+//! `pair`: runs both sides as processes of their own, each on its CPU, for one transport after another.
 
 use crate::cli::{Amount, PairArguments, Plan, Transport};
 use crate::report::{Report, publish};
@@ -13,7 +13,7 @@ use uwarp_app::{DeviceKind, Role, cacheline, usage};
 /// Runs a pair.
 ///
 /// # Errors
-/// A bad command line, or a side that failed (it said why).
+/// An invalid command line, or a side that failed (it has reported why).
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
     arguments.rdma.threshold()?;
@@ -43,7 +43,7 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     publish(&reports, arguments.options.json.as_deref())
 }
 
-/// What a pair decides itself cannot be chosen.
+/// Refuses flags for what a pair decides itself.
 fn check(arguments: &PairArguments) -> anyhow::Result<()> {
     let network = &arguments.network;
     for (given, flag) in [
@@ -61,7 +61,7 @@ fn check(arguments: &PairArguments) -> anyhow::Result<()> {
     if !matches!(network.kind(), DeviceKind::Virtio | DeviceKind::Memif) {
         return Err(usage("a pair runs over virtio or memif: use 'serve' and 'run' for other devices"));
     }
-    // Mistakes of the other flags are found before anything starts.
+    // Find mistakes in the other flags before anything starts.
     for role in [Role::Server, Role::Client] {
         network.resolve(role, EngineMode::Inline)?;
     }

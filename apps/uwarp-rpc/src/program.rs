@@ -1,4 +1,4 @@
-//! The test program: its procedures, its upper-layer binding, and what a server of it answers.
+//! The test program: its procedures, its upper-layer binding, and its server's answers.
 
 use std::ops::RangeInclusive;
 use uwarp_rpcrdma::binding::{Binding, Greatest};
@@ -7,7 +7,7 @@ use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::{Part, Walk, WalkError};
 use uwarp_rpcrdma::xdr::{Reader, XdrError, put_opaque, put_u32, put_u64};
 
-/// Its number, of those that anybody may use (RFC 5531 §8.3).
+/// Its number, from the range for private use (RFC 5531 §8.3).
 pub const PROGRAM: u32 = 0x2000_5752;
 /// Its version.
 pub const VERSION: u32 = 1;
@@ -16,13 +16,13 @@ pub const SIZE_MAX: u64 = 64 << 20;
 
 /// Nothing.
 pub const NULL: u32 = 0;
-/// Opaque data, which comes back. Not eligible: a long one is a Long Call with a long reply.
+/// Opaque data, which is returned. Not eligible: a long one is a Long Call with a long reply.
 pub const ECHO: u32 = 1;
-/// Whether to check it, and a blob (eligible); gives its length, and its CRC32C if that was asked for.
+/// Whether to check it, and a blob (eligible); returns its length, and its CRC32C if requested.
 pub const PUT: u32 = 2;
-/// A length; gives that much of the pattern as a blob (eligible).
+/// A length; returns that much of the pattern as a blob (eligible).
 pub const GET: u32 = 3;
-/// Gives the nanoseconds of CPU time that the server's process has used.
+/// Returns the CPU time in nanoseconds that the server's process has used.
 pub const CPU: u32 = 4;
 
 /// The upper-layer binding (RFC 8166 §6).
@@ -63,7 +63,7 @@ impl Binding for Blobs {
     }
 }
 
-/// The pattern that blobs are made of, as long as it is wanted.
+/// The first `length` octets of the pattern that blobs consist of.
 pub fn pattern(length: usize) -> Vec<u8> {
     let mut octets = vec![0; length];
     fastrand::Rng::with_seed(0x7577_6172_7021).fill(&mut octets);
@@ -98,7 +98,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// The answer to a call. `used` gives memory that an earlier answer's blob was in and is in still.
+    /// The answer to a call. `used` returns memory of an earlier answer's blob, with the blob still in it.
     pub fn answer(&mut self, procedure: u32, arguments: &[Part], mut used: impl FnMut() -> Option<Vec<u8>>) -> Answer {
         let results = match procedure {
             NULL => Ok(Vec::new()),
@@ -125,7 +125,7 @@ impl Server {
         if self.blob.len() != wanted {
             self.blob = pattern(wanted);
         }
-        // Only blobs are given as items, so one of this length is this blob.
+        // Only blobs are passed as items, so one of this length is this blob.
         let blob = loop {
             match used() {
                 Some(blob) if blob.len() == wanted => break blob,
@@ -149,7 +149,7 @@ fn checked(arguments: &[Part]) -> Result<Vec<Part>, XdrError> {
     Ok(vec![Part::Octets(results)])
 }
 
-/// Nanoseconds of CPU time that this process has used, in all of its threads.
+/// CPU time in nanoseconds that all threads of this process have used.
 pub fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

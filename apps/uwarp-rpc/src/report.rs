@@ -33,29 +33,29 @@ pub struct Report {
     pub engine: String,
     /// Calls under way.
     pub depth: u32,
-    /// How the client registered what it lent; none over TCP.
+    /// How the client registered its buffers; none over TCP.
     pub registration: Option<Registration>,
     /// Calls that were timed.
     pub calls: u64,
     /// How long they took, in seconds.
     pub seconds: f64,
-    /// Calls of which every octet was checked, in a run of their own.
+    /// Calls of which every octet was checked, in a separate run.
     pub verified: u64,
     /// From the start of a call to its end.
     pub latency_ns: Latency,
-    /// Octets of data one way, 10^9 bit/s; none if there are no data.
+    /// Octets of data in one direction, 10^9 bit/s; none without data.
     pub gbit_per_s: Option<f64>,
     /// Calls per second.
     pub calls_per_s: f64,
     /// Microseconds of CPU time for each call.
     pub cpu_us_per_call: CpuTime,
-    /// Milliseconds of CPU time for each MiB of data; none if there are no data.
+    /// Milliseconds of CPU time per MiB of data; none without data.
     pub cpu_ms_per_mib: Option<CpuTime>,
     /// Cache-line round trips between the two CPUs, in `pair`.
     pub cacheline_ns: Option<CacheLine>,
 }
 
-/// Writes JSON where it was asked for (a list), and a table unless the JSON took standard output.
+/// Writes JSON if requested (a list), and a table unless the JSON goes to standard output.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -15,13 +15,13 @@ use uwarp_rpcrdma::walk::Part;
 const CREDITS: u32 = 256;
 /// Memory for the blobs of one client.
 const MEMORY: u64 = 4 * SIZE_MAX;
-/// Rounds without anything to do after which a threaded server sleeps a little.
+/// Rounds without work after which a threaded server sleeps briefly.
 const IDLE: u32 = 1000;
 
-/// Rounds after which new clients are looked for: nothing is lost by doing that less often than looking for calls.
+/// Rounds between checks for new clients, which need not be as frequent as those for calls.
 const ACCEPT: u32 = 64;
 
-/// Serves all clients in one thread until interrupted; with `once`, until the first has left.
+/// Serves all clients in one thread until interrupted, or with `once` until the first has left.
 ///
 /// # Errors
 /// The port is taken, or the engine failed.
@@ -57,7 +57,7 @@ pub fn serve(context: &Context, arguments: &ServeArguments) -> anyhow::Result<()
     Ok(())
 }
 
-/// The clients, each with what it has put.
+/// The clients, each with the blob that it has put.
 struct Clients<'a> {
     context: &'a Context,
     listener: Listener,
@@ -89,7 +89,7 @@ impl<'a> Clients<'a> {
         })
     }
 
-    /// Takes a call of each client, and now and then a new client, whether the others are busy or not.
+    /// Takes a call of each client, and occasionally a new client, whether the others are busy or not.
     fn step(&mut self) -> anyhow::Result<Round> {
         self.rounds = self.rounds.wrapping_add(1);
         if (self.clients.is_empty() || self.rounds.is_multiple_of(ACCEPT))

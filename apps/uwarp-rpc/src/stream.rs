@@ -16,18 +16,18 @@ use uwarp_rpcrdma::xdr::padding;
 
 /// Octets of each buffer of a stream.
 const BUFFER: usize = 1 << 20;
-/// Longest wait for anything of the peer's.
+/// Longest wait for anything from the peer.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest record: the longest blob with its headers.
 const RECORD_MAX: usize = SIZE_MAX as usize + 4096;
-/// The bit of a record mark that says that this fragment is the last.
+/// The bit of a record mark that marks the last fragment.
 const LAST: u32 = 1 << 31;
 
 fn options() -> TcpStreamOptions {
     TcpStreamOptions::default().buffers(BUFFER, BUFFER)
 }
 
-/// A record's header, and its parts with their padding, without putting them together first.
+/// Writes a record's header and its padded parts, without joining them first.
 fn write_record(stream: &mut TcpStream, header: &[u8], parts: &[Part]) -> anyhow::Result<()> {
     let length = header.len() + uwarp_rpcrdma::walk::parts_len(parts);
     // A record of this program is far below 2^31 octets.
@@ -41,7 +41,7 @@ fn write_record(stream: &mut TcpStream, header: &[u8], parts: &[Part]) -> anyhow
     Ok(())
 }
 
-/// A record, in memory that stays: clearing it for each would cost as much as copying.
+/// A record in reusable memory: clearing new memory for each would cost as much as copying.
 #[derive(Default)]
 struct Record {
     memory: Vec<u8>,
@@ -53,8 +53,8 @@ impl Record {
         &self.memory[..self.length]
     }
 
-    /// Reads a record of any number of fragments, of which the first `got` octets are in `mark`. False: the other side has closed
-    /// the stream between two records.
+    /// Reads a record of any number of fragments; the first `got` octets are in `mark`. Returns false if the other side
+    /// has closed the stream between two records.
     fn read(&mut self, stream: &mut TcpStream, mut mark: [u8; 4], mut got: usize) -> anyhow::Result<bool> {
         const CUT: &str = "the stream ends in the middle of a record";
         self.length = 0;
@@ -81,10 +81,10 @@ impl Record {
     }
 }
 
-/// Serves clients one after the other, until interrupted; with `once`, the first one that has called.
+/// Serves clients one after another until interrupted, or with `once` the first one that has called.
 ///
 /// # Errors
-/// The port is taken; with `once`, what ended the one client's connection.
+/// The port is taken; with `once`, the error that ended the client's connection.
 pub fn serve(context: &Context, port: u16, once: bool) -> anyhow::Result<()> {
     let accept = TcpAcceptOptions { stream: options(), ..TcpAcceptOptions::default() };
     let mut listener = TcpListener::bind_with(context, port, &accept)?;
@@ -105,7 +105,7 @@ fn converse(mut stream: TcpStream) -> anyhow::Result<()> {
     let mut server = program::Server::default();
     let (mut record, mut header) = (Record::default(), Vec::new());
     loop {
-        // A client may be silent between two calls, and not within one.
+        // A client may be silent between two calls, but not within one.
         stream.set_read_timeout(Some(Duration::from_millis(200)));
         let mut mark = [0; 4];
         let got = loop {
@@ -136,7 +136,7 @@ fn carry_out(server: &mut program::Server, record: &[u8]) -> anyhow::Result<(u32
             let xid = u32::from_be_bytes(*record.first_chunk().unwrap_or(&[0; 4]));
             return Ok((xid, Answer::failure(Status::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION })));
         }
-        Err(CallHeaderError::Garbage) => bail!("a record that is no call"),
+        Err(CallHeaderError::Garbage) => bail!("a record that is not a call"),
     };
     let refusal = |status| Ok((header.xid, Answer::failure(status)));
     if header.program != PROGRAM {
@@ -161,17 +161,17 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects, again and again while nobody answers.
+    /// Connects, and retries while nobody answers.
     ///
     /// # Errors
-    /// Nobody answers for as long as `patience`.
+    /// Nobody answers within `patience`.
     pub fn connect(context: &Context, server: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
         let start = Instant::now();
         let mut stream = loop {
             match TcpStream::connect_with(context, server, &options()) {
                 Ok(stream) => break stream,
                 Err(error) if start.elapsed() > patience || signals::interrupted() => {
-                    return Err(error).with_context(|| format!("there is no connection to {server}"));
+                    return Err(error).with_context(|| format!("cannot connect to {server}"));
                 }
                 Err(_) => {
                     let pause = Instant::now();
@@ -189,7 +189,7 @@ impl Client {
         Ok(Self { stream, next_xid: fastrand::u32(..), record: Record::default(), header: Vec::new() })
     }
 
-    /// Sends a call. Its reply comes behind those of the calls before.
+    /// Sends a call. Its reply follows those of the calls before it.
     ///
     /// # Errors
     /// The stream is lost.
@@ -210,7 +210,7 @@ impl Client {
         Ok(self.next_xid)
     }
 
-    /// Reads the reply to this call. Gives the results, in place.
+    /// Reads the reply to this call. Returns the results in place.
     ///
     /// # Errors
     /// The stream is lost, or the reply is not a success of this call.

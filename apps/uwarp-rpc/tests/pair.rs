@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::process::Command;
 
-/// Runs a pair and gives its list of results. Both sides share whatever CPUs there are: nothing here asserts a time.
+/// Runs a pair and returns its list of results. Both sides share the available CPUs: nothing here asserts a time.
 fn pair(arguments: &[&str]) -> Vec<Value> {
     let output = Command::new(env!("CARGO_BIN_EXE_uwarp-rpc"))
         .arg("pair")
@@ -50,7 +50,7 @@ fn calls_of_every_kind_over_virtio() {
     check("virtio", "echo", "64", 200, &[]);
     check("virtio", "echo", "64K", 20, &[]);
     check("virtio", "put", "0", 50, &[]);
-    // The longest that fits into a message, and one more.
+    // The longest blob that fits into a message, and one octet more.
     check("virtio", "put", "3981", 50, &["--depth", "16"]);
     check("virtio", "get", "100001", 50, &["--depth", "7"]);
 }

@@ -1,4 +1,4 @@
-//! Looks into a running process that uses uwarp: its device, engines, connections and queue pairs.
+//! Shows the state of a running process that uses uwarp: its device, engines, connections and queue pairs.
 #![forbid(unsafe_code)]
 
 mod rates;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
         signals::install()?;
         if arguments.interval < Duration::from_millis(10) {
-            return Err(usage("--interval is below 10ms: choose more"));
+            return Err(usage("--interval is below 10ms: choose a longer one"));
         }
         let Some(target) = &arguments.target else {
             return list(arguments.json);
@@ -77,7 +77,7 @@ fn sockets(target: &str) -> anyhow::Result<Vec<PathBuf>> {
     let found = monitor::sockets(pid);
     if found.is_empty() {
         anyhow::bail!(
-            "process {pid} has no monitor socket in {}: it is no uwarp process of this user, or its configuration says monitor.enabled = false",
+            "process {pid} has no monitor socket in {}: it is not a uwarp process of this user, or its configuration has monitor.enabled = false",
             monitor::runtime_directory().display()
         );
     }
@@ -88,7 +88,7 @@ fn look(socket: &Path) -> anyhow::Result<StatsSnapshot> {
     monitor::query(socket).with_context(|| format!("{} does not answer", socket.display()))
 }
 
-/// Lists who can be looked into.
+/// Lists the processes that can be shown.
 fn list(json: bool) -> anyhow::Result<()> {
     let found: Vec<(PathBuf, StatsSnapshot)> =
         monitor::all_sockets().into_iter().filter_map(|socket| Some((socket.clone(), look(&socket).ok()?))).collect();
@@ -119,7 +119,7 @@ fn list(json: bool) -> anyhow::Result<()> {
 
 fn watch(arguments: &Arguments, sockets: &[PathBuf]) -> anyhow::Result<()> {
     let terminal = std::io::stdout().is_terminal();
-    // Without a terminal a table is for a file or a pager: one is what is wanted.
+    // Without a terminal, a table goes to a file or a pager: show one.
     let once = arguments.once || (!terminal && !arguments.json);
     let mut before: Vec<Option<StatsSnapshot>> = vec![None; sockets.len()];
     let mut looked = false;
@@ -129,7 +129,7 @@ fn watch(arguments: &Arguments, sockets: &[PathBuf]) -> anyhow::Result<()> {
         for (socket, before) in sockets.iter().zip(&mut before) {
             let now = match look(socket) {
                 Ok(snapshot) => snapshot,
-                // A process that ends while it is watched is no failure.
+                // A process that ends while it is watched is not a failure.
                 Err(_) if looked => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -145,7 +145,7 @@ fn watch(arguments: &Arguments, sockets: &[PathBuf]) -> anyhow::Result<()> {
         looked = true;
         let mut out = std::io::stdout().lock();
         if terminal && !once && !arguments.json {
-            // To the top left corner; erase what is below.
+            // Move to the top left corner and erase everything below.
             let _ = write!(out, "\x1b[H\x1b[J");
         }
         if write!(out, "{text}").and_then(|()| out.flush()).is_err() {

@@ -25,7 +25,7 @@ pub struct EngineRates {
 }
 
 impl Rates {
-    /// The rates from one snapshot to the next, or from the opening of the context.
+    /// The rates between two snapshots, or since the context was opened.
     pub fn between(before: Option<&StatsSnapshot>, now: &StatsSnapshot) -> Self {
         let since = before.map_or(0, |before| before.uptime_ns);
         let seconds = now.uptime_ns.saturating_sub(since) as f64 / 1e9;
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(rates.engines[0].frames_in, 2000.0);
         let rates = Rates::between(None, &first);
         assert_eq!(rates.engines[0].frames_in, 500.0);
-        // A context that was opened anew has smaller counters.
+        // A reopened context has smaller counters.
         let rates = Rates::between(Some(&second), &first);
         assert_eq!(rates.engines[0].frames_in, 0.0);
     }

@@ -187,7 +187,7 @@ fn connections(text: &mut String, now: &StatsSnapshot, rows: usize) {
             format_nanoseconds(tcp.retransmission_timeout_ns),
             tcp.effective_mss.to_string(),
             tcp.congestion_window.to_string(),
-            // Before the first loss it is as large as its type.
+            // Before the first loss it has its type's maximum.
             if tcp.slow_start_threshold >= u64::from(u32::MAX) {
                 "-".to_owned()
             } else {

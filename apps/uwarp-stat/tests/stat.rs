@@ -1,4 +1,4 @@
-//! A context in this process is looked at by the tool.
+//! The tool shows a context in this process.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -42,14 +42,14 @@ fn a_running_context_is_shown() {
     assert_eq!(stat(&[path]).status.code(), Some(2));
 }
 
-/// Two contexts of this process at the ends of a pair of rings, and a connection between them.
+/// Two contexts of this process, connected by a pair of rings, and a connection between them.
 #[test]
 fn a_connection_is_shown_and_what_was_dropped() {
     let config = |address| {
         let device = DeviceConfig::Ring { name: "pair".to_owned(), loopback: false };
         uwarp_middlebox::behind(Config::new(device, address).unwrap().threaded(1))
     };
-    // Nobody chooses the sockets: they are found by the process's number.
+    // The sockets have default paths, so the tool finds them by the process's number.
     let server = Context::open(config("10.0.0.1/24")).unwrap();
     let client = Context::open(config("10.0.0.2/24")).unwrap();
     let mut listener = server.listen(7471, ListenOptions::default()).unwrap();
@@ -72,7 +72,7 @@ fn a_connection_is_shown_and_what_was_dropped() {
     assert_eq!(completions.next(PATIENCE).unwrap().expect("it is sent").status, Status::Success);
     assert_eq!(queue.next(PATIENCE).unwrap().expect("it comes").length, 5);
 
-    // A resolved neighbour's segment to a port that nobody listens on is dropped, and refused.
+    // A segment of a resolved neighbour to a port without a listener is dropped and refused.
     let closed = "10.0.0.1:7472".parse().unwrap();
     let mut refused = domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(4, 4)).unwrap();
     let error = client.connect(&mut refused, closed, ConnectOptions::default()).unwrap_err();
@@ -92,13 +92,13 @@ fn a_connection_is_shown_and_what_was_dropped() {
         let [engine] = snapshot.engines.as_slice() else { panic!("one engine: {snapshot:?}") };
         let [connection] = engine.connections.as_slice() else { panic!("one connection: {engine:?}") };
         assert_eq!((connection.tcp.state.as_str(), connection.phase.as_str()), ("ESTABLISHED", "running"));
-        // 1500 octets without the headers of IPv4 and TCP, and without timestamps if both have them.
+        // 1500 octets less the headers of IPv4 and TCP, and less timestamps if both ends use them.
         assert!([1460, 1448].contains(&connection.tcp.effective_mss), "{connection:?}");
         assert_eq!(connection.queue_pair, Some(queue_pair.number()));
         let [shown] = engine.queue_pairs.as_slice() else { panic!("one queue pair: {engine:?}") };
         assert_eq!((shown.number, shown.state.as_str()), (queue_pair.number(), "rts"));
         let pools = engine.pools;
-        // The rings hold the other side's buffers, and none of ours wait for frames.
+        // The rings hold the other side's buffers; none of ours wait for frames.
         assert!(0 < pools.receive_free && pools.receive_free <= pools.receive_total, "{pools:?}");
         assert!(0 < pools.transmit_free && pools.transmit_free <= pools.transmit_total, "{pools:?}");
     }
