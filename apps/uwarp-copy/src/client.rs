@@ -14,13 +14,13 @@ use uwarp_app::channel::{connect, part};
 use uwarp_app::output::{self, Progress};
 use uwarp_app::usage;
 
-/// How long it is tried to reach the server.
+/// How long to try to reach the server.
 const REACH: Duration = Duration::from_secs(15);
 
-/// A file to put: its name there, and itself.
+/// A file to put: its name on the server, and its contents.
 pub type Source = (String, Outgoing);
 
-/// A file to get: its name there, and where it goes.
+/// A file to get: its name on the server, and its destination.
 pub struct Place {
     name: String,
     store: Store,
@@ -30,7 +30,7 @@ pub struct Place {
 /// Opens the files of `put`.
 ///
 /// # Errors
-/// One of them cannot be read or has no name to go under, or two have one name.
+/// A file cannot be read or has no name to store it under, or two have the same name.
 pub fn open_files(files: &[PathBuf], name: Option<&str>) -> anyhow::Result<Vec<Source>> {
     if name.is_some() && files.len() != 1 {
         return Err(usage("--name goes with one file: put the others one by one"));
@@ -55,7 +55,7 @@ pub fn open_files(files: &[PathBuf], name: Option<&str>) -> anyhow::Result<Vec<S
     Ok(sources)
 }
 
-/// Refuses two files of one name: the second would take the place of the first.
+/// Refuses two files with the same name: the second would replace the first.
 fn check_distinct<'a>(names: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
     let mut seen = HashSet::new();
     for name in names {
@@ -66,7 +66,7 @@ fn check_distinct<'a>(names: impl Iterator<Item = &'a str>) -> anyhow::Result<()
     Ok(())
 }
 
-/// The directory that the files of `get` go to.
+/// The destination directory of `get`.
 pub fn folder(output: Option<&Path>) -> &Path {
     let output = output.unwrap_or(Path::new("."));
     if output.is_dir() {
@@ -75,10 +75,10 @@ pub fn folder(output: Option<&Path>) -> &Path {
     output.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
-/// Decides where the files of `get` go.
+/// Chooses the destinations of `get`.
 ///
 /// # Errors
-/// The place is not there, or two files would get one name.
+/// The directory does not exist, or two files would get the same name.
 pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<Vec<Place>> {
     let folder = folder(output);
     let output = output.unwrap_or(Path::new("."));
@@ -95,7 +95,7 @@ pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<
             if name.is_empty() || name.len() > NAME_MAX {
                 return Err(usage(format!("a name has {} octets: 1 to {NAME_MAX} are possible", name.len())));
             }
-            // The server says what it thinks of the name; here only its last part counts.
+            // The server checks the whole name; here only its last part counts.
             let file = if into_directory { Path::new(name).file_name() } else { output.file_name() };
             let file =
                 file.and_then(|file| file.to_str()).with_context(|| format!("'{name}' is not the name of a file"))?;
@@ -114,7 +114,7 @@ fn reach(config: Config, server: SocketAddr) -> anyhow::Result<(Context, Link)> 
         server,
         &options,
         REACH,
-        // Nobody reads or writes the client's memory but its own requests.
+        // The client's memory is accessed by its own requests only.
         || Link::new(&context, Access::LOCAL_WRITE),
         |link| link.channel.queue_pair(),
     )?;
@@ -128,7 +128,7 @@ fn leave(context: Context, mut link: Link) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that the server's window is one that this version can use.
+/// Checks that this version can use the server's window.
 fn check_window(window: &Window) -> anyhow::Result<()> {
     if window.slots != SLOTS || window.slot_size != SLOT_SIZE {
         bail!("the server offers {} slots of {} octets: it is of another version", window.slots, window.slot_size);
@@ -166,8 +166,8 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()
     };
     check_window(&window)?;
     let mut progress = Progress::octets(name, size);
-    // Slots that can be filled, and RDMA Writes under way. A slot is free when the server has emptied it, which also means
-    // that the Write from it has been carried out.
+    // Slots that can be filled, and RDMA Writes under way. A slot is free when the server has emptied it, so the Write
+    // from it has completed, too.
     let mut free: Vec<u32> = (0..SLOTS).rev().collect();
     let mut taken = 0_u32;
     while file.left() > 0 || (free.len() as u32) < SLOTS || taken > 0 {
@@ -194,7 +194,7 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()
             )
             .signalled()])?;
             taken += 1;
-            // Behind the Write on the same queue pair, so it arrives when the content is in place.
+            // Behind the Write on the same queue pair, so it arrives when the contents are in place.
             link.tell(&Request::Written { slot, length })?;
             continue;
         }
@@ -260,7 +260,7 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
     check_window(&window)?;
     let mut incoming = place.store.incoming(&place.file, size)?;
     let mut progress = Progress::octets(&place.name, size);
-    // Lengths of the slots whose Read is under way.
+    // Lengths of the slots with a Read under way.
     let mut lengths = [0_u32; SLOTS as usize];
     loop {
         match link.next(true)? {
@@ -278,7 +278,7 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
                 .signalled()])?;
             }
             Happening::Done(completion) => {
-                // Reads complete in the order in which they were posted: the order of the file.
+                // Reads complete in the order in which they were posted, which is that of the file.
                 let slot = completion.id as u32;
                 take(link, slot, lengths[slot as usize], &mut incoming)?;
                 link.tell(&Request::Read { slot })?;

@@ -1,4 +1,4 @@
-//! A connection with its window of slots: messages one way, content the other.
+//! A connection with its window of slots: messages are sent, contents are read or written by RDMA.
 
 use crate::protocol::{MESSAGE_MAX, SLOT_SIZE, SLOTS, Window};
 use anyhow::{Context as _, bail};
@@ -11,7 +11,7 @@ use uwarp_app::signals;
 
 /// How long the other side may be silent in the middle of a file.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a file that is under way may go on when the user interrupts.
+/// How long a file under way may continue after an interrupt.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Messages for every slot in both directions, and a few for the beginning and the end.
@@ -23,7 +23,7 @@ pub struct Link {
     pub channel: Channel,
     /// The slots of this side.
     pub slots: MemoryRegion,
-    /// Room for one slot outside of registered memory, which the peer may change at any time.
+    /// A buffer of one slot outside registered memory, where the peer cannot change its contents.
     pub room: Vec<u8>,
     /// When the user's interrupt was first seen.
     interrupted: Option<Instant>,
@@ -40,7 +40,7 @@ pub enum Happening<Message> {
 }
 
 impl Link {
-    /// A link that is not connected.
+    /// An unconnected link.
     ///
     /// # Errors
     /// The context has no room for it.
@@ -56,10 +56,10 @@ impl Link {
         Window { stag: self.slots.stag(), offset: self.slots.remote_offset(), slots: SLOTS, slot_size: SLOT_SIZE }
     }
 
-    /// Where a slot begins.
+    /// Offset of a slot.
     ///
     /// # Errors
-    /// There is no such slot, or it has no room for so much.
+    /// There is no such slot, or `length` exceeds it.
     pub fn slot(&self, slot: u32, length: u32) -> anyhow::Result<usize> {
         if slot >= SLOTS || length > SLOT_SIZE {
             bail!("the other side names slot {slot} with {length} octets: there is none such");
@@ -70,18 +70,18 @@ impl Link {
     /// Sends a message.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     pub fn tell(&mut self, message: &impl Serialize) -> anyhow::Result<()> {
         let octets = serde_json::to_vec(message).context("a message cannot be written as JSON")?;
         self.channel.send(&octets)
     }
 
-    /// Waits for what happens next: at most [`PATIENCE`] in the middle of a file (`limited`), without limit between two files.
-    /// An interrupt ends the wait between two files at once. In the middle of one it does when the other side pauses, and after
-    /// [`GRACE`] at the latest.
+    /// Waits for the next event: at most [`PATIENCE`] in the middle of a file (`limited`), without limit between two
+    /// files. An interrupt ends the wait between two files at once. In the middle of a file it ends the wait when the
+    /// other side pauses, and after [`GRACE`] at the latest.
     ///
     /// # Errors
-    /// Nothing happens in time, the user interrupts, or a message cannot be read.
+    /// A time-out, an interrupt, or an unreadable message.
     pub fn next<Message: DeserializeOwned>(&mut self, limited: bool) -> anyhow::Result<Happening<Message>> {
         let start = Instant::now();
         loop {

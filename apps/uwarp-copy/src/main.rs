@@ -1,5 +1,5 @@
-//! Copies files to and from a directory that another uwarp process serves: content by RDMA Write and RDMA Read, BLAKE3 from
-//! end to end.
+//! Copies files to and from a directory that another uwarp process serves: contents by RDMA Write and RDMA Read, with
+//! BLAKE3 end to end.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -110,7 +110,7 @@ impl Server {
 fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
         let network = &arguments.network;
-        // The handler of signals has a thread, and so has DPDK: both come behind the confinement.
+        // The signal handler has a thread, and so does DPDK: both must come after the confinement.
         let confinement = |config: &uwarp::Config| Confinement::new(config, &arguments.confine);
         match arguments.command {
             Command::Serve { directory, once, read_only, port, allow } => {
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
                 server::run(config, &server::Service { store, once, read_only, port, allow })
             }
             Command::Put { files, name, server } => {
-                // Everything that can be wrong with the files is found before a connection is made.
+                // Find all errors in the files before connecting.
                 let files = client::open_files(&files, name.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
                 confinement(&config).apply()?;

@@ -1,5 +1,5 @@
-//! What client and server say to each other: each message one Send, as JSON. File content never goes this way, it moves
-//! by RDMA Write (put) and RDMA Read (get) through a window of slots in the server's memory.
+//! The messages of client and server: each is one Send, as JSON. They never carry file contents, which move by RDMA
+//! Write (put) and RDMA Read (get) through a window of slots in the server's memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ pub const PORT: u16 = 7175;
 pub const GREETING: &[u8] = b"uwarp-copy/2";
 /// Longest message.
 pub const MESSAGE_MAX: usize = 8192;
-/// Longest name of a file, in octets; leaves room for escapes within [`MESSAGE_MAX`].
+/// Longest name of a file, in octets; it leaves room for escapes within [`MESSAGE_MAX`].
 pub const NAME_MAX: usize = 1024;
 /// Slots of a window: one being filled, some under way, one being emptied.
 pub const SLOTS: u32 = 8;
@@ -40,7 +40,7 @@ pub enum Request {
         /// Octets.
         size: u64,
     },
-    /// The next part of the file lies in a slot (the RDMA Write before this Send put it there).
+    /// The next part of the file is in a slot (the RDMA Write before this Send placed it there).
     Written {
         /// Slot.
         slot: u32,
@@ -52,7 +52,7 @@ pub enum Request {
         /// BLAKE3 of the content, in hexadecimal.
         hash: String,
     },
-    /// The client cannot go on with the file that it is putting.
+    /// The client cannot continue the file that it is putting.
     PutAbort,
     /// Send me a file.
     Get {
@@ -80,7 +80,7 @@ pub enum Reply {
         /// Slot.
         slot: u32,
     },
-    /// The file is there, whole and under its name.
+    /// The file is complete, and stored under its name.
     Stored,
     /// The file will come, through this window.
     GetReady {
@@ -101,7 +101,7 @@ pub enum Reply {
         /// BLAKE3 of the content, in hexadecimal.
         hash: String,
     },
-    /// The request has failed; the connection goes on.
+    /// The request has failed; the connection continues.
     Failed {
         /// One sentence.
         reason: String,

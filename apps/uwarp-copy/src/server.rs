@@ -1,5 +1,5 @@
-//! The side that serves a directory. Each client has a thread of its own; with an inline engine, which belongs to one thread,
-//! they are served one after the other.
+//! The serving side. Each client has a thread of its own. With an inline engine, which belongs to one thread, clients
+//! are served one after another.
 
 use crate::link::{Happening, Link};
 use crate::protocol::{GREETING, Reply, Request, SLOTS};
@@ -28,7 +28,7 @@ pub struct Service {
 /// Serves until interrupted.
 ///
 /// # Errors
-/// The device cannot be opened; with `once`, also what the one client's connection failed with.
+/// The device cannot be opened; with `once`, also the error of the one client's connection.
 pub fn run(config: Config, service: &Service) -> anyhow::Result<()> {
     let in_turn = service.once || config.engine.mode == EngineMode::Inline;
     let context = Context::open(config)?;
@@ -42,7 +42,7 @@ pub fn run(config: Config, service: &Service) -> anyhow::Result<()> {
             };
             let peer = request.peer();
             if !service.allow.permits(peer.ip()) {
-                // A client that comes again and again does not fill the log.
+                // A client that keeps reconnecting must not fill the log.
                 if refused.is_none_or(|last: Instant| last.elapsed() > Duration::from_secs(1)) {
                     refused = Some(Instant::now());
                     eprintln!("uwarp-copy: client {peer} was refused: --allow does not name its address");
@@ -51,7 +51,7 @@ pub fn run(config: Config, service: &Service) -> anyhow::Result<()> {
                 continue;
             }
             if request.private_data() != GREETING {
-                // A refusal that cannot be sent changes nothing here.
+                // Nothing here depends on whether the rejection is sent.
                 let _ = request.reject(b"this is uwarp-copy, of another version or for other clients");
                 continue;
             }
@@ -81,12 +81,12 @@ fn serve_and_report(context: &Context, request: ConnectRequest, service: &Servic
     result
 }
 
-/// What a client is in the middle of.
+/// The transfer that a client is in the middle of.
 enum Transfer {
     Nothing,
-    /// A file comes, or what is left of one after a failure.
+    /// A file is being received, or discarded after a failure.
     Put(Option<Incoming>, String),
-    /// A file goes.
+    /// A file is being sent.
     Get {
         file: Outgoing,
         name: String,
@@ -122,7 +122,7 @@ fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: So
     }
 }
 
-/// Carries out one request. A failure ends the file, not the connection: the client is told.
+/// Executes one request. A failure ends the file, not the connection: the client is told the reason.
 fn step(
     link: &mut Link,
     transfer: Transfer,
@@ -145,7 +145,7 @@ fn step(
             let room = &mut link.room[..length as usize];
             link.slots.read(begin, room)?;
             if let Err(error) = incoming.append(room) {
-                // What is still on its way is taken without a word.
+                // Parts that are still under way are discarded silently.
                 let reason = format!("{error:#}");
                 link.tell(&Reply::Failed { reason })?;
                 return Ok(Transfer::Put(None, name));
@@ -176,7 +176,7 @@ fn step(
             free.push(slot);
             offer(link, Transfer::Get { file, name, free }, peer)
         }
-        // The last slots of a file that has been sent, or that failed.
+        // The last slots of a file that is complete, or that failed.
         (Transfer::Nothing, Request::Read { .. }) => Ok(Transfer::Nothing),
         (Transfer::Nothing, Request::Written { .. } | Request::PutEnd { .. } | Request::PutAbort) => {
             Ok(Transfer::Nothing)
@@ -187,7 +187,7 @@ fn step(
     }
 }
 
-/// Fills the free slots of a file that goes, and ends it when everything has been read.
+/// Fills the free slots with a file that is being sent, and ends it when everything has been read.
 fn offer(link: &mut Link, transfer: Transfer, peer: SocketAddr) -> anyhow::Result<Transfer> {
     let Transfer::Get { mut file, name, mut free } = transfer else {
         return Ok(transfer);

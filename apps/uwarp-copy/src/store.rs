@@ -1,5 +1,5 @@
-//! Files of a directory that nothing leaves: names are resolved beneath it by the kernel, whatever `..` and symbolic links
-//! they hold, and a file appears under its name only when it is whole.
+//! Files of a directory that no name leaves: the kernel resolves names beneath it, whatever `..` and symbolic links
+//! they contain, and a file appears under its name only when it is complete.
 
 use anyhow::{Context as _, bail};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path};
 
-/// Begins the names of files that are not whole. Peers can name none of them.
+/// Prefix of the names of incomplete files. Peers cannot name them.
 const TEMPORARY: &str = ".uwarp-copy-";
 
 /// A directory.
@@ -17,7 +17,7 @@ pub struct Store {
     root: OwnedFd,
 }
 
-/// A file of which the first octets have been read.
+/// A file that is being sent.
 pub struct Outgoing {
     file: File,
     size: u64,
@@ -25,7 +25,7 @@ pub struct Outgoing {
     hash: blake3::Hasher,
 }
 
-/// A file that is being written, under a name of its own until it is whole.
+/// A file that is being received, under a temporary name until it is complete.
 pub struct Incoming {
     file: File,
     folder: OwnedFd,
@@ -40,7 +40,7 @@ pub struct Incoming {
 /// Checks that a name stays in its directory.
 ///
 /// # Errors
-/// One sentence that says why it does not.
+/// One sentence that says why not.
 pub fn check_name(name: &str) -> anyhow::Result<()> {
     if name.is_empty() {
         bail!("a file name is empty");
@@ -71,7 +71,7 @@ impl Store {
     /// Opens a directory.
     ///
     /// # Errors
-    /// It is not there, or not a directory.
+    /// It does not exist, or is not a directory.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let root = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .with_context(|| format!("cannot open the directory {}", path.display()))?;
@@ -99,7 +99,7 @@ impl Store {
         Outgoing::new(name, File::from(file))
     }
 
-    /// Begins to receive a file of this size.
+    /// Starts to receive a file of this size.
     ///
     /// # Errors
     /// The name leaves the directory, is a directory's, or the directory cannot be written.
@@ -133,19 +133,19 @@ impl Store {
     }
 }
 
-/// Makes a file under a name that nobody can foresee.
+/// Creates a file under an unpredictable name.
 fn temporary(folder: &OwnedFd) -> Result<(String, OwnedFd), Errno> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
     let name = format!("{TEMPORARY}{:032x}.part", u128::from_ne_bytes(random));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // With 128 random bits a name that exists is no accident.
+    // With 128 random bits, an existing name is no coincidence.
     let file = rustix::fs::openat(folder, &name, flags, Mode::from_raw_mode(0o644))?;
     Ok((name, file))
 }
 
 impl Outgoing {
-    /// A file that has been opened.
+    /// An opened file.
     ///
     /// # Errors
     /// It is not a regular file.
@@ -167,7 +167,7 @@ impl Outgoing {
         self.left
     }
 
-    /// Reads the next part, at most `room.len()` octets; how many.
+    /// Reads the next part, at most `room.len()` octets; returns its length.
     ///
     /// # Errors
     /// The file cannot be read, or has become shorter.
@@ -190,7 +190,7 @@ impl Incoming {
     /// Appends a part.
     ///
     /// # Errors
-    /// The disk is full, or more comes than was announced.
+    /// The disk is full, or more octets arrive than were announced.
     pub fn append(&mut self, part: &[u8]) -> anyhow::Result<()> {
         if part.len() as u64 > self.left {
             bail!("more octets came than the {} that were announced", self.size);
@@ -206,10 +206,10 @@ impl Incoming {
         self.size - self.left
     }
 
-    /// Compares with the sender's BLAKE3, writes everything to the disk, and gives the file its name.
+    /// Compares the contents with the sender's BLAKE3, syncs the file, and gives it its name.
     ///
     /// # Errors
-    /// Something is missing or differs; nothing is left under the name then.
+    /// Octets are missing, or the hashes differ; then no file remains.
     pub fn finish(mut self, hash: &str) -> anyhow::Result<()> {
         if self.left > 0 {
             bail!("{} of {} octets are missing", self.left, self.size);
@@ -222,7 +222,7 @@ impl Incoming {
         rustix::fs::renameat(&self.folder, &self.temporary, &self.folder, &self.name)
             .context("cannot give the file its name")?;
         self.finished = true;
-        // The name itself shall survive a power failure too; not every file system can promise that.
+        // Sync the directory too, so that the name survives a power failure; not every file system can promise that.
         let _ = rustix::fs::fsync(&self.folder);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Two processes over a real device: files there and back, and what is refused.
+//! Two processes over a real device: files in both directions, and refusals.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ fn there_and_back(device: &str) {
     let server = serve(&socket, device, &served, &[]);
 
     let mut random = fastrand::Rng::with_seed(1);
-    // Nothing; a part of a slot; the whole of one; more than the window.
+    // Empty; a part of a slot; a whole slot; more than the window.
     let sizes = [0, 1, 1000, 1 << 20, (9 << 20) + 12_345];
     let mut files = Vec::new();
     for (number, size) in sizes.into_iter().enumerate() {
@@ -144,7 +144,7 @@ fn nothing_leaves_the_directory() {
         fails(&output, reason);
     }
     assert!(names(&back).is_empty());
-    // The client refuses such names before it connects, so a server cannot be asked by this tool; through the link it can.
+    // The client refuses such names before it connects. Through the link, the server is asked.
     let output = command(&socket, "virtio")
         .args(["put", "--name", "up/new"])
         .arg(folder.path().join("secret"))
@@ -168,11 +168,10 @@ fn a_server_may_store_nothing() {
     assert!(names(&served).is_empty());
 }
 
-/// Settings with which the end of a peer is noticed within seconds, and a file that takes no room and is never copied to its end
-/// before somebody ends that.
+/// Settings that detect a dead peer within seconds, and a sparse file so large that its copy never ends by itself.
 fn endless(folder: &Path) -> (String, PathBuf) {
     let settings = folder.join("settings.toml");
-    // The command line says which device and which address.
+    // The command line gives the device and the address.
     let text = "address = \"10.77.0.9/24\"\n\
         [device]\nkind = \"ring\"\nname = \"unused\"\n\
         [tcp]\nuser-timeout = \"3s\"\n\
@@ -183,7 +182,7 @@ fn endless(folder: &Path) -> (String, PathBuf) {
     (settings.to_str().unwrap().to_owned(), file)
 }
 
-/// Waits until a file is on its way to the directory: there is one that was not there `before`, and it has octets.
+/// Waits until a file is arriving in the directory: one that did not exist `before`, with octets in it.
 fn wait_for_the_middle(directory: &Path, before: &[&str], tool: &mut Child) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let has_octets = |name: &String| fs::metadata(directory.join(name)).is_ok_and(|file| file.len() > 0);
@@ -207,7 +206,7 @@ fn a_client_that_dies_leaves_no_half_file() {
     wait_for_the_middle(&served, &[], &mut client);
     client.kill().unwrap();
     client.wait().unwrap();
-    // The server learns of it, and throws away what it has.
+    // The server notices, and discards what it has.
     let deadline = Instant::now() + Duration::from_secs(60);
     while !names(&served).is_empty() {
         assert!(!served.join("file").exists(), "a part of it has the name of the whole");
@@ -228,7 +227,7 @@ fn a_server_that_dies_leaves_no_half_file() {
     let (served, back) = (folder.path().join("served"), folder.path().join("back"));
     fs::create_dir(&served).unwrap();
     fs::create_dir(&back).unwrap();
-    // There is an older one, which stays as it is.
+    // There is an older one, which must not change.
     fs::write(back.join("file"), "older").unwrap();
     let (settings, file) = endless(folder.path());
     fs::rename(&file, served.join("file")).unwrap();
@@ -252,7 +251,7 @@ fn a_client_that_no_allow_names_is_told_so() {
     fs::create_dir(&served).unwrap();
     fs::write(folder.path().join("file"), "content").unwrap();
     let socket = folder.path().join("s");
-    // Without the flag the server's own subnet is served, which the other tests show.
+    // Without the flag the server's own subnet is served, as the other tests show.
     for (flags, is_served) in
         [(&["--allow", "10.77.0.3", "--allow", "10.78.0.0/16"][..], false), (&["--allow", "10.77.0.2"], true)]
     {
@@ -302,7 +301,7 @@ fn a_server_stops_in_the_middle_of_an_endless_file() {
     assert!(names(&served).is_empty(), "{:?}", names(&served));
 }
 
-/// Asks a server to end, and does something until it has.
+/// Stops a server, and calls `meanwhile` until it has ended.
 fn stops(server: &mut Server, mut meanwhile: impl FnMut()) {
     rustix::process::kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
