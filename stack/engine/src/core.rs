@@ -16,6 +16,7 @@ use crate::api::stats::DropReason;
 use crate::bytestream::Streams;
 use crate::connection::flow::{FlowTable, KeyedHash};
 use crate::connection::guesses::Guesses;
+use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
 use crate::connection::time_wait::TimeWaits;
 use crate::connection::wheel::Wheel;
@@ -104,6 +105,8 @@ impl<P: Port> Core<P> {
                 transmit: Transmit {
                     queue: VecDeque::with_capacity(2 * backlog + 64),
                     backlog,
+                    frames_each: config.budgets.frames_per_connection,
+                    greedy: 0,
                     flushed: 0,
                     reserve,
                     free_known: 0,
@@ -138,6 +141,7 @@ impl<P: Port> Core<P> {
                 fired: Vec::new(),
                 ready: VecDeque::with_capacity(64),
                 starved: false,
+                pressure: Pressure::default(),
                 held: HeldFrames::new(held_budget),
                 records: BufferStore::with_capacity(transmit_buffers),
                 isn: IsnGenerator::new(secret),

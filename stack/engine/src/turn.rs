@@ -97,12 +97,17 @@ impl<P: Port> Core<P> {
         if self.control.shutdown.is_some() {
             self.run_shutdown();
         }
+        self.link.transmit.frames_each =
+            self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
         for _ in 0..self.connections.ready.len() {
             let Some(index) = self.connections.ready.pop_front() else { break };
             self.serve(turn, index);
         }
         if self.control.shutdown.is_some() {
             self.finish_shutdown();
+        }
+        if self.connections.starved {
+            self.relieve();
         }
         if self.rdma.lanes.unsettled() {
             self.rdma.lanes.settle();

@@ -366,6 +366,18 @@ impl Connection {
         self.config.fin_wait_2 = patience;
     }
 
+    /// Buffers that the connection holds of its owner's: records that were pushed and not given back.
+    #[inline]
+    pub fn records(&self) -> usize {
+        self.queue.records()
+    }
+
+    /// Received buffers that are held out of order.
+    #[inline]
+    pub fn out_of_order_buffers(&self) -> usize {
+        self.receiver.reassembly.len()
+    }
+
     /// Octets of new records that are wanted now; 0 for none. At least one record is wanted whenever nothing is left to
     /// send, so an owner that pulls its work by this never stalls, and the window stays full.
     #[inline]

@@ -249,6 +249,12 @@ impl SendQueue {
         self.end.since(self.next)
     }
 
+    /// Records that are not given back.
+    #[inline]
+    pub(crate) fn records(&self) -> usize {
+        self.records.len()
+    }
+
     /// Segments that are not acknowledged.
     #[inline]
     pub(crate) fn segments(&self) -> &ShortQueue<Segment> {

@@ -120,6 +120,9 @@ pub struct Limits {
     pub reassembly_octets: u32,
     /// ICMP errors sent in a second (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)); a tenth of it at once.
     pub icmp_errors: u32,
+    /// Octets a second that a peer has to take of what it is sent: while transmit buffers are short, by the connection that holds
+    /// most of them (RFC 6429), and of a plain stream that its application has left. A slower connection ends.
+    pub least_rate: u32,
 }
 
 impl Limits {
@@ -140,9 +143,13 @@ impl Default for Limits {
             neighbours: 1_024,
             reassembly_octets: 1 << 20,
             icmp_errors: 100,
+            least_rate: 256,
         }
     }
 }
+
+/// Frames that a connection may send in one turn, however many others have something to send.
+const LEAST_FRAMES: u32 = 8;
 
 /// Budgets in buffers, so that one connection, or all together, cannot exhaust a pool.
 #[derive(Debug, Clone)]
@@ -154,11 +161,23 @@ pub struct Budgets {
     pub transmit_reserve: Option<u32>,
     /// Frames waiting for the device before no more are made.
     pub transmit_backlog: u32,
-    /// Frames that one connection may send in one turn.
+    /// Frames that one connection may send in one turn. Connections that all want more share them, down to 8 for each.
     pub frames_per_connection: u32,
     /// Octets of memory that FPDUs of all connections may take of which some pieces have come and others not. A stream that would
     /// need more ends.
     pub gather_octets: u64,
+}
+
+impl Budgets {
+    /// Frames that a connection may send in one turn when so many had more to send in the last one: together about as many as one
+    /// alone, so that a short answer does not wait behind as many long ones as there are peers that want everything.
+    #[inline]
+    pub(crate) fn frames_each(&self, greedy: u32) -> u32 {
+        if greedy < 2 {
+            return self.frames_per_connection;
+        }
+        (self.frames_per_connection / greedy).max(LEAST_FRAMES.min(self.frames_per_connection))
+    }
 }
 
 impl Default for Budgets {

@@ -40,6 +40,7 @@ pub(crate) struct Counters {
     pub(crate) terminates_received: u64,
     pub(crate) connections_opened: u64,
     pub(crate) connections_closed: u64,
+    pub(crate) evicted: u64,
     pub(crate) completion_overflows: u64,
     pub(crate) connections_scanned: u64,
     pub(crate) neighbour_lookups: u64,

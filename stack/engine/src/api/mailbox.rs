@@ -1,7 +1,9 @@
 //! The mailbox.
 
 use crate::api::command::{Command, ControlError, ListenerId};
+use crate::connection::flow::KeyedHash;
 use crate::connection::listener::{Listener, Requests};
+use crate::connection::shares::Silent;
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::QueuePair;
@@ -88,10 +90,11 @@ impl<P: Port> Core<P> {
 
     fn listen(&mut self, id: ListenerId, port: u16, backlog: u32, requests: Requests) -> Result<(), ControlError> {
         self.check_listen(port)?;
+        let silent = Silent::new(KeyedHash::new(self.config.secret));
         self.connections
             .opening
             .listeners
-            .insert(port, Listener { id, backlog: backlog.max(1), pending: 0, half_open: 0, requests });
+            .insert(port, Listener { id, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests });
         Ok(())
     }
 

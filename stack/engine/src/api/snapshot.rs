@@ -153,6 +153,7 @@ impl<P: Port> Core<P> {
             terminates_received: counters.terminates_received,
             connections_opened: counters.connections_opened,
             connections_closed: counters.connections_closed,
+            evicted: counters.evicted,
             completion_overflows: counters.completion_overflows,
             work,
             drops,

@@ -309,6 +309,8 @@ pub struct EngineStats {
     pub connections_opened: u64,
     /// Connections ended.
     pub connections_closed: u64,
+    /// Connections ended because they had buffers, memory or places that others needed.
+    pub evicted: u64,
     /// Completions that did not fit into their queue at once.
     pub completion_overflows: u64,
     /// Work that peers caused.

@@ -55,7 +55,7 @@ impl<P: Port> Core<P> {
             }
         }
         let space = connection.owner_space();
-        connection.set_receive_space(space, self.connections.tcp_config.mss);
+        connection.set_receive_space(space);
         Self::schedule(&mut self.connections.ready, index, &mut connection);
         self.put_back(index, connection);
     }
@@ -154,7 +154,7 @@ impl<P: Port> Core<P> {
     /// MPA has begun for good: the plain stream is over.
     pub(crate) fn leave_stream(&mut self, connection: &mut Connection) {
         if connection.stream.take().is_some() {
-            connection.set_receive_space(u32::MAX, self.connections.tcp_config.mss);
+            connection.set_receive_space(u32::MAX);
             connection.tcp.set_fin_wait_2(self.connections.tcp_config.fin_wait_2);
             // Its application's choice was for its own octets: no record of an RDMA stream waits for another.
             connection.tcp.set_nagle(false);

@@ -125,7 +125,7 @@ impl<P: Port> Core<P> {
         }
         let taken = stream.receive.write(octets);
         let space = stream.space();
-        connection.set_receive_space(space, self.connections.tcp_config.mss);
+        connection.set_receive_space(space);
         self.wake_later(index, connection, Interest::READABLE);
         if taken < octets.len() {
             // TCP takes nothing beyond the window, and the window is the ring.
@@ -192,7 +192,7 @@ impl<P: Port> Core<P> {
         }
         stream.receive.free();
         let space = stream.space();
-        connection.set_receive_space(space, self.connections.tcp_config.mss);
+        connection.set_receive_space(space);
         let more = self.pull_stream(index, connection);
         if let Some(stream) = &connection.stream {
             connection.quiet = !more && stream.is_quiet();
@@ -200,18 +200,22 @@ impl<P: Port> Core<P> {
         more
     }
 
-    /// The limit of a connection is over: whether it is a stream that its application has left and of whose last octets the peer
-    /// has taken some since. Then the limit begins anew, and a slow peer gets all of them.
+    /// The limit of a connection is over: whether it is a stream that its application has left and whose last octets the peer has
+    /// taken at [`Limits::least_rate`](crate::config::Limits::least_rate) since. Then the limit begins anew, and a slow peer gets
+    /// all of them.
     pub(crate) fn is_being_taken(&self, connection: &mut Connection) -> bool {
         let acknowledged = connection.tcp.octets_acknowledged();
         let Some(stream) = &mut connection.stream else { return false };
-        stream.opened && stream.receive.is_closed() && std::mem::replace(&mut stream.taken, acknowledged) < acknowledged
+        let taken = acknowledged - std::mem::replace(&mut stream.taken, acknowledged);
+        stream.opened
+            && stream.receive.is_closed()
+            && taken >= CLOSING_LIMIT.as_secs() * u64::from(self.config.limits.least_rate)
     }
 
     /// Hands TCP what the application wrote. True: there is more, and it could go.
     #[inline]
     pub(crate) fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
-        let mut budget = self.config.budgets.frames_per_connection;
+        let mut budget = self.link.transmit.frames_each;
         let mut pulled = false;
         let more = loop {
             let Some(stream) = &mut connection.stream else { break false };
@@ -247,11 +251,13 @@ impl<P: Port> Core<P> {
                 break false;
             }
             if budget == 0 || !self.link.has_room() {
+                self.link.transmit.greedy += 1;
                 break true;
             }
-            if !self.link.has_free(self.link.transmit.reserve + 1) {
-                self.connections.starved = true;
-                break true;
+            let held = connection.tcp.records();
+            if !self.link.has_share(held) {
+                // Its own acknowledgments make room; a connection that holds nothing gets none.
+                break held == 0 && self.is_starved();
             }
             let Some(mut buffer) = self.link.alloc() else {
                 self.connections.starved = true;
@@ -402,11 +408,9 @@ fn grow<B: Buffer>(
 }
 
 impl Connection {
-    /// Offers what the owner can take: little while buffers are short.
+    /// Offers what the owner can take.
     #[inline]
-    pub(crate) fn set_receive_space(&mut self, space: u32, mss: u16) {
-        let space =
-            if self.squeezed { space.min(crate::link::receive::SQUEEZED_SEGMENTS * u32::from(mss)) } else { space };
+    pub(crate) fn set_receive_space(&mut self, space: u32) {
         self.tcp.set_receive_space(space);
     }
 

@@ -3,6 +3,7 @@
 use uwarp_tcp::BufferToken;
 
 use crate::connection::slab::BufferStore;
+use crate::link::SHARE;
 use crate::link::port::{BURST, Buffer};
 
 /// A received frame that TCP holds out of order.
@@ -31,16 +32,11 @@ impl<B: Buffer> HeldFrames<B> {
         self.buffers
     }
 
-    /// Whether a frame of `buffers` buffers may be held, too.
+    /// Whether a frame of `buffers` buffers may be held, too, for a connection of which `own` frames are: no connection holds more
+    /// than [`SHARE`] times what it leaves to others.
     #[inline]
-    pub(crate) fn fits(&self, buffers: usize) -> bool {
-        self.buffers + buffers <= self.budget
-    }
-
-    /// Whether more than half of the budget is used.
-    #[inline]
-    pub(crate) fn is_half_full(&self) -> bool {
-        self.buffers * 2 > self.budget
+    pub(crate) fn fits(&self, buffers: usize, own: usize) -> bool {
+        self.buffers + buffers + own / SHARE <= self.budget
     }
 
     #[inline]

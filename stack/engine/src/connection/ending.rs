@@ -84,8 +84,8 @@ impl<P: Port> Core<P> {
         while let Some(token) = connection.tcp.drain_discarded() {
             self.connections.held.remove(token);
         }
-        let gather = self.resume_gather(&mut connection);
-        self.rdma.give_gather(gather);
+        let gather = self.rdma.gathers.resume(&mut connection);
+        self.rdma.gathers.give(gather);
         if connection.unresolved {
             self.net.unresolved.retain(|other| *other != index);
         }
@@ -381,8 +381,8 @@ impl<P: Port> Core<P> {
                     // that nobody wants any more, could overtake it. Its own time limit runs.
                 }
                 Phase::Running(_) | Phase::Closing => {
-                    let discarded = self.resume_gather(&mut connection);
-                    self.rdma.give_gather(discarded);
+                    let discarded = self.rdma.gathers.resume(&mut connection);
+                    self.rdma.gathers.give(discarded);
                     self.finish_tcp(&mut connection);
                 }
                 Phase::Initiating(_)

@@ -14,6 +14,7 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 use crate::api::command::{ConnectionRequest, EventSink, ListenerId};
 use crate::api::stats::DropReason;
 use crate::bytestream::ends::{IncomingStream, StreamOptions};
+use crate::connection::shares::Silent;
 use crate::connection::{Connection, Origin, Phase, Responding};
 use crate::core::Core;
 use crate::link::handoff::Claim;
@@ -34,6 +35,8 @@ pub(crate) struct Listener {
     pub(crate) pending: u32,
     /// Those of them whose handshake is not done.
     pub(crate) half_open: u32,
+    /// Who has those places.
+    pub(crate) silent: Silent,
     pub(crate) requests: Requests,
 }
 
@@ -181,15 +184,19 @@ impl<P: Port> Core<P> {
     fn on_syn(&mut self, frame: &TcpFrame, previous: Option<TimeWait>) {
         let port = frame.flow.local_port;
         let Some(listener) = self.connections.opening.listeners.get(&port) else { return };
+        let (backlog, half_open) = (listener.backlog, listener.half_open);
         // A full house is not refused but ignored: the peer's SYN comes again, and there may be room then.
-        let waiting = listener.waiting();
+        let mut waiting = listener.waiting();
         if waiting >= listener.backlog {
-            return self.count_drop(DropReason::BacklogFull);
+            if !self.make_room(port, frame.flow.remote) {
+                return self.count_drop(DropReason::BacklogFull);
+            }
+            waiting -= 1;
         }
         if self.connections.table.len() >= self.config.limits.connections as usize {
             return self.count_drop(DropReason::ConnectionLimit);
         }
-        let crowded = waiting.saturating_add(listener.half_open) >= listener.backlog;
+        let crowded = waiting.saturating_add(half_open) >= backlog;
         if crowded || self.connections.opening.half_open >= self.config.limits.half_open {
             return self.send_cookie(frame);
         }
@@ -263,7 +270,7 @@ impl<P: Port> Core<P> {
         // The peer takes the connection for open; its next segment asks again.
         let full =
             self.connections.opening.listeners.get(&port).is_none_or(|listener| listener.waiting() >= listener.backlog);
-        if full {
+        if full && !self.make_room(port, frame.flow.remote) {
             self.count_drop(DropReason::BacklogFull);
             return Cookie::Ignored;
         }
@@ -283,6 +290,7 @@ impl<P: Port> Core<P> {
     fn add_passive(&mut self, frame: &TcpFrame, tcp: uwarp_tcp::Connection) -> Option<u32> {
         let listener = self.connections.opening.listeners.get_mut(&frame.flow.local_port)?;
         listener.pending += 1;
+        listener.silent.enter(frame.flow.remote);
         listener.half_open += 1;
         self.connections.opening.half_open += 1;
         let id = listener.id;
@@ -331,6 +339,7 @@ impl<P: Port> Core<P> {
             self.connections.opening.listeners.values_mut().find(|candidate| candidate.id == listener)
         {
             listener.pending = listener.pending.saturating_sub(1);
+            listener.silent.leave(connection.flow.remote);
         }
     }
 }

@@ -24,6 +24,7 @@ pub(crate) mod ending;
 pub(crate) mod flow;
 pub(crate) mod guesses;
 pub(crate) mod listener;
+pub(crate) mod shares;
 pub(crate) mod shutdown;
 pub(crate) mod slab;
 pub(crate) mod startup;
@@ -47,6 +48,8 @@ pub(crate) struct Connection {
     pub(crate) end: Option<DisconnectReason>,
     /// Octets of an FPDU that has not come whole.
     pub(crate) gather: Vec<u8>,
+    /// Its number among those, see [`Gathers`](crate::rdma::gathers::Gathers); 0 if there is none.
+    pub(crate) gather_number: u64,
     pub(crate) flow: FlowKey,
     /// Its tag in the flow table.
     pub(crate) tag: u32,
@@ -58,8 +61,6 @@ pub(crate) struct Connection {
     pub(crate) half_open: bool,
     /// The peer is this engine: frames take the internal loop.
     pub(crate) to_self: bool,
-    /// The window offered was lowered because buffers are short.
-    pub(crate) squeezed: bool,
     /// Our FIN was acknowledged.
     pub(crate) finished: bool,
     /// To be removed when it is put back.

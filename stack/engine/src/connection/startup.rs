@@ -50,7 +50,6 @@ impl<P: Port> Core<P> {
             scheduled: false,
             unresolved: false,
             to_self,
-            squeezed: false,
             finished: false,
             gone: false,
             mac: if to_self { self.link.own_mac.0 } else { [0; 6] },
@@ -67,6 +66,7 @@ impl<P: Port> Core<P> {
             left: Left::No,
             close_when_sent: false,
             gather: Vec::new(),
+            gather_number: 0,
             deadline: None,
             end: None,
         });
@@ -248,6 +248,7 @@ impl<P: Port> Core<P> {
             Phase::Responding(responding) => {
                 if let Some(listener) = responding.listener() {
                     self.handshake_done(connection, listener);
+                    self.await_request(index, connection.flow.local_port);
                 }
             }
             Phase::Stream => self.on_stream_open(index, connection),

@@ -10,6 +10,7 @@ use crate::connection::buffers::{HeldFrames, Record};
 use crate::connection::flow::FlowTable;
 use crate::connection::guesses::Guesses;
 use crate::connection::listener::Listener;
+use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
 use crate::connection::time_wait::TimeWaits;
 use crate::connection::wheel::Wheel;
@@ -35,6 +36,7 @@ pub(crate) struct Connections<B: Buffer> {
     pub(crate) ready: VecDeque<u32>,
     /// Something could not be sent in this turn, for lack of buffers or room.
     pub(crate) starved: bool,
+    pub(crate) pressure: Pressure,
     /// Received frames that TCP holds out of order.
     pub(crate) held: HeldFrames<B>,
     /// What was sent and not acknowledged.
@@ -58,6 +60,13 @@ pub(crate) struct Opening {
 }
 
 impl<P: Port> Core<P> {
+    /// A connection has to wait for a transmit buffer, and holds none that could come back. True: it has more to do.
+    #[cold]
+    pub(crate) fn is_starved(&mut self) -> bool {
+        self.connections.starved = true;
+        true
+    }
+
     /// Puts a connection on the ready list.
     #[inline]
     pub(crate) fn schedule(ready: &mut VecDeque<u32>, index: u32, connection: &mut Connection) {

@@ -20,6 +20,9 @@ pub mod steering;
 pub(crate) mod template;
 pub(crate) mod transmit;
 
+/// A holder of a common pool takes at most so many times what is free. One alone can have four fifths of it, and whatever many
+/// hold, something is left for the next: shares need not be counted, and no holder has to give anything back.
+pub(crate) const SHARE: usize = 4;
 /// How often the link is looked at.
 const LINK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -56,6 +59,10 @@ pub(crate) struct Transmit<B> {
     pub(crate) queue: VecDeque<B>,
     /// Frames in the queue from which on no more are made.
     pub(crate) backlog: usize,
+    /// Frames that one connection may make in this turn.
+    pub(crate) frames_each: u32,
+    /// Connections that had more to send in this turn than they might.
+    pub(crate) greedy: u32,
     /// Frames that the device took in this turn.
     pub(crate) flushed: usize,
     /// Transmit buffers that records leave alone.
@@ -84,6 +91,13 @@ impl<P: Port> Link<P> {
         }
         self.transmit.free_known = self.port.transmit_free();
         self.transmit.free_known >= count
+    }
+
+    /// Whether a connection that holds `held` transmit buffers may take another one. The reserve stays, and no connection takes
+    /// more than [`SHARE`] times what it leaves to others.
+    #[inline]
+    pub(crate) fn has_share(&mut self, held: usize) -> bool {
+        self.has_free(self.transmit.reserve + 1 + held / SHARE)
     }
 
     /// Whether more frames may be made: the device has not fallen behind.

@@ -16,9 +16,6 @@ use crate::core::Core;
 use crate::link::contiguous;
 use crate::link::port::{Buffer, ChecksumStatus, Port};
 
-/// Window offered while buffers are short, in segments of our MSS: enough to go on, too little to fill a pool.
-pub(crate) const SQUEEZED_SEGMENTS: u32 = 4;
-
 impl<P: Port> Core<P> {
     /// Takes one frame.
     #[inline]
@@ -190,18 +187,14 @@ impl<P: Port> Core<P> {
         frame: &TcpFrame,
         buffer: P::Buffer,
     ) -> bool {
-        let pressed = self.connections.held.is_half_full();
-        if pressed != connection.squeezed {
-            connection.squeezed = pressed;
-            let space = connection.owner_space();
-            connection.set_receive_space(space, self.connections.tcp_config.mss);
-        }
         let token = self.connections.held.next_token();
         let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
         let bare;
         // A frame that was joined on its way holds several buffers.
-        if !self.connections.held.fits(buffer.segment_count()) && connection.tcp.is_ahead(header) {
-            // No room to hold anything more: what is ahead of a gap counts as lost, its acknowledgment does not.
+        if !self.connections.held.fits(buffer.segment_count(), connection.tcp.out_of_order_buffers())
+            && connection.tcp.is_ahead(header)
+        {
+            // It may hold no more: what is ahead of a gap counts as lost, its acknowledgment does not.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
             (header, payload_len) = (&bare, 0);
             self.count_drop(DropReason::OutOfOrderBudget);

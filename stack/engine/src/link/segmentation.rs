@@ -71,7 +71,7 @@ impl<P: Port> Core<P> {
     /// Sends what TCP has to send, joined as far as the device can cut it. True: there is more.
     pub(crate) fn transmit_joined(&mut self, connection: &mut Connection) -> bool {
         let now = self.now;
-        let mut budget = self.config.budgets.frames_per_connection;
+        let mut budget = self.link.transmit.frames_each;
         let mut run: Option<Run> = None;
         let more = loop {
             // A run takes a buffer for its headers, and one for each segment.

@@ -39,7 +39,7 @@ impl<P: Port> Core<P> {
         if self.link.segmentation_parts > 2 && !connection.to_self {
             return self.transmit_joined(connection);
         }
-        let mut budget = self.config.budgets.frames_per_connection;
+        let mut budget = self.link.transmit.frames_each;
         loop {
             if budget == 0 || !self.link.has_room() {
                 return connection.tcp.wants_transmit(now);

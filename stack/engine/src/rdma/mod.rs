@@ -7,6 +7,7 @@ use uwarp_tcp::Instant;
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::commits::Commits;
+use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 
@@ -14,6 +15,7 @@ mod choose;
 pub(crate) mod commits;
 pub(crate) mod failure;
 pub(crate) mod fpdu;
+pub(crate) mod gathers;
 pub(crate) mod lanes;
 pub(crate) mod operations;
 pub(crate) mod queue_pair;
@@ -25,8 +27,6 @@ pub mod shared;
 
 /// How often queue pairs in the error state are looked at for receives posted late.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
-/// Gather buffers kept for reuse.
-const SPARE_GATHERS: usize = 64;
 
 /// What all queue pairs of an engine have in common.
 #[derive(Debug)]
@@ -36,10 +36,8 @@ pub(crate) struct Rdma {
     /// Completion queues.
     pub(crate) lanes: Lanes,
     pub(crate) commits: Commits,
-    /// Buffers for FPDUs in pieces that no connection uses.
-    spare_gathers: Vec<Vec<u8>>,
-    /// Octets that the buffers of connections take for FPDUs in pieces.
-    pub(crate) gathering: u64,
+    /// Memory for FPDUs in pieces.
+    pub(crate) gathers: Gathers,
     /// When the queue pairs of `failed` are looked at.
     pub(crate) sweep_at: Option<Instant>,
     /// Queue pairs in the error state.
@@ -52,8 +50,7 @@ impl Rdma {
             queue_pairs: (0..queue_pairs).map(|_| None).collect(),
             lanes: Lanes::default(),
             commits,
-            spare_gathers: Vec::with_capacity(SPARE_GATHERS),
-            gathering: 0,
+            gathers: Gathers::default(),
             sweep_at: None,
             failed: Vec::new(),
         }
@@ -62,18 +59,6 @@ impl Rdma {
     /// The queue pair with this number.
     pub(crate) fn queue_pair(&mut self, number: u32) -> Option<&mut QueuePair> {
         self.queue_pairs.get_mut(number as usize)?.as_deref_mut()
-    }
-
-    /// A buffer for an FPDU in pieces.
-    pub(crate) fn take_gather(&mut self) -> Vec<u8> {
-        self.spare_gathers.pop().unwrap_or_default()
-    }
-
-    pub(crate) fn give_gather(&mut self, mut gather: Vec<u8>) {
-        if gather.capacity() > 0 && self.spare_gathers.len() < SPARE_GATHERS {
-            gather.clear();
-            self.spare_gathers.push(gather);
-        }
     }
 
     /// Looks at a queue pair in the error state from now on, now and then.

@@ -43,9 +43,6 @@ impl From<Fault> for Failure {
     }
 }
 
-/// Octets of a buffer that are no waste for an FPDU in pieces, however short.
-const ROOMY: usize = 16 << 10;
-
 impl<P: Port> Core<P> {
     /// Octets of full operation, in order.
     #[inline]
@@ -87,9 +84,9 @@ impl<P: Port> Core<P> {
     #[cold]
     fn on_marked_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
         let mut queue_pair = self.take_queue_pair(connection);
-        let mut gather = self.resume_gather(connection);
+        let mut gather = self.rdma.gathers.resume(connection);
         if gather.capacity() == 0 {
-            gather = self.gather_for(octets.len());
+            gather = self.rdma.gathers.take(octets.len(), self.config.budgets.gather_octets);
         }
         let enough = gather.len() + octets.len();
         self.counters.octets_gathered += octets.len() as u64;
@@ -99,7 +96,7 @@ impl<P: Port> Core<P> {
             gather.reserve_exact(enough + enough / 4 - gather.len());
         }
         gather.extend_from_slice(octets);
-        let mut ulpdu = self.rdma.take_gather();
+        let mut ulpdu = self.rdma.gathers.take_any();
         let mut at = 0;
         while let Phase::Running(running) = &mut connection.phase
             && !connection.gone
@@ -126,12 +123,15 @@ impl<P: Port> Core<P> {
             }
         }
         gather.drain(..at);
+        if at > 0 {
+            connection.gather_number = 0;
+        }
         if gather.is_empty() || connection.gone {
-            self.rdma.give_gather(gather);
+            self.rdma.gathers.give(gather);
         } else {
             self.put_aside(connection, queue_pair.as_deref_mut(), gather);
         }
-        self.rdma.give_gather(ulpdu);
+        self.rdma.gathers.give(ulpdu);
         self.give_queue_pair(queue_pair);
     }
 
@@ -160,45 +160,11 @@ impl<P: Port> Core<P> {
         octets: &[u8],
         needed: Option<usize>,
     ) {
-        let mut gather = self.gather_for(needed.unwrap_or(LENGTH_LEN));
+        let budget = self.config.budgets.gather_octets;
+        let mut gather = self.rdma.gathers.take(needed.unwrap_or(LENGTH_LEN), budget);
         self.counters.octets_gathered += octets.len() as u64;
         gather.extend_from_slice(octets);
         self.put_aside(connection, queue_pair, gather);
-    }
-
-    /// A buffer for so many octets: a used one, unless that was grown for far more, or is more than the budget has left.
-    fn gather_for(&mut self, wanted: usize) -> Vec<u8> {
-        let gather = self.rdma.take_gather();
-        let taken = gather.capacity();
-        if taken <= ROOMY.max(4 * wanted) && self.rdma.gathering + taken as u64 <= self.config.budgets.gather_octets {
-            return gather;
-        }
-        self.rdma.give_gather(gather);
-        Vec::new()
-    }
-
-    /// Keeps what has come of an FPDU with its connection until more comes. Beyond the budget the stream ends, and nothing of it
-    /// is kept.
-    #[cold]
-    fn put_aside(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>, gather: Vec<u8>) {
-        if !connection.delivers() {
-            return self.rdma.give_gather(gather);
-        }
-        let taken = gather.capacity() as u64;
-        if self.rdma.gathering + taken > self.config.budgets.gather_octets {
-            drop(gather);
-            return self.fail_stream(connection, queue_pair, Fault::LocalCatastrophic.into(), None);
-        }
-        self.rdma.gathering += taken;
-        connection.gather = gather;
-    }
-
-    /// Takes what was put aside, which then counts no more; an empty buffer if that is nothing.
-    #[cold]
-    pub(crate) fn resume_gather(&mut self, connection: &mut Connection) -> Vec<u8> {
-        let gather = std::mem::take(&mut connection.gather);
-        self.rdma.gathering -= gather.capacity() as u64;
-        gather
     }
 
     /// A further piece of an FPDU. Gives what lies behind it.
@@ -211,13 +177,14 @@ impl<P: Port> Core<P> {
         octets: &'a [u8],
         crc: Option<fn(&[u8]) -> u32>,
     ) -> &'a [u8] {
-        let mut gather = self.resume_gather(connection);
+        let mut gather = self.rdma.gathers.resume(connection);
         let mut rest = octets;
         loop {
             match deframe(&gather, crc) {
                 Framed::Fpdu { ulpdu, .. } => {
                     self.counters.fpdus_received += 1;
                     self.counters.fpdus_gathered += 1;
+                    connection.gather_number = 0;
                     self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &gather[ulpdu]);
                     break;
                 }
@@ -245,7 +212,7 @@ impl<P: Port> Core<P> {
                 }
             }
         }
-        self.rdma.give_gather(gather);
+        self.rdma.gathers.give(gather);
         rest
     }
 

@@ -37,6 +37,8 @@ enum Pulled {
     More,
     /// There is more, but buffers are short.
     Starved,
+    /// There is more, and what the connection holds has to be acknowledged first.
+    Held,
 }
 
 impl<P: Port> Core<P> {
@@ -130,17 +132,15 @@ impl<P: Port> Core<P> {
                 false
             }
             Pulled::More => true,
-            Pulled::Starved => {
-                self.connections.starved = true;
-                true
-            }
+            Pulled::Starved => self.is_starved(),
+            Pulled::Held => false,
         }
     }
 
     /// Builds FPDUs while TCP takes them.
     #[inline]
     fn pull(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: &mut QueuePair) -> Pulled {
-        let mut budget = self.config.budgets.frames_per_connection;
+        let mut budget = self.link.transmit.frames_each;
         loop {
             let Phase::Running(running) = &mut connection.phase else { return Pulled::Dry };
             if connection.tcp.send_space() == 0 {
@@ -160,6 +160,7 @@ impl<P: Port> Core<P> {
                     Ok(Chosen::Done(element)) => {
                         queue_pair.send.finish_whole(&element, connection.tcp.octets_pushed());
                         if budget == 0 {
+                            self.link.transmit.greedy += 1;
                             return Pulled::More;
                         }
                         budget -= 1;
@@ -181,10 +182,12 @@ impl<P: Port> Core<P> {
                 }
             }
             if budget == 0 || !self.link.has_room() {
+                self.link.transmit.greedy += 1;
                 return Pulled::More;
             }
-            if !self.link.has_free(self.link.transmit.reserve + 1) {
-                return Pulled::Starved;
+            let held = connection.tcp.records();
+            if !self.link.has_share(held) {
+                return if held == 0 { Pulled::Starved } else { Pulled::Held };
             }
             let Some(buffer) = self.link.alloc() else { return Pulled::Starved };
             let built = match whole {

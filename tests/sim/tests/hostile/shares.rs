@@ -21,8 +21,9 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("abandoned-stream", || Box::new(AbandonedStream::default())),
 ];
 
-/// Octets in flight that take the whole transmit pool: 4096 buffers, but for 256 that no record may take and a handful.
-const POOL: u32 = 3_825 * 1_460;
+/// Octets in flight that take nearly all that one connection can have of the transmit pool: 4096 buffers, but for 256 that no
+/// record may take, and a fifth of the others.
+const POOL: u32 = 3_000 * 1_460;
 
 /// Grows the target's window until a flight takes the transmit pool, then keeps it there: acknowledges a segment every 5 s, or
 /// closes its window and answers probes.
