@@ -11,24 +11,24 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Longest record that is taken. No call that gets here asks for more, but for those that only the server can read (RPCSEC_GSS with
-/// integrity or privacy).
+/// Longest record that is accepted, in octets. No call that gets here asks for more, except those that only the server
+/// can read (RPCSEC_GSS with integrity or privacy).
 const RECORD_MAX: usize = LONGEST_CALL as usize;
 /// Octets that are read at once.
 const ROOM: usize = 256 << 10;
-/// Where a record has its XID (RFC 5531 §9), behind the mark.
+/// Position of a record's XID (RFC 5531 §9), behind the mark.
 const XID: std::ops::Range<usize> = 4..8;
-/// Pause between two attempts, at first and at last.
+/// The first and the longest pause between two attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// How long a connection that is lost is made again from the same port: so long Linux' server remembers its replies.
+/// How long a lost connection is restored from the same port: Linux' server keeps its replies this long.
 pub(crate) const SAME_PORT: Duration = Duration::from_secs(120);
-/// How often it is said that there are no descriptors.
+/// How often a lack of descriptors is logged.
 const COMPLAINTS: Duration = Duration::from_secs(10);
 
-/// When it was last said that there are no descriptors: of all clients, which lack them together.
+/// When a lack of descriptors was last logged, for all clients together.
 static COMPLAINED: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// Where a connection that was lost came from, and when it was.
+/// The source of a lost connection, and when it was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Last {
     /// Its own address and port.
@@ -43,12 +43,12 @@ pub struct Backend {
     address: SocketAddr,
     stream: Option<TcpStream>,
     connecting: Option<Connecting>,
-    /// A server may know calls again by where they come from, as Linux' own does.
+    /// A server may recognise repeated calls by their source, as Linux' server does.
     last: Option<Last>,
-    /// What the stream has not taken yet, from here on in the first one.
+    /// Octets that the stream has not accepted yet, from here on in the first record.
     outgoing: VecDeque<Arc<Vec<u8>>>,
     sent: usize,
-    /// Why the stream takes no more. What it has brought before is still read.
+    /// Why the stream accepts no more. What it has already received is still read.
     broken: Option<io::Error>,
     incoming: Records,
     room: Vec<u8>,
@@ -56,16 +56,16 @@ pub struct Backend {
     pause: Duration,
 }
 
-/// What became of a look at the server.
+/// The result of polling the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Word {
     /// A record.
     Record(Vec<u8>),
-    /// The reply to the call of this XID is longer than any may be, and the connection has been given up with it.
+    /// The reply to the call of this XID is longer than allowed; the connection was closed for that.
     TooLong(u32),
     /// Nothing.
     Nothing,
-    /// It was connected, for the first time or again: what has no reply is to be sent.
+    /// It was connected, for the first time or again: send the calls that have no reply.
     Connected,
 }
 
@@ -87,12 +87,12 @@ impl Backend {
         }
     }
 
-    /// The next connection comes from where this one came, if that is free.
+    /// The next connection uses the source of this one, if that is free.
     pub fn continue_from(&mut self, last: Option<Last>) {
         self.last = last;
     }
 
-    /// Ends the connection, and says where it came from, for whoever sends its calls again.
+    /// Ends the connection, and returns its source, for sending its calls again later.
     pub fn leave(&mut self) -> Option<Last> {
         self.connecting = None;
         self.lose();
@@ -104,8 +104,8 @@ impl Backend {
         self.stream.is_some()
     }
 
-    /// Sends a call's record, mark included, as soon as the stream takes it. If one of the same XID still waits for that, this one
-    /// goes instead.
+    /// Sends a call's record, including its mark, as soon as the stream accepts it. If one with the same XID is still
+    /// waiting, this one replaces it.
     pub fn send(&mut self, record: Arc<Vec<u8>>) {
         if let Some(xid) = record.get(XID) {
             self.forget(xid);
@@ -113,21 +113,21 @@ impl Backend {
         self.outgoing.push_back(record);
     }
 
-    /// A call that has its reply, or comes as another record, is not sent. So no more records wait than calls are open, and one that
-    /// is half sent: who sends one call over and over would fill the memory otherwise.
+    /// Removes a waiting call that has its reply, or is sent as another record. So no more records wait than calls are
+    /// open, plus one that is half sent. Otherwise a client that repeats one call without end would fill the memory.
     fn forget(&mut self, xid: &[u8]) {
         let mut half = self.sent > 0;
         self.outgoing.retain(|record| std::mem::take(&mut half) || record.get(XID) != Some(xid));
     }
 
-    /// Goes on without waiting. A connection that is lost is made again, with pauses; what was to be sent is forgotten then.
+    /// Continues without waiting. A lost connection is restored, with pauses; records to be sent on it are forgotten.
     pub fn poll(&mut self) -> Word {
         if self.stream.is_none() {
             return self.connect();
         }
         match self.go_on() {
             Ok(Some(record)) => {
-                // A server that does nothing but take connections is not back yet.
+                // A server that only accepts connections does not count as restored.
                 self.pause = PAUSES[0];
                 if let Some(xid) = record.get(..4) {
                     self.forget(xid);
@@ -151,7 +151,7 @@ impl Backend {
             None => {
                 self.last = self.last.filter(|last| last.lost.elapsed() < SAME_PORT);
                 match (Connecting::start(self.address, self.last.map(|last| last.local)), self.last) {
-                    // Taken, or not this machine's any more: better another one than none.
+                    // Taken, or no longer this machine's: another one is better than none.
                     (Err(error), Some(_))
                         if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) =>
                     {
@@ -172,7 +172,7 @@ impl Backend {
                 Word::Nothing
             }
             Err(error) => {
-                // A server that is away comes back by itself; descriptors do not.
+                // An absent server returns by itself; descriptors do not.
                 if let Some(cure) = cure(&error)
                     && is_time_to_complain(Instant::now())
                 {
@@ -192,7 +192,7 @@ impl Backend {
     fn lose(&mut self) {
         if let Some(stream) = self.stream.take() {
             self.last = stream.local_addr().ok().map(|local| Last { local, lost: Instant::now() });
-            // What is left of it must not keep the port.
+            // Its remains must not keep the port.
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
         self.outgoing.clear();
@@ -210,7 +210,7 @@ impl Backend {
             match stream.write(&first[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // Replies may be there all the same: their calls must not go to a server that has forgotten them.
+                // Replies may have arrived nevertheless: their calls must not go to a server that has forgotten them.
                 Err(error) => {
                     self.broken = Some(error);
                     break;
@@ -238,16 +238,16 @@ impl Backend {
 
     fn take_record(&mut self) -> io::Result<Option<Vec<u8>>> {
         match self.incoming.take() {
-            // Of one that is too long the XID is still wanted.
+            // For one that is too long, the XID is still needed.
             Err(_) if self.incoming.first_word().is_none() => Ok(None),
             other => other,
         }
     }
 }
 
-/// Whether the last complaint is long enough ago; if so, this is the next.
+/// Whether the last complaint is long enough ago; if so, records this one.
 fn is_time_to_complain(now: Instant) -> bool {
-    // Each change is whole, whoever panicked.
+    // Each change is complete even if a thread panicked.
     let mut last = COMPLAINED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let is_time = last.is_none_or(|last| now.duration_since(last) >= COMPLAINTS);
     if is_time {
@@ -329,12 +329,12 @@ mod tests {
         until(&mut backend, |word| *word == Word::Connected);
         let (mut server, _) = listener.accept().unwrap();
         server.set_nodelay(true).unwrap();
-        // More than the way there holds.
+        // More than the buffers on the way hold.
         backend.send(Arc::new(vec![7; 16 << 20]));
         assert_eq!(backend.poll(), Word::Nothing);
         server.read_exact(&mut [0; 100]).unwrap();
         server.write_all(b"\x80\0\0\x05reply\x80\0\0\x01x\x80\0\0\x09half").unwrap();
-        // With what it has not read the server's host resets the connection: nothing more can be sent.
+        // The server's host resets the connection because it has unread octets: nothing more can be sent.
         drop(server);
         assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"reply".to_vec()));
         assert_eq!(until(&mut backend, |word| *word != Word::Nothing), Word::Record(b"x".to_vec()));
@@ -348,7 +348,7 @@ mod tests {
         until(&mut backend, |word| *word == Word::Connected);
         let (mut server, _) = listener.accept().unwrap();
         let call = |xid: &[u8; 4], length| Arc::new(record([&xid[..], &vec![7; length]]));
-        // More than the way there holds: it is half sent.
+        // More than the buffers on the way hold, so it is half sent.
         let large = call(b"xid1", 16 << 20);
         backend.send(Arc::clone(&large));
         assert_eq!(backend.poll(), Word::Nothing);
@@ -359,13 +359,13 @@ mod tests {
             }
         }
         assert_eq!(backend.outgoing.len(), 4);
-        // All but what is begun of a call that has its reply.
+        // Everything but the remainder of a call that has its reply and was half sent.
         for xid in [b"xid1", b"xid2"] {
             server.write_all(&record([&xid[..], b"reply"])).unwrap();
             until(&mut backend, |word| matches!(word, Word::Record(_)));
         }
         assert_eq!(backend.outgoing, [Arc::clone(&large), call(b"xid3", 99)]);
-        // Records stay whole.
+        // Records stay complete.
         server.set_nonblocking(true).unwrap();
         let expected = [&large[..], &call(b"xid3", 99)].concat();
         let (mut got, mut room) = (Vec::new(), vec![0; ROOM]);
@@ -380,7 +380,7 @@ mod tests {
         assert!(got == expected);
     }
 
-    /// Of what stands in front of a server that is away, for example.
+    /// This is the behaviour of a proxy in front of an absent server, for example.
     #[test]
     fn a_server_that_only_takes_connections_is_asked_less_and_less_often() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

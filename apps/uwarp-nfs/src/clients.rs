@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use uwarp::config::InterfaceAddress;
 use uwarp_rpcrdma::responder::Responder;
 
-/// The first port that needs no privilege. A system gives those below to root alone, who vouches for the users in the calls.
+/// The first unprivileged port. Only root may use those below it, and vouches for the users in the calls.
 const FIRST_UNRESERVED: u16 = 1024;
 
-/// What a server or a gateway demands of its clients.
+/// What a server or a gateway requires of its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRules {
     /// Subnets whose clients may connect; empty for all.
@@ -18,14 +18,15 @@ pub struct ClientRules {
     pub connections: usize,
     /// Most connections of each kind from one address.
     pub per_address: usize,
-    /// How long a client may stay without a call under way while nothing comes from it and nothing goes to it; zero for ever.
+    /// How long a client may stay connected without a call under way and without any traffic; zero for no limit.
     pub idle: Duration,
-    /// Take calls over TCP from ports that are not reserved.
+    /// Accept calls over TCP from unreserved ports.
     pub insecure_ports: bool,
 }
 
 impl Default for ClientRules {
-    /// A thousand clients of each kind, a hundred of one address, six minutes as Linux' server has it, and reserved ports only.
+    /// A thousand clients of each kind, a hundred per address, six minutes as in Linux' server, and reserved ports
+    /// only.
     fn default() -> Self {
         Self {
             allow: Vec::new(),
@@ -38,7 +39,7 @@ impl Default for ClientRules {
 }
 
 impl ClientRules {
-    /// Whether another client may connect beside those of its kind that are connected. Counts and logs one that may not.
+    /// Whether another client may connect in addition to those of its kind. Counts and logs refusals.
     pub(crate) fn admit(
         &self,
         peer: SocketAddr,
@@ -71,12 +72,12 @@ impl ClientRules {
         true
     }
 
-    /// Whether a client over TCP may make all calls, and not only those that anybody may.
+    /// Whether a client over TCP may make all calls, not only the harmless ones.
     pub(crate) fn is_trusted(&self, peer: SocketAddr) -> bool {
         self.insecure_ports || peer.port() < FIRST_UNRESERVED
     }
 
-    /// Whether a client that has been idle for this time is to go. Counts and logs it if so.
+    /// Whether a client must be disconnected after this idle time. Counts and logs it if so.
     pub(crate) fn is_over(&self, idle: Duration, peer: SocketAddr, metrics: &Metrics) -> bool {
         let is_over = !self.idle.is_zero() && idle >= self.idle;
         if is_over {
@@ -90,7 +91,7 @@ impl ClientRules {
 /// How long a client has been idle.
 #[derive(Debug)]
 pub(crate) struct Idle {
-    /// A number that grows with everything that comes from the client and goes to it.
+    /// A number that grows with all traffic from and to the client.
     progress: u64,
     since: Instant,
 }
@@ -157,9 +158,9 @@ mod tests {
             rules.is_over(idle.time(progress, calls, after(seconds)), peer(1, 700), &metrics)
         };
         assert!(!is_over(0, 0, 40));
-        // A call comes and is under way for long.
+        // A call arrives and is under way for long.
         assert!(!is_over(1, 1, 100) && !is_over(1, 1, 200));
-        // Its reply goes.
+        // Its reply is sent.
         assert!(!is_over(2, 0, 230) && !is_over(2, 0, 270));
         assert_eq!(metrics.timed_out.load(Ordering::Relaxed), 0);
         assert!(is_over(2, 0, 290));

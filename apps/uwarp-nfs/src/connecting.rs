@@ -1,4 +1,4 @@
-//! A connection to a server over the kernel's TCP that is made without waiting for it.
+//! A connection to a server over the kernel's TCP, established without waiting.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -7,12 +7,12 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Limit on each attempt. No test is about it, and a test's machine may stand still for longer.
+/// Limit of each attempt. No test depends on it, and a test's machine may stall for longer.
 const LIMIT: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_millis(500) };
 
-/// How long a server may say nothing before it is asked whether it is there.
+/// How long a server may be silent before it is probed.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Questions without an answer after which it is not.
+/// Unanswered probes after which it is considered dead.
 const QUESTIONS: u32 = 3;
 
 /// An attempt to connect.
@@ -24,13 +24,13 @@ pub(crate) struct Connecting {
 }
 
 impl Connecting {
-    /// Begins to connect, from a certain address and port or from any.
+    /// Starts to connect, from a given address and port or from any.
     pub(crate) fn start(server: SocketAddr, local: Option<SocketAddr>) -> io::Result<Self> {
         let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
-        // Of this one, too, the port must be free for the next.
+        // The port of this connection, too, must be free for the next one.
         sockopt::set_socket_reuseaddr(&socket, true)?;
-        // A host that died says nothing: without questions, what was sent to it would be waited for as long as the client likes.
+        // A dead host is silent: without probes, a client could wait for it without limit.
         sockopt::set_socket_keepalive(&socket, true)?;
         sockopt::set_tcp_keepidle(&socket, SILENCE)?;
         sockopt::set_tcp_keepintvl(&socket, SILENCE)?;
@@ -45,7 +45,7 @@ impl Connecting {
         }
     }
 
-    /// The stream, which does not block either; itself while there is none.
+    /// The stream, which is nonblocking, too; or `self` while there is none.
     pub(crate) fn poll(self) -> io::Result<Result<TcpStream, Self>> {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         if poll(&mut [PollFd::new(&self.stream, PollFlags::OUT)], Some(&now))? == 0 {

@@ -1,10 +1,10 @@
-//! What to say where no descriptors are left.
+//! Messages for a lack of file descriptors.
 
 use rustix::io::Errno;
 use std::error::Error;
 use std::io;
 
-/// What to do where there are no descriptors; `None` for other errors.
+/// The remedy if an error is a lack of descriptors; `None` for other errors.
 pub(crate) fn cure(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some(
@@ -16,7 +16,7 @@ pub(crate) fn cure(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// An error's text, with the cure if descriptors are what it is about.
+/// An error's text, with the remedy if it is a lack of descriptors.
 pub(crate) fn explained(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>());

@@ -1,13 +1,13 @@
 //! A directory of this machine as an NFS version 3 file system (RFC 1813).
 //!
-//! - [`caller`]: who calls, and how the kernel judges what they may do.
+//! - [`caller`]: who calls, and how the kernel checks what they may do.
 //! - [`procedures`]: the procedures of the program.
-//! - `object`, `index`, `search`: objects that are open, the names of others, and what is done where no name is known.
-//! - `listing`, `attributes`, `stability`: READDIR, what NFS says of an object, what has to be on the disk.
+//! - `object`, `index`, `search`: open objects, the names of others, and the search for objects without a known name.
+//! - `listing`, `attributes`, `stability`: READDIR, the attributes of an object, and what must be synced.
 //!
-//! An object is reached from the root by its names, one at a time and never through a symbolic link or into another file
-//! system, so there is no way out of the directory. Its handle says which object it is, not where: it holds for as long as the
-//! object exists, under any name, and over restarts of the server.
+//! An object is reached from the root by its names, one at a time, and never through a symbolic link or into another
+//! file system, so there is no way out of the directory. Its handle identifies the object, not its place: it is valid
+//! for as long as the object exists, under any name, and across restarts of the server.
 
 mod attributes;
 pub mod caller;
@@ -37,11 +37,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Octets of a handle.
 pub const HANDLE_LEN: usize = 24;
-/// First word of a handle: which kind it is.
+/// First word of a handle: its kind.
 const HANDLE_KIND: u32 = 0x7577_0001;
 /// Locks for changes, shared by objects.
 const LOCKS: usize = 64;
-/// How far names may lie below the root.
+/// How deep names may lie below the root.
 const DEPTH_MAX: usize = 1000;
 
 /// How the directory is served.
@@ -66,45 +66,45 @@ pub struct Directory {
     root: Arc<Object>,
     device: (u32, u32),
     options: DirectoryOptions,
-    /// Whether threads can become callers: the server is root's.
+    /// Whether threads can become callers: the server runs as root.
     switches: bool,
     /// Which directory its handles are of.
     export: u32,
-    /// Changes when data that was not committed may be lost (RFC 1813 §3.3.7).
+    /// Changes when uncommitted data may be lost (RFC 1813 §3.3.7).
     verifier: AtomicU64,
     index: Mutex<Index>,
     open: Mutex<Open>,
     locks: [Mutex<()>; LOCKS],
     syncs: [Mutex<()>; LOCKS],
-    /// Searches have it for themselves; renames, which would hide objects from them, share it.
+    /// Searches lock it exclusively. Renames, which would hide objects from them, share it.
     tree: RwLock<()>,
     /// Renames under way.
     moving: AtomicUsize,
     search: Mutex<Search>,
     search_over: Condvar,
     metrics: Arc<Metrics>,
-    /// How often a search has had the tree for itself.
+    /// How often a search has had the tree exclusively.
     #[cfg(test)]
     exclusive: AtomicU64,
     #[cfg(test)]
     fail_sync: std::sync::atomic::AtomicBool,
     #[cfg(test)]
     fail_step: Mutex<Option<Errno>>,
-    /// Inodes of objects that were synced; zero for the whole file system.
+    /// Inodes of synced objects; zero for the whole file system.
     #[cfg(test)]
     synced: Mutex<Vec<u64>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change of what is behind these locks is made at once.
+    // Each change to the data behind these locks is a single step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Directory {
-    /// Opens a directory to serve it. The process's mask of permissions for new files is cleared: clients have applied theirs.
+    /// Opens a directory to serve it. Clears the process's umask, because clients have applied theirs.
     ///
     /// # Errors
-    /// It is no directory, or the system has no /proc or no openat2 (Linux 5.6; to serve as root it takes faccessat2, Linux 5.8).
+    /// It is not a directory, or the system lacks /proc or openat2 (Linux 5.6; as root also faccessat2, Linux 5.8).
     pub fn open(path: &Path, options: DirectoryOptions, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let path = path.canonicalize()?;
         let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -152,21 +152,22 @@ impl Directory {
         self.options
     }
 
-    /// Whether callers are told apart: only a server of root's can act as they.
+    /// Whether callers are distinguished: only a server that runs as root can act as they.
     pub fn tells_callers_apart(&self) -> bool {
         self.switches
     }
 
-    /// Whether the file system keeps when objects were made, as far as the directory itself shows. Where it does not, a handle of
-    /// one that is gone may name another that was given its number. An inode's generation would tell too, but no safe call asks for it.
+    /// Whether the file system stores birth times, as far as the directory itself shows. If not, the handle of a
+    /// deleted object may name a new one that reuses its inode number. An inode's generation would distinguish them,
+    /// too, but no safe call returns it.
     pub fn keeps_births(&self) -> bool {
         self.root.key.born != 0
     }
 
-    /// The handle of what a path below the root names, for MOUNT. Empty components and `.` count for nothing.
+    /// The handle of the object at a path below the root, for MOUNT. Empty components and `.` are ignored.
     ///
     /// # Errors
-    /// What is wrong with the path; one that would lead out of the directory is NFS3ERR_ACCES.
+    /// Why the path is invalid; one that would leave the directory is NFS3ERR_ACCES.
     pub fn mount(&self, path: &[u8]) -> Result<nfs_fh3, nfsstat3> {
         become_server();
         let mut object = Arc::clone(&self.root);
@@ -197,14 +198,14 @@ impl Directory {
         if number(0) >> 32 != u64::from(HANDLE_KIND) {
             return Err(nfsstat3::NFS3ERR_BADHANDLE);
         }
-        // Of a directory that was here before, or lies elsewhere.
+        // It is of a former directory, or of another one.
         if number(0) as u32 != self.export {
             return Err(nfsstat3::NFS3ERR_STALE);
         }
         Ok(Key { inode: number(8), born: number(16) })
     }
 
-    /// What a handle stands for, and its attributes.
+    /// The object of a handle, and its attributes.
     fn find(&self, handle: &[u8]) -> Result<(Arc<Object>, Statx), nfsstat3> {
         let key = self.key(handle)?;
         let object = self.object(key)?;
@@ -217,7 +218,7 @@ impl Directory {
         Ok((object, stat))
     }
 
-    /// The object of a key: one that is open, or found by its names.
+    /// The object of a key: an open one, or found by its names.
     fn object(&self, key: Key) -> Result<Arc<Object>, nfsstat3> {
         if key == self.root.key {
             return Ok(Arc::clone(&self.root));
@@ -232,10 +233,10 @@ impl Directory {
         }
     }
 
-    /// Goes from the root, or from the nearest ancestor that is open, to the object, by one of its names that is still right.
+    /// Walks from the root, or from the nearest open ancestor, to the object, by one of its names that is still valid.
     ///
     /// # Errors
-    /// Why none could be gone to, of those that may be right yet.
+    /// Why none of the names that may still be valid could be followed.
     fn descend(&self, key: Key, visited: &mut HashSet<Key>) -> Result<Option<Arc<Object>>, Errno> {
         if key == self.root.key {
             return Ok(Some(Arc::clone(&self.root)));
@@ -258,16 +259,16 @@ impl Directory {
                 Ok((object, _)) if object.key == key => return Ok(Some(object)),
                 // Something else has the name, or nothing.
                 Ok(_) | Err(Errno::NOENT) => locked(&self.index).forget(key, place.parent, &place.name),
-                // Another file system lies over it, perhaps not for ever.
+                // Another file system is mounted over it, perhaps temporarily.
                 Err(Errno::XDEV) => {}
-                // This says nothing of the place: there are no more descriptors, or the disk fails.
+                // This does not concern the name: descriptors are exhausted, or the disk fails.
                 Err(error) => failure = Some(error),
             }
         }
         failure.map_or(Ok(None), Err)
     }
 
-    /// What a directory has under a name, as the thread's present user; it is kept open.
+    /// The object under a name in a directory, as the thread's current user; it is kept open.
     fn step(&self, parent: &Object, name: &[u8]) -> Result<(Arc<Object>, Statx), Errno> {
         #[cfg(test)]
         if let Some(error) = *locked(&self.fail_step) {
@@ -281,10 +282,10 @@ impl Directory {
         Ok((locked(&self.open).put(object), stat))
     }
 
-    /// The directory above; the root is above itself.
+    /// The parent directory; the root is its own parent.
     ///
     /// # Errors
-    /// This one lies elsewhere now (NFS3ERR_STALE), or is moved again and again (NFS3ERR_JUKEBOX).
+    /// This directory is elsewhere now (NFS3ERR_STALE), or is moved repeatedly (NFS3ERR_JUKEBOX).
     fn parent(&self, directory: &Arc<Object>) -> Result<Arc<Object>, nfsstat3> {
         become_server();
         if directory.key == self.root.key {
@@ -292,8 +293,8 @@ impl Directory {
         }
         let path = |object: &Object| rustix::fs::readlinkat(CWD, object.link(), Vec::new());
         'again: for _ in 0..RENAME_LOOKS {
-            // What is open may have been moved by others, out of here too: the kernel knows. That is gone to from the root, as
-            // to everything.
+            // Other programs may have moved an open directory, even out of the root: the kernel knows its path. Walk
+            // that path from the root, as any other.
             let paths = path(&self.root).and_then(|root| Ok((root, path(directory)?)));
             let (root, path) = match paths {
                 Ok(paths) => paths,
@@ -321,9 +322,9 @@ impl Directory {
         Err(nfsstat3::NFS3ERR_JUKEBOX)
     }
 
-    /// The directory above one whose path is longer than the kernel can say, as far as its place is known.
+    /// The parent directory if the path is too long for the kernel to report, as far as its place is known.
     fn known_parent(&self, directory: &Object) -> Result<Arc<Object>, nfsstat3> {
-        // Not in the head of the loop, whose values live as long as that: each step locks the index itself.
+        // Not in the loop's head, whose temporaries live for the whole loop: each step locks the index itself.
         let places = locked(&self.index).places(directory.key);
         for place in places {
             if let Ok(Some(parent)) = self.descend(place.parent, &mut HashSet::new())
@@ -335,16 +336,16 @@ impl Directory {
         Err(nfsstat3::NFS3ERR_STALE)
     }
 
-    /// Attributes of what a directory has under a name.
+    /// Attributes of the object under a name in a directory.
     fn look(&self, parent: &Object, name: &[u8]) -> Result<Statx, Errno> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
         let stat = rustix::fs::statx(&parent.path, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
         if self.is_elsewhere(&stat) { Err(Errno::XDEV) } else { Ok(stat) }
     }
 
-    /// Whether this is of another file system, or is mounted here out of the same one.
+    /// Whether this belongs to another file system, or is another part of the same one mounted here.
     fn is_elsewhere(&self, stat: &Statx) -> bool {
-        // Linux 5.8 says this first; before, only the number of another file system shows a mount.
+        // Linux 5.8 and later report this. Before, only the number of another file system reveals a mount.
         stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
             || (stat.stx_dev_major, stat.stx_dev_minor) != self.device
     }
@@ -355,7 +356,7 @@ impl Directory {
         locked(&self.index).gone(key);
     }
 
-    /// Locks out other changes of this object, so that the attributes before and after one are its own.
+    /// Locks out other changes of this object, so that the attributes before and after a change belong to it.
     fn lock(&self, key: Key) -> MutexGuard<'_, ()> {
         locked(&self.locks[lock_number(key)])
     }
@@ -367,7 +368,7 @@ impl Directory {
         (locked(&self.locks[low]), (low != high).then(|| locked(&self.locks[high])))
     }
 
-    /// The thread becomes the caller, if there is a difference.
+    /// Makes the thread act as the caller, if callers are distinguished.
     fn become_caller(&self, caller: &caller::Caller) -> Result<(), nfsstat3> {
         if !self.switches {
             return Ok(());
@@ -379,7 +380,7 @@ impl Directory {
     }
 }
 
-/// Names are gone to one at a time, within the file system, and never by a symbolic link.
+/// Names are followed one at a time, within the file system, and never through a symbolic link.
 const WITHIN: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
@@ -389,12 +390,12 @@ fn lock_number(key: Key) -> usize {
     key.inode as usize % LOCKS
 }
 
-/// An object's attributes may be changed by its owner alone, but a file is read and written by them too, whatever its mode
-/// says: it was open for that when they made it (RFC 1813 §4.4).
+/// Checks access. A file's owner may always read and write it, whatever its mode says: it was open for that when they
+/// made it (RFC 1813 §4.4).
 fn may(object: &Object, stat: &Statx, access: rustix::fs::Access) -> Result<(), nfsstat3> {
     match rustix::fs::accessat(CWD, object.link(), access, AtFlags::EACCESS) {
         Ok(()) => Ok(()),
-        // The caller is this thread, or whoever the server is, if that cannot become others.
+        // The caller is this thread's user, or the server's if it cannot become others.
         Err(Errno::ACCESS)
             if stat.stx_uid == rustix::process::geteuid().as_raw() && object.kind == FileType::RegularFile =>
         {

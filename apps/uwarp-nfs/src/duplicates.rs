@@ -1,5 +1,5 @@
-//! The duplicate request cache. A client that loses its connection sends the calls that have no reply once more, with the same XIDs.
-//! A call that changes something is carried out once, and its reply is kept for those.
+//! The duplicate request cache. A client that loses its connection sends the calls without a reply once more, with the
+//! same XIDs. A call that changes something is executed once, and its reply is kept for repetitions.
 
 use crate::service::Call;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
@@ -10,12 +10,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uwarp_rpcrdma::responder::Answer;
 
-/// Replies that are kept. Each takes some hundred octets; a client has a few dozen calls under way.
+/// The most replies that are kept. Each takes some hundred octets; a client has a few dozen calls under way.
 const REPLIES_MAX: usize = 4096;
-/// How long a reply is kept, which is as long as Linux' server keeps one. XIDs may come again later, in other calls.
+/// How long a reply is kept, which is the time of Linux' server. XIDs may recur later, in other calls.
 pub const EXPIRY: Duration = Duration::from_secs(120);
 
-/// Which call it is. XIDs start anew with each mount, so the arguments and the credential count, too.
+/// Identifies a call. XIDs restart with each mount, so the arguments and the credential count, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     client: SocketAddr,
@@ -25,36 +25,36 @@ pub struct Identity {
     digest: u128,
 }
 
-/// What is to be done with a call.
+/// How to treat a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict<T> {
-    /// Carry it out, and report the reply with [`Duplicates::end`].
+    /// Execute it, and report the reply with [`Duplicates::end`].
     New(T),
-    /// It is being carried out; its reply goes to this one, too.
+    /// It is being executed; its reply will go to this one, too.
     UnderWay,
     /// This was its reply.
     Known(T, Answer),
 }
 
-/// Calls under way and the replies of recent ones. `T` says where a reply goes.
+/// Calls under way and the replies of recent ones. `T` is the destination of a reply.
 ///
-/// Only so many calls are under way as the caller admits, and `REPLIES_MAX` replies are kept at most.
+/// The caller limits the calls under way; at most `REPLIES_MAX` replies are kept.
 #[derive(Debug)]
 pub struct Duplicates<T> {
-    /// Of the digests: a peer that knew it could make two calls with one digest.
+    /// The key of the digests: a peer that knew it could make two calls with the same digest.
     key: (u64, u64),
-    /// Each with the destinations of those that came again meanwhile.
+    /// Each with the destinations of its repetitions.
     under_way: HashMap<Identity, Vec<T>>,
     /// How many destinations these are.
     again: usize,
     replies: HashMap<Identity, Answer>,
-    /// Keys of `replies` by client, and when each was given, the oldest first.
+    /// Keys of `replies` by client, with their times, oldest first.
     order: HashMap<IpAddr, VecDeque<(Instant, Identity)>>,
 }
 
 impl<T> Default for Duplicates<T> {
     fn default() -> Self {
-        // The standard library takes this from the system's random numbers.
+        // The standard library derives this from the system's random numbers.
         let random = RandomState::new();
         Self {
             key: (random.hash_one(0), random.hash_one(1)),
@@ -67,7 +67,7 @@ impl<T> Default for Duplicates<T> {
 }
 
 impl<T> Duplicates<T> {
-    /// The identity of a call. Every octet of its arguments counts: two WRITEs may differ in their last one only.
+    /// The identity of a call. Every octet of its arguments counts: two WRITEs may differ in the last one only.
     pub fn identify(&self, call: &Call) -> Identity {
         let mut hasher = SipHasher13::new_with_keys(self.key.0, self.key.1);
         let mut add = |octets: &[u8]| {
@@ -96,7 +96,7 @@ impl<T> Duplicates<T> {
         Verdict::New(to)
     }
 
-    /// A call has been carried out. Gives the destinations of those that came again meanwhile.
+    /// A call has been executed. Returns the destinations of its repetitions.
     pub fn end(&mut self, identity: Identity, answer: &Answer, now: Instant) -> Vec<T> {
         self.replies.insert(identity, answer.clone());
         self.order.entry(identity.client.ip()).or_default().push_back((now, identity));
@@ -108,7 +108,7 @@ impl<T> Duplicates<T> {
         again
     }
 
-    /// Where the replies of calls under way go that came again.
+    /// The destinations of the repetitions of calls under way.
     pub fn awaited(&self) -> impl Iterator<Item = &T> {
         self.under_way.values().flatten()
     }
@@ -132,8 +132,8 @@ impl<T> Duplicates<T> {
         }
     }
 
-    /// Forgets a reply that has expired, or the oldest of the client that has the most: who makes many calls leaves the others
-    /// theirs.
+    /// Forgets a reply that has expired, or the oldest of the client that has the most, so that a client with many
+    /// calls does not displace the replies of others.
     fn forget_one(&mut self, now: Instant) {
         let rank = |order: &VecDeque<(Instant, Identity)>| {
             (order.front().is_some_and(|(since, _)| has_expired(*since, now)), order.len())
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(calls.begin(first, (), later), Verdict::Known((), answer()));
         assert_eq!(calls.begin(first, (), start + EXPIRY), Verdict::New(()), "it is another call");
         assert_eq!(calls.begin(second, (), start + EXPIRY), Verdict::Known((), answer()));
-        // What was carried out again is known again, for its own time.
+        // A call that was executed again is recognised again, for its own time.
         assert!(calls.end(first, &answer(), start + EXPIRY).is_empty());
         assert_eq!(calls.begin(first, (), later + EXPIRY), Verdict::Known((), answer()));
         assert_eq!((calls.replies.len(), calls.order.len()), (1, 1));
@@ -279,7 +279,7 @@ mod tests {
         for call in &few {
             assert!(matches!(calls.begin(calls.identify(call), (), start), Verdict::Known(..)));
         }
-        // All of these have expired: they make room for a client that has fewer.
+        // All of these have expired, and make room for a client that has fewer.
         for xid in 0..100 {
             carry_out(&mut calls, &call(3, 0, xid, WRITE, 0, vec![]), start + EXPIRY);
         }

@@ -1,4 +1,4 @@
-//! One client's connection over RDMA, and the connection to the server that its calls go to.
+//! One client's connection over RDMA, and the connection to the server for its calls.
 
 use crate::backend::{Backend, Last, Word};
 use crate::clients::Idle;
@@ -20,12 +20,12 @@ use uwarp_rpcrdma::xdr::padding;
 /// A call that the server has not answered.
 struct Open {
     token: Token,
-    /// For each time that it came again meanwhile.
+    /// One per repetition meanwhile.
     again: Vec<Token>,
     procedure: u32,
     flavor: u32,
     protection: Protection,
-    /// The call, to be sent again to a server that was away. What is being sent is the same memory.
+    /// The call, to be sent again to a server that was absent. The copy being sent shares its memory.
     record: Arc<Vec<u8>>,
     start: Instant,
 }
@@ -33,19 +33,19 @@ struct Open {
 /// What a gateway lets pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Nothing that would change a file or directory.
+    /// Refuse everything that would change a file or directory.
     pub read_only: bool,
 }
 
-/// The gateway of one client. Calls keep their XIDs, by which the server recognises those that come again; each client has a
-/// connection of its own there, as it would have over TCP.
+/// The gateway of one client. Calls keep their XIDs, by which the server recognises repetitions. Each client has its
+/// own connection there, as it would over TCP.
 pub struct Gateway {
     responder: Responder,
     backend: Backend,
     policy: Policy,
     /// By XID.
     open: BTreeMap<u32, Open>,
-    /// XIDs in the order in which they came.
+    /// XIDs in the order of arrival.
     order: Vec<u32>,
     metrics: Arc<Metrics>,
     idle: Idle,
@@ -65,12 +65,12 @@ impl Gateway {
         }
     }
 
-    /// The connection to the server comes from where this one came, if that is free: the client was there before.
+    /// The connection to the server uses this source, if it is free, because the client had it before.
     pub fn continue_from(&mut self, last: Option<Last>) {
         self.backend.continue_from(last);
     }
 
-    /// Ends the connection to the server, and says where it came from, for when the client comes back.
+    /// Ends the connection to the server, and returns its source for the client's next connection.
     pub fn leave(&mut self) -> Option<Last> {
         self.backend.leave()
     }
@@ -90,12 +90,12 @@ impl Gateway {
         self.open.len()
     }
 
-    /// How long nothing has come from the client and gone to it, without a call under way.
+    /// How long there was no traffic from or to the client, and no call under way.
     pub(crate) fn idle(&mut self, now: Instant) -> Duration {
         self.idle.time_of(&self.responder, now)
     }
 
-    /// Takes no more calls of the client's; those that the server has are still answered.
+    /// Accepts no more calls of the client; those that the server has are still answered.
     pub fn stop_taking(&mut self) {
         self.responder.stop_taking();
     }
@@ -105,17 +105,17 @@ impl Gateway {
         self.responder.disconnect();
     }
 
-    /// Goes on without waiting; false if there was nothing to do.
+    /// Continues without waiting; false if there was nothing to do.
     ///
     /// # Errors
-    /// The client's connection is over.
+    /// The client's connection has ended.
     pub fn step(&mut self) -> Result<bool, Over> {
         let mut busy = false;
-        // Memory of replies that have left serves calls.
+        // Reuse the memory of sent replies for calls.
         while let Some(memory) = self.responder.reclaim() {
             self.responder.recycle(memory);
         }
-        // Calls that are refused return their credits at once: a client that sends them without end must leave time to others.
+        // Refused calls return their credits at once: a client that sends them without end must leave time to others.
         for _ in 0..CALLS_MAX {
             let Some(request) = self.responder.poll()? else { break };
             self.forward(request);
@@ -180,12 +180,12 @@ impl Gateway {
         }
         if let Some(open) = self.open.get_mut(&xid) {
             if *open.record == record {
-                // The client was impatient: the server's reply is for both.
+                // The client has repeated the call: the server's reply serves both.
                 Metrics::count(&self.metrics.duplicates);
                 open.again.push(request.token);
             } else if (open.flavor, flavor) == (RPCSEC_GSS, RPCSEC_GSS) {
-                // The same, with a sequence number of its own (RFC 2203 §5.3.3.1): the server may have discarded the first. To the
-                // client a reply's verifier says which of them it answers.
+                // The same, with its own sequence number (RFC 2203 §5.3.3.1): the server may have discarded the first.
+                // A reply's verifier tells the client which of them it answers.
                 Metrics::count(&self.metrics.duplicates);
                 open.again.push(request.token);
                 open.record = Arc::new(record);
@@ -193,7 +193,7 @@ impl Gateway {
                     self.backend.send(Arc::clone(&open.record));
                 }
             } else {
-                // Two calls with one XID could not be told apart.
+                // Two calls with one XID could not be distinguished.
                 Metrics::count(&self.metrics.refused);
                 self.responder.answer(request.token, refusal(flavor));
             }
@@ -219,7 +219,7 @@ impl Gateway {
     }
 
     fn answer(&mut self, record: &[u8]) {
-        // A reply to nothing, or what is no reply: the server repeats itself, or is none.
+        // A reply to no call, or not a reply: the server repeats itself, or is not an RPC server.
         let Ok((header, at)) = ReplyHeader::parse(record) else { return };
         let Some(open) = self.take_out(header.xid) else { return };
         let results = match header.status {
@@ -248,7 +248,7 @@ impl Gateway {
         self.give(open, answer);
     }
 
-    /// Answers a call whose reply does not pass.
+    /// Answers a call whose reply cannot be passed on.
     fn fail(&mut self, xid: u32) {
         let Some(open) = self.take_out(xid) else { return };
         tracing::warn!("the server's reply to procedure {} for {} is too long", open.procedure, self.client());
@@ -271,13 +271,14 @@ impl Gateway {
     }
 }
 
-/// Lowers what a call asks for to what passes: servers may give less than is asked for (RFC 1813 §3.3.6, §3.3.16, §3.3.17).
+/// Lowers the size that a call requests to what can be passed on: servers may return less than requested (RFC 1813
+/// §3.3.6, §3.3.16, §3.3.17).
 fn ask_for_less(procedure: u32, arguments: &mut [u8]) {
     // Octets between the handle and the count.
     let between = match procedure {
         // The offset.
         number::READ => 8,
-        // Cookie and verifier; of the other one, octets of names too.
+        // Cookie and verifier; READDIRPLUS also has the octets of names.
         number::READDIR => 16,
         number::READDIRPLUS => 20,
         _ => return,
@@ -286,13 +287,13 @@ fn ask_for_less(procedure: u32, arguments: &mut [u8]) {
     lower(arguments, 4 + length + padding(length) + between);
 }
 
-/// Lowers what a server says that may be asked for (RFC 1813 §3.3.19) to what passes.
+/// Lowers the sizes that a server announces (RFC 1813 §3.3.19) to what can be passed on.
 fn announce_less(results: &mut [u8]) {
     const WORDS: usize = 4;
     // The status, and whether there are attributes.
     let Some(&[0, 0, 0, 0, 0, 0, 0, attributes]) = results.first_chunk() else { return };
     let at = 2 * WORDS + if attributes == 1 { ATTRIBUTES } else { 0 };
-    // Greatest and preferred READ, and a multiple; the same of WRITE; preferred READDIR.
+    // Largest and preferred READ, and the multiple; the same for WRITE; preferred READDIR.
     for word in [0, 1, 3, 4, 6] {
         lower(results, at + word * WORDS);
     }
@@ -307,8 +308,8 @@ fn lower(octets: &mut [u8], at: usize) {
 /// Octets of attributes (RFC 1813 §2.5).
 const ATTRIBUTES: usize = 84;
 
-/// Takes a server's results apart into what may be written to the client and what may not. `None` if they are not those of the
-/// procedure.
+/// Splits a server's results into parts that may be written to the client and parts that may not. `None` if they are
+/// not those of the procedure.
 fn results(procedure: u32, protection: Protection, octets: &[u8]) -> Option<Vec<Part>> {
     let mut walk = Walk::new(octets, 0, Removed::Nothing);
     if protection == Protection::None {
@@ -318,9 +319,9 @@ fn results(procedure: u32, protection: Protection, octets: &[u8]) -> Option<Vec<
     split(octets, &items, |_| Vec::new()).ok()
 }
 
-/// What the gateway says by itself of a call. Under RPCSEC_GSS, whatever the service, a reply that accepts a call has a verifier
-/// that only the server can make (RFC 2203 §5.3.3.2), and one that denies it has none. The other reasons for that (RFC 5531 §9)
-/// would have the client try again with another credential or context.
+/// The gateway's own answer to a call. Under RPCSEC_GSS, whatever the service, a reply that accepts a call has a
+/// verifier that only the server can make (RFC 2203 §5.3.3.2), and one that denies it has none. The other reasons for a
+/// denial (RFC 5531 §9) would make the client retry with another credential or context.
 fn refusal(flavor: u32) -> Answer {
     /// Rejected for security reasons.
     const AUTH_TOOWEAK: u32 = 5;

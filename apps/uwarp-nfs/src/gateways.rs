@@ -19,8 +19,8 @@ use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::responder::{Answer, Common, Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::Status;
 
-/// What a call under way may take: its arguments, its results, and as much that is kept for the next; and for each client a reply that
-/// is coming, which may have grown to twice what it is.
+/// Octets that a call under way may take: its arguments, its results, and as much kept for the next call; and for each
+/// client an incoming reply, whose buffer may have grown to twice its size.
 pub const OF_A_CALL: u64 = 5 * LONGEST_CALL;
 
 /// Ports to listen on.
@@ -36,7 +36,7 @@ pub struct Ports {
 pub struct Gateways {
     context: Context,
     listener: Listener,
-    /// Not where some calls are refused, which pass it unseen.
+    /// Absent if some calls are refused, which would pass through it unseen.
     plain: Option<TcpListener>,
     bindings: Arc<[Arc<dyn Binding>]>,
     common: Arc<Common>,
@@ -46,9 +46,10 @@ pub struct Gateways {
     metrics: Arc<Metrics>,
     clients: Vec<Gateway>,
     relays: Vec<Relay>,
-    /// Clients over TCP that are not trusted: the server would take the gateway's word for them.
+    /// Untrusted clients over TCP: the server would trust the gateway's address.
     untrusted: Vec<StreamClient>,
-    /// Connections to the server of clients that have left, for when they come back: the server may know their calls by them.
+    /// Sources of the server connections of clients that have left, for when they return: the server may recognise
+    /// their calls by them.
     left: VecDeque<(IpAddr, Last)>,
 }
 
@@ -60,10 +61,10 @@ impl std::fmt::Debug for Gateways {
 }
 
 impl Gateways {
-    /// Puts RDMA on one port in front of a server, and passes plain TCP on from the other, for clients that these rules admit. Where
-    /// the policy lets nothing be changed there is no plain TCP.
+    /// Serves RDMA on one port in front of a server, and forwards plain TCP on the other, for clients that these rules
+    /// admit. With a read-only policy there is no plain TCP.
     ///
-    /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more ([`OF_A_CALL`]).
+    /// Calls over RDMA take at most `memory` octets, or those of one call per client if that is more ([`OF_A_CALL`]).
     ///
     /// # Errors
     /// A port is taken.
@@ -101,7 +102,7 @@ impl Gateways {
         })
     }
 
-    /// Goes on without waiting; false if there was nothing to do.
+    /// Continues without waiting; false if there was nothing to do.
     ///
     /// # Errors
     /// The context or its engine is gone.
@@ -149,8 +150,8 @@ impl Gateways {
         Ok(busy)
     }
 
-    /// Lets all clients go, over TCP, too, and ends; waits no longer than `limit`. What the server has is answered; what it has not,
-    /// clients send again to whoever comes next.
+    /// Disconnects all clients, over TCP too, and ends, within `limit`. Calls that the server has are answered; clients
+    /// send the others again to the next server.
     pub fn stop(self, limit: Duration) {
         let start = Instant::now();
         let Self { context, mut clients, listener, plain, mut relays, .. } = self;
@@ -187,7 +188,7 @@ impl Gateways {
                         Metrics::count(&self.metrics.rdma_clients);
                         let metrics = Arc::clone(&self.metrics);
                         let mut client = Gateway::new(responder, self.server, self.policy, metrics);
-                        // Of several connections of one host, which mostly come back as they went.
+                        // A host with several connections usually restores them in the order in which they ended.
                         let last = self.left.iter().position(|(host, _)| *host == peer.ip());
                         client.continue_from(last.and_then(|index| self.left.remove(index)).map(|(_, last)| last));
                         self.clients.push(client);
@@ -215,7 +216,7 @@ impl Gateways {
     }
 }
 
-/// Tells a client that is not trusted that the program is there, for which mount.nfs asks from any port, and denies everything else.
+/// Answers an untrusted client's NULL calls, which mount.nfs sends from any port, and denies everything else.
 fn serve_untrusted(client: &mut StreamClient) -> io::Result<bool> {
     let mut busy = false;
     for _ in 0..CALLS_MAX {
@@ -247,7 +248,7 @@ mod tests {
         let config =
             |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
         let (here, there) = Context::pair_in_process(config("10.0.0.1/24"), config("10.0.0.2/24")).unwrap();
-        // Nobody listens there.
+        // Nothing listens there.
         let server = SocketAddr::from(([127, 0, 0, 1], 1));
         let (ports, rules) = (Ports { rdma: PORT, tcp: 2049 }, ClientRules::default());
         (here, Gateways::start(&there, ports, server, policy, rules, Arc::default(), 1 << 30).unwrap())
@@ -270,7 +271,7 @@ mod tests {
             .collect();
         let deadline = Instant::now() + LONG;
         let connected = |client: &Requester| client.stats().connections;
-        // One is told so, the others are served.
+        // One is told so; the others are served.
         while !clients.iter().any(|client| format!("{client:?}").contains("closed"))
             || clients.iter().map(connected).sum::<u64>() < 2
         {
@@ -302,7 +303,7 @@ mod tests {
         }
     }
 
-    /// The server behind takes the gateway for all clients, and may trust its address.
+    /// The server behind trusts the gateway's address, but may not trust the client's.
     #[test]
     fn who_comes_over_tcp_from_any_port_reaches_nothing_but_whether_it_is_there() {
         use crate::records::{Records, record};
@@ -426,11 +427,11 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// A server that does not even refuse: to wait for it would keep all other clients waiting.
+    /// A server that does not even refuse: waiting for it would delay all other clients.
     #[test]
     fn a_server_that_says_nothing_holds_nobody_up() {
         let (here, mut gateways) = gateways();
-        // A listener whose queue is full takes no more connections, and drops what asks for them.
+        // A listener whose queue is full drops further connection attempts.
         let listener = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
         let listener = std::net::TcpListener::from(listener.unwrap());
         rustix::net::bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -439,7 +440,7 @@ mod tests {
         let _first = std::net::TcpStream::connect(gateways.server).unwrap();
         let mut streams = Vec::new();
         let deadline = Instant::now() + LONG;
-        // All are here before the first is given up.
+        // All are connected before the first attempt times out.
         while gateways.relays.len() < 3 {
             if streams.len() == gateways.relays.len() {
                 streams.push(stream(&here, &gateways, 700 + streams.len() as u16));

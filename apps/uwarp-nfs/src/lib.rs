@@ -1,13 +1,13 @@
 //! NFS version 3 over RDMA: a server of a directory, and a gateway in front of a server that speaks TCP.
 //!
-//! A client's calls come by RPC-over-RDMA, with their data in chunks. The server carries them out in a directory of this machine.
-//! The gateway hands them to a server as records on a TCP stream, whole, and its replies the other way: there everything of the RPC
-//! stays as it is, XIDs, credentials of any flavor, verifiers.
+//! A client's calls arrive by RPC-over-RDMA, with their data in chunks. The server executes them on a local directory.
+//! The gateway passes them to a server as records on a TCP stream, and passes back its replies. It leaves the RPC layer
+//! unchanged: XIDs, credentials of any flavor, verifiers.
 //!
-//! - [`server`]: connections over RDMA and TCP; [`service`] carries their calls out, each once ([`duplicates`]).
+//! - [`server`]: connections over RDMA and TCP; [`service`] executes their calls, each once ([`duplicates`]).
 //! - [`directory`]: NFS on a directory. [`programs`]: MOUNT and the port mapper.
 //! - [`gateways`], [`gateway`], [`backend`], [`relay`]: the gateway.
-//! - [`clients`]: which clients are served. [`records`], [`stream`]: RPC over TCP. [`metrics`]: what was done.
+//! - [`clients`]: which clients are served. [`records`], [`stream`]: RPC over TCP. [`metrics`]: counters.
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -39,9 +39,9 @@ Examples:
   --backend, as many do that are not the kernel's, add the options
     mountproto=tcp,mountport=2049";
 
-/// How long clients may take to leave at the end.
+/// How long disconnecting the clients may take at the end.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// Rounds without anything to do after which the thread sleeps a little.
+/// Rounds without work after which the thread sleeps briefly.
 const IDLE: u32 = 2000;
 const NAP: Duration = Duration::from_micros(50);
 /// How often metrics are written.
@@ -135,17 +135,17 @@ fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
         let config = arguments.network.resolve(Role::Server, EngineMode::Threaded)?;
         if config.engine.mode == EngineMode::Inline {
-            return Err(usage("--engine inline would stand still while files or a server are asked: leave it out"));
+            return Err(usage("--engine inline would stop while this process waits for files or a server: leave it out"));
         }
-        // Each client takes some descriptors, and so does each object that is open.
+        // Each client takes some descriptors, and so does each open object.
         let limit = getrlimit(Resource::Nofile);
         if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-            eprintln!("no more than {:?} descriptors: {error}", limit.current);
+            eprintln!("cannot raise the limit of {:?} descriptors: {error}", limit.current);
         }
         match (&arguments.directory, &arguments.backend) {
             (Some(directory), _) => serve(&arguments, directory, config),
             (None, Some(backend)) => forward(&arguments, backend, config),
-            (None, None) => Err(usage("what shall be served? Name a directory, or a server with --backend HOST:PORT")),
+            (None, None) => Err(usage("nothing to serve: name a directory, or a server with --backend HOST:PORT")),
         }
     })
 }
@@ -158,7 +158,7 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
         .map_err(|error| usage(format!("{} cannot be served: {error}", directory.display())))?;
     let path = directory.path().to_owned();
     if !directory.tells_callers_apart() {
-        eprintln!("this process is not root's: all callers have the rights of its user");
+        eprintln!("this process does not run as root: all callers have the rights of its user");
     }
     if !directory.keeps_births() {
         eprintln!(
@@ -195,7 +195,7 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
     Ok(())
 }
 
-/// Puts RDMA in front of a server until interrupted.
+/// Serves RDMA in front of a server until interrupted.
 fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Result<()> {
     let server = resolve(backend)?;
     let policy = Policy { read_only: arguments.read_only };
@@ -225,7 +225,7 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     Ok(())
 }
 
-/// Keeps this process to the files that it needs. Then the handler of signals may have its thread, and DPDK its own.
+/// Confines this process to the files that it needs. After that, the signal handler and DPDK may start threads.
 fn confine(arguments: &Arguments, config: &Config, directory: Option<&std::path::Path>) -> anyhow::Result<()> {
     let mut confinement = Confinement::new(config, &arguments.confine);
     if let Some(directory) = directory {
@@ -238,7 +238,7 @@ fn confine(arguments: &Arguments, config: &Config, directory: Option<&std::path:
     signals::install()
 }
 
-/// What keeps the metrics in their file, if there is to be one.
+/// Writes the metrics to their file, if there is one.
 fn keeper(arguments: &Arguments, metrics: Arc<Metrics>) -> anyhow::Result<Option<Keeper>> {
     let Some(file) = &arguments.metrics else { return Ok(None) };
     let keeper = Keeper::new(metrics, file.clone(), METRICS);

@@ -1,4 +1,4 @@
-//! What a server has done, in the text format that Prometheus reads.
+//! Counters of a server, in the text format of Prometheus.
 
 use crate::directory::procedures::NAMES;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Counters of a server, shared by its threads, or of a gateway.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// What is done to files is not seen.
+    /// A gateway does not see the operations on files.
     of_gateway: bool,
     /// Calls of NFS that were carried out, by procedure.
     calls: [AtomicU64; NAMES.len()],
@@ -22,7 +22,7 @@ pub struct Metrics {
     pub read: AtomicU64,
     /// Octets written to files.
     pub written: AtomicU64,
-    /// Calls that had come before and were not carried out again.
+    /// Repeated calls that were not executed again.
     pub duplicates: AtomicU64,
     /// Calls that were refused: credentials, ports, programs, arguments.
     pub refused: AtomicU64,
@@ -32,18 +32,18 @@ pub struct Metrics {
     pub tcp_clients: AtomicU64,
     /// Connections that `--allow` kept out.
     pub not_allowed: AtomicU64,
-    /// Connections that were refused because there were too many, of all clients or of one address.
+    /// Connections that were refused because there were too many, in total or from one address.
     pub turned_away: AtomicU64,
     /// Connections that were ended because they were idle.
     pub timed_out: AtomicU64,
     /// Syncs that failed: data was lost, and the clients have been told to send it again.
     pub failed_syncs: AtomicU64,
-    /// Times that the whole directory was looked through for the object of a handle.
+    /// Searches of the whole directory for the object of a handle.
     pub searches: AtomicU64,
 }
 
 impl Metrics {
-    /// Of a gateway: its calls are carried out by another server, and their time is until that has answered.
+    /// For a gateway: another server executes its calls, and their time lasts until its answer.
     pub fn of_gateway() -> Self {
         Self { of_gateway: true, ..Self::default() }
     }
@@ -108,7 +108,7 @@ impl Metrics {
         out
     }
 
-    /// Writes the text to a file, which is whole at any time.
+    /// Writes the text to a file, which is complete at any time.
     ///
     /// # Errors
     /// It cannot be written.
@@ -127,12 +127,12 @@ pub struct Keeper {
     path: PathBuf,
     every: Duration,
     written: Instant,
-    /// Whether it could not be written the last time: that is said once.
+    /// Whether the last write failed: that is logged once.
     fails: bool,
 }
 
 impl Keeper {
-    /// Writes the file, and will do so again every so often.
+    /// Writes the file, and keeps it up to date.
     ///
     /// # Errors
     /// It cannot be written.
@@ -141,7 +141,7 @@ impl Keeper {
         Ok(Self { metrics, path, every, written: Instant::now(), fails: false })
     }
 
-    /// Writes the file if it is time, however busy the server is. Whoever is served does not suffer from a full disk.
+    /// Writes the file if it is time, however busy the server is. A full disk does not affect the service.
     pub fn step(&mut self) {
         if self.written.elapsed() >= self.every {
             self.write();

@@ -1,5 +1,5 @@
-//! What a server answers beside NFS: MOUNT version 3 (RFC 1813 appendix I), by which clients get the handle of the root, and the
-//! port mapper (RFC 1833), by which they get the ports.
+//! The programs of a server besides NFS: MOUNT version 3 (RFC 1813 appendix I), which returns the handle of the root,
+//! and the port mapper (RFC 1833), which returns the ports.
 
 use crate::directory::Directory;
 use nfs3_types::nfs3::nfsstat3;
@@ -24,7 +24,7 @@ pub const PORT_MAPPER_LOW: u32 = 2;
 /// Highest.
 pub const PORT_MAPPER_HIGH: u32 = 4;
 
-/// Mounts that DUMP tells of: clients that leave without a word would make it grow for ever.
+/// The most mounts that DUMP lists: clients that disappear would let it grow without limit.
 const MOUNTS_MAX: usize = 1000;
 /// Octets of a string of rpcbind.
 const STRING_MAX: usize = 1024;
@@ -34,7 +34,7 @@ const AUTH_SYS: u32 = 1;
 /// MOUNT.
 #[derive(Debug, Default)]
 pub struct Mounts {
-    /// Who has mounted what, as far as clients say.
+    /// Which clients have mounted what, as far as they say.
     known: Mutex<Vec<(IpAddr, Vec<u8>)>>,
 }
 
@@ -122,7 +122,7 @@ impl Mounts {
     }
 }
 
-/// The root, for everybody who may connect.
+/// The root, for every client that may connect.
 fn export() -> Vec<u8> {
     let mut out = Vec::new();
     put_u32(&mut out, 1);
@@ -166,7 +166,7 @@ impl PortMapper {
         Self { address, registrations }
     }
 
-    /// Carries a call out. Nothing can be registered from outside.
+    /// Executes a call. Nothing can be registered from outside.
     pub fn call(&self, version: u32, procedure: u32, arguments: &[u8]) -> Answer {
         let results = match (version, procedure) {
             (_, 0) => Ok(Vec::new()),

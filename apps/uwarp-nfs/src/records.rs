@@ -1,16 +1,16 @@
-//! Record marking (RFC 5531 §11): how RPC messages lie in a TCP stream.
+//! Record marking (RFC 5531 §11): RPC messages in a TCP stream.
 
 use std::io::{self, ErrorKind};
 use uwarp_rpcrdma::xdr::put_padding;
 
-/// The bit of a record mark that says that this fragment is the last.
+/// The bit of a record mark that marks the last fragment.
 const LAST: u32 = 1 << 31;
 
-/// Takes records out of the octets of a stream.
+/// Extracts records from the octets of a stream.
 #[derive(Debug)]
 pub struct Records {
     most: usize,
-    /// What has come and is not a whole fragment, from `taken` on.
+    /// Octets of incomplete fragments, from `taken` on.
     incoming: Vec<u8>,
     taken: usize,
     /// Fragments of the next record.
@@ -18,7 +18,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Records of at most so many octets.
+    /// Records of at most `most` octets.
     pub fn new(most: usize) -> Self {
         Self { most, incoming: Vec::new(), taken: 0, record: Vec::new() }
     }
@@ -30,10 +30,10 @@ impl Records {
         self.incoming.extend_from_slice(octets);
     }
 
-    /// A record, if all of it has come.
+    /// A record, if it is complete.
     ///
     /// # Errors
-    /// It is longer than any may be.
+    /// It is longer than allowed.
     pub fn take(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let rest = &self.incoming[self.taken..];
@@ -51,7 +51,7 @@ impl Records {
         }
     }
 
-    /// The first word of the record that is coming, if it is there: of an RPC message, its XID.
+    /// The first word of the incomplete record, if it has arrived: the XID of an RPC message.
     pub fn first_word(&self) -> Option<u32> {
         let fragment = self.incoming.get(self.taken + 4..).unwrap_or_default();
         let octets: Vec<u8> = self.record.iter().chain(fragment).copied().take(4).collect();
@@ -72,7 +72,7 @@ pub struct Marks {
     known: usize,
     /// Octets of the fragment that have not.
     left: usize,
-    /// A record has begun and has not ended.
+    /// A record has begun but not ended.
     inside: bool,
     /// Its last fragment has.
     last: bool,
@@ -104,7 +104,7 @@ impl Marks {
         }
     }
 
-    /// Octets that may pass before it is looked again whether the record ends with them.
+    /// How many octets may pass before the next check whether the record has ended.
     pub fn wanted(&self) -> usize {
         if self.left > 0 { self.left } else { self.mark.len() - self.known }
     }
@@ -120,7 +120,7 @@ impl Marks {
     }
 }
 
-/// A record of one fragment: pieces of XDR, each with its padding; less than 2^31 octets.
+/// A record of one fragment: parts of XDR, each with its padding; less than 2^31 octets.
 pub fn record<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut out = vec![0; 4];
     for piece in pieces {
@@ -150,7 +150,7 @@ mod tests {
                 assert_eq!(marks.is_between(), ends.contains(&passed), "{passed}");
             }
         }
-        // What is wanted leads to an end and not behind it.
+        // The wanted octets lead up to an end, not beyond it.
         let (mut marks, mut passed) = (Marks::default(), 0);
         while marks.records() == 0 {
             let wanted = marks.wanted();

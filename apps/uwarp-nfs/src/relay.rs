@@ -1,4 +1,5 @@
-//! A client's TCP stream over uwarp, joined to one of the server's: for MOUNT, which is not for RDMA, and for clients without it.
+//! Connects a client's TCP stream over uwarp to one of the server's: for MOUNT, which does not use RDMA, and for
+//! clients without RDMA.
 
 use crate::clients::Idle;
 use crate::connecting::Connecting;
@@ -19,11 +20,11 @@ struct Way {
     to: usize,
     /// The source has ended.
     ended: bool,
-    /// The sink has been told.
+    /// The sink knows of the source's end.
     told: bool,
     /// Of what has come from the source.
     marks: Marks,
-    /// Octets that have come from the source and gone to the sink, both counted.
+    /// Octets from the source plus octets to the sink.
     moved: u64,
 }
 
@@ -32,7 +33,7 @@ impl Way {
         Self { room: vec![0; ROOM], from: 0, to: 0, ended: false, told: false, marks: Marks::default(), moved: 0 }
     }
 
-    /// Moves what can be moved, no more than so many octets from the source; true if that was something.
+    /// Moves what can be moved, at most `most` octets from the source; true if it moved any.
     fn step(&mut self, source: &mut impl Read, sink: &mut impl Write, most: usize) -> io::Result<bool> {
         let mut busy = false;
         if self.from == self.to && !self.ended && most > 0 {
@@ -62,12 +63,12 @@ impl Way {
         Ok(busy)
     }
 
-    /// Whether whole records have come and gone.
+    /// Whether only whole records have been received, and all of them were passed on.
     fn is_idle(&self) -> bool {
         self.from == self.to && self.marks.is_between()
     }
 
-    /// Whether the end of the source is to be told to the sink now.
+    /// Whether to end the sink's stream now, because the source has ended.
     fn ends(&mut self) -> bool {
         let ends = self.ended && self.from == self.to && !self.told;
         self.told |= ends;
@@ -96,10 +97,10 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Begins to connect to the server for a client.
+    /// Starts to connect to the server for a client.
     ///
     /// # Errors
-    /// The server is not there; the client's stream is closed by that.
+    /// The server is absent; the client's stream is then closed.
     pub fn new(mut client: TcpStream, server: SocketAddr) -> io::Result<Self> {
         let server = Server::Connecting(Some(Connecting::start(server, None)?));
         client.set_nodelay(true);
@@ -112,22 +113,22 @@ impl Relay {
         self.client.peer_addr()
     }
 
-    /// Takes no more calls of the client's. Those that it has begun to send are still answered, and the streams are over behind that.
+    /// Accepts no more calls of the client. Those that have begun to arrive are still answered; then both streams end.
     pub fn stop_taking(&mut self) {
         self.takes = false;
     }
 
-    /// How long nothing has moved, without a call that the server has not answered.
+    /// How long there was no traffic, and no call that the server has not answered.
     pub(crate) fn idle(&mut self, now: Instant) -> Duration {
         let (there, back) = (&self.to_server, &self.to_client);
         let calls = there.marks.records().saturating_sub(back.marks.records());
         self.idle.time(there.moved + back.moved, usize::try_from(calls).unwrap_or(usize::MAX), now)
     }
 
-    /// Goes on without waiting; whether something was moved. `None` once both sides have ended.
+    /// Continues without waiting; returns whether it moved anything. `None` once both sides have ended.
     ///
     /// # Errors
-    /// One of the streams was lost, or the server is not there.
+    /// One of the streams was lost, or the server is absent.
     pub fn step(&mut self) -> io::Result<Option<bool>> {
         if !self.takes && self.has_answered_all() {
             self.client.shutdown_write();
@@ -176,7 +177,7 @@ mod tests {
     use std::time::{Duration, Instant};
     use uwarp::{Config, Context};
 
-    /// A client's stream, the relay behind it, and the server's end; nothing blocks.
+    /// A client's stream, the relay behind it, and the server's end, all nonblocking.
     struct Rig {
         here: Context,
         there: Context,
@@ -209,7 +210,7 @@ mod tests {
         let calls = b"\x80\0\0\x05first\x80\0\0\x06second\x80\0\0\x05third";
         let ends = [9, 19];
         let mut got = Vec::new();
-        // One and a half come before, and what is behind them after.
+        // One and a half calls are sent before, the remainder after.
         let mut pass = |relay: &mut Relay, client: &mut TcpStream, calls: &[u8], up_to: usize| {
             assert_eq!(client.write(calls).unwrap(), calls.len());
             while got.len() < up_to {
@@ -229,7 +230,7 @@ mod tests {
         let mut replies = Vec::new();
         let mut room = [0; 100];
         for reply in [b"\x80\0\0\x03one", b"\x80\0\0\x03two"] {
-            // Both are waited for.
+            // Replies to both are still due.
             for _ in 0..100 {
                 assert!(relay.step().unwrap().is_some());
             }
@@ -245,7 +246,7 @@ mod tests {
         }
         assert_eq!(relay.step().unwrap(), None);
         drop(relay);
-        // The end comes in order, and nothing of the third call has gone.
+        // The stream ends properly, and nothing of the third call was passed on.
         while client.read(&mut room).ok() != Some(0) {
             there.poll();
             assert!(Instant::now() < deadline);
@@ -257,7 +258,7 @@ mod tests {
     #[test]
     fn octets_and_ends_go_both_ways() {
         let Rig { here: _here, there, mut client, mut relay, mut server } = Rig::new();
-        // More than any buffer on the way holds.
+        // More than the buffers on the way hold.
         let data: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7) as u8).collect();
         let (mut sent, mut echoed, mut back) = (0, Vec::new(), Vec::new());
         let (mut returned, mut server_ended, mut client_ended) = (0, false, false);
@@ -286,7 +287,8 @@ mod tests {
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
             let _ = relay.step().unwrap();
-            // What the relay has handed over leaves when somebody turns the engine, who is the server's main loop otherwise.
+            // Data that the relay has handed over is sent when the engine is turned, normally by the server's main
+            // loop.
             there.poll();
             assert!(Instant::now() < deadline, "{sent} {} {returned} {}", echoed.len(), back.len());
         }

@@ -22,9 +22,9 @@ use uwarp_rpcrdma::xdr::Reader;
 
 /// Octets that the chunks of a connection's calls may take.
 pub(crate) const MEMORY: u64 = 32 << 20;
-/// Most octets that a call's Read chunks have.
+/// Most octets of a call's Read chunks.
 pub(crate) const LONGEST_CALL: u64 = TRANSFER_MAX as u64 + (64 << 10);
-/// What a call under way may take: its chunks, its results, and as much that is kept for the next.
+/// Octets that a call under way may take: its chunks, its results, and as much kept for the next call.
 pub const OF_A_CALL: u64 = 3 * LONGEST_CALL;
 
 /// Ports to listen on.
@@ -46,7 +46,7 @@ impl Default for Ports {
     }
 }
 
-/// Where a reply goes.
+/// The destination of a reply.
 #[derive(Debug)]
 enum To {
     Rdma(u64, Token),
@@ -63,7 +63,7 @@ pub struct Server {
     rules: ClientRules,
     metrics: Arc<Metrics>,
     service: Service<To>,
-    /// Calls under way of clients over RDMA, of those over TCP, and of those who have left.
+    /// Calls under way of clients over RDMA, over TCP, and of those that have left.
     calls: usize,
     rdma: HashMap<u64, (Responder, Idle)>,
     tcp: HashMap<u64, StreamClient>,
@@ -78,10 +78,10 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Serves a directory to clients that these rules admit, with so many threads for what waits for the disk.
+    /// Serves a directory to clients that these rules admit, with `threads` threads for calls that wait for the disk.
     ///
-    /// Calls over RDMA take `memory` octets at most, or those of one call for each client if that is more, and calls over TCP as
-    /// much. While those of clients who have left take as much, nobody else is let in.
+    /// Calls over RDMA take at most `memory` octets, or those of one call per client if that is more; calls over TCP
+    /// may take as much. While calls of clients that have left take as much, no further client is admitted.
     ///
     /// # Errors
     /// A port is taken, or the system has no more threads.
@@ -110,7 +110,7 @@ impl Server {
             metrics: Arc::clone(&metrics),
         };
         let mut streams = Vec::new();
-        // All programs answer on each: some clients are told one port for both.
+        // All programs answer on each port: some clients are told one port for both.
         for port in [ports.nfs, ports.mount, ports.port_mapper] {
             let mut listener = TcpListener::bind(context, port)?;
             listener.set_nonblocking(true);
@@ -133,7 +133,7 @@ impl Server {
         })
     }
 
-    /// Goes on without waiting; false if there was nothing to do.
+    /// Continues without waiting; false if there was nothing to do.
     ///
     /// # Errors
     /// The context or its engine is gone.
@@ -142,18 +142,18 @@ impl Server {
         Ok(self.serve() || accepted)
     }
 
-    /// Clients over RDMA that are there.
+    /// Connected clients over RDMA.
     pub fn rdma_clients(&self) -> usize {
         self.rdma.len()
     }
 
-    /// Clients over TCP that are there.
+    /// Connected clients over TCP.
     pub fn tcp_clients(&self) -> usize {
         self.tcp.len()
     }
 
-    /// Answers what is being carried out, lets all clients go, and ends; waits no longer than `limit`. What else they have sent is
-    /// not begun: nothing is done to the directory that its client does not hear of.
+    /// Answers the calls that are being executed, disconnects all clients, and ends, within `limit`. Other received
+    /// calls are not begun: the directory is not changed without telling the client.
     pub fn stop(mut self, limit: Duration) {
         let start = Instant::now();
         self.rdma.values_mut().for_each(|(responder, _)| responder.stop_taking());
@@ -170,15 +170,16 @@ impl Server {
         }
     }
 
-    /// Ends the connections over RDMA behind what was answered, without waiting.
+    /// Ends the connections over RDMA behind the answers given so far, without waiting.
     pub fn dismiss(&mut self) {
         for (responder, _) in self.rdma.values_mut() {
             responder.disconnect();
         }
     }
 
-    /// Whether clients who have left have so many calls under way as there is memory for. They cannot be taken back: a thread may
-    /// have begun each of them. Who comes and goes with calls to a slow disk waits for it here.
+    /// Whether clients that have left have as many calls under way as there is memory for. Such calls cannot be
+    /// revoked: a thread may have begun each of them. So a client that keeps reconnecting with calls to a slow disk has
+    /// to wait for the disk here.
     fn is_held_up(&self) -> bool {
         let is_gone = |to: &&To| match to {
             To::Rdma(id, _) => !self.rdma.contains_key(id),
@@ -228,7 +229,7 @@ impl Server {
         Ok(busy)
     }
 
-    /// Takes calls, and answers those that have been carried out.
+    /// Accepts calls, and answers those that have been executed.
     fn serve(&mut self) -> bool {
         let mut busy = false;
         let (service, rules, metrics, now) = (&mut self.service, &self.rules, &self.metrics, Instant::now());
@@ -269,7 +270,7 @@ impl Server {
         while let Some(Finished { to, answer, arguments }) = self.service.poll() {
             busy = true;
             match to {
-                // Whoever has left meanwhile asks again on the next connection.
+                // A client that has left meanwhile repeats the call on its next connection.
                 To::Rdma(id, token) => {
                     if let Some((responder, _)) = self.rdma.get_mut(&id) {
                         responder.answer(token, answer);
@@ -312,7 +313,7 @@ fn submit(service: &mut Service<To>, responder: &mut Responder, id: u64, request
     service.submit(call, To::Rdma(id, request.token));
 }
 
-/// Octets that a READ asks for (RFC 1813 §3.3.6), as far as it gets them.
+/// Octets that a READ requests (RFC 1813 §3.3.6), limited to what it gets.
 fn read_count(arguments: &[Part]) -> Option<usize> {
     let mut reader = Reader::new(arguments.first()?.octets());
     reader.opaque(64).ok()?;

@@ -1,5 +1,5 @@
-//! Calls on their way through the programs: what is a duplicate waits for the first, everything else goes to threads that may
-//! wait for the disk.
+//! Passes calls through the programs. A duplicate waits for the first call; all others go to threads that may wait for
+//! the disk.
 
 use crate::directory::Directory;
 use crate::directory::caller::Caller;
@@ -26,7 +26,7 @@ const NFS_VERSION: u32 = 3;
 /// A call, however it came.
 #[derive(Debug)]
 pub struct Call {
-    /// Who sent it. Over RDMA the port is 0: the system of a client that comes back chooses another one.
+    /// The sender. Over RDMA the port is 0, because a client that reconnects uses another one.
     pub client: SocketAddr,
     /// Its number.
     pub xid: u32,
@@ -38,14 +38,14 @@ pub struct Call {
     pub procedure: u32,
     /// Who calls.
     pub credential: OwnedAuth,
-    /// The arguments; those of NFS as its binding takes them apart.
+    /// The arguments; those of NFS as its binding splits them.
     pub arguments: Vec<Part>,
     /// Memory for the data of a READ.
     pub room: Vec<u8>,
 }
 
 impl Call {
-    /// One that came over TCP from this client.
+    /// A call that arrived over TCP from this client.
     pub fn of_stream(call: StreamCall, client: SocketAddr) -> Self {
         let StreamCall { xid, program, version, procedure, credential, arguments } = call;
         Self { client, xid, program, version, procedure, credential, arguments, room: Vec::new() }
@@ -66,7 +66,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Carries a call out; may wait for the disk.
+    /// Executes a call; may wait for the disk.
     pub fn carry_out(&self, call: &mut Call) -> Answer {
         let mismatch = |low, high| Answer::failure(Status::ProgramMismatch { low, high });
         let answer = match call.program {
@@ -89,7 +89,7 @@ impl Programs {
     }
 
     fn nfs(&self, call: &mut Call) -> Answer {
-        // Anybody may ask whether the program is there.
+        // Every client may ask whether the program exists.
         if call.procedure == procedures::number::NULL {
             return Answer::success(Vec::new());
         }
@@ -118,14 +118,14 @@ struct Job {
     call: Call,
 }
 
-/// A call that was carried out. The arguments come back with it: their memory is of use again.
+/// An executed call. Its arguments are returned for their memory.
 struct Done {
     number: u64,
     answer: Answer,
     arguments: Vec<Part>,
 }
 
-/// A reply, and whom it is for.
+/// A reply, and its destination.
 #[derive(Debug)]
 pub struct Finished<T> {
     /// Who asked.
@@ -136,7 +136,7 @@ pub struct Finished<T> {
     pub arguments: Vec<Part>,
 }
 
-/// The threads, and what is on its way through them. `T` says where a reply goes.
+/// The threads, and the calls under way. `T` is the destination of a reply.
 pub struct Service<T> {
     jobs: Option<Sender<Job>>,
     /// The threads' end of `jobs`.
@@ -157,7 +157,7 @@ impl<T> std::fmt::Debug for Service<T> {
 }
 
 impl<T> Service<T> {
-    /// Starts so many threads, at least one.
+    /// Starts this many threads, at least one.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -186,7 +186,7 @@ impl<T> Service<T> {
         })
     }
 
-    /// Takes a call. Its reply comes from [`poll`](Self::poll).
+    /// Accepts a call. [`poll`](Self::poll) returns its reply.
     pub fn submit(&mut self, call: Call, to: T) {
         let is_nfs = (call.program, call.version) == (nfs3::PROGRAM, NFS_VERSION);
         let changes = is_nfs && procedures::changes(call.procedure);
@@ -225,7 +225,7 @@ impl<T> Service<T> {
         self.ready.pop_front()
     }
 
-    /// Where the replies of calls under way go; more than once for a call that came again.
+    /// The destinations of replies to calls under way; more than one for a repeated call.
     pub fn awaited(&self) -> impl Iterator<Item = &T> {
         self.open.values().map(|(to, _)| to).chain(self.duplicates.awaited())
     }
@@ -238,7 +238,7 @@ impl<T> Service<T> {
 
 impl<T> Drop for Service<T> {
     fn drop(&mut self) {
-        // What a thread has begun it ends; nobody would hear of the rest.
+        // Threads complete the calls that they have begun; nobody would receive the other replies.
         self.jobs = None;
         while self.waiting.try_recv().is_ok() {}
         for thread in self.threads.drain(..) {

@@ -15,15 +15,16 @@ use uwarp_rpcrdma::responder::Answer;
 use uwarp_rpcrdma::rpc::{CallHeader, CallHeaderError, OwnedAuth, RPC_VERSION, ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, Removed, Walk, split};
 
-/// Longest record: the longest WRITE with its headers.
+/// Longest record in octets: the longest WRITE with its headers.
 const RECORD_MAX: usize = crate::directory::procedures::TRANSFER_MAX as usize + (64 << 10);
-/// Longest record of a client that is not trusted: no call that anybody may make is longer.
+/// Longest record of an untrusted client in octets: no harmless call is longer.
 const HARMLESS_RECORD_MAX: usize = 4 << 10;
-/// Reads and refused calls in one [`poll`](StreamClient::poll): a client that sends without end must leave time to others.
+/// Reads and refused calls per [`poll`](StreamClient::poll): a client that sends without end must leave time to others.
 const STEPS_MAX: usize = 32;
 /// Octets that are read at once.
 const ROOM: usize = 64 << 10;
-/// Calls of one client whose replies it has not taken yet; no more are read before, so that one that takes none costs no more.
+/// Calls of one client that are under way or whose replies it has not accepted. No more are read until then, so a
+/// client that accepts none costs no more.
 pub const CALLS_MAX: usize = 32;
 
 /// A call as it came.
@@ -44,8 +45,8 @@ pub struct StreamCall {
 }
 
 impl StreamCall {
-    /// Whether anybody may make it, from any port: whether a program is there, the port mapper's procedures, and those of MOUNT that
-    /// tell what is exported and mounted (DUMP and EXPORT). So it is with Linux' server.
+    /// Whether every client may make this call, from any port: NULL calls, the port mapper's procedures, and DUMP and
+    /// EXPORT of MOUNT. This is the same as in Linux' server.
     fn is_harmless(&self) -> bool {
         let is_told_by_mount = self.program == MOUNT && matches!(self.procedure, 2 | 5);
         self.procedure == 0 || self.program == PORT_MAPPER || is_told_by_mount
@@ -55,17 +56,17 @@ impl StreamCall {
 /// Why a message is not carried out.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is no call: the stream cannot be understood any more.
+    /// It is not a call: the rest of the stream cannot be parsed.
     NoCall,
     /// This is the answer to it.
     Answer(u32, Answer),
 }
 
 impl StreamCall {
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
-    /// It is no call, or one whose version of RPC is not known, or whose arguments are not those of its procedure (RFC 5531 §9).
+    /// It is not a call, its RPC version is unknown, or its arguments are not those of its procedure (RFC 5531 §9).
     pub fn parse(record: &[u8]) -> Result<Self, Refusal> {
         let (header, at) = CallHeader::parse(record).map_err(|error| match (error, record.first_chunk()) {
             (CallHeaderError::RpcVersion(_), Some(xid)) => {
@@ -106,9 +107,9 @@ pub struct StreamClient {
     sent: usize,
     under_way: usize,
     ended: bool,
-    /// All calls are taken, and not only harmless ones.
+    /// All calls are accepted, not only harmless ones.
     is_trusted: bool,
-    /// It has been logged that a call was refused for the port.
+    /// A refusal for the port has been logged.
     has_complained: bool,
     metrics: Arc<Metrics>,
     /// Octets that have come and gone.
@@ -117,8 +118,7 @@ pub struct StreamClient {
 }
 
 impl StreamClient {
-    /// With a stream that was accepted. Of a client that is not trusted only calls are taken that anybody may make; others are
-    /// denied.
+    /// A client on an accepted stream. An untrusted client may only make harmless calls; others are denied.
     pub fn new(mut stream: TcpStream, is_trusted: bool, metrics: Arc<Metrics>) -> Self {
         stream.set_nodelay(true);
         stream.set_nonblocking(true);
@@ -138,11 +138,12 @@ impl StreamClient {
         }
     }
 
-    /// Goes on without waiting: the next call, if there is one. It may return before all that has come is looked at. None is read while so many, [`CALLS_MAX`] at most, are under way or
-    /// answered with replies that the client has not taken.
+    /// Continues without waiting: returns the next call, if there is one. It may return before everything received is
+    /// processed. No call is read while `calls` (at most [`CALLS_MAX`]) are under way or answered by replies that the
+    /// client has not accepted.
     ///
     /// # Errors
-    /// The stream is over, or what comes is no RPC.
+    /// The stream has ended, or its contents are not RPC.
     pub fn poll(&mut self, calls: usize) -> io::Result<Option<StreamCall>> {
         self.write()?;
         for _ in 0..STEPS_MAX {
@@ -180,7 +181,7 @@ impl StreamClient {
         Ok(None)
     }
 
-    /// Reads no more calls; those that were given are answered, and the stream is over behind that.
+    /// Reads no more calls. Those returned so far are answered, and then the stream ends.
     pub fn stop_taking(&mut self) {
         self.records = Records::new(RECORD_MAX);
         self.ended = true;
@@ -191,12 +192,12 @@ impl StreamClient {
         self.stream.peer_addr()
     }
 
-    /// How long nothing has come from it and gone to it, without a call under way.
+    /// How long there was no traffic from or to it, and no call under way.
     pub(crate) fn idle(&mut self, now: Instant) -> Duration {
         self.idle.time(self.moved, self.under_way, now)
     }
 
-    /// Denies a call because of the port that it comes from, as FreeBSD's server does.
+    /// Denies a call because of its source port, as FreeBSD's server does.
     fn deny(&mut self, xid: u32) {
         /// Rejected for security reasons (RFC 5531 §9).
         const AUTH_TOOWEAK: u32 = 5;
@@ -214,7 +215,7 @@ impl StreamClient {
     /// Answers one of its calls.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub fn answer(&mut self, xid: u32, answer: &Answer) -> io::Result<()> {
         self.under_way = self.under_way.saturating_sub(1);
         self.reply(xid, answer);

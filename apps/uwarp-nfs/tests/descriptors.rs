@@ -1,4 +1,4 @@
-//! A gateway that has no descriptors left. A test of its own process: the limit is the whole process's.
+//! A gateway without free descriptors. The test is a process of its own, because the limit is per process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fmt::{Debug, Write as _};

@@ -1,4 +1,4 @@
-//! NFS on a directory, as a client sees it: its types are somebody else's.
+//! NFS on a directory, as a client sees it, with the types of another project.
 
 mod user;
 
@@ -29,7 +29,7 @@ fn a_file_is_written_in_any_order_and_read_back() {
     let file = nfs.create(&root, "file", createhow3::UNCHECKED(mode(0o640))).unwrap();
     let metadata = std::fs::metadata(folder.path().join("file")).unwrap();
     assert_eq!((metadata.permissions().mode() & 0o7777, metadata.len()), (0o640, 0));
-    // Behind the end, in front of it, over it.
+    // Behind the end, before it, across it.
     let first = nfs.write(&file, 100, b"end", stable_how::UNSTABLE).unwrap();
     let second = nfs.write(&file, 0, b"beginning", stable_how::DATA_SYNC).unwrap();
     let third = nfs.write(&file, 101, b"N", stable_how::FILE_SYNC).unwrap();
@@ -65,7 +65,7 @@ fn a_file_is_written_in_any_order_and_read_back() {
     assert_eq!(nfs.write(&root, 0, b"x", stable_how::UNSTABLE), Err(nfsstat3::NFS3ERR_ISDIR));
 }
 
-/// A disk that forgets what was not synced shows what was.
+/// A disk that loses unsynced writes shows what was synced.
 #[test]
 fn what_is_said_to_be_stable_is_on_the_disk() {
     const NAME: &str = "what_is_said_to_be_stable_is_on_the_disk";
@@ -93,7 +93,7 @@ fn what_is_said_to_be_stable_is_on_the_disk() {
         assert_eq!(nfs.write(&file, 4, b"E", stable_how::FILE_SYNC), Err(nfsstat3::NFS3ERR_IO));
         mounted.set_trouble(None);
         assert_eq!(durable(), "ABC.....");
-        // One that did not write it, and has it open to read at most.
+        // A server that did not write it, and has it open for reading at most.
         let again = Nfs::new(&disk.mountpoint, ALL);
         assert_eq!(again.find(&again.root(), disk::NAME).unwrap(), file);
         assert_ne!(again.commit(&file).unwrap(), written);
@@ -101,7 +101,7 @@ fn what_is_said_to_be_stable_is_on_the_disk() {
     });
 }
 
-/// RFC 1813 §3.3.7: by it clients see that what they have not committed may be lost.
+/// RFC 1813 §3.3.7: the verifier shows clients that uncommitted data may be lost.
 #[test]
 fn the_write_verifier_is_one_start_of_the_servers() {
     let folder = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ fn attributes_are_set_as_they_are_given() {
     assert_eq!(nfs.set(&root, size(0)), nfsstat3::NFS3ERR_ISDIR);
     let nobody = sattr3 { uid: Nfs3Option::Some(u32::MAX), ..sattr3::default() };
     assert_eq!(nfs.set(&file, nobody), nfsstat3::NFS3ERR_INVAL, "the system's word for 'as it is'");
-    // The first two are the system's words for "now" and "as it is".
+    // The first two are the system's special values for "now" and "leave unchanged".
     for nseconds in [0x3fff_ffff, 0x3fff_fffe, 1_000_000_000, u32::MAX] {
         let mtime = set_mtime::SET_TO_CLIENT_TIME(nfstime3 { seconds: 5, nseconds });
         assert_eq!(nfs.set(&file, sattr3 { mtime, ..sattr3::default() }), nfsstat3::NFS3ERR_INVAL, "{nseconds}");
@@ -178,7 +178,7 @@ fn names_are_made_moved_and_removed() {
     assert_eq!(std::fs::metadata(folder.path().join("one")).unwrap().mode() & 0o7777, 0o750);
     let file = nfs.create(&one, "file", createhow3::UNCHECKED(sattr3::default())).unwrap();
     nfs.write(&file, 0, b"data", stable_how::UNSTABLE).unwrap();
-    // The object keeps its handle, whatever becomes of its names.
+    // The object keeps its handle whatever happens to its names.
     assert_eq!(nfs.rename((&one, "file"), (&two, "other")), nfsstat3::NFS3_OK);
     assert_eq!(nfs.find(&two, "other").unwrap(), file);
     assert_eq!(nfs.find(&one, "file"), Err(nfsstat3::NFS3ERR_NOENT));
@@ -199,7 +199,7 @@ fn names_are_made_moved_and_removed() {
     );
     assert_eq!(nfs.rename((&root, "new"), (&root, "old")), nfsstat3::NFS3_OK);
     assert_eq!((nfs.size(&old), nfs.find(&root, "old")), (Err(nfsstat3::NFS3ERR_STALE), Ok(new)));
-    // Directories: with what is in them, and not over one that is not empty.
+    // Directories: with contents, and not over one that is not empty.
     let inner = nfs.mkdir(&one, "inner");
     let below = nfs.create(&inner, "below", createhow3::UNCHECKED(sattr3::default())).unwrap();
     assert_eq!(nfs.rename((&root, "one"), (&two, "moved")), nfsstat3::NFS3_OK);
@@ -218,7 +218,7 @@ fn names_are_made_moved_and_removed() {
     assert_eq!(nfs.remove(&inner, "below"), nfsstat3::NFS3_OK);
     assert_eq!(rmdir(&one, "inner"), nfsstat3::NFS3_OK);
     assert_eq!(nfs.find(&inner, "."), Err(nfsstat3::NFS3ERR_STALE));
-    // Symbolic links and what is no file.
+    // Symbolic links, and objects that are not files.
     let arguments = SYMLINK3args {
         where_: at(&root, "link"),
         symlink: symlinkdata3 { symlink_attributes: mode(0o777), symlink_data: b"../some/where"[..].into() },
@@ -277,7 +277,7 @@ fn handles_hold_over_restarts_until_the_object_is_gone() {
     drop(before);
     let path = folder.path().join("a/b/c");
     std::fs::remove_file(path.join("goes")).unwrap();
-    // The number of the old one may be given to the new one: a link keeps it from that, and the next one does not.
+    // The new file may reuse the inode number of the old one: a link prevents that; the next one has none.
     std::fs::hard_link(path.join("replaced"), folder.path().join("kept")).unwrap();
     std::fs::remove_file(path.join("replaced")).unwrap();
     std::fs::write(path.join("replaced"), "new").unwrap();
@@ -300,7 +300,7 @@ fn handles_hold_over_restarts_until_the_object_is_gone() {
         assert_eq!(after.size(&goes), Err(nfsstat3::NFS3ERR_STALE));
     }
     assert_eq!(searches(&after), 1, "what is gone costs none");
-    // Inode numbers are given again, handles are not.
+    // Inode numbers are reused, handles are not.
     let numbers: Vec<nfs_fh3> = (0..50)
         .map(|_| {
             let file = after.create(&directory, "same", createhow3::UNCHECKED(sattr3::default())).unwrap();
@@ -330,7 +330,7 @@ fn more_objects_than_are_kept_open_are_all_found() {
             assert_eq!(nfs.size(file), Ok(*size));
         }
     }
-    // Moved behind the server's back: found by a search.
+    // Moved by another program: found by a search.
     std::fs::rename(folder.path().join("folder-0"), folder.path().join("folder-29/moved")).unwrap();
     for (file, size) in &files {
         assert_eq!(nfs.size(file), Ok(*size));
@@ -356,7 +356,7 @@ fn the_directory_above_is_found_where_others_have_moved_it_and_never_outside() {
     rename(&served.join("one/below/moved"), &outside.join("out"));
     let stale = Err(nfsstat3::NFS3ERR_STALE);
     assert_eq!((nfs.find(&inner, ".."), nfs.find(&deep, "..")), (stale.clone(), stale.clone()));
-    // A name that begins as the directory's own.
+    // A name that has the directory's own as its prefix.
     rename(&outside.join("out"), &folder.path().join("served-too"));
     assert_eq!((nfs.find(&inner, ".."), nfs.find(&deep, "..")), (stale.clone(), stale));
     rename(&folder.path().join("served-too"), &served.join("back"));
@@ -398,14 +398,14 @@ fn nothing_leads_out_of_the_directory() {
         nfs.create(&root, &"n".repeat(256), createhow3::UNCHECKED(sattr3::default())),
         Err(nfsstat3::NFS3ERR_NAMETOOLONG)
     );
-    // A file that became a link: the thread that goes there does not follow.
+    // A file that was replaced by a link: the thread does not follow it.
     let file = nfs.create(&nfs.find(&root, "folder").unwrap(), "file", createhow3::UNCHECKED(mode(0o600))).unwrap();
     let fresh = Nfs::new(&served, ALL);
     std::fs::rename(served.join("folder"), served.join("away")).unwrap();
     std::os::unix::fs::symlink(&outside, served.join("folder")).unwrap();
     std::fs::write(outside.join("file"), "secret").unwrap();
     assert_eq!(fresh.read(&file, 0, 10), Ok((vec![], true)), "the file, where it is now");
-    // Handles that nobody gave: of an object outside, of another directory, of none.
+    // Handles that were never issued: of an object outside, of another directory, of none.
     let secret = std::fs::metadata(outside.join("secret")).unwrap();
     let mut forged = root.data.to_vec();
     forged[8..16].copy_from_slice(&secret.ino().to_be_bytes());
@@ -431,7 +431,7 @@ fn the_kernel_judges_what_a_caller_may_do() {
     let user = root_user.of(1000, 1000, &[2000]);
     let secret = user.find(&root, "secret").unwrap();
     if !root_user.programs.directory.tells_callers_apart() {
-        uwarp_notes::skipped("several callers: this process is not root's, so all have the rights of its user");
+        uwarp_notes::skipped("several callers: this process does not run as root, so all have the rights of its user");
         assert_eq!(user.read(&secret, 0, 10), Ok((b"secret".to_vec(), true)));
         return;
     }
@@ -448,7 +448,7 @@ fn the_kernel_judges_what_a_caller_may_do() {
     assert_eq!(user.read(&secret, 0, 10), Ok((b"secret".to_vec(), true)));
     assert_eq!(user.access(&secret), nfs3::ACCESS3_READ);
     assert_eq!(root_user.of(1001, 1001, &[]).read(&secret, 0, 10), Err(nfsstat3::NFS3ERR_ACCES));
-    // What a user makes is theirs, and stays theirs to write while its mode forbids it to all.
+    // A user's file belongs to them, and they may still write it when its mode forbids that to all.
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let own = user.create(&root, "own", createhow3::UNCHECKED(mode(0o444))).unwrap();
     let is = std::fs::metadata(folder.path().join("own")).unwrap();
@@ -460,10 +460,10 @@ fn the_kernel_judges_what_a_caller_may_do() {
     let give = sattr3 { uid: Nfs3Option::Some(1001), ..sattr3::default() };
     assert_eq!(user.set(&own, give.clone()), nfsstat3::NFS3ERR_PERM);
     assert_eq!(root_user.set(&own, give), nfsstat3::NFS3_OK);
-    // A program that may be run and not read.
+    // A program that may be executed but not read.
     assert_eq!(root_user.set(&secret, mode(0o711)), nfsstat3::NFS3_OK);
     assert_eq!(other.read(&secret, 0, 10), Ok((b"secret".to_vec(), true)));
-    // A client's root is nobody, unless it is let be root.
+    // A client's root is nobody, unless root access is permitted.
     let squashed = Nfs::new(folder.path(), DirectoryOptions::default());
     let made = squashed.create(&root, "nobody's", createhow3::UNCHECKED(mode(0o600))).unwrap();
     assert_eq!(std::fs::metadata(folder.path().join("nobody's")).unwrap().uid(), 65_534);
@@ -508,14 +508,14 @@ fn a_directory_that_may_be_read_and_not_searched_is_listed() {
     assert_eq!(list(&user), Err(nfsstat3::NFS3ERR_ACCES));
 }
 
-/// A thread that finds more calls waiting goes from one caller to the next without being the server between.
+/// A thread that finds more calls waiting changes from one caller to the next without acting as the server in between.
 #[test]
 fn a_caller_has_nothing_of_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let server = Nfs::new(folder.path(), ALL);
     if !server.programs.directory.tells_callers_apart() {
-        uwarp_notes::skipped("callers of different users: this process is not root's");
+        uwarp_notes::skipped("callers of different users: this process does not run as root");
         return;
     }
     let root = server.root();
@@ -548,7 +548,7 @@ fn a_caller_has_nothing_of_the_one_before() {
         assert_eq!(call(&other, number::LOOKUP, &lookup), refused);
         assert_eq!(call(&other, procedure, &arguments), refused, "{name}");
         assert_eq!(call(&owner, procedure, &arguments), 0, "{name}");
-        // What is not there is no secret of the owner's, and is one from all others.
+        // The absence of a name is no secret from the owner, but one from all others.
         assert_eq!(call(&other, number::REMOVE, &remove("nothing")), refused, "{name}");
         assert_eq!(call(&owner, number::REMOVE, &remove("nothing")), nfsstat3::NFS3ERR_NOENT as u32, "{name}");
     }
@@ -638,7 +638,7 @@ fn a_long_directory_is_listed_in_pieces_while_names_go() {
             if eof {
                 break;
             }
-            // What has been listed may go without any other being missed.
+            // A listed entry may be removed without any other being missed.
             if !plus && let Some(name) = names.last().filter(|name| name.starts_with("name")) {
                 assert_eq!(nfs.remove(&root, name), nfsstat3::NFS3_OK);
             }

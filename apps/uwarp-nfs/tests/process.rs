@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Lines};
 use std::process::{ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program, what it goes on to say, and the first line of that.
+/// The program, its further output, and the first line of that.
 type Started = (std::process::Child, Lines<BufReader<ChildStderr>>, String);
 
 fn started(arguments: &[&str], socket: &std::path::Path) -> Started {
@@ -82,13 +82,13 @@ fn a_server_reaches_no_file_outside_its_directory() {
     interrupt(child);
 }
 
-/// The kernel's own file systems do not say when something was made.
+/// The kernel's own file systems do not report birth times.
 #[test]
 fn a_file_system_that_cannot_tell_objects_apart_for_ever_is_served_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let (child, mut said, first) = started(&["/proc"], &folder.path().join("socket"));
     assert!(first.starts_with("the file system keeps no times of birth"), "{first}");
-    // Signals are handled from this line on; before it, one ends the process at once.
+    // Signals are handled from this line on; before it, a signal ends the process at once.
     assert!(said.any(|line| line.unwrap() == "NFS over RDMA on 10.77.0.1:20049 of /proc"));
     interrupt(child);
 }

@@ -1,4 +1,4 @@
-//! What NFS says of an object, and of what went wrong.
+//! NFS attributes of an object, and the status for an error.
 
 use nfs3_types::nfs3::{
     Nfs3Option, fattr3, ftype3, nfsstat3, nfstime3, post_op_attr, pre_op_attr, specdata3, wcc_attr, wcc_data,
@@ -6,7 +6,7 @@ use nfs3_types::nfs3::{
 use rustix::fs::{FileType, Statx, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 
-/// When an object was made, in nanoseconds; zero where that is not kept.
+/// The birth time of an object, in nanoseconds; zero if the file system does not store it.
 pub(super) fn born(stat: &Statx) -> u64 {
     if StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME) {
         let seconds = u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0);
@@ -17,7 +17,7 @@ pub(super) fn born(stat: &Statx) -> u64 {
 }
 
 fn time(time: &StatxTimestamp) -> nfstime3 {
-    // Times before 1970 and after 2106 cannot be told.
+    // NFS cannot express times before 1970 and after 2106.
     let seconds = u32::try_from(time.tv_sec.max(0)).unwrap_or(u32::MAX);
     nfstime3 { seconds, nseconds: time.tv_nsec }
 }
@@ -50,7 +50,7 @@ pub(super) fn attributes(stat: &Statx) -> fattr3 {
     }
 }
 
-/// post_op_attr, of an object that may have gone.
+/// post_op_attr of an object that may have been removed.
 pub(super) fn after(stat: Result<Statx, Errno>) -> post_op_attr {
     stat.map_or(Nfs3Option::None, |stat| Nfs3Option::Some(attributes(&stat)))
 }
@@ -70,13 +70,13 @@ pub(super) fn changed(stat: &Statx) -> nfstime3 {
     time(&stat.stx_ctime)
 }
 
-/// nfsstat3 (RFC 1813 §2.6) of a system call's error.
+/// nfsstat3 (RFC 1813 §2.6) for a system call's error.
 pub(super) fn of_errno(error: Errno) -> nfsstat3 {
     match error {
         Errno::PERM => nfsstat3::NFS3ERR_PERM,
         Errno::NOENT => nfsstat3::NFS3ERR_NOENT,
         Errno::NXIO => nfsstat3::NFS3ERR_NXIO,
-        // A mount point, or a symbolic link where a directory was: nobody goes there.
+        // A mount point, or a symbolic link in place of a directory: never followed.
         Errno::ACCESS | Errno::XDEV | Errno::LOOP | Errno::BADF => nfsstat3::NFS3ERR_ACCES,
         Errno::EXIST => nfsstat3::NFS3ERR_EXIST,
         Errno::NODEV => nfsstat3::NFS3ERR_NODEV,

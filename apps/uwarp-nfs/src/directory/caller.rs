@@ -1,4 +1,4 @@
-//! Who calls, and how a thread becomes that user for as long as the kernel has to judge what may be done.
+//! Who calls, and how a thread becomes that user while the kernel checks permissions.
 
 use rustix::io::Errno;
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use uwarp_rpcrdma::rpc::{Auth, Status};
 use uwarp_rpcrdma::xdr::Reader;
 
-/// User and group of callers who are nobody.
+/// User and group of anonymous callers.
 pub const NOBODY: u32 = 65_534;
 /// auth_stat AUTH_BADCRED and AUTH_TOOWEAK (RFC 5531 §9).
 const AUTH_BADCRED: u32 = 1;
@@ -19,7 +19,7 @@ const AUTH_SYS: u32 = 1;
 const MACHINE_MAX: usize = 255;
 const GROUPS_MAX: u32 = 16;
 
-/// A user of a client, as the server sees them.
+/// A user of a client, as the server sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// User.
@@ -36,10 +36,10 @@ impl Caller {
         Self { uid: NOBODY, gid: NOBODY, groups: Vec::new() }
     }
 
-    /// The caller with this credential. With `squash`, a client's root is nobody, and so is its group.
+    /// The caller with this credential. With `squash`, a client's root user and root group become nobody.
     ///
     /// # Errors
-    /// How the call is to be denied: the credential cannot be read, or is of a flavor that is not known here.
+    /// How the call is to be denied: the credential is unreadable, or of an unknown flavor.
     pub fn of(credential: &Auth<'_>, squash: bool) -> Result<Self, Status> {
         match credential.flavor {
             AUTH_NONE => Ok(Self::nobody()),
@@ -52,7 +52,7 @@ impl Caller {
         let mut reader = Reader::new(body);
         reader.u32().ok()?;
         reader.opaque(MACHINE_MAX).ok()?;
-        // The last number is the system calls' word for "leave it as it is": a thread that asked for it would stay root.
+        // For the system calls, the last number means "leave unchanged": a thread that used it would stay root.
         let known = |id: u32| if id == u32::MAX || (squash && id == 0) { NOBODY } else { id };
         let (uid, gid) = (known(reader.u32().ok()?), known(reader.u32().ok()?));
         let count = reader.u32().ok()?;
@@ -65,14 +65,14 @@ impl Caller {
 }
 
 thread_local! {
-    /// Who this thread is; the server itself if nobody.
+    /// The caller that this thread acts as; `None` is the server itself.
     static CURRENT: RefCell<Option<Caller>> = const { RefCell::new(None) };
 }
 
-/// Makes this thread the caller, for the kernel's checks of permission. Of use to a server of root's alone.
+/// Makes this thread act as the caller, for the kernel's permission checks. Only a server that runs as root can.
 ///
 /// # Errors
-/// The kernel refuses it; the thread is the server then.
+/// The kernel refuses; the thread then acts as the server.
 pub(super) fn become_caller(caller: &Caller) -> Result<(), Errno> {
     CURRENT.with_borrow_mut(|current| {
         if current.as_ref() == Some(caller) {
@@ -93,7 +93,7 @@ pub(super) fn become_caller(caller: &Caller) -> Result<(), Errno> {
     })
 }
 
-/// Makes this thread the server again.
+/// Makes this thread act as the server again.
 pub(super) fn become_server() {
     CURRENT.with_borrow_mut(|current| {
         if current.take().is_some() {
@@ -108,9 +108,9 @@ fn back() {
         .and_then(|()| set_thread_res_gid(None, Gid::ROOT, None))
         .and_then(|()| set_thread_groups(&[]));
     if let Err(error) = returned {
-        // To go on as somebody else would be to give one caller's rights to another. A panic is not enough: it is caught, so that
-        // its client has an answer, and the thread takes the next call.
-        tracing::error!("a thread that acted for a caller cannot become root again, and the server ends: {error}");
+        // Continuing as another user would give one caller's rights to another. A panic is not enough: it is caught, so
+        // that its client gets an answer, and the thread takes the next call.
+        tracing::error!("a thread that acted for a caller cannot become root again: the server ends ({error})");
         std::process::abort();
     }
 }
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// Not even one whose panics are caught: nobody is served with the rights of the caller before.
+    /// A panic would be caught, but no call may be served with the rights of the previous caller.
     #[test]
     fn a_thread_that_cannot_become_root_again_ends_the_process() {
         const NAME: &str = "directory::caller::tests::a_thread_that_cannot_become_root_again_ends_the_process";

@@ -1,14 +1,14 @@
-//! Where the objects of the directory are, by what their handles say.
+//! The places of the directory's objects, by the key in their handles.
 
 use std::collections::{HashMap, HashSet};
 
-/// What an object is known by, for as long as it exists, whatever its name: its number in the file system, and when it was
-/// made, since numbers are given again.
+/// Identifies an object for as long as it exists, whatever its name: its inode number and its birth time, since numbers
+/// are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Inode.
     pub inode: u64,
-    /// Nanoseconds of its birth since 1970; zero in a file system that does not keep it.
+    /// Birth in nanoseconds since 1970; zero if the file system does not store it.
     pub born: u64,
 }
 
@@ -19,8 +19,8 @@ pub(super) struct Place {
     pub(super) name: Box<[u8]>,
 }
 
-/// The names of the objects that have been seen; none of one that is lost. It may be behind what others do to the directory: who goes to a place checks
-/// what is there.
+/// The names of the objects that have been seen; none for a lost one. It may lag behind changes by other programs, so
+/// users of a place must check what is there.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     places: HashMap<Key, Vec<Place>>,
@@ -35,14 +35,15 @@ impl Index {
         }
     }
 
-    /// It is not there any more. An object without any name left is lost, and known all the same: others may have moved it.
+    /// The object no longer has this name. An object without any name is lost but still known: other programs may have
+    /// moved it.
     pub(super) fn forget(&mut self, key: Key, parent: Key, name: &[u8]) {
         if let Some(places) = self.places.get_mut(&key) {
             places.retain(|place| place.parent != parent || *place.name != *name);
         }
     }
 
-    /// An object does not exist any more, unless it has been seen again meanwhile.
+    /// An object no longer exists, unless it has been seen again meanwhile.
     pub(super) fn gone(&mut self, key: Key) {
         if self.places.get(&key).is_some_and(Vec::is_empty) {
             self.places.remove(&key);
@@ -59,7 +60,7 @@ impl Index {
         self.places.iter().filter(|(_, places)| places.is_empty()).map(|(&key, _)| key).collect()
     }
 
-    /// Its names, the last one that was seen first.
+    /// Its names, the one seen last first.
     pub(super) fn places(&self, key: Key) -> Vec<Place> {
         self.places.get(&key).map(|places| places.iter().rev().cloned().collect()).unwrap_or_default()
     }

@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS (RFC 1813 §3.3.16, §3.3.17).
 //!
-//! A cookie is the file system's own position behind an entry: it stays good while names come and go, and over restarts, so the
-//! cookie verifier is always zero.
+//! A cookie is the file system's own position behind an entry. It stays valid while names are added and removed, and
+//! across restarts, so the cookie verifier is always zero.
 
 use super::attributes::{after, attributes, of_errno};
 use super::object::{Object, key_of};
@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use uwarp_rpcrdma::xdr::{put_opaque, put_u32, put_u64};
 
-/// Octets of names that are asked of the file system at once.
+/// Octets of names that are read from the file system at once.
 const ROOM: usize = 32 << 10;
-/// Octets behind the entries: the end of the list, and whether it is the directory's.
+/// Octets behind the entries: the end of the list, and whether it is the end of the directory.
 const END: usize = 4 + 4;
 /// The status, which is not counted.
 const STATUS: usize = 4;
@@ -33,13 +33,13 @@ pub(super) struct Question {
     pub(super) plus: Option<u32>,
 }
 
-/// A directory's descriptor with a position of its own, as the thread's present user.
+/// A directory's descriptor with its own position, as the thread's current user.
 fn open(directory: &Object) -> Result<OwnedFd, Errno> {
     if directory.kind != FileType::Directory {
         return Err(Errno::NOTDIR);
     }
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // Not as a name in itself, for which the user would have to have the right to search it.
+    // Not by a name within itself, for which the user would need the right to search it.
     rustix::fs::open(directory.link(), how, Mode::empty())
 }
 
@@ -60,11 +60,12 @@ pub(super) fn names(directory: &Object) -> Result<Vec<Vec<u8>>, Errno> {
 }
 
 impl Directory {
-    /// A piece of a listing, with the directory's attributes in front: the result of READDIR or READDIRPLUS. The thread is the
-    /// caller.
+    /// Part of a listing, preceded by the directory's attributes: the result of READDIR or READDIRPLUS. The thread must
+    /// act as the caller.
     pub(super) fn list(&self, directory: &Arc<Object>, question: Question) -> Result<Vec<u8>, nfsstat3> {
         let opened = open(directory).map_err(of_errno)?;
-        // What it has and where its entries are is no secret to who may read it; but names below need the right to go there.
+        // The right to read it covers its entries and their positions; using the names below needs the right to search
+        // it.
         if question.cookie != 0 {
             rustix::fs::seek(&opened, SeekFrom::Start(question.cookie)).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
         }
@@ -80,7 +81,7 @@ impl Directory {
             let entry = entry.map_err(of_errno)?;
             let (name, from) = (entry.file_name().to_bytes(), out.len());
             put_u32(&mut out, 1);
-            // Nothing is told of what is above the root.
+            // Reveal nothing above the root.
             let above = name == b".." && directory.key == self.root.key;
             put_u64(&mut out, if above { self.root.key.inode } else { entry.ino() });
             put_opaque(&mut out, name);
@@ -104,7 +105,8 @@ impl Directory {
         Ok(out)
     }
 
-    /// Attributes and handle of an entry; absent where the caller may not look, and of what is another file system's.
+    /// Attributes and handle of an entry; absent if the caller may not look it up, or if it belongs to another file
+    /// system.
     fn describe(&self, directory: &Arc<Object>, name: &[u8], out: &mut Vec<u8>) {
         let looked = match name {
             b"." => directory.stat(),
@@ -128,6 +130,6 @@ impl Directory {
 /// Packs a value of NFS's types.
 pub(super) fn pack_into<T: Pack>(out: &mut Vec<u8>, value: &T) {
     out.reserve(value.packed_size());
-    // What is too long for XDR does not come from the system's calls.
+    // System calls return nothing that is too long for XDR.
     value.pack(out).expect("memory takes what is packed");
 }

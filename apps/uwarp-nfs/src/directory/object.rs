@@ -1,4 +1,4 @@
-//! An object of the directory, and those that are kept open.
+//! An object of the directory, and the cache of open ones.
 
 use super::attributes::born;
 use super::caller::become_server;
@@ -17,13 +17,13 @@ const OPEN_MAX: usize = 256;
 pub(super) struct Object {
     pub(super) key: Key,
     pub(super) kind: FileType,
-    /// The object itself, not to be read from or written to.
+    /// The object itself, neither for reading nor for writing.
     pub(super) path: OwnedFd,
     pub(super) reader: OnceLock<OwnedFd>,
     pub(super) writer: OnceLock<OwnedFd>,
 }
 
-/// Objects that are open, and when they were last asked for.
+/// Open objects, and when they were last used.
 #[derive(Debug, Default)]
 pub(super) struct Open {
     pub(super) objects: HashMap<Key, (Arc<Object>, u64)>,
@@ -40,7 +40,7 @@ impl Object {
         Self { key: key_of(stat), kind, path, reader: OnceLock::new(), writer: OnceLock::new() }
     }
 
-    /// A path that leads to it whatever became of its names.
+    /// A path that leads to it whatever happened to its names.
     pub(super) fn link(&self) -> String {
         format!("/proc/self/fd/{}", self.path.as_raw_fd())
     }
@@ -49,7 +49,7 @@ impl Object {
         rustix::fs::statx(&self.path, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
     }
 
-    /// To read from, or to sync. Whether the caller may is asked elsewhere: the descriptor is everybody's.
+    /// For reading, or for syncing. Permission is checked elsewhere: the descriptor is shared by all callers.
     pub(super) fn reader(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.descriptor(&self.reader, OFlags::RDONLY)
     }
@@ -59,11 +59,11 @@ impl Object {
         self.descriptor(&self.writer, OFlags::RDWR)
     }
 
-    /// Keeps a descriptor to write to: whoever made a file may write it, and where this process is not root's, its mode may not
-    /// allow that a second time.
+    /// Keeps a descriptor for writing. The creator of a file may write it; if this process is not root, the file's mode
+    /// may not permit opening it a second time.
     pub(super) fn keep_writer(&self, file: OwnedFd) {
         let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME);
-        // Others may have put something else in its place.
+        // Another program may have put another object in its place.
         if stat.is_ok_and(|stat| key_of(&stat) == self.key) {
             let _ = self.writer.set(file);
         }
@@ -74,7 +74,7 @@ impl Object {
         if let Some(open) = slot.get() {
             return Ok(open.as_fd());
         }
-        // Opening anything else can have consequences: a device may rewind a tape.
+        // Opening anything else can have side effects: a device may rewind a tape.
         if !matches!(self.kind, FileType::RegularFile | FileType::Directory) {
             return Err(Errno::INVAL);
         }
@@ -92,7 +92,7 @@ impl Open {
         Some(Arc::clone(object))
     }
 
-    /// Keeps an object open; gives the one that is open already, if there is one.
+    /// Keeps an object open; returns the one that is already open, if there is one.
     pub(super) fn put(&mut self, object: Object) -> Arc<Object> {
         if let Some(open) = self.get(object.key) {
             return open;

@@ -1,4 +1,5 @@
-//! The procedures of NFS version 3 (RFC 1813 §3.3) on a directory: those that tell of it; `settings`, `data` and `names` change it.
+//! The procedures of NFS version 3 (RFC 1813 §3.3) on a directory. Those that read are here; `settings`, `data` and
+//! `names` change it.
 
 mod data;
 mod names;
@@ -77,10 +78,10 @@ pub const NAMES: [&str; 22] = [
 
 /// Most octets of a READ or a WRITE.
 pub const TRANSFER_MAX: u32 = 1 << 20;
-/// Octets of a directory that clients best ask for at once.
+/// Octets of a directory that clients should request at once.
 const LISTING: u32 = 64 << 10;
 
-/// Whether a procedure changes something and must not be carried out twice for one call: its reply is remembered.
+/// Whether a procedure changes something and must not be executed twice for one call: its reply is cached.
 pub fn changes(procedure: u32) -> bool {
     matches!(procedure, number::SETATTR | number::WRITE..=number::LINK)
 }
@@ -113,7 +114,7 @@ impl From<Errno> for Refusal {
 
 type Outcome = Result<Vec<Part>, Refusal>;
 
-/// The result of a success, less data that stands alone.
+/// The result of a success, without data that is a part of its own.
 fn done<T: Pack>(results: &T) -> Vec<Part> {
     let mut out = Vec::with_capacity(4 + results.packed_size());
     put_u32(&mut out, nfsstat3::NFS3_OK as u32);
@@ -130,8 +131,8 @@ fn failed<T: Pack>(error: nfsstat3, rest: &T) -> Vec<Part> {
 }
 
 impl Directory {
-    /// Carries a call out. `arguments` are as the binding of NFS takes them apart: the data of WRITE and the path of SYMLINK stand
-    /// alone. `room` is memory for the data of a READ.
+    /// Executes a call. `arguments` are as the binding of NFS splits them: the data of WRITE and the path of SYMLINK
+    /// are parts of their own. `room` is memory for the data of a READ.
     pub fn call(&self, caller: &Caller, procedure: u32, arguments: &[Part], room: Vec<u8>) -> Answer {
         let head = match arguments.first() {
             Some(Part::Octets(octets)) => &octets[..],
@@ -171,7 +172,7 @@ impl Directory {
         match outcome {
             Ok(results) => Answer::success(results),
             Err(Refusal::Garbage) => Answer::failure(Status::GarbageArguments),
-            // All other errors of a call stand before absent attributes.
+            // All other errors of a call precede absent attributes.
             Err(Refusal::Error(error)) => Answer::success(vec![Part::Octets(bare(procedure, error))]),
         }
     }
@@ -180,7 +181,7 @@ impl Directory {
         Ok(self.find(reader.opaque(nfs3::NFS3_FHSIZE)?)?)
     }
 
-    /// A directory, and a name for something in it.
+    /// A directory, and a name for an object in it.
     fn place<'a>(&self, reader: &mut Reader<'a>) -> Result<(Arc<Object>, Statx, &'a [u8]), Refusal> {
         let handle = reader.opaque(nfs3::NFS3_FHSIZE)?;
         let name = reader.opaque(usize::MAX)?;
@@ -314,7 +315,7 @@ impl Directory {
         let is = rustix::fs::fstatvfs(&object.path)?;
         Ok(done(&PATHCONF3resok {
             obj_attributes: Nfs3Option::Some(attributes(&stat)),
-            // What ext4 allows; file systems have no call that says it.
+            // ext4's limit; no call returns a file system's limit.
             linkmax: 65_000,
             name_max: u32::try_from(is.f_namemax).unwrap_or(255),
             no_trunc: true,
@@ -325,7 +326,7 @@ impl Directory {
     }
 }
 
-/// An error in front of attributes that are all absent.
+/// An error followed by absent attributes.
 fn bare(procedure: u32, error: nfsstat3) -> Vec<u8> {
     let words = match procedure {
         number::GETATTR => 0,
@@ -339,7 +340,8 @@ fn bare(procedure: u32, error: nfsstat3) -> Vec<u8> {
     out
 }
 
-/// Makes this thread the server again: after calls it goes on with the last caller's rights, since the next call is mostly theirs.
+/// Makes this thread act as the server again. After a call it keeps the last caller's rights, since the next call is
+/// usually from the same caller.
 pub fn rest() {
     become_server();
 }

@@ -1,7 +1,7 @@
-//! Searches of the whole directory, for objects whose place is not known.
+//! Searches of the whole directory, for objects whose place is unknown.
 //!
-//! While one is under way, and for a while after it, who asks for such an object is told so at once (NFS3ERR_JUKEBOX): the threads
-//! are for other calls.
+//! While one runs, and for a while after it, requests for such an object are answered at once (NFS3ERR_JUKEBOX), so
+//! that the threads serve other calls.
 
 use super::attributes::of_errno;
 use super::index::Key;
@@ -17,50 +17,52 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// After a search of the whole directory, the next one waits so many times as long as it took, and at least so long.
+/// After a search of the whole directory, the next one waits this many times its duration, and at least
+/// SEARCH_PAUSE_MIN.
 const SEARCH_PAUSE: u32 = 20;
 pub(super) const SEARCH_PAUSE_MIN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 /// How old a search may become while others wait for its end: most are shorter.
 const SEARCH_WAIT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 100 });
-/// Keys remembered that a search could not tell of, since it did not see everything.
+/// The most remembered keys of which an incomplete search could not decide.
 const UNSURE_MAX: usize = 1000;
-/// So many searches that did not see everything make a key count as gone: some places may never be seen.
+/// This many incomplete searches make a key count as gone: some places may never be readable.
 const UNSURE_SEARCHES: u32 = 2;
-/// How often it is looked again for what is being renamed, and the pause between: it hides for no longer than a system call.
+/// How often to retry the lookup of an object that is being renamed, and the pause between: a rename hides it no longer
+/// than a system call takes.
 pub(super) const RENAME_LOOKS: u32 = 3;
 const RENAME_PAUSE: Duration = Duration::from_millis(1);
 
-/// Searches of the whole directory.
+/// The state of searches of the whole directory.
 #[derive(Debug, Default)]
 pub(super) struct Search {
-    /// When the one began that is under way.
+    /// When the running search began.
     pub(super) running: Option<Instant>,
     /// When the last one ended, and how long it took.
     pub(super) last: Option<(Instant, Duration)>,
     /// It has seen everything.
     whole: bool,
-    /// Objects that had been lost before it, and that it has not found, though it has seen everything.
+    /// Objects that were lost before the last search, which saw everything and did not find them.
     missed: HashSet<Key>,
-    /// What was asked for and has no place, with the number of searches since then, none of which saw everything.
+    /// Requested objects without a place, with the number of searches since then, none of which saw everything.
     unsure: HashMap<Key, u32>,
 }
 
 impl Search {
-    /// It may be where the last searches could not look, and was asked for.
+    /// It was requested, and may be where the last searches could not look.
     fn doubt(&mut self, key: Key) {
         if self.unsure.len() < UNSURE_MAX {
             self.unsure.entry(key).or_default();
         }
     }
 
-    /// Nobody is told to ask for it again, which would be to promise an answer (RFC 1813 §2.6, NFS3ERR_JUKEBOX). It is looked for
-    /// when the pause is over.
+    /// Whether to stop answering "try again later" for it, which would promise an answer (RFC 1813 §2.6,
+    /// NFS3ERR_JUKEBOX). It is searched for when the pause is over.
     fn is_given_up(&self, key: Key) -> bool {
         self.unsure.get(&key).is_some_and(|searches| *searches >= UNSURE_SEARCHES)
     }
 }
 
-/// A search under way, which is over with this value, however it ends.
+/// A running search, which ends when this value is dropped, however it ends.
 struct Running<'a>(&'a Directory);
 
 impl Drop for Running<'_> {
@@ -70,7 +72,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// A rename under way: no search begins before it is over, and who misses what it moves looks again.
+/// A rename under way. No search begins before it is over, and a lookup that misses the moved object is retried.
 pub(super) struct Moving<'a> {
     directory: &'a Directory,
     _shared: RwLockReadGuard<'a, ()>,
@@ -83,10 +85,10 @@ impl Drop for Moving<'_> {
 }
 
 impl Directory {
-    /// To be kept while something changes its place and the index learns of that.
+    /// Keep the returned value while something changes its place and the index is updated.
     ///
     /// # Errors
-    /// A search is under way, which must not miss what is moved, and takes long.
+    /// A search is running, which must not miss what is moved, and takes long.
     pub(super) fn moving(&self) -> Result<Moving<'_>, nfsstat3> {
         self.wait_for_search();
         let shared = match self.tree.try_read() {
@@ -107,7 +109,7 @@ impl Directory {
         }
     }
 
-    /// Goes to an object by its names, once more if a rename may have hidden it.
+    /// Walks to an object by its names, and retries if a rename may have hidden it.
     fn descend_again(&self, key: Key) -> Result<Option<Arc<Object>>, nfsstat3> {
         for _ in 0..RENAME_LOOKS {
             let moving = self.moving.load(Ordering::Acquire) > 0;
@@ -120,11 +122,11 @@ impl Directory {
         Ok(None)
     }
 
-    /// Finds an object since there is a handle of it and its place is not known: the server was started again, or others have
-    /// moved it. If need be the whole directory is looked through.
+    /// Finds an object that has a handle but no known place: the server was restarted, or another program has moved the
+    /// object. If necessary, searches the whole directory.
     ///
     /// # Errors
-    /// It may exist, and cannot be looked for now.
+    /// It may exist, but cannot be searched for now.
     pub(super) fn search(&self, key: Key) -> Result<Option<Arc<Object>>, nfsstat3> {
         self.wait_for_search();
         if let Some(object) = self.descend_again(key)? {
@@ -134,7 +136,8 @@ impl Directory {
         let is_known = locked(&self.index).knows(key);
         let is_given_up = search.is_given_up(key);
         if let Some((ended, took)) = search.last {
-            // What had no place after a whole search does not exist; each place since then was learned.
+            // An object without a place after a complete search does not exist; the index learns every place since
+            // then.
             if !is_known && search.whole {
                 return Ok(None);
             }
@@ -160,7 +163,7 @@ impl Directory {
         let _alone = self.tree.write().unwrap_or_else(PoisonError::into_inner);
         #[cfg(test)]
         self.exclusive.fetch_add(1, Ordering::Relaxed);
-        // A rename that was under way may have told where it is.
+        // A rename that was under way may have recorded its place.
         if let Some(object) = self.descend(key, &mut HashSet::new()).map_err(of_errno)? {
             return Ok(Some(object));
         }
@@ -177,7 +180,7 @@ impl Directory {
         let mut index = locked(&self.index);
         let still_lost = index.lost();
         for &key in lost.intersection(&still_lost).filter(|_| search.whole) {
-            // A search can miss what others move meanwhile, but hardly two.
+            // One search can miss an object that is moved meanwhile, but hardly two.
             if search.missed.contains(&key) {
                 index.gone(key);
             }
@@ -187,7 +190,7 @@ impl Directory {
         if search.whole {
             search.unsure.clear();
         }
-        // A place is none if nothing is known of where its directory is.
+        // A place does not count if the place of its directory is unknown.
         let is_missing = matches!(found, Ok(None));
         search.unsure.retain(|other, searches| {
             *searches = searches.saturating_add(1);
@@ -198,14 +201,15 @@ impl Directory {
         if found.is_none() && may_be { Err(nfsstat3::NFS3ERR_JUKEBOX) } else { Ok(found) }
     }
 
-    /// Learns the names of everything; false if something could not be looked at, and an error if that may be otherwise soon.
+    /// Learns the names of everything. Returns false if something could not be read, and an error if it may be readable
+    /// soon.
     fn look_through(&self) -> Result<bool, Errno> {
         let mut whole = true;
         let mut failed = |error| match error {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(error),
-            // What the server may not read has nothing to serve, and what lies elsewhere neither.
+            // What the server may not read, or what is elsewhere, is not served.
             Errno::ACCESS | Errno::XDEV => Ok(()),
-            // That it was not there any more is no failure of a name's, but a directory may have been moved.
+            // If a name is gone, nothing failed, but a directory may have been moved.
             _ => {
                 whole = false;
                 Ok(())
@@ -213,7 +217,7 @@ impl Directory {
         };
         let mut directories = vec![self.root.key];
         while let Some(key) = directories.pop() {
-            // Those that wait are not open: there may be more of them than descriptors.
+            // Queued directories are not open: there may be more of them than descriptors.
             let names = match self.descend(key, &mut HashSet::new()) {
                 Ok(Some(directory)) => listing::names(&directory).map(|names| (directory, names)),
                 Ok(None) => Err(Errno::NOENT),

@@ -1,4 +1,4 @@
-//! What has to be on the disk before its call is answered.
+//! What must be synced before its call is answered.
 
 use super::attributes::of_errno;
 use super::object::Object;
@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 impl Directory {
-    /// Opens what syncs this object, before it is changed: what could not be synced afterwards is not done.
+    /// Opens the descriptor for syncing this object before it is changed: a change that could not be synced afterwards
+    /// is not made.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -25,19 +26,20 @@ impl Directory {
         opened.map(drop).map_err(of_errno)
     }
 
-    /// Brings to the disk what was changed of an object.
+    /// Syncs the changes of an object.
     pub(super) fn sync(&self, object: &Object, data_only: bool) -> Result<(), nfsstat3> {
-        // An error is told to one of those who sync at the same time. The others must see the new verifier.
+        // The system reports an error to only one of several concurrent syncs. The others must see the new verifier.
         let _alone = locked(&self.syncs[lock_number(object.key)]);
         let synced = match object.writer.get() {
-            // An error in the background is told to descriptors that were open then, or to the next one that is opened.
+            // The system reports a background error to descriptors that were open at that time, or to the next one that
+            // is opened.
             Some(writer) if data_only => rustix::fs::fdatasync(writer),
             Some(writer) => rustix::fs::fsync(writer),
             None => match object.reader() {
                 Ok(reader) => rustix::fs::fsync(reader),
-                // Its mode keeps out the user of a server that is not root's.
+                // The file's mode excludes the user of a server that is not root.
                 Err(Errno::ACCESS) => return self.sync_all(object),
-                // That it cannot be opened says nothing of what was written.
+                // A failure to open says nothing about the written data.
                 Err(error) => return Err(of_errno(error)),
             },
         };
@@ -46,11 +48,11 @@ impl Directory {
         self.told(synced)
     }
 
-    /// Brings everything of the file system to the disk, which is the only way for an object without a descriptor of its own.
-    /// Linux 5.8 is the first to tell of what could not be written.
+    /// Syncs the whole file system, the only way for an object without a descriptor of its own. Linux 5.8 and later
+    /// report here what could not be written.
     fn sync_all(&self, object: &Object) -> Result<(), nfsstat3> {
         let root = self.root.reader().map_err(of_errno)?;
-        // All of these have the root's descriptor, and an error is told to one of them, too.
+        // All of these use the root's descriptor, and an error is reported to only one of them, too.
         let (own, of_root) = (lock_number(object.key), lock_number(self.root.key));
         let _alone = (own != of_root).then(|| locked(&self.syncs[of_root]));
         let synced = rustix::fs::syncfs(root);
@@ -63,15 +65,15 @@ impl Directory {
         #[cfg(test)]
         let synced = if self.fail_sync.load(Ordering::Relaxed) { Err(Errno::IO) } else { synced };
         synced.map_err(|error| {
-            // The system tells this once, and then takes lost data for written: clients have to send it again.
+            // The system reports this once, and then considers lost data written: clients must send it again.
             self.verifier.fetch_add(1, Ordering::AcqRel);
             Metrics::count(&self.metrics.failed_syncs);
-            tracing::error!("what was written to an object is lost: {error}");
+            tracing::error!("data written to an object is lost: {error}");
             of_errno(error)
         })
     }
 
-    /// The word by which clients see that uncommitted data may be lost.
+    /// The verifier by which clients see that uncommitted data may be lost.
     pub(super) fn verifier(&self) -> [u8; 8] {
         self.verifier.load(Ordering::Acquire).to_be_bytes()
     }

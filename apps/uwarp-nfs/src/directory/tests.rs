@@ -1,4 +1,4 @@
-//! Of what cannot be seen from outside: failures of the system, and pauses.
+//! Behaviour that is not visible from outside: failures of the system, and pauses.
 
 use super::procedures::number;
 use super::search::SEARCH_PAUSE_MIN;
@@ -56,8 +56,7 @@ fn mode(mode: u32) -> sattr3 {
 
 const ROOT: caller::Caller = caller::Caller { uid: 0, gid: 0, groups: Vec::new() };
 
-/// Every change is on the disk before its call is answered: whatever it has changed is synced, and it fails if that fails;
-/// nothing else is synced.
+/// Every change is synced before its call is answered, and fails if its sync fails; nothing else is synced.
 #[test]
 fn changes_are_synced_before_they_are_answered() {
     check_syncs(false);
@@ -125,10 +124,10 @@ fn check_syncs(fails: bool) {
     assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), failed);
 }
 
-/// A server that is not root's: modes of its own files keep it out, too.
+/// A server that is not root: modes of its own files exclude it, too.
 #[test]
 fn what_the_server_itself_cannot_read_is_synced_all_the_same() {
-    // In memory, if there is such a place: all of a disk can take long.
+    // In memory, if possible: syncing a whole disk can take long.
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = folder.path();
     let set = |name: &str, mode: u32| std::fs::set_permissions(path.join(name), Permissions::from_mode(mode)).unwrap();
@@ -167,12 +166,12 @@ fn what_the_server_itself_cannot_read_is_synced_all_the_same() {
             let name = procedures::NAMES[procedure as usize];
             assert_eq!(carry_out(&directory, procedure, &arguments), 0, "{name}");
             let synced = std::mem::take(&mut *locked(&directory.synced));
-            // That of a new file nobody knows before.
+            // The inode of a new file is not known before.
             let fits = synced.iter().zip(expected).all(|(is, should)| should.map_or(*is != 0, |should| *is == should));
             assert!(fits && synced.len() == expected.len(), "{name}: {synced:?}");
             close(&directory, file.key);
         }
-        // Whoever has made a file may write it, whatever its mode.
+        // The creator of a file may write it, whatever its mode.
         let new = directory.handle(directory.step(&directory.root, b"new").unwrap().0.key);
         let write = WRITE3args {
             file: new,
@@ -193,7 +192,7 @@ fn what_the_server_itself_cannot_read_is_synced_all_the_same() {
     });
 }
 
-/// Does something as a user who is not root, and whose this folder is.
+/// Runs `work` as an unprivileged user who owns this folder.
 fn as_a_user(folder: &Path, work: impl FnOnce() + Send) {
     const USER: u32 = 1000;
     std::thread::scope(|scope| {
@@ -210,7 +209,7 @@ fn as_a_user(folder: &Path, work: impl FnOnce() + Send) {
     });
 }
 
-/// "Ask again" is for what was not begun.
+/// "Try again later" is for calls that were not begun.
 #[test]
 fn what_was_made_in_part_is_not_put_off() {
     let folder = tempfile::tempdir().unwrap();
@@ -229,8 +228,8 @@ fn what_was_made_in_part_is_not_put_off() {
     assert_eq!(carry_out(&directory, number::CREATE, &create), 0);
 }
 
-/// RFC 1813 §2.6 has a client that was told to ask again do so with another number: the old one is of the same call for ever, which
-/// may come late.
+/// RFC 1813 §2.6: a client that was told to try again does so with another XID. The old XID stays that of the first
+/// call, which may arrive late.
 #[test]
 fn a_call_that_was_put_off_is_carried_out_under_another_number() {
     let folder = tempfile::tempdir().unwrap();
@@ -266,7 +265,7 @@ fn a_call_that_was_put_off_is_carried_out_under_another_number() {
     assert_eq!(metrics.duplicates.load(Ordering::Relaxed), 1);
 }
 
-/// The directory and its file, which is not open.
+/// The directory and a file in it, which is not open.
 fn with_file(folder: &Path) -> (Directory, Key) {
     std::fs::write(folder.join("file"), "").unwrap();
     let directory = Directory::open(folder, DirectoryOptions::default(), Arc::default()).unwrap();
@@ -276,7 +275,7 @@ fn with_file(folder: &Path) -> (Directory, Key) {
     (directory, key)
 }
 
-/// The same, and a directory with another file in it, both of which are open.
+/// The same, with a subdirectory that contains another file, both open.
 fn with_another_below(folder: &Path) -> (Directory, Key, (Key, Key)) {
     std::fs::create_dir(folder.join("sub")).unwrap();
     std::fs::write(folder.join("sub/file"), "").unwrap();
@@ -290,7 +289,7 @@ fn close(directory: &Directory, key: Key) {
     locked(&directory.open).objects.remove(&key);
 }
 
-/// As if the pause after the last search were over.
+/// Ends the pause after the last search.
 fn pause_is_over(directory: &Directory) {
     let last = &mut locked(&directory.search).last;
     *last = last.map(|(ended, _)| (ended.checked_sub(SEARCH_PAUSE_MIN).unwrap(), Duration::ZERO));
@@ -330,7 +329,7 @@ fn what_others_move_is_never_stale() {
     assert_eq!((find(&unknown), searches()), (Err(nfsstat3::NFS3ERR_STALE), 1));
     pause_is_over(&directory);
     assert_eq!((find(&handle), searches()), (Ok(key), 2));
-    // One that a search has missed, because it was moved meanwhile or hidden, is found by the next.
+    // An object that one search has missed, because it was moved or hidden meanwhile, is found by the next.
     close(&directory, key);
     let (outside, hidden) = (tempfile::tempdir_in(folder.path().parent().unwrap()).unwrap(), "hidden");
     std::fs::rename(&moved, outside.path().join(hidden)).unwrap();
@@ -340,7 +339,7 @@ fn what_others_move_is_never_stale() {
     std::fs::rename(outside.path().join(hidden), &file).unwrap();
     pause_is_over(&directory);
     assert_eq!((find(&handle), searches()), (Ok(key), 4));
-    // What two have missed is gone, and costs none any more.
+    // An object that two have missed is gone, and causes no more searches.
     close(&directory, key);
     std::fs::remove_file(&file).unwrap();
     for expected in [nfsstat3::NFS3ERR_JUKEBOX, nfsstat3::NFS3ERR_STALE, nfsstat3::NFS3ERR_STALE] {
@@ -376,7 +375,7 @@ fn what_a_search_could_not_see_is_not_stale_at_once() {
     }
 }
 
-/// The kernel cannot say where a directory is whose path is longer than 4095 octets.
+/// The kernel cannot report the path of a directory if it is longer than 4095 octets.
 #[test]
 fn the_directory_above_one_with_a_very_long_path_is_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -403,7 +402,7 @@ fn the_directory_above_one_with_a_very_long_path_is_found() {
     }
 }
 
-/// Others move a directory away whose names were learned, to where a search cannot look.
+/// Another program moves a directory with known names to where a search cannot look.
 #[test]
 fn what_had_a_place_in_a_directory_that_cannot_be_found_is_not_stale_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -421,7 +420,7 @@ fn what_had_a_place_in_a_directory_that_cannot_be_found_is_not_stale_at_once() {
     assert_eq!(find(), Ok(below));
 }
 
-/// Others mount a part of the same file system below the directory.
+/// Another program mounts a part of the same file system below the directory.
 #[test]
 fn what_is_mounted_below_is_elsewhere_and_hides_nothing() {
     const NAME: &str = "directory::tests::what_is_mounted_below_is_elsewhere_and_hides_nothing";
@@ -448,7 +447,7 @@ fn what_is_mounted_below_is_elsewhere_and_hides_nothing() {
                 rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::BTIME).unwrap();
             assert_eq!(find(object::key_of(&stat)), stale, "{name}");
         }
-        // Nobody is told to wait until it is unmounted.
+        // The client is not told to wait until it is unmounted.
         let root = directory.handle(directory.root.key);
         let refused = nfsstat3::NFS3ERR_ACCES as u32;
         for to in ["mounted", "covered"] {
@@ -476,7 +475,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Neither what is lost nor what never was keeps the others from their work.
+/// Requests for lost or nonexistent objects do not delay others.
 #[test]
 fn who_asks_between_searches_waits_for_nobody() {
     let folder = tempfile::tempdir().unwrap();
@@ -485,7 +484,7 @@ fn who_asks_between_searches_waits_for_nobody() {
     let find = |key: Key| directory.find(&directory.handle(key).data).map(|(object, _)| object.key);
     assert_eq!(find(unknown), Err(nfsstat3::NFS3ERR_STALE), "a first search");
     std::fs::rename(folder.path().join("file"), folder.path().join("moved")).unwrap();
-    // As by a rename that waits for the disk. Whoever wanted the tree for itself would wait with it.
+    // As by a rename that waits for the disk: a request for the exclusive lock would wait with it.
     let moving = directory.moving().unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -538,7 +537,7 @@ fn what_one_search_could_not_see_is_stale_to_nobody() {
     let (directory, one, (sub, other)) = with_another_below(folder.path());
     let find = |key: Key| directory.find(&directory.handle(key).data).map(|(object, _)| object.key);
     assert_eq!(find(Key { inode: one.inode, born: one.born + 1 }), Err(nfsstat3::NFS3ERR_STALE), "a first search");
-    // Others move two, and the directory that they are in then cannot be read when they are looked for.
+    // Another program moves two files, and their new directory cannot be read when they are searched for.
     std::fs::rename(folder.path().join("sub/file"), folder.path().join("sub/moved")).unwrap();
     std::fs::rename(folder.path().join("file"), folder.path().join("sub/last")).unwrap();
     close(&directory, other);
@@ -584,7 +583,7 @@ fn a_failed_sync_is_told_and_has_clients_send_again() {
     assert_ne!(second, first);
     assert_eq!(commit(), Err(nfsstat3::NFS3ERR_IO));
     fail(false);
-    // The system says that all is well again; what was written before is not.
+    // The system now reports success; the earlier data is still lost.
     let third = commit().unwrap();
     assert!(third != first && third != second);
     assert_eq!(directory.metrics.failed_syncs.load(Ordering::Relaxed), 2);

@@ -1,4 +1,4 @@
-//! What becomes of calls when the server or a client is lost and comes back.
+//! What happens to calls when the server or a client is lost and returns.
 
 use crate::raw::{Raw, parse};
 use crate::rig::{
@@ -28,7 +28,7 @@ pub fn calls_outlive_a_server_that_was_away() {
     let id = rig.start(GETATTR, &GETATTR3args { object: file }, vec![]);
     let mut xids = Vec::new();
     for round in 0..3 {
-        // It takes the call, and twice it goes without an answer.
+        // It receives the call, and ends twice without an answer.
         let mut stream = accepted(&mut rig, &backend);
         let record = received(&mut rig, &mut stream);
         let (call, _) = CallHeader::parse(&record).unwrap();
@@ -45,8 +45,8 @@ pub fn calls_outlive_a_server_that_was_away() {
     assert_eq!(rig.gateways[0].outstanding(), 0);
 }
 
-/// The server dies with a call that it has half of, with one that it has answered, and with one that it has half answered, and
-/// again with a call left over.
+/// The server dies with a call that it has half received, with one that it has answered, and with one that it has half
+/// answered, and once more with a call left over.
 pub fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = backend.local_addr().unwrap();
@@ -67,7 +67,7 @@ pub fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
     let calls = [received(&mut rig, &mut first), received(&mut rig, &mut first)];
     let headers = calls.each_ref().map(|record| CallHeader::parse(record).unwrap().0);
     assert_eq!(headers.each_ref().map(|call| call.procedure), [GETATTR, REMOVE]);
-    // Longer than what the kernel holds: the gateway is in the middle of it.
+    // Longer than what the kernel buffers: the gateway is in the middle of it.
     let data = pattern(3, 24 << 20);
     let count = data.len() as u32;
     let arguments = WRITE3args { file, offset: 0, count, stable: stable_how::FILE_SYNC, data: Opaque::borrowed(&data) };
@@ -84,7 +84,7 @@ pub fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
     reply_stale(&mut first, headers[0].xid);
     first.write_all(&[0x80, 0, 0, 28]).unwrap();
     first.write_all(&headers[1].xid.to_be_bytes()).unwrap();
-    // Its host resets the connection, since it leaves octets unread, and its port is nobody's for a while.
+    // The server's host resets the connection, since octets are unread, and its port is unused for a while.
     drop((first, backend));
     let finished = rig.finished();
     assert_eq!((finished.id, finished.outcome.unwrap().results[0].octets()), (answered, &70_u32.to_be_bytes()[..]));
@@ -97,7 +97,7 @@ pub fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
     let (write, _) = CallHeader::parse(&whole).unwrap();
     assert_eq!(write.procedure, WRITE);
     assert!(whole.ends_with(&data));
-    // The second one is done first, and said to be done twice; the other is left over again.
+    // The second call is answered first, and its reply repeated; the other is left over again.
     reply_stale(&mut second, write.xid);
     reply_stale(&mut second, write.xid);
     assert_eq!(rig.finished().id, half_sent);
@@ -117,7 +117,7 @@ pub fn each_call_is_answered_once_by_a_server_that_dies_and_comes_back() {
     assert_eq!(rig.client.stats().connections, 1, "the client has noticed nothing");
 }
 
-/// Linux' own server knows calls again by the port that they come from, too.
+/// Linux' own server also recognises calls by their source port.
 pub fn a_client_that_comes_back_reaches_the_server_from_the_same_port() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     backend.set_nonblocking(true).unwrap();
@@ -178,7 +178,7 @@ pub fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
     };
     getattr(b"one");
     getattr(b"one");
-    // Another call with the same number cannot be told from it.
+    // Another call with the same number cannot be distinguished from it.
     getattr(b"two");
     while raw.messages.is_empty() {
         rig.step();
@@ -186,7 +186,7 @@ pub fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
         assert!(Instant::now() < deadline);
     }
     assert_eq!(parse(&raw.messages.remove(0)).0.status, Status::SystemError);
-    // The connection of the other client is there too.
+    // The connection of the other client exists, too.
     let mut streams = vec![accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
     let (record, mut stream) = first_received(&mut rig, &mut streams);
     reply_stale(&mut stream, 7);
@@ -211,7 +211,7 @@ pub fn a_call_that_comes_again_while_the_server_has_it_gets_the_same_reply() {
     }
 }
 
-/// Which has another sequence number each time (RFC 2203 §5.3.3.1).
+/// It has another sequence number each time (RFC 2203 §5.3.3.1).
 pub fn a_call_under_rpcsec_gss_that_comes_again_reaches_the_server_again() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
@@ -229,10 +229,10 @@ pub fn a_call_under_rpcsec_gss_that_comes_again_reaches_the_server_again() {
         assert!(Instant::now() < deadline);
     }
     assert_eq!(parse(&raw.messages.remove(0)).0.status, Status::SystemError);
-    // The connection of the other client is there too.
+    // The connection of the other client exists, too.
     let mut streams = vec![accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
     let (mut record, mut stream) = first_received(&mut rig, &mut streams);
-    // The first may be written before the second comes, or go with the newest alone when the server is there.
+    // The first may be written before the second arrives, or only the newest may be sent when the server is there.
     if CallHeader::parse(&record).unwrap().0.credential == times[0].as_auth() {
         record = received(&mut rig, &mut stream);
     }
@@ -254,7 +254,7 @@ pub fn a_call_under_rpcsec_gss_that_comes_again_reaches_the_server_again() {
     }
 }
 
-/// The server's own cache of replies is all that there is, and has to know the call by its XID: by nothing else here can it.
+/// Only the server's own cache of replies helps, and it must recognise the call by its XID: here it has nothing else.
 pub fn a_call_whose_client_died_reaches_the_server_again_as_it_was() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let (here, there) = Context::pair_in_process(config(1), config(2)).unwrap();
@@ -265,10 +265,10 @@ pub fn a_call_whose_client_died_reaches_the_server_again_as_it_was() {
     let peer = there.socket_address(PORT);
     let mut first = Raw::connect(&here, peer, || rig.step());
     first.call(7, REMOVE, &arguments);
-    // The connection of the other client is there too.
+    // The connection of the other client exists, too.
     let mut streams = vec![accepted(&mut rig, &backend), accepted(&mut rig, &backend)];
     let (record, mut stream) = first_received(&mut rig, &mut streams);
-    // The server has done it and says so, and nobody hears that.
+    // The server has executed it and answered, but nobody receives that.
     drop(first);
     reply_stale(&mut stream, 7);
     let deadline = Instant::now() + LONG;

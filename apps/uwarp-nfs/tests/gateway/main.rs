@@ -1,4 +1,4 @@
-//! A client over RDMA, the gateway, and an NFS server of somebody else's behind it.
+//! A client over RDMA, the gateway, and another project's NFS server behind it.
 
 mod losses;
 #[path = "../raw/mod.rs"]
@@ -44,7 +44,7 @@ fn files_are_read_and_written_through_the_gateway() {
     let root = root(server);
     let mut rig = Rig::new(server, Policy::default());
     let large = rig.lookup(&root, "large");
-    // Into Write chunks, in a long reply, and within messages.
+    // By Write chunks, by a long reply, and within messages.
     for (size, reduced) in [(1 << 20, true), (262_144, false), (2000, true)] {
         if size == 2000 {
             let small = rig.lookup(&root, "file-299");
@@ -153,7 +153,8 @@ fn a_read_only_gateway_lets_nothing_through_that_changes_something() {
     let renamed: Nfs3Result<RENAME3resok, RENAME3resfail> =
         rig.call(RENAME, &RENAME3args { from: name("large"), to: name("other") }, vec![]);
     assert!(matches!(renamed, Nfs3Result::Err((nfsstat3::NFS3ERR_ROFS, _))));
-    // Nor under RPCSEC_GSS, which any client may say that it uses. A denial needs no verifier, which only the server could make.
+    // Nor under RPCSEC_GSS, which any client may claim to use. A denial needs no verifier, which only the server could
+    // make.
     let unreadable = OwnedAuth { flavor: 6, body: Vec::new() };
     for credential in [gss(DATA, 1, 1), gss(DATA, 2, 2), gss(DATA, 3, 3), unreadable] {
         let arguments = vec![Part::Octets(packed(&arguments))];
@@ -172,8 +173,8 @@ fn calls_under_rpcsec_gss_go_through_as_they_are() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
     let mut stream = None;
-    // Integrity and privacy: nothing but the two ends can read the arguments, so these need not even be any of a WRITE. A context is
-    // made and ended by NULL, which has tokens for arguments and results then.
+    // Integrity and privacy: only the two ends can read the arguments, so these need not even be those of a WRITE. A
+    // context is created and ended by NULL, which then has tokens for arguments and results.
     for (procedure, credential, length) in [
         (NULL, gss(INIT, 0, 1), 700),
         (WRITE, gss(DATA, 1, 2), 40),
@@ -211,8 +212,8 @@ fn calls_under_rpcsec_gss_go_through_as_they_are() {
     }
 }
 
-/// The header is what a call's verifier proves, and the sequence number a reply's (RFC 2203 §5.3.1, §5.3.3.2): without a service
-/// nobody vouches for arguments and results, and sizes are lowered as those of other flavors are.
+/// A call's verifier covers the header, and a reply's the sequence number (RFC 2203 §5.3.1, §5.3.3.2). Without a
+/// service nothing protects arguments and results, so sizes are lowered as for other flavors.
 #[test]
 fn calls_under_rpcsec_gss_without_a_service_keep_all_but_their_sizes() {
     const MOST: u32 = 1 << 20;
@@ -283,14 +284,14 @@ fn calls_under_rpcsec_gss_without_a_service_keep_all_but_their_sizes() {
     assert!(rig.gateways[0].stats().written >= 5003, "by RDMA Write");
 }
 
-/// What only the server could answer so that a client believes it (RFC 2203 §5.3.3.2).
+/// Answers that a client accepts from the server only (RFC 2203 §5.3.3.2).
 #[test]
 fn what_the_gateway_cannot_pass_on_under_rpcsec_gss_is_denied() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut rig = Rig::new(backend.local_addr().unwrap(), Policy::default());
     let file = nfs_fh3 { data: Opaque::borrowed(b"handle") };
     let arguments = packed(&READ3args { file, offset: 0, count: 5 });
-    // A reply that is too long, of which nothing can be lowered or left out, and one that is none of the procedure's.
+    // A reply that is too long and cannot be shortened, and one that is not of the procedure.
     for (number, service) in [(1, 2), (2, 1)] {
         let call = Call {
             program: 100_003,
@@ -320,7 +321,7 @@ fn what_the_gateway_cannot_pass_on_under_rpcsec_gss_is_denied() {
     }
 }
 
-/// All of a call's memory is bounded, and so is what a server may be asked for.
+/// All memory of a call is bounded, and so are the requested sizes.
 #[test]
 fn no_more_is_asked_for_than_a_reply_may_have() {
     const MOST: u32 = 1 << 20;
@@ -329,7 +330,7 @@ fn no_more_is_asked_for_than_a_reply_may_have() {
     let file = nfs_fh3 { data: Opaque::borrowed(b"odd-handle") };
     let mut fsinfo = Vec::new();
     put_opaque(&mut fsinfo, b"odd-handle");
-    // The server's words, without attributes and with some, and what becomes of them.
+    // The server's sizes, without attributes and with some, and what they become.
     let mut stream = None;
     for attributes in [0, 1_u32] {
         let id = rig.start(FSINFO, &GETATTR3args { object: file.clone() }, vec![]);
@@ -368,7 +369,7 @@ fn no_more_is_asked_for_than_a_reply_may_have() {
             assert!(calls.contains(&rig.finished().id));
         }
     }
-    // One that sends more all the same: its reply is not waited for again and again, and those to others are.
+    // A server that returns more anyway: its reply is not awaited repeatedly, and other replies are.
     let calls = [0, 1].map(|offset| rig.start(READ, &READ3args { file: file.clone(), offset, count: 5 }, vec![]));
     let records = [received(&mut rig, &mut stream), received(&mut rig, &mut stream)];
     let xids = records.each_ref().map(|record| CallHeader::parse(record).unwrap().0.xid);
@@ -382,7 +383,7 @@ fn no_more_is_asked_for_than_a_reply_may_have() {
     assert_eq!(rig.finished().id, calls[1]);
 }
 
-/// Four calls: a client's alone, or two of each. What else they have sent waits.
+/// Four calls: all for a single client, or two each. Further calls wait.
 #[test]
 fn clients_have_equal_parts_of_the_memory_for_calls() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -398,7 +399,7 @@ fn clients_have_equal_parts_of_the_memory_for_calls() {
     put_opaque(&mut arguments, b"handle");
     let mut streams: Vec<(TcpStream, Records)> = Vec::new();
     let mut clients: Vec<Raw> = Vec::new();
-    // XIDs of calls that the server has and has not answered, by client.
+    // XIDs of calls that the server has received and not answered, by client.
     let mut under_way: [Vec<u32>; 2] = Default::default();
     for (count, expected) in [(1, [4, 0]), (2, [2, 2])] {
         while clients.len() < count {
@@ -430,7 +431,7 @@ fn clients_have_equal_parts_of_the_memory_for_calls() {
                     since = Instant::now();
                 }
             }
-            // The second client is here: the first one's come down to its part.
+            // The second client is connected: the first one's calls fall to its part.
             if under_way[0].len() > expected[0] {
                 let mut message = Vec::new();
                 ReplyHeader { xid: under_way[0].remove(0), verifier: Auth::NONE, status: Status::Success }
@@ -443,7 +444,7 @@ fn clients_have_equal_parts_of_the_memory_for_calls() {
     }
 }
 
-/// Longer ones than any client sends that was told how long a WRITE may be.
+/// Longer than those of any client that was told the largest WRITE.
 #[test]
 fn a_call_that_is_too_long_is_refused() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -475,7 +476,7 @@ fn a_call_that_is_too_long_is_refused() {
     };
     assert_eq!(finished.id, long);
     finished.outcome.unwrap_err();
-    // A client has room for one at least.
+    // A client has room for at least one.
     let (mut stream, _) = backend.accept().unwrap();
     stream.set_nonblocking(true).unwrap();
     let mut records = Records::new(2 << 20);

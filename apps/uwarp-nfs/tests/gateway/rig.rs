@@ -1,4 +1,4 @@
-//! A client over RDMA, the gateway, and the server behind it: another project's, or a test that plays one.
+//! A client over RDMA, the gateway, and the server behind it: another project's, or a test that acts as one.
 
 use nfs3_server::memfs::{MemFs, MemFsConfig};
 use nfs3_server::tcp::{NFSTcp as _, NFSTcpListener};
@@ -21,7 +21,7 @@ use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_
 use uwarp_rpcrdma::walk::{Removed, Walk, split};
 use uwarp_rpcrdma::xdr::{put_opaque, put_padding};
 
-/// Far longer than anything takes: only a defect makes a test wait for it.
+/// Far longer than anything takes: only a defect makes a test wait this long.
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub const NULL: u32 = 0;
@@ -60,7 +60,7 @@ pub fn server() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], receiver.recv().unwrap()))
 }
 
-/// The handle of the export's root, by the MOUNT protocol as a client asks for it: over TCP, of the server itself.
+/// The handle of the export's root, requested from the server itself by the MOUNT protocol over TCP.
 pub fn root(server: SocketAddr) -> nfs_fh3 {
     let mut call = Vec::new();
     CallHeader { xid: 7, program: 100_005, version: 3, procedure: 1, credential: Auth::NONE, verifier: Auth::NONE }
@@ -154,7 +154,7 @@ impl Rig {
         }
     }
 
-    /// Calls, and gives the results as the types of somebody else read them.
+    /// Makes a call, and returns the results as another project's types.
     pub fn call<T: Unpack>(&mut self, procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> T {
         let id = self.start(procedure, arguments, rooms);
         let finished = self.finished();
@@ -170,7 +170,7 @@ impl Rig {
         }
     }
 
-    /// Reads a file in pieces, as a client does that mounted with that rsize.
+    /// Reads a file in parts, as a client that is mounted with that rsize.
     pub fn read(&mut self, file: &nfs_fh3, size: u32, reduced: bool) -> Vec<u8> {
         let mut out = Vec::new();
         loop {
@@ -262,7 +262,7 @@ pub fn reply_stale(stream: &mut TcpStream, xid: u32) {
     reply(stream, &message);
 }
 
-/// The first record that comes by one of these, which is taken out.
+/// Removes and returns the first record that arrives on one of these streams.
 pub fn first_received(rig: &mut Rig, streams: &mut Vec<TcpStream>) -> (Vec<u8>, TcpStream) {
     let deadline = Instant::now() + LONG;
     loop {

@@ -1,4 +1,4 @@
-//! A client over RDMA that sends what it likes, and may die at any moment.
+//! A client over RDMA that sends arbitrary messages, and may die at any moment.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use uwarp::{
 use uwarp_rpcrdma::header::{Body, Chunks, Header, ReadSegment, Segment};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, ReplyHeader, auth_sys, system_credential};
 
-/// Far longer than anything takes: only a defect makes a test wait for it.
+/// Far longer than anything takes: only a defect makes a test wait this long.
 const LONG: Duration = Duration::from_secs(60);
 /// Octets of the RPC-over-RDMA header of a message without chunks (RFC 8166 §4.1, §4.3).
 const HEADER: usize = 28;
@@ -28,7 +28,7 @@ pub struct Raw {
 impl Raw {
     const BUFFER: usize = 1024;
     const RECEIVES: usize = 8;
-    /// What a Send is known by; receives have the numbers of their buffers.
+    /// Identifies a Send; receives have the numbers of their buffers.
     const SENT: u64 = 99;
 
     /// Connects while `step` moves the peer.
@@ -61,7 +61,7 @@ impl Raw {
         }
     }
 
-    /// Sends a call of NFS, as root, and takes nothing meanwhile.
+    /// Sends an NFS call as root, and receives nothing meanwhile.
     pub fn call(&mut self, xid: u32, procedure: u32, arguments: &[u8]) {
         self.call_as(xid, procedure, system_credential(&auth_sys(1, "client", 0, 0, &[])), arguments);
     }
@@ -71,7 +71,7 @@ impl Raw {
         self.call_with_chunk(xid, procedure, credential, arguments, &[]);
     }
 
-    /// The same with these octets behind the arguments, in a Read chunk unless there are none.
+    /// The same with these octets behind the arguments, in a Read chunk unless they are empty.
     pub fn call_with_chunk(&mut self, xid: u32, procedure: u32, credential: Auth<'_>, arguments: &[u8], chunk: &[u8]) {
         let mut payload = Vec::new();
         CallHeader { xid, program: 100_003, version: 3, procedure, credential, verifier: Auth::NONE }
@@ -91,7 +91,7 @@ impl Raw {
         self.memory.write(at, &message).unwrap();
         let entry = [self.memory.sge(at..at + message.len()).unwrap()];
         self.queue_pair.post_send(&[SendRequest::send(Self::SENT, &entry).signalled()]).unwrap();
-        // The buffer is used again.
+        // The buffer is reused.
         let deadline = Instant::now() + LONG;
         while self.completions.poll_one().is_none_or(|completion| completion.id != Self::SENT) {
             assert!(Instant::now() < deadline);

@@ -1,4 +1,4 @@
-//! Which clients are served, and how much of the server one of them may have.
+//! Which clients are served, and how much of the server one of them may use.
 
 use crate::raw::Raw;
 use crate::rig::{LONG, Rig, exchange, packed};
@@ -16,7 +16,7 @@ use uwarp_rpcrdma::requester::{Call, Requester};
 use uwarp_rpcrdma::rpc::{Auth, CallHeader, Status};
 use uwarp_rpcrdma::xdr::put_opaque;
 
-/// A port below 1024 is root's on the client, who vouches for the users that the calls name.
+/// Ports below 1024 are reserved for the client's root, who vouches for the users that the calls name.
 #[test]
 fn calls_over_tcp_from_ports_that_are_not_reserved_are_denied_unless_told_otherwise() {
     const TOO_WEAK: Status = Status::AuthError(5);
@@ -43,11 +43,11 @@ fn calls_over_tcp_from_ports_that_are_not_reserved_are_denied_unless_told_otherw
             assert_eq!(result == Err(TOO_WEAK), !may_call, "{call:?} from {port}: {result:?}");
         }
         assert_eq!(rig.folder.path().join("new").exists(), may_call);
-        // What anybody may ask: whether a program is there, what is exported, and on which ports.
+        // Calls that every client may make: whether a program exists, what is exported, and on which ports.
         for call in [(100_003, 3, 0), (100_005, 3, 0), (100_005, 3, 2), (100_005, 3, 5), (100_000, 2, 4)] {
             assert!(rig.ask(&mut stream, call, &[]).is_ok(), "{call:?} from {port}");
         }
-        // No call that anybody may make is long, and memory for one is only for the others.
+        // No harmless call is long, and memory for one is for trusted clients only.
         let mut octets = [7; 5000];
         octets[..4].copy_from_slice(&(1_u32 << 20).to_be_bytes());
         assert_eq!(stream.write(&octets).unwrap(), octets.len());
@@ -60,7 +60,8 @@ fn calls_over_tcp_from_ports_that_are_not_reserved_are_denied_unless_told_otherw
     }
 }
 
-/// One client that sends what is refused, without end and without waiting for replies, must not have all of the server's time.
+/// A client that sends refused calls, without end and without waiting for replies, must not take all of the server's
+/// time.
 #[test]
 fn a_step_refuses_so_many_calls_of_a_client_and_no_more() {
     const CALLS: u64 = 2000;
@@ -74,7 +75,7 @@ fn a_step_refuses_so_many_calls_of_a_client_and_no_more() {
     put_opaque(&mut message, b"handle");
     let messages = record([&message[..]]).repeat(CALLS as usize);
     assert_eq!(stream.write(&messages).unwrap(), messages.len());
-    // All of them are there before the server looks.
+    // All of them have arrived before the server runs.
     for _ in 0..10_000 {
         rig.here.poll();
         rig.there.poll();
@@ -121,7 +122,7 @@ fn one_address_has_so_many_connections_and_no_more_and_another_is_served() {
     assert_eq!((rig.server.rdma_clients(), turned_away(&rig)), (MOST, 1));
     let mut other = rig.requester_to(rdma_elsewhere);
     assert!(is_served(&mut rig, &mut other), "of another address");
-    // Over TCP as many again.
+    // Over TCP, the same number again.
     let mut streams: Vec<TcpStream> = (0..=MOST).map(|_| rig.stream(2049)).collect();
     let mut room = [0; 10];
     rig.until(|_| match streams[MOST].read(&mut room) {
@@ -135,7 +136,7 @@ fn one_address_has_so_many_connections_and_no_more_and_another_is_served() {
     assert_eq!((rig.server.tcp_clients(), turned_away(&rig)), (MOST, 2));
     let mut other = rig.stream_from(700, tcp_elsewhere);
     rig.ask(&mut other, (100_003, 3, 0), &[]).unwrap();
-    // One that goes makes room for the next.
+    // A client that leaves makes room for the next.
     drop((clients, streams));
     rig.until(|server| ((server.rdma_clients(), server.tcp_clients()) == (1, 1)).then_some(()));
     let mut client = rig.requester_to(rdma);

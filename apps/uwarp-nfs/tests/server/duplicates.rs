@@ -1,4 +1,4 @@
-//! Calls that come again, and others that look like them.
+//! Repeated calls, and others that look like them.
 
 use crate::raw::{Raw, parse};
 use crate::rig::{Rig, packed};
@@ -12,20 +12,20 @@ use uwarp_nfs::directory::procedures::number;
 use uwarp_nfs::server::Ports;
 use uwarp_rpcrdma::rpc::{Status, auth_sys, system_credential};
 
-/// Arguments of a WRITE to the beginning of a file.
+/// Arguments of a WRITE at the beginning of a file.
 fn write_of(file: &nfs_fh3, data: &[u8]) -> Vec<u8> {
     let (count, stable) = (data.len() as u32, stable_how::FILE_SYNC);
     packed(&WRITE3args { file: file.clone(), offset: 0, count, stable, data: Opaque::borrowed(data) })
 }
 
-/// Two pieces of data that differ in octet 300 only.
+/// Two blocks of data that differ in octet 300 only.
 fn two_alike() -> [Vec<u8>; 2] {
     let (first, mut second) = (vec![7; 512], vec![7; 512]);
     second[300] = 8;
     [first, second]
 }
 
-/// Clients may come to an XID again, and choose their XIDs as they like.
+/// Clients may reuse an XID, and choose XIDs freely.
 #[test]
 fn writes_over_rdma_of_one_xid_that_differ_late_in_their_data_are_both_written() {
     for chunked in [false, true] {
@@ -58,7 +58,7 @@ fn writes_over_rdma_of_one_xid_that_differ_late_in_their_data_are_both_written()
             assert!(std::fs::read(&path).unwrap() == *data, "chunked: {chunked}");
         }
         assert_eq!(duplicates(&rig), 0);
-        // One that comes again, over another connection, is answered and not carried out.
+        // A call that is repeated over another connection is answered and not executed.
         drop(client);
         let mut client = connect(&mut rig);
         std::fs::write(&path, "written later by somebody else").unwrap();

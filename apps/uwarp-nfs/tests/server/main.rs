@@ -55,7 +55,7 @@ fn a_client_mounts_over_tcp_and_moves_data_over_rdma() {
     assert!(over_tcp.data.as_ref() == &data[1..]);
     let written = rig.metrics.written.load(Ordering::Relaxed);
     assert_eq!(written, 700_001);
-    // It lets them go, and says so to them.
+    // The server disconnects them, and they notice.
     rig.server.dismiss();
     rig.until(|server| {
         assert!(client.poll().is_none());
@@ -71,7 +71,7 @@ fn what_was_carried_out_before_the_end_is_answered() {
     let dir = rig.mount();
     let mut client = rig.requester();
     let file = rig.create(&mut client, dir, "file");
-    // Each waits for the disk, so that some are under way when the first is answered.
+    // Each waits for the disk, so some are under way when the first is answered.
     for index in 0..CALLS {
         let (data, offset) = (Opaque::owned(vec![7; SIZE]), index * SIZE as u64);
         let stable = stable_how::FILE_SYNC;
@@ -80,7 +80,7 @@ fn what_was_carried_out_before_the_end_is_answered() {
     }
     let first = rig.until(|_| client.poll());
     assert_eq!(first.outcome.unwrap().status, Status::Success);
-    // Stopping takes a thread of its own here; the engines stay with this one.
+    // Stopping uses a separate thread here; the engines stay with this one.
     let Rig { here, there, server, folder, metrics, .. } = rig;
     let stopping = std::thread::spawn(move || server.stop(LONG));
     let deadline = Instant::now() + LONG;
@@ -88,7 +88,7 @@ fn what_was_carried_out_before_the_end_is_answered() {
     while finished < CALLS || !stopping.is_finished() {
         here.poll();
         there.poll();
-        // What had not come to the server is for the client to send to another one.
+        // Calls that had not reached the server are for the client to send to another one.
         if let Some(call) = client.poll() {
             finished += 1;
             answered += u64::from(call.outcome.is_ok());
@@ -100,7 +100,7 @@ fn what_was_carried_out_before_the_end_is_answered() {
     assert!(std::fs::metadata(folder.path().join("file")).unwrap().len() >= answered * SIZE as u64);
 }
 
-/// RFC 1813 §4.5: the server's work is done once, whatever becomes of the connection.
+/// RFC 1813 §4.5: the server's work is done once, whatever happens to the connection.
 #[test]
 fn a_call_whose_client_died_before_its_reply_is_known_on_the_next_connection() {
     let mut rig = Rig::new(&[]);
@@ -126,7 +126,7 @@ fn a_call_whose_client_died_before_its_reply_is_known_on_the_next_connection() {
     };
     let mut first = connect(&mut rig);
     first.call(7, number::REMOVE, &arguments);
-    // The server alone goes on. The client's engine does not even see that the reply has come.
+    // Only the server runs. The client's engine does not even see the reply.
     let deadline = Instant::now() + LONG;
     while !carried_out(&rig, 1) {
         rig.server.step().unwrap();
@@ -160,7 +160,7 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
         let procedure = number::READ;
         CallHeader { xid, program: 100_003, version: 3, procedure, credential, verifier: Auth::NONE }
             .encode(&mut message);
-        // Every other one is refused as it stands, which costs a reply, too.
+        // Every other one is refused at once, which costs a reply, too.
         message.extend_from_slice(if xid % 2 == 0 { &read } else { &[9; 4] });
         messages.extend(record([&message[..]]));
     }
@@ -172,7 +172,7 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
     });
     let octets = rig.metrics.read.load(Ordering::Relaxed);
     assert!(octets < u64::from(CALLS / 2 * SIZE) / 2, "{octets} octets are kept for a client that does not want them");
-    // It gets all of them when it takes them.
+    // It gets all of them when it reads.
     let (mut records, mut replies) = (Records::new(4 << 20), 0);
     rig.until(|_| {
         exchange(&mut stream, &messages, &mut sent, &mut records);
@@ -183,7 +183,7 @@ fn a_client_that_takes_no_replies_is_not_read_from() {
     });
 }
 
-/// What many clients over TCP have under way is bounded by the memory that there is for all of them.
+/// The calls under way of many clients over TCP are bounded by the memory for all of them.
 #[test]
 fn clients_over_tcp_share_the_memory_for_calls() {
     const CALLS: u32 = 12;
@@ -230,7 +230,7 @@ fn clients_over_tcp_share_the_memory_for_calls() {
     }
 }
 
-/// A thread of the server's waits for the disk: a test that fails must not wait for that thread.
+/// A server thread waits for the disk: a failing test must not wait for that thread.
 struct Stuck<'a>(&'a Mounted);
 
 impl Drop for Stuck<'_> {
@@ -239,7 +239,8 @@ impl Drop for Stuck<'_> {
     }
 }
 
-/// Calls of clients who have left go on, and hold their memory: who comes and goes faster than the disk is kept waiting.
+/// Calls of clients that have left continue, and hold their memory: clients that reconnect faster than the disk works
+/// have to wait.
 #[test]
 fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
     const NAME: &str = "nobody_is_let_in_while_those_who_left_have_all_the_memory";
@@ -260,7 +261,7 @@ fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
         let first = Raw::connect(&here, peer, || _ = rig.server.step().unwrap());
         let write =
             WRITE3args { file, offset: 0, count: 4, stable: stable_how::FILE_SYNC, data: Opaque::borrowed(b"data") };
-        // There is memory for two calls: for this one, and for the same when it comes again.
+        // There is memory for two calls: for this one, and for its repetition.
         let write = packed(&write);
         for mut client in [first, Raw::connect(&here, peer, || _ = rig.server.step().unwrap())] {
             client.call(7, number::WRITE, &write);
@@ -299,7 +300,7 @@ fn what_is_no_call_of_its_programs_is_refused() {
     for program in [100_003, 100_005, 100_000] {
         assert_eq!(rig.ask(&mut stream, (program, 3, 0), &[]), Ok(vec![]), "null");
     }
-    // What is no RPC ends the stream, and a record without end too.
+    // Data that is not RPC ends the stream, and so does a record without end.
     for wrong in [&record([&[9; 40][..]])[..], &[0x7f, 0xff, 0xff, 0xff]] {
         let mut stream = rig.stream(2049);
         let (mut sent, mut room) = (false, [0; 10]);

@@ -24,7 +24,7 @@ use uwarp_rpcrdma::rpc::{Auth, CallHeader, OwnedAuth, ReplyHeader, Status, auth_
 use uwarp_rpcrdma::walk::{Removed, Walk, split};
 use uwarp_rpcrdma::xdr::{put_opaque, put_padding, put_u32};
 
-/// Far longer than anything takes: only a defect makes a test wait for it.
+/// Far longer than anything takes: only a defect makes a test wait this long.
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub struct Rig {
@@ -33,7 +33,7 @@ pub struct Rig {
     pub server: Server,
     pub metrics: Arc<Metrics>,
     pub folder: tempfile::TempDir,
-    /// Port of the next stream: each has one of its own, which is reserved.
+    /// Port of the next stream: each has its own, which is reserved.
     next_port: u16,
 }
 
@@ -43,7 +43,7 @@ pub fn packed(value: &impl Pack) -> Vec<u8> {
     octets
 }
 
-/// A call of NFS as a client over RDMA makes it.
+/// An NFS call, as a client over RDMA makes it.
 pub fn call_of(procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> Call {
     let octets = packed(arguments);
     let mut walk = Walk::new(&octets, 0, Removed::Nothing);
@@ -53,7 +53,7 @@ pub fn call_of(procedure: u32, arguments: &impl Pack, rooms: Vec<Vec<u8>>) -> Ca
     Call { program: 100_003, version: 3, procedure, credential, arguments, rooms, ..Call::default() }
 }
 
-/// Sends what is left of some octets, as far as the stream takes it, and reads what is there.
+/// Sends the remaining octets, as far as the stream accepts them, and reads what is there.
 pub fn exchange(stream: &mut TcpStream, octets: &[u8], sent: &mut usize, records: &mut Records) {
     if *sent < octets.len() {
         *sent += stream.write(&octets[*sent..]).unwrap_or(0);
@@ -78,7 +78,7 @@ impl Rig {
         Self::serving(folder, &served, rules, 1 << 30)
     }
 
-    /// Serves a folder in `folder`, with so much memory for calls.
+    /// Serves a directory in `folder`, with `memory` octets for calls.
     pub fn serving(folder: tempfile::TempDir, served: &Path, rules: ClientRules, memory: u64) -> Self {
         let config = |host| {
             let config = Config::without_device(&format!("10.0.0.{host}/24")).unwrap().without_monitor().inline();
@@ -129,7 +129,7 @@ impl Rig {
         }
     }
 
-    /// A call over TCP: its results, or how it ended.
+    /// Makes a call over TCP: returns its results, or how it ended.
     pub fn ask(&mut self, stream: &mut TcpStream, call: (u32, u32, u32), arguments: &[u8]) -> Result<Vec<u8>, Status> {
         let mut message = Vec::new();
         let body = auth_sys(1, "client", 0, 0, &[]);
@@ -162,7 +162,7 @@ impl Rig {
         T::unpack(&mut &octets[..]).unwrap().0
     }
 
-    /// Makes a file of this name in a directory.
+    /// Creates a file of this name in a directory.
     pub fn create(&mut self, client: &mut Requester, dir: nfs_fh3, name: &'static str) -> nfs_fh3 {
         let where_ = diropargs3 { dir, name: filename3(Opaque::borrowed(name.as_bytes())) };
         let made = CREATE3args { where_, how: createhow3::UNCHECKED(sattr3::default()) };
@@ -178,7 +178,7 @@ impl Rig {
         found.object
     }
 
-    /// Turns until nothing has happened for so many turns; should that be too early on a slow machine, less is seen.
+    /// Turns until nothing has happened for some turns; if that is too early on a slow machine, less is observed.
     pub fn idle(&mut self, mut look: impl FnMut() -> bool) {
         let mut idle = 0;
         while idle < 20_000 {
@@ -191,7 +191,7 @@ impl Rig {
         }
     }
 
-    /// As a client mounts: asks for the port of MOUNT, and there for the root.
+    /// Mounts as a client does: requests the port of MOUNT, and from there the root.
     pub fn mount(&mut self) -> nfs_fh3 {
         let mut mapper = self.stream(111);
         let mut asked = Vec::new();

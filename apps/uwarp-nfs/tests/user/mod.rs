@@ -1,4 +1,4 @@
-//! A user of an exported directory, whose calls are carried out without a network.
+//! A user of an exported directory, whose calls are executed without a network.
 
 use nfs3_types::nfs3::{
     self, ACCESS3args, ACCESS3res, ACCESS3resok, COMMIT3args, COMMIT3res, CREATE3args, CREATE3res, GETATTR3args,
@@ -107,7 +107,7 @@ impl Nfs {
 
     pub fn carry_out(&self, call: &mut Call) -> Answer {
         let answer = self.programs.carry_out(call);
-        // The test is root, whoever called.
+        // The test is root again, whoever called.
         procedures::rest();
         answer
     }

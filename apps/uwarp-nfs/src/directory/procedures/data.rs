@@ -22,14 +22,14 @@ impl Directory {
             is_file(&object)?;
             let file = object.reader().map_err(of_errno)?;
             self.become_caller(caller)?;
-            // A program may be run by those who may not read it, and their machine reads it.
+            // Callers who may execute a program but not read it: their machine has to read it for them.
             may(&object, &stat, Access::READ_OK).or_else(|error| {
                 let link = object.link();
                 rustix::fs::accessat(CWD, link, Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| error)
             })?;
             room.resize(count, 0);
             let mut got = 0;
-            // Beyond what the system can count there is nothing.
+            // Beyond the system's largest offset there is nothing.
             while got < count && i64::try_from(offset.saturating_add(count as u64)).is_ok() {
                 match rustix::io::pread(file, &mut room[got..], offset + got as u64).map_err(of_errno)? {
                     0 => break,
@@ -68,7 +68,7 @@ impl Directory {
         };
         self.writable()?;
         let (object, _) = self.find(handle)?;
-        // What is written now is covered by this word and no later one.
+        // Data written now is covered by this verifier and no later one.
         let verf = writeverf3(self.verifier());
         let (stat, written, file_wcc) = {
             let _lock = self.lock(object.key);
@@ -89,7 +89,7 @@ impl Directory {
         })
     }
 
-    /// Writes as the caller; how much was written, which is less than all when the disk is full.
+    /// Writes as the caller; returns how much was written, which is less than all if the disk is full.
     fn put(
         &self,
         caller: &Caller,
@@ -126,7 +126,7 @@ impl Directory {
         reader.u32()?;
         let (object, stat) = self.find(handle)?;
         let synced = is_file(&object).and_then(|()| self.sync(&object, false));
-        // The word of afterwards: where another sync has met an error, what was written before does not fit it any more.
+        // The verifier after the sync: if another sync has failed, earlier writes do not match it any more.
         let verf = writeverf3(self.verifier());
         let file_wcc = wcc_data { before: before(&stat), after: after(object.stat()) };
         Ok(match synced {

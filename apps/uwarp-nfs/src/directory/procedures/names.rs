@@ -1,5 +1,5 @@
-//! Names that are made, moved and removed: CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK (RFC 1813 §3.3.8 to
-//! §3.3.15).
+//! Creating, moving and removing names: CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK (RFC 1813 §3.3.8
+//! to §3.3.15).
 
 use super::settings::Settings;
 use super::{Outcome, Refusal, done, failed};
@@ -16,12 +16,12 @@ use uwarp_rpcrdma::xdr::Reader;
 /// Longest target of a symbolic link.
 const TARGET_MAX: usize = 4095;
 
-/// What is to be done yet with what has its name.
+/// The remaining work for an object that has its name.
 struct Made {
     settings: Settings,
-    /// A new file, open to be read and written, which its mode may not allow any more.
+    /// A new file, open for reading and writing, which its mode may not permit any more.
     file: Option<OwnedFd>,
-    /// The call could be made once more and would succeed.
+    /// Repeating the call would succeed.
     repeats: bool,
 }
 
@@ -32,7 +32,8 @@ impl From<Settings> for Made {
 }
 
 impl Directory {
-    /// Makes something new in a directory by `make`, which gives it its name, and answers as CREATE and its like do.
+    /// Creates an object in a directory by `make`, which gives it its name, and answers as CREATE and similar
+    /// procedures do.
     fn make(
         &self,
         caller: &Caller,
@@ -50,7 +51,7 @@ impl Directory {
             let made = make(self, &directory, name, reader)?;
             let repeats = made.repeats;
             self.finish(caller, &directory, name, made).map_err(|error| match error {
-                // "Ask again" would promise that nothing was done.
+                // "Try again later" would promise that nothing was done.
                 nfsstat3::NFS3ERR_JUKEBOX if !repeats => nfsstat3::NFS3ERR_IO.into(),
                 error => Refusal::Error(error),
             })
@@ -65,7 +66,7 @@ impl Directory {
         }
     }
 
-    /// Gives what was made its attributes, and brings it and its name to the disk: its handle and attributes.
+    /// Sets the attributes of a new object, and syncs it and its name; returns its handle and attributes.
     fn finish(
         &self,
         caller: &Caller,
@@ -79,8 +80,8 @@ impl Directory {
             object.keep_writer(file);
         }
         self.set(caller, &object, &new, &made.settings)?;
-        // Owner and mode are set after it has its name, which the directory's sync does not bring along. Others have no
-        // descriptor to sync by.
+        // Owner and mode are set after it has its name, so the directory's sync does not include them. Other kinds have
+        // no descriptor for syncing.
         if matches!(object.kind, FileType::RegularFile | FileType::Directory) {
             self.sync(&object, false)?;
         }
@@ -103,7 +104,7 @@ impl Directory {
             let mode = if verifier.is_some() { Mode::RUSR | Mode::WUSR } else { settings.new_mode(0o644) };
             match rustix::fs::openat(&directory.path, name, flags, mode) {
                 Ok(file) => {
-                    // The verifier is kept where the client will write times afterwards (RFC 1813 §3.3.8).
+                    // The verifier is stored where the client will set times afterwards (RFC 1813 §3.3.8).
                     let times = verifier.map_or(settings.times, |(one, other)| mark(one, other));
                     let mode = settings.mode.filter(|_| verifier.is_none());
                     let settings = Settings { mode, times, size: settings.size.filter(|&size| size != 0), ..settings };
@@ -137,7 +138,7 @@ impl Directory {
         self.make(caller, reader, |_, directory, name, reader| {
             let settings = Settings::parse(reader)?;
             rustix::fs::mkdirat(&directory.path, name, settings.new_mode(0o755))?;
-            // The bits beyond permissions, that mkdir leaves to the system, are the directory's as it was made.
+            // mkdir leaves the bits beyond permissions to the system; keep those of the new directory.
             let mode = settings.mode.filter(|mode| mode & 0o7000 != 0);
             Ok(Settings { mode, size: None, ..settings }.into())
         })
@@ -182,7 +183,7 @@ impl Directory {
         let removed = (|| {
             let name = own_name(name)?;
             self.prepare_sync(&directory)?;
-            // Before anything is looked at: the thread may still be the caller before.
+            // Before any lookup: the thread may still act as the previous caller.
             self.become_caller(caller)?;
             let gone = self.look(&directory, name).map_err(of_errno)?;
             let flags = if a_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -197,7 +198,7 @@ impl Directory {
         })
     }
 
-    /// An object has lost a name; one without any is let go. `was`: its attributes before that.
+    /// An object has lost a name; one without any is forgotten. `was`: its attributes before that.
     fn left(&self, was: &Statx, directory: &Object, name: &[u8]) {
         let key = key_of(was);
         locked(&self.index).forget(key, directory.key, name);
@@ -227,12 +228,12 @@ impl Directory {
             let moved = key_of(&self.look(&from, from_name).map_err(of_errno)?);
             let replaced = match self.look(&to, to_name) {
                 Ok(stat) => Some(stat),
-                // The system would say that a mount is busy, and the client would be told to ask again for ever.
+                // The system would report a busy mount, and the client would be told to try again for ever.
                 Err(Errno::XDEV) => return Err(of_errno(Errno::XDEV)),
                 Err(_) => None,
             };
             rustix::fs::renameat(&from.path, from_name, &to.path, to_name).map_err(|error| match error {
-                // The word for two directories that do not fit (RFC 1813 §3.3.14).
+                // The status for two directories that do not match (RFC 1813 §3.3.14).
                 Errno::NOTEMPTY => nfsstat3::NFS3ERR_NOTEMPTY,
                 Errno::XDEV => nfsstat3::NFS3ERR_XDEV,
                 other => of_errno(other),
@@ -280,7 +281,7 @@ impl Directory {
     }
 }
 
-/// A name that something may be made or removed under.
+/// A name that can be created or removed.
 fn own_name(name: &[u8]) -> Result<&[u8], nfsstat3> {
     match name {
         b"" | b"." | b".." => Err(nfsstat3::NFS3ERR_INVAL),
@@ -290,7 +291,7 @@ fn own_name(name: &[u8]) -> Result<&[u8], nfsstat3> {
     }
 }
 
-/// The times that stand for a verifier of an exclusive CREATE: numbers of seconds that every file system can hold.
+/// The times that stand for the verifier of an exclusive CREATE: numbers of seconds that every file system can store.
 fn mark(one: u32, other: u32) -> [Timespec; 2] {
     [one, other].map(|word| Timespec { tv_sec: i64::from(word & 0x7fff_ffff), tv_nsec: 0 })
 }

@@ -35,7 +35,8 @@ impl Settings {
             *time = match reader.u32()? {
                 0 => OMIT,
                 1 => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-                // What is no number of nanoseconds is refused by the system, as one of its own words for "now" or "leave it" would not be.
+                // The system refuses an invalid number of nanoseconds, but its special values for "now" and "leave
+                // unchanged" must not get through.
                 2 => Timespec { tv_sec: reader.u32()?.into(), tv_nsec: reader.u32()?.min(SECOND).into() },
                 _ => return Err(XdrError),
             };
@@ -63,11 +64,12 @@ impl Directory {
         if guard.is_some_and(|(seconds, nseconds)| nfstime3 { seconds, nseconds } != now) {
             return Ok(failed(nfsstat3::NFS3ERR_NOT_SYNC, &wcc_now()));
         }
-        // The mode that it gets may be one that this process cannot open it with.
+        // Its new mode may not permit this process to open it.
         let set = self.prepare_sync(&object).and_then(|()| self.set(caller, &object, &stat, &settings));
         let set = set.and_then(|()| match object.kind {
             FileType::RegularFile | FileType::Directory => self.sync(&object, false),
-            // Others have no descriptor to sync by; their attributes go with the file system's next transaction.
+            // Other kinds have no descriptor for syncing; their attributes are part of the file system's next
+            // transaction.
             _ => Ok(()),
         });
         Ok(match set {
@@ -100,7 +102,7 @@ impl Directory {
         }
         self.become_caller(caller)?;
         if settings.uid.is_some() || settings.gid.is_some() {
-            // The last number would mean "as it is" to the system.
+            // The last number would mean "leave unchanged" to the system.
             if settings.uid == Some(u32::MAX) || settings.gid == Some(u32::MAX) {
                 return Err(nfsstat3::NFS3ERR_INVAL);
             }
