@@ -17,7 +17,7 @@ use uwarp_log::writer::{AppendError, Options};
 
 /// Lines that are read ahead.
 const AHEAD: usize = 1024;
-/// How long the others may take in the end, with most copies whole.
+/// How long the remaining copies may take at the end, once most copies are complete.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// What was done.
@@ -29,7 +29,7 @@ pub struct Outcome {
     pub epoch: u64,
     /// Records appended and acknowledged.
     pub records: u64,
-    /// Number of the last record that is acknowledged.
+    /// Number of the last acknowledged record.
     pub last: u64,
     /// Targets that have everything.
     pub live: usize,
@@ -37,10 +37,10 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-/// The targets that were named, or the one that the flags of the network lead to.
+/// The named targets, or the one that the network flags lead to.
 ///
 /// # Errors
-/// Neither one nor three, or one that is none.
+/// The number of targets is neither one nor three, or a name is not a target.
 pub fn places(network: &NetworkFlags, targets: &[String]) -> anyhow::Result<Vec<Place>> {
     if targets.is_empty() {
         return Ok(vec![Place::Address((network.default_address(Role::Server), crate::PORT).into())]);
@@ -51,7 +51,7 @@ pub fn places(network: &NetworkFlags, targets: &[String]) -> anyhow::Result<Vec<
     targets.iter().map(|text| Place::parse(text, crate::PORT)).collect()
 }
 
-/// Lines of a file or of standard input, read by a thread: the engines must turn while nothing comes.
+/// Lines of a file or of standard input, read by a thread: the engines must turn while no line arrives.
 fn lines(file: Option<&Path>) -> anyhow::Result<Receiver<std::io::Result<Vec<u8>>>> {
     let input: Box<dyn BufRead + Send> = match file {
         Some(path) => Box::new(BufReader::new(File::open(path).with_context(|| path.display().to_string())?)),
@@ -68,7 +68,8 @@ fn lines(file: Option<&Path>) -> anyhow::Result<Receiver<std::io::Result<Vec<u8>
     Ok(receiver)
 }
 
-/// Keeps this process to the files that it needs. The configuration file is read again with each device that is opened.
+/// Confines this process to the files that it needs. The configuration file is read again for each device that is
+/// opened.
 fn confine(
     network: &NetworkFlags,
     places: &[Place],
@@ -95,7 +96,7 @@ fn confine(
 /// Appends lines.
 ///
 /// # Errors
-/// Too few targets, a log that is full, another writer; or what the device says.
+/// Too few targets, a full log, another writer, or an error of the device.
 pub fn run(
     network: &NetworkFlags,
     places: Vec<Place>,
@@ -108,13 +109,14 @@ pub fn run(
     confine(network, &places, options, file, json)?;
     signals::install()?;
     let input = lines(file)?;
-    // Not 0, which says that there is no log.
+    // Not 0, which stands for no log.
     let new_log = fastrand::u64(1..);
     let writing =
         Options { notify: options.notify, overwrite: options.overwrite, ..Options::new(places.len(), new_log) };
     let mut driver = Driver::new(network, places, writing, secret)?;
     let mut waiting: Option<Vec<u8>> = None;
-    // Why no more lines are taken. What is under way gets its end first, so that the number of the last one is right.
+    // Why no more lines are accepted. The records under way are completed first, so that the number of the last one is
+    // right.
     let mut refused: Option<AppendError> = None;
     let mut unacknowledged = VecDeque::new();
     let (mut records, mut ended) = (0u64, false);
@@ -167,20 +169,20 @@ pub fn run(
                     bail!("line {} is too long: a record has at most {MAX_PAYLOAD} octets", records + 1)
                 }
                 Some(_) => bail!(
-                    "the log is full after {records} of these records: append with --overwrite, or begin one with larger files"
+                    "the log is full after {records} of these records: append with --overwrite, or start a new log with larger files"
                 ),
                 None => {}
             }
             progress = Instant::now();
             driver.writer.flush();
             if (ended || signals::interrupted()) && driver.writer.is_flushed() {
-                // Those that are on their way get there, if it does not take long.
+                // Wait for records under way, if that does not take long.
                 let since = *finished.get_or_insert_with(Instant::now);
                 let limit = if options.all { options.patience } else { SETTLE };
                 let whole = driver.writer.live() == driver.options().targets;
                 if whole || since.elapsed() > limit {
                     if options.all && !whole {
-                        bail!("not all targets have everything after {limit:?}:{}", driver.complaints());
+                        bail!("after {limit:?}, not all targets have all records:{}", driver.complaints());
                     }
                     break;
                 }
@@ -199,7 +201,7 @@ pub fn run(
             );
         }
         if !busy && (idle || !driver.writer.is_open()) {
-            // Lines may be slow to come: not at the cost of a whole core.
+            // Lines may arrive slowly: do not spend a whole core on waiting.
             std::thread::sleep(Duration::from_micros(200));
         } else if !busy {
             std::thread::yield_now();

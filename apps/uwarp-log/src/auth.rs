@@ -1,16 +1,17 @@
 //! Challenge and response: writer and target prove to each other that they know the log's secret.
 //!
-//! A connection begins with four messages, before any other:
+//! A connection begins with four messages:
 //! 1. The writer's MPA Request: the protocol's version, and whether the writer has a secret ([`greeting`]).
-//! 2. The target's MPA Reply: the same of the target, and its challenge ([`reply`]).
+//! 2. The target's MPA Reply: the same for the target, and its challenge ([`reply`]).
 //! 3. The writer's first Send: its challenge and its proof ([`Proof`]).
 //! 4. The target's [`Answer`]: its own proof, or why it refuses.
 //!
-//! The writer proves first, so a target gives nothing away that a guess could be tried on. A proof is HMAC-SHA-256 over the
-//! protocol's version, the role of the side that proves, both challenges, and both ends' addresses and ports. So it counts
-//! for one side of one connection: it cannot be reflected, replayed, or relayed from another address.
+//! The writer proves first, so a target reveals nothing that guesses could be tested against. A proof is HMAC-SHA-256
+//! over the protocol's version, the role of the proving side, both challenges, and both ends' addresses and ports. So
+//! it is valid for one side of one connection: it cannot be reflected, replayed, or relayed from another address.
 //!
-//! Sides without a secret do the same under the empty key. That proves nothing, but it bounds silent connections alike.
+//! Sides without a secret do the same with an empty key. That proves nothing, but limits silent connections in the same
+//! way.
 
 use crate::message::GREETING;
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -27,12 +28,12 @@ pub const MAX_SECRET: usize = 4096;
 /// Random octets, fresh for each connection.
 pub type Challenge = [u8; 32];
 
-/// A secret that writer and targets share, or none.
+/// The secret that writer and targets share, or none.
 #[derive(Clone, Default)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// The secret that a file holds: its octets without white space at the ends.
+    /// The secret in a file: its octets without leading and trailing white space.
     ///
     /// # Errors
     /// It is shorter than [`MIN_SECRET`] or longer than [`MAX_SECRET`].
@@ -56,17 +57,17 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a side says of itself in its MPA frame.
+/// A side's statement in its MPA frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting<'a> {
     /// Whether it has a secret.
     pub has_secret: bool,
-    /// What follows: the challenge in a target's Reply.
+    /// The remainder: the challenge, in a target's Reply.
     pub rest: &'a [u8],
 }
 
 impl Greeting<'_> {
-    /// Reads private data. `None`: the peer is another program, or speaks another version.
+    /// Parses private data. `None`: the peer is another program, or uses another version.
     pub fn parse(private_data: &[u8]) -> Option<Greeting<'_>> {
         match private_data.strip_prefix(GREETING)? {
             [b'+', rest @ ..] => Some(Greeting { has_secret: true, rest }),
@@ -98,7 +99,7 @@ pub struct Proof {
 /// The target's answer to a [`Proof`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// That the target knows the secret. Only now do [`ToTarget`](crate::message::ToTarget) messages follow.
+    /// The target knows the secret. [`ToTarget`](crate::message::ToTarget) messages follow only now.
     Proven([u8; 32]),
     /// The connection ends, for this reason.
     Refused(String),
@@ -113,7 +114,7 @@ pub enum Side {
     Target,
 }
 
-/// What the proofs of one connection are about.
+/// What the proofs of one connection cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// Address and port of the writer.
@@ -130,7 +131,7 @@ impl Handshake {
     fn mac(&self, secret: &Secret, side: Side) -> Option<Hmac<Sha256>> {
         // A key of any length is taken.
         let mut mac = Hmac::<Sha256>::new_from_slice(&secret.0).ok()?;
-        // Every part has one length, so no two handshakes give the same octets.
+        // Every part has a fixed length, so no two handshakes produce the same octets.
         mac.update(GREETING);
         mac.update(&[match side {
             Side::Writer => b'W',
@@ -154,7 +155,7 @@ impl Handshake {
         self.mac(secret, side).map_or([0; 32], |mac| mac.finalize().into_bytes().into())
     }
 
-    /// Whether this is the proof of that side. Takes the same time wherever the two differ.
+    /// Whether this is the proof of that side, in constant time.
     pub fn is_proof(&self, secret: &Secret, side: Side, proof: &[u8; 32]) -> bool {
         self.mac(secret, side).is_some_and(|mac| mac.verify_slice(proof).is_ok())
     }

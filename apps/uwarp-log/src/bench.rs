@@ -1,5 +1,5 @@
-//! How long a durable append takes, three ways and one of them by three threads, beside a local write and sync: on a machine
-//! that does nothing else, and on one whose other CPU is polled, as it is by the client of the others.
+//! The time of a durable append in several ways, beside a local write and sync: on an idle machine, and on one whose
+//! other CPU polls, as the client does in the other measurements.
 
 use crate::link::FEATURES;
 use anyhow::{Context as _, bail};
@@ -23,20 +23,20 @@ use uwarp_app::pair::{self, CacheLine, Latency, choose_cpus};
 use uwarp_app::units::{format_nanoseconds, format_size, parse_count, parse_size};
 use uwarp_app::{NetworkFlags, Role, cacheline, output, signals, usage};
 
-/// Appends before those that are timed.
+/// Appends before the timed ones.
 const WARM_UP: u64 = 200;
-/// Appends that are captured, for their round trips.
+/// Appends that are captured to count their round trips.
 const CAPTURED: u64 = 20;
 /// Records of the store, which are written in turn.
 const SLOTS: u64 = 256;
-/// Octets of a request beside its data: where these are, and the record's slot.
+/// Octets of a request besides its data: the data's location and the record's slot.
 const REQUEST: usize = 24;
-/// A slot that no record has: the server tells how often it was woken, and ends.
+/// A slot of no record: the server reports how often it was woken, and ends.
 const END: u64 = u64::MAX;
 /// How long one side may say nothing.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How records get into the other side's store.
+/// How records reach the other side's store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
@@ -73,7 +73,7 @@ impl Method {
         matches!(self, Method::Commit | Method::CommitOnServerCpu | Method::CommitInEngine)
     }
 
-    /// Whether it is another one than `Commit` only for files: memory is written back by the engine in any case.
+    /// Whether it differs from `Commit` only for files: the engine always writes memory back itself.
     fn is_of_files(self) -> bool {
         self.is_commit() && self != Method::Commit
     }
@@ -152,11 +152,11 @@ pub struct SideArguments {
 /// One result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// How records got there.
+    /// How records were sent.
     pub method: Method,
-    /// What kept them.
+    /// The store.
     pub store: Keeper,
-    /// The device, as it was named on the command line.
+    /// The device, as named on the command line.
     pub device: String,
     /// Who turned the server's engine.
     pub server: String,
@@ -166,18 +166,18 @@ pub struct Report {
     pub records: u64,
     /// From the start of an append to its end.
     pub latency_ns: Latency,
-    /// Round trips of an append, counted in a capture of 20; none without a network.
+    /// Round trips per append, counted in a capture of 20 appends; none without a network.
     pub round_trips: Option<f64>,
-    /// How often the server's program was woken, for each record that was timed; none without a network.
+    /// How often the server's program was woken per timed record; none without a network.
     pub wakes: Option<f64>,
     /// Cache-line round trips between the two CPUs.
     pub cacheline_ns: Option<CacheLine>,
 }
 
-/// Measures.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// A bad command line, or a side that failed, which said why.
+/// An invalid command line, or a side that failed (it has reported why).
 pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result<()> {
     if !(1..=65_536).contains(&arguments.size) {
         return Err(usage("records of the benchmark have 1 to 64K octets"));
@@ -190,7 +190,7 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
     }
     .context("cannot make a directory for the file")?;
     let stores = arguments.store.map_or(vec![Keeper::Memory, Keeper::File], |store| vec![store]);
-    // A thread that keeps the only CPU busy would be in the way of the one that writes.
+    // On a single CPU, a polling thread would block the one that writes.
     let is_alone = cpus[0] == cpus[1];
     let methods: Vec<Method> = match &arguments.method[..] {
         [] => Method::value_variants()
@@ -201,15 +201,15 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
         methods => methods.to_vec(),
     };
     if is_alone && methods.contains(&Method::LocalPolled) {
-        return Err(usage("local-polled wants two CPUs"));
+        return Err(usage("local-polled needs two CPUs"));
     }
     if arguments.store == Some(Keeper::Memory) && arguments.method.iter().any(|method| method.is_of_files()) {
-        return Err(usage("engines write memory back by themselves in any case: choose commit, or --store file"));
+        return Err(usage("engines always write memory back themselves: choose commit, or --store file"));
     }
     let mut reports = Vec::new();
     for store in stores {
         for _ in 0..arguments.rounds {
-            // Of memory there is one way.
+            // For memory there is only one way.
             for method in methods.iter().copied().filter(|method| store == Keeper::File || !method.is_of_files()) {
                 let before = cacheline::round_trip(cpus[0], cpus[1]);
                 let mut report = measure(network, arguments, method, store, folder.path(), cpus)?;
@@ -290,10 +290,10 @@ fn measure(
     Ok(report)
 }
 
-/// One side.
+/// Runs one side.
 ///
 /// # Errors
-/// What the device or the store says.
+/// Those of the device or the store.
 pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let mut config = network.resolve(arguments.side, EngineMode::Inline)?;
@@ -320,7 +320,7 @@ pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result
     Ok(())
 }
 
-/// What keeps the records of a side that syncs itself.
+/// The store of a side that syncs itself.
 enum Store {
     Memory(MemoryRegion),
     File(MemoryRegion, File),
@@ -346,7 +346,7 @@ impl Store {
         }
     }
 
-    /// Makes a record durable, which is in the region.
+    /// Makes a record of the region durable.
     fn sync(&self, offset: usize, room: &mut [u8]) -> anyhow::Result<()> {
         match self {
             Store::Memory(region) => region.write_back(offset..offset + room.len())?,
@@ -361,7 +361,7 @@ impl Store {
     }
 }
 
-/// A file of written blocks, so that a sync has nothing to see to but data.
+/// A file with allocated blocks, so that a sync concerns only data.
 fn file(size: u64, folder: &Path) -> anyhow::Result<File> {
     let file = tempfile::tempfile_in(folder).context("no file for the store")?;
     file.write_all_at(&vec![0; (SLOTS * size) as usize], 0)
@@ -370,14 +370,14 @@ fn file(size: u64, folder: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// A queue pair with its completions, and memory for what comes and goes.
+/// A queue pair with its completions, and memory for messages in both directions.
 struct End {
     queue_pair: QueuePair,
     completions: CompletionQueue,
-    /// What goes, then what comes.
+    /// Memory for outgoing, then for incoming messages.
     memory: MemoryRegion,
     size: usize,
-    /// How often nothing was there, and this thread slept until something was.
+    /// How often this thread slept because nothing was there.
     wakes: u64,
 }
 
@@ -410,7 +410,7 @@ impl End {
             if self.completions.wait(Duration::from_secs(1))? {
                 self.wakes += 1;
             } else if start.elapsed() > PATIENCE || signals::interrupted() {
-                bail!("the other side says nothing");
+                bail!("the other side sent nothing in time");
             }
         }
     }
@@ -439,7 +439,7 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
         }
         _ => (Some(Store::new(&domain, arguments, access)?), None),
     };
-    let request = listener.next(PATIENCE)?.context("no client came")?;
+    let request = listener.next(PATIENCE)?.context("no client connected in time")?;
     let region = target.as_ref().or(store.as_ref().map(Store::region)).context("there is a region")?;
     let mut place = region.stag().to_be_bytes().to_vec();
     place.extend(region.remote_offset().to_be_bytes());
@@ -461,7 +461,7 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
             part(context, &mut end.queue_pair)?;
             return Ok(());
         }
-        let Some(store) = &store else { bail!("nothing but the end is asked of this server") };
+        let Some(store) = &store else { bail!("this server expects only the final request") };
         let offset = (slot % SLOTS) as usize * size;
         if arguments.method == Method::Pull {
             let sink = [store.region().sge(offset..offset + size)?];
@@ -496,7 +496,8 @@ fn client(
         || End::new(context, &domain, size + REQUEST),
         |end| &mut end.queue_pair,
     )?;
-    let (stag, offset) = established.private_data.split_at_checked(4).context("the server does not say where")?;
+    let (stag, offset) =
+        established.private_data.split_at_checked(4).context("the server sent no location of its memory")?;
     let stag = stag.first_chunk().map_or(0, |part| u32::from_be_bytes(*part));
     let offset = offset.first_chunk().map_or(0, |part| u64::from_be_bytes(*part));
     let record: Vec<u8> = (0..size).map(|at| at as u8).collect();
@@ -554,30 +555,30 @@ fn client(
     })
 }
 
-/// The request in front of what is sent.
+/// The request at the start of what is sent.
 fn request(end: &End, size: usize, slot: u64) -> anyhow::Result<()> {
     let source = end.memory.remote_offset() + REQUEST as u64;
     let words = [u64::from(end.memory.stag()), source, slot];
-    // What comes is behind, so the record stays where it is.
+    // The receive area is behind it, so the record stays in place.
     debug_assert!(end.size >= size + REQUEST);
     Ok(end.memory.write(0, &words.map(u64::to_be_bytes).concat())?)
 }
 
-/// How often data turned back to the client, in a capture.
+/// How often the direction of data turned to the client, in a capture.
 fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
     let file = File::open(path).context("the capture cannot be opened")?;
     let mut reader = pcap_file::pcap::PcapReader::new(file).context("the capture cannot be read")?;
     let (mut trips, mut away) = (0, false);
-    // The end of what was sent, each way: what is sent again is no turn.
+    // The end of the data sent in each direction: a retransmission is not a turn.
     let mut ends: [Option<u32>; 2] = [None; 2];
     while let Some(packet) = reader.next_packet() {
         let packet = packet.context("the capture cannot be read")?;
         let Some((from, sequence, payload)) = data(&packet.data) else { continue };
         let leaves = from == own;
-        // Lengths of segments: far below what a u32 holds.
+        // Segment lengths are far below the range of u32.
         let last = sequence.wrapping_add(payload as u32);
         let known = &mut ends[usize::from(leaves)];
-        // Serial numbers (RFC 9293 §3.4): ahead if less than half of all are between.
+        // Serial numbers (RFC 9293 §3.4): ahead if the distance is less than half of the range.
         let is_new = known.is_none_or(|known| (1..1 << 31).contains(&last.wrapping_sub(known)));
         if payload == 0 || !is_new {
             continue;
@@ -589,7 +590,7 @@ fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
     Ok(trips)
 }
 
-/// Nanoseconds up to a minute: more is taken for a minute.
+/// Nanoseconds up to a minute; longer ones count as a minute.
 fn histogram() -> anyhow::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("no histogram")
 }
@@ -614,7 +615,7 @@ fn data(frame: &[u8]) -> Option<(std::net::IpAddr, u32, usize)> {
     Some((source, sequence, segment.len().checked_sub(header)?))
 }
 
-/// Keeps `cpu` busy until `over`, by looking at a word of memory, as an engine that finds nothing does.
+/// Keeps `cpu` busy until `over`, by reading a word of memory, as an idle engine does.
 fn poll_until(over: &AtomicBool, cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     while !over.load(Ordering::Relaxed) {}
@@ -625,8 +626,8 @@ fn pin(cpu: usize) -> anyhow::Result<()> {
     if cacheline::pin(cpu) { Ok(()) } else { Err(usage(format!("this process may not run on CPU {cpu}"))) }
 }
 
-/// Writes and syncs in this process, on the first of the CPUs: where the server syncs, for devices interrupt one CPU, and from the others
-/// a sync takes longer.
+/// Writes and syncs in this process, on the first CPU, where the server syncs: devices interrupt one CPU, and from the
+/// others a sync takes longer.
 fn local(
     network: &NetworkFlags,
     size: u64,
@@ -642,7 +643,7 @@ fn local(
         let poller = (method == Method::LocalPolled).then(|| scope.spawn(|| poll_until(&over, other)));
         let thread = scope.spawn(|| -> anyhow::Result<()> {
             pin(cpu)?;
-            // No engine ever runs in these contexts: they give memory that can be written back.
+            // No engine ever runs in these contexts: they provide memory that can be written back.
             let config =
                 |address: &str| uwarp::Config::without_device(address).map(|config| config.inline().without_monitor());
             let (context, _other) = Context::pair_in_process(config("10.0.0.1/24")?, config("10.0.0.2/24")?)?;

@@ -1,4 +1,4 @@
-//! What a target prints: by a thread of its own, so that a reader which does not read keeps nothing waiting but itself.
+//! Prints the records of a target in a separate thread, so that a reader that does not read delays only itself.
 
 use crate::serve::walk_file;
 use std::collections::VecDeque;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use uwarp_app::output;
 use uwarp_log::record::{Kind, Tail};
 
-/// Pause before a file is read anew that changed while it was read.
+/// Pause before rereading a file that changed while it was read.
 const AGAIN: Duration = Duration::from_millis(20);
-/// After so many attempts in a row in which nothing was found, nothing will be.
+/// After this many fruitless attempts in a row, the records are considered lost.
 const ATTEMPTS: u32 = 50;
 
-/// Records of one writer, which notifies of each: all with these numbers are the application's, but perhaps for its mark, the
-/// first.
+/// Records of one writer that sends notifications: all these numbers are the application's, except perhaps its mark,
+/// the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Heard {
     epoch: u64,
@@ -41,7 +41,7 @@ struct Shared {
 
 impl Shared {
     fn due(&self) -> MutexGuard<'_, Due> {
-        // Nothing is left half done in there.
+        // Each change is complete even if a thread panicked.
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -66,7 +66,7 @@ impl Printer {
         self.shared.changed.notify_one();
     }
 
-    /// Has the record with this number printed, of the writer with this epoch. It is in the file, and the last one heard of.
+    /// Prints the record with this number, of the writer with this epoch. It is in the file, and the last one notified.
     pub fn hear(&self, epoch: u64, sequence: u64) {
         let mut due = self.shared.due();
         match due.heard.back_mut().filter(|heard| heard.epoch == epoch) {
@@ -76,7 +76,7 @@ impl Printer {
         self.shared.changed.notify_one();
     }
 
-    /// Waits until everything is printed, or so long.
+    /// Waits until everything is printed, at most for `limit`.
     pub fn finish(self, limit: Duration) {
         self.shared.due().over = true;
         self.shared.changed.notify_one();
@@ -102,11 +102,11 @@ struct Reader {
     file: File,
     /// The writer whose records are printed, and the first of them.
     range: Option<(u64, u64)>,
-    /// Behind the last record that was looked at.
+    /// The end of the last examined record.
     shown: Option<Tail>,
-    /// Number of the last one printed in this range.
+    /// Number of the last printed record of this range.
     printed: u64,
-    /// Attempts in a row that found nothing of what is due.
+    /// Attempts in a row that found none of the due records.
     failures: u32,
 }
 
@@ -140,10 +140,11 @@ impl Reader {
         self.range == Some((heard.epoch, heard.first)) && self.printed >= heard.last
     }
 
-    /// Prints what was heard of and is in the file. They are durable here; whether most targets have them, the writer knows.
+    /// Prints notified records that are in the file. They are durable here; only the writer knows whether most targets
+    /// have them.
     fn show(&mut self, heard: Heard) {
         if self.range != Some((heard.epoch, heard.first)) {
-            // What the writer before has left here need not be the log any more.
+            // Records that the previous writer left here may no longer belong to the log.
             (self.range, self.shown, self.printed) = (Some((heard.epoch, heard.first)), None, heard.first - 1);
         }
         let (mut shown, mut printed) = (self.shown, self.printed);
@@ -165,7 +166,7 @@ impl Reader {
         (self.shown, self.printed) = (shown, printed);
         let is_through = walk.as_ref().is_ok_and(|(_, walk)| walk.tail.sequence >= heard.last);
         if !is_through && self.failures < ATTEMPTS {
-            // The file was changed while it was read: that takes as long as whoever reads what is printed.
+            // The file changed while it was read: reading takes as long as the consumer of the output.
             if self.failures > 0 {
                 std::thread::sleep(AGAIN);
             }
@@ -182,10 +183,10 @@ impl Reader {
     }
 }
 
-/// Why records are not in the file any more.
+/// Why records are no longer in the file.
 const GONE: &str = "they were dropped or replaced before";
 
-/// Tells of records that are not printed, if there are any.
+/// Reports records that are not printed, if there are any.
 fn missing(count: u64, why: &str) {
     if count > 0 {
         complain(&format!("{count} records cannot be printed: {why}"));

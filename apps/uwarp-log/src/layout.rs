@@ -1,37 +1,38 @@
-//! Where everything is in a target's file and in the region that it lends to the writer.
+//! The layout of a target's file, and of the region that it lends to the writer.
 //!
 //! | octets of the file | content |
 //! |---|---|
-//! | 0–4095 | [`Identity`]: the target's own, which no peer can reach |
+//! | 0–4095 | [`Identity`]: the target's own, which no peer can access |
 //! | then | the region |
 //!
 //! | octets of the region | content |
 //! |---|---|
-//! | 0–7 | start: the position of the first record that is kept |
-//! | 64–71 | head: the position of the last record that is known to be acknowledged |
+//! | 0–7 | start: the position of the first kept record |
+//! | 64–71 | head: the position of the last record known to be acknowledged |
 //! | 4096– | the table, an entry of 32 octets for each slot; zeros up to a page |
 //! | then | the slots, a segment each |
 //!
-//! The log is one sequence of octets, cut into *segments* of equal size; segment `n` holds positions from `n` times the size
-//! on. A segment lies in any slot, and the slot's entry says which: so slots can be given back, and a segment moved, while
-//! the log goes on. Of two entries that name one segment the later stamp counts. An entry is 8 octets each of the segment's
-//! number plus one (0: none), of the stamp, and of the sequence number of the first record that begins in the segment (0: none
-//! does), 4 octets each of that record's offset in the segment (its size: none does) and of a CRC32C over what is before.
+//! The log is one sequence of octets, cut into *segments* of equal size; segment `n` starts at position `n` times the
+//! size. A segment can be in any slot, and the slot's entry says which it is. So slots can be returned and segments
+//! moved while the log is in use. If two entries name the same segment, the later stamp counts. An entry has 8 octets
+//! for the segment's number plus one (0: none), 8 for the stamp, and 8 for the sequence number of the first record that
+//! begins in the segment (0: none). Then follow 4 octets for that record's offset in the segment (the segment's size:
+//! none) and 4 for a CRC32C over the preceding fields.
 //!
-//! A target is told of a new start before it has the record there, since what lies before it may be in the way. Until then any
-//! octets may be there, also a whole record of what the slot held before: which it is not is said by the sequence number of the
-//! segment's entry.
+//! A target is told of a new start before it has the record there, since older records may occupy its place. Until then
+//! any octets may be there, even a whole record of the slot's previous segment. The sequence number in the segment's
+//! entry exposes it.
 
 use crate::record::LIMIT;
 use crc32c::crc32c;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Octets of a page, to which everything is aligned.
+/// Octets of a page; everything is aligned to it.
 pub const PAGE: u64 = 4096;
-/// Where the first position that is kept stands in the region.
+/// Offset in the region of the first kept position.
 pub const START: u64 = 0;
-/// Where the position of the last record known to be acknowledged stands in the region.
+/// Offset in the region of the position of the last record known to be acknowledged.
 pub const HEAD: u64 = 64;
 /// Octets of the words in front.
 pub const WORDS: u64 = 72;
@@ -39,11 +40,11 @@ pub const WORDS: u64 = 72;
 pub const ENTRY: u64 = 32;
 /// Octets of a segment at least.
 pub const MIN_SEGMENT: u32 = 4096;
-/// Octets of a segment at most: one is moved as a whole.
+/// The most octets of a segment, since it is moved as a whole.
 pub const MAX_SEGMENT: u32 = 1 << 20;
-/// Slots at least: one that is written, one that is kept, and one to move to.
+/// The fewest slots: one being written, one that is kept, and one to move to.
 pub const MIN_SLOTS: u32 = 3;
-/// Slots at most: the table is read as a whole.
+/// The most slots, since the table is read as a whole.
 pub const MAX_SLOTS: u32 = 1 << 15;
 
 const MAGIC: [u8; 8] = *b"uwarplog";
@@ -57,9 +58,9 @@ pub type Piece = (u64, u64);
 pub struct Geometry {
     /// Octets of a segment: a multiple of [`PAGE`].
     pub segment: u32,
-    /// Entries of the table, which stay what the file was made with.
+    /// Entries of the table, which never change after the file was created.
     pub entries: u32,
-    /// Slots: fewer than entries after some were given back.
+    /// Slots: fewer than entries after some were returned.
     pub slots: u32,
 }
 
@@ -77,24 +78,24 @@ pub struct Entry {
 /// The first record that begins in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct First {
-    /// Where in the segment; the segment's size if none does.
+    /// Offset in the segment; the segment's size if none begins there.
     pub offset: u32,
     /// Its sequence number; 0 if none does.
     pub sequence: u64,
 }
 
 impl Geometry {
-    /// That of a region with as many slots as fit into `length` octets of a file.
+    /// The geometry of a region with as many slots as fit into `length` octets of a file.
     ///
     /// # Errors
-    /// What is wrong with the numbers.
+    /// Why the numbers are impossible.
     pub fn new(length: u64, segment: u32) -> Result<Geometry, String> {
         if !Self::is_segment(segment) {
             return Err(format!(
                 "segments of {segment} octets: choose a multiple of {PAGE}, from {MIN_SEGMENT} to {MAX_SEGMENT}"
             ));
         }
-        // Each slot takes its segment and its entry; the rest is two pages, and what the table is rounded up by.
+        // Each slot takes its segment and its entry; the remainder is two pages, and the rounding of the table.
         let each = u64::from(segment) + ENTRY;
         let slots = (length.saturating_sub(3 * PAGE) / each).min(u64::from(MAX_SLOTS)) as u32;
         let geometry = Geometry { segment, entries: slots, slots };
@@ -102,19 +103,19 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// Whether segments may have so many octets.
+    /// Whether segments may have this size.
     pub fn is_segment(octets: u32) -> bool {
         (MIN_SEGMENT..=MAX_SEGMENT).contains(&octets) && u64::from(octets).is_multiple_of(PAGE)
     }
 
-    /// Whether the numbers are possible.
+    /// Checks the numbers.
     ///
     /// # Errors
     /// Why not.
     pub fn check(&self) -> Result<(), String> {
         let Geometry { segment, entries, slots } = *self;
         if !Self::is_segment(segment) || entries > MAX_SLOTS || slots > entries {
-            return Err(format!("{slots} of {entries} slots of {segment} octets are none of this version's"));
+            return Err(format!("{slots} of {entries} slots of {segment} octets are not possible in this version"));
         }
         if slots < MIN_SLOTS {
             return Err(format!(
@@ -154,8 +155,8 @@ impl Geometry {
         position / u64::from(self.segment)
     }
 
-    /// Where the octets of a range of the log lie, with `slot` as the table; none if a segment of it is nowhere, or it
-    /// would end behind the last position that there is.
+    /// The location of a range of the log, with `slot` as the table; `None` if one of its segments is in no slot, or if
+    /// it would exceed the largest position.
     pub fn pieces(&self, position: u64, length: u64, slot: impl Fn(u64) -> Option<u32>) -> Option<Vec<Piece>> {
         let (mut at, end) = (position, position.checked_add(length)?);
         let mut pieces = Vec::new();
@@ -183,7 +184,7 @@ impl Entry {
         octets
     }
 
-    /// What an entry says; nothing if it is empty, was written in part, or has a stamp that no writer reaches.
+    /// Parses an entry; `None` if it is empty, partly written, or has a stamp that no writer reaches.
     pub fn from_octets(octets: &[u8; ENTRY as usize]) -> Option<Entry> {
         let double = |at: usize| octets[at..].first_chunk().map(|part| u64::from_le_bytes(*part));
         let word = |at: usize| octets[at..].first_chunk().map(|part| u32::from_le_bytes(*part));
@@ -193,24 +194,24 @@ impl Entry {
     }
 }
 
-/// What the words and the table of a region say.
+/// The contents of a region's words and table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Position of the first record that is kept.
+    /// Position of the first kept record.
     pub start: u64,
     /// Position of the last record known to be acknowledged.
     pub head: u64,
-    /// Where segments are: by number, the slot and the entry.
+    /// The segments by number: slot and entry.
     pub segments: BTreeMap<u64, (u32, Entry)>,
     /// Greatest stamp of any entry.
     pub stamp: u64,
 }
 
 impl Table {
-    /// Reads the [`WORDS`] octets in front of a region, and its table.
+    /// Parses the [`WORDS`] octets in front of a region, and its table.
     ///
     /// # Errors
-    /// There are too few octets, or the words are no positions that a log can have.
+    /// There are too few octets, or the words are not positions of a log.
     pub fn parse(geometry: &Geometry, octets: &[u8]) -> Result<Table, String> {
         let (words, entries) = octets.split_at_checked(WORDS as usize).ok_or("the words of a region are cut off")?;
         let double = |at: u64| words[at as usize..].first_chunk().map_or(0, |part| u64::from_le_bytes(*part));
@@ -232,18 +233,18 @@ impl Table {
                 *known = (slot, entry);
             }
         }
-        // What is before the start may be overwritten at any time.
+        // Slots before the start may be overwritten at any time.
         let first = geometry.segment_of(table.start);
         table.segments = table.segments.split_off(&first);
         Ok(table)
     }
 
-    /// Where reading begins in order to find the log's end.
+    /// Where to start reading to find the log's end.
     pub fn scan_from(&self) -> u64 {
         self.head.max(self.start)
     }
 
-    /// The sequence number of the record at the start; 0 if the table knows of none there.
+    /// The sequence number of the record at the start; 0 if the table has none there.
     pub fn sequence_at_start(&self, geometry: &Geometry) -> u64 {
         let number = geometry.segment_of(self.start);
         let first = self.segments.get(&number).map(|(_, entry)| entry.first);
@@ -251,27 +252,27 @@ impl Table {
         first.filter(is_there).map_or(0, |first| first.sequence)
     }
 
-    /// Where a range of the log lies.
+    /// The location of a range of the log.
     pub fn pieces(&self, geometry: &Geometry, position: u64, length: u64) -> Option<Vec<Piece>> {
         geometry.pieces(position, length, |segment| self.segments.get(&segment).map(|(slot, _)| *slot))
     }
 }
 
-/// What a target knows about itself, in the first page of its file.
+/// A target's own data, in the first page of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Sizes.
     pub geometry: Geometry,
-    /// Which log this is a copy of; 0: of none yet.
+    /// Which log this is a copy of; 0: none yet.
     pub log: u64,
     /// How many targets that log has.
     pub replicas: u32,
-    /// The latest writer that was let in: none with this epoch or an earlier one will be.
+    /// The latest admitted writer: none with this epoch or an earlier one is admitted any more.
     pub epoch: u64,
 }
 
 impl Identity {
-    /// Of a file that belongs to no log yet.
+    /// The identity of a file that belongs to no log yet.
     pub fn new(geometry: Geometry) -> Identity {
         Identity { geometry, log: 0, replicas: 0, epoch: 0 }
     }
@@ -294,7 +295,7 @@ impl Identity {
     /// Reads it.
     ///
     /// # Errors
-    /// The octets are none of this version's.
+    /// The octets are not of this version.
     pub fn from_octets(octets: &[u8; 64]) -> Result<Identity, NotALog> {
         let word = |at: usize| u32::from_le_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
         let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -377,7 +378,7 @@ mod tests {
         let found: Vec<_> =
             table.segments.iter().map(|(number, (slot, entry))| (*number, *slot, entry.first.offset)).collect();
         assert_eq!(found, [(1, 3, 7), (2, 1, 7)]);
-        // An entry that was written in part is none.
+        // A partly written entry does not count.
         octets[(WORDS + ENTRY) as usize + 3] ^= 1;
         assert_eq!(Table::parse(&geometry, &octets).unwrap().segments[&2].0, 2);
         assert!(Table::parse(&geometry, &octets[..200]).is_err());

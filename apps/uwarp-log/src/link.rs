@@ -1,4 +1,4 @@
-//! Carries out what a writer wants done: connections to the targets, and the work on them. One thread turns everything.
+//! Executes a writer's actions: connections to the targets, and the work on them. One thread turns everything.
 
 use crate::proving::{Failure, Proving};
 use anyhow::{Context as _, anyhow};
@@ -20,12 +20,12 @@ use uwarp_log::writer::{Action, COMMIT_REGIONS, Options, Writer};
 
 /// What both sides have to agree on.
 pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
-/// Messages, and the target's receives for Immediate Data of records that are under way.
+/// Messages, and the target's receives for Immediate Data of records under way.
 pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 256, work: 1024 };
 
-/// Octets that what is under way to a target is copied to, or read into.
+/// Octets of the buffer that data under way to a target is copied to, or read into.
 const STAGING: usize = 8 << 20;
-/// Actions under way at a target: their Immediate Data fits the target's receives.
+/// The most actions under way at a target: their Immediate Data fits into the target's receives.
 const ACTIONS: usize = 32;
 /// Pause between attempts to reach a target.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -37,14 +37,14 @@ const OPEN: Duration = Duration::from_millis(100);
 /// Where a target is.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// At the other end of a socket device of its own.
+    /// At the other end of its own socket device.
     Socket(PathBuf),
     /// On the network of the one device.
     Address(SocketAddr),
 }
 
 impl Place {
-    /// Reads a place: a path has a slash, everything else is an address with or without a port.
+    /// Parses a place: text with a slash is a path, anything else an address with or without a port.
     ///
     /// # Errors
     /// It is neither.
@@ -65,14 +65,14 @@ impl Place {
 }
 
 enum State {
-    /// Not connected; to be tried again then.
+    /// Not connected; to be retried at that time.
     Down(Instant),
     Connecting(Box<Channel>, Connecting),
     Proving(Proving),
     Up(Box<Channel>),
 }
 
-/// Memory that is taken in pieces and given back in the same order.
+/// Memory that is allocated and freed in the same order.
 struct Ring {
     size: usize,
     /// Where the next octets go, and how many are free.
@@ -85,7 +85,7 @@ impl Ring {
         Ring { size, next: 0, free: size }
     }
 
-    /// Takes octets in one piece: where they begin, and how many are not free any more.
+    /// Allocates contiguous octets: returns their start, and how many octets that takes up, including skipped ones.
     fn take(&mut self, length: usize) -> Option<(usize, usize)> {
         if self.free == self.size {
             self.next = 0;
@@ -106,11 +106,11 @@ impl Ring {
     }
 }
 
-/// What an action under way waits for.
+/// The resources of an action under way.
 struct Posted {
-    /// Octets of the staging memory that it holds, with what was left unused before them.
+    /// Octets of the staging memory that it holds, including unused ones before them.
     staged: usize,
-    /// Where they begin, and how many of them were read.
+    /// Start and length of the octets read into it.
     read: Option<(usize, usize)>,
     /// Places of the send queue.
     requests: usize,
@@ -118,7 +118,7 @@ struct Posted {
 
 struct Link {
     place: Place,
-    /// The device, which may be another link's too.
+    /// The device, which another link may share.
     context: Option<Context>,
     state: State,
     staging: Option<MemoryRegion>,
@@ -126,11 +126,11 @@ struct Link {
     window: Option<Window>,
     wanted: VecDeque<Action>,
     posted: VecDeque<Posted>,
-    /// Places of the send queue that those hold.
+    /// Slots of the send queue that the actions hold.
     requests: usize,
     /// Why the last attempt failed.
     why: String,
-    /// What was said of the target last, which is not said again with each attempt.
+    /// The last warning about the target, which is not repeated with each attempt.
     warned: String,
 }
 
@@ -145,10 +145,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// One for these targets.
+    /// A driver for these targets.
     ///
     /// # Errors
-    /// The flags of the network are wrong.
+    /// The network flags are invalid.
     pub fn new(network: &NetworkFlags, places: Vec<Place>, options: Options, secret: Secret) -> anyhow::Result<Driver> {
         network.resolve(Role::Client, EngineMode::Inline)?;
         let link = |place| Link {
@@ -168,7 +168,7 @@ impl Driver {
         Ok(Driver { writer: Writer::new(options), network: network.clone(), links, options, secret })
     }
 
-    /// Why each target that does not take part does not, as lines.
+    /// Why targets do not take part, one per line.
     pub fn complaints(&self) -> String {
         let mut text = String::new();
         for ((number, link), status) in self.links.iter().enumerate().zip(self.writer.status()) {
@@ -187,7 +187,7 @@ impl Driver {
         text
     }
 
-    /// Does what can be done; whether anything happened.
+    /// Does what can be done; returns whether anything happened.
     ///
     /// # Errors
     /// A device failed.
@@ -224,7 +224,8 @@ impl Driver {
         Ok(busy)
     }
 
-    /// Goes on without a target that does not say what it should: the others may be enough, and it may be another next time.
+    /// Gives up on a target's connection after an invalid answer: the others may suffice, and it may answer properly
+    /// next time.
     fn give_up(&mut self, target: usize, error: &anyhow::Error) {
         self.drop_link(target, error);
         self.links[target].warn(target, &format!("{error:#}"));
@@ -236,7 +237,7 @@ impl Driver {
         self.writer.lost(target);
     }
 
-    /// Makes a connection that is not there.
+    /// Starts a missing connection.
     fn reach(&mut self, target: usize) -> anyhow::Result<bool> {
         match &mut self.links[target].state {
             State::Up(_) => return Ok(false),
@@ -290,7 +291,7 @@ impl Driver {
         Ok(true)
     }
 
-    /// A connection that the writer was not told of did not come about.
+    /// A connection failed that the writer was not told of.
     fn fail(&mut self, target: usize, failure: Failure) {
         let link = &mut self.links[target];
         link.down();
@@ -313,7 +314,7 @@ impl Driver {
             }
         };
         if self.links[target].context.is_none() {
-            // All targets with addresses share the one device.
+            // All targets with addresses share one device.
             let shared =
                 self.links.iter().find(|link| matches!(link.place, Place::Address(_)) && link.context.is_some());
             let context = match (&socket, shared) {
@@ -334,7 +335,7 @@ impl Driver {
         let link = &mut self.links[target];
         let Some(context) = &link.context else { return Ok(()) };
         let domain = context.allocate_domain();
-        // Peers do not reach the writer's memory but by its own Reads.
+        // Peers cannot access the writer's memory; only its own Reads write to it.
         link.staging = Some(domain.register_zeroed(STAGING, Access::LOCAL_WRITE)?);
         link.ring = Ring::new(STAGING);
         let mut channel = Box::new(Channel::new(context, &domain, SHAPE)?);
@@ -413,7 +414,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Closes the connections in order, when everything is done.
+    /// Closes the connections properly, when everything is done.
     ///
     /// # Errors
     /// A device failed.
@@ -433,7 +434,7 @@ impl Driver {
 }
 
 impl Link {
-    /// Tells people that the target is left out.
+    /// Warns that the target is left out.
     fn warn(&mut self, target: usize, why: &str) {
         if self.warned != why {
             why.clone_into(&mut self.warned);
@@ -452,7 +453,7 @@ impl Link {
         self.staging = None;
     }
 
-    /// Posts what is wanted and fits; whether anything did.
+    /// Posts requested work that fits; returns whether it did.
     fn post(&mut self) -> anyhow::Result<bool> {
         let mut any = false;
         while let Some(action) = self.wanted.front() {
@@ -508,7 +509,8 @@ impl Link {
                     let parts = pieces.iter().map(|(offset, octets)| (*offset, octets.len() as u64));
                     commit(channel, stag, base, parts)?;
                 }
-                // Not in the segment of the Write and its Commit: a request has one operation behind its Write.
+                // It is not in the same segment as the Write and its Commit: a request has one operation behind its
+                // Write.
                 if let Some(sequence) = notify {
                     channel.queue_pair().post_send(&[SendRequest::immediate(2, sequence)])?;
                 }
@@ -524,9 +526,10 @@ impl Link {
     }
 }
 
-/// Has parts of the region committed, by one signalled request behind as many as it takes: one that fails completes in any case.
+/// Commits parts of the region, by unsignalled requests and one signalled request behind them: a failed one completes
+/// in any case.
 fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item = (u64, u64)>) -> anyhow::Result<()> {
-    // A table has at most a MiB, everything else is shorter.
+    // A table has at most a MiB; everything else is shorter.
     let regions: Vec<Sge> =
         parts.map(|(offset, length)| Sge { stag, length: length as u32, offset: base + offset }).collect();
     let lists: Vec<_> = regions.chunks(COMMIT_REGIONS).collect();
@@ -538,9 +541,9 @@ fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item
     Ok(())
 }
 
-/// Places of the send queue that an action takes at most. Messages have others.
+/// The most slots of the send queue that an action takes. Messages have others.
 fn requests_of(action: &Action) -> usize {
-    // The first place of a request has two regions, each further one four.
+    // The first slot of a request has two regions, each further one four.
     let commit = |regions: usize| regions.div_ceil(4) + regions.div_ceil(COMMIT_REGIONS);
     match action {
         Action::Send(_) | Action::Reconnect => 0,

@@ -234,7 +234,7 @@ fn main() -> ExitCode {
 /// What a file holds.
 #[derive(Debug, Serialize)]
 struct Contents {
-    /// Which log it is a copy of, in hexadecimal; 0 is none yet.
+    /// Which log it is a copy of, in hexadecimal; 0 for none yet.
     log: String,
     /// Targets of that log.
     targets: u32,
@@ -246,7 +246,7 @@ struct Contents {
     end: u64,
     /// Number of the last record.
     last: u64,
-    /// Whether the record at the head is there.
+    /// Whether the record at the head exists.
     whole: bool,
     /// Payloads by number, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,9 +1,9 @@
-//! What writer and target tell each other by Sends, as JSON: everything that is not data.
+//! The messages between writer and target by Sends, as JSON: everything except data.
 
 use crate::layout::Geometry;
 use serde::{Deserialize, Serialize};
 
-/// How the private data of both ends' MPA frames begins: the protocol and its version. [`auth`](crate::auth) has the rest.
+/// Prefix of the private data of both MPA frames: the protocol and its version. [`auth`](crate::auth) defines the rest.
 pub const GREETING: &[u8] = b"uwarp-log 3";
 /// Octets of a message at most.
 pub const MAX_MESSAGE: usize = 1024;
@@ -20,30 +20,31 @@ pub struct Window {
 /// What a writer says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToTarget {
-    /// The first message behind the proofs. Answered by [`ToClient::Welcome`].
+    /// The first message after the proofs. Answered by [`ToClient::Welcome`].
     Hello {
-        /// A commit failed: the region is to be registered anew, from its file.
+        /// A commit failed: register the region anew, from its file.
         renew: bool,
     },
-    /// Asks to be the log's writer. Answered by [`ToClient::Claimed`] or [`ToClient::Refused`].
+    /// Requests to become the log's writer. Answered by [`ToClient::Claimed`] or [`ToClient::Refused`].
     Claim {
         /// Which writer this is: later ones have greater numbers.
         epoch: u64,
-        /// Most targets have let this writer in with this epoch, so nobody else has it.
+        /// Most targets have admitted this writer with this epoch, so no other writer has it.
         established: bool,
         /// The log.
         log: u64,
         /// How many targets it has.
         replicas: u32,
     },
-    /// The target has all that the log had when it was begun with: from now on what it has counts in recovery.
+    /// The target has everything that the log had when it joined: from now on its copy counts in recovery.
     Joined {
         /// The log.
         log: u64,
         /// How many targets it has.
         replicas: u32,
     },
-    /// Nothing lies in slots from this one on, and nothing will: they can be taken back. Answered by [`ToClient::Region`].
+    /// The slots from this one on are empty, and will stay so: they can be taken back. Answered by
+    /// [`ToClient::Region`].
     Shrunk {
         /// Slots that are left.
         slots: u32,
@@ -53,21 +54,21 @@ pub enum ToTarget {
 /// What a target says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToClient {
-    /// What there is.
+    /// The state of the target.
     Welcome {
-        /// The log; 0 if none has begun here.
+        /// The log; 0 if the target belongs to none yet.
         log: u64,
         /// The latest writer that was let in.
         epoch: u64,
-        /// Sizes of the region. Where it is, only those learn who are let in.
+        /// Sizes of the region. Only admitted writers learn where it is.
         geometry: Geometry,
     },
-    /// The writer is let in, and every other one is not any more: their STag is invalid. A claim on another connection gets an
-    /// STag that nobody was told of, and one on the same connection the one that it has.
+    /// The writer is admitted, and every other one no longer is: their STag is invalid. A claim on another connection
+    /// gets a new STag; a repeated claim on the same connection keeps its own.
     Claimed {
         /// With this epoch.
         epoch: u64,
-        /// Sizes of the region, which the writer before may have changed since the welcome.
+        /// Sizes of the region, which the previous writer may have changed since the welcome.
         geometry: Geometry,
         /// Where it is.
         window: Window,
@@ -76,16 +77,16 @@ pub enum ToClient {
     Refused {
         /// In words.
         reason: String,
-        /// The writer that was, if that is why.
+        /// The other writer's epoch, if that is the reason.
         epoch: u64,
     },
-    /// Asks for slots to be given back, so that no more than these are left. May be said at any time, and is said again behind
-    /// each [`Claimed`](Self::Claimed) until [`ToTarget::Shrunk`] has come.
+    /// Requests slots back, so that no more than these remain. It may be sent at any time, and is repeated behind each
+    /// [`Claimed`](Self::Claimed) until [`ToTarget::Shrunk`] has arrived.
     Shrink {
         /// Slots that would be left.
         slots: u32,
     },
-    /// The region as it is now. The former one is gone.
+    /// The new region. The former one is invalid.
     Region {
         /// Sizes.
         geometry: Geometry,

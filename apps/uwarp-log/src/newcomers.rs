@@ -1,5 +1,5 @@
-//! The target's side of connections whose peer has not proven yet that it knows the secret. There are few of them, each for a
-//! short time, and all they get is a challenge.
+//! The target's side of connections whose peer has not proven yet that it knows the secret. They are few and
+//! short-lived, and get nothing but a challenge.
 
 use crate::link::{FEATURES, SHAPE};
 use crate::secret::challenge;
@@ -12,13 +12,13 @@ use uwarp_app::Allow;
 use uwarp_app::channel::{Channel, Event};
 use uwarp_log::auth::{Answer, Challenge, Greeting, Handshake, Proof, Secret, Side, reply};
 
-/// Most of them.
+/// The most such connections.
 const MOST: usize = 32;
 /// Most of one source address.
 const MOST_OF_ONE: usize = 4;
 /// How long one may take to prove.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Shortest pause between two complaints: peers must not fill the journal.
+/// Shortest pause between two log lines: peers must not fill the journal.
 const COMPLAINT: Duration = Duration::from_secs(1);
 
 struct Newcomer {
@@ -27,11 +27,11 @@ struct Newcomer {
     local: SocketAddr,
     challenge: Challenge,
     since: Instant,
-    /// It was refused, and the answer may be on its way.
+    /// It was refused, and the answer may still be under way.
     refused: bool,
 }
 
-/// Connections that have not proved themselves yet, and what waits for them.
+/// Connections without a proof so far, and what they need.
 pub struct Newcomers<'a> {
     secret: &'a Secret,
     allow: &'a Allow,
@@ -43,15 +43,15 @@ pub struct Newcomers<'a> {
 }
 
 impl<'a> Newcomers<'a> {
-    /// Lets in whoever connects from these addresses and knows the secret.
+    /// Admits peers from these addresses that know the secret.
     pub fn new(secret: &'a Secret, allow: &'a Allow) -> Newcomers<'a> {
         Newcomers { secret, allow, waiting: Vec::new(), complained: None, silent: 0 }
     }
 
-    /// Answers a connection request: with a challenge, or with a reason in words.
+    /// Answers a connection request: with a challenge, or with a textual reason.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system provides no random numbers.
     pub fn request(
         &mut self,
         context: &Context,
@@ -61,7 +61,7 @@ impl<'a> Newcomers<'a> {
         let (peer, local) = (request.peer(), request.local());
         if let Err(reason) = self.judge(&request) {
             self.complain(peer, &reason);
-            // A refusal that cannot be sent changes nothing here.
+            // Nothing here depends on whether the rejection is sent.
             let _ = request.reject(reason.as_bytes());
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl<'a> Newcomers<'a> {
         Ok(())
     }
 
-    /// Whether a request may go on, by what is known without any work.
+    /// Whether a request may proceed, judged by what is known without any work.
     fn judge(&self, request: &ConnectRequest) -> Result<(), String> {
         let peer = request.peer().ip();
         if !self.allow.permits(peer) {
@@ -105,17 +105,18 @@ impl<'a> Newcomers<'a> {
             (Some(Greeting { has_secret: true, .. }), false) => {
                 "this target has no secret: start it with --secret-file"
             }
-            // Accepting waits for such a peer's first message.
+            // Accepting waits for the first message of such a peer.
             _ if request.peer_to_peer() => "a writer speaks first: connect without peer-to-peer",
             _ => return Ok(()),
         };
         Err(reason.to_owned())
     }
 
-    /// Looks at what those that wait have sent. Connections that may be served go to `proven`; whether anything happened.
+    /// Processes messages of waiting connections, and moves those that may be served to `proven`. Returns whether
+    /// anything happened.
     ///
     /// # Errors
-    /// A message cannot be written.
+    /// A message cannot be encoded.
     pub fn turn(&mut self, proven: &mut Vec<Channel>) -> anyhow::Result<bool> {
         let mut busy = false;
         let mut number = 0;
@@ -135,7 +136,7 @@ impl<'a> Newcomers<'a> {
                         continue;
                     }
                     Some(reason) => {
-                        // It stays until it has heard that, or until its time is over.
+                        // It stays until it has received that, or until its time is up.
                         newcomer.refused = true;
                         newcomer.channel.queue_pair().disconnect();
                         Some(reason)
@@ -164,7 +165,7 @@ impl<'a> Newcomers<'a> {
         self.waiting.iter_mut().for_each(|newcomer| newcomer.channel.arm());
     }
 
-    /// Descriptors to wait for.
+    /// The descriptors to wait for.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.waiting.iter().map(|newcomer| newcomer.channel.as_fd())
     }
@@ -184,7 +185,7 @@ impl<'a> Newcomers<'a> {
 }
 
 impl Newcomer {
-    /// Answers the first message: with this side's proof, or with the reason that is given.
+    /// Answers the first message: with this side's proof, or with the returned reason.
     fn answer(&mut self, secret: &Secret, octets: &[u8]) -> anyhow::Result<Option<&'static str>> {
         let (answer, reason) = match serde_json::from_slice::<Proof>(octets) {
             Ok(Proof { challenge, proof }) => {
@@ -207,14 +208,14 @@ impl Newcomer {
             }
         };
         let message = serde_json::to_vec(&answer).context("a message cannot be written as JSON")?;
-        // A connection that is over is noticed where its events are looked at.
+        // An ended connection is noticed when its events are processed.
         let _ = self.channel.send(&message);
         Ok(reason)
     }
 }
 
-/// Which of those that wait, the oldest first, leaves for another from this address: the oldest of that address if it has its
-/// share, or the oldest of the address that has most.
+/// Which waiting connection (they are ordered by age) makes room for another from this address: the oldest of that
+/// address if it has its share, or else the oldest of the address that has the most.
 fn evicted(waiting: &[IpAddr], source: IpAddr) -> Option<usize> {
     let count = |address: &IpAddr| waiting.iter().filter(|other| *other == address).count();
     if count(&source) >= MOST_OF_ONE {

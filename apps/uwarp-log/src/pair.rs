@@ -1,4 +1,4 @@
-//! `pair`: targets and a writer as processes of their own, over virtio, and what the files hold in the end.
+//! `pair`: targets and a writer as processes of their own, over virtio, and a check of the files at the end.
 
 use crate::append::Outcome;
 use crate::secret::challenge;
@@ -14,12 +14,12 @@ use uwarp_app::outcome::of_child;
 use uwarp_app::{DeviceKind, NetworkFlags, output, usage};
 use uwarp_log::record::{Kind, MAX_PAYLOAD};
 
-/// A child that is ended when it is forgotten.
+/// A child that is killed when this is dropped.
 struct Side(Child);
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // Of a child that has ended both do nothing.
+        // For a child that has ended, both do nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -28,7 +28,7 @@ impl Drop for Side {
 /// Runs it.
 ///
 /// # Errors
-/// A bad command line; a process that failed, which said why; or files that do not hold what was appended.
+/// An invalid command line; a process that failed (it has reported why); or files without the appended records.
 pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<()> {
     let PairArguments { targets, count, size, directory, json } = arguments;
     if *targets == 2 {
@@ -98,10 +98,10 @@ fn make_secret(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What processes that are started here decide themselves cannot be chosen.
+/// Refuses flags for what the processes started here decide themselves.
 ///
 /// # Errors
-/// A flag that would have no effect, or a device that joins other machines.
+/// A flag that would have no effect, or a device that connects other machines.
 pub fn check_network(network: &NetworkFlags) -> anyhow::Result<()> {
     for (given, flag) in [
         (network.config.is_some(), "--config"),
@@ -124,13 +124,13 @@ pub fn check_network(network: &NetworkFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The payload of a record: letters that tell it from others.
+/// The payload of a record: letters that differ from other records.
 fn payload(number: u64, size: usize) -> Vec<u8> {
     let text = format!("{number:016x} ");
     text.bytes().cycle().take(size).collect()
 }
 
-/// Checks that a file ends with what was appended.
+/// Checks that a file ends with the appended records.
 fn check(path: &Path, last: u64, count: u64, size: usize) -> anyhow::Result<()> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let first = last + 1 - count;

@@ -10,15 +10,15 @@ use uwarp_log::auth::{Answer, Greeting, Handshake, Proof, Secret, Side};
 /// How long a target may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Why a connection did not come so far.
+/// Why a connection failed.
 pub enum Failure {
-    /// It is over, or the target is silent. The next one may fare better.
+    /// It was lost, or the target is silent. The next one may succeed.
     Lost(String),
-    /// The other side is no target of this log, or does not take this writer for one of its own.
+    /// The peer is not a target of this log, or does not accept this writer.
     Refused(String),
 }
 
-/// A connection whose target has not proven yet that it knows the secret. The writer has.
+/// A connection whose target has not proven yet that it knows the secret. The writer has proven it.
 pub struct Proving {
     channel: Box<Channel>,
     handshake: Handshake,
@@ -29,7 +29,7 @@ impl Proving {
     /// Proves to the target that this writer knows the secret.
     ///
     /// # Errors
-    /// The other side is no target, or has a secret where this side has none, or the other way round.
+    /// The peer is not a target, or only one of the two sides has a secret.
     pub fn start(mut channel: Box<Channel>, established: &Established, secret: &Secret) -> Result<Proving, Failure> {
         let refused = |reason: &str| Err(Failure::Refused(reason.to_owned()));
         let Some(greeting) = Greeting::parse(&established.private_data) else {
@@ -74,7 +74,7 @@ impl Proving {
                 Err(_) => refused("it sent a message that is none of this version's".to_owned()),
             },
             Ok(Some(Event::Closed)) => Err(Failure::Lost(self.channel.why_closed())),
-            Ok(Some(_)) => refused("it sent something else than its proof".to_owned()),
+            Ok(Some(_)) => refused("it sent something other than its proof".to_owned()),
             Err(error) => Err(Failure::Lost(format!("{error:#}"))),
         }
     }

@@ -4,22 +4,22 @@
 //! |---|---|
 //! | 0–3 | length of the payload |
 //! | 4–7 | CRC32C over everything behind this field, payload included, and the length |
-//! | 8–11 | that field of the record before; 0 in the first |
-//! | 12–15 | what it is: 1 payload, 2 mark of a new writer |
+//! | 8–11 | that field of the previous record; 0 in the first |
+//! | 12–15 | kind: 1 payload, 2 mark of a new writer |
 //! | 16–23 | sequence number: 1 in the first, one more in each |
-//! | 24–31 | epoch of its writer, never less than that of the record before |
+//! | 24–31 | epoch of its writer, never less than that of the previous record |
 //!
-//! Numbers are little-endian. The payload follows, and zeros up to a multiple of 8. Each record names the CRC of the one
-//! before, so a record is valid behind one history only: what a former writer left behind the end of the log is never taken
-//! for its continuation, and neither is a mixture of two writers' octets.
+//! Numbers are little-endian. The payload follows, and zeros up to a multiple of 8. Each record contains the CRC of the
+//! previous one, so it is valid behind one history only. What a former writer left behind the end of the log is never
+//! taken for its continuation, nor is a mixture of two writers' octets.
 
 /// Octets of a record's header.
 pub const HEADER: usize = 32;
 /// Octets that a payload has at most.
 pub const MAX_PAYLOAD: usize = 256 << 10;
 
-/// Positions and numbers of a log are below this: no writer ever gets so far, and what is damaged or hostile cannot make sums
-/// overflow.
+/// Positions and numbers of a log are below this limit. No writer ever gets that far, and with the limit, damaged or
+/// hostile values cannot make sums overflow.
 pub const LIMIT: u64 = 1 << 62;
 
 const LENGTH: usize = 4;
@@ -34,7 +34,7 @@ pub enum Kind {
     Mark = 2,
 }
 
-/// The end of a log: where its next record begins, and what that has to continue.
+/// The end of a log: where its next record begins, and what that must continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
     /// Octets of all records since the log began.
@@ -58,12 +58,12 @@ pub struct Record<'a> {
     pub tail: Tail,
 }
 
-/// What stands at a place of the log.
+/// What is at a position of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<'a> {
     /// A record that continues the log.
     Record(Record<'a>),
-    /// Perhaps one: so many octets of it have to be there to know.
+    /// Perhaps one: this many octets of it are needed to know.
     Needs(usize),
     /// None that does.
     End,
@@ -75,7 +75,7 @@ pub const fn size(length: usize) -> usize {
 }
 
 impl Tail {
-    /// Appends a record to `out` and moves behind it.
+    /// Appends a record to `out` and advances the tail behind it.
     ///
     /// # Panics
     /// If the payload has more than [`MAX_PAYLOAD`] octets.
@@ -96,7 +96,7 @@ impl Tail {
         *self = Tail { position: self.position + size(payload.len()) as u64, sequence: self.sequence + 1, epoch, crc };
     }
 
-    /// What the octets at this place of the log are. A tail whose sequence number is 0 takes any record for its first.
+    /// What the octets at this position are. A tail with sequence number 0 accepts any record as its first.
     pub fn find<'a>(&self, octets: &'a [u8]) -> Found<'a> {
         let Some(header) = octets.first_chunk::<HEADER>() else {
             return Found::Needs(HEADER);

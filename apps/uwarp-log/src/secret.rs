@@ -40,7 +40,7 @@ fn read(path: &Path) -> Result<Secret, String> {
         return Err(format!("it belongs to another user (number {}), who knows what is in it", metadata.uid()));
     }
     let mut octets = Vec::new();
-    // White space at the end may be there, too.
+    // Leave room for white space at the end.
     file.take(2 * MAX_SECRET as u64).read_to_end(&mut octets).map_err(unreadable)?;
     Secret::new(&octets)
 }
@@ -48,7 +48,7 @@ fn read(path: &Path) -> Result<Secret, String> {
 /// A fresh challenge.
 ///
 /// # Errors
-/// The system gives no random numbers.
+/// The system provides no random numbers.
 pub fn challenge() -> anyhow::Result<Challenge> {
     let mut challenge = Challenge::default();
     getrandom::fill(&mut challenge).map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;

@@ -22,18 +22,18 @@ use uwarp_log::message::{ToClient, ToTarget, Window};
 use uwarp_log::record::{Record, Tail};
 use uwarp_log::target::{self, Verdict, Walk};
 
-/// How long a connection that is ended may take to be over.
+/// How long it may take to end a connection.
 const END: Duration = Duration::from_secs(5);
-/// How long what is to be printed may take in the end.
+/// How long printing the remaining records may take at the end.
 const PRINT: Duration = Duration::from_secs(1);
-/// How often the signals are looked at, when nothing else happens.
+/// How often signals are checked while nothing else happens.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// How a target works.
 pub struct Service<'a> {
     /// The file.
     pub file: &'a Path,
-    /// Octets of a new one, and of its segments.
+    /// Octets of a new file, and of its segments.
     pub size: u64,
     /// See there.
     pub segment: u32,
@@ -47,11 +47,11 @@ pub struct Service<'a> {
     pub allow: &'a Allow,
     /// What a writer has to know.
     pub secret: &'a Secret,
-    /// Whether this process keeps to the files that it needs.
+    /// How this process is confined to the files that it needs.
     pub confine: &'a ConfineFlags,
 }
 
-/// A file of a log, which nobody else has open as a target.
+/// A file of a log, which no other target has open.
 pub struct LogFile {
     file: File,
     /// What its first page says.
@@ -59,10 +59,10 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// Opens a file, or makes one.
+    /// Opens a file, or creates one.
     ///
     /// # Errors
-    /// It is none of a log's, or cannot be opened or made.
+    /// It is not a log's file, or cannot be opened or created.
     pub fn open(path: &Path, size: u64, segment: u32) -> anyhow::Result<LogFile> {
         let name = || path.display().to_string();
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path).with_context(name)?;
@@ -77,7 +77,7 @@ impl LogFile {
                 .and_then(|()| file.write_all_at(&target::first_page(identity), 0))
                 .and_then(|()| file.sync_all());
             if made.is_err() {
-                // Half a file would be in the way of the next attempt. If that fails too, the first error is the one to tell.
+                // A partial file would block the next attempt. If this fails too, the first error is the one to report.
                 let _ = file.set_len(0);
             }
             made.with_context(|| format!("{} cannot be made", path.display()))?;
@@ -96,7 +96,7 @@ impl LogFile {
     fn register(&self, domain: &ProtectionDomain, follow: bool) -> anyhow::Result<MemoryRegion> {
         let length = self.identity.geometry.region() as usize;
         let range = MemoryRange::File { file: &self.file, offset: PAGE, length };
-        // A message that tells of a record waits until the record is durable.
+        // A notification of a record waits until the record is durable.
         let memory_type = MemoryType::CommitRequired { transparent: follow };
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         Ok(domain.register_ranges(&[range], memory_type, access, RegionScope::Domain)?)
@@ -106,17 +106,17 @@ impl LogFile {
 /// Reads the first page of a log's file.
 ///
 /// # Errors
-/// It is none.
+/// It is not one.
 pub fn read_identity(file: &File) -> anyhow::Result<Identity> {
     let mut octets = [0; 64];
     file.read_exact_at(&mut octets, 0).context("this is not a log's file: it is too short")?;
     Ok(Identity::from_octets(&octets)?)
 }
 
-/// Goes through the records that a file holds, all of them or those behind one.
+/// Walks through the records in a file: all of them, or those behind a given one.
 ///
 /// # Errors
-/// The file is no log's, or cannot be read; and what `each` says.
+/// The file is not a log's, or cannot be read; and those of `each`.
 pub fn walk_file(
     file: &File,
     from: Option<Tail>,
@@ -142,12 +142,12 @@ struct Target<'a> {
     log: LogFile,
     domain: ProtectionDomain,
     region: Option<MemoryRegion>,
-    /// A writer has been told of the region. Until then it is what the file has.
+    /// A writer knows the region. Until then it equals the file.
     lent: bool,
-    /// Connections behind the proofs; the first is the writer's if there is one.
+    /// Connections with proofs; the first is the writer's, if there is one.
     channels: Vec<Channel>,
     has_writer: bool,
-    /// Slots to keep no more than, until a writer has seen to it: one that is lost forgets that it was asked.
+    /// The most slots to keep, until a writer has done that. A writer that is lost forgets the request.
     wish: Option<u32>,
     printer: Printer,
     wakes: u64,
@@ -169,7 +169,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
             service.file.display()
         );
     }
-    // The handler of signals has a thread, and so has DPDK.
+    // The signal handler has a thread, and so does DPDK.
     Confinement::new(&config, service.confine).writes(service.file).apply()?;
     signals::install()?;
     let context = Context::open(config)?;
@@ -202,14 +202,14 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
     result
 }
 
-/// Sees to what has come; whether anything has.
+/// Processes what has arrived; returns whether anything has.
 fn step(
     context: &Context,
     listener: &mut Listener,
     newcomers: &mut Newcomers<'_>,
     target: &mut Target<'_>,
 ) -> anyhow::Result<bool> {
-    // One request at a time: those that wait may have proven before it takes their place.
+    // One request at a time: waiting connections may deliver their proof before it takes their place.
     let request = listener.try_next()?;
     let mut busy = request.is_some();
     if let Some(request) = request {
@@ -247,7 +247,7 @@ fn serve(context: &Context, listener: &mut Listener, target: &mut Target<'_>) ->
         let asked = input.is_some() && waited.last().is_some_and(|last| !last.revents().is_empty());
         target.wakes += u64::from(waited[1..].iter().any(|one| !one.revents().is_empty()) && !asked);
         if asked && let Some(open) = &input {
-            // Not by a buffer, which could hold lines that waiting does not see.
+            // Not through a buffer, which could hold lines that polling does not see.
             let mut octets = [0; 256];
             match rustix::io::read(open, &mut octets) {
                 Ok(count @ 1..) => line.extend_from_slice(&octets[..count]),
@@ -263,7 +263,7 @@ fn serve(context: &Context, listener: &mut Listener, target: &mut Target<'_>) ->
 }
 
 impl Target<'_> {
-    /// Sees to what has come; whether anything has.
+    /// Processes what has arrived; returns whether anything has.
     fn turn(&mut self) -> anyhow::Result<bool> {
         let mut busy = false;
         let mut number = 0;
@@ -276,7 +276,7 @@ impl Target<'_> {
                 }
                 Ok(Some(event)) => event,
                 Err(error) => {
-                    eprintln!("uwarp-log: a connection is given up: {error:#}");
+                    eprintln!("uwarp-log: a connection is closed: {error:#}");
                     Event::Closed
                 }
             };
@@ -291,20 +291,20 @@ impl Target<'_> {
                         self.printer.hear(self.log.identity.epoch, sequence);
                     }
                 }
-                // No record's number, or of one who does not write records.
+                // Not a record's number, or from a peer that does not write records.
                 Event::Immediate(_) | Event::Done(_) => {}
                 Event::Closed => {
                     self.channels.remove(number);
                     self.has_writer &= number != 0;
                 }
             }
-            // One event of each connection: one that always has another must not keep the others waiting.
+            // One event per connection: one that always has another must not delay the others.
             number += usize::from(self.channels.len() == connections);
         }
         Ok(busy)
     }
 
-    /// Takes the region from whoever was told of it, and makes another of what the file has.
+    /// Invalidates the region for whoever knows it, and creates another from the file.
     fn register_anew(&mut self) -> anyhow::Result<()> {
         if self.lent {
             self.region = None;
@@ -321,12 +321,12 @@ impl Target<'_> {
         })
     }
 
-    /// Answers a message of connection `number`, which may have another number then.
+    /// Answers a message of connection `number`, which may have another number afterwards.
     fn hear(&mut self, number: &mut usize, message: &ToTarget) -> anyhow::Result<()> {
         let answer = match message {
             ToTarget::Hello { renew } => {
                 if *renew && !self.has_writer {
-                    // Commits failed: what the file has counts, and whether it can be synced now.
+                    // Commits failed: the file counts, and whether it can be synced now.
                     self.register_anew()?;
                 }
                 let Identity { log, epoch, geometry, .. } = self.log.identity;
@@ -340,8 +340,8 @@ impl Target<'_> {
                             self.end(0)?;
                             *number -= 1;
                         }
-                        // Nothing of a former writer is placed after this, whatever connections it has. One that claims
-                        // again on its connection keeps its STag, with which it may have work under way.
+                        // Nothing of a former writer is placed after this, whatever connections it has. A writer that
+                        // claims again on its connection keeps its STag, with which it may have work under way.
                         self.register_anew()?;
                     }
                     self.lent = true;
@@ -382,8 +382,8 @@ impl Target<'_> {
 
     fn tell(&mut self, number: usize, message: &ToClient) -> anyhow::Result<()> {
         let octets = serde_json::to_vec(message).context("a message cannot be written as JSON")?;
-        // Who takes no answers is not waited for: others may want to claim. A connection that is over is noticed where its
-        // events are looked at.
+        // Do not wait for a peer that accepts no answers: others may want to claim. An ended connection is noticed when
+        // its events are processed.
         let _ = self.channels[number].send_within(&octets, Duration::ZERO);
         Ok(())
     }

@@ -1,26 +1,26 @@
-//! The target's side without I/O: who may write, and what a file holds.
+//! The target's side without I/O: who may write, and what a file contains.
 
 use crate::layout::{Geometry, Identity, PAGE, START, Table, WORDS};
 use crate::message::ToTarget;
 use crate::record::{Found, Record, Tail};
 
-/// How far a claim's epoch may be ahead of a target's: writers count up by one, and one that could claim the last epoch of all
-/// would be the last writer.
+/// How far a claim's epoch may be ahead of the target's. Writers count up by one; a writer that could claim the last
+/// possible epoch would be the last writer.
 const LEAP: u64 = 1 << 32;
 
 /// What a target answers to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The writer is let in, once this identity is in the file and the connections of all other writers are over.
+    /// Admit the writer, once this identity is in the file and the connections of all other writers have ended.
     Admit(Identity),
     /// It is not, for this reason.
     Refuse(String),
 }
 
-/// Judges a claim by what the target knows. Anything but a claim is refused.
+/// Judges a claim by the target's identity. Anything but a claim is refused.
 pub fn judge(identity: &Identity, claim: &ToTarget) -> Verdict {
     let ToTarget::Claim { epoch, established, log, replicas } = *claim else {
-        return Verdict::Refuse("this is no claim".to_owned());
+        return Verdict::Refuse("this is not a claim".to_owned());
     };
     let refuse = |reason: String| Verdict::Refuse(reason);
     if identity.log != 0 && identity.log != log {
@@ -29,7 +29,8 @@ pub fn judge(identity: &Identity, claim: &ToTarget) -> Verdict {
     if identity.log != 0 && identity.replicas != replicas {
         return refuse(format!("this log has {} targets, and not {replicas}: name them all", identity.replicas));
     }
-    // An equal epoch was asked for by another writer, which most targets cannot have let in if they let in this one.
+    // An equal epoch belongs to another writer. If most targets have admitted this writer with it, they cannot have
+    // admitted the other.
     let later = epoch > identity.epoch || established && epoch == identity.epoch;
     if !later {
         return refuse(format!("a later writer was here (epoch {}, and this one has {epoch})", identity.epoch));
@@ -47,15 +48,15 @@ pub struct Walk {
     pub table: Table,
     /// Where the valid records end.
     pub tail: Tail,
-    /// Whether there is a record where the head says: a log without one has lost something.
+    /// Whether there is a record at the head: a log without one has lost data.
     pub has_head: bool,
 }
 
-/// Goes through the records of a region, from its start on or from where a walk has ended before. `read` fills octets from an
-/// offset of the region.
+/// Walks through the records of a region, from its start or from the end of an earlier walk. `read` fills octets from
+/// an offset of the region.
 ///
 /// # Errors
-/// What `read` says, and a table that cannot be read.
+/// Those of `read`, and an unreadable table.
 pub fn walk<Error: From<String>>(
     geometry: &Geometry,
     from: Option<Tail>,
@@ -68,10 +69,10 @@ pub fn walk<Error: From<String>>(
     read(START, words)?;
     read(begin, entries)?;
     let table = Table::parse(geometry, &octets).map_err(Error::from)?;
-    // What a walk has gone through may have been dropped since.
+    // What an earlier walk has passed may have been dropped since.
     let mut tail =
         from.filter(|tail| tail.position >= table.start).unwrap_or(Tail { position: table.start, ..Tail::default() });
-    // A log that is empty has its head where it starts.
+    // An empty log has its head at its start.
     let mut has_head = table.head <= table.start || table.head < tail.position;
     let mut room = Vec::new();
     let mut needs = crate::record::HEADER;

@@ -1,4 +1,4 @@
-//! The writer's side without I/O: it is told what happened, and says what to do.
+//! The writer's side without I/O: it is told events, and returns actions.
 //!
 //! ```text
 //!                 hello        most are here       let in             table           records
@@ -8,7 +8,7 @@
 //!  Resizing ◀── Moving ◀── Draining ◀── Live ◀──────────────────────── Behind ◀────────── Settling (the chosen copy)
 //!      └──────────────────────────────────────────────────────────────▶
 //! ```
-//! A target that is lost is away, from wherever it was.
+//! A lost target is away, whatever its stage was.
 
 mod peer;
 mod recovery;
@@ -21,9 +21,9 @@ use peer::{Op, Peer, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Parts of a region that one Commit lists: it fits a segment with the smallest MTU.
+/// The most parts of a region in one Commit: it fits into a segment with the smallest MTU.
 pub const COMMIT_REGIONS: usize = 16;
-/// Octets that a table or a segment which is moved is read by.
+/// Octets per read of a table, or of a segment that is moved.
 const CHUNK: u64 = 64 << 10;
 
 /// How a writer works.
@@ -31,54 +31,54 @@ const CHUNK: u64 = 64 << 10;
 pub struct Options {
     /// Targets of the log: 1 or 3.
     pub targets: usize,
-    /// Number of a log that is begun. Not 0.
+    /// Number of a new log. Not 0.
     pub new_log: u64,
-    /// Heads are written when the log is this many octets beyond them. Recovery has to look through so much.
+    /// Write heads when the log is this many octets beyond them. Recovery has to scan this much.
     pub head_every: u64,
-    /// Octets of records that may be under way to a target, besides what it lacked when it came. One that does not keep up is
-    /// given a break, as if it had been away.
+    /// Octets of records that may be under way to a target, besides what it lacked when it came. A target that does not
+    /// keep up is treated as if it had been away.
     pub window: u64,
-    /// Octets of the log that are read in one go, and that a target which was away gets first; the next part is longer. Records
+    /// Octets of the log per read, and in the first part for a target that was away; the next part is longer. Records
     /// may be longer, too.
     pub chunk: u64,
-    /// Send Immediate Data with the sequence number behind each record, so that the targets' applications hear of it; behind
-    /// many that a target lacked, that of the last.
+    /// Send Immediate Data with the sequence number behind each record, so that the targets' applications are notified.
+    /// For many records that a target lacked, send that of the last.
     pub notify: bool,
     /// When there is no room, drop the oldest segment.
     pub overwrite: bool,
 }
 
 impl Options {
-    /// Those for a log with so many targets.
+    /// The default options of a log with this many targets.
     pub fn new(targets: usize, new_log: u64) -> Options {
         let (head_every, window, chunk) = (256 << 10, 4 << 20, 64 << 10);
         Options { targets, new_log, head_every, window, chunk, notify: false, overwrite: false }
     }
 }
 
-/// Something to be done at a target, in the order of its actions. Each but the first and the last is answered, also in that
-/// order.
+/// An action at a target, in the order of its actions. Each is answered, in the same order, except the first and the
+/// last kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a message.
     Send(ToTarget),
     /// Read parts of the region; answered by [`Writer::read_done`] with all their octets.
     Read(Vec<Piece>),
-    /// Write octets to offsets of the region and have them committed, all by one Commit behind the Writes; then, with the
-    /// number, Immediate Data. Answered by [`Writer::committed`].
+    /// Write octets to offsets of the region and commit all of them by one Commit behind the Writes; then, with the
+    /// number, send Immediate Data. Answered by [`Writer::committed`].
     Write(Vec<(u64, Vec<u8>)>, Option<u64>),
-    /// Have parts of the region committed; answered by [`Writer::committed`].
+    /// Commit parts of the region; answered by [`Writer::committed`].
     Commit(Vec<Piece>),
-    /// End the connection, and make another. Not to be told by [`Writer::lost`].
+    /// End the connection, and make another. Do not report it by [`Writer::lost`].
     Reconnect,
 }
 
 /// Why a record was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AppendError {
-    /// The log is not open, or too much is under way: try again when something has happened.
+    /// The log is not open, or too much is under way: retry after the next event.
     NotNow,
-    /// The targets have no room, and the oldest records may not be dropped.
+    /// The targets have no room, and the oldest records must not be dropped.
     Full,
     /// The payload is too long.
     TooLong,
@@ -89,14 +89,14 @@ pub enum AppendError {
 /// Why a writer cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// Another has been let in, or was about to be.
+    /// Another writer has been admitted, or was about to be.
     Superseded {
         /// Its epoch.
         epoch: u64,
     },
     /// The targets belong to different logs.
     DifferentLogs(u64, u64),
-    /// A target does not let this writer in.
+    /// A target does not admit this writer.
     Refused {
         /// The target's number.
         target: usize,
@@ -123,17 +123,17 @@ impl fmt::Display for Over {
 
 impl std::error::Error for Over {}
 
-/// What is known of a target, for people.
+/// The state of a target, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// What it is doing, in a word.
     pub stage: &'static str,
-    /// Up to where it has the log, if that is known.
+    /// Up to where it has the log, if known.
     pub durable: Option<u64>,
     /// What is wrong with it.
     pub problem: Option<String>,
-    /// Why its last commit that failed did, until more of the log is in its store than there was then: a target that comes back
-    /// each time, and may commit other things, fails at the same each time.
+    /// Why its last failed commit failed. Kept until its store has more of the log than at that time: a target that
+    /// returns repeatedly, and can commit other data, fails at the same place each time.
     pub failure: Option<String>,
 }
 
@@ -143,7 +143,7 @@ enum Phase {
     Gathering,
     /// Their logs are read.
     Choosing,
-    /// The log is chosen, the mark not acknowledged. The copy that it is from is needed until it is.
+    /// The log is chosen, and the mark is unacknowledged. The chosen copy is needed until it is acknowledged.
     Opening {
         source: usize,
         mark: u64,
@@ -171,12 +171,12 @@ pub struct Writer {
     /// Where the log begins and ends.
     start: u64,
     tail: Tail,
-    /// What is acknowledged: up to here, the last record begins there, and has this number.
+    /// The end of the acknowledged part, the position of its last record, and that record's number.
     acked: u64,
     acked_begin: u64,
     acked_sequence: u64,
     pending: VecDeque<Pending>,
-    /// The log's octets from `cached_from` to its end: at least what is not acknowledged.
+    /// The log's octets from `cached_from` to its end: at least the unacknowledged ones.
     cache: Vec<u8>,
     cached_from: u64,
     /// By segment: its first record.
@@ -185,7 +185,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer that knows nothing yet. It wants to be told of connections to the targets, numbered from 0.
+    /// A writer that knows nothing yet. Tell it of connections to the targets, which are numbered from 0.
     pub fn new(options: Options) -> Writer {
         Writer {
             options,
@@ -212,7 +212,7 @@ impl Writer {
         self.options.targets / 2 + 1
     }
 
-    /// What to do next, and at which target.
+    /// The next action, and its target.
     pub fn next_action(&mut self) -> Option<(usize, Action)> {
         self.actions.pop_front()
     }
@@ -237,17 +237,17 @@ impl Writer {
         self.epoch
     }
 
-    /// The sequence number of the last record that is acknowledged, and so are all before it.
+    /// The sequence number of the last acknowledged record; all before it are acknowledged, too.
     pub fn acknowledged(&self) -> u64 {
         self.acked_sequence
     }
 
-    /// The log's end, with what is not acknowledged.
+    /// The log's end, including unacknowledged records.
     pub fn tail(&self) -> Tail {
         self.tail
     }
 
-    /// Position of the first record that is kept.
+    /// Position of the first kept record.
     pub fn start(&self) -> u64 {
         self.start
     }
@@ -268,13 +268,13 @@ impl Writer {
         self.peers.iter().map(status).collect()
     }
 
-    /// Why a target is left out though it is here: its file cannot be relied on.
+    /// Why a connected target is left out: its file cannot be relied on.
     pub fn left_out(&self, target: usize) -> Option<&str> {
         let peer = &self.peers[target];
         peer.problem.as_deref().filter(|_| matches!(peer.stage, Stage::Useless))
     }
 
-    /// A connection to a target is there.
+    /// A target is connected.
     pub fn connected(&mut self, target: usize) {
         let peer = &mut self.peers[target];
         peer.stage = Stage::Greeting;
@@ -282,7 +282,7 @@ impl Writer {
         self.actions.push_back((target, Action::Send(ToTarget::Hello { renew })));
     }
 
-    /// The connection to a target is over: what was asked of it is not answered any more.
+    /// The connection to a target has ended: pending actions are not answered any more.
     pub fn lost(&mut self, target: usize) {
         let peer = &mut self.peers[target];
         let counted = peer.is_claimed() || matches!(peer.stage, Stage::Claiming);
@@ -380,11 +380,11 @@ impl Writer {
         self.pump();
     }
 
-    /// Appends a record, and gives its sequence number: it is acknowledged when [`acknowledged`](Self::acknowledged) is as
-    /// great.
+    /// Appends a record, and returns its sequence number. It is acknowledged when [`acknowledged`](Self::acknowledged)
+    /// has reached that.
     ///
     /// # Errors
-    /// It was not taken; nothing has changed.
+    /// It was not appended; nothing has changed.
     pub fn append(&mut self, payload: &[u8]) -> Result<u64, AppendError> {
         if let Some(over) = &self.over {
             return Err(AppendError::Over(over.clone()));
@@ -401,16 +401,16 @@ impl Writer {
         Ok(sequence)
     }
 
-    /// Octets that may be appended and not acknowledged. Less while a target catches up: what it gets is read behind that, and has
-    /// to be more than what is appended meanwhile.
+    /// Octets that may be unacknowledged. Less while a target catches up: its missing part is read behind them, and
+    /// must be larger than what is appended meanwhile.
     fn window(&self) -> u64 {
         let catches_up = |peer: &Peer| matches!(peer.stage, Stage::Behind(_)) && peer.problem.is_none();
         let window = self.options.window;
         if self.peers.iter().any(catches_up) { (window / 8).min(self.part_limit() / 4).max(1) } else { window }
     }
 
-    /// Checks that a record of `length` octets has room at all targets that were met, or begins to make it. One slot stays
-    /// free: a log that is full has to take the mark of the next writer.
+    /// Checks that all known targets have room for a record of `length` octets, or starts to make room. One slot stays
+    /// free: a full log must still accept the mark of the next writer.
     fn make_room(&mut self, length: u64) -> Result<(), AppendError> {
         let (position, start) = (self.tail.position, self.start);
         let fits = |peer: &Peer| {
@@ -459,7 +459,7 @@ impl Writer {
         self.tail.sequence
     }
 
-    /// Notes where the first record begins in the segments that a record reaches.
+    /// Records where the first record begins in the segments that a record reaches.
     fn note_firsts(&mut self, begin: u64, end: u64) {
         let size = self.segment_size();
         let sequence = self.tail.sequence;
@@ -475,12 +475,12 @@ impl Writer {
     }
 
     fn segment_size(&self) -> u64 {
-        // All targets have the same, which is checked when they are met.
+        // All targets have the same, which is checked when they connect.
         self.peers.iter().find_map(|peer| peer.geometry).map_or(1, |geometry| u64::from(geometry.segment))
     }
 
-    /// Moves the log's start behind its oldest segment; false if that has something in it which is not acknowledged, or the
-    /// last record. Targets that are away learn of it when they are back.
+    /// Moves the log's start behind its oldest segment. Returns false if that contains the last record or
+    /// unacknowledged octets. Targets that are away learn of it when they return.
     pub fn drop_oldest(&mut self) -> bool {
         let size = self.segment_size();
         let next = (self.start / size + 1..=self.acked_begin / size)
@@ -492,7 +492,7 @@ impl Writer {
         true
     }
 
-    /// Moves the log's start, never back: what is before it at a target may be overwritten already.
+    /// Moves the log's start, never backwards: earlier octets of a target may already be overwritten.
     fn raise_start(&mut self, start: u64) {
         self.start = start;
         self.firsts = self.firsts.split_off(&(start / self.segment_size()));
@@ -510,20 +510,21 @@ impl Writer {
         self.actions.push_back((target, Action::Write(vec![(START, self.start.to_le_bytes().to_vec())], None)));
     }
 
-    /// Has the heads written that are not at the last acknowledged record: before the end, or when nothing else is to do.
+    /// Writes the heads that are not at the last acknowledged record: before the end, or when there is nothing else to
+    /// do.
     pub fn flush(&mut self) {
         if self.is_open() {
             self.write_heads(true);
         }
     }
 
-    /// Whether everything is acknowledged, and the heads of all targets that are here say so.
+    /// Whether everything is acknowledged, and the heads of all connected targets say so.
     pub fn is_flushed(&self) -> bool {
         self.pending.is_empty() && self.heads_are_written()
     }
 
     fn heads_are_written(&self) -> bool {
-        // A target that gets each record may not have those before them yet.
+        // A target that gets each record may still lack earlier ones.
         let is_behind = |peer: &Peer| peer.head < self.acked_begin || peer.durable < Some(self.acked);
         let is_busy = |peer: &Peer| peer.head_posted || is_behind(peer);
         !self.peers.iter().any(|peer| matches!(peer.stage, Stage::Live) && is_busy(peer))
@@ -543,7 +544,7 @@ impl Writer {
         }
     }
 
-    /// A target cannot be worked with as it is: the connection is made anew.
+    /// The target cannot be used in its current state: reconnect.
     fn failed(&mut self, target: usize, problem: &str) {
         let peer = &mut self.peers[target];
         peer.problem = Some(problem.to_owned());
@@ -593,8 +594,8 @@ impl Writer {
             self.pending.pop_front();
             (self.acked, self.acked_begin, self.acked_sequence) = (end, begin, sequence);
         }
-        // Not with each record: what is left is moved. And not just before a target that was away comes to what is here, which would
-        // be elsewhere again and again.
+        // Not with each record, since the remainder is moved. And not just before a returning target reaches the cached
+        // part, which would recede again and again.
         let old = (self.acked - self.cached_from) as usize;
         let comes = |peer: &Peer| matches!(&peer.stage, Stage::Behind(it) if it.at + it.part >= self.cached_from);
         let is_waited_for = self.cache.len() as u64 <= 2 * self.options.window && self.peers.iter().any(comes);
@@ -610,5 +611,5 @@ fn alike(one: &Geometry, other: &Geometry) -> bool {
     one.segment == other.segment
 }
 
-/// The slot of a segment, and what the table says of it.
+/// The slot of a segment, and its entry in the table.
 type Place = (u32, Entry);

@@ -1,5 +1,5 @@
-//! Writers and targets that die at random, over a model of connections, memory and stores: nothing that was acknowledged is
-//! lost, and no head is without its record. The same over engines and a network is in `tests/sim`.
+//! Writers and targets die at random, over a model of connections, memory and stores: nothing acknowledged is lost, and
+//! no head is without its record. `tests/sim` has the same over engines and a network.
 
 use std::collections::{BTreeMap, VecDeque};
 use uwarp_log::layout::{Entry, First, Geometry, HEAD, Identity, Piece, START};
@@ -15,22 +15,22 @@ enum Reply {
     Message(ToClient),
     Read(Vec<u8>),
     Committed(bool),
-    /// A commit that waits for the next sync, and all behind it with it.
+    /// A commit that waits for the next sync, and everything behind it.
     Unsynced,
 }
 
-/// One connection, with what was asked by it and not carried out, and what was answered and has not arrived.
+/// One connection, with the requests that were not executed, and the answers that have not arrived.
 struct Connection {
     writer: u64,
     /// Its claim was the last.
     admitted: bool,
     asked: VecDeque<Action>,
-    /// The octets of the first of them are in the memory.
+    /// The octets of the first of them are in memory.
     placed: bool,
     answered: VecDeque<Reply>,
 }
 
-/// A target: its memory, what its process gave to the system, and what is safe.
+/// A target: its memory, what its process has written to the system, and what is synced.
 struct Target {
     up: bool,
     identity: Identity,
@@ -38,11 +38,11 @@ struct Target {
     cache: Vec<(usize, Vec<u8>)>,
     safe: Vec<u8>,
     connections: Vec<Connection>,
-    /// Syncs say that they are done, and are not.
+    /// Syncs report success without syncing.
     lies: bool,
-    /// The last number that came with a record.
+    /// The last number in Immediate Data.
     told: u64,
-    /// There is no space left for what lies from here on: commits of it fail.
+    /// There is no space from here on: commits of it fail.
     full: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ impl Target {
         Self { up: true, identity, memory: octets.clone(), cache, safe: octets, connections, lies, told: 0, full: None }
     }
 
-    /// What its store holds after a loss of power: of what was not synced any part, eight octets at a time.
+    /// The contents of its store after a power failure: any part of the unsynced data, in units of eight octets.
     fn after_power_loss(&self, random: &mut fastrand::Rng) -> Vec<u8> {
         let mut store = self.safe.clone();
         for (offset, octets) in &self.cache {
@@ -72,7 +72,7 @@ impl Target {
         self.safe = if power {
             self.after_power_loss(random)
         } else {
-            // The system still has what a process gave it.
+            // The system keeps what a process wrote.
             let mut store = self.safe.clone();
             self.cache.iter().for_each(|(offset, octets)| store[*offset..][..octets.len()].copy_from_slice(octets));
             store
@@ -92,8 +92,8 @@ impl Target {
         Window { stag: 1, offset: 0 }
     }
 
-    /// Carries out a step of a connection's work. A write and its commit take two and wait for a sync, so that a death can come
-    /// between; more may have been written by then.
+    /// Executes a step of a connection's work. A write and its commit take two steps and wait for a sync, so that a
+    /// death can come in between; more may have been written by then.
     fn work(&mut self, number: usize) {
         let connection = &mut self.connections[number];
         let Some(action) = connection.asked.front().cloned() else { return self.sync() };
@@ -117,7 +117,7 @@ impl Target {
             Action::Send(message) => self.hear(number, &message).map(Reply::Message),
             Action::Reconnect => unreachable!("the driver does that"),
         };
-        // A claim ends the connections of others, and this is the only one then.
+        // A claim ends the connections of others; then this is the only one.
         let number = number.min(self.connections.len() - 1);
         let connection = &mut self.connections[number];
         connection.asked.pop_front();
@@ -125,7 +125,7 @@ impl Target {
         connection.answered.extend(reply);
     }
 
-    /// Gives pieces to the system. Of a commit that fails some may be.
+    /// Writes pieces to the system. A commit that fails may have written some.
     fn commit(&mut self, pieces: &[Piece]) -> Reply {
         let mut fits = true;
         for (offset, length) in pieces {
@@ -164,7 +164,7 @@ impl Target {
                     self.identity = identity;
                     let mut own = self.connections.swap_remove(number);
                     if !std::mem::replace(&mut own.admitted, true) {
-                        // The region is registered anew from its file: what the system has of it, synced or not.
+                        // The region is registered anew from its file: with what the system has of it, synced or not.
                         self.memory.clone_from(&self.safe);
                         for (offset, octets) in &self.cache {
                             self.memory[*offset..][..octets.len()].copy_from_slice(octets);
@@ -213,7 +213,7 @@ struct Model {
     writer: Writer,
     number: u64,
     overwrite: bool,
-    /// Payloads by sequence number: of this writer, and of all that were acknowledged.
+    /// Payloads by sequence number: those of this writer, and all acknowledged ones.
     appended: BTreeMap<u64, Vec<u8>>,
     acknowledged: BTreeMap<u64, Vec<u8>>,
     counted: u64,
@@ -248,7 +248,7 @@ impl Model {
         let options = Options {
             head_every: self.random.u64(1..10_000),
             window: self.random.u64(2000..20_000),
-            // What is copied at once ends anywhere in a record, and is less than many or more than all.
+            // Parts end anywhere in a record, and are shorter than many records or longer than all.
             chunk: self.random.u64(2000..8000) << self.random.u32(..4),
             overwrite: self.overwrite,
             ..Options::new(self.targets.len(), 77)
@@ -287,7 +287,7 @@ impl Model {
         self.writer.connected(target);
     }
 
-    /// The writer hears the next thing from a target.
+    /// The writer receives the next answer of a target.
     fn deliver(&mut self, target: usize) {
         let Some(own) = self.own(target) else { return };
         let answered = &mut self.targets[target].connections[own].answered;
@@ -338,7 +338,7 @@ impl Model {
     }
 
     fn count(&mut self) -> Result<(), Fault> {
-        // What `append --all` relies on.
+        // `append --all` relies on this.
         if self.writer.is_open() && self.writer.is_flushed() && self.writer.live() == self.targets.len() {
             let end = Some(self.writer.tail().position);
             if let Some(status) = self.writer.status().into_iter().find(|status| status.durable < end) {
@@ -358,7 +358,7 @@ impl Model {
         Ok(())
     }
 
-    /// What would be found if the power went now: by those that decide, whoever they are.
+    /// What would be found after a power failure now, by any deciding set of targets.
     fn check(&mut self) -> Result<(), Fault> {
         let quorum = self.writer.quorum();
         let mut found: Vec<(Tail, BTreeMap<u64, Vec<u8>>, u64)> = Vec::new();
@@ -386,12 +386,12 @@ impl Model {
             if tail.position < start {
                 return Err(format!("the log ends at {} and starts at {start}", tail.position));
             }
-            // What was dropped to make room need not be there.
+            // Records that were dropped to make room may be missing.
             let first = if *own > 0 || start > 0 { records.keys().next().copied().unwrap_or(u64::MAX) } else { 0 };
             if start > 0 && !self.overwrite {
                 return Err("something was dropped".to_owned());
             }
-            // A copy without any record would have lost none of those that were not dropped.
+            // A copy without any record would have lost none that were not dropped.
             if let Some((last, _)) = self.acknowledged.last_key_value()
                 && *last > tail.sequence
             {
@@ -406,7 +406,7 @@ impl Model {
         Ok(())
     }
 
-    /// Stores that keep what they synced are never taken for such as do not.
+    /// Honest stores are never taken for dishonest ones.
     fn check_that_none_is_left_out(&self) -> Result<(), Fault> {
         let status = self.writer.status().into_iter().find(|status| status.stage == "useless");
         status.map_or(Ok(()), |status| Err(format!("an honest target is left out: {status:?}")))
@@ -464,7 +464,8 @@ impl Model {
         Ok(())
     }
 
-    /// Nobody dies until all targets get each record and have those before, and so many were acknowledged.
+    /// Runs without deaths until all targets get each record and have the earlier ones, and `count` records were
+    /// acknowledged.
     fn run_until_all_have(&mut self, count: u64) {
         let mut end = None;
         for _ in 0..100_000 {
@@ -478,19 +479,19 @@ impl Model {
         panic!("{:?}, {:?}", self.writer.status(), self.writer.over());
     }
 
-    /// Most targets have given back what the log needs now, while they did not take part: that is for the operator.
+    /// Most targets have returned space that the log needs now, while they did not take part: a case for the operator.
     fn is_too_small(&self) -> bool {
         let small = self.writer.status().iter().filter(|status| status.problem.is_some()).count();
         small > self.targets.len() - self.writer.quorum() && self.targets.iter().all(|target| target.up)
     }
 
-    /// Every copy is one, but for targets that gave back too much while they were away.
+    /// Every copy is complete, except for targets that returned too much space while they were away.
     fn is_whole(&self) -> bool {
         let small = self.writer.status().iter().filter(|status| status.problem.is_some()).count();
         self.writer.live() >= self.writer.quorum() && self.writer.live() + small >= self.targets.len()
     }
 
-    /// Everything works again: the log opens, and all copies become whole.
+    /// Everything works again: the log opens, and all copies become complete.
     fn recover(&mut self) -> Result<(), Fault> {
         for target in &mut self.targets {
             target.full = None;
@@ -551,7 +552,7 @@ fn live_and_die(seed: u64, lies: bool) -> Result<u64, Fault> {
 #[test]
 fn nothing_that_was_acknowledged_is_lost() {
     let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
-    // Many find what few do not: one fault took nearly 40,000.
+    // Many seeds find what few do not: one fault took nearly 40,000.
     let seeds = if is_long { 100_000 } else { 1000 };
     eprintln!("{seeds} seeds; UWARP_LONG=1 runs 100,000");
     let mut counted = 0;
@@ -580,8 +581,8 @@ fn an_empty_file_replaces_a_lost_one_under_the_same_writer() {
 
 #[test]
 fn a_target_catches_up_with_a_log_that_goes_on() {
-    // Whether the others are as slow, or quick, so that the writer soon forgets what it has appended; and with few slots, so that
-    // the log's start goes on, too.
+    // Number of slots, pace of the other targets, length of records. With a fast pace the writer soon forgets what it
+    // has appended; with few slots the log's start moves, too.
     let cases = [(300, 1, 100), (300, 5, 400), (6, 1, 100), (6, 5, 400), (6, 5, 3000)];
     for ((slots, pace, length), is_empty) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let mut model = Model::new(1, false);
@@ -591,8 +592,8 @@ fn a_target_catches_up_with_a_log_that_goes_on() {
         let options = Options { chunk: 500, window: 20_000, overwrite: model.overwrite, ..Options::new(3, 77) };
         model.writer = Writer::new(options);
         model.run_until_all_have(1);
-        // A record each time, and a step of the target's work: what it was behind by when a part was begun, it has never reached
-        // when that is answered.
+        // A record each time, and a step of the target's work: what it lacked when a part was begun, it has never
+        // reached when that part is answered.
         let mut steps = [0u32; 3];
         let mut round = |model: &mut Model| {
             let taken = model.writer.append(&vec![7; length]);
@@ -662,7 +663,7 @@ fn why_a_target_fails_each_time_is_told_each_time() {
     let mut model = Model::new(0, false);
     let geometry = Geometry { segment: SEGMENT, entries: 8, slots: 8 };
     model.targets = vec![Target::new(geometry, false)];
-    // Words and table can be committed whenever it comes back, and then it is live; the records not.
+    // Words and table can be committed whenever it returns, and then it is live; records cannot.
     model.targets[0].full = Some(geometry.slot(2) as usize);
     model.writer = Writer::new(Options { chunk: 500, ..Options::new(1, 77) });
     let is_told = |model: &Model| model.writer.status()[0].failure.is_some();
@@ -681,7 +682,7 @@ fn why_a_target_fails_each_time_is_told_each_time() {
         live += model.writer.live();
     }
     assert!(live > 0 && counted > 0 && model.counted == counted, "{live}, {counted} and {}", model.counted);
-    // With room for all it goes on, and nothing is told any more.
+    // With enough room it continues, and reports no more failures.
     model.targets[0].full = None;
     model.run_until_all_have(counted + 1);
     assert_eq!(model.writer.status()[0].failure, None);
@@ -700,7 +701,7 @@ fn a_target_whose_words_are_damaged_is_left_out() {
                 let geometry = Geometry { segment: SEGMENT, entries: 100, slots: 100 };
                 model.targets.fill_with(|| Target::new(geometry, false));
                 model.run_until_all_have(5);
-                // Two that know the log are enough to go on with it.
+                // Two targets that know the log suffice to continue it.
                 while model.targets.iter().any(|target| target.identity.log == 0) {
                     model.turn().unwrap();
                 }
@@ -729,8 +730,8 @@ fn a_target_whose_words_are_damaged_is_left_out() {
     }
 }
 
-/// A target has been told that the log starts at segment 5, and dies before it has a record there. Its slot holds records of an
-/// earlier segment, which begin where that one's do.
+/// A target has been told that the log starts at segment 5, and dies before it has a record there. Its slot contains
+/// records of an earlier segment at the same offsets.
 fn told_of_a_start() -> (Geometry, Vec<u8>, u64) {
     let geometry = Geometry { segment: SEGMENT, entries: 3, slots: 3 };
     let start = 5 * u64::from(SEGMENT);

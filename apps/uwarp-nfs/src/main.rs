@@ -135,7 +135,9 @@ fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {
         let config = arguments.network.resolve(Role::Server, EngineMode::Threaded)?;
         if config.engine.mode == EngineMode::Inline {
-            return Err(usage("--engine inline would stop while this process waits for files or a server: leave it out"));
+            return Err(usage(
+                "--engine inline would stop while this process waits for files or a server: leave it out",
+            ));
         }
         // Each client takes some descriptors, and so does each open object.
         let limit = getrlimit(Resource::Nofile);

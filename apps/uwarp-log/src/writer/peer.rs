@@ -19,10 +19,10 @@ pub(super) enum Stage {
     Claiming,
     /// Its table is read.
     Reading,
-    /// Its records are read, from the head on.
+    /// Its records are being read, from the head on.
     Scanning(Box<Scan>),
     Scanned(Tail),
-    /// Words and table are committed, and of the chosen copy the end.
+    /// Committing words and table, and the end of the chosen copy.
     Settling {
         /// Up to here it is the log's.
         end: u64,
@@ -31,7 +31,7 @@ pub(super) enum Stage {
     Behind(Behind),
     /// It gets each record as it is appended.
     Live,
-    /// It gets nothing, until what is under way has been answered.
+    /// It gets nothing until what is under way has been answered.
     Draining {
         /// It is to give back slots then.
         shrink: bool,
@@ -67,7 +67,8 @@ impl Stage {
 pub(super) struct Scan {
     /// Where it began.
     pub(super) from: u64,
-    /// The sequence number that the first record has to have, at the start. At a head there is the one that was there.
+    /// The required sequence number of the first record, if the walk begins at the start. At a head, it is the one
+    /// found there.
     pub(super) first: Option<u64>,
     /// What was found.
     pub(super) tail: Tail,
@@ -76,8 +77,8 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Whether something is not there of what was committed, which was the log up to `durable`. That may be in the middle of a
-    /// record: a copy that was away gets its part of the log in pieces of any length, and may be lost between two of them.
+    /// Whether committed data is missing. The committed log reached up to `durable`, perhaps in the middle of a record:
+    /// a copy that was away gets its part of the log in parts of any length, and may be lost between two of them.
     pub(super) fn lacks(&self, durable: u64) -> bool {
         let Some(rest) = durable.checked_sub(self.tail.position).filter(|rest| *rest > 0) else { return false };
         let rest = usize::try_from(rest).ok().and_then(|rest| self.octets.get(..rest));
@@ -85,18 +86,18 @@ impl Scan {
     }
 }
 
-/// Where a copy is that gets what it lacks.
+/// The progress of a copy that gets its missing part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behind {
     /// Where its next part begins,
     pub(super) at: u64,
-    /// and how many octets that has at most. Each has more than the last: while one is under way, the log goes on.
+    /// and the most octets of it. Each part is larger than the last, because the log grows while one is under way.
     pub(super) part: u64,
     /// Something is under way.
     pub(super) busy: bool,
 }
 
-/// What was asked of a target and is not answered.
+/// An unanswered action at a target.
 #[derive(Debug)]
 pub(super) enum Op {
     Table,
@@ -154,17 +155,17 @@ pub(super) struct Peer {
     pub(super) segments: BTreeMap<u64, Place>,
     pub(super) free: BTreeSet<u32>,
     pub(super) stamp: u64,
-    /// Up to here it has the log, in its store. Stays true while it is away.
+    /// Up to here its store has the log. Stays valid while it is away.
     pub(super) durable: Option<u64>,
     pub(super) flight: VecDeque<Op>,
     /// Octets of records among that.
     pub(super) under_way: u64,
-    /// Slots that it would like to keep no more than.
+    /// The most slots that it wants to keep.
     pub(super) shrink: Option<u32>,
     /// Its region is to be registered anew.
     pub(super) renew: bool,
     pub(super) problem: Option<String>,
-    /// Why its last commit that failed did, and what of the log it had then.
+    /// Why its last failed commit failed, and how much of the log it had then.
     pub(super) failure: Option<(Option<u64>, String)>,
 }
 
@@ -181,7 +182,7 @@ impl Peer {
         self.free.clear();
     }
 
-    /// Whether it is here and has let the writer in.
+    /// Whether it is connected and has admitted the writer.
     pub(super) fn is_claimed(&self) -> bool {
         !matches!(self.stage, Stage::Away | Stage::Greeting | Stage::Waiting | Stage::Claiming | Stage::Useless)
     }
@@ -191,7 +192,7 @@ impl Peer {
         (self.start, self.head, self.stamp, self.segments) = (table.start, table.head, table.stamp, table.segments);
     }
 
-    /// Forgets segments behind the log's end at `position`, and finds out which slots are free.
+    /// Forgets segments behind the log's end at `position`, and determines the free slots.
     pub(super) fn settle_slots(&mut self, position: u64) {
         let Some(geometry) = self.geometry else { return };
         let beyond = geometry.segment_of(position.saturating_sub(1)) + 1;
@@ -202,7 +203,7 @@ impl Peer {
         }
     }
 
-    /// Frees the slots of what is before the start.
+    /// Frees the slots before the start.
     pub(super) fn free_before_start(&mut self) {
         let Some(geometry) = self.geometry else { return };
         let kept = self.segments.split_off(&geometry.segment_of(self.start));
@@ -218,14 +219,14 @@ impl Peer {
         missing.count() <= self.free.len()
     }
 
-    /// Entry number `segment` for a slot, with a stamp above all others.
+    /// A new entry for segment `segment`, with a stamp above all others.
     pub(super) fn new_entry(&mut self, segment: u64, first: First) -> Entry {
         self.stamp += 1;
         Entry { segment, stamp: self.stamp, first }
     }
 
-    /// The writes that put octets of the log to their places, with the entries of segments that have none or a wrong one;
-    /// nothing if there is no room.
+    /// The writes that put octets of the log in their places, with entries for segments that have none or a wrong one;
+    /// `None` if there is no room.
     pub(super) fn writes(
         &mut self,
         position: u64,
@@ -239,7 +240,7 @@ impl Peer {
         }
         let mut writes = Vec::new();
         for segment in geometry.segment_of(position)..=geometry.segment_of(position + length.saturating_sub(1)) {
-            // A log that was read from its middle on knows this of the segments that its table names, which are all.
+            // A log that was read from its middle on knows this for the segments in its table, which are all.
             let none = First { offset: geometry.segment, sequence: 0 };
             let first = firsts.get(&segment).copied().unwrap_or(none);
             let slot = match self.segments.get(&segment) {

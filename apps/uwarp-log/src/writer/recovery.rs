@@ -1,4 +1,4 @@
-//! From nothing to a log that is open, and targets that were away.
+//! From nothing to an open log, and returning targets.
 
 use super::peer::{Behind, Op, Scan, Stage};
 use super::{Action, CHUNK, COMMIT_REGIONS, Over, Phase, Writer, alike};
@@ -6,21 +6,21 @@ use crate::layout::{Geometry, PAGE, START, Table, WORDS};
 use crate::message::ToTarget;
 use crate::record::{Found, Kind, Tail};
 
-/// Segments that a part of the log reaches at most, but for its ends.
+/// The most segments of a part of the log, apart from its ends.
 const PART_SEGMENTS: u64 = 128;
-/// A start is moved to records only that are acknowledged, and so before the end of each log that is chosen.
+/// A start only moves to acknowledged records, and so stays before the end of each chosen log.
 const BEYOND: &str = "its log starts behind the end of the log: its file is damaged, give it an empty one";
 
 impl Writer {
-    /// Most targets are not what they were while the log was chosen: everything again, with a later epoch. What was put
-    /// under this one may be at some target, and must not be mixed with what comes.
+    /// Most targets have changed while the log was chosen: restarts with a later epoch. Records of this epoch may
+    /// already be at some target, and must not be mixed with later ones.
     pub(super) fn begin_again(&mut self) {
         self.phase = Phase::Gathering;
         for peer in &mut self.peers {
             if peer.is_claimed() || matches!(peer.stage, Stage::Claiming) {
                 peer.epoch = peer.epoch.max(self.epoch);
                 peer.stage = Stage::Waiting;
-                // What is on its way comes before anything that is read from now on.
+                // Answers still under way precede everything that is read from now on.
                 peer.flight.iter_mut().for_each(|op| *op = Op::Stale);
                 (peer.under_way, peer.head_posted) = (0, false);
             }
@@ -46,7 +46,8 @@ impl Writer {
         peer.geometry = Some(geometry);
         (peer.log, peer.epoch) = (log, epoch);
         if log == 0 {
-            // A file that has not joined, or not this one: maybe another in its place. What was in the former one does not count.
+            // A file that has not joined, or not the former one: maybe another in its place. What the former one
+            // contained does not count.
             peer.durable = None;
         }
         peer.stage = Stage::Waiting;
@@ -59,7 +60,7 @@ impl Writer {
         }
     }
 
-    /// Begins when the targets that are here decide what was acknowledged: most of those that have the log, or all. A
+    /// Starts when the connected targets can decide what was acknowledged: most of those that have the log, or all. A
     /// target without any log may have lost it.
     pub(super) fn claim_if_enough(&mut self) {
         let waiting = self.peers.iter().filter(|peer| matches!(peer.stage, Stage::Waiting));
@@ -71,7 +72,7 @@ impl Writer {
             self.over = Some(Over::DifferentLogs(logs[0], *other));
             return;
         }
-        // A target that names the last epoch of all is hostile, and the others refuse such a claim.
+        // A target that reports the last possible epoch is hostile, and the others refuse such a claim.
         self.epoch = waiting.map(|peer| peer.epoch).max().unwrap_or(0).max(self.epoch).saturating_add(1);
         self.log = logs.first().copied().unwrap_or(self.options.new_log);
         self.phase = Phase::Choosing;
@@ -91,7 +92,7 @@ impl Writer {
 
     pub(super) fn claimed(&mut self, target: usize, epoch: u64, geometry: Geometry) {
         let peer = &mut self.peers[target];
-        // An answer to a claim with an epoch that was given up is followed by another.
+        // After an answer to a claim with an abandoned epoch, another answer follows.
         if !matches!(peer.stage, Stage::Claiming) || epoch != self.epoch {
             return;
         }
@@ -202,7 +203,7 @@ impl Writer {
         }
     }
 
-    /// Works without a target whose file cannot be relied on.
+    /// Continues without a target whose file cannot be relied on.
     fn leave_out(&mut self, target: usize, problem: &str) {
         let peer = &mut self.peers[target];
         peer.problem = Some(problem.to_owned());
@@ -213,7 +214,7 @@ impl Writer {
         }
     }
 
-    /// Chooses the log when those that decide have been read.
+    /// Chooses the log when the deciding copies have been read.
     pub(super) fn choose_if_enough(&mut self) {
         let scanned = self.peers.iter().enumerate().filter_map(|(target, peer)| match &peer.stage {
             Stage::Scanned(tail) => Some((target, *tail, peer)),
@@ -248,7 +249,7 @@ impl Writer {
         }
     }
 
-    /// Has the chosen copy committed: what was read is what its memory has, and its store may lack.
+    /// Commits the chosen copy: what was read is in its memory, but may not be in its store.
     fn settle(&mut self, source: usize) {
         let peer = &mut self.peers[source];
         peer.settle_slots(self.tail.position);
@@ -272,30 +273,31 @@ impl Writer {
         peer.stage = Stage::Behind(Behind { at: end, part: self.options.chunk, busy: false });
     }
 
-    /// Begins to give a target what it lacks. Up to its head its copy is the log's; if it was brought up by this writer
-    /// before, as far as it had come.
+    /// Starts to give a target what it lacks. Its copy is the log's up to its head; or, if this writer has brought it
+    /// up before, up to where that had come.
     fn bring_up(&mut self, target: usize, tail: Tail) {
-        // A former writer had dropped something, and only this target has heard of it.
+        // A former writer had dropped segments, and only this target was told.
         let start = self.peers[target].start;
         if start > self.start {
             self.raise_start(start);
         }
         let peer = &mut self.peers[target];
-        // Not the log's start, if that is behind: what is before it counts as dropped when the new start is in the target's store.
+        // Not the log's start, if that is later: the part before it counts as dropped when the new start is in the
+        // target's store.
         let at = peer.durable.unwrap_or(0).max(peer.head).min(tail.position);
-        // What its copy has behind that is written over where it lies: some of it may be acknowledged.
+        // What its copy has behind that is overwritten in place: some of it may be acknowledged.
         peer.settle_slots(tail.position);
         peer.problem = None;
         peer.stage = Stage::Settling { end: at };
         if let Some(geometry) = peer.geometry {
-            // A start and entries may have been written and not committed. They are relied on now: slots that they do not
-            // name will be written over.
+            // A start and entries may have been written but not committed. They are relied on from now on: slots that
+            // they do not name will be overwritten.
             peer.flight.push_back(Op::Settle { last: true });
             self.actions.push_back((target, Action::Commit(vec![(0, PAGE + geometry.table().1)])));
         }
     }
 
-    /// Goes on with a target that lacks something.
+    /// Continues with a target that lacks something.
     pub(super) fn advance(&mut self, target: usize) {
         let peer = &mut self.peers[target];
         match peer.stage {
@@ -309,7 +311,7 @@ impl Writer {
         let Stage::Behind(Behind { at, part, busy: false }) = self.peers[target].stage else { return };
         let (start, peer) = (self.start, &self.peers[target]);
         if peer.start < start && !peer.flight.iter().any(|op| matches!(op, Op::Start(position) if *position >= start)) {
-            // What follows comes behind it: nothing is said to be there before the start is.
+            // The following parts come behind it: nothing counts as present before the start does.
             self.write_start(target);
         }
         let peer = &mut self.peers[target];
@@ -326,7 +328,7 @@ impl Writer {
         let left = self.tail.position - at;
         let length = if at >= self.cached_from { left } else { part.min(left) };
         if !peer.has_room(at, length) {
-            // With a start that is not there yet, the slots of what is before it are not free.
+            // Before a start is committed, the slots before it are not free.
             if peer.start >= start {
                 peer.problem = Some("there is no room for what the log keeps".to_owned());
                 if self.phase == Phase::Open && self.options.overwrite {
@@ -363,14 +365,15 @@ impl Writer {
         }
         let Stage::Behind(behind) = &mut peer.stage else { return };
         behind.busy = false;
-        // Octets that were dropped meanwhile may be others' already.
+        // Octets that were dropped meanwhile may already belong to other segments.
         if position >= self.start {
             self.copy(target, position, octets);
         }
     }
 
-    /// Gives a target all that it lacks, if there is room, which is in the writer's memory; then it gets each record. If a part
-    /// were waited for, the log would go on meanwhile, and there would always be another.
+    /// Gives a target everything that it lacks, which is in the writer's memory, if there is room; then it gets each
+    /// record. Waiting for this part would never end: the log would grow meanwhile, and there would always be another
+    /// part.
     fn copy_all(&mut self, target: usize, mut at: u64) {
         let limit = self.part_limit();
         while at < self.tail.position {
@@ -385,7 +388,7 @@ impl Writer {
         self.peers[target].stage = Stage::Live;
     }
 
-    /// Octets of a part that a target gets, at most: not of so many segments that there is a great number of pieces.
+    /// The most octets of a part for a target: not so many segments that it has too many pieces.
     pub(super) fn part_limit(&self) -> u64 {
         (self.options.window / 2).min(PART_SEGMENTS * self.segment_size()).max(self.options.chunk)
     }
@@ -402,14 +405,15 @@ impl Writer {
         peer.problem = None;
         let last = end == position;
         peer.flight.push_back(Op::Copy { end, last });
-        // Of what was appended while it was away, too: perhaps because it was told of more than it had receives for.
+        // Also for records that were appended while it was away, perhaps because it got more notifications than it had
+        // receives.
         let notify = (self.options.notify && last && self.phase == Phase::Open).then_some(sequence);
         self.actions.push_back((target, Action::Write(writes, notify)));
         true
     }
 
-    /// A target has all that was acknowledged when it began to get each record: its copy counts from now on, also for those who
-    /// come later.
+    /// A target has everything that was acknowledged when it began to get each record: from now on its copy counts,
+    /// also for later writers.
     pub(super) fn join(&mut self, target: usize) {
         let (log, replicas) = (self.log, self.options.targets as u32);
         let peer = &mut self.peers[target];

@@ -1,5 +1,5 @@
-//! A target that wants memory back: segments are moved out of its last slots, and it makes its region smaller. No right is
-//! revoked under anybody's work (draft-talpey-rdma-commit §7).
+//! A target that wants memory back: segments are moved out of its last slots, and it makes its region smaller. No
+//! access right is revoked while work uses it (draft-talpey-rdma-commit §7).
 
 use super::peer::{Behind, Op, Stage};
 use super::{Action, CHUNK, Writer};
@@ -7,11 +7,11 @@ use crate::layout::{Entry, Geometry, MIN_SLOTS};
 use crate::message::ToTarget;
 
 impl Writer {
-    /// Begins, or goes on, to give back slots of a target.
+    /// Starts, or continues, to return slots of a target.
     pub(super) fn shrink_if_asked(&mut self, target: usize) {
         let Some(wanted) = self.peers[target].shrink else { return };
         if matches!(self.peers[target].stage, Stage::Live) {
-            // One to write on, and one that stays free.
+            // One to write to, and one that stays free.
             let needed = |used: usize| used as u32 + 2;
             while self.options.overwrite
                 && needed(self.kept_segments(target)) > wanted.max(MIN_SLOTS)
@@ -32,13 +32,13 @@ impl Writer {
         }
     }
 
-    /// Segments that the target will have when its start is where the log's is.
+    /// Segments that the target will have when its start is the log's.
     fn kept_segments(&self, target: usize) -> usize {
         let first = self.start / self.segment_size();
         self.peers[target].segments.range(first..).count()
     }
 
-    /// Moves the next segment, or says that all are moved.
+    /// Moves the next segment, or reports that all are moved.
     fn move_on(&mut self, target: usize) {
         let peer = &mut self.peers[target];
         let (Stage::Moving { slots, segments }, Some(geometry)) = (&mut peer.stage, peer.geometry) else { return };

@@ -1,4 +1,4 @@
-//! Peers of a target that are driven by hand.
+//! Peers of a target that the test drives by hand.
 
 use std::path::Path;
 use uwarp::config::EngineMode;
@@ -16,12 +16,12 @@ pub const FEATURES: Features = Features { atomics: false, immediate: true, commi
 pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 16, work: 16 };
 pub const PORT: u16 = 20_060;
 
-/// A program of its own at one end of a socket.
+/// Another program at one end of a socket.
 pub fn stranger(socket: &Path, role: Role) -> Context {
     stranger_at(socket, role, None)
 }
 
-/// The same, with an address of its own choice.
+/// The same, with a chosen address.
 pub fn stranger_at(socket: &Path, role: Role, address: Option<&str>) -> Context {
     let address = address.map(|text| text.parse().unwrap());
     let flags = NetworkFlags { socket: Some(socket.to_owned()), address, ..NetworkFlags::default() };
@@ -33,14 +33,14 @@ pub fn secret() -> Secret {
     Secret::new(SECRET.as_bytes()).unwrap()
 }
 
-/// Connects to a target as one that has this secret does, and sends nothing.
+/// Connects to a target as a peer with this secret does, and sends nothing.
 pub fn join(context: &Context, domain: &ProtectionDomain, secret: &Secret) -> (Channel, Established) {
     let options = ConnectOptions::default().private_data(greeting(secret)).features(FEATURES);
     let make = || Channel::new(context, domain, SHAPE);
     connect(context, (SERVER_ADDRESS, PORT).into(), &options, PATIENCE, make, Channel::queue_pair).unwrap()
 }
 
-/// What the proofs on a connection of [`join`] are about, if this is the writer's challenge.
+/// What the proofs on a connection of [`join`] cover, with this challenge of the writer.
 pub fn handshake(established: &Established, writer_challenge: Challenge) -> Handshake {
     let greeting = Greeting::parse(&established.private_data).expect("a target");
     Handshake {
@@ -51,7 +51,7 @@ pub fn handshake(established: &Established, writer_challenge: Challenge) -> Hand
     }
 }
 
-/// Sends a proof; what the target answers. `None` if the connection is over.
+/// Sends a proof; returns the target's answer, `None` if the connection has ended.
 pub fn offer(channel: &mut Channel, proof: Proof) -> Option<Answer> {
     channel.send(&serde_json::to_vec(&proof).unwrap()).unwrap();
     answer(channel)
@@ -76,7 +76,7 @@ pub fn prove(channel: &mut Channel, established: &Established) {
     }
 }
 
-/// A connection to a target, for work that is done by hand.
+/// A connection to a target, for work by hand.
 pub struct Hand {
     pub channel: Channel,
     memory: MemoryRegion,
@@ -103,7 +103,7 @@ impl Hand {
         }
     }
 
-    /// Writes 8 octets to the first slot and has them committed; what comes of it.
+    /// Writes 8 octets to the first slot and commits them; returns the resulting event.
     pub fn write(&mut self, (geometry, window): (Geometry, Window), octets: &[u8; 8]) -> anyhow::Result<Event> {
         self.memory.write(0, octets).unwrap();
         let source = [self.memory.sge(0..8).unwrap()];

@@ -1,4 +1,4 @@
-//! Writers and targets are killed, and everything that was acknowledged is there afterwards.
+//! Writers and targets are killed; afterwards everything that was acknowledged is there.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ fn what_was_acknowledged_survives_kills_of_writer_and_targets() {
     check_copies(&places, targets, found);
 }
 
-/// Appends a last line; then all targets have the same, and all that was acknowledged.
+/// Appends a last line; then all targets have the same records, including all acknowledged ones.
 fn check_copies(places: &Places, targets: Vec<Target>, mut found: BTreeMap<u64, String>) {
     let last = places.append_lines(&["--all", "--json", "-"], "the last\n");
     let outcome: Value = serde_json::from_slice(&succeeds(&last)).unwrap();
@@ -70,7 +70,8 @@ fn no_acknowledged_line_is_lost_wherever_the_kills_fall() {
 
 const FORGOTTEN: &str = "kills::no_acknowledged_line_is_lost_with_what_disks_forget";
 
-/// Each target is killed with its disk, and all that was not synced is gone: a commit that was answered before its sync is found.
+/// Each target is killed with its disk, and all unsynced data is lost: a commit that was answered before its sync is
+/// detected.
 #[test]
 fn no_acknowledged_line_is_lost_with_what_disks_forget() {
     netns::test_among_own_mounts(FORGOTTEN, || {
@@ -80,7 +81,7 @@ fn no_acknowledged_line_is_lost_with_what_disks_forget() {
         for random in seeds() {
             kill_at_random(&Places::on_disks(FORGOTTEN), random);
         }
-        // That it is found shows a disk which only says that it syncs.
+        // A disk that only claims to sync shows that this is detected.
         let places = Places::on_disks(FORGOTTEN);
         let targets: Vec<Target> = (0..3).map(|number| places.deceived_target(number)).collect();
         succeeds(&places.append_lines(&["--all"], "the first\n"));
@@ -95,11 +96,11 @@ fn no_acknowledged_line_is_lost_with_what_disks_forget() {
     });
 }
 
-/// Three writers of one log. Each is killed in the end, and targets meanwhile, also most of them: with lines under way, of which
-/// those count that were acknowledged.
+/// Three writers of one log. Each is killed in the end, and targets meanwhile, even most of them: with lines under way,
+/// of which the acknowledged ones count.
 fn kill_at_random(places: &Places, mut random: fastrand::Rng) {
     let mut targets: Vec<Option<Target>> = (0..3).map(|number| Some(places.target(number))).collect();
-    // A log is begun by all of its targets, and goes on with two of them.
+    // A log is started by all of its targets, and continues with two of them.
     succeeds(&places.append_lines(&["--all"], "the first\n"));
     let (mut found, mut line) = (BTreeMap::new(), 0);
     for _ in 0..3 {
@@ -111,7 +112,7 @@ fn kill_at_random(places: &Places, mut random: fastrand::Rng) {
             if targets.iter().flatten().count() >= 2 {
                 writer.wait(random.usize(..=count as usize), &mut found);
             }
-            // Now and then the power of all fails; else one is killed if it is there, started again if not.
+            // Occasionally the power of all fails; otherwise one target is killed if it runs, or started again if not.
             if random.u8(..4) == 0 {
                 targets.fill_with(|| None);
             }

@@ -1,4 +1,4 @@
-//! Targets and writers as processes over real devices, and what becomes of the log when they are killed.
+//! Targets and writers as processes over real devices, and what happens to the log when they are killed.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -55,7 +55,7 @@ fn a_target_gets_memory_back_without_a_broken_connection() {
     let after = std::fs::metadata(places.file(0)).unwrap().len();
     assert!(after <= 600 << 10 && after < before, "{before} {after}");
     let second = append(100);
-    // The same writer: nothing was broken off, or there would be another epoch's mark between.
+    // The same writer: nothing was interrupted, or another epoch's mark would be in between.
     assert_eq!(second[0], first[99] + 1);
     drop((writer, target));
     let copy = places.read(0);
@@ -104,7 +104,7 @@ fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
         let mut channel = Channel::new(&context, &domain, SHAPE).unwrap();
         let options = AcceptOptions::default().private_data(greeting).features(FEATURES);
         request.accept(channel.queue_pair(), options).unwrap();
-        // To the first one this is said in vain.
+        // The first one does not receive this.
         let _ = channel.send(b"no message of a target");
         channels.push(channel);
     }
@@ -257,7 +257,7 @@ fn a_follower_whose_output_stands_still_keeps_nobody_waiting() {
             assert_eq!(said.next().unwrap().unwrap(), line(writer, number));
         }
     }
-    // What is not there any more is counted.
+    // Records that are no longer there are counted.
     append("four", 2000, &["--notify"]);
     append("five", 10_000, &["--notify", "--overwrite"]);
     let printed: Vec<String> =
@@ -284,7 +284,8 @@ fn a_follower_whose_output_stands_still_keeps_nobody_waiting() {
     assert_eq!(counts, [2000 - fours.len(), 10_000 - 1 - fives.len()], "{complaints}");
 }
 
-/// Opcodes of the messages in each TCP segment with data of the writer's (RFC 5040 §4.1), in order, what was sent again left out.
+/// Opcodes of the messages in each TCP segment with the writer's data (RFC 5040 §4.1), in order, without
+/// retransmissions.
 fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
     let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(capture).unwrap()).unwrap();
     let (mut segments, mut next) = (Vec::new(), None);
@@ -296,7 +297,7 @@ fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
         let (tcp, own) = (&ip[20..length], ip[12..16] == CLIENT_ADDRESS.octets());
         let (sequence, data) =
             (u32::from_be_bytes(*tcp[4..].first_chunk().unwrap()), &tcp[usize::from(tcp[12] >> 4) * 4..]);
-        // The frames of MPA's start are no FPDUs.
+        // The frames of MPA's start-up are not FPDUs.
         if !own || data.is_empty() || data.starts_with(b"MPA ") || next.is_some_and(|next| sequence != next) {
             continue;
         }
@@ -313,8 +314,8 @@ fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
     segments
 }
 
-/// A record over 63 segments takes more requests than a short one, and its Commit lists more than one request can. All of them on
-/// the first connection.
+/// A record over 63 segments takes more requests than a short one, and its Commit lists more regions than fit into one
+/// request. All of them are sent on the first connection.
 #[test]
 fn records_over_many_segments_are_appended_without_a_break() {
     let places = Places::new();
@@ -341,7 +342,7 @@ fn records_over_many_segments_are_appended_without_a_break() {
     assert_eq!(opened.len(), 1, "connections");
 }
 
-/// Immediate Data is no part of the request: one has a single operation behind its Write, and with a Commit it has that. It
+/// Immediate Data is not part of the request: a request has a single operation behind its Write, here the Commit. It
 /// follows without waiting for anything.
 #[test]
 fn a_record_and_its_commit_share_a_segment_and_immediate_data_is_right_behind() {
@@ -356,7 +357,7 @@ fn a_record_and_its_commit_share_a_segment_and_immediate_data_is_right_behind() 
     let mut writer = Process(command.arg(&capture).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = writer.0.stdin.take().unwrap();
     let mut acknowledged = BufReader::new(writer.0.stdout.take().unwrap()).lines();
-    // One at a time: nothing of another stands between.
+    // One at a time, so that nothing of another record is in between.
     for number in 0..RECORDS {
         writeln!(lines, "record {number} {}", "x".repeat(500 * (number % 3))).unwrap();
         acknowledged.next().unwrap().unwrap();
@@ -366,7 +367,7 @@ fn a_record_and_its_commit_share_a_segment_and_immediate_data_is_right_behind() 
     let segments = segments_of_the_writer(&capture);
     let mut told = 0;
     for (index, segment) in segments.iter().enumerate().filter(|(_, segment)| segment.contains(&IMMEDIATE)) {
-        // Should it leave with them one day, so much the better.
+        // If it shares their segment one day, all the better.
         let before = if segment[0] == IMMEDIATE { &segments[index - 1] } else { segment };
         assert!(before.windows(2).any(|pair| pair == [WRITE, COMMIT]), "{index} of {segments:?}");
         told += 1;
@@ -400,7 +401,7 @@ fn the_ways_to_append_differ_in_round_trips_and_wakes() {
                 assert_eq!(report["wakes"], 0.0, "{report}");
             }
         }
-        // What is recorded at its bounds only would be the same for all.
+        // A histogram that only records its bounds would be the same for all.
         let [min, max] = ["min", "max"].map(|name| report["latency_ns"][name].as_u64().unwrap());
         assert!(min < max, "{report}");
     }
@@ -489,7 +490,7 @@ fn a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success());
         assert!(said.contains("0.log cannot be made") && said.contains("No space left on device"), "{said}");
-        // Nothing of it is in the way when there is some room, but not for all records.
+        // Nothing of it blocks the next attempt, when there is some room, but not for all records.
         std::fs::remove_file(filler).unwrap();
         let target = places.target(0);
         let lines: String = (0..300).map(|number| format!("{number} {}\n", "x".repeat(9000))).collect();
@@ -509,7 +510,7 @@ fn a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost() {
             }
         };
         has_all(&places.read(0));
-        // With more room it goes on.
+        // With more room it continues.
         mount("remount,size=8M");
         let _target = places.target(0);
         std::fs::write(places.path("lines"), "behind them").unwrap();

@@ -1,4 +1,4 @@
-//! Where targets are, targets and writers as processes.
+//! Places of targets; targets and writers as processes.
 
 use serde_json::Value;
 use std::cell::Cell;
@@ -40,7 +40,7 @@ pub fn succeeds(output: &Output) -> Vec<u8> {
     output.stdout.clone()
 }
 
-/// A target. Killed when dropped, and then the disk that its file lies on.
+/// A target. Dropping it kills it, and then the disk of its file.
 pub struct Target {
     _process: Process,
     _disk: Option<DiskProcess>,
@@ -49,7 +49,7 @@ pub struct Target {
 /// Three targets' places in a directory.
 pub struct Places {
     folder: tempfile::TempDir,
-    /// Where targets' files lie on disks that forget: the test whose processes serve those.
+    /// The test whose processes serve the targets' files on disks that lose unsynced writes.
     disks: Option<&'static str>,
     /// How often a disk was mounted.
     mounts: Cell<usize>,
@@ -77,11 +77,11 @@ impl Places {
         command
     }
 
-    /// With files that lie on disks which lose what was not synced; processes of the test `name` serve them.
+    /// With files on disks that lose unsynced writes; processes of the test `name` serve them.
     pub fn on_disks(name: &'static str) -> Self {
         let places = Self { disks: Some(name), ..Self::new() };
         for number in 0..3 {
-            // A disk has one file, and its length is given.
+            // A disk has one file of a fixed length.
             let mut command = places.target_command(&places.file(number), number);
             let mut target = Process(command.stdout(Stdio::piped()).spawn().unwrap());
             let said = BufReader::new(target.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
@@ -118,7 +118,7 @@ impl Places {
         self.target_on(name, number, false)
     }
 
-    /// A target whose disk answers a sync without carrying it out.
+    /// A target whose disk answers a sync without executing it.
     pub fn deceived_target(&self, number: usize) -> Target {
         self.target_on(self.disks.expect("disks"), number, true)
     }
@@ -132,7 +132,7 @@ impl Places {
         Target { _process: Process(self.target_command(&file, number).spawn().unwrap()), _disk: Some(disk) }
     }
 
-    /// The first target, its commands and what it says to them. It serves already.
+    /// The first target, its command input and its replies. It is already serving.
     pub fn controlled_target(&self) -> (Process, ChildStdin, Lines<BufReader<ChildStdout>>) {
         let mut command = self.program(&["target", "--control", "--size", "2M"]);
         command.arg(self.file(0)).arg("--socket").arg(self.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -152,16 +152,16 @@ impl Places {
         command
     }
 
-    /// Appends to three targets, and says how that ended.
+    /// Appends to three targets, and returns the output.
     pub fn append_lines(&self, more: &[&str], lines: &str) -> Output {
         let mut command = self.append(3, more);
         let mut writer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // One that ends before it has read them says why.
+        // A writer that ends before it has read them reports why.
         let _ = writer.stdin.take().unwrap().write_all(lines.as_bytes());
         writer.wait_with_output().unwrap()
     }
 
-    /// The records that a file holds, by number.
+    /// The records in a file, by number.
     pub fn read(&self, number: usize) -> BTreeMap<u64, String> {
         let output = program(&["read", "--json", "-"]).arg(self.file(number)).output().unwrap();
         let contents: Value = serde_json::from_slice(&succeeds(&output)).unwrap();
@@ -176,11 +176,11 @@ impl Places {
     }
 }
 
-/// A writer that appends numbered lines and tells what is acknowledged.
+/// A writer that appends numbered lines and prints what is acknowledged.
 pub struct Writer {
     process: Process,
     lines: ChildStdin,
-    /// Those that it was given and has not acknowledged: it acknowledges them in their order.
+    /// Unacknowledged lines: it acknowledges them in their order.
     given: VecDeque<u64>,
     acknowledged: Receiver<u64>,
     complaints: Receiver<String>,
@@ -213,13 +213,13 @@ impl Writer {
         self.lines.flush().unwrap();
     }
 
-    /// Notes under which number the next line is acknowledged.
+    /// Records under which number the next line is acknowledged.
     fn note(&mut self, number: u64, found: &mut BTreeMap<u64, String>) {
         let line = self.given.pop_front().expect("a line for each acknowledgment");
         assert_eq!(found.insert(number, format!("line {line}")), None, "number {number} twice");
     }
 
-    /// Waits until no more than so many lines are not acknowledged.
+    /// Waits until at most `left` lines are unacknowledged.
     pub fn wait(&mut self, left: usize, found: &mut BTreeMap<u64, String>) {
         while self.given.len() > left {
             let number = self.acknowledged.recv_timeout(PATIENCE).expect("an acknowledgment");
@@ -227,8 +227,8 @@ impl Writer {
         }
     }
 
-    /// Kills it, and notes what it had said by then. It had no reason to complain: targets that die come back with all that they
-    /// have to have.
+    /// Kills it, and records what it had printed by then. It has no reason to complain: targets that die return with
+    /// everything that they must have.
     pub fn kill(mut self, found: &mut BTreeMap<u64, String>) {
         self.process.0.kill().unwrap();
         while let Ok(number) = self.acknowledged.recv() {
@@ -238,7 +238,7 @@ impl Writer {
         assert!(complaints.is_empty(), "{complaints:?}");
     }
 
-    /// Appends lines from `begin` on, and notes which are acknowledged under which number.
+    /// Appends lines from `begin` on, and records which are acknowledged under which number.
     pub fn append(&mut self, begin: u64, count: u64, found: &mut BTreeMap<u64, String>) {
         self.give(begin..begin + count);
         self.wait(0, found);

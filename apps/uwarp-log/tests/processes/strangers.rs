@@ -1,4 +1,5 @@
-//! Peers that must not get in: without the secret, from other addresses, or in great number. And how far one would get.
+//! Peers that must not get in: without the secret, from other addresses, or in great numbers. And how far one would
+//! get.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -26,7 +27,7 @@ fn wrong_secret() -> Secret {
     Secret::new(b"what somebody else has guessed").unwrap()
 }
 
-/// The latest writer that a target has let in.
+/// The latest writer that a target has admitted.
 fn epoch(places: &Places) -> u64 {
     Identity::from_octets(std::fs::read(places.file(0)).unwrap()[..64].try_into().unwrap()).unwrap().epoch
 }
@@ -41,7 +42,7 @@ fn nobody_becomes_the_writer_without_the_secret() {
     let region = writer.claim(1, false);
     let claim = serde_json::to_vec(&ToTarget::Claim { epoch: 2, established: false, log: 1, replicas: 1 }).unwrap();
 
-    // Whoever says that he has none, or speaks another version, gets no connection.
+    // A peer that says it has no secret, or uses another version, gets no connection.
     for (private_data, expected) in
         [(&b"uwarp-log 2"[..], "of another version"), (&auth::greeting(&Secret::default()), "wants the log's secret")]
     {
@@ -84,13 +85,13 @@ fn nobody_becomes_the_writer_without_the_secret() {
     let answer = offer(&mut first, Proof { challenge: target_challenge, proof: reflected });
     assert!(refusal(answer).starts_with("its secret is not this target's"));
 
-    // None of them was let in, and the writer was not disturbed.
+    // None of them was admitted, and the writer was not disturbed.
     assert_eq!(epoch(&places), 1);
     assert!(matches!(writer.write(region, b"writer 1"), Ok(Event::Done(_))));
 }
 
-/// A false target passes on what a writer and a target say to each other, from an address of its own, and gives a writer its own
-/// proof back.
+/// A false target relays the messages of a writer and a target, from an address of its own, and reflects a writer's own
+/// proof.
 #[test]
 fn a_proof_is_worth_nothing_to_a_false_target() {
     let places = Places::new();
@@ -104,7 +105,7 @@ fn a_proof_is_worth_nothing_to_a_false_target() {
     let mut said = BufReader::new(writer.0.stderr.take().unwrap()).lines();
     let (target_domain, writer_domain) = (to_target.allocate_domain(), to_writer.allocate_domain());
     let mut last = None;
-    // Passed on, then reflected, then nothing is known of a secret.
+    // Relayed, then reflected, then without a secret.
     for (reflect, has_secret) in [(false, true), (true, true), (false, false)] {
         let (mut channel, established) = join(&to_target, &target_domain, &secret());
         let greeting = Greeting::parse(&established.private_data).unwrap();
@@ -152,7 +153,7 @@ fn silent_connections_keep_no_writer_out() {
         silent.push(join(&context, &domain, &secret()).0);
         assert!(matches!(writer.write(region, b"writer 1"), Ok(Event::Done(_))), "{number}");
     }
-    // The flood goes on, and the next writer gets in.
+    // The flood continues, and the next writer gets in.
     let mut next = Hand::new(&context, &domain);
     let region = next.claim(2, false);
     assert!(matches!(next.write(region, b"writer 2"), Ok(Event::Done(_))));
@@ -164,7 +165,7 @@ fn silent_connections_keep_no_writer_out() {
     let is_none = || !silent.iter_mut().any(is_open);
     wait_until(is_none, "those that prove nothing are ended");
     assert!(matches!(next.write(region, b"writer 3"), Ok(Event::Done(_))));
-    // Not even one that has the secret comes in by silence.
+    // Not even a peer with the secret gets in by silence.
     let (mut channel, established) = join(&context, &domain, &secret());
     prove(&mut channel, &established);
     channel.send(&serde_json::to_vec(&ToTarget::Hello { renew: false }).unwrap()).unwrap();
