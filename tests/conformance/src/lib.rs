@@ -1,8 +1,8 @@
-//! The conformance matrix: what the documents require, row by row, and which test shows it.
+//! The conformance matrix: what the documents require, row by row, and which tests show it.
 //!
-//! The rows are data (`tests/data/conformance/rows.tsv`), and so is what is known of each (`matrix.toml` beside it): the
-//! tests that show it, or an argument why nothing is to be shown. A row in neither is open. [`Matrix::report`] says which rows
-//! hold after a run of the tests: a row is shown only if each of its tests ran and passed.
+//! The rows are data (`tests/data/conformance/rows.tsv`). `matrix.toml` beside them has, for each row, the tests that
+//! show it, or an argument why no test is needed. A row without either is open. [`Matrix::report`] says which rows hold
+//! after a run of the tests: a row is shown only if each of its tests ran and passed.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub enum Level {
     Should,
     /// MAY, OPTIONAL.
     May,
-    /// Text without a keyword that has to be met all the same.
+    /// Text without a keyword that must nevertheless be met.
     Declared,
 }
 
@@ -31,7 +31,7 @@ impl Level {
     /// The highest level of a cell such as `S/M` or `MN`.
     ///
     /// # Errors
-    /// The part that is no level.
+    /// The part that is not a level.
     pub fn parse(cell: &str) -> Result<Level, String> {
         cell.split('/')
             .map(|part| match part.trim() {
@@ -59,11 +59,11 @@ pub struct Row {
     pub level: Level,
     /// Who has to meet it.
     pub side: String,
-    /// What is required, in words of our own.
+    /// The requirement, in our own words.
     pub text: String,
 }
 
-/// The rows and what is known of them.
+/// The rows, with the tests or the argument for each.
 #[derive(Clone, Debug, Default)]
 pub struct Matrix {
     /// In the order of the file.
@@ -90,7 +90,7 @@ impl Matrix {
     /// Reads both files of a folder.
     ///
     /// # Errors
-    /// What is wrong with them, in one sentence: not readable, a number twice, a row in both parts, an unknown row.
+    /// The first fault, in one sentence: unreadable, a duplicate number, a row in both parts, an unknown row.
     pub fn read(folder: &Path) -> Result<Matrix, String> {
         let text = |name: &str| {
             let path = folder.join(name);
@@ -205,8 +205,8 @@ impl Report {
     }
 }
 
-/// The tests that passed, out of what `cargo nextest run --status-level pass --color never` prints, a line each:
-/// `PASS [   0.016s] (1/10) package::binary path`.
+/// The tests that passed, from the output of `cargo nextest run --status-level pass --color never`, one per line: `PASS
+/// [   0.016s] (1/10) package::binary path`.
 pub fn passed_tests(output: &str) -> BTreeSet<String> {
     output
         .lines()

@@ -1,5 +1,6 @@
-//! The conformance report: `uwarp-conformance filter` prints what nextest has to run, `uwarp-conformance report` reads what it
-//! printed from its input and says which rows hold. `uwarp-conformance mutations` breaks rules, to see that their tests notice.
+//! The conformance report. `uwarp-conformance filter` prints the tests for nextest to run; `uwarp-conformance report`
+//! reads nextest's output from its input and reports which rows hold. `uwarp-conformance mutations` breaks rules, to
+//! see that their tests notice.
 
 use std::io::Read;
 use std::process::ExitCode;

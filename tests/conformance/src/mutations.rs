@@ -1,8 +1,8 @@
-//! Mutations: rules of the documents that are broken on purpose, to see that the tests of a row test the row.
+//! Mutations: rules of the documents that are broken on purpose, to see that the tests of a row really test it.
 //!
-//! `mutations.toml` names an expression of the source for each, and one that breaks the rule. The tree is copied, a switch
-//! put into every place, and the copy built once; then the tests of a row run with its rule broken, and at least one has to
-//! fail. The tree itself holds no switch.
+//! For each, `mutations.toml` has an expression of the source and one that breaks the rule. The tree is copied, every
+//! place gets a switch, and the copy is built once. Then the tests of a row run with its rule broken, and at least one
+//! must fail. The tree itself has no switches.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ const PACKAGES: [&str; 8] = [
 ];
 /// Which rule is broken, by its place in the file from 1.
 const VARIABLE: &str = "UWARP_MUTATION";
-/// What the copy's crates are built with, in place of `line-tables-only`.
+/// Debug setting of the copy's build, in place of `line-tables-only`.
 const DEBUG: &str = "line-directives-only";
 /// A rule and how it is broken.
 #[derive(Clone, Debug, Deserialize)]
@@ -34,7 +34,7 @@ const DEBUG: &str = "line-directives-only";
 pub struct Mutation {
     /// The row of the matrix.
     pub row: String,
-    /// What is wrong then, in a few words.
+    /// The violation, in a few words.
     pub breaks: String,
     /// The file, from the top of the tree.
     pub file: String,
@@ -43,7 +43,7 @@ pub struct Mutation {
     pub before: String,
     /// An expression.
     pub rule: String,
-    /// The expression that stands there instead.
+    /// The expression that breaks the rule.
     pub broken: String,
     /// What stands behind the rule.
     #[serde(default)]
@@ -59,7 +59,7 @@ struct File {
 /// Reads `mutations.toml` of a folder.
 ///
 /// # Errors
-/// What is wrong with it, in one sentence.
+/// The first fault, in one sentence.
 pub fn read(folder: &Path) -> Result<Vec<Mutation>, String> {
     let path = folder.join("mutations.toml");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
@@ -76,7 +76,7 @@ pub fn tests<'a>(matrix: &'a Matrix, row: &str) -> Vec<&'a str> {
     matrix.shown.get(row).into_iter().flatten().map(String::as_str).filter(runs_here).collect()
 }
 
-/// An expression of any crate: whether this rule is the one that is broken.
+/// An expression, valid in any crate, for whether this rule is the broken one.
 pub fn switch(number: usize) -> String {
     format!(
         "{{ static IT_IS: std::sync::OnceLock<bool> = std::sync::OnceLock::new(); \
@@ -87,7 +87,7 @@ pub fn switch(number: usize) -> String {
 /// The text of a file with a switch in each of its places.
 ///
 /// # Errors
-/// A place that is not there exactly once, or a row without a test that can be run.
+/// A place that does not exist exactly once, or a row without a test that can be run.
 pub fn with_switches(file: &str, text: &str, mutations: &[Mutation]) -> Result<String, String> {
     let mut places = Vec::new();
     for (index, mutation) in mutations.iter().enumerate().filter(|(_, mutation)| mutation.file == file) {
@@ -99,7 +99,7 @@ pub fn with_switches(file: &str, text: &str, mutations: &[Mutation]) -> Result<S
         let text = format!("(if {} {{ {broken} }} else {{ {rule} }})", switch(index + 1));
         places.push((at + before.len(), rule.len(), text));
     }
-    // Several mutations of one expression: the second goes around the first.
+    // Several mutations of one expression: the second encloses the first.
     places.sort_by_key(|(at, ..)| *at);
     let mut out = String::with_capacity(text.len() + 200 * places.len());
     let mut from = 0;
@@ -120,7 +120,7 @@ pub fn with_switches(file: &str, text: &str, mutations: &[Mutation]) -> Result<S
     Ok(out)
 }
 
-/// Copies what differs, so that an unchanged file is not built again, and removes what is not there any more.
+/// Copies changed files only, so that an unchanged file is not built again, and removes deleted ones.
 fn copy(from: &Path, to: &Path, below: &Path, mutations: &[Mutation]) -> Result<(), String> {
     let say = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     std::fs::create_dir_all(to).map_err(|error| say(to, error))?;
@@ -189,8 +189,9 @@ impl Copy {
             .args(["nextest", "run", "--profile", "mutations"])
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
-            // A profile that nothing else has: cargo tells the crates of the copy from those of the tree by it, which have the
-            // same places in their workspaces. Crates from elsewhere have their own in `Cargo.toml`, and are not built again.
+            // A separate profile: by it, cargo distinguishes the crates of the copy from those of the tree, which have
+            // the same paths in their workspaces. External crates have their own profile in `Cargo.toml`, and are not
+            // built again.
             .env("CARGO_PROFILE_DEV_DEBUG", DEBUG)
             .env("CARGO_PROFILE_TEST_DEBUG", DEBUG)
             .env_remove("NEXTEST_PROFILE")
@@ -212,18 +213,18 @@ impl Copy {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.code() {
             Some(0) => Ok((Ended::AllPassed, text)),
-            // What nextest ends with when tests have failed.
+            // nextest's exit status when tests have failed.
             Some(100) => Ok((Ended::SomeFailed, text)),
             code => Err(format!("cargo nextest ended with {code:?}:\n{text}")),
         }
     }
 }
 
-/// Breaks `count` rules (all if `None`), chosen by `seed`, one after the other, in a copy of the tree below `target`, cargo's
-/// target directory. Gives the report, and whether every one was noticed.
+/// Breaks `count` rules (all if `None`), chosen by `seed`, one after another, in a copy of the tree below `target`,
+/// cargo's target directory. Returns the report, and whether all were noticed.
 ///
 /// # Errors
-/// The file and the tree do not fit, the copy does not build, or the tests of the rows fail with nothing broken.
+/// The file does not match the tree, the copy does not build, or the tests of the rows fail with nothing broken.
 pub fn run(workspace: &Path, target: &Path, count: Option<usize>, seed: u64) -> Result<(String, bool), String> {
     let data = workspace.join("tests/data/conformance");
     let matrix = Matrix::read(&data)?;

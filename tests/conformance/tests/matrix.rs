@@ -1,4 +1,4 @@
-//! The matrix itself: its files agree, every test that it names is in the tree, and the report says what it should.
+//! The matrix itself: its files agree, every named test exists, and the report is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn packages() -> BTreeMap<String, PathBuf> {
         .collect()
 }
 
-/// Whether a function of this name, behind `#[test]` or in a macro of tests, is in one of the files.
+/// Whether one of the files has a function of this name, behind `#[test]` or in a macro of tests.
 fn has_test(files: &[PathBuf], name: &str) -> bool {
     files.iter().any(|file| {
         let text = std::fs::read_to_string(file).unwrap_or_default();

@@ -16,8 +16,8 @@ use uwarp_wire::tcp::SackBlocks;
 
 use crate::stream;
 
-/// Takes `data` as a received frame. Checksums that are wrong are put right once, so that a changed octet does not end
-/// every attempt at the IPv4 header; what a TCP segment carries is taken as a stream of FPDUs.
+/// Treats `data` as a received frame. Wrong checksums are corrected once, so that not every changed octet ends at the
+/// IPv4 header. The payload of a TCP segment is treated as a stream of FPDUs.
 pub fn frame(data: &[u8]) {
     let mut octets = data.to_vec();
     for _ in 0..3 {
@@ -28,7 +28,7 @@ pub fn frame(data: &[u8]) {
             Err(_) => break,
         }
     }
-    // Whatever the headers were, the layers above must take the octets as well.
+    // Whatever the headers are, the layers above must accept any octets.
     stream::receive(data);
 }
 
@@ -132,7 +132,7 @@ fn handle_tcp(tcp: &TcpFrame, octets: &[u8]) {
     let cut = usize::from(tcp.header.window) % (octets.len() + 1);
     let (first, second) = octets.split_at(cut);
     assert_eq!(tcp.checksum_is_good_chained([first, second], checksum::sum), good);
-    // Headers in a first piece are as good as in one with all octets.
+    // Headers in a first part are equivalent to headers in a complete frame.
     match classify(first, octets.len()) {
         Ok(Frame::Tcp(again)) => assert_eq!(&again, tcp),
         Ok(other) => panic!("a shorter first piece turned {tcp:?} into {other:?}"),
@@ -143,7 +143,7 @@ fn handle_tcp(tcp: &TcpFrame, octets: &[u8]) {
     stream::receive(payload);
 }
 
-/// What was received can be sent, and is then received as the same.
+/// A received frame can be sent, and is then received with the same values.
 fn rebuild(tcp: &TcpFrame, payload: &[u8]) {
     let mut path = Path::new(tcp.source_mac, tcp.destination_mac, tcp.flow.remote, tcp.flow.local);
     path.vlan = tcp.vlan;
@@ -155,7 +155,7 @@ fn rebuild(tcp: &TcpFrame, payload: &[u8]) {
     let room = &mut out[..headers];
     match prepend_tcp(room, &path, &tcp.header, tcp.ecn, payload.len(), checksum) {
         Ok(length) => assert_eq!(length, headers),
-        // Options in whole words may take a packet of nearly 65535 octets over the limit.
+        // Options padded to words may push a packet of nearly 65535 octets over the limit.
         Err(WireError::TotalLength) if payload.len() > 65000 => return,
         Err(error) => panic!("{error:?}"),
     }
@@ -163,7 +163,7 @@ fn rebuild(tcp: &TcpFrame, payload: &[u8]) {
     assert!(again.checksum_is_good(&out, checksum::sum));
     assert_eq!((again.flow, again.vlan, again.ecn), (tcp.flow, tcp.vlan, tcp.ecn));
     assert_eq!(again.payload_len, payload.len());
-    // A SACK block may have lost its place to the padding of the other options.
+    // A SACK block may have been displaced by the padding of other options.
     let (mut sent, mut received) = (tcp.header, again.header);
     let (before, after) = (sent.options.sack, received.options.sack);
     assert_eq!(before.as_slice()[..after.len()], *after.as_slice());

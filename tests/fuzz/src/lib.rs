@@ -1,5 +1,4 @@
-//! What the fuzz targets do with their input. It stands in a library so that `cargo test` can replay inputs
-//! without the fuzzer.
+//! The code of the fuzz targets. It is a library so that `cargo test` can replay inputs without the fuzzer.
 #![forbid(unsafe_code)]
 
 mod frame;

@@ -1,8 +1,9 @@
-//! FPDUs with markers: any octets at any place of a stream, in one piece and cut; and what is put in comes out.
+//! FPDUs with markers: any octets at any position of a stream, whole and in parts; and inserted markers are found
+//! again.
 
 use uwarp_iwarp::framing::{Crc32c, Marked, deframe_marked, fpdu_len, insert_markers, marked_len};
 
-/// Takes the place in the stream from the first two octets, the rest as what came from there on.
+/// Uses the first two octets as the position in the stream, and the rest as what arrives from there on.
 pub fn markers(octets: &[u8]) {
     let Some((place, octets)) = octets.split_first_chunk::<2>() else { return };
     let start = u64::from(u16::from_le_bytes(*place)) * 4;
@@ -10,7 +11,7 @@ pub fn markers(octets: &[u8]) {
     send(start, octets);
 }
 
-/// Follows the stream as far as it makes sense.
+/// Follows the stream as far as it is valid.
 fn receive(start: u64, octets: &[u8]) {
     let (mut at, mut ulpdu, mut again) = (0, Vec::new(), Vec::new());
     loop {
@@ -18,7 +19,7 @@ fn receive(start: u64, octets: &[u8]) {
         match deframe_marked(rest, offset, None, &mut ulpdu) {
             Marked::Fpdu { len } => {
                 assert_eq!(len, marked_len(offset, fpdu_len(ulpdu.len())));
-                // The CRC changes the verdict and nothing else; an FPDU is not seen before it is whole.
+                // The CRC changes only the verdict; an FPDU is not found before it is complete.
                 match deframe_marked(rest, offset, Some(crc32c::crc32c), &mut again) {
                     Marked::Fpdu { len: same } => assert_eq!((same, &again), (len, &ulpdu)),
                     Marked::BadCrc => {}
@@ -38,7 +39,7 @@ fn receive(start: u64, octets: &[u8]) {
     }
 }
 
-/// Sends the octets as ULPDUs and finds them again.
+/// Sends the octets as ULPDUs and receives them again.
 fn send(start: u64, octets: &[u8]) {
     let (mut at, mut out) = (start, Vec::new());
     for ulpdu in octets.chunks(1400) {
@@ -49,7 +50,7 @@ fn send(start: u64, octets: &[u8]) {
             room.resize(marked_len(at, plain), 0);
             let len = insert_markers(&mut room, plain, at, crc);
             assert_eq!(len, room.len());
-            // Without markers inside, nobody has written the CRC yet.
+            // Without markers inside, the CRC has not been written yet.
             let checked = if len == plain { None } else { crc };
             assert_eq!(deframe_marked(&room, at, checked, &mut out), Marked::Fpdu { len });
             assert_eq!(out, ulpdu);

@@ -1,4 +1,4 @@
-//! MPA start-up frames, as values and through the machines of both roles, in any cut.
+//! MPA start-up frames, as values and through the state machines of both roles, cut anywhere.
 
 use uwarp_iwarp::startup::{
     Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Responder, ResponderOptions,
@@ -6,10 +6,10 @@ use uwarp_iwarp::startup::{
 };
 use uwarp_wire::mpa::{FrameKind, StartupFrame};
 
-/// Octets of the input that are not of the stream: options, then a seed for the cuts.
+/// Octets of the input before the stream: options, then a seed for the cuts.
 const CONTROL_LEN: usize = 2;
 
-/// Takes `data` as two octets of control and what a peer sends from the first octet of the TCP stream on.
+/// Uses `data` as two control octets, followed by a peer's TCP stream from its first octet on.
 pub fn mpa_startup(data: &[u8]) {
     let Some((&[options, seed], octets)) = data.split_first_chunk::<CONTROL_LEN>() else { return };
     for kind in [FrameKind::Request, FrameKind::Reply] {
@@ -19,7 +19,7 @@ pub fn mpa_startup(data: &[u8]) {
     initiator(options, seed, octets);
 }
 
-/// Cuts `octets` into pieces of 0 to 31 octets, or larger ones, by the seed.
+/// Cuts `octets` into parts of 0 to 31 octets, or larger ones, by the seed.
 fn pieces(seed: u8, octets: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut state = u32::from(seed);
     let mut rest = octets;
@@ -35,7 +35,7 @@ fn pieces(seed: u8, octets: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// A frame that is read is written again, but for reserved bits; no prefix of it is one.
+/// A parsed frame is emitted again, except for reserved bits; no prefix of it is a frame.
 fn codec(kind: FrameKind, octets: &[u8]) {
     let Ok(Some((frame, length))) = StartupFrame::parse(kind, octets) else { return };
     let mut out = vec![0; length];
@@ -78,7 +78,7 @@ fn responder(options: u8, seed: u8, octets: &[u8]) {
             break;
         }
     }
-    // However the octets came, the verdict is the same.
+    // The verdict does not depend on the cuts.
     assert_eq!(of_whole, of_cut);
     let Ok(Some(request)) = of_whole else { return };
 
@@ -147,9 +147,9 @@ fn initiator(options: u8, seed: u8, octets: &[u8]) {
     }
 }
 
-/// Whatever a peer says, this side's limits are not passed.
+/// Whatever a peer says, this side's limits are kept.
 fn check(parameters: &Parameters, limits: &ReadLimits) {
-    // A Read as the ready-to-receive indication needs one inbound slot, even where none was asked for.
+    // A Read as the ready-to-receive indication needs one inbound slot, even if none was requested.
     assert!(parameters.ird <= limits.maximum_ird.max(1), "{parameters:?}");
     assert!(parameters.ord <= limits.ord, "{parameters:?}");
 }

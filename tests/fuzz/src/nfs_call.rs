@@ -1,9 +1,9 @@
-//! RPC calls to the server of a directory, as a client over TCP sends them: NFS version 3, MOUNT and the port mapper. The
-//! directory is made for each input and lies beside something that is not to be reached.
+//! RPC calls to the server of a directory, as a client over TCP sends them: NFS version 3, MOUNT and the port mapper.
+//! The directory is created for each input, beside data that must not be reachable.
 //!
-//! An input is one octet of options, then calls, each behind its length (two octets, big-endian). A client knows handles from the
-//! server alone; in an input [`KNOWN`] and a number stand for the handle with that number: that of the root, of the folder in it,
-//! and then those in the replies to its earlier calls, in the order in which they came.
+//! An input is one octet of options, then calls, each after its length (two octets, big-endian). A client only knows
+//! handles that the server has returned. In an input, [`KNOWN`] and a number stand for the handle with that number:
+//! that of the root, of the folder in it, and then those in the replies to earlier calls, in the order of arrival.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,18 +24,18 @@ use uwarp_rpcrdma::responder::Answer;
 use uwarp_rpcrdma::rpc::{ReplyHeader, Status};
 use uwarp_rpcrdma::walk::{Part, Removed, Walk};
 
-/// The first word of every handle, and a directory that there is none of: what follows is a number of a known handle.
+/// The first word of every handle, and a directory that does not exist: the number of a known handle follows.
 const KNOWN: [u8; 8] = [0x75, 0x77, 0, 1, 0xff, 0xff, 0xff, 0xff];
 /// Calls of one input.
 const CALLS: usize = 40;
 /// Handles that are remembered.
 const HANDLES: usize = 64;
-/// What lies outside, and is in no input.
+/// The data outside, which no input contains.
 const SECRET: &[u8] = b"\x93not to be seen\xe7";
-/// Longest reply: data, and what is around it.
+/// Longest reply in octets: data, and what surrounds it.
 const REPLY_MAX: usize = TRANSFER_MAX as usize + 4096;
 
-/// Takes `data` as what clients ask of a server.
+/// Uses `data` as a client's calls to a server.
 pub fn nfs_call(data: &[u8]) {
     serve(data);
 }
@@ -85,7 +85,7 @@ fn carry_out(programs: &Programs, message: &[u8]) -> Option<Vec<u8>> {
             let nfs = (call.program == nfs3::PROGRAM).then_some((call.version, call.procedure));
             let mut call = Call::of_stream(call, ([10, 0, 0, 2], 700).into());
             let answer = programs.carry_out(&mut call);
-            // The thread is root's again, who can look and remove everywhere.
+            // Make the thread root again, which can inspect and remove everything.
             rest();
             (call.xid, answer, nfs)
         }
@@ -102,7 +102,7 @@ fn carry_out(programs: &Programs, message: &[u8]) -> Option<Vec<u8>> {
     let (parsed, at) = ReplyHeader::parse(&reply).expect("a reply");
     assert_eq!((parsed.xid, parsed.status), (xid, status));
     if let (Some((version, procedure)), Status::Success) = (results, status) {
-        // The client's side finds them well-formed, to the last octet.
+        // The client's binding finds them well-formed, to the last octet.
         let mut walk = Walk::new(&reply[at..], 0, Removed::Nothing);
         Nfs3.results(version, procedure, &mut walk).expect("results of the procedure");
         walk.finish().expect("nothing is left over");
@@ -110,7 +110,7 @@ fn carry_out(programs: &Programs, message: &[u8]) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// Puts handles where the message has numbers of them.
+/// Replaces numbers in the message by handles.
 fn name_handles(message: &mut [u8], handles: &[Vec<u8>]) {
     for at in (0..message.len().saturating_sub(HANDLE_LEN - 1)).step_by(4) {
         let place = &mut message[at..at + HANDLE_LEN];
@@ -120,7 +120,7 @@ fn name_handles(message: &mut [u8], handles: &[Vec<u8>]) {
     }
 }
 
-/// Keeps the handles that are in a reply.
+/// Stores the handles in a reply.
 fn remember_handles(reply: &[u8], handles: &mut Vec<Vec<u8>>) {
     let kind = handles[0][..KNOWN.len()].to_vec();
     for at in (0..reply.len().saturating_sub(HANDLE_LEN - 1)).step_by(4) {
@@ -131,12 +131,12 @@ fn remember_handles(reply: &[u8], handles: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// A folder with what is served and what is not; it goes with the value.
+/// A folder with a served and an unserved part; removed on drop.
 struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        // The runner's is in memory, where there is such a place: every change is synced.
+        // The runner's folder is in memory, if possible, because every change is synced.
         let folder = match std::env::var_os("UWARP_FUZZ_PLACES") {
             Some(places) => tempfile::tempdir_in(places),
             None => tempfile::tempdir(),
@@ -152,7 +152,7 @@ impl Place {
             symlink(outside.join("secret"), served.join("folder/secret"))?;
             fs::create_dir(&outside)?;
             fs::write(outside.join("secret"), SECRET)?;
-            // Everybody may do everything there, who finds a way.
+            // Permit everything there to everyone who finds a way.
             fs::set_permissions(&outside, PermissionsExt::from_mode(0o777))?;
             fs::set_permissions(outside.join("secret"), PermissionsExt::from_mode(0o666))
         };
@@ -175,7 +175,7 @@ impl Place {
     }
 }
 
-/// What can be seen of a file: mode, owner, links, size, time of change, and its first octets.
+/// The visible state of a file: mode, owner, links, size, time of change, and its first octets.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     numbers: [u64; 6],
@@ -203,7 +203,7 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, Seen> {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Who is not root cannot remove what is in a folder that a call has closed.
+        // Without root, the contents of a folder that a call has made inaccessible cannot be removed.
         let mut folders = vec![self.served()];
         while let Some(folder) = folders.pop() {
             let _ = fs::set_permissions(&folder, PermissionsExt::from_mode(0o700));
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use uwarp_nfs::directory::procedures::NAMES;
 
-    /// The handles that the corpus names are those that it means: otherwise the fuzzer would begin with refusals.
+    /// The handles in the corpus resolve to the intended objects: otherwise the fuzzer would start with refusals.
     #[test]
     fn the_corpus_has_every_procedure_succeed() {
         let value = |text: &str, family: &str, procedure: &str| -> f64 {

@@ -1,5 +1,5 @@
-//! A live queue pair: an engine with memory and posted work, and a peer whose segments, messages and octets the input spells, in
-//! virtual time. The start-up, the CRCs and TCP are right; all above them may be anything.
+//! A live queue pair: an engine with memory and posted work, and a peer whose segments, messages and octets come from
+//! the input, in virtual time. Start-up, CRCs and TCP are valid; everything above them may be anything.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,7 +27,7 @@ const CANARY: u8 = 0xa5;
 const STEPS: usize = 64;
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// The input, octet by octet; zeros behind its end.
+/// The input, octet by octet; zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -48,7 +48,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A store that keeps nothing, and fails now and then.
+/// A store that keeps nothing, and sometimes fails.
 struct Nowhere(u32);
 
 impl Store for Nowhere {
@@ -64,10 +64,10 @@ impl Store for Nowhere {
 
 /// Memory of the host, by what a peer may do with it.
 struct Memory {
-    /// For everything; then for writing, for atomics and reading, durable.
+    /// With all rights; then for writing, for atomics and reading, durable.
     open: [Registration; 4],
     committers: [Committer; 2],
-    /// What no peer may change: for reading, of another domain, of another queue pair, for local use.
+    /// Memory that no peer may change: for reading, of another domain, of another queue pair, for local use.
     closed: [Registration; 4],
     /// Where receives and Reads put octets.
     inbox: Registration,
@@ -119,7 +119,7 @@ impl Memory {
         if number == 9 { self.window.stag() } else { self.region(number).stag() }
     }
 
-    /// A place: mostly in one of the regions or in the window, near its ends or in it; sometimes anywhere.
+    /// A tagged offset: mostly inside or near the ends of one of the regions or the window, sometimes anywhere.
     fn place(&self, input: &mut Input) -> (Stag, TaggedOffset) {
         let (kind, at) = (input.octet(), input.octet());
         let stag = if kind & 0xf0 == 0xf0 { Stag(input.word()) } else { Stag(self.stag(kind & 0x0f)) };
@@ -153,7 +153,7 @@ struct Life<'a> {
     pair: Pair,
     peer: RawPeer,
     memory: Memory,
-    /// The message that each queue of the peer is at.
+    /// The next message number on each of the peer's queues.
     numbers: [u32; 4],
     /// Posted work that has not completed.
     open: HashMap<u64, &'static str>,
@@ -164,9 +164,9 @@ struct Life<'a> {
     asked: usize,
 }
 
-/// Takes `data` as settings, and then as what a peer and the application do. Whatever they are: the engine goes on, work that
-/// was posted completes once, memory that the peer has no right to stays as it is, what is sent is framed with right CRCs,
-/// there is one Terminate at most and nothing behind it, and no buffer is lost.
+/// Uses `data` as settings, and then as actions of the peer and the application. Whatever they are: the engine
+/// continues, posted work completes once, memory without rights for the peer is unchanged, sent FPDUs have valid CRCs,
+/// at most one Terminate is sent and nothing after it, and no buffer is lost.
 pub fn queue_pair(data: &[u8]) {
     let mut input = Input(data);
     let settings = input.octet();
@@ -245,7 +245,7 @@ impl Life<'_> {
     fn send_tagged(&mut self) {
         let (stag, offset) = self.memory.place(&mut self.input);
         let (bits, length) = (self.input.octet(), usize::from(self.input.octet()));
-        // A Write, or a Read Response, or what is none of them.
+        // A Write, a Read Response, or neither.
         let opcode = if bits & 3 == 3 { self.input.octet() } else { bits << 1 & 2 };
         let header = TaggedHeader { last: bits & 0x80 == 0, control: self.control(opcode), stag, offset };
         let mut ulpdu = vec![0; 14];
@@ -254,7 +254,7 @@ impl Life<'_> {
         self.peer.send(&fpdu(&ulpdu));
     }
 
-    /// A Send, Immediate Data or Terminate, or with `message` that, on its queue in its turn, mostly.
+    /// A Send, Immediate Data or Terminate, or the given `message`, mostly with the next number of its queue.
     fn send_untagged(&mut self, message: Option<(u8, usize, Vec<u8>)>) {
         let (opcode, queue, octets) = message.unwrap_or_else(|| {
             let (opcode, length) = (self.input.octet(), usize::from(self.input.octet()));
@@ -370,7 +370,7 @@ impl Life<'_> {
         let peers = [Sge { stag: 77, length, offset: 0 }];
         let operands = AtomicOperands { add_swap: 1, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX }.to_octets();
         let with_immediate = [source[0], SendElement::immediate_entry(u64::from(kind))];
-        // To open memory, and to some of another domain, which has to be refused.
+        // To open memory, and sometimes to memory of another domain, which must be refused.
         let bound = self.memory.open.get(length as usize & 7).unwrap_or(&self.memory.closed[1]);
         let rights = if length & 8 == 0 { Access::REMOTE_READ | Access::REMOTE_WRITE } else { Access::ALL };
         let bound = Sge { stag: bound.stag(), length: REGION as u32 / 2, offset: 64 };
@@ -416,7 +416,7 @@ impl Life<'_> {
                 (&source, &[])
             }
             10 => {
-                // Now and then with an STag that was bound before, or never given.
+                // Sometimes with an STag that was bound before, or never existed.
                 let window = &mut self.memory.window;
                 let stag = if length & 1 == 0 { window.next_stag() } else { window.stag() };
                 let opcode = SendOpcode::Bind;
@@ -435,7 +435,7 @@ impl Life<'_> {
         }
     }
 
-    /// Lets some time go by, and looks at what came of it.
+    /// Lets some time pass, and checks the results.
     fn go_on(&mut self, time: Duration) {
         self.peer.run_until(&mut self.world, time, |_, _| false);
         while let Some(ulpdu) = self.peer.take_fpdu() {

@@ -1,5 +1,5 @@
-//! What a peer sends in an RPC-over-RDMA connection: the transport header in both roles, the RPC message behind it, and the
-//! private data of the connection's start.
+//! What a peer sends on an RPC-over-RDMA connection: the transport header in both roles, the RPC message behind it, and
+//! the private data at start-up.
 
 use uwarp_rpcrdma::header::{
     Body, CallFault, Chunks, Header, SEGMENT_LEN, chunk_length, fill, filled, parse_call, parse_reply,
@@ -47,7 +47,7 @@ fn word(data: &[u8], at: usize) -> [u8; 4] {
     data[at..at + 4].try_into().expect("four octets")
 }
 
-/// What was read is written as it was, and nothing was made up.
+/// A parsed header is emitted again unchanged, and nothing is invented.
 fn check(header: &Header, at: usize, data: &[u8]) {
     let mut out = Vec::new();
     header.encode(&mut out);
@@ -59,7 +59,7 @@ fn check(header: &Header, at: usize, data: &[u8]) {
     }
 }
 
-/// The positions of a call ascend, and no chunk reaches into the next.
+/// The positions of a call ascend, and no chunk overlaps the next.
 fn check_reads(chunks: &Chunks) {
     let mut end = 0;
     for chunk in chunks.read_chunks() {
@@ -72,7 +72,7 @@ fn check_reads(chunks: &Chunks) {
     }
 }
 
-/// A reply that fills the call's chunks half is taken for what it is.
+/// A reply that half fills the call's chunks is recognised as such.
 fn answer(call: &Header, offered: &Chunks) {
     let half = |segments: &Vec<_>| fill(segments, chunk_length(segments) / 2).expect("half of it fits");
     let returned = Chunks {

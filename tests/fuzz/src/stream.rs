@@ -1,4 +1,4 @@
-//! FPDUs to RDMAP: a stream in full operation is fed with octets as TCP would deliver them.
+//! FPDUs to RDMAP: a stream in full operation receives octets as TCP would deliver them.
 
 use uwarp_iwarp::framing::{Framed, deframe};
 use uwarp_iwarp::opcode::{COMMIT_REGION_LIMIT, Features};
@@ -22,7 +22,7 @@ fn parameters() -> (Parameters, Parameters) {
     }
 }
 
-/// Takes `octets` as the start of a stream: a start-up frame or FPDUs.
+/// Uses `octets` as the start of a stream: a start-up frame or FPDUs.
 pub fn receive(octets: &[u8]) {
     let mut rest = octets;
     for kind in [FrameKind::Request, FrameKind::Reply] {
@@ -51,7 +51,7 @@ fn run(mut stream: Stream, octets: &[u8]) {
             }
             Framed::BadCrc { .. } => panic!("no CRC was asked for"),
         };
-        // The CRC changes the verdict and nothing else; an FPDU is not seen before it is whole.
+        // The CRC changes only the verdict; an FPDU is not found before it is complete.
         match deframe(rest, Some(crc32c::crc32c)) {
             Framed::Fpdu { ulpdu: again, fpdu_len } => assert_eq!((again, fpdu_len), (ulpdu.clone(), length)),
             Framed::BadCrc { fpdu_len } => assert_eq!(fpdu_len, length),
@@ -80,7 +80,7 @@ fn run(mut stream: Stream, octets: &[u8]) {
     }
 }
 
-/// Every message codec takes every message; what it reads it writes again.
+/// Every message codec accepts every message, and emits again what it parses.
 fn parse_messages(ulpdu: &[u8]) {
     let Ok(header) = Header::parse(ulpdu) else { return };
     let body = &ulpdu[header.len()..];
@@ -110,7 +110,7 @@ fn parse_messages(ulpdu: &[u8]) {
     }
 }
 
-/// A Read Response is looked at only if a read is outstanding; let there be one that it may fit.
+/// A Read Response is processed only if a read is outstanding, so make one that it may match.
 fn expect_response(stream: &mut Stream, ulpdu: &[u8]) {
     let Ok(Header::Tagged(TaggedHeader { last, control, stag, offset })) = Header::parse(ulpdu) else { return };
     if control.parse() != Ok(Opcode::ReadResponse) || !stream.fence_is_clear() {
@@ -206,7 +206,7 @@ fn answer(mut message: Message, length: u32, position: &mut u64) {
     }
 }
 
-/// A Terminate is one valid segment that quotes the header of the one that failed.
+/// A Terminate is one valid segment that contains the header of the segment at fault.
 fn check_terminate(mut message: Message, failed: &[u8]) {
     let segment = message.next_segment(0).expect("a Terminate is a segment");
     assert!(segment.last && message.next_segment(0).is_none());

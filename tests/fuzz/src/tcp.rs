@@ -1,4 +1,4 @@
-//! One TCP connection, fed with segments and calls that the input spells.
+//! One TCP connection, with segments and calls from the input.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
 const OUR_ISN: SeqNumber = SeqNumber(0xffff_f000);
 const PEER_ISN: SeqNumber = SeqNumber(0x7fff_f000);
-/// Records in the owner's hands at most; an input is no reason to use much memory.
+/// The most records that the owner holds: an input must not use much memory.
 const RECORDS: usize = 64;
 
-/// The input, octet by octet; zeros behind its end.
+/// The input, octet by octet; zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -25,7 +25,7 @@ impl Input<'_> {
         u16::from_be_bytes([self.octet(), self.octet()])
     }
 
-    /// A number near `base`, or anywhere: what the input would hardly ever hit by itself.
+    /// A number near `base`, which the input would rarely hit by itself, or any number.
     fn near(&mut self, base: SeqNumber) -> SeqNumber {
         let kind = self.octet();
         let distance = match kind & 3 {
@@ -42,7 +42,7 @@ struct Owner {
     connection: Connection,
     now: Instant,
     records: HashSet<u32>,
-    /// Held payloads: where each begins in the stream, and its length.
+    /// Held payloads: the position of each in the stream, and its length.
     held: HashMap<u32, (SeqNumber, u32)>,
     next_token: u32,
     /// Octets handed out.
@@ -56,8 +56,8 @@ struct Owner {
     closing: bool,
 }
 
-/// Takes `data` as settings, and then as segments and calls. Whatever they are: octets are handed out once, in the order of the
-/// stream and only from segments that carried them; buffers come back once; the counters agree with each other.
+/// Uses `data` as settings, and then as segments and calls. Whatever they are: octets are handed out once, in the order
+/// of the stream and only from segments that carried them; buffers are returned once; the counters agree.
 pub fn tcp(data: &[u8]) {
     let mut input = Input(data);
     let (options, kind) = (input.octet(), input.octet());
@@ -183,7 +183,7 @@ impl Owner {
             self.peer_isn = header.sequence;
             self.expected = header.sequence + 1;
         }
-        // A SYN takes the number before its data; where both are taken, the data begins one later.
+        // A SYN takes the number before its data; where both are accepted, the data begins one later.
         let start = if header.flags.contains(TcpFlags::SYN) { header.sequence + 1 } else { header.sequence };
         match received.payload {
             Payload::InOrder { skip, len: taken } => {
@@ -223,7 +223,7 @@ impl Owner {
     }
 
     fn poll(&mut self) {
-        // What the window lets out at once, of segments of this size.
+        // What the window permits at once, in segments of this size.
         let info = self.connection.info();
         let most = 1_000 + 2 * info.congestion_window / info.effective_mss.max(1);
         for _ in 0..most {
@@ -253,12 +253,12 @@ impl Owner {
         self.closing |= self.connection.state() == State::Closed;
         let info = self.connection.info();
         assert_eq!(self.connection.octets_pushed(), self.pushed);
-        // Before the SYN has left its number counts as unsent, too.
+        // Until the SYN is sent, its number counts as unsent, too.
         assert!(info.octets_acknowledged + info.unsent <= self.pushed + 1);
         assert!(info.octets_retransmitted <= info.octets_sent);
         assert!(info.segments_retransmitted <= info.segments_sent);
         assert!(info.congestion_window >= 64.min(info.effective_mss));
-        // What is held may be handed out with the next segment only.
+        // Held payloads may be handed out with the next segment only.
         assert!(info.octets_received >= self.consumed);
         let compact = self.connection.time_wait();
         assert!(compact.is_none() || self.connection.state() == State::TimeWait);

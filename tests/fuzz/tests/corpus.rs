@@ -1,4 +1,4 @@
-//! Replays the seed corpus, so that an ordinary test run notices when an input that is known breaks something.
+//! Replays the seed corpus, so that an ordinary test run notices if a known input breaks something.
 //! `UWARP_FUZZ_INPUT=FILE` replays that file through every target instead.
 
 use std::fs;

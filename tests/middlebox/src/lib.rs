@@ -1,8 +1,10 @@
-//! The one switch that puts a middlebox in front of every port that tests make: the variable [`MIDDLEBOX`] says how many of
-//! 1000 segments it cuts, both ways, and how many received ones it joins with those behind them. `scripts/test middlebox` sets it.
+//! The switch that puts a middlebox in front of every port in the tests. The variable [`MIDDLEBOX`] says how many of
+//! 1000 segments it cuts, in both directions, and how many received ones it joins with those behind them. `scripts/test
+//! middlebox` sets it.
 //!
-//! Every test makes its configurations with [`behind`], its faults with [`faults`] and ends them with [`standing`]. The hosts
-//! of simulated networks ([`uwarp_engine::rig`]) and the tools (`--recut`) read the same variable. The library never does.
+//! Every test passes its configurations through [`behind`], begins its faults with [`faults`], and ends them with
+//! [`standing`]. The hosts of simulated networks ([`uwarp_engine::rig`]) and the tools (`--recut`) read the same
+//! variable. The library never does.
 #![forbid(unsafe_code)]
 
 use uwarp::{Config, FaultOptions};
@@ -14,7 +16,7 @@ pub fn faults() -> FaultOptions {
     FaultOptions { recut, ..FaultOptions::default() }
 }
 
-/// What befalls frames where a test wants no faults: nothing, or the middlebox.
+/// The faults of a test that wants none: nothing, or the middlebox.
 pub fn standing() -> Option<FaultOptions> {
     Some(faults()).filter(|faults| faults.recut > 0.0)
 }

@@ -1,6 +1,6 @@
-//! Writes the seed corpus anew from the test vectors and the recorded captures: `seeds DIRECTORY`.
+//! Regenerates the seed corpus from the test vectors and the recorded captures: `seeds DIRECTORY`.
 //!
-//! Frames are kept if they differ in kind (flags, length of the TCP header, RDMAP operation) from those before.
+//! A frame is kept if its kind (flags, length of the TCP header, RDMAP operation) differs from those before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ use uwarp_wire::icmp::{IcmpMessage, unreachable};
 use uwarp_wire::mpa::{FrameKind, StartupFrame};
 use uwarp_wire::tcp::{SackBlock, SackBlocks, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
-/// The longest recorded frame that is kept: long payloads only slow a fuzzer down.
+/// Octets of the longest recorded frame that is kept: long payloads only slow a fuzzer down.
 const LONGEST_RECORDED: usize = 400;
 
 fn main() {
@@ -29,7 +29,7 @@ fn main() {
     let startups = Corpus::new(&directory, "mpa_startup");
     made_frames(&frames);
     let messages = Corpus::new(&directory, "rpc_header");
-    // What the Linux kernel's NFS client puts into its MPA Request.
+    // The contents that the Linux kernel's NFS client puts into its MPA Request.
     messages.add("private-data", &[0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3]);
     vectors(&data, &frames, &startups, &Corpus::new(&directory, "markers"), &messages);
     recorded(&data, &frames, &startups);
@@ -38,7 +38,7 @@ fn main() {
     conversations(&Corpus::new(&directory, "queue_pair"));
 }
 
-/// Calls of the Linux client: each behind those that make known what it is about, and many behind each other.
+/// Calls of the Linux client: each after those that return its handles, and many in sequence.
 fn calls(data: &Path, corpus: &Corpus) {
     let text = fs::read(data.join("nfs-calls.json")).expect("the calls are in the tree");
     let all: Value = serde_json::from_slice(&text).expect("they are JSON");
@@ -49,7 +49,7 @@ fn calls(data: &Path, corpus: &Corpus) {
         .map(|entry| (entry["procedure"].as_str().expect("a name"), octets(entry["call"].as_str().expect("octets"))))
         .collect();
     let (_, access) = recorded.iter().find(|(procedure, _)| *procedure == "access").expect("it asks for access");
-    // Header and credential, as far as the arguments, which begin with a handle and its length.
+    // Header and credential, up to the arguments, which begin with a handle and its length.
     let header = &access[..access.len() - 4 - 28];
     let call = |procedure: u8, folder: u8, arguments: &[u8]| {
         let mut message = header.to_vec();
@@ -72,12 +72,12 @@ fn calls(data: &Path, corpus: &Corpus) {
     for (number, (procedure, message)) in recorded.iter().enumerate() {
         let first = recorded.iter().position(|(other, _)| other == procedure) == Some(number);
         if first {
-            // Options: neither read only nor with a root that is nobody.
+            // Options: neither read-only nor with root squashed.
             corpus.add(procedure, &[&[0], &known[..], &framed(message)].concat());
         }
         several.push(framed(message));
     }
-    // From the folder that is made to its removal: the calls in between are about what is in it.
+    // From the creation of the folder to its removal: the calls in between use its contents.
     let at = |name| recorded.iter().position(|(procedure, _)| *procedure == name).expect("it is among them");
     let between: Vec<u8> =
         recorded[at("mkdir")..=at("rmdir")].iter().flat_map(|(_, message)| framed(message)).collect();
@@ -101,14 +101,14 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes()[..], message].concat()
 }
 
-/// What a peer and an application say to each other, in the language of the target `queue_pair`.
+/// Exchanges between a peer and an application, in the language of the target `queue_pair`.
 fn conversations(corpus: &Corpus) {
     // All features, three reads.
     const SETTINGS: &[u8] = &[0x37];
     const WAIT: &[u8] = &[14, 1];
     const RECEIVE: &[u8] = &[9];
     const COMMITTERS: &[u8] = &[13];
-    // Octets that say: nothing unusual about the segment.
+    // Octets for a segment with nothing unusual.
     const PLAIN: &[u8] = &[0, 0, 0];
     let write = |region: u8, at: u8| [&[2, region, at, 0, 8, 0][..], b"contents"].concat();
     let message = |opcode: u8, octets: &[u8]| [&[5, opcode, octets.len() as u8][..], octets, PLAIN].concat();
@@ -124,7 +124,7 @@ fn conversations(corpus: &Corpus) {
     add("send", &[RECEIVE, &message(3, b"a message")]);
     add("send-too-long", &[RECEIVE, &message(3, &[1; 40])]);
     add("send-without-receive", &[&message(3, b"")]);
-    // The place of the STag stands before the octets that are plain.
+    // The position of the STag is before the plain octets.
     add("send-invalidate", &[RECEIVE, &[5, 4, 0, 0, 0, 1, 0, 0], WAIT, &write(1, 0)]);
     add("immediate", &[RECEIVE, &message(8, &[7; 8])]);
     add("read", &[&request(0, 4, 10), &request(1, 0, 0)]);
@@ -142,7 +142,7 @@ fn conversations(corpus: &Corpus) {
     add("work-read", &[&work(2), WAIT, &[2, 8, 128, 1, 32, 0], &[9; 32]]);
     let all: Vec<u8> = (7..12).flat_map(work).collect();
     add("work-extensions", &[&all, WAIT, &response(0, 0)]);
-    // A window over open memory, written through; and one that is invalid again.
+    // A window over open memory, with a write through it; and one that is invalid again.
     add("work-window", &[&work(10), WAIT, &write(9, 0)]);
     add("work-window-invalidated", &[&work(10), &work(11), WAIT, &write(9, 0)]);
     // The peer makes the window's STag invalid.
@@ -244,7 +244,7 @@ fn segment(path: &NetworkPath, flags: TcpFlags, options: TcpOptions, payload: &[
     frame
 }
 
-/// What neither the vectors nor the captures have.
+/// Frames that neither the vectors nor the captures contain.
 fn made_frames(corpus: &Corpus) {
     let timestamps = Some(Timestamps { value: 1, echo: 2 });
     let mut sack = SackBlocks::NONE;
@@ -295,7 +295,7 @@ fn vectors(data: &Path, frames: &Corpus, startups: &Corpus, markers: &Corpus, me
                 markers.add(name, &[&((offset / 4) as u16).to_le_bytes(), &octets[..]].concat());
             }
             "RPC" => messages.add(name, &octets),
-            // In a frame, the bodies of RPC are payload.
+            // Within a frame, the bodies of RPC are payload.
             "FPDU" if entry["fields"].get("markers").is_none() && !name.contains("rpc") => {
                 let flags = TcpFlags::ACK | TcpFlags::PSH;
                 frames.add(name, &segment(&path(), flags, TcpOptions::NONE, &octets));
