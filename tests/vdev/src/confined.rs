@@ -1,11 +1,11 @@
-//! Has a running tool open files, from within: what it reaches when code of somebody else's runs in it.
+//! Makes a running tool open files from within: what foreign code in the process could reach.
 
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Preloaded into the tool. At SIGUSR1 it opens a file, and appends two octets to another: the error number or 0, and the
-/// version of Landlock that the kernel has or 0.
+/// Preloaded into the tool. At SIGUSR1 it opens a file, and appends two octets to another: the error number or 0, and
+/// the kernel's version of Landlock or 0.
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -89,7 +89,7 @@ impl Probe {
         }
     }
 
-    /// Checks that a process opens the one file and not the other, and that none of its threads can gain rights.
+    /// Checks that a process can open the one file and not the other, and that none of its threads can gain rights.
     pub fn check(&self, process: &Child, inside: &Path, outside: &Path) {
         for thread in std::fs::read_dir(format!("/proc/{}/task", process.id())).expect("the process runs") {
             let Ok(status) = std::fs::read_to_string(thread.expect("a thread").path().join("status")) else { continue };

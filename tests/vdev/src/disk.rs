@@ -1,5 +1,5 @@
-//! A file system (FUSE) with one file on a disk that forgets: what was written and not synced dies with the process that serves it,
-//! as it would with the power of a real disk with a cache.
+//! A file system (FUSE) with one file on a disk that loses unsynced writes: they are lost with the process that serves
+//! it, as on a real disk with a cache when the power fails.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -27,11 +27,11 @@ const NEVER: Duration = Duration::ZERO;
 /// What a disk is like.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Disk {
-    /// The file with what is durable. Its length is that of the disk's file.
+    /// The file with the durable contents. The disk's file has the same length.
     pub platter: PathBuf,
     /// A folder, where the disk's file appears.
     pub mountpoint: PathBuf,
-    /// A sync is answered and not carried out.
+    /// A sync is answered but not executed.
     pub deceitful: bool,
 }
 
@@ -41,10 +41,10 @@ impl Disk {
         self.mountpoint.join(NAME)
     }
 
-    /// Mounts it, until this process dies or drops what is given.
+    /// Mounts it, until this process dies or drops the returned value.
     ///
     /// # Errors
-    /// The platter cannot be read, or this process may not mount (it wants root and `/dev/fuse`).
+    /// The platter cannot be read, or this process may not mount (that requires root and `/dev/fuse`).
     pub fn mount(&self) -> io::Result<Mounted> {
         let platter = File::options().read(true).write(true).open(&self.platter)?;
         let octets = std::fs::read(&self.platter)?;
@@ -56,7 +56,7 @@ impl Disk {
 }
 
 impl Disk {
-    /// What the process of a disk does: it tells the test that it is mounted, and then has the troubles that it is told.
+    /// The work of a disk's process: reports that it is mounted, and then simulates the requested faults.
     ///
     /// # Panics
     /// It cannot be mounted.
@@ -70,7 +70,7 @@ impl Disk {
     }
 }
 
-/// A disk served by a process of its own. The process is killed when this is dropped, and what is left of the mount goes with it.
+/// A disk that a separate process serves. Dropping this kills the process, and removes the mount.
 #[derive(Debug)]
 pub struct DiskProcess {
     /// There until it is dropped.
@@ -79,10 +79,10 @@ pub struct DiskProcess {
 }
 
 impl DiskProcess {
-    /// Makes the mountpoint, and starts test `name` again with a `task` that comes to [`Disk::serve`] of this disk.
+    /// Creates the mountpoint, and starts test `name` again with a `task` that leads to [`Disk::serve`] of this disk.
     ///
     /// # Panics
-    /// Something of that is not possible.
+    /// Any of that fails.
     pub fn start(name: &str, disk: &Disk, task: &impl Serialize) -> Self {
         std::fs::create_dir(&disk.mountpoint).expect("a folder");
         let peer = Peer::start(name, task);
@@ -90,7 +90,7 @@ impl DiskProcess {
         Self { peer: Some(peer), mountpoint: disk.mountpoint.clone() }
     }
 
-    /// From now on the disk has this trouble, or none.
+    /// Sets the disk's fault from now on, or none.
     ///
     /// # Panics
     /// The process is gone.
@@ -112,7 +112,7 @@ impl DiskProcess {
 impl Drop for DiskProcess {
     fn drop(&mut self) {
         drop(self.peer.take());
-        // A file that is still open on it, or a folder that is in use, is the business of who has it.
+        // Files that are still open on it, or a folder in use, concern their users.
         let _ = unmount(&self.mountpoint, UnmountFlags::DETACH);
         let _ = std::fs::remove_dir(&self.mountpoint);
     }
@@ -125,7 +125,7 @@ pub enum Trouble {
     Full,
     /// Writes: the file system is read-only.
     ReadOnly,
-    /// Writes: try again.
+    /// Writes fail with "try again".
     Busy,
     /// Writes: input/output error.
     Broken,
@@ -143,7 +143,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// From now on it has this trouble, or none.
+    /// Sets its fault from now on, or none.
     pub fn set_trouble(&self, trouble: Option<Trouble>) {
         lock(&self.state).trouble = trouble;
     }
@@ -154,7 +154,7 @@ struct State {
     platter: File,
     /// All that was written.
     octets: Vec<u8>,
-    /// Where something was written since the last sync.
+    /// The ranges written since the last sync.
     unsynced: Vec<std::ops::Range<usize>>,
     trouble: Option<Trouble>,
     deceitful: bool,
@@ -182,7 +182,7 @@ impl State {
         }
         if !self.deceitful {
             for range in self.unsynced.drain(..) {
-                // Other processes see it there whatever happens to this one; nothing here is about the machine's own power.
+                // Other processes see it there whatever happens to this one; the machine's own power is not simulated.
                 self.platter.write_all_at(&self.octets[range.clone()], range.start as u64).map_err(|_| Errno::EIO)?;
             }
         }
@@ -241,7 +241,7 @@ impl Filesystem for Files {
     }
 
     fn open(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // The kernel keeps nothing that would outlive this process.
+        // The kernel must cache nothing that would outlive this process.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
     }
 
@@ -294,7 +294,7 @@ impl Filesystem for Files {
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        // A file that is closed is not synced.
+        // Closing a file does not sync it.
         reply.ok();
     }
 }

@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// A queue pair, its completions of both queues, and a region that the peer may reach.
+/// A queue pair, its completions of both queues, and a region that the peer may access.
 #[derive(Debug)]
 pub struct Endpoint {
     /// The queue pair; every request is signalled.
@@ -81,7 +81,7 @@ impl Endpoint {
                     self.place = Some(Place::from_octets(&established.private_data));
                     return;
                 }
-                // The device may still be about to find its peer.
+                // The device may still be connecting to its peer.
                 Err(error) if start.elapsed() < PATIENCE => uwarp_notes::retried(&format!("connect: {error}")),
                 Err(error) => panic!("{error}: {:#?}", context.stats()),
             }
@@ -114,7 +114,7 @@ impl Endpoint {
         self.queue_pair.post_receive(&[ReceiveRequest::new(id, &[sge])]).expect("the receive queue takes requests");
     }
 
-    /// The next completion, which has to be a success.
+    /// The next completion, which must be a success.
     pub fn success(&mut self) -> Completion {
         let completion = self.completions.next(PATIENCE).expect("the queue works");
         let completion = completion.unwrap_or_else(|| {
@@ -124,22 +124,22 @@ impl Endpoint {
         completion
     }
 
-    /// Ends the connection in order and waits for the end.
+    /// Ends the connection properly and waits for the end.
     pub fn disconnect(&mut self) {
         self.queue_pair.disconnect();
         assert!(self.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "the connection does not end");
     }
 }
 
-/// Octets that differ from place to place and seed to seed.
+/// Octets that depend on position and seed.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut octets = vec![0; length];
     fastrand::Rng::with_seed(seed).fill(&mut octets);
     octets
 }
 
-/// What the initiator of an exchange does: writes its pattern to the peer, tells so, and reads it and the peer's own back.
-/// Sends and receives are in octets `0..64` of the region, the data behind.
+/// The initiator's side of an exchange: writes its pattern to the peer, sends a message, and reads both its own and the
+/// peer's pattern. Sends and receives use octets `0..64` of the region; the data is behind them.
 pub fn exchange(endpoint: &mut Endpoint, seed: u64, length: usize) {
     let (ours, sink) = (64..64 + length, 64 + length..64 + 2 * length);
     let octets = pattern(seed, length);
@@ -166,12 +166,12 @@ pub fn exchange(endpoint: &mut Endpoint, seed: u64, length: usize) {
     assert_eq!(answer, (!seed).to_be_bytes(), "the peer found what was written");
 }
 
-/// Posts the receive that [`answer`] waits for; before the connection is there, since the initiator speaks first.
+/// Posts the receive that [`answer`] needs, before the connection is established, since the initiator sends first.
 pub fn prepare_answer(endpoint: &mut Endpoint) {
     endpoint.post_receive(1, 0..64);
 }
 
-/// What the other side of an exchange does: checks what was written, and says so. Posts the next receive first.
+/// The other side of an exchange: checks what was written, and answers. Posts the next receive first.
 pub fn answer(endpoint: &mut Endpoint, length: usize) {
     let received = endpoint.success();
     assert_eq!((received.id, received.length), (1, 8));

@@ -1,8 +1,8 @@
-//! What the tests over real devices share: networks between two processes, the second process, a connection under load, and a
-//! peer that keeps no rules.
+//! Shared code of the tests over real devices: networks between two processes, the second process, a connection under
+//! load, and a peer that violates the rules.
 //!
-//! Each test is a program of its own, since DPDK is initialised once in a process. Its peer is the same program, started again
-//! with what it has to do in an environment variable.
+//! Each test is a program of its own, since DPDK is initialised once per process. Its peer is the same program, started
+//! again with its task in an environment variable.
 #![forbid(unsafe_code)]
 
 pub mod confined;
@@ -15,20 +15,20 @@ pub mod scripted;
 
 use std::time::Duration;
 
-/// Far beyond what a busy machine needs: only a defect makes a test wait for it.
+/// Far longer than a busy machine needs: only a defect makes a test wait this long.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Whether the run is the long one (`UWARP_LONG=1`), which is not for every change.
+/// Whether this is the long run (`UWARP_LONG=1`), which is not for every change.
 pub fn is_long() -> bool {
     std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// Chooses between the normal run's number and the long one's.
+/// Selects the normal run's number or the long run's.
 pub fn count(normal: usize, long: usize) -> usize {
     if is_long() { long } else { normal }
 }
 
-/// KiB of memory that this process has resident.
+/// Resident memory of this process, in KiB.
 pub fn resident_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("the kernel tells about processes");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line about resident memory");

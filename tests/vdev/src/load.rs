@@ -1,4 +1,4 @@
-//! Connections kept busy both ways until the peer is lost, with an account of all posted work.
+//! Connections that are busy in both directions until the peer is lost, with an account of all posted work.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -12,9 +12,9 @@ use crate::endpoint::Endpoint;
 
 /// Octets of the region of an endpoint under load.
 pub const REGION: usize = 1 << 18;
-/// Writes and Reads of a queue pair that are under way at once.
+/// Writes and Reads that a queue pair has under way.
 const DEPTH: usize = 16;
-/// Receives posted at any time: more than Sends that can be on their way.
+/// Receives posted at any time: more than Sends that can be under way.
 const RECEIVES: u64 = 4;
 /// Octets of a Send: several segments.
 const MESSAGE: usize = 5000;
@@ -22,11 +22,11 @@ const MESSAGE: usize = 5000;
 /// One endpoint's account.
 struct Account {
     endpoint: Endpoint,
-    /// Identifiers of what was posted and has not completed.
+    /// Identifiers of work that has not completed.
     open: HashSet<u64>,
     next: u64,
     under_way: usize,
-    /// A Send goes from side to side: this side may send it on.
+    /// One Send is passed back and forth: this side may send it now.
     has_token: bool,
 }
 
@@ -38,8 +38,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Puts connected endpoints under load. The receives have been posted with [`Load::prepare`]. `first`: this side sends
-    /// the message that goes to and fro, as the initiator has to.
+    /// Puts connected endpoints under load. Their receives have been posted with [`Load::prepare`]. `first`: this side
+    /// sends the message that is passed back and forth, as the initiator must.
     pub fn new(endpoints: Vec<Endpoint>, first: bool, seed: u64) -> Self {
         let accounts = endpoints.into_iter().map(|endpoint| Account {
             endpoint,
@@ -59,13 +59,13 @@ impl Load {
         }
     }
 
-    /// Work that has completed with success, in all.
+    /// Work that has completed successfully, in total.
     pub fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Keeps every queue pair that is connected full and reaps. Work that fails is an error unless `lost` says that the
-    /// peer is gone.
+    /// Keeps every connected queue pair full, and reaps. Failed work is an error unless `lost` says that the peer is
+    /// gone.
     pub fn turn(&mut self, context: &Context, lost: bool) {
         context.poll();
         for account in &mut self.accounts {
@@ -80,7 +80,7 @@ impl Load {
         }
     }
 
-    /// After the peer was killed: waits until every connection has ended and all that was posted has completed once.
+    /// After the peer was killed: waits until every connection has ended and all posted work has completed once.
     pub fn finish(mut self, context: &Context) -> Vec<DisconnectReason> {
         let start = Instant::now();
         loop {
@@ -125,7 +125,7 @@ impl Account {
         match completion.opcode {
             CompletionOpcode::Receive if success => {
                 let start = REGION - (completion.id as usize % RECEIVES as usize + 1) * MESSAGE;
-                // Identifiers of receives keep their place in the region.
+                // The identifier of a receive still gives its position in the region.
                 let id = completion.id + (1 << 40);
                 let sge = self.endpoint.region.sge(start..start + MESSAGE).expect("inside the region");
                 if self.endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id, &[sge])]).is_ok() {

@@ -1,5 +1,5 @@
-//! A network of two hosts, each a process: a pair of sockets' ends, or a veth pair or two taps on a bridge in a network namespace of
-//! its own.
+//! A network of two hosts, each a process: the two ends of a socket device, or a veth pair or two taps on a bridge in a
+//! separate network namespace.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Side {
     }
 }
 
-/// What both processes have to know of a network.
+/// What both processes need to know of a network.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wire {
     /// The kind of both devices.
@@ -76,8 +76,8 @@ impl Wire {
         }
     }
 
-    /// The configuration of one side. A lost peer is given up after six seconds (a machine that others use may stop a processor for two), and a closed connection's ports come
-    /// back soon.
+    /// The configuration of one side. A lost peer is detected after six seconds (a shared machine may stop a processor
+    /// for two), and the ports of a closed connection are soon free again.
     pub fn config(&self, side: Side) -> Config {
         configure(Config::new(self.device(side), address(side)).expect("a good address"))
     }
@@ -112,10 +112,10 @@ fn interface(side: Side) -> &'static str {
     }
 }
 
-/// A network and what it takes to remove it; removed when dropped.
+/// A network, which is removed on drop.
 #[derive(Debug)]
 pub struct Network {
-    /// What the other process is told.
+    /// The description for the other process.
     pub wire: Wire,
     /// Held for their removal.
     _namespace: Option<Namespace>,
@@ -123,7 +123,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a network. af_packet and tap need the right to make network namespaces.
+    /// Creates a network. af_packet and tap require the right to create network namespaces.
     pub fn new(device: Device) -> Self {
         if matches!(device, Device::AfPacket | Device::Tap) {
             let namespace = Namespace::new("vdev").expect("a network namespace");

@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use crate::PATIENCE;
 
-/// Set in the second process: what it has to do, as JSON.
+/// Set in the second process: its task, as JSON.
 const TASK: &str = "UWARP_VDEV_TASK";
-/// Begins each line of a peer that is for the test.
+/// Prefix of a peer's lines that are for the test.
 const MARK: &str = "@ ";
 
-/// The task, if this process is a peer. It ends with the test that started it, whatever ends that.
+/// The task, if this process is a peer. The peer ends with the test that started it, however that ends.
 pub fn task<Task: DeserializeOwned>() -> Option<Task> {
     let text = std::env::var(TASK).ok()?;
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("a signal to die by");
@@ -27,7 +27,7 @@ pub fn tell(words: &str) {
     println!("\n{MARK}{words}");
 }
 
-/// What the test says, while this process goes on.
+/// The test's messages, received while this process continues.
 pub fn words() -> Receiver<String> {
     let (sender, words) = channel();
     std::thread::spawn(move || {
@@ -77,12 +77,12 @@ impl Peer {
         Self { child, stdin, lines }
     }
 
-    /// The next thing that the peer tells.
+    /// The peer's next message.
     pub fn told(&self) -> String {
         self.lines.recv_timeout(PATIENCE).expect("the peer tells something and does not end before")
     }
 
-    /// The next thing that the peer has told, if it has.
+    /// The peer's next message, if it has arrived.
     pub fn try_told(&mut self) -> Option<String> {
         let told = self.lines.try_recv().ok();
         if told.is_none() {
@@ -91,7 +91,7 @@ impl Peer {
         told
     }
 
-    /// Waits for a certain word, doing something useful meanwhile.
+    /// Waits for a specific message, calling `meanwhile` in a loop.
     pub fn await_word(&mut self, word: &str, mut meanwhile: impl FnMut()) {
         let start = Instant::now();
         loop {
@@ -129,7 +129,7 @@ impl Peer {
     pub fn kill(mut self) {
         self.must_run();
         self.child.kill().expect("the peer is our child");
-        // Not reaped by chance before: the kernel takes the process apart while the survivor goes on.
+        // Not reaped before by chance: the kernel tears the process down while the survivor continues.
         drop(self);
     }
 

@@ -1,7 +1,8 @@
-//! A peer that keeps no rules: RDMA Sends written by hand to a plain TCP stream, from which nothing is read until the test wants.
+//! A peer that violates the rules: it writes RDMA Sends by hand to a plain TCP stream, and reads nothing until the test
+//! wants it.
 //!
-//! The frames are written from RFC 5044, 5041 and 5040 alone. The stream's window is the smallest possible, so what the other
-//! side sends soon has nowhere to go.
+//! The frames follow RFC 5044, 5041 and 5040 alone. The stream's window is the smallest possible, so what the other
+//! side sends is soon stuck.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -25,14 +26,14 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// Connects and goes through MPA start-up. Turns an inline engine.
+    /// Connects and completes MPA start-up. Turns an inline engine.
     pub fn connect(context: &Context, server: SocketAddr, private_data: &[u8]) -> Self {
         let options = TcpStreamOptions { receive_buffer: 4096, ..TcpStreamOptions::default() };
         let start = Instant::now();
         let mut stream = loop {
             match TcpStream::connect_with(context, server, &options) {
                 Ok(stream) => break stream,
-                // The device may still be about to find its peer.
+                // The device may still be connecting to its peer.
                 Err(error) if start.elapsed() < PATIENCE => eprintln!("tries again: {error}"),
                 Err(error) => panic!("{error}: {:#?}", context.stats()),
             }
@@ -50,8 +51,8 @@ impl Scripted {
         Self { stream, last: 0, read: 0 }
     }
 
-    /// Sends a message of one segment, without looking at anything that the other side sends. Whether the connection still takes
-    /// it.
+    /// Sends a message of one segment, without reading anything from the other side. Returns whether the connection
+    /// still accepts it.
     pub fn send(&mut self, message: &[u8]) -> bool {
         self.last += 1;
         // DDP: untagged, last segment, queue 0. RDMAP: Send.
@@ -64,8 +65,8 @@ impl Scripted {
         self.stream.write_all(&frame).is_ok()
     }
 
-    /// Sends a message again and again, up to `count` times while the connection takes them; how many. Slow enough for a server
-    /// that posts its receives again: one that runs out of them is rid of this peer.
+    /// Repeats a message, up to `count` times while the connection accepts it; returns how often. It is slow enough for
+    /// a server that posts its receives again: a server that runs out of them would disconnect this peer.
     pub fn flood(&mut self, message: &[u8], count: usize) -> usize {
         let paced = |_: &usize| {
             std::thread::sleep(Duration::from_millis(1));
@@ -74,7 +75,7 @@ impl Scripted {
         (0..count).take_while(paced).count()
     }
 
-    /// Reads until so many octets have been read since start-up.
+    /// Reads until this many octets have been read since start-up.
     pub fn read_up_to(&mut self, octets: u64) {
         let mut room = [0; 4096];
         while self.read < octets {

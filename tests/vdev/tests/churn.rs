@@ -1,7 +1,7 @@
-//! Connections that come, carry data and go, one after the other, leave nothing behind.
+//! Connections that are opened, carry data and are closed, one after another, leave nothing behind.
 //!
-//! Two processes: two times 300 connections; in the long run two times 10,000 with resident memory compared between. The pair in
-//! one process: two times 1,000, or 10,000.
+//! Two processes: twice 300 connections; in the long run twice 10,000, with a comparison of resident memory in between.
+//! The pair in one process: twice 1,000, or 10,000.
 
 use std::time::Instant;
 
@@ -12,9 +12,9 @@ use uwarp_vdev_tests::network::{Device, Network, Side, Wire, configure};
 use uwarp_vdev_tests::peer::{self, Peer};
 use uwarp_vdev_tests::{PATIENCE, count, resident_kib};
 
-/// Octets each way of a connection: several segments.
+/// Octets in each direction of a connection: several segments.
 const LENGTH: usize = 10_000;
-/// Resident memory may grow by so many KiB between the two halves: what an allocator does not give back at once.
+/// KiB that resident memory may grow between the two halves, because an allocator does not return everything at once.
 const NOISE_KIB: u64 = 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -23,7 +23,7 @@ struct Task {
     connections: usize,
 }
 
-/// What a process has in use when it rests.
+/// The resources that an idle process has in use.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 struct Rest {
     flows: u64,
@@ -36,7 +36,7 @@ struct Rest {
 
 const NOTHING: Rest = Rest { flows: 0, connections: 0, held: 0, queue_pairs: 0, regions: 0, completion_queues: 0 };
 
-/// Waits until TIME-WAIT is over and nothing is left. Gives the buffers that are out.
+/// Waits until TIME-WAIT is over and nothing is left. Returns the number of buffers in use.
 fn rest(context: &Context) -> (u32, u32) {
     let start = Instant::now();
     loop {
@@ -80,9 +80,9 @@ fn server(context: &Context, connections: usize) {
     }
 }
 
-/// Runs one half after the other and compares.
+/// Runs one half after another and compares.
 fn halves(name: &str, context: &Context, mut half: impl FnMut(usize)) {
-    // The first ones fill caches of the allocators.
+    // The first connections fill caches of the allocators.
     let mut levels = Vec::new();
     for part in 0..3 {
         half(part);
@@ -93,13 +93,13 @@ fn halves(name: &str, context: &Context, mut half: impl FnMut(usize)) {
     let [_, (receive, transmit, resident), (receive_after, transmit_after, resident_after)] = levels[..] else {
         unreachable!("three parts");
     };
-    // A device keeps some of the sent buffers until it sends more: up to one ring, however many connections there were.
+    // A device keeps some sent buffers until it sends more: up to one ring, however many connections there were.
     let ring = 1024 + 128;
     assert!(receive_after <= receive.max(ring) && transmit_after <= transmit.max(ring), "buffers: {levels:?}");
     assert!(resident_after <= resident + NOISE_KIB, "resident memory: {levels:?}");
 }
 
-/// The parts: some to warm up, then two equal halves.
+/// The parts: a warm-up, then two equal halves.
 fn sizes(connections: usize) -> [usize; 3] {
     [connections / 10, connections, connections]
 }

@@ -1,7 +1,7 @@
-//! Every example in `config/` is started, with its sockets in a folder and its interfaces in a namespace of the test's own.
+//! Every example in `config/` starts, with its sockets in a folder and its interfaces in a namespace of the test.
 //!
-//! The two that are ends of one pair are started as a pair and carry an exchange; the ends of a kernel interface are
-//! answered by the kernel; the NIC's, on a machine without that NIC, has to say which address it looked for.
+//! The two ends of a pair start as a pair and exchange data. The kernel answers the ends of a kernel interface. On a
+//! machine without the NIC, its example must name the address that it looked for.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -26,7 +26,7 @@ struct Task {
 
 fn example(file: &str) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config").join(file);
-    // Only the place of the monitor's socket is not the example's.
+    // Only the path of the monitor's socket differs from the example.
     uwarp_middlebox::behind(Config::from_toml_file(path).expect("the example is read").without_monitor())
 }
 
@@ -81,8 +81,8 @@ fn memif_server_and_client() {
     pair("memif_server_and_client", "memif-server.toml", "memif-client.toml");
 }
 
-/// The kernel at the other end resolves our address and asks for a port on which nobody listens: it is refused at once, which
-/// only a started stack does.
+/// The kernel at the other end resolves our address and connects to a port without a listener: it is refused at once,
+/// which only a running stack does.
 fn is_refused_by_us(namespace: &Namespace, context: &Context, address: IpAddr) {
     let done = AtomicBool::new(false);
     let answer = std::thread::scope(|scope| {
@@ -138,7 +138,7 @@ fn a_nic_that_is_not_there_is_named() {
         uwarp_notes::skipped(&format!("there is a PCI device {address}, and it is not a test's to take"));
         return;
     }
-    // Neither are hugepages, nor as many cores, and both would be missed first.
+    // Neither hugepages nor as many cores exist here, and their lack would be reported first.
     config.eal.hugepages = false;
     config.engine.cpus.clear();
     let error = Context::open(config).expect_err("there is no such device").to_string();

@@ -1,4 +1,4 @@
-//! A process that posts work, reaps its completion and returns from `main` has delivered every octet, at 5 % loss too.
+//! A process that posts work, reaps its completion and returns from `main` has delivered every octet, even at 5 % loss.
 
 use std::process::Command;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn by_processes_with_threaded_engines() {
     }
 }
 
-/// The buffers of both directions are the client's, and go with it.
+/// The client owns the buffers of both directions, and they disappear with it.
 #[test]
 fn over_memif() {
     for (mode, seed) in [("inline", 21), ("threaded", 22)] {

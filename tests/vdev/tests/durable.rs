@@ -1,8 +1,10 @@
-//! What a Commit was answered for is there after everything that was not synced is lost: the target is a process that is killed, and
-//! its file lies on a disk that forgets with the process which serves it, killed too ([`uwarp_vdev_tests::disk`]). And each
-//! failure of such a disk comes back as the status of a Commit, over a connection that lives on.
+//! Data of an answered Commit survives the loss of everything unsynced. The target is a process that is killed; its
+//! file is on a disk whose unsynced writes are lost with the process that serves it, which is killed, too
+//! ([`uwarp_vdev_tests::disk`]). And each failure of such a disk is returned as the status of a Commit, over a
+//! connection that survives.
 //!
-//! 6 losses; 100 in the long run. That a disk which only says that it syncs is found out shows that the first test can fail.
+//! 6 losses; 100 in the long run. A disk that only claims to sync is detected, which shows that the first test can
+//! fail.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,11 +24,11 @@ use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
 use uwarp_vdev_tests::peer::{self, Peer};
 use uwarp_vdev_tests::{PATIENCE, count};
 
-/// Records of the region, each a number four times.
+/// Records in the region; each is a number, repeated four times.
 const RECORDS: usize = 256;
 const RECORD: usize = 32;
 const REGION: usize = RECORDS * RECORD;
-/// Writes with Commit that are under way at once.
+/// Writes with Commit under way.
 const DEPTH: usize = 12;
 const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
 
@@ -36,7 +38,7 @@ enum Task {
     Target { wire: Wire, file: PathBuf },
 }
 
-/// What a process other than the test's own does.
+/// The work of a process other than the test's own.
 fn be_peer(task: Task) {
     match task {
         Task::Disk(disk) => disk.serve(),
@@ -44,14 +46,14 @@ fn be_peer(task: Task) {
     }
 }
 
-/// While a test waits for another process nobody turns its engine: no connection is given up for that.
+/// While a test waits for another process nothing turns its engine: no connection must time out for that.
 fn patient(mut config: Config) -> Config {
     config.tcp.user_timeout = Some(PATIENCE);
     config.tcp.keep_alive.enabled = false;
     config
 }
 
-/// Offers the file to the test, which writes first; registers it anew on demand.
+/// Offers the file to the test, which writes first; registers it anew on request.
 fn be_target(wire: &Wire, path: &PathBuf) {
     let context = Context::open(patient(wire.config(Side::Client)).threaded(1)).expect("the context opens");
     let domain = context.allocate_domain();
@@ -69,7 +71,7 @@ fn be_target(wire: &Wire, path: &PathBuf) {
             .timeout(PATIENCE);
         match context.connect(&mut queue_pair, server, options) {
             Ok(_) => break queue_pair,
-            // The device may still be about to find its peer.
+            // The device may still be connecting to its peer.
             Err(error) if start.elapsed() < PATIENCE => uwarp_notes::retried(&format!("connect: {error}")),
             Err(error) => panic!("{error}: {:#?}", context.stats()),
         }
@@ -90,7 +92,7 @@ fn register(domain: &ProtectionDomain, path: &PathBuf) -> MemoryRegion {
     domain.register_ranges(&ranges, kind, access, RegionScope::Domain).expect("a durable region")
 }
 
-/// A disk and a target at work, and what makes the next ones.
+/// A running disk and target, and the means to restart them.
 struct Machine {
     disk: DiskProcess,
     target: Peer,
@@ -115,7 +117,7 @@ impl Rig {
         Self { name, network, folder, context, listener, lives: 0 }
     }
 
-    /// Starts a disk with what is on its platter, and a target on it.
+    /// Starts a disk with the contents of its platter, and a target on it.
     fn start(&mut self, deceitful: bool) -> (Machine, Endpoint) {
         self.lives += 1;
         let mountpoint = self.folder.path().join(format!("mount-{}", self.lives));
@@ -142,7 +144,7 @@ fn read_back(endpoint: &mut Endpoint) -> Vec<u8> {
     endpoint.region.to_vec(0, REGION).expect("all of it")
 }
 
-/// Of each record the newest number that was said to be durable, and the newest that was sent at all.
+/// For each record, the newest number reported as durable, and the newest that was sent.
 struct Account {
     durable: [u64; RECORDS],
     sent: [u64; RECORDS],
@@ -181,7 +183,7 @@ impl Account {
         }
     }
 
-    /// Keeps the connection busy until so many Commits have succeeded.
+    /// Keeps the connection busy until this many Commits have succeeded.
     fn work(&mut self, endpoint: &mut Endpoint, wanted: usize) {
         for _ in 0..wanted {
             while self.under_way.len() < DEPTH {
@@ -192,7 +194,7 @@ impl Account {
         }
     }
 
-    /// What has become of the rest when the peer is gone: it may have succeeded before.
+    /// Collects the remaining completions when the peer is gone: work may have succeeded before.
     fn settle(&mut self, endpoint: &mut Endpoint) {
         endpoint.queue_pair.abort();
         let start = Instant::now();
@@ -204,7 +206,8 @@ impl Account {
         }
     }
 
-    /// Records that are not at least as new as what was said to be durable. What is newer was on its way, and may be there in part.
+    /// Counts records that are older than what was reported as durable. Newer ones were under way, and may be there in
+    /// part.
     fn lost(&self, region: &[u8]) -> usize {
         let is_lost = |(record, octets): (usize, &[u8])| {
             octets.chunks(8).any(|word| {
@@ -242,7 +245,7 @@ fn what_was_committed_survives_the_loss_of_everything_else() {
             }
             account.settle(&mut endpoint);
         }
-        // What only was said to be durable is found to be lost.
+        // Data that was only claimed to be durable is found to be lost.
         let (machine, mut endpoint) = rig.start(true);
         assert_eq!(account.lost(&read_back(&mut endpoint)), 0, "lost the last time");
         account.work(&mut endpoint, 100);
@@ -274,7 +277,7 @@ fn each_failure_of_a_store_is_a_status() {
             let status = completion.commit_status().and_then(CommitStatus::from_code);
             let expected = if status == Some(CommitStatus::Success) { Status::Success } else { Status::CommitFailed };
             assert_eq!((completion.id, completion.status), (number, expected), "{completion:?}");
-            // The octets are in memory all the same.
+            // The octets are nevertheless in memory.
             assert_eq!(read_back(endpoint)[..8], octets);
             status.expect("one of ours")
         };

@@ -1,5 +1,6 @@
-//! What one peer does to a server costs the peers beside it nothing but their fair share: attacker and bystander are one process,
-//! over one device, and the server another. The bystander gets its 64 MiB through, and the attack's work is counted at the server.
+//! An attack on a server costs other peers nothing but their fair share. Attacker and bystander are one process, over
+//! one device; the server is another. The bystander transfers its 64 MiB, and the attack's work is counted at the
+//! server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,17 +21,17 @@ use uwarp_vdev_tests::peer::{self, Peer};
 use uwarp_vdev_tests::scripted::Scripted;
 
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)), PORT);
-/// What the bystander writes in all, a piece at a time.
+/// Octets that the bystander writes, one part at a time.
 const ALL: usize = 64 << 20;
 const PIECE: usize = 1 << 20;
 const DEPTH: usize = 8;
 const SEED: u64 = 1;
 /// Private data of an attacker.
 const ATTACKER: &[u8] = b"attacker";
-/// The server's channels, as those of uwarp-copy.
+/// The server's channels, as in uwarp-copy.
 const SHAPE: Shape = Shape { message: 8192, messages: 24, work: 8 };
 const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
-/// Octets of the region that a Commit names as often as it can.
+/// Octets of the region that a Commit lists as often as possible.
 const DURABLE: usize = 16 << 20;
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ struct Task {
     attack: Attack,
 }
 
-/// Attacks until the bystander is done; how many messages or commits that were.
+/// Attacks until the bystander is done; returns how many messages or commits that were.
 fn attack(context: &Context, attack: Attack, is_over: &AtomicBool, count: &AtomicU64) {
     match attack {
         Attack::Messages => {
@@ -105,7 +106,7 @@ fn be_client(task: &Task) {
         for _ in 0..=DEPTH {
             bystander.success();
         }
-        // The server has it all when it says so.
+        // The server reports when it has received everything.
         let _ = peer::words().recv_timeout(PATIENCE);
         is_over.store(true, Ordering::Relaxed);
     });
@@ -126,7 +127,8 @@ impl Store for Counter {
     }
 }
 
-/// Answers a channel's messages at length until its connection is over; the most messages that were queued.
+/// Answers a channel's messages with long ones until its connection has ended; returns the most messages that were
+/// queued.
 fn answer(context: &Context, request: ConnectRequest) -> usize {
     let domain = context.allocate_domain();
     let mut channel = Channel::new(context, &domain, SHAPE).expect("a channel");
@@ -166,7 +168,7 @@ fn run(name: &str, attack: Attack) -> Option<Counted> {
     bystander.accept(&context, &mut listener);
 
     let octets_written = Arc::new(AtomicU64::new(0));
-    // The attacker's end here, and what it commits.
+    // The attacker's end here, and the memory that it commits.
     let mut target = Endpoint::new(&context, 64);
     let store = Counter(Arc::clone(&octets_written));
     let durable =

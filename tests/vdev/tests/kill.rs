@@ -1,7 +1,7 @@
-//! A peer that is killed under load costs its connections and nothing else: what the survivor posted completes, it hears of
-//! the end, its memory comes back, and the next peer is served.
+//! A peer that is killed under load costs only its connections: the survivor's posted work completes, it learns of the
+//! end, its memory is returned, and the next peer is served.
 //!
-//! 4 peers die for each device and role, 2 for tap; 200 in the long run.
+//! Per device and role, 4 peers are killed, 2 for tap; 200 in the long run.
 
 use serde::{Deserialize, Serialize};
 use uwarp::{Context, DisconnectReason, ListenOptions, Listener};
@@ -13,16 +13,16 @@ use uwarp_vdev_tests::{PATIENCE, count};
 
 /// Connections of a pair of processes.
 const CONNECTIONS: usize = 4;
-/// Octets each way in the exchange that shows that a new peer is served.
+/// Octets in each direction of the exchange that shows that a new peer is served.
 const EXCHANGE: usize = 100_000;
-/// Every so many peers the next one comes only after the survivor has given the lost one up.
+/// Once in this many rounds, the next peer starts only after the survivor has detected the loss.
 const PATIENT: usize = 10;
 
 #[derive(Serialize, Deserialize)]
 struct Task {
     wire: Wire,
     side: Side,
-    /// Seed of the load; none: an exchange and an end in order.
+    /// Seed of the load; `None`: an exchange and a proper end.
     load: Option<u64>,
 }
 
@@ -33,7 +33,7 @@ struct Host {
 }
 
 impl Host {
-    /// The server has a thread for its engine, the client turns it itself.
+    /// The server has a thread for its engine; the client turns it itself.
     fn open(wire: &Wire, side: Side) -> Self {
         let config = wire.config(side);
         let config = if side == Side::Server { config.threaded(1) } else { config.inline() };
@@ -76,7 +76,7 @@ fn be_peer(task: &Task) {
     let mut host = Host::open(&task.wire, task.side);
     let words = peer::words();
     peer::tell("open");
-    // Meanwhile it answers to what was meant for its predecessor.
+    // Meanwhile it answers what was meant for its predecessor.
     while words.try_recv().is_err() {
         host.context.poll();
         std::thread::yield_now();
@@ -92,7 +92,7 @@ fn be_peer(task: &Task) {
     }
 }
 
-/// Nothing is left of connections, and no more buffers are out than the device has in its rings.
+/// No connection is left, and no more buffers are in use than the device's rings hold.
 fn nothing_is_left(host: &Host, round: usize) {
     let start = std::time::Instant::now();
     loop {
@@ -121,11 +121,11 @@ fn survive(name: &str, device: Device, own: Side) {
         return be_peer(&task);
     }
     let network = Network::new(device);
-    // Of the kernel's devices one is much like the other.
+    // The kernel's devices are much alike.
     let rounds = count(if device == Device::Tap { 2 } else { 4 }, 200);
     let mut random = fastrand::Rng::with_seed(rounds as u64);
     let start = |load| Peer::start(name, &Task { wire: network.wire.clone(), side: own.other(), load });
-    // Some devices of the client's side open only when the other side is there.
+    // Some client devices open only when the other side is there.
     let mut next = (own == Side::Client).then(|| start(Some(0)));
     let mut host = Host::open(&network.wire, own);
     for round in 0..rounds {
@@ -148,7 +148,7 @@ fn survive(name: &str, device: Device, own: Side) {
         let reasons = load.finish(&host.context);
         eprintln!("round {round}: {wanted} completions, then {reasons:?}");
         for reason in reasons {
-            // A peer that was killed says nothing; a new one at its address answers with a reset.
+            // A killed peer sends nothing; a new one at its address answers with a reset.
             let expected =
                 matches!(reason, DisconnectReason::TimedOut) || !patient && matches!(reason, DisconnectReason::Reset);
             assert!(expected, "round {round}: {reason:?}");

@@ -1,7 +1,6 @@
-//! A lock in the memory of one process that four others hold in turn (RFC 7306 §5): a word with the number of the one that is
-//! served in its lower half, and the next free number in its upper half. A number is drawn by FetchAdd, whose mask keeps
-//! carries in the upper half; the lock is given back by CmpSwap, whose masks see and change the lower half only, while others
-//! draw numbers.
+//! A lock in the memory of one process that four others hold in turn (RFC 7306 §5): a word with the number being served
+//! in its lower half, and the next free number in its upper half. FetchAdd draws a number; its mask keeps carries in
+//! the upper half. CmpSwap returns the lock; its masks see and change the lower half only, while others draw numbers.
 
 use std::time::{Duration, Instant};
 
@@ -21,11 +20,11 @@ const NAME: &str = "four_processes_hold_a_lock_in_turn";
 const INTERFACES: [&str; 5] = ["lock0", "lock1", "lock2", "lock3", "lock4"];
 const CLIENTS: u64 = INTERFACES.len() as u64 - 1;
 const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
-/// Where the words lie: the lock, what it guards, and who held it, by number.
+/// Offsets of the words: the lock, what it guards, and who held it, by number.
 const LOCK: u64 = 0;
 const GUARDED: u64 = 8;
 const HOLDERS: u64 = 16;
-/// The field of the lock's word that is served.
+/// The served number in the lock's word.
 const SERVED: u64 = u32::MAX as u64;
 
 /// How often each client takes the lock.
@@ -41,13 +40,13 @@ struct Task {
 fn open(number: usize) -> Context {
     let device = DeviceConfig::AfPacket { interface: INTERFACES[number].into(), netns: None, frame_count: None };
     let mut config = configure(Config::new(device, &format!("10.0.0.{}/24", 1 + number)).expect("a good address"));
-    // So many on few processors take their time.
+    // This many processes on few processors are slow.
     config.tcp.user_timeout = Some(PATIENCE);
     config.tcp.keep_alive.enabled = false;
     Context::open(config.threaded(1)).expect("the context opens")
 }
 
-/// A client's view of the memory. Its own region is one word long.
+/// A client's access to the memory. Its own region is one word long.
 struct Client {
     endpoint: Endpoint,
     next: u64,
@@ -71,7 +70,7 @@ impl Client {
         self.endpoint.region.load_acquire_u64(0).expect("a word")
     }
 
-    /// Writes a word of the memory by RDMA Write, which says nothing of when it is there.
+    /// Writes a word of the memory by RDMA Write, which does not report when it is placed.
     fn write(&mut self, at: u64, value: u64) {
         self.next += 1;
         let place = self.endpoint.place();
@@ -93,7 +92,7 @@ impl Client {
         number
     }
 
-    /// The Writes before it are placed before it is carried out (RFC 7306 §7).
+    /// The Writes before it are placed before it is executed (RFC 7306 §7).
     fn unlock(&mut self, number: u64) {
         let operands = CompareSwap { compare: number, compare_mask: SERVED, swap: number + 1, swap_mask: SERVED };
         let given =

@@ -1,8 +1,7 @@
 //! `uwarp-perf pair` runs every test over every device, and every octet that it moves is checked.
 //!
-//! All combinations of test, size, depth, queue pairs, engine and MTU for each device are too many for every change: the
-//! normal run takes, over all devices, enough of them that every two values of two columns meet in some run. The long run
-//! (`UWARP_LONG=1`) takes all.
+//! All combinations of test, size, depth, queue pairs, engine and MTU for each device are too many for every change.
+//! The normal run takes a pairwise subset over all devices; the long run (`UWARP_LONG=1`) takes all.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ const MTUS: [u32; 2] = [1500, 9000];
 #[derive(Clone, Copy, Debug)]
 enum Size {
     Octets(u64),
-    /// So many more than the longest message that one segment carries.
+    /// This many octets more than the longest message that fits into one segment.
     Edge(i64),
 }
 
@@ -64,10 +63,10 @@ impl Run {
 
     fn iterations(&self) -> u64 {
         if self.test == "raw-bandwidth" {
-            // Nobody sends bare frames again: so many that some arrive and can be timed.
+            // Lost raw frames are not retransmitted: use enough of them that some arrive and can be timed.
             return if self.size > 100_000 { 200 } else { 50_000 };
         }
-        // Every queue pair gets its turn, and a deep pipeline fills; of large messages no more than that takes.
+        // Every queue pair gets its turn, and a deep pipeline fills; for large messages this is the minimum.
         if self.size > 100_000 {
             return (u64::from(self.depth) + 2) * u64::from(self.qps);
         }
@@ -75,15 +74,16 @@ impl Run {
     }
 }
 
-/// Payload of a message that fills one segment: EMSS − 20 octets of IP and TCP headers each, then MPA's length, CRC and
-/// padding (RFC 5044 §4.5), then the DDP and RDMAP headers, longer for untagged messages (RFC 5041 §4).
+/// Payload of a message that fills one segment: EMSS less 20 octets of IP and TCP headers each, then less MPA's length,
+/// CRC and padding (RFC 5044 §4.5), then less the DDP and RDMAP headers, which are longer for untagged messages (RFC
+/// 5041 §4).
 fn longest_in_a_segment(test: &str, mtu: u32) -> u64 {
     let emss = mtu - 40;
     let mulpdu = emss - (6 + emss % 4);
     u64::from(mulpdu - if test.starts_with("send") { 18 } else { 14 })
 }
 
-/// A latency test has one message under way; a raw one neither queue pairs nor an engine.
+/// A latency test has one message under way; a raw one has neither queue pairs nor an engine.
 fn makes_sense(&[_, test, _, depth, qps, engine, _]: &Row) -> bool {
     let (test, first) = (TESTS[test], (depth == 0, qps == 0 && engine == 0));
     (first.0 || !test.ends_with("latency")) && (first.1 || !test.starts_with("raw"))
@@ -106,18 +106,18 @@ fn all_rows() -> Vec<Row> {
     rows
 }
 
-/// The pairs of (column, value) that meet in a row.
+/// The pairs of (column, value) that occur together in a row.
 fn pairs(row: &Row) -> impl Iterator<Item = [usize; 4]> {
     (0..row.len()).flat_map(move |a| (a + 1..row.len()).map(move |b| [a, row[a], b, row[b]]))
 }
 
-/// Rows in which all pairs meet, chosen greedily.
+/// Rows that cover all pairs, chosen greedily.
 fn covering_rows() -> Vec<Row> {
     let all = all_rows();
     let mut left: HashSet<[usize; 4]> = all.iter().flat_map(pairs).collect();
     let mut chosen = Vec::new();
     while !left.is_empty() {
-        // Among equals the device that has had the fewest, for each to have its share.
+        // Among equals, prefer the device that has had the fewest.
         let gain = |row: &&Row| {
             let gain = pairs(row).filter(|pair| left.contains(pair)).count();
             let share = chosen.iter().filter(|other: &&Row| other[0] == row[0]).count();
@@ -132,7 +132,7 @@ fn covering_rows() -> Vec<Row> {
     chosen
 }
 
-/// `uwarp-perf` of the same build as this test; built, or built anew, if a source is newer than it.
+/// `uwarp-perf` of the same build as this test; built if a source is newer.
 fn program() -> PathBuf {
     let own = std::env::current_exe().expect("this program's path");
     let folder = own.parent().and_then(Path::parent).expect("target/PROFILE/deps");
@@ -188,7 +188,7 @@ fn check(program: &Path, run: &Run) -> Result<(), String> {
     judge(run, &report).map_err(|what| format!("{what} in {report}"))
 }
 
-/// The report tells of the run that was asked for.
+/// Checks that the report is that of the requested run.
 fn judge(run: &Run, report: &Value) -> Result<(), String> {
     let expect = |name: &str, value: Value| {
         if report[name] == value { Ok(()) } else { Err(format!("{name} is not {value}")) }

@@ -1,6 +1,6 @@
-//! A full mesh of eight processes: every two of them have a peer-to-peer connection for each kind of ready-to-receive indication
-//! and each side, or both, that speaks first (RFC 6581 §9.2). Queues hold what the applications exchange and not one element more, so
-//! that an indication which took something of them would be noticed.
+//! A full mesh of eight processes. Every two of them have a peer-to-peer connection for each kind of ready-to-receive
+//! indication and each side, or both, that sends first (RFC 6581 §9.2). Queues have exactly as many elements as the
+//! applications' messages, so an indication that took one would be noticed.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use uwarp_vdev_tests::peer::{self, Peer};
 const NAME: &str = "eight_processes_speak_first_to_each_other";
 const INTERFACES: [&str; 8] = ["mesh0", "mesh1", "mesh2", "mesh3", "mesh4", "mesh5", "mesh6", "mesh7"];
 const MTU: u16 = 1500;
-/// Octets of what each side says on a connection, in this order: nothing, as an indication has; one octet; a segment; several. As
-/// many as a queue of each side holds.
+/// Octets of each side's messages on a connection, in this order: empty like an indication; one octet; a segment;
+/// several. Each side's queue holds exactly these.
 const MESSAGES: [usize; 4] = [0, 1, 1000, 5000];
 const LONGEST: usize = 5000;
 
-/// Who says something before it has heard anything.
+/// Which side sends before it has received anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First {
     Initiator,
@@ -33,7 +33,7 @@ enum First {
     Both,
 }
 
-/// What a connection is for; its private data.
+/// The purpose of a connection; its private data.
 #[derive(Clone, Copy, Debug)]
 struct Purpose {
     initiator: u8,
@@ -64,7 +64,7 @@ impl Purpose {
         [First::Initiator, First::Responder, First::Both][usize::from(self.first)]
     }
 
-    /// What `speaker` says to `hearer` in a message.
+    /// The text of a message from `speaker` to `hearer`.
     fn text(self, speaker: usize, hearer: usize, message: usize) -> Vec<u8> {
         let words = [usize::from(self.initiator), usize::from(self.kind), usize::from(self.first), speaker, hearer];
         let seed = words.iter().fold(message as u64, |seed, word| seed << 4 | *word as u64);
@@ -79,7 +79,7 @@ struct Link {
     other: usize,
     queue_pair: QueuePair,
     completions: CompletionQueue,
-    /// What is said, then what is heard, a message behind the other.
+    /// The sent messages, then the received ones, one after another.
     region: MemoryRegion,
     connecting: Option<Connecting>,
     reaped: Vec<Completion>,
@@ -136,7 +136,7 @@ impl Link {
         self.reaped.iter().filter(|completion| completion.opcode == CompletionOpcode::Receive).count()
     }
 
-    /// Goes on as far as it can; whether something happened.
+    /// Continues as far as possible; returns whether anything happened.
     fn turn(&mut self) -> bool {
         if let Some(connecting) = &mut self.connecting {
             let established = connecting.poll(&mut self.queue_pair);
@@ -163,7 +163,7 @@ impl Link {
         self.reaped.len() == 2 * MESSAGES.len()
     }
 
-    /// Everything that was said was heard once, in order, and nothing else.
+    /// Every message was received once, in order, and nothing else.
     fn check(&mut self) {
         for opcode in [CompletionOpcode::Send, CompletionOpcode::Receive] {
             let of_queue = self.reaped.iter().filter(|completion| completion.opcode == opcode);
@@ -194,14 +194,14 @@ fn address(number: usize) -> std::net::IpAddr {
 fn open(number: usize) -> Context {
     let device = DeviceConfig::AfPacket { interface: INTERFACES[number].into(), netns: None, frame_count: None };
     let mut config = configure(Config::new(device, &format!("{}/24", address(number))).expect("a good address"));
-    // So many on few processors take their time.
+    // This many processes on few processors are slow.
     config.tcp.user_timeout = Some(PATIENCE);
     config.tcp.keep_alive.enabled = false;
     let config = if number.is_multiple_of(2) { config.inline() } else { config.threaded(1) };
     Context::open(config).expect("the context opens")
 }
 
-/// Waits for a word of the test, while the engine goes on.
+/// Waits for a message of the test, while the engine continues.
 fn await_word(context: &Context, words: &Receiver<String>) {
     while words.try_recv() == Err(TryRecvError::Empty) {
         context.poll();

@@ -1,4 +1,4 @@
-//! Contexts and engines in other shapes than one of each in a process.
+//! Contexts and engines in other arrangements than one of each per process.
 
 use serde::{Deserialize, Serialize};
 use uwarp::{Config, Context, DeviceConfig, ListenOptions};
@@ -9,7 +9,7 @@ use uwarp_vdev_tests::peer::{self, Peer};
 
 const LENGTH: usize = 200_000;
 
-/// Both ends of a pair of rings, client and server in one process, each with an engine thread.
+/// Both ends of a pair of rings: client and server in one process, each with an engine thread.
 #[test]
 fn client_and_server_over_rings_in_one_process() {
     let config = |side| {
@@ -45,10 +45,10 @@ struct Task {
     wire: Wire,
 }
 
-/// Connections of the test with two engines a side.
+/// Connections of the test with two engines per side.
 const CONNECTIONS: usize = 8;
 
-/// Two engines on two queues each, and connections spread over them that all work at once.
+/// Two engines on two queues each, and connections spread over them that are all busy at once.
 fn two_engines(name: &str, device: Device) {
     if let Some(task) = peer::task::<Task>() {
         let context = Context::open(task.wire.config(Side::Server).threaded(2)).unwrap();
@@ -96,8 +96,8 @@ fn two_engines(name: &str, device: Device) {
     assert!(peer.end(|| {}).success());
 }
 
-/// The connections were spread: queue pairs that connect go to the engines in turn, and the device's queues have the same order on
-/// both sides.
+/// The connections were spread: connecting queue pairs are assigned to the engines in turn, and the device's queues
+/// have the same order on both sides.
 fn report(name: &str, context: &Context) {
     let opened: Vec<u64> = context.stats().engines.iter().map(|engine| engine.connections_opened).collect();
     eprintln!("{name}: connections of each engine: {opened:?}");

@@ -1,8 +1,8 @@
 //! A steady turn allocates nothing over a real device: with loss, and with a thousand queue pairs.
 //!
-//! Both processes count what the thread that turns their engine allocates. Queues grow to the most that was ever in them, and a
-//! loss more than before may set a new mark; so the traffic goes on in periods until one of them is free of allocations.
-//! What allocates for each packet, message or loss never has such a period.
+//! Both processes count the allocations of the thread that turns their engine. Queues grow to their largest contents,
+//! and a loss at a new moment may set a new maximum. So the traffic continues in periods until one of them is free of
+//! allocations. Code that allocates per packet, message or loss never has such a period.
 
 use serde::{Deserialize, Serialize};
 use uwarp::{
@@ -15,11 +15,12 @@ use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
 use uwarp_vdev_tests::peer::{self, Peer};
 
 const REGION: usize = 8192;
-/// Sends of a queue pair that can be on their way before the server posts receives again: two rounds, and some.
+/// Sends of a queue pair that can be under way before the server posts receives again: two rounds, and some.
 const RECEIVES: usize = 8;
-/// Periods after which it is not a late mark any more.
+/// Periods after which an allocation is no longer a late maximum.
 const PERIODS: usize = 8;
-/// The same behind a middlebox, where each of a thousand connections sets marks of its own: of how many pieces wait at once.
+/// The same behind a middlebox, where each of a thousand connections sets maxima of its own, by how many parts wait at
+/// once.
 const PERIODS_IN_PIECES: usize = 60;
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -170,7 +171,7 @@ fn server(task: &Task) {
                         served += serve(&mut end);
                     }
                 });
-                // The client may wait for an acknowledgment still.
+                // The client may still wait for an acknowledgment.
                 assert_eq!(wait(&mut end, &mut serve), "told");
                 peer::tell(&count.count_total.to_string());
             }

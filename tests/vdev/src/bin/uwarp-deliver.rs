@@ -1,4 +1,4 @@
-//! Posts one RDMA Write and a Send, reaps the completion, and returns from `main`: dropping everything has to deliver it.
+//! Posts one RDMA Write and a Send, reaps the completion, and returns from `main`: dropping everything must deliver it.
 //!
 //! The arguments are the network as JSON, `inline` or `threaded`, and the seed of data and faults.
 
@@ -16,7 +16,7 @@ fn main() {
     let mut config = wire.config(Side::Client);
     config = if mode == "inline" { config.inline() } else { config.threaded(1) };
     config = config.faults(FaultOptions { loss: 5.0, seed, ..uwarp_middlebox::faults() });
-    // What is lost at 5 % has to be sent again, on a busy machine too.
+    // At 5 % loss, retransmissions must succeed on a busy machine, too.
     config = config.linger(Duration::from_secs(30));
     config.tcp.user_timeout = Some(Duration::from_secs(30));
 
