@@ -1,4 +1,4 @@
-//! Echoes sent by the kernel, through its own ICMP sockets.
+//! Echo requests sent by the kernel, through its own ICMP sockets.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
-/// A socket that sends echo requests to one address. The kernel fills in identifier and checksum, cuts what is too long for its
-/// interface, and hands over the answers alone.
+/// A socket that sends echo requests to one address. The kernel fills in identifier and checksum, fragments what is too
+/// long for its interface, and returns only the answers.
 pub struct Echo {
     socket: UdpSocket,
     request: u8,
@@ -16,7 +16,7 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// To this address; the namespace must belong to the test, as it is told to let everybody do this.
+    /// To this address. The namespace must belong to the test, because this permits such sockets for everyone in it.
     pub fn to(address: IpAddr) -> io::Result<Self> {
         std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
         let (family, protocol, request, reply) = match address {
@@ -29,7 +29,7 @@ impl Echo {
         Ok(Self { socket, request, reply, sequence: 0 })
     }
 
-    /// Sends `size` octets and waits for them to come back as they were: at most a second.
+    /// Sends `size` octets and waits, at most a second, for them to return unchanged.
     pub fn once(&mut self, size: usize) -> io::Result<()> {
         self.sequence += 1;
         let data = (0..size).map(|at| (at * 7 + usize::from(self.sequence)) as u8);
@@ -41,7 +41,7 @@ impl Echo {
         loop {
             let length = self.socket.recv(&mut answer)?;
             let answer = &answer[..length];
-            // An answer that was given up on may come late.
+            // An answer to an earlier request may come late.
             if answer[6..8] == message[6..8] {
                 let same = answer[0] == self.reply && answer[8..] == message[8..];
                 return if same { Ok(()) } else { Err(io::Error::other("the echo is not what was sent")) };
@@ -49,7 +49,7 @@ impl Echo {
         }
     }
 
-    /// Tries until an answer comes, for at most 20 s: for addresses that are being checked still.
+    /// Retries until an answer comes, for at most 20 s: for addresses that are still being checked.
     pub fn until_answered(&mut self) -> io::Result<()> {
         let mut last = Ok(());
         for _ in 0..20 {

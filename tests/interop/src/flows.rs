@@ -1,4 +1,4 @@
-//! Plain streams between the kernel's sockets and the stack, octet by octet the same for both ways.
+//! Plain streams between the kernel's sockets and the stack, compared octet by octet in both directions.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -9,24 +9,24 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use sha2::{Digest, Sha256};
 
-/// The kernel's congestion control. It is said for every socket: the system's own choice paces by a model of the path and
-/// hardly minds losses.
+/// The kernel's congestion control, set for every socket: the system's default paces by a model of the path and hardly
+/// reacts to losses.
 pub const CONGESTION: &str = "cubic";
-/// Longest wait of the kernel's sockets for anything: only a defect makes a test wait for it.
+/// Longest wait of the kernel's sockets: only a defect makes a test wait this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Octets of one write.
 const CHUNK: usize = 64 << 10;
 
-/// What both ends of a flow have seen.
+/// A summary of the octets that one end of a flow has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digested {
     /// SHA-256 of the octets.
     pub hash: [u8; 32],
-    /// How many there were.
+    /// Their number.
     pub octets: u64,
 }
 
-/// A stream to be written: pseudo-random octets, and what they add up to.
+/// A stream to be written: pseudo-random octets, and their digest.
 pub struct Source {
     random: fastrand::Rng,
     hash: Sha256,
@@ -43,10 +43,10 @@ impl Source {
         Self { random, hash: Sha256::new(), chunk: Vec::new(), at: 0, left: octets, octets }
     }
 
-    /// Writes once; 0 when nothing is left.
+    /// Writes once; returns 0 when nothing is left.
     ///
     /// # Errors
-    /// As the writer.
+    /// Those of the writer.
     pub fn write(&mut self, to: &mut impl Write) -> io::Result<usize> {
         if self.at == self.chunk.len() {
             self.chunk.resize((CHUNK as u64).min(self.left) as usize, 0);
@@ -76,10 +76,10 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Reads once; 0 at the end.
+    /// Reads once; returns 0 at the end.
     ///
     /// # Errors
-    /// As the reader.
+    /// Those of the reader.
     pub fn read(&mut self, from: &mut impl Read) -> io::Result<usize> {
         if self.over {
             return Ok(0);
@@ -103,7 +103,7 @@ impl Sink {
     }
 }
 
-/// A call that a signal interrupted is no failure.
+/// Retries a call that a signal interrupted.
 fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
@@ -113,10 +113,10 @@ fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// Writes `octets` of the stream that `seed` stands for.
+/// Writes `octets` octets of the stream that `seed` defines.
 ///
 /// # Errors
-/// As the writer.
+/// Those of the writer.
 pub fn send(to: &mut impl Write, seed: u64, octets: u64) -> io::Result<Digested> {
     let mut source = Source::new(seed, octets);
     while source.write(to)? > 0 {}
@@ -126,17 +126,17 @@ pub fn send(to: &mut impl Write, seed: u64, octets: u64) -> io::Result<Digested>
 /// Reads until the end.
 ///
 /// # Errors
-/// As the reader.
+/// Those of the reader.
 pub fn receive(from: &mut impl Read) -> io::Result<Digested> {
     let mut sink = Sink::default();
     while sink.read(from)? > 0 {}
     Ok(sink.digest())
 }
 
-/// Reads so many octets, and no more.
+/// Reads exactly this many octets.
 ///
 /// # Errors
-/// As the reader, or if the stream ends before.
+/// Those of the reader, or the stream ends before.
 pub fn receive_exactly(from: &mut impl Read, octets: u64) -> io::Result<Digested> {
     let mut from = from.take(octets);
     let digested = receive(&mut from)?;
@@ -146,7 +146,7 @@ pub fn receive_exactly(from: &mut impl Read, octets: u64) -> io::Result<Digested
     Ok(digested)
 }
 
-/// Waits for a thread and gives its error the name of its end.
+/// Waits for a thread and adds the name of its end to its error.
 ///
 /// # Errors
 /// As the thread.
@@ -174,13 +174,13 @@ pub fn kernel_listens(address: IpAddr) -> io::Result<std::net::TcpListener> {
 /// # Errors
 /// As the system.
 pub fn kernel_connects(to: SocketAddr) -> io::Result<std::net::TcpStream> {
-    // The standard library's own call goes on where a signal interrupts it.
+    // The standard library's call continues if a signal interrupts it.
     let stream = std::net::TcpStream::connect(to)?;
     sockopt::set_tcp_congestion(&stream, CONGESTION)?;
     patient(stream)
 }
 
-/// A kernel socket that has begun to connect.
+/// A kernel socket that has started to connect.
 ///
 /// # Errors
 /// As the system.
@@ -203,12 +203,12 @@ pub fn patient(stream: std::net::TcpStream) -> io::Result<std::net::TcpStream> {
     Ok(stream)
 }
 
-/// A table of goodput, a line a cell.
+/// A table of goodput, one line per cell.
 #[derive(Debug, Default)]
 pub struct Table(Vec<(String, u64, Duration)>);
 
 impl Table {
-    /// Notes that `octets` took from `since` until now.
+    /// Records that `octets` took from `since` until now.
     pub fn note(&mut self, cell: String, octets: u64, since: Instant) {
         let taken = since.elapsed();
         println!("{}", Self::line(&cell, octets, taken));

@@ -1,4 +1,4 @@
-//! What the interop tests share: a peer that was not written with the stack's own codecs.
+//! Shared code of the interop tests: peers that do not use the stack's own codecs.
 #![forbid(unsafe_code)]
 
 pub mod echo;

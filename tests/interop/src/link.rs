@@ -1,4 +1,4 @@
-//! A guest of [`crate::siw`] joined to a stack: to one of the tools, or to a context of the test.
+//! Connects a guest of [`crate::siw`] to the stack: to one of the tools, or to a context of the test.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +9,7 @@ use uwarp_netns::{self as netns, End, Queues};
 use crate::siw::{self, Attachment, GUEST, Guest, STACK, STACK6};
 use crate::tools::{Guarded, tool};
 
-/// What a guest is joined to, and the tools that are behind it in turn.
+/// The connection of a guest, with a configuration for the tools behind it.
 pub struct Link {
     folder: tempfile::TempDir,
     kind: Kind,
@@ -28,15 +28,15 @@ pub enum Kind {
 }
 
 impl Link {
-    /// By a vhost-user socket, with or without segmentation by the stack's device.
+    /// A vhost-user socket, with or without segmentation offload in the stack's device.
     pub fn vhost(offloads: bool) -> Self {
         Self::new(Kind::Vhost { offloads })
     }
 
-    /// In this process's network namespace, which has to be the test's own.
+    /// In this process's network namespace, which must belong to the test.
     ///
     /// # Panics
-    /// If the kernel cannot.
+    /// The kernel cannot create the interfaces.
     pub fn tap() -> Self {
         netns::taps([(End::silent("stack0"), Queues::Several), (End::silent("guest0"), Queues::One)])
             .expect("taps, and a kernel with bridges (CONFIG_BRIDGE)");
@@ -108,8 +108,8 @@ impl Link {
 
     /// A client of it.
     pub fn client(&self, arguments: &[&str]) -> Command {
-        // siw may leave the first message unread that comes right behind its MPA Reply. Nothing but waiting helps a tool that
-        // waits for an answer itself, so it waits longer than tests do that do not.
+        // siw may leave a message unread that follows its MPA Reply immediately. A tool that waits for an answer can
+        // only wait before it sends, so it waits longer than tests that can send again.
         self.ping(&[&["-c", "-a", GUEST, "--first-fpdu-delay", "500ms"], arguments].concat())
     }
 }

@@ -1,7 +1,7 @@
-//! A peer that speaks MPA, DDP and RDMAP octet by octet over a kernel socket.
+//! A peer that implements MPA, DDP and RDMAP octet by octet over a kernel socket.
 //!
-//! It is written from the documents alone and shares no codec with the stack, so that agreement means something:
-//! frames are literals, and the CRC is the `crc32c` crate's.
+//! It is written from the documents alone and shares no codec with the stack, so that agreement means something: frames
+//! are literals, and the CRC is the `crc32c` crate's.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use rustix::net::{self, SendFlags};
 /// Octets of an MPA Request or Reply frame in front of its private data (RFC 5044 §7.1).
 const STARTUP_HEADER: usize = 20;
 
-/// One FPDU as it came off the wire, its CRC already found good.
+/// One received FPDU, with a valid CRC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ulpdu(pub Vec<u8>);
 
@@ -32,19 +32,19 @@ impl Ulpdu {
         (self.opcode() == 7).then(|| (self.0[18] >> 4, self.0[18] & 0x0f, self.0[19]))
     }
 
-    /// What follows the 18-octet untagged or the 14-octet tagged DDP header.
+    /// The payload behind the 18-octet untagged or the 14-octet tagged DDP header.
     pub fn payload(&self) -> &[u8] {
         &self.0[if self.0[0] & 0x80 != 0 { 14 } else { 18 }..]
     }
 }
 
-/// The kernel socket and what is needed to frame on it.
+/// The kernel socket and the state for framing on it.
 pub struct RawPeer {
     stream: TcpStream,
 }
 
 impl RawPeer {
-    /// Connects from the kernel's TCP; every later read gives up after 20 s.
+    /// Connects from the kernel's TCP; every later read times out after 20 s.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         Self::from_stream(TcpStream::connect_timeout(&to, Duration::from_secs(20))?)
     }
@@ -67,12 +67,12 @@ impl RawPeer {
         self.stream.write_all(octets)
     }
 
-    /// The socket, for shutting it down or reading what is not framed.
+    /// The socket, for shutting it down or reading unframed octets.
     pub fn stream(&mut self) -> &mut TcpStream {
         &mut self.stream
     }
 
-    /// Sends an MPA Request of revision 2 with CRC asked for and the enhanced data of RFC 6581 §9.
+    /// Sends an MPA Request of revision 2 that requests CRCs, with the enhanced data of RFC 6581 §9.
     pub fn send_request(&mut self, ird: u16, ord: u16, private_data: &[u8]) -> io::Result<()> {
         self.send(&startup_frame(b"MPA ID Req Frame", 0x50, 2, &enhanced(ird, ord, private_data)))
     }
@@ -112,11 +112,10 @@ impl RawPeer {
         Ok(Ulpdu(frame.split_off(2)))
     }
 
-    /// Waits a while in which nothing may come.
+    /// Waits for a while in which nothing may arrive.
     ///
     /// # Panics
-    ///
-    /// If something comes, or the end; it is told.
+    /// Something arrives, or the stream ends; the text says what.
     #[track_caller]
     pub fn expect_silence(&mut self, time: Duration) {
         let patience = self.stream.read_timeout().ok().flatten();
@@ -130,11 +129,10 @@ impl RawPeer {
         let _ = self.stream.set_read_timeout(patience);
     }
 
-    /// Waits until the peer has closed its half in order: FIN, and no reset.
+    /// Waits until the peer has closed its half properly: FIN, and no reset.
     ///
     /// # Panics
-    ///
-    /// If something else comes, or nothing for too long; it is told.
+    /// Something else arrives, or nothing for too long; the text says what.
     #[track_caller]
     pub fn expect_end(&mut self) {
         let mut octets = [0; 256];
@@ -166,7 +164,7 @@ pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// One direction of a stream with markers (RFC 5044 §4.3), word by word as the document has it.
+/// One direction of a stream with markers (RFC 5044 §4.3), following the text of the document.
 #[derive(Debug, Default)]
 pub struct Marking {
     /// Octets of full operation so far.

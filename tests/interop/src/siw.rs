@@ -1,4 +1,4 @@
-//! A Linux guest whose kernel speaks iWARP (siw), made and started by `scripts/siw-guest`.
+//! A Linux guest whose kernel implements iWARP (siw), created and started by `scripts/siw-guest`.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -12,15 +12,15 @@ use uwarp::Config;
 pub const GUEST: &str = "10.77.0.2";
 /// The stack's address, with its prefix.
 pub const STACK: &str = "10.77.0.1/24";
-/// The guest's address of IPv6; the stack's is [`STACK6`], where a test gives it one.
+/// The guest's IPv6 address; the stack's is [`STACK6`], if a test assigns one.
 pub const GUEST6: &str = "fd77::2";
-/// The stack's address of IPv6, with its prefix.
+/// The stack's IPv6 address, with its prefix.
 pub const STACK6: &str = "fd77::1/64";
 
 /// Longest wait for the guest to start and for each of its commands: under emulation, beside other tests, it is slow.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// What a tool that is to speak with siw is told where all suites run behind the middlebox.
+/// Sets what a tool that talks to siw needs when all suites run behind the middlebox.
 pub fn spare(command: &mut Command) {
     if is_spared() {
         command.env("UWARP_RECUT_RECEIVED_ONLY", "true");
@@ -37,27 +37,28 @@ pub fn spared(mut config: Config) -> Config {
     config
 }
 
-/// siw puts the later part of a CRC that lies in two segments over the first one (`siw_get_trailer`), and takes it for wrong.
+/// If a CRC lies in two segments, siw overwrites its first part with the second (`siw_get_trailer`), and rejects it.
 fn is_spared() -> bool {
     uwarp_middlebox::is_skipped("what goes to siw is not cut: it takes a CRC in two segments for a wrong one")
 }
 
-/// What the guest's network device is joined to.
+/// The other end of the guest's network device.
 #[derive(Debug, Clone, Copy)]
 pub enum Attachment<'a> {
-    /// A vhost-user socket, which the stack makes. The guest waits for it, and again whenever the stack has gone.
+    /// A vhost-user socket, which the stack creates. The guest waits for it, and waits again whenever the stack has
+    /// gone.
     Vhost(&'a Path),
     /// A tap interface of this process's network namespace.
     Tap(&'a str),
 }
 
-/// A running guest. It ends with this value.
+/// A running guest. It ends when this value is dropped.
 pub struct Guest {
     process: Child,
     agent: BufReader<UnixStream>,
     next: u64,
     answers: HashMap<u64, Outcome>,
-    /// Here lies what qemu and the guest's kernel said.
+    /// The output of qemu and the guest's kernel is here.
     folder: tempfile::TempDir,
 }
 
@@ -79,7 +80,7 @@ impl Outcome {
     /// Its output, if it was successful.
     ///
     /// # Panics
-    /// If not.
+    /// It was not.
     #[track_caller]
     pub fn success(self) -> String {
         assert_eq!(self.status, 0, "in the guest: {}", self.output);
@@ -88,17 +89,17 @@ impl Outcome {
 }
 
 impl Guest {
-    /// Makes the guest if it has not been made yet, and starts it. With `offloads` it leaves segmentation to its device, if that
-    /// can.
+    /// Creates the guest if it does not exist, and starts it. With `offloads` it leaves segmentation to its device, if
+    /// that supports it.
     ///
     /// # Panics
-    /// If it does not start; the reason is in the text.
+    /// It does not start; the text has the reason.
     pub fn boot(attachment: Attachment<'_>, offloads: bool) -> Self {
         Self::boot_with(attachment, offloads, &[])
     }
 
-    /// The same, where port 2049 of this network namespace's loopback leads to the guest's NFS server, which is started: it serves
-    /// `/export`, which is memory of the guest's and empty.
+    /// The same, and port 2049 of this network namespace's loopback leads to the guest's NFS server, which is started.
+    /// It serves `/export`, an empty file system in the guest's memory.
     ///
     /// # Panics
     /// As [`boot`](Self::boot), and if the server does not start.
@@ -122,7 +123,7 @@ impl Guest {
             Attachment::Tap(name) => command.args(["--tap", name]),
         };
         command.arg("--agent").arg(&socket).arg("--console").arg(folder.path().join("console"));
-        // qemu has a line for each time that the stack goes and comes.
+        // qemu logs each time that the stack leaves and returns.
         let errors = std::fs::File::create(folder.path().join("qemu")).expect("a file");
         let mut process = command.stdin(Stdio::null()).stderr(errors).spawn().expect("bash is there");
         let deadline = Instant::now() + PATIENCE;
@@ -146,7 +147,7 @@ impl Guest {
         guest
     }
 
-    /// Starts a command, which runs beside all others.
+    /// Starts a command, which runs concurrently with all others.
     pub fn start(&mut self, command: &str) -> Job {
         let number = self.next;
         self.next += 1;

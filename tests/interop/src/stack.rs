@@ -7,22 +7,22 @@ use uwarp::{
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions,
 };
 
-/// Longest wait for anything: far beyond what a loaded machine needs, so that only a real hang ends a test.
+/// Longest wait for anything, far beyond what a loaded machine needs: only a real hang fails a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A context on a device that the kernel has the other end of, at `address`.
+/// A context at `address`, on a device whose other end is the kernel's.
 pub fn open(device: DeviceConfig, address: &str) -> Context {
     let config = Config::new(device, address).expect("a good address").without_monitor();
     Context::open(uwarp_middlebox::behind(config)).expect("the context opens")
 }
 
-/// One queue pair with its completion queue and a region that the peer may read and write.
+/// A queue pair with its completion queue and a region that the peer may read and write.
 pub struct Endpoint {
     /// The queue pair.
     pub queue_pair: QueuePair,
     /// Its completions, of both queues.
     pub completions: CompletionQueue,
-    /// Memory that the peer may reach; the first half is the source of sends and writes, the second their sink.
+    /// Memory that the peer may access; the first half is the source of sends and writes, the second their sink.
     pub region: MemoryRegion,
     /// The domain of both.
     pub domain: ProtectionDomain,
@@ -34,7 +34,7 @@ impl Endpoint {
         Self::with_region(context, 1 << 16)
     }
 
-    /// An idle queue pair with a region of so many octets.
+    /// An idle queue pair with a region of `octets` octets.
     pub fn with_region(context: &Context, octets: usize) -> Self {
         let domain = context.allocate_domain();
         let completions = context.create_completion_queue(256).expect("a completion queue");
@@ -58,7 +58,7 @@ impl Endpoint {
         octets
     }
 
-    /// Listens on `port`, tells `ready`, and accepts the first request on this queue pair.
+    /// Listens on `port`, calls `ready`, and accepts the first request on this queue pair.
     pub fn accept(&mut self, context: &Context, port: u16, ready: impl FnOnce()) -> Established {
         let mut listener = context.listen(port, ListenOptions::default()).expect("a free port");
         ready();

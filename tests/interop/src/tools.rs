@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The path of a tool, built if it is not there yet or older than what it is made of: cargo builds a package's own programs for
-/// its tests, and not those of others.
+/// The path of a tool. It is built if it does not exist or is older than its sources, because cargo builds a package's
+/// own programs for its tests, but not those of others.
 pub fn tool(name: &str) -> PathBuf {
-    // Test executables lie in TARGET/PROFILE/deps, the tools one folder up.
+    // Test executables are in TARGET/PROFILE/deps, the tools one folder up.
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().and_then(Path::parent).expect("TARGET/PROFILE");
     let path = folder.join(name);
-    // Where the whole workspace was just built, as scripts/test does, they are of it; built alone, with fewer of their crates'
-    // features, they would be built again with all that they need.
+    // If the whole workspace was just built, as in scripts/test, the tools are up to date. Building them alone, with
+    // fewer features of their crates, would rebuild all their dependencies.
     if std::env::var_os("UWARP_BUILT").is_none() && !is_fresh(&path) {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let release = folder.ends_with("release").then_some("--release");
@@ -23,14 +23,14 @@ pub fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// Whether a program is there, and no source that cargo lists beside it (`PROGRAM: SOURCE ...`) has changed since.
+/// Whether a program exists, and no source that cargo lists beside it (`PROGRAM: SOURCE ...`) has changed since.
 fn is_fresh(program: &Path) -> bool {
     let changed = |path: &Path| std::fs::metadata(path).and_then(|there| there.modified()).ok();
     let (Some(built), Ok(list)) = (changed(program), std::fs::read_to_string(program.with_extension("d"))) else {
         return false;
     };
     let (_, sources) = list.trim_end().split_once(": ").expect("a rule of make");
-    // A blank in a name is written as `\ `.
+    // A space in a name is written as `\ `.
     let sources = sources.replace("\\ ", "\0");
     sources
         .split(' ')
@@ -46,7 +46,7 @@ impl Guarded {
         Self(Some(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the tool starts")))
     }
 
-    /// Asks it to end (SIGTERM), and waits until it has done what it was doing.
+    /// Terminates it (SIGTERM), and waits until it has finished what it was doing.
     pub fn end(self) {
         let child = self.0.as_ref().expect("running");
         let process = rustix::process::Pid::from_child(child);
@@ -70,7 +70,7 @@ impl Drop for Guarded {
     }
 }
 
-/// Waits until a file is there.
+/// Waits until a file exists.
 pub fn wait_for(path: &Path) {
     let end = Instant::now() + Duration::from_secs(30);
     while !path.exists() {
@@ -79,7 +79,7 @@ pub fn wait_for(path: &Path) {
     }
 }
 
-/// Runs a tool to its end, which has to be a success.
+/// Runs a tool to its end, which must be a success.
 pub fn run(command: &mut Command) -> Output {
     let output = command.stdin(Stdio::null()).output().expect("the tool starts");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

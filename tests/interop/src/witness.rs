@@ -7,31 +7,31 @@ use std::process::{Command, Stdio};
 /// What tshark says about a capture.
 #[derive(Debug)]
 pub struct Testimony {
-    /// FPDUs whose CRC it computed and found right.
+    /// FPDUs whose CRC it computed and found valid.
     pub good_crcs: usize,
     /// FPDUs that it dissected, by RDMAP opcode.
     pub opcodes: [usize; 16],
-    /// Complaints: malformed packets, bad CRCs, and expert errors and warnings, less those that are argued.
+    /// Complaints: malformed packets, bad CRCs, and expert errors and warnings, except argued ones.
     pub complaints: Vec<String>,
 }
 
-/// Warnings that are right by an older document: tshark 4.0 knows MPA revision 1 (RFC 5044) and neither revision 2 nor
+/// Warnings that are right by an older document: tshark 4.0 knows MPA revision 1 (RFC 5044), but neither revision 2 nor
 /// its S bit (RFC 6581).
 const ARGUED: &[&str] =
     &["Res field is NOT set to zero as required by RFC 5044", "Rev field is NOT set to one as required by RFC 5044"];
 
-/// An ephemeral port of ours may be the assigned one of another protocol, which tshark would see there if it did not look for MPA
-/// first.
+/// One of our ephemeral ports may be assigned to another protocol, which tshark would dissect there if it did not try
+/// MPA first.
 const MPA_FIRST: &str = "tcp.try_heuristic_first:TRUE";
 
-/// Lets tshark read `capture`. It is not asked behind a middlebox, which has cut what was received before it is captured: it wants
-/// FPDUs to begin with a segment.
+/// Has tshark read `capture`. `None` behind a middlebox, which cuts what was received before it is captured: tshark
+/// expects FPDUs to begin with a segment.
 pub fn examine(capture: &Path) -> Option<Testimony> {
     if uwarp_middlebox::is_skipped("captures are not judged: tshark wants FPDUs to begin with a segment") {
         return None;
     }
     let mut testimony = dissected(&tshark(capture, &["-V"]));
-    // An expert error or warning of any layer is a complaint, but for what TCP says of losses: those are not protocol errors.
+    // An expert error or warning of any layer is a complaint, except TCP's about losses, which are not protocol errors.
     let expert = tshark(capture, &["-q", "-z", "expert,warn"]);
     let mut is_warning = false;
     for line in expert.lines().map(str::trim) {
@@ -53,12 +53,12 @@ pub fn examine(capture: &Path) -> Option<Testimony> {
     Some(testimony)
 }
 
-/// What tshark's full text says of FPDUs. A segment that was sent again, as on a machine that stands still for a while, is
-/// dissected again, and counts once.
+/// What tshark's full text says of FPDUs. A segment that was retransmitted, as on a machine that stalls for a while, is
+/// dissected again, but counts once.
 fn dissected(text: &str) -> Testimony {
     let mut testimony = Testimony { good_crcs: 0, opcodes: [0; 16], complaints: Vec::new() };
     let mut seen = HashSet::new();
-    // Ports and length of the frame's segment, and whether it came before.
+    // Ports and length of the frame's segment, and whether it is a retransmission.
     let (mut segment, mut again) = ("", false);
     for line in text.lines().map(str::trim) {
         if let Some(header) = line.strip_prefix("Transmission Control Protocol, ") {
@@ -74,7 +74,7 @@ fn dissected(text: &str) -> Testimony {
                 testimony.complaints.push(line.to_owned());
             }
         } else if let Some((bits, _)) = line.split_once(" = OpCode: ") {
-            // `.... 0011`: it has no numbers for opcodes that it has no names for. An atomic's own opcode has more bits.
+            // `.... 0011`: it prints no numbers for opcodes without names. An atomic's own opcode has more bits.
             if let Some(bits) = bits.strip_prefix(".... ").filter(|bits| bits.len() == 4) {
                 let number = usize::from_str_radix(bits, 2).expect("tshark prints the opcode's bits");
                 testimony.opcodes[number] += 1;
@@ -84,17 +84,17 @@ fn dissected(text: &str) -> Testimony {
     testimony
 }
 
-/// Frames of `capture` for which tshark finds `filter` true.
+/// Counts frames of `capture` that match `filter`.
 pub fn count(capture: &Path, filter: &str) -> usize {
     count_with(capture, &[], filter)
 }
 
-/// The same with more arguments, for what tshark does not look at by itself.
+/// The same with more arguments, for what tshark does not dissect by default.
 pub fn count_with(capture: &Path, more: &[&str], filter: &str) -> usize {
     lines(&tshark(capture, &[more, &["-Y", filter]].concat()))
 }
 
-/// As [`count`], with RPC-over-RDMA dissected, of whatever program.
+/// As [`count`], with RPC-over-RDMA of any program dissected.
 pub fn count_calls(capture: &Path, filter: &str) -> usize {
     lines(&dissect(capture, &["-o", MPA_FIRST, "-o", "rpc.dissect_unknown_programs:TRUE", "-Y", filter]))
 }
@@ -104,7 +104,7 @@ fn lines(text: &str) -> usize {
 }
 
 fn tshark(capture: &Path, more: &[&str]) -> String {
-    // Its heuristic takes any Send whose octets look like it for RPC-over-RDMA.
+    // Its heuristic takes any Send with similar octets for RPC-over-RDMA.
     let choices = ["--disable-protocol", "rpcordma", "-o", MPA_FIRST];
     dissect(capture, &[&choices, more].concat())
 }

@@ -1,5 +1,5 @@
-//! The kernel as neighbour: it resolves the stack by ARP and Neighbor Discovery, pings it, is told that nobody takes its datagrams,
-//! and respects whose address is whose. The stack does the same with the kernel's.
+//! The kernel as neighbour: it resolves the stack by ARP and Neighbor Discovery, pings it, gets ICMP errors for its
+//! datagrams, and respects address conflicts. The stack does the same with the kernel.
 
 use std::net::{IpAddr, UdpSocket};
 use std::process::{Command, Stdio};
@@ -52,21 +52,21 @@ fn every_question(context: &Context, interface: &str) {
         for size in [0, 1, 1400] {
             echo.once(size).expect("the stack answers with the same octets");
         }
-        // The kernel has seen an answer to its own question: not only heard of the address.
+        // The kernel has received an answer to its own request: it has not only heard of the address.
         let known = ip_shows(&["neigh", "show", stack, "dev", interface]);
         assert!(known.contains("REACHABLE") || known.contains("DELAY"), "{known:?}");
         nobody_takes_a_datagram(address);
-        // The stack has had its own question answered, too, or it could not have sent anything.
+        // The stack's own request was answered, too, or it could not have sent anything.
         let stats = context.stats();
         assert!(stats.engines[0].neighbours >= 1, "{kernel}: {stats:?}");
     }
-    // By way of the other address the link-local one is known: the kernel has one too.
+    // Through the other address the link-local one is known: the kernel has one, too.
     let own = context.stats();
     assert_eq!(own.engines[0].address_conflicts, 0);
     assert!(own.engines[0].echoes >= 8 && own.engines[0].icmp_errors_sent >= 2, "{own:?}");
 }
 
-/// A datagram to a port that nobody has opened: the kernel hands the ICMP error to the socket.
+/// A datagram to a port without a socket: the kernel delivers the ICMP error to the sender.
 fn nobody_takes_a_datagram(address: IpAddr) {
     let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).expect("a socket");
@@ -80,7 +80,7 @@ fn nobody_takes_a_datagram(address: IpAddr) {
 #[test]
 fn an_address_is_used_by_who_had_it_first() {
     netns::test_inside("an_address_is_used_by_who_had_it_first", || {
-        // fd77::1 is the kernel's before the stack asks for it.
+        // fd77::1 is the kernel's before the stack requests it.
         let kernel = End::kernel("kernel0", &["fd77::1/64", "fd78::2/64"]);
         netns::veth(1500, [End::silent("stack0"), kernel]).expect("a veth pair");
         let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
@@ -100,7 +100,7 @@ fn an_address_is_used_by_who_had_it_first() {
         let mut echo = Echo::to("fd78::1".parse().expect("an address")).expect("a socket");
         echo.until_answered().expect("its other address is the stack's");
 
-        // Now the kernel asks for an address of the stack's: it has to find out (RFC 4862 §5.4.4).
+        // Now the kernel requests an address of the stack's: it must detect the conflict (RFC 4862 §5.4.4).
         netns::ip(["addr", "add", "fd78::1/64", "dev", "kernel0"]).expect("an address to be checked");
         loop {
             assert!(Instant::now() < end + PATIENCE, "the kernel learns that fd78::1 is the stack's");

@@ -1,10 +1,10 @@
-//! What the tools have in common: a mistake in a configuration file is named in one sentence, before anything is begun.
+//! All tools report a mistake in a configuration file in one sentence, before anything is started.
 
 use std::process::{Command, Stdio};
 
 use uwarp_interop_tests::tools::tool;
 
-/// A file with nothing wrong, but for what a row adds at its top.
+/// A valid file, except for what a row adds at its top.
 const RIGHT: &str = "address = \"10.77.0.1/24\"\n[device]\nkind = \"null\"\n";
 
 #[test]
@@ -22,7 +22,7 @@ fn every_tool_names_the_mistake_in_a_configuration_file() {
         ("uwarp-ping", &["-s"]),
         ("uwarp-rpc", &["serve"]),
     ];
-    // A key that there is not, a value of another type, one that no device has, and what is no TOML.
+    // An unknown key, a value of another type, a value that no device has, and text that is not TOML.
     let mistakes = [
         ("speed = 3", "speed"),
         ("mtu = \"large\"", "line 1: invalid type"),
@@ -44,7 +44,7 @@ fn every_tool_names_the_mistake_in_a_configuration_file() {
     }
 }
 
-/// There is the configuration file, and no other.
+/// The folder contains the configuration file, and no other.
 fn is_as_before(folder: &std::path::Path) -> bool {
     std::fs::read_dir(folder).unwrap().count() == 1
 }

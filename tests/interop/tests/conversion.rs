@@ -1,4 +1,4 @@
-//! A text handshake with a kernel socket, and then MPA on the same connection, in both roles.
+//! A text handshake with a kernel socket, then MPA on the same connection, in both roles.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener as KernelListener, TcpStream as KernelStream};
@@ -25,14 +25,14 @@ fn a_kernel_socket_and_a_stream_agree_on_rdma_over_af_packet() {
     });
 }
 
-/// Reads so many octets of text.
+/// Reads this many octets of text.
 fn words(stream: &mut impl Read, count: usize) -> String {
     let mut text = vec![0; count];
     stream.read_exact(&mut text).expect("text comes");
     String::from_utf8(text).expect("text")
 }
 
-/// The kernel writes text and an MPA Request in one go; the first attempt is rejected, and the text goes on.
+/// The kernel writes text and an MPA Request at once; the first attempt is rejected, and the text continues.
 fn the_stack_responds(context: &Context) {
     let mut listener = TcpListener::bind(context, 7101).expect("a free port");
     let address = context.socket_address(7101);

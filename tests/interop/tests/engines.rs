@@ -1,5 +1,5 @@
-//! Two engines behind one address over a real device: the kernel chooses the queue of each flow by a hash of its own, so that what
-//! it answers comes to the wrong engine as often as to the right one.
+//! Two engines behind one address over a real device: the kernel chooses the queue of each flow by its own hash, so its
+//! answers reach the wrong engine as often as the right one.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ fn flows_of_two_engines_meet_the_kernel_over_af_packet() {
         let stats = context.stats();
         let sum = |count: fn(&uwarp::stats::EngineStats) -> u64| stats.engines.iter().map(count).sum::<u64>();
         let (handed, taken) = (sum(|engine| engine.handed_off), sum(|engine| engine.taken_over));
-        // Of so many flows it is beyond all chance that each was hashed home.
+        // With this many flows it is practically impossible that each was hashed to its own engine.
         assert!(handed > 0 && taken > 0, "{handed} handed off, {taken} taken over: {stats:#?}");
         assert!(stats.engines.iter().all(|engine| engine.connections_opened > 0), "{stats:#?}");
     });
@@ -39,11 +39,11 @@ fn pattern(number: u16) -> Vec<u8> {
     (0..100_000).map(|at| (at * 7 + usize::from(number)) as u8).collect()
 }
 
-/// Sends a pattern of its own and expects it back.
+/// Sends a pattern and expects it back.
 fn speak(stream: &mut (impl Read + Write), number: u16) {
     let sent = pattern(number);
     let mut received = vec![0; sent.len()];
-    // Less than either side's buffers at a time: nobody reads while it writes.
+    // Less than either side's buffers at a time: neither side reads while it writes.
     for (sent, received) in sent.chunks(10_000).zip(received.chunks_mut(10_000)) {
         stream.write_all(sent).expect("sent");
         stream.read_exact(received).expect("received");

@@ -1,6 +1,6 @@
-//! Floods over a real device: SYNs, acknowledgments, resets, fragments, ICMP errors and neighbours, made up by the ten
-//! thousand, while the kernel opens connections to the stack and streams over them. Every octet arrives, and memory stays where
-//! it was.
+//! Floods over a real device: tens of thousands of forged SYNs, acknowledgments, resets, fragments, ICMP errors and
+//! neighbours, while the kernel opens connections to the stack and transfers streams over them. Every octet arrives,
+//! and memory use stays where it was.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,37 +22,38 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 const STACK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const PORT: u16 = 7000;
-/// Frames of a flood, at least: it goes on for as long as the stream beside it takes.
+/// The fewest frames of a flood: it lasts as long as the stream beside it.
 const FRAMES: u64 = 30_000;
 /// Octets each way beside each flood.
 const OCTETS: u64 = 1 << 20;
-/// What the second round of floods may add to the process, in octets: a leak of 60 for each frame is more.
+/// What the second round of floods may add to the process, in octets. A leak of 60 octets per frame is more.
 const GROWTH: u64 = 10 << 20;
-/// The engine's own limits, as `uwarp_engine::Limits` has them by default.
+/// The engine's own limits, the defaults of `uwarp_engine::Limits`.
 const MOST_HALF_OPEN: u64 = 1024;
 const MOST_NEIGHBOURS: u64 = 1024;
 const MOST_OF_FRAGMENTS: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy)]
 enum Flood {
-    /// SYNs of strangers to the port that is listened on.
+    /// SYNs from unknown hosts to the listening port.
     Syn,
-    /// Acknowledgments, with and without data: of the connection that is open with guessed numbers, and of others that are not.
+    /// Acknowledgments, with and without data: of the open connection with guessed numbers, and of connections that do
+    /// not exist.
     Acknowledgment,
-    /// Resets of the connection that is open, with guessed numbers.
+    /// Resets of the open connection, with guessed numbers.
     Reset,
-    /// First, last and overlapping fragments of packets that never become whole.
+    /// First, last and overlapping fragments of packets that never become complete.
     Fragment,
-    /// ICMP errors about the connection that is open, with guessed numbers.
+    /// ICMP errors about the open connection, with guessed numbers.
     Icmp,
-    /// Hosts that ask by ARP, each for itself.
+    /// Hosts that send ARP requests, each for itself.
     Neighbour,
 }
 
 const ALL: [Flood; 6] =
     [Flood::Syn, Flood::Acknowledgment, Flood::Reset, Flood::Fragment, Flood::Icmp, Flood::Neighbour];
 
-/// Where frames come from and go to, and the port that the kernel's end of the stream has.
+/// Source and destination of frames, and the port of the kernel's end of the stream.
 struct Line {
     interface: &'static str,
     kernel_mac: EthernetAddress,
@@ -82,13 +83,13 @@ impl Line {
                 return self.segment(KERNEL, kernel_port, flags, 0, random);
             }
             Flood::Fragment => {
-                // Half of them of packets of their own, the others of a few that overlap all the time.
+                // Half of them belong to packets of their own, the others to a few that overlap all the time.
                 let (from, id) = if random.bool() { (stranger, random.u32(..)) } else { (KERNEL, random.u32(0..256)) };
                 let place = (8 + random.usize(0..4) * 1000, random.bool());
                 emit_fragment(&mut out, &self.path(from), 6, id, place, &[7; 1200])
             }
             Flood::Icmp => {
-                // What the stack would have sent: its packet's first 28 octets.
+                // The quotation: the first 28 octets of a packet that the stack would have sent.
                 let mut header = TcpHeader::new(TcpFlags::ACK);
                 (header.source_port, header.destination_port) = (PORT, kernel_port);
                 header.sequence = SeqNumber(random.u32(..));
@@ -140,7 +141,7 @@ impl Line {
                 token.consume(frame.len(), |octets| octets.copy_from_slice(&frame));
                 sent.fetch_add(1, Relaxed);
             }
-            // Where both share a core, the stack has to have its turn.
+            // If both share a core, the stack needs its turn.
             thread::sleep(Duration::from_micros(200));
         }
     }
@@ -152,7 +153,7 @@ fn floods_over_af_packet_leave_other_connections_and_memory_alone() {
         let kernel = End::kernel("kernel0", &["10.77.0.2/16"]);
         netns::veth(1500, [End::silent("stack0"), kernel]).expect("a veth pair");
         let device = DeviceConfig::AfPacket { interface: "stack0".into(), netns: None, frame_count: None };
-        // The kernel puts fragments together for the driver's group of sockets: none would come through.
+        // The kernel reassembles fragments for the driver's group of sockets, so none would get through.
         all(&open(device), "kernel0", |flood| !matches!(flood, Flood::Fragment));
     });
 }
@@ -174,7 +175,7 @@ fn open(device: DeviceConfig) -> Context {
 /// Two rounds of those floods.
 fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
     let mut listener = TcpListener::bind(context, PORT).expect("a free port");
-    // A first question lets the kernel know where the stack is.
+    // A first attempt tells the kernel where the stack is.
     assert!(flows::kernel_connects(context.socket_address(9)).is_err());
     let line = Line {
         interface,
@@ -192,7 +193,7 @@ fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
     assert!(resident[1] < resident[0] + GROWTH, "octets of the process after each round: {resident:?}");
     let stats = &context.stats().engines[0];
     println!("{:?}, {} cookies, {resident:?} octets", stats.drops, stats.cookies_sent);
-    // Each of the floods has reached what it was aimed at.
+    // Each of the floods has reached its target.
     assert!(stats.cookies_sent > 1000);
     for (flood, name) in [
         (Flood::Acknowledgment, "no-connection"),
@@ -205,8 +206,8 @@ fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
     }
 }
 
-/// A connection of the kernel's. It gives up as soon as three questions after our hardware address were lost, which happens where
-/// the flood fills the device's queue: then it is asked again.
+/// A connection of the kernel's. It fails as soon as three ARP requests for our hardware address were lost, which
+/// happens if the flood fills the device's queue: then retry.
 fn connect(to: SocketAddr) -> io::Result<std::net::TcpStream> {
     let start = Instant::now();
     loop {
@@ -219,7 +220,7 @@ fn connect(to: SocketAddr) -> io::Result<std::net::TcpStream> {
     }
 }
 
-/// Says at its end that it is over.
+/// Sets the flag when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -228,7 +229,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A stream from the stack to the kernel, octet by octet the same.
+/// A stream from the stack to the kernel, compared octet by octet.
 fn to_the_kernel(stack: &mut uwarp::TcpStream, kernel: &mut std::net::TcpStream, seed: u64) {
     thread::scope(|scope| {
         let reader = scope.spawn(|| flows::receive_exactly(kernel, OCTETS));
@@ -237,19 +238,19 @@ fn to_the_kernel(stack: &mut uwarp::TcpStream, kernel: &mut std::net::TcpStream,
     });
 }
 
-/// A connection that is opened and used beside a flood.
+/// A connection that is opened and used during a flood.
 fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flood) {
     let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     let seeds = [0, 1].map(|round| flood as u64 * 2 + round);
     thread::scope(|scope| {
-        // The scope waits for the attacker, also when something fails.
+        // The scope waits for the attacker, even if something fails.
         let _end = Ends(&over);
         let attacker = scope.spawn(|| line.flood(flood, &over, &sent));
         while sent.load(Relaxed) < FRAMES / 10 {
             thread::sleep(Duration::from_millis(1));
         }
-        // It speaks first: a cookie may have answered its SYN, and of a client that is silent after that nobody hears again
-        // once the flood has pushed out its one acknowledgment (RFC 4987 §3.6).
+        // The client sends first. A cookie may have answered its SYN; if the client were silent after that, its
+        // connection would be lost once the flood has displaced its one acknowledgment (RFC 4987 §3.6).
         let client = scope.spawn(|| {
             let mut kernel = connect(context.socket_address(PORT))?;
             let sent = flows::send(&mut kernel, seeds[0], OCTETS)?;
@@ -273,7 +274,7 @@ fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flo
         to_the_kernel(&mut stack, &mut kernel, !seeds[1]);
         over.store(true, Relaxed);
         attacker.join().unwrap();
-        // It is the same connection to the end, whatever was said about it.
+        // It is the same connection to the end, whatever was forged about it.
         drop(stack);
         assert_eq!(flows::receive(&mut kernel).expect("an orderly end").octets, 0);
     });
@@ -284,7 +285,7 @@ fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flo
     println!("{flood:?}: {} frames beside {} MiB", sent.load(Relaxed), (4 * OCTETS) >> 20);
 }
 
-/// The hardware address behind `mark` in what `ip` prints.
+/// The hardware address behind `mark` in the output of `ip`.
 fn mac_in(arguments: &[&str], mark: &str) -> EthernetAddress {
     let output = Command::new("ip").args(arguments).output().expect("ip is there");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -293,7 +294,7 @@ fn mac_in(arguments: &[&str], mark: &str) -> EthernetAddress {
     EthernetAddress(std::array::from_fn(|_| octets.next().expect("six octets")))
 }
 
-/// Memory of this process that is in use, by the system's account.
+/// Resident memory of this process, as the system counts it.
 fn resident_octets() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("the system's account");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of it");

@@ -1,5 +1,5 @@
-//! A stock Linux client, in a guest whose kernel has siw, mounts `uwarp-nfs` over RDMA: a directory that it serves, or, as a
-//! gateway, the kernel's own NFS server, or one of another project.
+//! A stock Linux client, in a guest whose kernel has siw, mounts `uwarp-nfs` over RDMA: a directory that it serves, or,
+//! through the gateway, the kernel's own NFS server or another project's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +14,7 @@ use uwarp_interop_tests::tools::{Guarded, tool, wait_for};
 use uwarp_interop_tests::witness::{count, count_calls, examine};
 use uwarp_netns as netns;
 
-/// A server in user space, with many names. It ends with the process.
+/// Another project's server in user space, with many names. It ends with the process.
 fn server() -> u16 {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -51,26 +51,26 @@ fn gateway(folder: &Path, server: u16) -> Guarded {
     uwarp_nfs(folder, &["--backend", &server, "--pcap", capture.to_str().unwrap()])
 }
 
-/// Of the folder `served`. The guest's root is root there.
+/// Serves the folder `served`. The guest's root is root there.
 fn directory(folder: &Path, more: &[&str]) -> Guarded {
     let served = folder.join("served");
     let arguments = [&[served.to_str().unwrap(), "--no-root-squash"], more].concat();
     uwarp_nfs(folder, &arguments)
 }
 
-/// Of a server that answers MOUNT on the port that it has NFS on: the gateway passes that on, too.
+/// For a server that answers MOUNT on its NFS port: the gateway forwards that, too.
 const MOUNT_ON_ONE_PORT: &str = "mkdir -p /mnt && \
     mount.nfs 10.77.0.1:/ /mnt -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=2049,nolock";
 
-/// Of the kernel's server, through the gateway; its MOUNT is asked where it is.
+/// For the kernel's server, through the gateway; the client asks for the port of MOUNT.
 const MOUNT_KERNEL: &str =
     "mkdir -p /mnt && mount.nfs 10.77.0.1:/export /mnt -o vers=3,proto=rdma,port=20049,mountaddr=127.0.0.1,nolock";
 
 /// The command that people type: it asks for the ports by itself.
 const MOUNT_DIRECTORY: &str = "mkdir -p /mnt && mount.nfs 10.77.0.1:/ /mnt -o vers=3,proto=rdma,port=20049,nolock";
 
-/// For servers that are killed: a client that has sent all that it had to, and waits for a reply, learns nothing of it before it
-/// sends the call again, in a minute. Here it does so in ten seconds.
+/// For servers that are killed: a client that has sent everything and waits for a reply does not notice before it
+/// retransmits the call, by default in a minute. Here it does so in ten seconds.
 const IMPATIENT: &str = ",timeo=100";
 
 /// Where the server has its files.
@@ -82,7 +82,7 @@ enum Served<'a> {
 }
 
 impl Served<'_> {
-    /// The hash of a file as the server has it, as `sha256sum` prints it.
+    /// The hash of the server's copy of a file, in the format of `sha256sum`.
     fn hash(&self, guest: &mut Guest, name: &str) -> String {
         match self {
             Self::Here(folder) => {
@@ -94,7 +94,7 @@ impl Served<'_> {
         }
     }
 
-    /// The files below a folder, with their only line; a folder without any has an empty one.
+    /// The files below a folder, with their only line; a folder without files has an empty one.
     fn tree(&self, guest: &mut Guest, name: &str) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
         match self {
@@ -133,13 +133,13 @@ fn hash_in_guest(guest: &mut Guest, file: &str) -> String {
     line.split_whitespace().next().expect("a hash").to_owned()
 }
 
-/// What a client does with a disk. `mount` mounts it on /mnt, where it is when this begins and not when it ends.
+/// Uses the mount as a disk. `mount` mounts it on /mnt, where it is at the start but not at the end.
 fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
     let mounted = guest.run("grep /mnt /proc/mounts").success();
     assert!(mounted.contains("proto=rdma") && mounted.contains("vers=3"), "{mounted}");
     assert_eq!(guest.run("ls /mnt/many | sort -u | wc -l").success().trim(), "10000");
     let again = format!("umount /mnt && {mount}");
-    // Of many sizes: what the server has, and what comes back to a client that remembers nothing.
+    // Many sizes: the server's copy, and what a client without a cache reads back.
     for size in [1, 4096, 100_001, 4 << 20] {
         guest.run(&format!("head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/copy")).success();
         assert_eq!(hash_in_guest(guest, "/tmp/file"), served.hash(guest, "copy"), "{size}");
@@ -151,7 +151,7 @@ fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
         "cd /mnt && mkdir a && echo one >a/one && mv a/one two && test ! -e a/one && ln two a/three && rm two && \
             test \"$(cat a/three)\" = one && ! rmdir a 2>/dev/null && mv a b && rm b/three && rmdir b",
         "cd /mnt && ln -s many/name-00007 link && test \"$(readlink link)\" = many/name-00007 && test -f link && rm link",
-        // A file that is in use has no name any more.
+        // A file in use that has lost its name.
         "cd /mnt && exec 3<>open && echo first >&3 && rm open && ! test -e open && echo second >&3 && exec 3>&-",
         // Sizes, times and permissions.
         "cd /mnt && head -c 10000 /tmp/file >file && truncate -s 5000 file && test $(stat -c %s file) = 5000 && \
@@ -161,7 +161,7 @@ fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
         "(echo root:x:0:0::/:/bin/sh; echo one:x:1000:1000::/:/bin/sh; echo two:x:1001:1001::/:/bin/sh) >/etc/passwd && cd /mnt && \
             su one -c 'cat file' >/dev/null && ! su two -c 'cat file' 2>/dev/null && ! su two -c 'rm -f file' 2>/dev/null && \
             ! su one -c 'touch new' 2>/dev/null && chmod 777 . && su two -c 'touch new' && test $(stat -c %u new) = 1001",
-        // Writers beside each other, in one file and in many.
+        // Concurrent writers, in one file and in many.
         "head -c 4194304 /dev/urandom >/tmp/file; for part in 3 1 0 2; do \
             dd if=/tmp/file of=/mnt/shared bs=65536 seek=$((16 * part)) skip=$((16 * part)) count=16 conv=notrunc 2>/dev/null & \
             cp /tmp/file /mnt/own-$part & done; wait; \
@@ -170,7 +170,7 @@ fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
         let outcome = guest.run(command);
         assert_eq!(outcome.status, 0, "{command}: {}", outcome.output);
     }
-    // git writes files that it may not write, moves and links them, and knows what has to be in them.
+    // git writes to read-only files, moves and links them, and verifies their contents.
     guest
         .run(
             "mkdir /tmp/origin && cd /tmp/origin && git init -q . && git config user.name somebody && \
@@ -195,7 +195,7 @@ fn use_as_a_disk(guest: &mut Guest, mount: &str, served: &Served<'_>) {
     guest.run("umount /mnt").success();
 }
 
-/// A large file, there and back. It takes long under emulation.
+/// Copies a large file in both directions. It takes long under emulation.
 fn copy_a_large_file(guest: &mut Guest, mount: &str) {
     let size = if is_long() { 64 << 20 } else { 16 << 20 };
     guest.run(&format!("head -c {size} /dev/urandom >/tmp/file && cp /tmp/file /mnt/large")).success();
@@ -203,9 +203,9 @@ fn copy_a_large_file(guest: &mut Guest, mount: &str) {
     guest.run("cmp /tmp/file /mnt/large && umount /mnt").success();
 }
 
-/// Makes, moves, links and removes in /mnt/names-N, round after round, until /tmp/enough is there; then says how many rounds there
-/// were, and which steps of them did not succeed: those of [`Names::steps`]. After a round N in which all did, there is a folder b-N
-/// with a file of two names and of the content N, if N is even, and nothing else.
+/// Creates, moves, links and removes in /mnt/names-N, round after round, until /tmp/enough exists. Then it prints the
+/// number of rounds, and which steps of them failed: those of [`Names::steps`]. After a round N without failures, there
+/// is a folder b-N with a file of two names and the content N, if N is even, and nothing else.
 const NAMES: &str = "mkdir /mnt/names-N && cd /mnt/names-N || exit 1; round=0; odd=; \
     try() { step=$((step + 1)); \"$@\" || odd=\"$odd $round $step\"; }; make() { echo $round >a-$round/file; }; \
     until test -e /tmp/enough; do round=$((round + 1)); step=0; echo $round >/tmp/round-N; \
@@ -213,11 +213,12 @@ const NAMES: &str = "mkdir /mnt/names-N && cd /mnt/names-N || exit 1; round=0; o
     test $((round % 2)) = 0 || { try rm b-$round/one; try rm b-$round/two; try rmdir b-$round; }; \
     done 2>/tmp/errors-N; echo $round $odd";
 
-/// What a round of names leaves behind: its folder, which may be a-N or b-N, with the lines of its files. None if there is none.
+/// What a round of names leaves behind: its folder, which may be a-N or b-N, with the lines of its files; `None`
+/// without a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Names(Option<(char, BTreeMap<String, String>)>);
 
-/// A step of a round: false if it cannot be carried out.
+/// A step of a round: false if it is not possible.
 type Step = fn(&mut Names, &str) -> bool;
 
 impl Names {
@@ -258,8 +259,8 @@ impl Names {
         self.0.as_mut().filter(|(folder, _)| *folder == name).map(|(_, files)| files)
     }
 
-    /// What a round may leave behind of which these steps did not succeed (they count from 1): each of those may have been carried
-    /// out or not, and the others were. A file that could not be written may be there without its line.
+    /// The possible results of a round in which these steps failed (counted from 1): each of those may have been
+    /// executed or not, and the others were. A file that could not be written may exist without its line.
     fn possible(round: u32, failed: &BTreeSet<u32>) -> Vec<Self> {
         let line = round.to_string();
         let mut possible = vec![Self::default()];
@@ -282,7 +283,7 @@ impl Names {
         possible
     }
 
-    /// What there is of a round, in the words of [`Served::tree`].
+    /// The results of a round in the output of [`Served::tree`].
     fn found(round: u32, tree: &BTreeMap<String, String>) -> Vec<Self> {
         let mut found: BTreeMap<char, BTreeMap<String, String>> = BTreeMap::new();
         for (path, line) in tree {
@@ -314,17 +315,17 @@ fn what_a_round_of_names_may_leave_is_known() {
     // All succeeded: nothing else will do.
     assert!(fits(4, &[], &whole) && fits(7, &[], &whole));
     assert!(!fits(5, &[], &whole) && !fits(6, &[], &whole) && !fits(8, &[], &whole));
-    // What was carried out and not heard of is there, whatever else its caller was told.
+    // A step that was executed without its answer arriving has its effect, whatever its caller was told.
     for failed in 1..=5 {
         assert!(fits(4, &[failed], &whole), "{failed}");
     }
-    // What was acknowledged is, too: the folder, the line, either name.
+    // So has an acknowledged step: the folder, the line, either name.
     for failed in [&[3][..], &[4], &[3, 4], &[5]] {
         for lost in [&[][..], &[("b-4", "")], &[("b-4/one", ""), ("b-4/two", "")], &[("b-4/two", "4")]] {
             assert!(!fits(4, failed, lost), "{failed:?} {lost:?}");
         }
     }
-    // What failed need not be there, but for what came behind it.
+    // The effect of a failed step may be missing, except where later steps show it.
     assert!(fits(4, &[4], &[("b-4/one", "4")]) && fits(4, &[5], &[("a-4/one", "4"), ("a-4/two", "4")]));
     assert!(fits(4, &[2], &[("b-4/one", ""), ("b-4/two", "")]) && !fits(4, &[2], &[("b-4", "")]));
     assert!(fits(5, &[8], &whole) && !fits(5, &[7], &whole) && fits(5, &[7, 8], &[("b-5/two", "5")]));
@@ -334,7 +335,7 @@ fn what_a_round_of_names_may_leave_is_known() {
 /// Writers of names beside each other.
 const NAME_WRITERS: usize = 2;
 
-/// Kills the server, which has its socket in `work`; gives another one, which `start` makes.
+/// Kills the server, whose socket is in `work`; returns another one, started by `start`.
 fn kill(first: Guarded, work: &Path, start: impl FnOnce() -> Guarded) -> Guarded {
     // Dropping it kills it.
     drop(first);
@@ -342,15 +343,15 @@ fn kill(first: Guarded, work: &Path, start: impl FnOnce() -> Guarded) -> Guarded
     start()
 }
 
-/// Writes eight files into a folder of /mnt, does much with names beside that, and has the server or the connection to it lost
-/// meanwhile. Each writer of names may have so many rounds in which a step failed.
+/// Writes eight files into a folder of /mnt, with many operations on names beside that, and loses the server or the
+/// connection to it meanwhile. Each writer of names may have `failures` rounds in which a step failed.
 fn outlive<T>(guest: &mut Guest, served: &Served<'_>, failures: usize, lose: impl FnOnce(&mut Guest) -> T) -> T {
     let folder = "one/two";
     guest.run(&format!("mkdir -p /mnt/{folder} && head -c 6000000 /dev/urandom >/tmp/file")).success();
     let command = format!("for number in 1 2 3 4 5 6 7 8; do cp /tmp/file /mnt/{folder}/copy-$number || exit 1; done");
     let write = guest.start(&command);
     let names: Vec<_> = (0..NAME_WRITERS).map(|number| guest.start(&NAMES.replace('N', &number.to_string()))).collect();
-    // As soon as something of the second file is there, which the server is asked for, and of names.
+    // As soon as part of the second file, according to the server, and of the names is there.
     let seen = (0..NAME_WRITERS).map(|number| format!("test $(cat /tmp/round-{number} || echo 0) -gt 2"));
     let seen = seen.fold(format!("test -s /mnt/{folder}/copy-2"), |all, one| format!("{all} && {one}"));
     guest.run(&format!("until {seen}; do sleep 0.1; done 2>/dev/null")).success();
@@ -358,7 +359,7 @@ fn outlive<T>(guest: &mut Guest, served: &Served<'_>, failures: usize, lose: imp
     let rounds = guest.run("cat /tmp/round-*").success();
     let before: Vec<u32> = rounds.split_whitespace().map(|round| round.parse().unwrap()).collect();
     guest.finish(write).success();
-    // Names go on behind the loss, however long the files took.
+    // Operations on names continue after the loss, however long the files took.
     for (number, before) in before.iter().enumerate() {
         guest.run(&format!("until test $(cat /tmp/round-{number}) -gt {}; do sleep 0.1; done", before + 1)).success();
     }
@@ -376,8 +377,9 @@ fn outlive<T>(guest: &mut Guest, served: &Served<'_>, failures: usize, lose: imp
             odd.entry(round).or_default().insert(step);
         }
         assert!(rounds > before + 1, "{rounds} rounds, {before} of them before the server was there again");
-        // What was carried out and not answered when it died is carried out again and fails: a call of each writer at most, which
-        // others of the round may stumble over. All that its record says to have succeeded is there all the same.
+        // A call that was executed but not answered when the server died is executed again and fails: at most one per
+        // writer, which may make later steps of the round fail. All steps recorded as successful have their effect
+        // nevertheless.
         let errors = guest.run(&format!("cat /tmp/errors-{number}")).output;
         assert!(odd.len() <= failures, "steps of rounds {odd:?} of {rounds}: {errors}");
         let tree = served.tree(guest, &format!("names-{number}"));
@@ -396,7 +398,7 @@ fn outlive<T>(guest: &mut Guest, served: &Served<'_>, failures: usize, lose: imp
     second
 }
 
-/// What is in the capture of a server that was used as a disk.
+/// Checks the capture of a server that was used as a disk.
 fn have_dissected(capture: &Path) {
     let Some(testimony) = examine(capture) else { return };
     assert_eq!(testimony.complaints, [""; 0]);
@@ -406,7 +408,7 @@ fn have_dissected(capture: &Path) {
     assert!(count(capture, "iwarp_rdma.opcode == 4") > 10, "replies that invalidate");
 }
 
-/// Runs a test where port 2049 is nobody's.
+/// Runs a test where port 2049 is free.
 fn in_a_namespace(name: &str, test: impl FnOnce()) {
     netns::test_inside(name, || {
         netns::ip(["link", "set", "lo", "up"]).unwrap();
@@ -440,7 +442,7 @@ fn a_linux_client_uses_the_kernels_server_behind_a_gateway_as_it_would_a_disk() 
         let gateway = gateway(folder.path(), 2049);
         let mut guest = Guest::boot_with_nfs_server(Attachment::Vhost(&folder.path().join("vhost")));
         guest.run("mkdir /export/many && cd /export/many && seq -w 0 9999 | sed s/^/name-0/ | xargs touch").success();
-        // Over TCP it passes calls on as they are.
+        // Over TCP it forwards calls unchanged.
         guest
             .run(&format!("{} && ls /mnt && umount /mnt", MOUNT_KERNEL.replace("rdma,port=20049", "tcp,port=2049")))
             .success();
@@ -461,7 +463,7 @@ fn a_hard_mount_outlives_a_directory_server_that_is_killed() {
     let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
     let mount = format!("{MOUNT_DIRECTORY}{IMPATIENT}");
     guest.run(&mount).success();
-    // The second one knows nothing of the handles that the client has, and finds what they are of.
+    // The second server knows none of the client's handles, and finds their objects.
     let second = outlive(&mut guest, &Served::Here(&served), 1, |_| {
         kill(first, folder.path(), || directory(folder.path(), &[]))
     });
@@ -470,7 +472,7 @@ fn a_hard_mount_outlives_a_directory_server_that_is_killed() {
     second.end();
 }
 
-/// The server goes on, so it knows the calls that come again, and no step of the writers fails.
+/// The server continues, so it recognises repeated calls, and no step of the writers fails.
 #[test]
 fn a_hard_mount_whose_connections_are_lost_has_each_call_carried_out_once() {
     const LOSSES_MAX: u32 = 100;
@@ -527,7 +529,7 @@ fn a_hard_mount_outlives_the_server_behind_a_gateway() {
         let mount = format!("{MOUNT_KERNEL}{IMPATIENT}");
         guest.run(&mount).success();
         outlive(&mut guest, &Served::InGuest("/export"), 1, |guest| {
-            // All its threads end, and its connections. What was not synced it has only because this system goes on.
+            // All its threads and connections end. It keeps unsynced data only because this system continues to run.
             guest.run("rpc.nfsd 0 && sleep 2 && rpc.nfsd --no-udp --no-nfs-version 4 8").success();
         });
         copy_a_large_file(&mut guest, &mount);

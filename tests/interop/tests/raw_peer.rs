@@ -1,4 +1,4 @@
-//! A plain kernel socket speaks MPA, DDP and RDMAP with the stack, over tap and over af_packet.
+//! A plain kernel socket exchanges MPA, DDP and RDMAP with the stack, over tap and over af_packet.
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
@@ -105,7 +105,7 @@ fn the_kernel_connects(context: &Context) {
     assert_eq!(endpoint.octets(0, received.length as usize), b"sent by the kernel");
     assert_eq!(endpoint.octets(4096, 21), b"written by the kernel", "a Send is delivered after earlier Writes");
 
-    // The sink's STag and offset come back uninterpreted (RFC 5040 §4.4).
+    // The sink's STag and offset are returned uninterpreted (RFC 5040 §4.4).
     peer.send_ulpdu(&raw_peer::read_request(1, (0xdead_beef, 77), 21, (stag, base + 4096))).unwrap();
     let response = peer.read_ulpdu().unwrap();
     assert_eq!(response.0, raw_peer::read_response(0xdead_beef, 77, b"written by the kernel"));
@@ -118,7 +118,7 @@ fn the_kernel_connects(context: &Context) {
     assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
 }
 
-/// Send, Write and Read from the stack, as the octets on the wire.
+/// Send, Write and Read from the stack, checked as octets on the wire.
 fn the_stack_speaks(endpoint: &mut Endpoint, peer: &mut RawPeer) {
     endpoint.region.write(8192, b"out of the stack").unwrap();
     let source = [endpoint.region.sge(8192..8208).unwrap()];
@@ -139,7 +139,7 @@ fn the_stack_speaks(endpoint: &mut Endpoint, peer: &mut RawPeer) {
     assert_eq!(endpoint.octets(9000, 5), b"reply");
 }
 
-/// A port of the kernel's, at its address of the version of IP that the context has.
+/// A port of the kernel, at its address of the context's IP version.
 fn of_kernel(context: &Context, port: u16) -> SocketAddr {
     let kernel = if context.socket_address(port).is_ipv6() { KERNEL6 } else { KERNEL };
     let (address, _) = kernel.split_once('/').expect("with a prefix");
@@ -165,13 +165,13 @@ fn the_stack_connects(context: &Context) {
     assert_eq!(established.private_data, b"welcome");
     let mut peer = server.join().unwrap();
     the_stack_speaks(&mut endpoint, &mut peer);
-    // The kernel ends in order, on a message boundary.
+    // The kernel ends properly, on a message boundary.
     peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
     assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
 }
 
-/// A kernel that closes a socket with octets in it that nobody has read resets the connection, as siw does with a Request that it
-/// does not like: that is not the same as nobody listening.
+/// A kernel that closes a socket with unread octets resets the connection, as siw does with a Request that it rejects:
+/// that differs from a port without a listener.
 fn a_reset_of_the_request_is_no_refusal(context: &Context) {
     let to = of_kernel(context, 7003);
     let listener = TcpListener::bind(to).expect("the kernel listens");
@@ -197,7 +197,7 @@ fn indications() -> [(u16, u16, ReadyToReceiveKinds, Vec<u8>); 3] {
     ]
 }
 
-/// The stack as peer-to-peer initiator: its first FPDU is the indication, and only then the kernel speaks.
+/// The stack as peer-to-peer initiator: its first FPDU is the indication, and only then the kernel sends.
 fn the_kernel_speaks_first_to_a_peer_to_peer_initiator(context: &Context) {
     for (index, (first, second, kinds, indication)) in indications().into_iter().enumerate() {
         let address = of_kernel(context, 7300 + index as u16);
@@ -231,7 +231,7 @@ fn the_kernel_speaks_first_to_a_peer_to_peer_initiator(context: &Context) {
     }
 }
 
-/// The stack as peer-to-peer responder: silent until the kernel's indication, then it speaks first.
+/// The stack as peer-to-peer responder: silent until the kernel's indication, then it sends first.
 fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
     for (index, (first, second, _, indication)) in indications().into_iter().enumerate() {
         let port = 7310 + index as u16;
@@ -269,7 +269,7 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
 
 const EXTENSIONS: Features = Features { atomics: true, immediate: true, commit: false };
 
-/// A kernel socket that the stack, with the extensions switched on, has accepted; `flags` are those of the Request.
+/// A kernel socket that the stack, with the extensions enabled, has accepted; `flags` are those of the Request.
 fn extended(context: &Context, port: u16, flags: u8, markers: bool) -> (Endpoint, RawPeer) {
     let mut endpoint = Endpoint::new(context);
     for id in 0..4 {
@@ -307,7 +307,7 @@ fn extensions_go_both_ways(context: &Context) {
     peer.send_ulpdu(&raw_peer::atomic_request(2, 2, 0x78, at(8), [9, 0xff, 3, 0xff])).unwrap();
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::atomic_response(2, 0x78, 0x1_0000_0003));
     assert_eq!(word.load_acquire_u64(8).unwrap(), 0x1_0000_0009);
-    // What goes out.
+    // The outgoing messages.
     let queue_pair = &mut endpoint.queue_pair;
     queue_pair.post_send(&[SendRequest::immediate(1, 0x0102_0304_0506_0708).solicited()]).unwrap();
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::immediate(1, true, 0x0102_0304_0506_0708));
@@ -326,9 +326,9 @@ fn extensions_go_both_ways(context: &Context) {
     peer.expect_end();
 }
 
-/// siw answers an opcode that it does not know with Terminate 0/2/06, on x86 in a bit order of its own.
+/// siw answers an unknown opcode with Terminate 0/2/06, on x86 in a bit order of its own.
 fn a_peer_like_siw_knows_no_extensions(context: &Context) {
-    // As the documents have it; in siw's bit order, with a header and without, which is what siw sends.
+    // In the order of the documents; in siw's bit order, with a header and without, which is what siw sends.
     for (port, control) in [(7321, [0x02, 0x06, 0xc0, 0]), (7322, [0x20, 0x06, 0x03, 0]), (7326, [0x20, 0x06, 0, 0])] {
         let (mut endpoint, mut peer) = extended(context, port, 0x40, false);
         peer.send_ulpdu(&raw_peer::write(1, 0, b"")).unwrap();
@@ -349,7 +349,7 @@ fn a_peer_like_siw_knows_no_extensions(context: &Context) {
     }
 }
 
-/// Markers in what the kernel receives, in what it sends, and both, counted and checked by its own code.
+/// Markers in what the kernel receives, in what it sends, and both, counted and checked by the test's own code.
 fn markers_go_either_way(context: &Context) {
     for (port, to_kernel, to_stack) in [(7323, true, false), (7324, false, true), (7325, true, true)] {
         let flags = if to_kernel { 0xc0 } else { 0x40 };
@@ -386,7 +386,7 @@ fn markers_go_either_way(context: &Context) {
         assert_eq!(came, octets);
         assert_eq!(hear(&mut peer).0, raw_peer::send(1, b"the end"));
         if to_stack {
-            // A marker that points elsewhere, under a right CRC (RFC 5044 §8, code 3).
+            // A marker with a wrong pointer, under a valid CRC (RFC 5044 §8, code 3).
             say(&mut peer, &raw_peer::write(1, 0, b""));
             let mut misplaced = raw_peer::fpdu(&raw_peer::write(stag, base, &[1; 1000]));
             misplaced.resize(misplaced.len() + 8, 0);
@@ -426,7 +426,8 @@ fn several_fpdus_come_in_one_segment(context: &Context) {
     assert_eq!(endpoint.octets(4096, 100), (0..100).collect::<Vec<u8>>());
 }
 
-/// MPA has no use for urgent data (RFC 5044): it is in line, whole FPDUs of it, parts of one, and more that is told of ahead.
+/// MPA does not use urgent data (RFC 5044). It stays in line: whole FPDUs of it, parts of one, and more that is
+/// announced ahead.
 fn urgent_data_is_data(context: &Context) {
     let (mut endpoint, mut peer) = connected(context, 7060);
     let (stag, base) = (endpoint.region.stag(), endpoint.region.remote_offset());
@@ -482,7 +483,7 @@ fn faults_cost_their_own_connection(context: &Context) {
     for (index, (name, terminate, frames)) in faults.iter().enumerate() {
         let (mut endpoint, mut peer) = connected(context, 7101 + index as u16);
         let (stag, base) = rights_of(&endpoint);
-        // Until one valid FPDU has come the responder is silent, and a Terminate is not due (RFC 5044 §7.1.2).
+        // Before the first valid FPDU the responder is silent, so no Terminate is due (RFC 5044 §7.1.2).
         peer.send_ulpdu(&raw_peer::write(1, 0, b"")).unwrap();
         peer.send(&frames(stag, base)).unwrap();
         let answer = peer.read_ulpdu().unwrap_or_else(|error| panic!("{name}: no Terminate: {error}"));
@@ -492,12 +493,12 @@ fn faults_cost_their_own_connection(context: &Context) {
         assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "{name}");
         assert_eq!(endpoint.octets(4096, 16), [0; 16], "{name}: nothing was placed");
         if *name == "no receive posted" {
-            continue; // the first two Sends took all there were
+            continue; // the first two Sends took all receives
         }
         let last = std::iter::from_fn(|| endpoint.completions.next(Duration::from_millis(200)).unwrap()).last();
         assert!(last.is_some_and(|last| !last.status.is_success()), "{name}: posted receives are flushed");
     }
-    // The connection that did nothing wrong still works.
+    // The innocent connection still works.
     bystanding_peer.send_ulpdu(&raw_peer::send(1, b"still here")).unwrap();
     let received = bystander.completion();
     assert_eq!(bystander.octets(0, received.length as usize), b"still here");

@@ -1,5 +1,5 @@
-//! The TCP crate's packet scripts with the kernel's socket as the connection: what we expect of ourselves is what it does,
-//! or the difference is argued in `scripts/kernel.txt`.
+//! The TCP crate's packet scripts with the kernel's socket as the connection: the kernel does what we expect of
+//! ourselves, or `scripts/kernel.txt` argues the difference.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -23,11 +23,11 @@ const FILES: [(&str, &str); 10] = [
     ("urgent", include_str!("../../../stack/tcp/tests/scripts/urgent.txt")),
 ];
 
-/// Scripts that wait for most of their time can be played side by side, each in a namespace of its own.
+/// Scripts mostly wait, so many can be played concurrently, each in a separate namespace.
 const AT_A_TIME: usize = 12;
-/// A busy machine stretches real time under a script; what the kernel does otherwise it does every time.
+/// A busy machine stretches real time under a script; a real difference of the kernel occurs every time.
 const ATTEMPTS: usize = 3;
-/// Second and third attempts of all scripts together: more means that something else than a busy machine is at work.
+/// Second and third attempts of all scripts together: more cannot be explained by a busy machine.
 const RETRIES: usize = 12;
 /// The kernel whose behaviour `scripts/kernel.txt` records.
 const KERNEL: &str = "6.18.";

@@ -1,5 +1,5 @@
-//! The Linux kernel's own iWARP (siw, in a guest) as the peer: rping against `uwarp-ping`, and a program of the guest that does as
-//! it is told. What went over the wire is read by tshark.
+//! The Linux kernel's own iWARP (siw, in a guest) as the peer: rping against `uwarp-ping`, and a program in the guest
+//! that the test controls. tshark reads what went over the wire.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -20,9 +20,9 @@ use uwarp_interop_tests::tools::{Guarded, run};
 use uwarp_interop_tests::witness::{count, examine};
 use uwarp_netns as netns;
 
-/// siw may leave a message unread that comes right behind its MPA Reply, until a second one comes.
+/// siw may leave a message unread that follows its MPA Reply immediately, until a second one arrives.
 const FIRST_FPDU_DELAY: Duration = Duration::from_millis(200);
-/// Silence after which a guest that was too slow even for that is sent the second one.
+/// Silence after which the second message is sent to a guest that was too slow even for that.
 const NUDGE_AFTER: Duration = Duration::from_secs(3);
 /// Longest message, and octets of the largest Write and Read.
 const LARGE: usize = 1 << 20;
@@ -39,14 +39,16 @@ const COMMIT_REQUEST: usize = 12;
 
 // --- rping ----------------------------------------------------------------------------------------------------------------------
 
-/// Rounds and octets of each: a segment, and as much as rping can.
+/// Rounds, and octets of each: a segment, and rping's maximum.
 const PINGS: [(usize, usize); 4] = [(1, 64), (100, 64), (1, 65535), (100, 65535)];
 
-/// Waits until the stack answers. rping's connection is refused if its server is about to listen only, and it does not try again.
+/// Waits until the stack answers. If its server is just about to listen, rping's connection is refused, and it does not
+/// retry.
 const UNTIL_ANSWERED: &str = "timeout 60 sh -c 'until ping -c 1 -W 1 10.77.0.1; do usleep 50000; done' >/dev/null 2>&1";
 
-/// A client of rping has come to its end. When all is done, it closes the channel of its events, and the thread that waits there may
-/// find it closed and end the process with an error, before the process ends without one. It complains of nothing else then.
+/// Checks the end of an rping client. When all is done, it closes its event channel. The thread that waits there may
+/// find it closed and end the process with an error before the process ends without one. It reports no other error
+/// then.
 #[track_caller]
 fn check_rping(outcome: &Outcome) {
     let closed = "rdma_get_cm_event: Bad file descriptor";
@@ -57,7 +59,7 @@ fn check_rping(outcome: &Outcome) {
     assert!(outcome.status == 0 || was_done, "in the guest: {outcome:?}");
 }
 
-/// Prints how many rounds a server of rping has seen.
+/// Prints how many rounds an rping server has seen.
 const COUNT: &str = "grep -c '^server ping data: rdma-ping-' /tmp/rping";
 
 #[test]
@@ -70,7 +72,7 @@ fn rping_and_uwarp_ping_understand_each_other_with_the_guests_segmentation_offlo
     every_ping(&Link::vhost(true));
 }
 
-/// Both are over tap in one guest, which takes longer to start than either.
+/// Both are over tap in one guest, because starting it takes longer than either.
 #[test]
 fn rping_and_uwarp_ping_understand_and_survive_each_other_over_tap() {
     netns::test_inside("rping_and_uwarp_ping_understand_and_survive_each_other_over_tap", || {
@@ -107,7 +109,7 @@ fn every_ping(link: &Link) -> Guest {
     guest.expect("it has been started")
 }
 
-/// Four Sends, a Read and at least one Write a round; every FPDU has a good CRC, or none has.
+/// Four Sends, a Read and at least one Write per round; every FPDU has a valid CRC, or none has.
 fn check_ping(capture: &Path, rounds: usize, crc: bool) {
     let Some(testimony) = examine(capture) else { return };
     assert_eq!(testimony.complaints, [""; 0]);
@@ -124,8 +126,8 @@ fn check_silence(capture: &Path) {
     assert_eq!((testimony.complaints, testimony.opcodes), (vec![], [0; 16]));
 }
 
-/// So many rounds at least, and neither side has found a fault. What the guest sends again on the stream of a process that was
-/// killed before may be there, too.
+/// At least this many rounds, and no fault on either side. The guest may also retransmit on the stream of a process
+/// that was killed before.
 fn check_end(capture: &Path, rounds: usize) {
     let Some(testimony) = examine(capture) else { return };
     assert_eq!(testimony.complaints, [""; 0]);
@@ -142,7 +144,7 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
     let server = link.server(&["--markers", pcap[0], pcap[1]]);
     let mut guest = link.guest();
-    // siw has no markers, as initiator and as responder; it can say no only as the latter.
+    // siw does not support markers, as initiator or responder; only as responder can it reject them.
     guest.run(UNTIL_ANSWERED).success();
     let refused = guest.run("timeout 60 rping -c -a 10.77.0.1 -C 1");
     assert_ne!(refused.status, 0, "{refused:?}");
@@ -156,7 +158,7 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
     check_silence(&capture);
     assert_eq!(count(&capture, "iwarp_mpa.req && iwarp_mpa.marker_flag == 1"), 1);
     assert_eq!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.rej_flag == 1"), 1);
-    // A rejection by the kernel is none of rping's business: it goes on waiting.
+    // rping ignores a rejection by the kernel and continues to wait.
     guest.run("killall rping").success();
     assert_ne!(guest.finish(rping).status, 0);
     for kind in ["--peer-to-peer", "--peer-to-peer=write", "--peer-to-peer=read"] {
@@ -178,8 +180,8 @@ fn siw_speaks_over_ipv6() {
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
     let server = Guarded::start(&mut link.ping_as("uwarp6.toml", &[&["-s", "-P"], &pcap[..]].concat()));
     let mut guest = link.guest();
-    // From this very address: until the guest has found out that nobody else has it (RFC 4862 §5.4), it sends from its link-local
-    // one, and rping, which cannot connect from that, says so and does not end.
+    // From this address: until the guest has checked it for duplicates (RFC 4862 §5.4), it sends from its link-local
+    // one. rping cannot connect from that, reports it and does not end.
     guest.run(&UNTIL_ANSWERED.replace("10.77.0.1", &format!("-I {GUEST6} fd77::1"))).success();
     check_rping(&guest.run("rping -c -a fd77::1 -C 10 -S 65535 -V"));
     server.end();
@@ -207,7 +209,7 @@ fn either_side_survives_the_others_death_with_the_guests_segmentation_offload() 
     every_death(&Link::vhost(true), None);
 }
 
-/// With a guest that is on this link, or one of its own.
+/// With a guest that is on this link, or a new one.
 fn every_death(link: &Link, guest: Option<Guest>) {
     let capture = link.path("capture.pcap");
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
@@ -222,13 +224,13 @@ fn every_death(link: &Link, guest: Option<Guest>) {
     assert_eq!(guest.finish(rping).status, 128 + 9);
     check_rping(&guest.run(again));
 
-    // rping may be waiting for what will never come, and then hears of nothing: it has no keep-alive.
+    // rping may wait for a message that never comes, and has no keep-alive, so it notices nothing.
     let rping = guest.start(endless);
     guest.run(UNTIL_RUNNING).success();
     drop(server);
     let server = link.server(&pcap);
     check_rping(&guest.run(again));
-    // Or it has heard of it, by the reset with which the next server answers: for rping an end like others.
+    // Or it has noticed, by the reset with which the next server answers: for rping that is an ordinary end.
     guest.run("kill -9 $(cat /tmp/pid) || true").success();
     guest.finish(rping);
     server.end();
@@ -239,7 +241,7 @@ fn every_death(link: &Link, guest: Option<Guest>) {
     let client = Guarded::start(&mut link.client(&["-C", "0", "-S", "4096"]));
     guest.run(UNTIL_RUNNING).success();
     drop(client);
-    // Nor does the server hear of a client that waits for it when it dies; it takes the next one all the same.
+    // The server does not notice either when a client dies that waits for it; it still serves the next one.
     run(link.client(&["-C", "5", "-V"]).args(pcap));
     check_end(&capture, 5);
     let mut client = link.client(&["-C", "0", "-S", "4096"]);
@@ -258,7 +260,7 @@ fn every_death(link: &Link, guest: Option<Guest>) {
     assert_eq!(client.wait().expect("a child").code(), Some(1), "nobody is there any more to say so");
 }
 
-// --- a program that does as it is told ------------------------------------------------------------------------------------------
+// --- a program that the test controls --------------------------------------------------------------------------------
 
 /// Operations of `siw-peer`.
 #[derive(Debug, Clone, Copy)]
@@ -271,7 +273,7 @@ enum Operation {
     Part = 6,
 }
 
-/// Memory that somebody offers.
+/// Memory that a side offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     stag: u32,
@@ -287,14 +289,14 @@ impl Place {
     }
 }
 
-/// A queue pair with siw-peer at its other end. The first half of its region is a source, the second takes what comes.
+/// A queue pair with siw-peer at its other end. The first half of its region is the source, the second the sink.
 struct Told {
     endpoint: Endpoint,
     established: Established,
 }
 
-/// What every connection to siw needs, and a port that none had before: to tshark a Request on a port that has been used already
-/// is an FPDU of the former connection, and a bad one.
+/// The options that every connection to siw needs, and an unused port: for tshark, a Request on a used port is an FPDU
+/// of the former connection, and an invalid one.
 fn connect_options(options: ConnectOptions) -> ConnectOptions {
     static PORT: AtomicU16 = AtomicU16::new(61_000);
     let local_port = Some(PORT.fetch_add(1, Ordering::Relaxed));
@@ -351,7 +353,7 @@ impl Told {
         );
     }
 
-    /// Sends a message and waits for the one that comes back.
+    /// Sends a message and waits for the answer.
     fn exchange(&mut self, message: SendRequest<'_>) -> (Completion, Vec<u8>) {
         self.receive();
         self.endpoint.queue_pair.post_send(&[message]).expect("room");
@@ -363,7 +365,7 @@ impl Told {
             let completion = self.endpoint.completions.next(NUDGE_AFTER).expect("the queue works");
             let completion = completion.unwrap_or_else(|| {
                 uwarp_notes::retried("siw has left a message unread: nudged by a Write of no octets");
-                // No octets, which siw takes under any STag.
+                // No octets, which siw accepts under any STag.
                 let nudge = SendRequest::write(0, &[], 1, 0);
                 self.endpoint.queue_pair.post_send(&[nudge]).expect("room");
                 self.endpoint.completion()
@@ -386,7 +388,8 @@ impl Told {
         words
     }
 
-    /// Commands, and waits until it is done: the completion of the answer, and what the peer offers.
+    /// Sends a command, and waits until it is executed: returns the completion of the answer, and the memory that the
+    /// peer offers.
     fn command(&mut self, operation: Operation, place: Place) -> (Completion, Place) {
         let (completion, octets) = self.exchange(SendRequest::send_inline(1, &Self::words(operation, place)));
         (completion, Place::of(&octets))
@@ -426,9 +429,9 @@ fn every_conversation(context: &Context, guest: &mut Guest) {
     either_side_parts(context, guest);
     many_connections_one_after_another_and_at_once(context, guest);
     start_up_frames_at_siws_limits(context);
-    // Nothing of it all is left in the kernel but the listener, which is running still.
+    // The kernel has kept nothing of it all except the listener, which is still running.
     guest.run("for i in $(seq 300); do rdma resource show qp | grep -q lqpn || exit 0; usleep 100000; done; rdma resource show qp; exit 1").success();
-    // And it has given back the memory of each: the guest has room for that of some seventy.
+    // And the memory of each was returned: the guest has room for some seventy.
     let resident = guest.run("awk '/VmRSS/ { print $2 }' /proc/$(pidof siw-peer)/status").success();
     let resident: u32 = resident.trim().parse().expect("one siw-peer, and its KiB");
     assert!(resident < 16 << 10, "siw-peer holds {resident} KiB");
@@ -445,7 +448,7 @@ fn data_goes_every_way(context: &Context) {
     }
     let siw = told.offer();
     assert_eq!(siw.length as usize, LARGE);
-    // Written by us, read back by us; written by siw, read by siw, read back by us.
+    // Written by us and read back by us; written by siw, read by siw, read back by us.
     let content = pattern(6, LARGE);
     told.endpoint.region.write(0, &content).expect("inside the region");
     let source = told.endpoint.region.sge(..LARGE).expect("the first half");
@@ -455,7 +458,7 @@ fn data_goes_every_way(context: &Context) {
     told.work(SendRequest::read(2, &[sink], siw.stag, siw.offset));
     assert!(back(&told) == content);
     told.endpoint.region.fill(LARGE..2 * LARGE, 0).expect("inside the region");
-    // The answer comes to the sink too, over its first octets.
+    // The answer also arrives in the sink, over its first octets.
     told.command(Operation::Write, told.sink());
     assert!(back(&told)[24..] == content[24..]);
     let content = pattern(7, LARGE);
@@ -468,13 +471,13 @@ fn data_goes_every_way(context: &Context) {
     assert_eq!(told.close(), DisconnectReason::Local);
 }
 
-/// The same, in a context of its own, as large as before.
+/// The same, in a separate context, as large as before.
 fn data_goes_every_way_without_crcs(link: &Link, guest: &mut Guest) {
     let capture = link.path("without-crcs.pcap");
     let mut config = Config { pcap: Some(capture.clone()), ..link.configuration() };
     config.mpa.crc = false;
     let context = Context::open(config).expect("the context opens");
-    // The guest's device comes back when it finds the new one.
+    // The guest's device returns when it finds the new one.
     guest.run(UNTIL_ANSWERED).success();
     data_goes_every_way(&context);
     context.close().expect("closed");
@@ -498,7 +501,7 @@ fn stags_are_invalidated_either_way(context: &Context) {
     let words = Told::words(Operation::Offer, place);
     let request = SendRequest::send_inline(1, &words).invalidate(siw.stag);
     assert_eq!(Place::of(&told.exchange(request).1), siw);
-    // What was offered still is not there any more: invalid STag, found by DDP (RFC 5041 §8.2).
+    // The offered memory no longer exists: invalid STag, found by DDP (RFC 5041 §8.2).
     let entry = told.endpoint.region.sge(..64).expect("inside the region");
     told.endpoint.queue_pair.post_send(&[SendRequest::write(2, &[entry], siw.stag, siw.offset)]).expect("room");
     let reason = told.ended();
@@ -546,7 +549,7 @@ fn either_side_parts(context: &Context, guest: &mut Guest) {
     guest.finish(peer).success();
 }
 
-/// Takes a siw-peer that connects, with a receive for its first message.
+/// Accepts a connection of siw-peer, with a receive for its first message.
 fn accept(context: &Context, listener: &mut uwarp::Listener) -> Told {
     let request = listener.next(PATIENCE).expect("the listener works").expect("siw-peer connects");
     let mut endpoint = Endpoint::with_region(context, 2 * 4096);
@@ -601,10 +604,10 @@ fn start_up_frames_at_siws_limits(context: &Context) {
         let established = context.connect(&mut endpoint.queue_pair, peer, connect_options(options))?;
         Ok::<_, Error>(Told { endpoint, established })
     };
-    // It takes 256 octets, IRD and ORD among them, and resets the connection for more.
+    // It accepts 256 octets, including IRD and ORD, and resets the connection for more.
     let mut told = connect(ConnectOptions::default().private_data(vec![7; 252])).expect("private data that siw takes");
     assert_eq!((told.established.crc, told.established.peer_to_peer), (true, false));
-    // Not even a FIN right behind its Reply would be seen by siw.
+    // siw would not even notice a FIN right behind its Reply.
     told.offer();
     told.close();
     let error = connect(ConnectOptions::default().private_data(vec![7; 300])).err().expect("too much for siw");
@@ -614,7 +617,8 @@ fn start_up_frames_at_siws_limits(context: &Context) {
     assert_eq!((told.established.peer_ird, told.established.peer_ord), (None, None));
     told.offer();
     told.close();
-    // 0x3FFF, which leaves the numbers to the applications, is a large number to siw: it answers with its own limits.
+    // 0x3FFF, which leaves the numbers to the applications, is an ordinary large number for siw: it answers with its
+    // own limits.
     let options = ConnectOptions { negotiate_reads: false, ..ConnectOptions::default() };
     let mut told = connect(options).expect("no negotiation");
     assert!(told.established.peer_ird.is_some_and(|ird| ird < 0x3FFF), "{:?}", told.established);
@@ -622,7 +626,7 @@ fn start_up_frames_at_siws_limits(context: &Context) {
     told.close();
 }
 
-/// Of what an application is not told by a call of its own, there was siw's Terminates and nothing bad.
+/// The events outside the application's calls: siw's Terminates and no errors.
 fn check_events(context: &Context) {
     let events = context.events();
     let mut terminates = 0;
@@ -653,24 +657,25 @@ fn check_conversations(capture: &Path) {
     for (opcode, least) in expected {
         assert!(testimony.opcodes[opcode] >= least, "opcode {opcode}: {testimony:?}");
     }
-    // A Terminate of siw has a CRC as everything else.
+    // siw's Terminate has a CRC, too.
     assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>());
     assert!(count(capture, "iwarp_mpa.req") > 60, "each connection begins with a Request");
 }
 
-/// How often the guest's sender is held up until it has a backlog.
+/// How often the guest's sender is blocked until it has a backlog.
 const BACKLOGS: usize = 5;
 /// Whether the guest's device has VIRTIO_NET_F_HOST_TSO4, the bit 11.
 const HAS_TSO: &str = "cut -c 12 /sys/bus/virtio/drivers/virtio_net/virtio*/features";
 
-/// Waits until the guest's sender to port 7480 has 16 KiB that it may not send: `tx_queue` of its one socket.
+/// Waits until the guest's sender to port 7480 has 16 KiB that it may not send yet: `tx_queue` of its one socket.
 const UNTIL_BACKLOG: &str = concat!(
     r#"timeout 60 sh -c 'until awk "\$3 ~ /:1D38\$/ && substr(\$5, 1, 8) \"\" >= \"00004000\" { found = 1 } "#,
     r#"END { exit !found }" /proc/net/tcp; do usleep 20000; done'"#,
 );
 
-/// siw gives its FPDUs to TCP one by one. A plain stream comes in segments that no wire would carry, in chains of buffers, as soon
-/// as its sender has more to send than the window lets it: so nothing is read before it has, however slow it is.
+/// siw passes its FPDUs to TCP one by one. A plain stream arrives in segments that no wire would carry, in chains of
+/// buffers, as soon as its sender has more to send than the window permits. So nothing is read before it has, however
+/// slow it is.
 fn a_plain_stream_comes_in_segments_beyond_the_mtu(context: &Context, guest: &mut Guest) {
     guest.run("yes abcdefg | head -c 4000000 >/tmp/plain").success();
     let mut listener = TcpListener::bind(context, 7480).expect("a free port");
@@ -681,7 +686,7 @@ fn a_plain_stream_comes_in_segments_beyond_the_mtu(context: &Context, guest: &mu
     let mut received = vec![0; BACKLOGS * window];
     for all in received.chunks_mut(window) {
         let deadline = Instant::now() + PATIENCE;
-        // Less than a segment of it is left.
+        // Less than one segment of it is left.
         while stream.readable() < window - 1460 {
             assert!(Instant::now() < deadline, "the window does not fill: {} octets", stream.readable());
             std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! What the tools put on the wire, as tshark reads it: every CRC good, nothing malformed, no expert error.
+//! What the tools send on the wire, as tshark reads it: every CRC valid, nothing malformed, no expert error.
 
 use std::path::Path;
 use std::process::Command;
@@ -48,7 +48,7 @@ fn tshark_finds_nothing_wrong_with_a_ping_over_ipv6_in_a_vlan() {
     let (socket, capture) = (folder.path().join("socket"), folder.path().join("ping.pcap"));
     let ping = || {
         let mut command = Command::new(tool("uwarp-ping"));
-        // Not the usual device, which is given unfinished checksums: here they are written whole.
+        // Not the default device, which gets unfinished checksums: here they are complete.
         command.args(["--device", "memif"]).arg("--socket").arg(&socket).args(["-C", "10", "--ipv6", "--vlan", "7"]);
         command
     };
@@ -60,7 +60,7 @@ fn tshark_finds_nothing_wrong_with_a_ping_over_ipv6_in_a_vlan() {
     assert_eq!(testimony.complaints, [""; 0]);
     assert_eq!(testimony.opcodes[SEND], 40, "four Sends a round");
     assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
-    // Every frame has the tag; every checksum of TCP and ICMPv6 is right; and neighbours found each other.
+    // Every frame has the tag; every checksum of TCP and ICMPv6 is valid; and neighbours found each other.
     let all = count(&capture, "frame");
     assert!(all > 100, "{all} frames");
     assert_eq!(count(&capture, "vlan.id == 7 && ipv6"), all);
@@ -82,11 +82,11 @@ fn tshark_finds_nothing_wrong_with_atomics() {
     let (requests, responses) = (testimony.opcodes[ATOMIC_REQUEST], testimony.opcodes[ATOMIC_RESPONSE]);
     assert!(requests >= 50 && responses == requests, "{testimony:?}");
     assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
-    // It knows an Atomic Request's fields, of FetchAdd here.
+    // It dissects the fields of an Atomic Request, here of FetchAdd.
     assert_eq!(count(&capture, "iwarp_rdma.opcode == 10 && iwarp_rdma.atomic.opcode == 0"), requests);
 }
 
-/// Two ends in this process that are connected.
+/// Two connected ends in this process.
 struct Joined {
     contexts: [Context; 2],
     target: Endpoint,
@@ -94,7 +94,7 @@ struct Joined {
 }
 
 impl Joined {
-    /// By a ring of this name. What the source sends and gets is captured.
+    /// Over a ring of this name. What the source sends and receives is captured.
     fn new(name: &str, capture: &Path, features: Features) -> Self {
         let device = || DeviceConfig::Ring { name: name.to_owned(), loopback: false };
         let server = open(device(), "10.0.0.1/24");
@@ -132,7 +132,7 @@ fn tshark_reads_the_operands_of_a_comparison_under_masks() {
     let word = target.domain.register(vec![0; 64], access).unwrap();
     word.fetch_add_u64(8, 0x1234_5678).unwrap();
     let (stag, offset) = (word.stag(), word.remote_offset() + 8);
-    // Found equal under its mask, and not: the answer is what was there, either way.
+    // Equal under the mask, and different: either way the answer is the previous value.
     let equal = CompareSwap { compare: 0x5600, compare_mask: 0xff00, swap: 0xab_0000, swap_mask: 0xff_0000 };
     let other = CompareSwap { compare: 0x5700, ..equal };
     for (id, operands) in [(1, equal), (2, other)] {
@@ -195,7 +195,7 @@ fn tshark_finds_nothing_wrong_with_messages_that_invalidate() {
     assert_eq!(testimony.complaints, [""; 0]);
     assert_eq!((testimony.opcodes[SEND_INVALIDATE], testimony.opcodes[SEND_SOLICITED_INVALIDATE]), (1, 1));
     assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
-    // The STag that it finds in each is the one that was offered.
+    // The STag that it finds in each is the offered one.
     for (opcode, stag) in [(4, stags[0]), (6, stags[1])] {
         let filter = format!("iwarp_rdma.opcode == {opcode} && iwarp_rdma.inval_stag == {stag}");
         assert_eq!(count(&capture, &filter), 1, "{filter}");
@@ -235,7 +235,7 @@ fn tshark_finds_nothing_wrong_with_a_copy() {
 
 #[test]
 fn tshark_reads_calls_over_rdma() {
-    // Test, octets, and what it is sent by: chunks of calls and of replies, and whether messages are in them.
+    // Test, octets, and how they are sent: chunks of calls and of replies, and whether messages are in them.
     let rows: [(&str, &str, &str, &str); 5] = [
         ("null", "0", "rpcordma.msg_type == 0", "rpcordma.msg_type == 0"),
         ("put", "3000", "rpcordma.msg_type == 0 && rpcordma.reads_count == 0", "rpcordma.msg_type == 0"),
@@ -268,20 +268,20 @@ fn tshark_reads_calls_over_rdma() {
         let count = |filter: &str| count_calls(&capture, filter);
         assert_eq!(testimony.complaints, [""; 0], "{test}");
         assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
-        // 20 calls, two to warm up; three more ask for something else: the first, and for the CPU time.
+        // 20 calls, two to warm up; three more have other purposes: the first, and two for the CPU time.
         let (timed, others) = (22, 3);
         assert_eq!(count("rpcordma.version == 1"), 2 * (timed + others), "{test}");
-        // Calls too, of which some are put together of what was read by RDMA.
+        // Calls, too, some of which are reassembled from data read by RDMA.
         assert_eq!(count("rpc.program == 0x20005752"), 2 * (timed + others), "{test} of {size}");
         assert_eq!(count("rpcordma && rpc.msgtyp == 1 && rpc.state_accept == 0"), timed + others, "{test} of {size}");
         assert_eq!(count("rpcordma.errcode"), 0, "{test}");
         let others = if test == "null" || size == "3000" { others } else { 0 };
         let found = |filter: &str, kind: &str| count(&format!("{kind} && {filter}"));
-        // Who sends what is told by the address: the message of a long call is not in the Send.
+        // The address identifies the sender: the message of a long call is not in the Send.
         assert_eq!(found(calls, "ip.src == 10.77.0.2"), timed + others, "{test} of {size}: {calls}");
         let least = timed + others;
         assert!(found(replies, "ip.src == 10.77.0.1") >= least, "{test} of {size}: {replies}");
-        // A requester exposes memory, and reads and writes none (RFC 8166 §3.1).
+        // A requester exposes memory, and neither reads nor writes remote memory (RFC 8166 §3.1).
         assert_eq!(count("ip.src == 10.77.0.2 && (iwarp_rdma.opcode == 0 || iwarp_rdma.opcode == 1)"), 0);
     }
 }

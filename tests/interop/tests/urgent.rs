@@ -1,8 +1,8 @@
-//! Urgent data (RFC 9293 §3.8.5, RFC 6093) with the Linux kernel as the peer, both ways.
+//! Urgent data (RFC 9293 §3.8.5, RFC 6093) with the Linux kernel as the peer, in both directions.
 //!
-//! Both send a pointer to the octet behind the urgent data. Linux as a receiver takes the octet in front of that for the only
-//! urgent one, its mark stands in front of it, and it comes out of line unless SO_OOBINLINE is set; with `tcp_stdurg` its mark
-//! stands behind it, where our urgent data ends.
+//! Both send a pointer to the octet behind the urgent data. As a receiver, Linux treats only the octet before that as
+//! urgent. Its mark is in front of that octet, which is taken out of line unless SO_OOBINLINE is set. With `tcp_stdurg`
+//! the mark is behind the octet, where our urgent data ends.
 
 use std::io::{Read, Write};
 use std::net::TcpStream as KernelStream;
@@ -75,7 +75,7 @@ fn send_urgent(kernel: &KernelStream, octets: &[u8]) {
     assert_eq!(net::send(kernel, octets, SendFlags::OOB), Ok(octets.len()));
 }
 
-/// Waits until the stack knows of urgent data, and gives how much of the stream comes before its end.
+/// Waits until the stack knows of urgent data, and returns how much of the stream precedes its end.
 fn remaining(stack: &mut TcpStream) -> usize {
     let late = Instant::now() + PATIENCE;
     loop {
@@ -121,7 +121,8 @@ fn a_shut_window_does_not_hold_the_kernels_word_up(context: &Context) {
     assert_eq!((octets.last(), stack.urgent_remaining()), (Some(&b'!'), None));
 }
 
-/// Pieces of urgent data in a stream of half a mebibyte over a lossy path: a reader who looks before each read knows the last end.
+/// Parts of urgent data in a stream of half a mebibyte over a lossy path: a reader who checks before each read knows
+/// the last end.
 fn losses_keep_the_kernels_end_of_urgent_data(context: &Context) {
     const PIECE: usize = 4096;
     const PIECES: usize = 128;
@@ -154,7 +155,7 @@ fn losses_keep_the_kernels_end_of_urgent_data(context: &Context) {
     assert_eq!((known, stack.urgent_remaining()), (124 * PIECE, None));
 }
 
-/// Sends all of it as urgent data, however much of it goes at once.
+/// Sends all of it as urgent data, however much of it is sent at once.
 fn send_whole_urgent(kernel: &KernelStream, mut octets: &[u8]) {
     while !octets.is_empty() {
         let count = net::send(kernel, octets, SendFlags::OOB).expect("room");
@@ -162,7 +163,7 @@ fn send_whole_urgent(kernel: &KernelStream, mut octets: &[u8]) {
     }
 }
 
-/// Waits until the kernel's socket has so many octets in line in front of its mark, or in all if there is none.
+/// Waits until the kernel's socket has this many octets in line before its mark, or in total if there is none.
 fn wait_for_octets(kernel: &KernelStream, count: u64) {
     let late = Instant::now() + PATIENCE;
     loop {
@@ -175,14 +176,14 @@ fn wait_for_octets(kernel: &KernelStream, count: u64) {
     }
 }
 
-/// Waits until the kernel's socket has urgent data, POLLPRI.
+/// Waits until the kernel's socket has urgent data (POLLPRI).
 fn wait_for_urgent(kernel: &KernelStream) {
     let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     let mut fds = [PollFd::new(kernel, PollFlags::PRI)];
     assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "the kernel is not told of urgent data");
 }
 
-/// What one read takes: it ends at the mark.
+/// The octets of one read, which ends at the mark.
 fn one_read(kernel: &mut KernelStream) -> Vec<u8> {
     let mut room = [0; 100];
     let count = kernel.read(&mut room).expect("octets");
@@ -193,7 +194,7 @@ fn the_kernel_is_told_of_the_last_octet(context: &Context) {
     let stdurg = |on: bool| {
         std::fs::write("/proc/sys/net/ipv4/tcp_stdurg", if on { "1" } else { "0" }).expect("tcp_stdurg");
     };
-    // In line: the mark stands in front of our last urgent octet.
+    // In line: the mark is in front of our last urgent octet.
     let (mut kernel, mut stack) = connected(context, 7104, 1 << 16);
     sockopt::set_socket_oobinline(&kernel, true).unwrap();
     stack.write_all(b"plain ").unwrap();
@@ -204,7 +205,7 @@ fn the_kernel_is_told_of_the_last_octet(context: &Context) {
     assert_eq!(one_read(&mut kernel), b"plain urgen");
     assert_eq!(one_read(&mut kernel), b"t plain");
 
-    // Not in line: that octet is taken out, and FIONREAD counts up to the mark.
+    // Not in line: that octet is removed, and FIONREAD counts up to the mark.
     let (mut kernel, mut stack) = connected(context, 7105, 1 << 16);
     stack.write_all(b"plain ").unwrap();
     stack.write_urgent(b"urgent").unwrap();
@@ -220,7 +221,7 @@ fn the_kernel_is_told_of_the_last_octet(context: &Context) {
     kernel.read_exact(&mut rest).expect("what follows");
     assert_eq!(&rest, b" plain");
 
-    // As RFC 1122 has it, by `tcp_stdurg`: the mark stands where our urgent data ends.
+    // As in RFC 1122, by `tcp_stdurg`: the mark is where our urgent data ends.
     stdurg(true);
     let (mut kernel, mut stack) = connected(context, 7106, 1 << 16);
     sockopt::set_socket_oobinline(&kernel, true).unwrap();
@@ -234,15 +235,15 @@ fn the_kernel_is_told_of_the_last_octet(context: &Context) {
     stdurg(false);
 }
 
-/// The kernel's SIGURG comes by the acknowledgment that tells it ahead of the data; POLLPRI only once the octet is there, which
-/// is behind what fills the window.
+/// The kernel raises SIGURG for the acknowledgment that announces urgent data ahead of it, but POLLPRI only once the
+/// octet is there, which is behind the data that fills the window.
 fn a_shut_window_of_the_kernel_does_not_hold_the_word_up(context: &Context) {
     let (mut kernel, mut stack) = connected(context, 7107, 1 << 16);
     sockopt::set_socket_oobinline(&kernel, true).unwrap();
     stack.set_nonblocking(true);
     let mut written: usize = 0;
     let mut still = Instant::now();
-    // Until the kernel takes no more, and some room is left here.
+    // Until the kernel accepts no more, and some room is left here.
     while still.elapsed() < Duration::from_millis(300) {
         if stack.writable() > 1 << 16
             && let Ok(count) = stack.write(&[1; 1 << 15])

@@ -1,4 +1,4 @@
-//! What the kernel does differently: edits of scripts, each with its reason.
+//! The kernel's differences: edits of scripts, each with its reason.
 //!
 //! ```text
 //! == name of the script
@@ -13,17 +13,16 @@
 //! == name of a third
 //! skip Why the kernel cannot be asked.
 //! ```
-//!
-//! An edit reads like a patch: a line with two spaces in front is a line of the script that comes next, `-` takes the
-//! next such line out, `+` puts one in at this place, and `stop` ends the comparison there, where the ways part. An
-//! argument may go on in further lines with spaces in front. Every script is in the file.
+//! An edit reads like a patch: a line with two leading spaces is a line that follows in the script, `-` removes the
+//! next such line, `+` inserts one here, and `stop` ends the comparison where the kernel and we diverge. A reason may
+//! continue on further lines with leading spaces. Every script is in the file.
 
 use crate::scripts::parse::{Line, Script};
 
 /// What is said of one script.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// Plays as it is, or with the edits.
+    /// Play it unchanged, or with the edits.
     Play(Vec<Edit<'a>>),
     /// Cannot be played.
     Skip(&'a str),
@@ -48,7 +47,7 @@ pub const STOP: &str = "stop";
 /// Reads the file: verdicts by title, in order.
 ///
 /// # Errors
-/// An entry without a reason, or a line that says nothing.
+/// An entry without a reason, or an invalid line.
 pub fn read(text: &str) -> Result<Vec<(&str, Verdict<'_>)>, String> {
     let mut verdicts = Vec::new();
     for entry in text.split("\n== ").skip(1) {
@@ -64,7 +63,7 @@ pub fn read(text: &str) -> Result<Vec<(&str, Verdict<'_>)>, String> {
                 "stop" => edits.push(Edit::Stop),
                 "-" => edits.push(Edit::Remove(code)),
                 "+" => edits.push(Edit::Insert(code)),
-                // The argument goes on.
+                // The reason continues.
                 "" if why || skip.is_some() => {}
                 "" => edits.push(Edit::Find(code)),
                 _ => return Err(format!("{title}: what is '{line}'?")),
@@ -81,10 +80,10 @@ pub fn read(text: &str) -> Result<Vec<(&str, Verdict<'_>)>, String> {
     Ok(verdicts)
 }
 
-/// The script with the edits made.
+/// The script with the edits applied.
 ///
 /// # Errors
-/// An edit names a line that the script does not have at that place.
+/// An edit names a line that the script does not have there.
 pub fn apply<'a>(script: &Script<'a>, edits: &[Edit<'a>]) -> Result<Vec<Line<'a>>, String> {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let mut result = Vec::new();

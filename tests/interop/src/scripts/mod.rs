@@ -1,4 +1,4 @@
-//! The packet scripts of the TCP crate, played against the kernel: its socket is the connection that they script.
+//! The packet scripts of the TCP crate, played against the kernel, whose socket is the connection under test.
 
 pub mod edits;
 #[path = "../../../../stack/tcp/tests/script/parse.rs"]

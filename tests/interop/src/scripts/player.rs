@@ -1,13 +1,13 @@
 //! Plays one script against a kernel socket, in real time.
 //!
-//! What is compared: flags but PSH, sequence numbers, lengths, contents, acknowledgments, SACK blocks, which options a SYN
-//! carries, echoed timestamps, the ECN field, states, what is handed out, and errors. Windows are the kernel's own. What
-//! is tolerated, as both ways follow the documents:
+//! Compared are: flags except PSH, sequence numbers, lengths, contents, acknowledgments, SACK blocks, the options of a
+//! SYN, echoed timestamps, the ECN field, states, the octets handed out, and errors. Windows are the kernel's own. The
+//! following is tolerated, because the documents permit both ways:
 //!
-//! * when a pure acknowledgment of new data comes, and whether there is one a segment or one for several (RFC 9293
-//!   §3.8.6.3), and updates of the window (§3.8.6.2.2);
-//! * lateness: a busy machine is late. Nothing may come in less than half the time that a line waits;
-//! * scripts' `info`, `drop`, `acked`, `left` and `discarded`, which ask the value and not the wire.
+//! * when a pure acknowledgment of new data comes, and whether there is one per segment or one for several (RFC 9293
+//!   §3.8.6.3), and window updates (§3.8.6.2.2);
+//! * lateness, since a busy machine is late. But nothing may come in less than half the time that a line waits;
+//! * the scripts' `info`, `drop`, `acked`, `left` and `discarded`, which test the value and not the wire.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,10 +30,10 @@ const KERNEL_PORT: u16 = 7000;
 const PEER_PORT: u16 = 7471;
 /// How late a segment may be.
 const LATE: Duration = Duration::from_millis(1500);
-/// How long the kernel is given to say what it should not.
+/// How long to wait for unexpected segments of the kernel.
 const SILENCE: Duration = Duration::from_millis(3);
 
-/// The socket's settings out of a script's `config`; those that the kernel does not have are passed over.
+/// The socket's settings from a script's `config`; settings that the kernel does not have are skipped.
 #[derive(Default)]
 struct Settings<'a>(HashMap<&'a str, &'a str>);
 
@@ -50,7 +50,7 @@ impl Settings<'_> {
         self.0.get(name).map(|value| time(value)).transpose()
     }
 
-    /// What is set for the whole namespace.
+    /// Sets the options of the whole namespace.
     fn set_system(&self) -> Result<(), String> {
         let set = |name: &str, value: u64| {
             let path = format!("/proc/sys/net/ipv4/{name}");
@@ -66,7 +66,7 @@ impl Settings<'_> {
             _ => 2,
         };
         set("tcp_ecn", ecn)?;
-        // What the kernel does beyond the documents, or late on purpose.
+        // Disable behaviour beyond the documents, and deliberate delays.
         set("tcp_syn_linear_timeouts", 0)?;
         set("tcp_invalid_ratelimit", 0)?;
         set("tcp_comp_sack_nr", 0)?;
@@ -90,10 +90,10 @@ impl Settings<'_> {
         let make = || {
             let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
             sockopt::set_socket_reuseaddr(&socket, true)?;
-            // Urgent data is a part of the stream (RFC 9293 §3.8.5), which this system leaves to a wish.
+            // Urgent data is part of the stream (RFC 9293 §3.8.5), which is optional in this system.
             sockopt::set_socket_oobinline(&socket, true)?;
             sockopt::set_tcp_nodelay(&socket, !self.is_on("nagle", false))?;
-            // Said for every socket: the system's own choice paces.
+            // Set for every socket, because the system's default paces.
             sockopt::set_tcp_congestion(&socket, self.0.get("cc").copied().unwrap_or("cubic"))?;
             net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::from(tap::KERNEL), KERNEL_PORT))?;
             Ok::<_, Errno>(socket)
@@ -109,7 +109,7 @@ impl Settings<'_> {
         if let Some(text) = self.0.get("keep_alive") {
             let mut parts = text.split('/');
             let mut part = || parts.next().ok_or("IDLE/INTERVAL/PROBES");
-            // Whole seconds are what the kernel counts in.
+            // The kernel counts in whole seconds.
             let seconds = |time: Duration| Duration::from_secs(time.as_secs_f64().ceil() as u64);
             sockopt::set_socket_keepalive(&socket, true).map_err(system)?;
             sockopt::set_tcp_keepidle(&socket, seconds(time(part()?)?)).map_err(system)?;
@@ -123,7 +123,7 @@ impl Settings<'_> {
 /// Plays the lines in this thread's namespace, which must be fresh.
 ///
 /// # Errors
-/// What the kernel did otherwise, with the line.
+/// The kernel's difference, with the line.
 pub fn play(lines: &[Line<'_>]) -> Result<(), String> {
     let mut lines = lines.iter().peekable();
     let mut settings = Settings::default();
@@ -138,7 +138,7 @@ pub fn play(lines: &[Line<'_>]) -> Result<(), String> {
         if line.code.trim() == edits::STOP {
             return Ok(());
         }
-        // Injected segments in a row are one batch.
+        // Consecutive injected segments are one batch.
         let batch = lines.peek().is_some_and(|next| next.code.trim_start().starts_with('<'));
         let outcome = player.line(line.code, batch);
         outcome.map_err(|why| format!("line {}: {}\n    {why}", line.number, line.code.trim()))?;
@@ -160,10 +160,11 @@ struct Player<'a> {
     /// The kernel's timestamps by the script's.
     timestamps: HashMap<u32, u32>,
     last_timestamp: u32,
-    /// The highest acknowledgment that the kernel sent, the window with it, and whether the line that asks for it is to come.
+    /// The highest acknowledgment that the kernel sent, with its window, and whether the line that expects it is still
+    /// to come.
     acknowledged: (i64, u16),
     ahead: bool,
-    /// Octets read, and up to where lines have asked for.
+    /// Octets read, and up to where lines have checked them.
     read: u32,
     told: u32,
     pushed: u32,
@@ -173,7 +174,7 @@ fn add(base: SeqNumber, offset: i64) -> SeqNumber {
     SeqNumber(base.0.wrapping_add(offset as u32))
 }
 
-/// The octet at this place of a stream, either way.
+/// The octet at this position of a stream, in either direction.
 fn octet(place: u32) -> u8 {
     (place % 251) as u8
 }
@@ -227,7 +228,7 @@ impl<'a> Player<'a> {
                 self.inject(&header, len, pattern(arguments)?.ecn.unwrap_or(0))?;
                 if !batch {
                     self.settle()?;
-                    // What is open is accepted before it can be over.
+                    // Accept an open connection before it can end.
                     let _ = self.socket();
                 }
             }
@@ -257,7 +258,7 @@ impl<'a> Player<'a> {
                     .map_err(|error| format!("SO_LINGER: {error}"))?;
                 self.socket = None;
             }
-            // In the table a port that is listened on is another entry.
+            // In the table, a listening port is a separate entry.
             "state" if arguments == "LISTEN" && self.listener.is_some() => {
                 self.check_state(|state| state == "CLOSED")?
             }
@@ -293,7 +294,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// The socket; an accepted one is fetched when it is first needed.
+    /// The socket; an accepted one is taken when it is first needed.
     fn socket(&mut self) -> Result<&OwnedFd, String> {
         if self.socket.is_none()
             && let Some(listener) = &self.listener
@@ -307,7 +308,7 @@ impl<'a> Player<'a> {
 
     fn push(&mut self, len: u32, flags: SendFlags) -> Result<(), String> {
         let octets: Vec<u8> = (self.pushed..self.pushed + len).map(octet).collect();
-        // The end of a record keeps the kernel from filling the segment up with the next one.
+        // The end of a record keeps the kernel from merging the next one into the segment.
         let sent = net::send(self.socket()?, &octets, flags | SendFlags::EOR | SendFlags::NOSIGNAL);
         if sent != Ok(octets.len()) {
             return Err(format!("send: {sent:?}"));
@@ -316,7 +317,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Reads all that has come and checks it.
+    /// Reads everything that has arrived and checks it.
     fn read_all(&mut self) -> Result<(), String> {
         let mut octets = vec![0; 1 << 16];
         let Ok(socket) = self.socket() else { return Ok(()) };
@@ -342,7 +343,7 @@ impl<'a> Player<'a> {
             "TIME_WAIT" => self.check_state(|state| ["TIME-WAIT", "CLOSED"].contains(&state)),
             "CLOSED" => self.check_state(|state| state == "CLOSED"),
             "RESET" | "TIMED_OUT" => {
-                // A connection that nobody has accepted has nobody to tell.
+                // A connection that was never accepted has no socket to check.
                 let Ok(socket) = self.socket() else { return Ok(()) };
                 let late = Instant::now() + LATE;
                 let mut error = None;
@@ -428,8 +429,8 @@ impl<'a> Player<'a> {
         Ok(segment)
     }
 
-    /// Notes what a segment acknowledges. Whether it is only a matter of when: a pure acknowledgment of more than before,
-    /// or a wider window.
+    /// Records what a segment acknowledges. Returns whether only its timing is a choice: it is a pure acknowledgment of
+    /// more than before, or widens the window.
     fn is_policy(&mut self, segment: &Segment) -> bool {
         let header = &segment.header;
         if !header.flags.contains(TcpFlags::ACK) {
@@ -442,7 +443,7 @@ impl<'a> Player<'a> {
         pure && header.options.sack.as_slice().is_empty() && (ack > before || ack == before && header.window > window)
     }
 
-    /// Lets the kernel say what it should not have to say.
+    /// Gives the kernel time to send unexpected segments.
     fn settle(&mut self) -> Result<(), String> {
         let until = Instant::now() + SILENCE;
         let mut kept = Vec::new();
@@ -472,7 +473,7 @@ impl<'a> Player<'a> {
         let deadline = since.max(Instant::now()) + wait + LATE;
         let mut passed: Option<String> = None;
         loop {
-            // An acknowledgment that came ahead of its line will not come again.
+            // An acknowledgment that came ahead of its line is not repeated.
             let satisfied = pure && self.ahead && pattern.ack == Some(self.acknowledged.0) && pattern.sack.is_empty();
             let patience = if satisfied { Instant::now() + SILENCE } else { deadline };
             let Some(segment) = self.receive(patience)? else {
@@ -582,7 +583,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// The state of the connection as the kernel's table has it.
+/// The state of the connection in the kernel's table.
 fn state() -> io::Result<&'static str> {
     const NAMES: [&str; 13] = [
         "CLOSED",
@@ -599,7 +600,7 @@ fn state() -> io::Result<&'static str> {
         "CLOSING",
         "SYN-RECEIVED",
     ];
-    // Of this thread: the process itself is elsewhere.
+    // Of this thread: the process itself is in another namespace.
     let table = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
     let peer = format!(":{PEER_PORT:04X}");
     let entry = table.lines().find_map(|line| {

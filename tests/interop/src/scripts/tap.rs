@@ -1,4 +1,4 @@
-//! A tap device whose kernel side is the host 10.9.0.1, and what goes over it: the frames of the host 10.9.0.2.
+//! A tap device whose kernel side is the host 10.9.0.1; it carries the frames of the host 10.9.0.2.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use uwarp_wire::tcp::TcpHeader;
 
 /// The kernel's address.
 pub const KERNEL: [u8; 4] = [10, 9, 0, 1];
-/// The address of whoever plays a script.
+/// The address of the script's player.
 pub const PEER: [u8; 4] = [10, 9, 0, 2];
 
 const KERNEL_MAC: [u8; 6] = [2, 0, 0, 0, 9, 1];
@@ -39,7 +39,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes the device in this thread's namespace. `initial_window` is the kernel's, in segments.
+    /// Creates the device in this thread's namespace. `initial_window` is the kernel's, in segments.
     pub fn new(initial_window: Option<u32>) -> io::Result<Self> {
         let device = TunTapInterface::new("tap0", Medium::Ethernet)?;
         netns::ip(["link", "set", "tap0", "address", &text(KERNEL_MAC)])?;
@@ -51,7 +51,7 @@ impl Tap {
         Ok(Self { device, arrived: VecDeque::new() })
     }
 
-    /// Sends a segment of the peer with both checksums right, and `ecn` in its IP header's field of that name.
+    /// Sends a segment of the peer with both checksums valid, and `ecn` in the ECN field of its IP header.
     pub fn send(&mut self, header: &TcpHeader, payload: &[u8], ecn: u8) -> io::Result<()> {
         let mut tcp = [0; 60];
         let length = header.emit(&mut tcp);
@@ -85,14 +85,14 @@ impl Tap {
             if left.is_zero() {
                 return Ok(None);
             }
-            // The wait counts in milliseconds.
+            // Waits count in milliseconds.
             let left =
                 smoltcp::time::Duration::from_millis(left.min(Duration::from_millis(100)).as_millis() as u64 + 1);
             wait(self.device.as_raw_fd(), Some(left))?;
         }
     }
 
-    /// Puts a segment back that is for later.
+    /// Returns a segment that is for later.
     pub fn put_back(&mut self, segment: Segment) {
         self.arrived.push_front(segment);
     }
@@ -105,7 +105,7 @@ impl Tap {
     }
 }
 
-/// The TCP segment of a frame to the peer. The kernel also says other things on a device.
+/// The TCP segment of a frame to the peer. The kernel also sends other frames.
 fn parse(frame: &[u8]) -> Option<Segment> {
     let ip = frame.get(ETHERNET..).filter(|ip| ip.len() >= IP && frame[12..14] == [8, 0] && ip[9] == 6)?;
     assert_eq!(checksum(&ip[..IP]), 0, "the kernel's IP checksum");

@@ -1,4 +1,4 @@
-//! The stack with the kernel as its peer: addresses, settings, connections, and what either says of their states.
+//! The stack with the kernel as its peer: addresses, settings, connections, and the states at both ends.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -152,12 +152,12 @@ impl Bed {
         }
     }
 
-    /// The state of the stack's connection with this port, by its name; none if there is no such connection.
+    /// The name of the state of the stack's connection with this port; empty if there is none.
     pub fn stack_state(&self, port: u16) -> String {
         self.stack_tcp(port).state
     }
 
-    /// The stack's connection with this port; the default if there is no such connection.
+    /// The stack's connection with this port; the default if there is none.
     pub fn stack_tcp(&self, port: u16) -> TcpInfo {
         let connections = self.context.stats().engines.into_iter().flat_map(|engine| engine.connections);
         let mut ours = connections.filter(|connection| connection.local.port() == port);
@@ -173,7 +173,7 @@ impl Bed {
         self.context.stats().engines.iter().map(|engine| engine.resets_sent).sum()
     }
 
-    /// Segments that the stack has not taken for the state of their connection: a reset in TIME-WAIT is such.
+    /// Segments that the stack has dropped because of the state of their connection, such as a reset in TIME-WAIT.
     pub fn in_bad_state(&self) -> u64 {
         let engines = self.context.stats().engines;
         engines.iter().filter_map(|engine| engine.drops.get("bad-state")).sum()
@@ -188,8 +188,8 @@ impl Bed {
     }
 }
 
-/// The state of the kernel's socket with this port, and this one of its peer, as the system numbers it; none if there is no such
-/// socket.
+/// The state of the kernel's socket with this local port and this port of its peer, in the system's numbering; `None`
+/// if there is none.
 pub fn kernel_state(ports: (u16, u16)) -> Option<u8> {
     kernel_sockets().into_iter().find(|(local, peer, _)| (*local, *peer) == ports).map(|(_, _, state)| state)
 }

@@ -1,4 +1,4 @@
-//! Short connections, half close, and ports where nobody listens.
+//! Short connections, half close, and ports without a listener.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -11,7 +11,7 @@ use uwarp_interop_tests::flows::{self, PATIENCE, join};
 use crate::bed::{Bed, MIB, Opens, count};
 
 impl Bed {
-    /// Connections that carry one question and one answer, and are closed by who asked.
+    /// Connections that carry one request and one answer; the requester closes them.
     pub fn short_connections(&mut self, opens: Opens) {
         let connections = count(1000, 10_000);
         let begin = Instant::now();
@@ -76,7 +76,7 @@ impl Bed {
         self.table.note(format!("{} {connections} connections by the {opener}", self.name), octets, begin);
     }
 
-    /// The side that has said its last goes on to listen (RFC 9293 §3.6).
+    /// The side that has sent its last octet continues to receive (RFC 9293 §3.6).
     pub fn half_close(&mut self) {
         for opens in [Opens::Kernel, Opens::Stack] {
             let (mut kernel, mut stack) = self.connect(opens);

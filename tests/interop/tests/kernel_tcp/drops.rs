@@ -1,11 +1,11 @@
-//! Segments that nftables drops: by dice at a router, or all that the kernel says.
+//! Segments that nftables drops: at random on a router, or everything that the kernel sends.
 
 use std::process::{Command, Stdio};
 use std::thread;
 
 use uwarp_netns::Namespace;
 
-/// A table of nftables in a namespace, which drops; it goes with the value.
+/// A table of nftables in a namespace, which drops; removed on drop.
 pub struct Drops<'a>(Option<&'a Namespace>);
 
 impl<'a> Drops<'a> {
@@ -20,12 +20,12 @@ impl<'a> Drops<'a> {
         drops
     }
 
-    /// Of so many in a thousand segments that are forwarded.
+    /// Drops `permille` of every 1000 forwarded segments.
     pub fn in_forwarding(router: &'a Namespace, permille: u32) -> Self {
         Drops::new(Some(router), "forward", &format!("numgen random mod 1000 < {permille}"))
     }
 
-    /// Of all that the kernel of this process's namespace would say to a SYN.
+    /// Drops everything that the kernel of this process's namespace would answer to a SYN.
     pub fn answers_to_a_syn() -> Drops<'static> {
         Drops::new(None, "output", "tcp flags & (syn | ack) == syn | ack")
     }

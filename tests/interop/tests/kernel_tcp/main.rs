@@ -1,13 +1,14 @@
-//! The Linux kernel's TCP as the peer of plain streams, over af_packet on a veth pair and over tap, over IPv4 and IPv6, each in a
-//! namespace of its own: whole transfers by hash, faults of every kind on the wire, short connections, half close, resets in every
-//! state.
+//! The Linux kernel's TCP as the peer of plain streams, over af_packet on a veth pair and over tap, over IPv4 and IPv6,
+//! each in a separate namespace: whole transfers by hash, faults of every kind on the wire, short connections, half
+//! close, resets in every state.
 //!
-//! The kernel uses CUBIC (said for each socket) with a floor of 5 ms under its retransmission timer, so that a lossy cell does
-//! not take its 200 ms for each loss. Both ends ask for ECN. Faults are thrown by the stack's own port, both ways, by seed; a router
-//! that drops by nftables' dice is a second source of loss, which shares nothing with the stack.
+//! The kernel uses CUBIC (set for each socket) and a minimum of 5 ms for its retransmission timer, so that a lossy cell
+//! does not take its 200 ms for each loss. Both ends request ECN. The stack's own port simulates faults, in both
+//! directions, by seed. A router on which nftables drops at random is a second source of loss, which shares nothing
+//! with the stack.
 //!
-//! `UWARP_LONG=1` moves a gibibyte for each device, opener and direction, 32 MiB a cell, and opens ten thousand connections;
-//! `UWARP_FIGURES=FOLDER` keeps the table of goodput.
+//! `UWARP_LONG=1` moves a gibibyte for each device, opener and direction, 32 MiB per cell, and opens ten thousand
+//! connections; `UWARP_FIGURES=FOLDER` keeps the table of goodput.
 
 mod bed;
 mod connections;
@@ -56,11 +57,11 @@ fn over_tap(name: &'static str, addresses: Addresses) {
     let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
     let context = configure(device, addresses);
     End::kernel("tap0", &[addresses.kernel]).bring_up().expect("an address on the tap");
-    // The driver computes checksums behind the faults, and would vouch for what they damage.
+    // The driver computes checksums after the faults, and would make damaged segments valid.
     all(Bed::new(context, name, addresses), false);
 }
 
-/// The state that lasts when all is over. Tests of their own, since its length is asserted.
+/// TIME-WAIT outlasts the connection. These are separate tests, since its length is asserted.
 #[test]
 fn resets_in_time_wait_over_af_packet() {
     netns::test_inside("resets_in_time_wait_over_af_packet", || {
@@ -88,7 +89,8 @@ fn resets_in_time_wait_over_tap() {
     });
 }
 
-/// Loss that the stack's own dice have no part in: a router between it and the kernel drops what it is to forward.
+/// Loss that is independent of the stack's own faults: a router between it and the kernel drops segments to be
+/// forwarded.
 #[test]
 fn the_kernel_behind_a_router_that_drops() {
     netns::test_inside("the_kernel_behind_a_router_that_drops", || {
@@ -98,17 +100,16 @@ fn the_kernel_behind_a_router_that_drops() {
     });
 }
 
-/// A kernel that sends to the stack, and in turn with it the same kernel that sends to another one, through a router that drops
-/// one in twenty segments either way. Nothing is asserted of the two but that every octet comes: their goodput is printed, and
-/// kept with
-/// `UWARP_FIGURES`. `perf/README.md` has figures of the long run.
+/// A kernel sends to the stack, and in turn the same kernel sends to another one, through a router that drops one in
+/// twenty segments in either direction. The test only asserts that every octet arrives. It prints the goodput of both,
+/// and keeps it with `UWARP_FIGURES`. `perf/README.md` has figures of the long run.
 #[test]
 fn loss_towards_the_stack_and_towards_a_kernel() {
     const OTHER: &str = "10.79.0.2/24";
     netns::test_inside("loss_towards_the_stack_and_towards_a_kernel", || {
         let (router, mut bed) = routed("five per cent", V4);
         let other = Namespace::new("other").expect("a namespace");
-        // By hand, since a namespace has each index once, and the router has both of those of `netns::veth`.
+        // By hand, since a namespace has each index once, and both of those of `netns::veth` are taken on the router.
         let words =
             ["link", "add", "side0", "mtu", "1500", "type", "veth", "peer", "name", "kernel1", "netns", other.name()];
         router.ip(&words).expect("a veth pair");

@@ -13,7 +13,7 @@ use uwarp_interop_tests::witness;
 use crate::bed::{Addresses, Bed, Opens, kernel_state, kernel_state_of, open_with_wait};
 use crate::drops::Drops;
 
-/// `ready` is called once the device is there.
+/// `ready` is called once the device exists.
 pub fn resets_in_time_wait(device: DeviceConfig, name: &'static str, addresses: Addresses, ready: impl FnOnce()) {
     let time_wait = Duration::from_secs(1);
     let config = Config::new(device, addresses.stack).expect("a good address");
@@ -27,7 +27,7 @@ pub fn resets_in_time_wait(device: DeviceConfig, name: &'static str, addresses: 
 }
 
 impl Bed {
-    /// A reset ends a connection in every state that a user can bring it to, and either side hears of it.
+    /// A reset ends a connection in every state that a user can bring it to, and either side is told.
     pub fn resets(&mut self) {
         type Prepare = fn(&mut std::net::TcpStream, &mut TcpStream);
         let states: [(&str, Prepare); 5] = [
@@ -69,7 +69,7 @@ impl Bed {
         }
     }
 
-    /// Resets in the states that last as long as a segment's way: an acknowledgment is kept away meanwhile.
+    /// Resets in the states that last as long as a segment travels: an acknowledgment is held back meanwhile.
     pub fn resets_at_the_end(&mut self) {
         let (close_wait, states) = (0x08, [("FIN-WAIT-1", 0x04), ("CLOSING", 0x0b), ("LAST-ACK", 0x09)]);
         for (state, number) in states {
@@ -114,8 +114,8 @@ impl Bed {
         }
     }
 
-    /// The hazard of RFC 1337 §2: the acknowledgment that ends the kernel's connection comes twice, and the second one finds nobody
-    /// there. The kernel resets, with just the number that the stack expects.
+    /// The hazard of RFC 1337 §2: the acknowledgment that ends the kernel's connection arrives twice, and the second
+    /// one finds no connection. The kernel resets with exactly the number that the stack expects.
     fn resets_do_not_end_our_time_wait(&mut self, opens: Opens, time_wait: Duration) {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let capture = folder.path().join("capture.pcap");
@@ -133,17 +133,18 @@ impl Bed {
         self.wait_for("the kernel's reset", |bed| bed.in_bad_state() > before);
         self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
         self.wait_for("the end of TIME-WAIT", |bed| bed.in_time_wait() == 0);
-        // The stack's clock and the system's do not agree to the microsecond; a wait that a reset ends is over at once.
+        // The stack's clock and the system's do not agree to the microsecond; a TIME-WAIT that a reset ends is over at
+        // once.
         assert!(begin.elapsed() >= time_wait.mul_f64(0.9), "TIME-WAIT is over after {:?}", begin.elapsed());
         self.context.stop_capture();
         let field = self.addresses.field;
-        // What is behind the kernel's SYN and FIN.
+        // The number behind the kernel's SYN and FIN.
         let filter = format!("{field}.src == {} && tcp.flags.reset == 1 && tcp.seq == 2", self.kernel);
         assert!(witness::count(&capture, &filter) > 0, "{}: a reset with the number that is expected", self.name);
     }
 
-    /// The same with the stack as the end that is gone and the kernel in TIME-WAIT, which heeds such a reset unless it is told not
-    /// to (RFC 9293 §3.10.7.4, second check; `tcp_rfc1337`).
+    /// The same with the stack's connection gone and the kernel in TIME-WAIT, which such a reset ends unless the kernel
+    /// is configured otherwise (RFC 9293 §3.10.7.4, second check; `tcp_rfc1337`).
     fn resets_end_the_kernels_time_wait(&mut self, opens: Opens) {
         for heeded in [false, true] {
             let rule = if heeded { "0" } else { "1" };
@@ -168,8 +169,8 @@ impl Bed {
         }
     }
 
-    /// The kernel has said nothing to the octet of a window probe: whether it took it or not, one of the two resets has the number
-    /// that it expects. It cannot ask either: nothing that it says arrives.
+    /// The kernel has not answered the octet of a window probe: whether it accepted it or not, one of the two resets
+    /// has the number that it expects. The kernel's own segments do not arrive either.
     pub fn resets_behind_a_window_probe(&mut self) {
         for taken in [false, true] {
             for opens in [Opens::Kernel, Opens::Stack] {
@@ -184,7 +185,7 @@ impl Bed {
                 });
                 let drops = Drops::of_the_kernel();
                 if taken {
-                    // The probe may come as soon as there is room, before all else is read.
+                    // The probe may arrive as soon as there is room, before everything else is read.
                     let waiting = rustix::io::ioctl_fionread(&kernel).expect("FIONREAD") as usize;
                     kernel.set_read_timeout(Some(PATIENCE)).unwrap();
                     let (mut read, mut room) = (0, [0; 4096]);
@@ -206,7 +207,7 @@ impl Bed {
 
     /// Resets of a handshake that is half done.
     pub fn resets_while_opening(&mut self) {
-        // The stack's answer is lost, the kernel has given up when it comes again.
+        // The stack's answer is lost; when it is retransmitted, the kernel has given up.
         self.port += 1;
         let port = self.port;
         let mut listener = TcpListener::bind(&self.context, port).expect("a free port");
@@ -233,7 +234,7 @@ impl Bed {
     }
 }
 
-/// Reads until something is wrong; `None` at the end of the stream.
+/// Reads until an error; `None` at the end of the stream.
 fn until_error(stream: &mut impl Read) -> Option<ErrorKind> {
     let mut octets = [0; 4096];
     loop {

@@ -6,7 +6,7 @@ use uwarp_netns::{self as netns, End, Namespace};
 use crate::bed::{Addresses, Amount, Bed, MIB, Opens, bare, count, open, settings};
 use crate::drops::Drops;
 
-/// The stack and, beyond a router, a kernel. Both ends go with the link `stack0`.
+/// The stack and a kernel beyond a router. The link `stack0` exists while both values live.
 pub fn routed(name: &'static str, addresses: Addresses) -> (Namespace, Bed) {
     let [near, far, kernel] = addresses.routed;
     let (router, host) = (Namespace::new("router").expect("a namespace"), Namespace::new("host").expect("a namespace"));

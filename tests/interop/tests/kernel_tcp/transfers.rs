@@ -1,4 +1,4 @@
-//! Whole transfers by hash, faults of every kind on the wire, and the options that both ends are seen to use.
+//! Whole transfers by hash, faults of every kind on the wire, and the options that both ends use on it.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown};
@@ -13,7 +13,7 @@ use uwarp_netns::Namespace;
 use crate::bed::{Amount, Bed, MIB, Opens, bare, count};
 
 impl Bed {
-    /// One transfer, both ways at once if both have something to say; every octet by hash.
+    /// One transfer, in both directions at once if both sides send; every octet by hash.
     pub fn transfer(&mut self, cell: &str, opens: Opens, amount: Amount) {
         let ends = self.connect(opens);
         self.transfer_between(cell, ends, amount);
@@ -107,14 +107,14 @@ impl Bed {
         self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
     }
 
-    /// What both were seen to use, by tshark.
+    /// The options that both used, according to tshark.
     pub fn options_are_used(&mut self) {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let capture = folder.path().join("capture.pcap");
         self.context.start_capture(&capture).expect("a capture");
         let faults = FaultOptions { loss: 2.0, mark: 2.0, incoming: true, seed: 99, ..uwarp_middlebox::faults() };
         for opens in [Opens::Kernel, Opens::Stack] {
-            // Whose SYN is lost does without ECN (RFC 3168 §6.1.1.1).
+            // An end whose SYN is lost does not use ECN (RFC 3168 §6.1.1.1).
             let ends = self.connect(opens);
             self.context.set_faults(Some(faults)).expect("percentages");
             self.transfer_between("with a capture", ends, Amount { to_kernel: MIB, to_stack: MIB });
@@ -145,7 +145,7 @@ impl Bed {
     }
 }
 
-/// Sends and receives at once on one stream of the stack; ends its own half behind the last octet.
+/// Sends and receives at once on one stream of the stack; closes its own half behind the last octet.
 fn duplex(stream: &mut TcpStream, seed: u64, octets: u64) -> io::Result<(flows::Digested, flows::Digested)> {
     let mut sender = flows::Source::new(seed, octets);
     let mut sink = flows::Sink::default();
