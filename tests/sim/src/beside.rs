@@ -1,4 +1,4 @@
-//! A host, and a port beside it from which a test says any frame.
+//! A host, and a port beside it from which a test sends any frame.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl Beside {
         self.port.tx_burst(&mut VecDeque::from([buffer]));
     }
 
-    /// Lets `time` go by; gives the frames that came meanwhile.
+    /// Lets `time` pass; returns the frames received meanwhile.
     pub fn receive(&mut self, time: Duration) -> Vec<Vec<u8>> {
         self.world.run(time);
         self.port.set_now(self.world.now());
@@ -55,10 +55,10 @@ impl Beside {
         frames
     }
 
-    /// What the host's engine says of itself.
+    /// The host's engine's statistics.
     ///
     /// # Panics
-    /// If it was taken out of the world.
+    /// It was taken out of the world.
     pub fn stats(&self) -> EngineStats {
         self.world.hosts[0].engine.as_ref().expect("alive").stats()
     }

@@ -1,4 +1,4 @@
-//! Durable regions over stores that lose all that was not synced, and Commits of them (draft-talpey-rdma-commit).
+//! Durable regions over stores that lose unsynced writes, and Commits of them (draft-talpey-rdma-commit).
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -13,49 +13,49 @@ use crate::pairs::element;
 /// The features of a side that commits.
 pub const COMMIT: Features = Features { atomics: true, immediate: true, commit: true };
 
-/// A store that keeps what was synced apart from what was only written, and fails when told to.
+/// A store that separates synced from unsynced data, and fails on request.
 #[derive(Default)]
 struct Disk {
-    /// What would be found after a loss of power.
+    /// Its contents after a power failure.
     safe: Vec<u8>,
     cache: Vec<(u64, Vec<u8>)>,
     error: Option<io::ErrorKind>,
-    /// Syncs say that they are done, and are not.
+    /// Syncs report success without syncing.
     lies: bool,
 }
 
-/// What a test holds of such a store.
+/// A test's handle of such a store.
 #[derive(Clone, Default)]
 pub struct Shadow(Arc<Mutex<Disk>>);
 
 impl Shadow {
-    /// A store of so many octets, all zero.
+    /// A store of `length` octets, all zero.
     pub fn of(length: usize) -> Shadow {
         let shadow = Shadow::default();
         shadow.0.lock().expect("not poisoned").safe = vec![0; length];
         shadow
     }
 
-    /// What would be found after a loss of power.
+    /// Its contents after a power failure.
     ///
     /// # Panics
-    /// If the store has.
+    /// The store panicked.
     pub fn safe(&self) -> Vec<u8> {
         self.0.lock().expect("not poisoned").safe.clone()
     }
 
-    /// Lets writes fail from now on, or not any more.
+    /// Makes writes fail from now on, or succeed again.
     ///
     /// # Panics
-    /// If the store has.
+    /// The store panicked.
     pub fn fail(&self, error: Option<io::ErrorKind>) {
         self.0.lock().expect("not poisoned").error = error;
     }
 
-    /// Whether syncs say that they are done, and are not.
+    /// Sets whether syncs report success without syncing.
     ///
     /// # Panics
-    /// If the store has.
+    /// The store panicked.
     pub fn lie(&self, lies: bool) {
         self.0.lock().expect("not poisoned").lies = lies;
     }
@@ -87,7 +87,7 @@ impl Store for Shadow {
 /// A durable region of host `host`, its committer and its store.
 ///
 /// # Panics
-/// If the table is full.
+/// The table is full.
 pub fn durable(world: &World, host: usize, length: usize, transparent: bool) -> (Registration, Committer, Shadow) {
     let shadow = Shadow::of(length);
     let (region, committer) = world.hosts[host]
@@ -115,7 +115,7 @@ pub fn post_write_commit(pair: &mut Pair, id: u64, source: Sge, target: (u32, u6
     pair.post_simple(id, SendOpcode::WriteCommit, Some(source), target)
 }
 
-/// What is told of work: its number, how it ended, the status of its Commit.
+/// The completions of work: number, status, and status of the Commit.
 pub fn statuses(done: &[Completion]) -> Vec<(u64, Status, Option<u32>)> {
     done.iter().map(|one| (one.id, one.status, one.commit_status())).collect()
 }

@@ -1,8 +1,8 @@
-//! Attacks on an engine beside an honest bystander: who suffers, by how much, and what an attacker's octet costs.
+//! Attacks on an engine beside an honest bystander: who suffers, by how much, and the cost of an attacker's octet.
 //!
-//! Virtual time charges the target's engine for its work (see [`PRICES`]), so an attack that makes the engine work shows as time
-//! that others lack. [`measure`] runs attackers and the bystander against one target and gives [`Measured`]; what may be is in
-//! [`table`].
+//! Virtual time charges the target's engine for its work (see [`PRICES`]), so an attack that makes the engine work
+//! takes time from others. [`measure`] runs attackers and the bystander against one target and returns [`Measured`];
+//! [`table`] has the bounds.
 
 pub mod bystander;
 pub mod den;
@@ -35,7 +35,7 @@ use den::Den;
 const HONEST_PORT: u16 = 7470;
 /// Where attackers connect, and an honest newcomer.
 pub const PORT: u16 = 7471;
-/// Where plain streams are accepted, filled and left.
+/// Port whose plain streams are accepted, filled and abandoned.
 pub const PLAIN_PORT: u16 = 7472;
 /// Connections that may wait at [`PORT`].
 pub const BACKLOG: u32 = 128;
@@ -46,23 +46,23 @@ pub const REGION: usize = 1 << 20;
 /// Octets that the application writes to a plain stream before it leaves.
 pub const LEFT_UNREAD: usize = 64 << 10;
 
-/// Until the bystander's traffic has found its rate.
+/// Time for the bystander's traffic to reach its rate.
 const RAMP: Duration = Duration::from_millis(5);
 /// How long the bystander is measured.
 const WINDOW: Duration = Duration::from_millis(20);
-/// How long a newcomer is waited for.
+/// The longest wait for a newcomer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long memory may take to come back: fragments wait a minute (RFC 8200 §4.5), a dead peer is given up within seconds. Twice
-/// the longer of them.
+/// How long memory may take to be returned: fragments are kept for a minute (RFC 8200 §4.5), and a dead peer is
+/// detected within seconds. This is twice the longer of them.
 const RETURN: Duration = Duration::from_secs(120);
 
 /// A counter of [`Work`].
 pub type Count = fn(&Work) -> u64;
 
-/// What is counted, and what a unit of it costs the processor in picoseconds.
+/// The counters, and the price of a unit of each in picoseconds of processor time.
 ///
-/// The prices are those of a core of 3 GHz: a frame takes what a segment's way through the stack takes, an octet of a frame a copy
-/// and a CRC, a counted unit one miss of the nearest cache, a copied octet a tenth of a nanosecond.
+/// The prices are those of a core at 3 GHz: a frame costs as much as a segment's path through the stack, an octet of a
+/// frame a copy and a CRC, a counted unit a miss of the nearest cache, a copied octet a tenth of a nanosecond.
 pub const PRICES: &[(&str, Count, u64)] = &[
     ("frames-received", |work| work.frames_received, 300_000),
     ("frames-sent", |work| work.frames_sent, 300_000),
@@ -82,7 +82,7 @@ fn price(work: &Work) -> u64 {
     PRICES.iter().map(|(_, count, each)| count(work) * each).sum()
 }
 
-/// What the target is like. All attacks that share one are compared with the same bystander alone.
+/// The target's conditions. All attacks with the same scene are compared with the same bystander alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scene {
     /// Transmit buffers of the target.
@@ -91,13 +91,13 @@ pub struct Scene {
     pub pings: u32,
     /// Idle honest connections beside the bystander's.
     pub crowd: u32,
-    /// A middlebox cuts one in four of the segments between the bystander and the target.
+    /// A middlebox cuts one in four segments between the bystander and the target.
     pub recut: bool,
     /// [`uwarp_engine::config::Budgets::gather_octets`].
     pub gather_octets: u64,
     /// [`uwarp_engine::config::Limits::half_open`].
     pub half_open: u32,
-    /// Engines carry commits out themselves.
+    /// Engines execute commits themselves.
     pub commit_in_engine: bool,
 }
 
@@ -131,28 +131,28 @@ pub trait Attack {
         Scene::default()
     }
 
-    /// How long it works before the bystander is measured.
+    /// How long it runs before the bystander is measured.
     fn warm_up(&self) -> Duration {
         Duration::from_millis(20)
     }
 
-    /// It asks for as much as an honest peer may ask for, so it is due a share like the bystander's.
+    /// It requests as much as an honest peer may, so it is due a share like the bystander's.
     fn is_greedy(&self) -> bool {
         false
     }
 
-    /// Does what is due; says when something is due next. It is called whenever anything has happened, too.
+    /// Does what is due; returns when something is due next. It is also called after every event.
     fn turn(&mut self, now: Instant, den: &mut Den, target: &Target) -> Option<Instant>;
 
-    /// Its last words before the port falls silent.
+    /// Sends a farewell before the port falls silent.
     fn leave(&mut self, now: Instant, den: &mut Den) {
         let _ = (now, den);
     }
 
-    /// Whether the attack is one: it has come as far as it must have to hurt. A row whose attack fizzled shows nothing.
+    /// Whether the attack got far enough to hurt. A row whose attack did not shows nothing.
     fn works(&self, stats: &EngineStats, den: &Den) -> bool;
 
-    /// What else has to hold, of the target's state while the attack goes on; a sentence if it does not.
+    /// Checks further conditions of the target's state during the attack; returns a sentence if one is violated.
     fn judge(&self, stats: &EngineStats, den: &Den) -> Option<String> {
         let _ = (stats, den);
         None
@@ -164,7 +164,7 @@ pub trait Attack {
 pub struct Measured {
     /// The bystander.
     pub bystander: Achieved,
-    /// It failed, or did not get to an end.
+    /// It failed, or did not finish.
     pub broken: Option<String>,
     /// How long a newcomer took to connect.
     pub opening: Option<Duration>,
@@ -172,19 +172,19 @@ pub struct Measured {
     pub attacker_octets: u64,
     /// Work that the attackers caused, by the names of [`PRICES`] and `commit-octets`.
     pub work: Vec<(&'static str, f64)>,
-    /// Octets that commits wrote when the attackers were gone.
+    /// Octets that commits wrote after the attackers had left.
     pub committed_afterwards: u64,
-    /// What was not back when the attackers had been gone for long enough.
+    /// What was not returned long after the attackers had left.
     pub missing: Vec<String>,
     /// What [`Attack::judge`] said.
     pub judged: Vec<String>,
-    /// Attacks that did not come as far as they must, so that the row shows nothing.
+    /// Attacks that did not get far enough, so that the row shows nothing.
     pub fizzled: Vec<String>,
-    /// Whether an attacker asked for a share like the bystander's: how many did.
+    /// How many attackers requested a share like the bystander's.
     pub greedy: u32,
 }
 
-/// A store that forgets what it is given, and counts it.
+/// A store that discards its data, and counts it.
 struct CountingStore(Arc<AtomicU64>);
 
 impl Store for CountingStore {
@@ -198,7 +198,7 @@ impl Store for CountingStore {
     }
 }
 
-/// The target's application: takes whoever connects.
+/// The target's application, which accepts every connection.
 struct Application {
     requests: Receiver<ConnectionRequest>,
     streams: Receiver<IncomingStream>,
@@ -222,12 +222,12 @@ struct Arena {
     raids: Vec<Raid>,
 }
 
-/// An attack that goes on.
+/// A running attack.
 struct Raid {
     name: String,
     attack: Box<dyn Attack>,
     den: Den,
-    /// When it begins: as long before the bystander is measured as it takes.
+    /// When it begins, early enough before the bystander is measured.
     begin: Instant,
 }
 
@@ -288,7 +288,7 @@ impl Arena {
         self.world.hosts[1].engine.as_ref().map(|engine| engine.work()).unwrap_or_default()
     }
 
-    /// Lets everybody go on; `traffic`: the bystander, too.
+    /// Lets everyone continue; `traffic`: the bystander, too.
     fn run(&mut self, time: Duration, traffic: bool, mut done: impl FnMut(&mut Arena) -> bool) {
         let end = self.world.now() + time;
         let target = Target { stag: self.application.region.stag(), durable: self.application.durable.stag() };
@@ -296,7 +296,7 @@ impl Arena {
             let now = self.world.now();
             let mut wake = Some(end);
             for Raid { attack, den, begin, .. } in &mut self.raids {
-                // Before that it takes what is sent to everybody.
+                // Before that it only receives what is sent to all.
                 den.turn(now);
                 if now < *begin {
                     wake = wake.min(Some(*begin));
@@ -390,7 +390,7 @@ impl Application {
         self.commit(now);
     }
 
-    /// The committer's thread: what it copies takes its time and nobody else's.
+    /// The committer's thread: its copies take its own time only.
     fn commit(&mut self, now: Instant) {
         let Some(committer) = &mut self.committer else { return };
         if self.device_until <= now && committer.work() > 0 {
@@ -401,10 +401,10 @@ impl Application {
     }
 }
 
-/// Runs these attacks at once beside the bystander; none: the bystander alone.
+/// Runs these attacks at once beside the bystander; with none, the bystander alone.
 ///
 /// # Panics
-/// If the bystander cannot connect before anybody attacks.
+/// The bystander cannot connect before the attacks.
 pub fn measure(scene: &Scene, attacks: Vec<(String, Box<dyn Attack>)>) -> Measured {
     let mut arena = Arena::new(scene);
     let mut measured = Measured::default();
@@ -450,7 +450,7 @@ fn settle_account(arena: &Arena, before: &Work, measured: &mut Measured) {
     measured.work.push(("attacker-frames", arena.raids.iter().map(|raid| raid.den.frames).sum::<u64>() as f64));
 }
 
-/// The attackers go, and everything of theirs has to come back.
+/// The attackers leave, and all their resources must be returned.
 fn leave(arena: &mut Arena, honest: &EngineStats, measured: &mut Measured) {
     let now = arena.world.now();
     for Raid { attack, den, .. } in &mut arena.raids {
@@ -476,7 +476,7 @@ fn leave(arena: &mut Arena, honest: &EngineStats, measured: &mut Measured) {
         missing
     };
     let end = arena.world.now() + RETURN;
-    // Asked for now and then: it takes longer than a step.
+    // Checked occasionally: it takes longer than a step.
     while arena.world.now() < end && !missing(&arena.stats()).is_empty() {
         arena.run(RETURN / 1000, false, |_| false);
     }

@@ -1,4 +1,4 @@
-//! Two engines with connected queue pairs, and small helpers around them.
+//! Two engines with connected queue pairs, and helpers for them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use uwarp_memory::Registration;
 
 /// Where host 1 listens.
 pub const PORT: u16 = 7471;
-/// Longer than anything takes that happens by itself.
+/// Longer than anything takes that needs no outside event.
 pub const SECOND: Duration = Duration::from_secs(1);
 
 /// Start-up options with these features.
@@ -49,7 +49,7 @@ pub fn join_two(
 /// Connects a queue pair of host 0 to one of host 1, which listens.
 ///
 /// # Panics
-/// If that takes more than ten seconds.
+/// It takes more than ten seconds.
 pub fn join_with(
     world: &mut World,
     client: &Pair,
@@ -81,7 +81,7 @@ pub fn element(id: u64, opcode: SendOpcode) -> SendElement {
     SendElement { id, opcode, flags: SendFlags::SIGNALLED, stag: 0, remote_offset: 0, length: 0, entries: 0 }
 }
 
-/// The completions that come within a second, `count` of them at least.
+/// The completions within a second, at least `count` of them.
 pub fn completions(world: &mut World, pair: &mut Pair, count: usize) -> Vec<Completion> {
     let mut all = Vec::new();
     world.run_until(SECOND, |_| {
@@ -91,10 +91,10 @@ pub fn completions(world: &mut World, pair: &mut Pair, count: usize) -> Vec<Comp
     all
 }
 
-/// Why the connection ended, which it has to.
+/// The reason for the end of the connection, which must end.
 ///
 /// # Panics
-/// If it does not end.
+/// It does not end.
 pub fn ends(world: &mut World, pair: &Pair) -> DisconnectReason {
     let mut end = None;
     world.run_until(10 * SECOND, |_| {

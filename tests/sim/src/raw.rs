@@ -1,4 +1,4 @@
-//! A peer that is no engine: TCP as it should be, and above it exactly the octets that a test wants.
+//! A peer that is not an engine: a proper TCP, and above it exactly the octets that a test wants.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -34,9 +34,9 @@ pub struct RawPeer {
     records: HashMap<u32, Vec<u8>>,
     next_record: u32,
     waiting: VecDeque<Vec<u8>>,
-    /// The first segment of data from now on never leaves; its sequence number once that is known.
+    /// The next segment of data is never sent; its sequence number, once that is known.
     withheld: Option<Option<SeqNumber>>,
-    /// Octets received in order and not taken yet.
+    /// Octets received in order and not consumed yet.
     pub received: Vec<u8>,
     /// Everything that TCP reported.
     pub events: Events,
@@ -48,7 +48,7 @@ impl RawPeer {
         RawPeer::connect_with(world, host, to, port, &Config::default())
     }
 
-    /// As [`RawPeer::connect`], with settings of TCP: the window and the segments that it offers.
+    /// As [`RawPeer::connect`], with TCP settings: the offered window and segment size.
     pub fn connect_with(world: &World, host: u8, to: usize, port: u16, config: &Config) -> RawPeer {
         let sim = world.network.port(1500, 256, 256);
         let mac = EthernetAddress(sim.capabilities().mac);
@@ -74,10 +74,10 @@ impl RawPeer {
         }
     }
 
-    /// Opens a connection and goes through MPA start-up: full operation follows.
+    /// Opens a connection and performs MPA start-up: full operation follows.
     ///
     /// # Panics
-    /// If the engine does not answer as it should.
+    /// The engine does not answer as it should.
     pub fn start(
         world: &mut World,
         host: u8,
@@ -90,10 +90,10 @@ impl RawPeer {
         RawPeer::start_with(world, host, to, pair, requests, port, (&request(), accept)).0
     }
 
-    /// As [`RawPeer::start`], with a Request and an answer of one's choice; gives the Reply frame too.
+    /// As [`RawPeer::start`], with a given Request and answer; also returns the Reply frame.
     ///
     /// # Panics
-    /// If the engine does not answer as it should.
+    /// The engine does not answer as it should.
     pub fn start_with(
         world: &mut World,
         host: u8,
@@ -107,10 +107,10 @@ impl RawPeer {
         peer.start_on(world, to, pair, requests, startup)
     }
 
-    /// MPA start-up on this connection.
+    /// Performs MPA start-up on this connection.
     ///
     /// # Panics
-    /// If the engine does not answer as it should.
+    /// The engine does not answer as it should.
     pub fn start_on(
         mut self,
         world: &mut World,
@@ -146,17 +146,17 @@ impl RawPeer {
         }
     }
 
-    /// Makes a gap: the first segment of data from now on does not leave, however often TCP sends it, until [`RawPeer::fill`].
+    /// Makes a gap: the next segment of data is not sent, however often TCP retransmits it, until [`RawPeer::fill`].
     pub fn withhold(&mut self) {
         self.withheld = Some(None);
     }
 
-    /// Lets what was withheld go, when TCP sends it again.
+    /// Sends what was withheld, at TCP's next retransmission.
     pub fn fill(&mut self) {
         self.withheld = None;
     }
 
-    /// Sends FIN behind what is queued.
+    /// Sends FIN behind the queued octets.
     pub fn close(&mut self, world: &mut World) {
         self.run_until(world, Duration::from_secs(1), |peer, _| peer.waiting.is_empty());
         self.tcp.close(world.now());
@@ -247,7 +247,7 @@ impl RawPeer {
         }
     }
 
-    /// Lets the world and the peer go on until `done` says so or the time is over; says which.
+    /// Lets the world and the peer continue until `done` returns true or the time is up; returns whether it was done.
     pub fn run_until(
         &mut self,
         world: &mut World,
@@ -294,12 +294,12 @@ impl RawPeer {
     }
 }
 
-/// An enhanced MPA Request that asks for CRCs.
+/// An enhanced MPA Request that requests CRCs.
 pub fn request() -> Vec<u8> {
     request_with(EnhancedData { ird: 4, ord: 4, ..EnhancedData::default() })
 }
 
-/// An MPA Request with these enhanced data that asks for CRCs.
+/// An MPA Request with this enhanced data that requests CRCs.
 pub fn request_with(enhanced: EnhancedData) -> Vec<u8> {
     let frame = StartupFrame {
         kind: FrameKind::Request,
@@ -351,11 +351,11 @@ pub fn untagged(opcode: Opcode, queue: u32, number: u32, offset: u32, payload: &
     ulpdu
 }
 
-/// Checks that `answer` is a Terminate with this layer, error type and code, which quotes of `ulpdu` the length and the DDP header
-/// and no RDMAP header.
+/// Checks that `answer` is a Terminate with this layer, error type and code, which returns the length and the DDP
+/// header of `ulpdu` and no RDMAP header.
 ///
 /// # Panics
-/// It is not; `name` says of which case.
+/// It is not; `name` identifies the case.
 pub fn assert_terminates(name: &str, answer: &[u8], ulpdu: &[u8], expected: (u8, u8, u8)) {
     let Ok(Header::Untagged(header)) = Header::parse(answer) else { panic!("{name}: {answer:x?}") };
     assert_eq!(header.queue, QueueNumber::TERMINATE, "{name}");

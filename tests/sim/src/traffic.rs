@@ -24,15 +24,15 @@ pub struct Plan {
     pub host: HostOptions,
     /// Streams between the two hosts.
     pub streams: usize,
-    /// Octets that each end of a stream moves at least over all of its work, half of them in each direction.
+    /// The fewest octets that each end of a stream moves, half of them in each direction.
     pub octets: usize,
-    /// Longest message: some are of that length, and some of none.
+    /// Longest message: some have this length, and some have none.
     pub longest: usize,
     /// Octets of random data that each end sends from; not below `longest`.
     pub source: usize,
     /// Virtual time after which a run counts as stuck.
     pub limit: Duration,
-    /// Markers in what the first host receives, and the second.
+    /// Markers in what the first host receives, and in what the second receives.
     pub markers: [bool; 2],
     /// What both engines leave out.
     pub sabotage: Sabotage,
@@ -41,7 +41,7 @@ pub struct Plan {
 }
 
 impl Default for Plan {
-    /// Four streams, 256 KiB in each direction of them all, 1 % of every fault.
+    /// Four streams, 256 KiB in each direction in total, 1 % of every fault.
     fn default() -> Plan {
         Plan {
             network: SimOptions {
@@ -71,7 +71,7 @@ impl Default for Plan {
 pub struct Tally {
     /// How often each kind was met.
     pub kinds: BTreeMap<&'static str, u64>,
-    /// Octets that arrived and were right, by the host that they came from.
+    /// Octets that arrived intact, by the host that they came from.
     pub octets: [u64; 2],
     /// Virtual time that it took.
     pub time: Duration,
@@ -102,9 +102,9 @@ impl Tally {
 #[derive(Debug, Clone, Copy)]
 struct Operation {
     opcode: SendOpcode,
-    /// Place in the sender's source, or in the peer's for a read.
+    /// Offset in the sender's source, or for a read in the peer's.
     from: usize,
-    /// Place in the peer's target or inbox, or in our own sink for a read.
+    /// Offset in the peer's target or inbox, or for a read in our own sink.
     to: usize,
     length: usize,
 }
@@ -130,7 +130,7 @@ struct End {
 #[derive(Debug)]
 struct Stream {
     ends: [End; 2],
-    /// The stream broke and was set up anew.
+    /// How often the stream broke and was set up again.
     restarts: u64,
     markers: [bool; 2],
 }
@@ -138,7 +138,7 @@ struct Stream {
 fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let (mut target, mut inbox, mut sink) = (0, 0, 0);
-    // What is written and sent goes to the peer, what is read comes from there.
+    // Writes and Sends go to the peer, Reads come from it.
     while 2 * (target + inbox) < plan.octets || 2 * sink < plan.octets {
         let length = match random.u32(0..8) {
             0 => random.usize(0..=3),
@@ -161,7 +161,7 @@ fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
         operations.push(Operation { opcode, from, to: *place, length });
         *place += length;
     }
-    // The last word: everything before it has arrived when it does.
+    // The final message: everything before it has arrived when it does.
     operations.push(Operation { opcode: SendOpcode::Send, from: 0, to: inbox, length: 0 });
     operations
 }
@@ -231,7 +231,7 @@ impl Stream {
         right.post_receives(&left.operations);
         let address = world.hosts[right.host].address;
         let number = right.pair.number;
-        // The private data says which queue pair is meant.
+        // The private data identifies the queue pair.
         let private_data = number.to_be_bytes().to_vec();
         let timeout = Duration::from_secs(60);
         let markers = self.markers[0];
@@ -256,7 +256,7 @@ impl Stream {
         left.is_done(&right.operations) && right.is_done(&left.operations)
     }
 
-    /// Posts, reaps and looks for events of both ends. True: the stream broke.
+    /// Posts, reaps and checks for events of both ends. True: the stream broke.
     fn work(&mut self) -> Result<bool, String> {
         let mut broke = false;
         for index in 0..2 {
@@ -305,7 +305,7 @@ impl Stream {
         Ok(broke)
     }
 
-    /// Compares everything that arrived; gives the number of octets, by the host that they came from.
+    /// Compares everything that arrived; returns the number of octets, by the host that they came from.
     fn verify(&self) -> Result<[u64; 2], String> {
         let [left, right] = &self.ends;
         let mut octets = [0; 2];
@@ -333,7 +333,7 @@ impl Stream {
 /// Runs the plan with a seed.
 ///
 /// # Errors
-/// What went wrong, with the seed.
+/// The failure, with the seed.
 pub fn run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     try_run(seed, plan).map_err(|error| format!("seed {seed}: {error}"))
 }
@@ -353,7 +353,7 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     let requests = world.hosts[1].listen(PORT);
     let mut streams: Vec<Stream> = (0..plan.streams).map(|_| Stream::new(&mut world, &mut random, plan)).collect();
     let begin = world.now();
-    // With many streams an application looks at a few at a time, as its own loop would.
+    // With many streams an application checks a few at a time, as its own loop would.
     let mut first = 0;
     loop {
         accept(&mut world, &streams, &requests);
@@ -362,7 +362,7 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
             let stream = (first + step) % streams.len();
             let stream = &mut streams[stream];
             if stream.work()? {
-                // Only damage that TCP could not see breaks a stream, once each.
+                // Only damage that TCP could not detect breaks a stream, at most one per fault.
                 if stream.restarts >= world.network.counters().hidden_corrupted {
                     return Err("a stream broke without a reason".to_owned());
                 }
@@ -439,7 +439,7 @@ fn stuck(world: &World, streams: &[Stream]) -> String {
     text
 }
 
-/// Counts the shortest and the longest messages, but for the last word, which is always empty.
+/// Counts the shortest and the longest messages, except the final one, which is always empty.
 fn count_lengths(operations: &[Operation], longest: usize, tally: &mut Tally) {
     let Some((_, operations)) = operations.split_last() else { return };
     for (opcode, empty, whole) in [
@@ -496,7 +496,7 @@ fn count(world: &World, tally: &mut Tally, plan: &Plan) {
     }
 }
 
-/// Closes everything and sees that every buffer comes back.
+/// Closes everything and checks that every buffer is returned.
 fn end(world: &mut World, streams: &[Stream], plan: &Plan) -> Result<(), String> {
     for stream in streams {
         let end = &stream.ends[0];
@@ -513,7 +513,7 @@ fn end(world: &mut World, streams: &[Stream], plan: &Plan) -> Result<(), String>
         let Some(engine) = &host.engine else { continue };
         let stats = engine.stats();
         let pools = stats.pools;
-        // The device's last frames are its own, each of several buffers if it cuts them.
+        // The device keeps its last frames, each of several buffers if it cuts them.
         let of_the_device = plan.host.device_holds * plan.host.segmentation_parts.max(1);
         if engine.buffers_held() != 0
             || pools.transmit_free + (of_the_device as u32) < pools.transmit_total

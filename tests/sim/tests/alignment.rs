@@ -1,6 +1,6 @@
-//! What leaves, and when: each new segment of TCP holds whole FPDUs (RFC 5044 §5.1), small ones do not wait for others,
-//! messages do not interleave (RFC 5041 §5.4), a Terminate overtakes what waits (RFC 5040 §7.1), and work is complete when
-//! TCP has taken responsibility for it, not before (RFC 5041 §5.3).
+//! What is sent, and when: each new segment of TCP holds whole FPDUs (RFC 5044 §5.1), small ones do not wait for
+//! others, messages do not interleave (RFC 5041 §5.4), a Terminate overtakes waiting data (RFC 5040 §7.1), and work
+//! completes when TCP has taken responsibility for it, not before (RFC 5041 §5.3).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -25,7 +25,7 @@ struct Bench {
     target: Registration,
 }
 
-/// Two hosts and a stream between them; what the first sends is captured from before its connection on.
+/// Two hosts and a stream between them; the first host's segments are captured from before its connection on.
 fn bench(seed: u64, options: SimOptions, capture: Option<&std::path::Path>) -> Bench {
     bench_of(seed, options, HostOptions::default(), capture.map(|path| (0, path)))
 }
@@ -58,7 +58,7 @@ impl Bench {
         assert!(self.client.post_simple(id, SendOpcode::Write, Some(local), remote));
     }
 
-    /// Waits for so many completions.
+    /// Waits for `wanted` completions.
     fn complete(&mut self, wanted: usize) {
         let mut done = 0;
         let client = &mut self.client;
@@ -72,16 +72,16 @@ impl Bench {
     }
 }
 
-/// A segment of the capture that carries octets never sent before.
+/// A segment of the capture with octets that were never sent before.
 #[derive(Debug)]
 struct Fresh {
-    /// Place of its first octet in the stream of FPDUs.
+    /// Position of its first octet in the stream of FPDUs.
     at: u64,
     octets: Vec<u8>,
     ip_packet: usize,
 }
 
-/// The client's segments out of a capture: those with new octets behind MPA's Request, and how many brought old ones.
+/// The client's segments in a capture: those with new octets behind MPA's Request, and the number of retransmissions.
 fn segments(path: &std::path::Path) -> (Vec<Fresh>, usize) {
     let file = std::fs::File::open(path).expect("the capture");
     let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
@@ -218,7 +218,7 @@ fn alignment_comes_back_when_the_path_shrinks() {
     let small = fresh.iter().position(|segment| segment.ip_packet <= 1000 && segment.ip_packet > 900);
     let after = &fresh[small.expect("segments of the new length")..];
     let astray = after.iter().rposition(|segment| !is_aligned(segment, &boundaries)).map_or(0, |last| last + 1);
-    // FPDUs that TCP held already keep their length; those that are made afterwards fit.
+    // FPDUs that TCP already held keep their length; those built afterwards fit.
     assert!(after.len() - astray > 800, "{} segments, the last astray is {astray}", after.len());
     assert!(after[astray..].iter().all(|segment| segment.ip_packet <= 1000));
 }
@@ -273,7 +273,7 @@ fn a_terminate_overtakes_work_that_waits() {
         bench.write(id, 250_000);
     }
     bench.world.run(Duration::from_millis(4));
-    // The peer names a buffer that there is not.
+    // The peer names a buffer that does not exist.
     assert!(bench.server.post_simple(1, SendOpcode::Write, None, (0, 0)));
     let local = bench.world.hosts[1].register(vec![0; 8], Access::LOCAL_READ);
     let entry = Sge { stag: local.stag(), length: 8, offset: local.base_offset() };
@@ -287,7 +287,7 @@ fn a_terminate_overtakes_work_that_waits() {
     }));
     let reason = DisconnectReason::PeerTerminated(TerminateCode { layer: 1, error_type: 1, code: 0 });
     assert_eq!(end, Some(ConnectionEvent::Disconnected { queue_pair: bench.server.number, reason }));
-    // There and back is two milliseconds; the ten million octets that wait would take a hundred of them.
+    // A round trip takes two milliseconds; the ten million waiting octets would take a hundred.
     let took = bench.world.now().as_nanos() - asked.as_nanos();
     assert!(took < 20_000_000, "{took} ns");
     let done = bench.client.poll_all();
@@ -326,7 +326,7 @@ fn work_is_complete_when_tcp_has_taken_it_and_not_before() {
     }
     bench.world.run(Duration::from_secs(1));
     let early = bench.client.poll_all().len();
-    // Some fit TCP's queue; what does not is the application's until the network lets octets through.
+    // Some fit into TCP's queue; the others stay with the application until the network lets octets through.
     assert!((1..WRITES / 2).contains(&early), "{early} Writes were complete");
     bench.world.run(Duration::from_secs(1));
     assert_eq!(bench.client.poll_all().len(), 0);

@@ -1,5 +1,5 @@
-//! A hundred peers that make an engine keep what it cannot use yet: FPDUs that stop in the middle, and data behind a gap. Each of
-//! them is within its rights; all together get no more memory than there is a budget for, and others do not notice.
+//! A hundred peers that make an engine keep what it cannot use yet: FPDUs that stop in the middle, and data behind a
+//! gap. Each of them is within its rights. All together get no more memory than the budget, and others do not notice.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ struct Hoarder {
     ended: bool,
 }
 
-/// Two engines, the second with a budget; a stream between them that nothing may happen to; and the peers.
+/// Two engines, the second with a budget; a stream between them that must not be affected; and the peers.
 struct Scene {
     world: World,
     _requests: Receiver<ConnectionRequest>,
@@ -67,7 +67,7 @@ impl Scene {
         self.world.hosts[1].engine.as_ref().expect("alive").stats()
     }
 
-    /// Lets time go by for all; `look` sees the engine's statistics all the while.
+    /// Lets time pass for all; `look` sees the engine's statistics throughout.
     fn go_on(&mut self, time: Duration, mut look: impl FnMut(&EngineStats)) {
         let end = self.world.now() + time;
         let step = (time / 500).max(Duration::from_micros(200));
@@ -76,7 +76,7 @@ impl Scene {
             for hoarder in self.hoarders.iter_mut().filter(|hoarder| !hoarder.ended) {
                 hoarder.peer.turn(now);
             }
-            // What the peers wait for is no event of the world's.
+            // The peers' waits are not events of the world.
             self.world.run(step);
             look(&self.stats());
             for hoarder in &mut self.hoarders {
@@ -93,7 +93,7 @@ impl Scene {
         }
     }
 
-    /// A Write and a Send go from the first engine to the second, and nothing happened to their stream before.
+    /// A Write and a Send from the first engine reach the second, and their stream has not been affected.
     fn check_bystander(&mut self) {
         let source = self.world.hosts[0].register((0..100_000).map(|at| at as u8 | 1).collect(), Access::LOCAL_READ);
         let target = self.world.hosts[1].register(vec![0; 100_000], Access::REMOTE_WRITE);
@@ -115,7 +115,7 @@ impl Scene {
     }
 }
 
-/// An FPDU as it goes out at this place of its stream.
+/// An FPDU as it is sent at this position of its stream.
 fn on_the_wire(mut fpdu: Vec<u8>, markers: bool, position: u64) -> Vec<u8> {
     if markers {
         let length = fpdu.len();
@@ -125,7 +125,7 @@ fn on_the_wire(mut fpdu: Vec<u8>, markers: bool, position: u64) -> Vec<u8> {
     fpdu
 }
 
-/// All that peers send in pieces of a long FPDU without its end.
+/// Everything that peers send is parts of a long FPDU without its end.
 fn stop_inside_fpdus(markers: bool) {
     const BUDGET: u64 = 64 << 10;
     const LENGTH: usize = 50_000;
@@ -139,7 +139,7 @@ fn stop_inside_fpdus(markers: bool) {
     };
     let mut most = 0;
     let mut look = |stats: &EngineStats| most = most.max(stats.gather_octets);
-    // So little of each that there is room for all, though not for what they announce.
+    // So little from each that there is room for all, though not for what they announce.
     send(&mut scene, 0, 100);
     scene.go_on(Duration::from_millis(20), &mut look);
     assert!(scene.hoarders.iter().all(|hoarder| !hoarder.ended), "there is room for all");
@@ -149,7 +149,7 @@ fn stop_inside_fpdus(markers: bool) {
     assert!((1024..8192).contains(&apiece), "{apiece} octets for a connection without pieces");
     send(&mut scene, 100, LENGTH);
     scene.go_on(Duration::from_millis(100), &mut look);
-    // Until the engine has waited long enough for those to close whom it has sent a Terminate.
+    // Until the engine has waited long enough for the peers that it has sent a Terminate to close.
     scene.go_on(3 * SECOND, &mut look);
     let ended = scene.hoarders.iter().filter(|hoarder| hoarder.ended).count();
     assert!((1..usize::from(PEERS)).contains(&ended), "whoever still fits goes on, and {ended} do not");
@@ -159,7 +159,7 @@ fn stop_inside_fpdus(markers: bool) {
         hoarder.region.read(0, &mut octets).is_ok() && octets.iter().all(|octet| *octet == 0)
     }));
     scene.check_bystander();
-    // The others go on as if nothing had been.
+    // The others continue as if nothing had happened.
     send(&mut scene, LENGTH, usize::MAX);
     scene.go_on(Duration::from_millis(20), |_| ());
     assert!(scene.hoarders.iter().filter(|hoarder| !hoarder.ended).all(|hoarder| {
@@ -231,12 +231,12 @@ fn data_behind_gaps_takes_no_more_buffers_than_its_budget_and_comes_in_the_end()
         assert!(pools.receive_total - pools.receive_free <= BUDGET, "{pools:?}");
     });
     let stats = scene.stats();
-    // TCP counts segments, of which one that a middlebox has joined takes several buffers.
+    // TCP counts segments; a segment that a middlebox has joined takes several buffers.
     let is_full = if middlebox().is_some() { most <= u64::from(BUDGET) } else { most == u64::from(BUDGET) };
     assert!(is_full, "as much as may be, and no more: {most}");
     assert!(stats.drops["out-of-order-budget"] > 0, "{:?}", stats.drops);
     scene.check_bystander();
-    // A gap that is filled: what was held is there, and what was not comes again.
+    // A gap that is filled: held data is there, and other data is retransmitted.
     for hoarder in &mut scene.hoarders {
         hoarder.peer.fill();
     }
@@ -260,7 +260,7 @@ fn data_behind_gaps_takes_no_more_buffers_than_its_budget_and_comes_in_the_end()
     assert_eq!(held(&scene.stats()), 0);
 }
 
-/// What was joined on its way comes as a chain of buffers, and is held as one.
+/// Segments that were joined on the way arrive as a chain of buffers, and are held as one.
 #[test]
 fn joined_segments_behind_gaps_count_with_all_their_buffers() {
     const BUDGET: u32 = 64;

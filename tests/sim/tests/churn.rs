@@ -1,4 +1,4 @@
-//! Connects, transfers and closes without end: nothing grows.
+//! Endless connecting, transferring and closing: nothing grows.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! RDMA Commit (draft-talpey-rdma-commit) between two engines, over stores that lose all that was not synced.
+//! RDMA Commit (draft-talpey-rdma-commit) between two engines, over stores that lose unsynced writes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -57,7 +57,7 @@ fn a_write_and_its_commit_leave_in_one_segment_if_they_fit() {
         let before = frames_sent(&world, 0);
         assert!(post_write_commit(&mut client, 9, sge(&source, 0, length as u32), (region.stag(), 5)));
         let mut done = completions(&mut world, &mut client, 1);
-        // What is of no octets needs nothing of the store.
+        // An empty range needs nothing of the store.
         if length > 0 {
             assert_eq!(done, [], "{length} octets");
             assert_eq!(frames_sent(&world, 0) - before, segments, "{length} octets");
@@ -96,7 +96,7 @@ fn commits_are_answered_in_the_order_of_requests_and_nobody_else_waits() {
     assert!(post_commit(&mut first, 3, &[sge(&other, 8, 8)]));
     assert!(first.post_simple(4, SendOpcode::Send, None, (0, 0)));
     assert!(second.post_simple(5, SendOpcode::Read, Some(sge(&sink, 0, 4096)), (region.stag(), 0)));
-    // The Send is delivered though earlier requests are not answered; the other stream does not notice.
+    // The Send is delivered although earlier requests are not answered; the other stream does not notice.
     assert_eq!(completions(&mut world, &mut first_server, 1).len(), 1);
     assert_eq!(completions(&mut world, &mut second, 1)[0].id, 5);
     assert_eq!(completions(&mut world, &mut first, 1), [], "a Read behind a Commit is answered behind it");
@@ -147,7 +147,7 @@ fn a_store_that_fails_gives_statuses_and_the_connection_goes_on() {
         let (region, mut committer, shadow) = durable(&world, 1, 64, false);
         let sink = world.hosts[0].register(vec![0; 64], Access::LOCAL_WRITE);
         let mut commit = |world: &mut World, committer: &mut Committer, region: &Registration, id| {
-            // A failure is told even if no completion was asked for.
+            // A failure is reported even if no completion was requested.
             let element = SendElement {
                 flags: if id == 1 { SendFlags::empty() } else { SendFlags::SIGNALLED },
                 entries: 1,
@@ -165,7 +165,7 @@ fn a_store_that_fails_gives_statuses_and_the_connection_goes_on() {
         shadow.fail(None);
         let good = (Status::Success, Some(0));
         assert_eq!(commit(&mut world, &mut committer, &region, 2), if stays { failed } else { good }, "{kind:?}");
-        // Registered anew, it is as good as new.
+        // Registered again, it works like a new one.
         drop(region);
         let (region, mut committer, _shadow) = durable(&world, 1, 64, false);
         assert_eq!(commit(&mut world, &mut committer, &region, 3), good);
@@ -189,7 +189,7 @@ fn memory_that_is_not_durable_is_committed_in_words_only() {
             (1, Status::Success, Some(0))
         };
         assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [expected]);
-        // Nothing to do: neither STag nor offset counts.
+        // Nothing to do: STag and offset do not matter.
         let nothing = Sge { stag: 0xdead_beef, length: 0, offset: u64::MAX };
         assert!(post_commit(&mut client, 2, &[nothing]));
         assert_eq!(statuses(&completions(&mut world, &mut client, 1)), [(2, Status::Success, Some(0))]);
@@ -297,7 +297,7 @@ fn messages_wait_for_what_was_written_before_them() {
         assert!(client.post_simple(id, SendOpcode::Write, Some(sge(&source, from, 30_000)), (region.stag(), from)));
     }
     assert!(client.post_simple(14, SendOpcode::Send, Some(sge(&source, 0, 5)), (0, 0)));
-    // Behind it, one that would not have to wait.
+    // Behind it, a message that would not have to wait.
     let immediate = SendElement { remote_offset: 77, ..element(15, SendOpcode::Immediate) };
     assert!(client.post(immediate, &[], &[]));
     assert_eq!(completions(&mut world, &mut server, 1), [], "not told yet");
@@ -309,7 +309,7 @@ fn messages_wait_for_what_was_written_before_them() {
     region.read(0, &mut octets).expect("in range");
     assert_eq!(shadow.safe(), octets);
     assert!(octets[50_000..80_000].iter().all(|octet| *octet != 0));
-    // A failure is told with the message.
+    // A failure is reported with the message.
     shadow.fail(Some(io::ErrorKind::Other));
     assert!(client.post_simple(16, SendOpcode::Write, Some(sge(&source, 0, 8)), (region.stag(), 8)));
     assert!(client.post_simple(17, SendOpcode::Send, Some(sge(&source, 0, 6)), (0, 0)));
@@ -325,7 +325,7 @@ fn an_atomic_is_among_what_a_commit_behind_it_makes_durable() {
     let (region, mut committer, shadow) = durable(&world, 1, 64, false);
     let long = world.hosts[1].register(vec![1; 1 << 20], Access::REMOTE_READ);
     let sink = world.hosts[0].register(vec![0; 1 << 20], Access::LOCAL_WRITE);
-    // The atomics have to wait for their turn behind a long answer, and the commits are there meanwhile.
+    // The atomics must wait for their turn behind a long answer, and meanwhile the commits arrive.
     assert!(client.post_simple(1, SendOpcode::Read, Some(sge(&sink, 0, 1 << 20)), (long.stag(), 0)));
     let operands = AtomicOperands { add_swap: 5, add_swap_mask: 0, compare: 0, compare_mask: u64::MAX };
     let add = |client: &mut Pair, id| {
@@ -374,7 +374,7 @@ fn no_message_is_told_well_before_what_was_written_is_durable_also_if_the_store_
     let told = |world: &mut World, server: &mut Pair, count| {
         completions(world, server, count).iter().map(|one| (one.id, one.status)).collect::<Vec<_>>()
     };
-    // The first fails; so do those behind it that are there already, whatever becomes of their own Writes.
+    // The first fails; so do those behind it that have already arrived, whatever happens to their own Writes.
     write(&mut client, 0);
     send(&mut client);
     send(&mut client);
@@ -383,7 +383,7 @@ fn no_message_is_told_well_before_what_was_written_is_durable_also_if_the_store_
     committer.work();
     shadow.fail(None);
     assert_eq!(told(&mut world, &mut server, 2), [(0, Status::CommitFailed), (1, Status::CommitFailed)]);
-    // The next one tries again.
+    // The next one retries.
     write(&mut client, 8);
     send(&mut client);
     world.run(SECOND / 100);
@@ -391,7 +391,7 @@ fn no_message_is_told_well_before_what_was_written_is_durable_also_if_the_store_
     committer.work();
     assert_eq!(told(&mut world, &mut server, 1), [(2, Status::Success)]);
     assert_eq!(shadow.safe()[..16], [1; 16]);
-    // Nor is one told well because the store did not answer about those before it.
+    // Nor is a message reported as good because the store did not answer about those before it.
     write(&mut client, 16);
     send(&mut client);
     assert!(world.run_until(2 * SECOND, |_| server.poll().is_some_and(|one| one.status == Status::CommitFailed)));
@@ -401,7 +401,7 @@ fn no_message_is_told_well_before_what_was_written_is_durable_also_if_the_store_
     committer.work();
     assert_eq!(told(&mut world, &mut server, 1), [(4, Status::Success)]);
     assert_eq!(shadow.safe()[..24], [1; 24]);
-    // With nothing written since, there is nothing to wait for.
+    // Without any write since, there is nothing to wait for.
     send(&mut client);
     assert_eq!(told(&mut world, &mut server, 1), [(5, Status::Success)]);
 }
@@ -418,10 +418,10 @@ fn what_was_written_through_a_window_is_durable_before_a_message_though_the_wind
     let bind = SendElement { stag, length: 80, entries: 3, ..element(1, SendOpcode::Bind) };
     assert!(server.post(bind, &pieces, &[]));
     assert!(server.post_receive(7, &[]));
-    // A Responder does nothing before it has heard of its peer.
+    // A Responder sends nothing before it has received from its peer.
     assert!(client.post_simple(5, SendOpcode::Write, Some(sge(&source, 0, 1)), (plain.stag(), 0)));
     world.run(SECOND / 100);
-    // It begins in memory that is not kept.
+    // It begins in memory that is not durable.
     assert!(client.post_simple(2, SendOpcode::Write, Some(sge(&source, 0, 60)), (stag, 20)));
     world.run(SECOND / 100);
     assert!(server.post(SendElement { stag, ..element(3, SendOpcode::LocalInvalidate) }, &[], &[]));
@@ -451,7 +451,7 @@ fn one_commit_covers_ranges_of_every_kind_under_one_stag() {
     let rights = SendElement::rights_entry(Access::REMOTE_WRITE);
     let pieces = [sge(&persistent, 4, 20), sge(&region, 10, 20), sge(&plain, 0, 20), rights];
     assert!(server.post(SendElement { stag, length: 60, entries: 4, ..element(1, SendOpcode::Bind) }, &pieces, &[]));
-    // A Responder does nothing before it has heard of its peer.
+    // A Responder sends nothing before it has received from its peer.
     assert!(client.post_simple(2, SendOpcode::Write, Some(sge(&source, 0, 1)), (plain.stag(), 0)));
     world.run(SECOND / 100);
     assert!(post_write_commit(&mut client, 3, sge(&source, 0, 60), (stag, 0)));
@@ -499,7 +499,7 @@ fn much_persistent_memory_is_written_back_while_the_others_go_on() {
         order.len() == 2
     }));
     assert_eq!(order, [(5, Status::Success), (4, Status::Success)]);
-    // A region that goes meanwhile is not durable.
+    // A region that is deregistered meanwhile is not durable.
     assert!(post_commit(&mut first, 3, &[sge(&region, 0, length), sge(&going, 0, length)]));
     let (sent, mut going) = (frames_sent(&world, 0), Some(going));
     assert!(world.run_until(SECOND, |world| {
@@ -531,7 +531,8 @@ fn what_is_asked_behind_a_message_that_waits_is_answered_behind_it() {
     }
     read(&mut client, 30);
     let ids = |done: Vec<Completion>| done.iter().map(|one| one.id).collect::<Vec<_>>();
-    // The first Read came before all messages; the others say that those before them are complete (RFC 5040 appendix B).
+    // The first Read came before all messages; the others show that the messages before them are complete (RFC 5040
+    // appendix B).
     world.run(SECOND / 10);
     assert_eq!(ids(client.poll_all()), [10, 11, 12]);
     assert_eq!(server.poll_all(), []);
@@ -589,22 +590,22 @@ fn a_message_that_waits_for_a_commit_is_told_though_the_peer_closes_right_behind
     }
 }
 
-/// What each octet of the region was written with, in order, and from which write on a value must be safe.
+/// The values written to each octet of the region, in order, and from which write on a value must be safe.
 struct History {
     writes: Vec<Vec<(u32, u8)>>,
     floor: Vec<u32>,
     next: u32,
 }
 
-/// A commit that was posted: its ranges, and the writes before it.
+/// A posted commit: its ranges, and the writes before it.
 struct Asked {
     id: u64,
     ranges: Vec<(usize, usize)>,
     before: u32,
 }
 
-/// A client writes and commits over a network that loses frames, and at a random moment the server loses all that it did not
-/// sync. Gives the first octet that must be safe and is not.
+/// A client writes and commits over a network that loses frames, and at a random moment the server loses everything
+/// unsynced. Returns the first octet that must be safe and is not.
 fn lose_power(seed: u64, lies: bool) -> Option<usize> {
     const LENGTH: usize = 3000;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -627,7 +628,7 @@ fn lose_power(seed: u64, lies: bool) -> Option<usize> {
         let length = length.min(LENGTH - from);
         let kind = random.u32(..10);
         if kind < 8 && slot < 64 {
-            // Each write has octets of its own, so that every state can be told from others.
+            // Each write has its own octets, so that every state can be distinguished.
             let octets: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
             let place = slot * LENGTH;
             source.write(place, &octets).expect("in range");

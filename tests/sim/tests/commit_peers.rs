@@ -1,4 +1,4 @@
-//! RDMA Commit (draft-talpey-rdma-commit) against a peer that sends exactly the octets that it is told to.
+//! RDMA Commit (draft-talpey-rdma-commit) with a peer that sends exactly the octets that the test wants.
 
 use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Sge, Status};
@@ -16,7 +16,7 @@ fn raw() -> (World, Pair, RawPeer, Registration, Committer) {
     let pair = world.hosts[1].pair(PairOptions::default());
     let (region, committer, _) = durable(&world, 1, 64, false);
     let (mut peer, _) = RawPeer::start_with(&mut world, 9, 1, &pair, &requests, PORT, (&request(), with(COMMIT)));
-    // Before a first FPDU a Responder may not speak.
+    // Before the first FPDU a Responder may not send.
     peer.send(&fpdu(&write(1, 0, &[])));
     (world, pair, peer, region, committer)
 }
@@ -61,7 +61,7 @@ fn requests_come_whole_or_in_pieces_and_are_limited() {
     assert_eq!(answer(&mut world, &mut peer), None);
     assert_eq!(committer.work(), 1);
     assert_eq!(answer(&mut world, &mut peer), Some(response(1, 0x0102_0304, CommitStatus::Success)));
-    // 64 regions in pieces of 100 octets, one of them empty.
+    // 64 regions in parts of 100 octets, one of them empty.
     let octets = body(7, &[one; 64]);
     let mut at = 0;
     for piece in [&octets[..100], &[], &octets[100..900], &octets[900..]] {
@@ -75,7 +75,7 @@ fn requests_come_whole_or_in_pieces_and_are_limited() {
     assert_eq!(answer(&mut world, &mut peer), None);
     assert_eq!(committer.work(), 1, "what is named 64 times is written once");
     assert_eq!(answer(&mut world, &mut peer), Some(response(2, 7, CommitStatus::Success)));
-    // One more is answered without a look at it; the stream goes on.
+    // One more is answered unexamined; the stream continues.
     peer.send(&fpdu(&commit(3, 8, &[region_of(0xdead_beef, 0, 1); 65])));
     assert_eq!(answer(&mut world, &mut peer), Some(response(3, 8, CommitStatus::Limit)));
     peer.send(&fpdu(&commit(4, 9, &[one; 66])));
@@ -116,7 +116,7 @@ fn faulty_requests_are_terminated_with_their_header() {
         }
         peer.send(&fpdu(&ulpdu));
         let answer = answer(&mut world, &mut peer).unwrap_or_else(|| panic!("{name}: no answer"));
-        // Section 5.1 (2): length and DDP header, never the RDMAP header.
+        // §5.1 (2): length and DDP header, never the RDMAP header.
         assert_terminates(name, &answer, &ulpdu, expected);
         assert_eq!(committer.work(), 0, "{name}: nothing of it was begun");
         drop(second);
@@ -139,7 +139,7 @@ fn a_request_may_have_an_stag_invalidated_when_it_has_succeeded() {
     committer.work();
     assert_eq!(answer(&mut world, &mut peer), Some(response(1, 1, CommitStatus::Success)));
     assert!(!own.is_valid());
-    // A commit that failed leaves the STag alone.
+    // A failed commit does not affect the STag.
     let kept = world.hosts[1].register_for(&pair, vec![0; 64], Access::ALL);
     peer.send(&fpdu(&with_stag(commit(2, 2, &[one; 65]), kept.stag())));
     assert_eq!(answer(&mut world, &mut peer), Some(response(2, 2, CommitStatus::Limit)));

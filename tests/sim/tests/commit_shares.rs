@@ -1,4 +1,4 @@
-//! Commits (draft-talpey-rdma-commit) of much memory: what they write, and what of others waits for it.
+//! Commits (draft-talpey-rdma-commit) of much memory: what they write, and what they delay.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, CommitResponse, Opcode};
 
 const MIB: usize = 1 << 20;
-/// What one stream may have at a committer, by default.
+/// The octets of one stream at a committer, by default.
 const SHARE: u64 = MIB as u64;
 
 /// A store that counts the octets that it gets.
@@ -97,7 +97,7 @@ fn a_request_writes_each_octet_that_it_names_once() {
         assert_eq!(stats, Some(expected));
         body.len()
     };
-    // 1,028 octets of RDMAP, and 1 GiB if each range were written for itself.
+    // 1,028 octets of RDMAP, and 1 GiB if each range were written separately.
     assert_eq!(once(&[(0, 16 * mib); 64], 16 * mib), 1028);
     once(&[(8 * mib, 4 * mib), (0, mib), (9 * mib, mib), (11 * mib, 3 * mib), (mib, 1)], 7 * mib + 1);
 }
@@ -116,7 +116,7 @@ fn requests_that_wait_together_write_what_they_share_once_and_later_ones_anew() 
     assert_eq!(store.octets(), 60_000);
     let both = [0, 1].map(|id| (id, Status::Success, Some(0)));
     assert_eq!(statuses(&completions(&mut world, &mut client, 2)), both);
-    // What is written between them is among what the second makes durable.
+    // The second commit also makes durable what is written between them.
     for id in 0..2 {
         assert!(post_commit(&mut client, id, &[sge(&region, 0, 40_000)]));
         world.run(SECOND / 100);
@@ -151,7 +151,7 @@ fn who_commits_little_does_not_wait_for_who_commits_much() {
         assert!(waited_for <= SHARE + 8, "{waited_for} octets");
         done += greedy.poll_all().iter().filter(|one| one.status == Status::Success).count() as u64;
     }
-    // And who commits much gets on.
+    // And the stream with large commits progresses.
     assert!(world.run_until(SECOND, |_| {
         committer.work();
         done += greedy.poll_all().iter().filter(|one| one.status == Status::Success).count() as u64;

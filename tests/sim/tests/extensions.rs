@@ -1,5 +1,5 @@
-//! The RDMAP extensions (RFC 7306): Immediate Data and atomics between two engines, and against a peer that sends
-//! exactly the octets that it is told to.
+//! The RDMAP extensions (RFC 7306): Immediate Data and atomics between two engines, and with a peer that sends exactly
+//! the octets that the test wants.
 
 use uwarp_engine::command::{DisconnectReason, Features, StartupOptions, TerminateCode};
 use uwarp_engine::rig::{Pair, PairOptions, World};
@@ -23,7 +23,7 @@ fn post_immediate(pair: &mut Pair, id: u64, data: u64, solicited: bool) {
     assert!(pair.post(element, &[], &[]));
 }
 
-/// A Write with Immediate Data out of these entries.
+/// A Write with Immediate Data from these entries.
 fn post_write_immediate(pair: &mut Pair, id: u64, entries: &[Sge], target: (u32, u64), data: u64) {
     let mut entries = entries.to_vec();
     let length = entries.iter().map(|entry| entry.length).sum();
@@ -122,7 +122,7 @@ fn local_operations_send_nothing_and_keep_their_place() {
     let done = completions(&mut world, &mut client, 1);
     assert_eq!(done.iter().map(|one| (one.opcode, one.length)).collect::<Vec<_>>(), [(CompletionOpcode::Bind, 0)]);
     assert_eq!(frames_sent(&world, 0), before, "nothing is sent");
-    // A Send out of the window, and behind it the end of the window: the Send has its octets.
+    // A Send from the window, and behind it the invalidation of the window: the Send has its octets.
     let end = Sge { stag, length: 25, offset: 7 + 5 };
     assert!(client.post_simple(2, SendOpcode::Send, Some(end), (0, 0)));
     let invalidate = SendElement { stag, ..element(3, SendOpcode::LocalInvalidate) };
@@ -210,7 +210,7 @@ fn a_mistake_while_one_is_built_ends_the_stream_without_headers() {
         assert!(server.post_receive(id, &[]));
     }
     post_write_immediate(&mut client, 1, &[sge(&source, 0, 8)], (target.stag(), 0), 7);
-    // One octet more than there is.
+    // One octet more than the target has.
     post_write_immediate(&mut client, 2, &[sge(&source, 1, 8)], (target.stag(), 8), 8);
     assert!(post_atomic(&mut client, 3, SendOpcode::FetchAdd, (target.stag(), 16), add(1)));
     assert_eq!(ends(&mut world, &client), DisconnectReason::LocalError(Status::LocalProtection));
@@ -332,7 +332,7 @@ fn atomics_share_the_slots_of_reads_and_complete_in_posting_order() {
     let found: Vec<u64> = done.iter().filter_map(|one| one.original_value()).collect();
     assert_eq!(found, (0..20).collect::<Vec<_>>(), "executed in the order of posting");
     assert_eq!(most, 3, "reads and atomics together");
-    // Each Read saw the additions before it and none behind it, as the word is the first that it brings.
+    // Each Read saw the additions before it and none behind it, as the word is the first that it returns.
     assert_eq!(sink.load_acquire_u64(0), Ok(18));
 }
 
@@ -374,7 +374,7 @@ fn an_atomic_on_memory_without_the_rights_ends_the_stream() {
         (ATOMIC, u64::MAX - 7, bounds),
         (ATOMIC, u64::MAX - 6, (0, 1, 4)),
         (ATOMIC, 4, (0, 2, 7)),
-        // What is out of bounds is said before what lacks a right, and that before what is misaligned.
+        // Bounds are reported before rights, and rights before alignment.
         (read_write, 57, bounds),
         (read_write, 4, access),
     ];
@@ -400,7 +400,7 @@ fn raw(features: Features) -> (World, Pair, RawPeer, Registration) {
     let pair = world.hosts[1].pair(PairOptions::default());
     let region = world.hosts[1].register(vec![0; 64], ATOMIC);
     let (mut peer, _) = RawPeer::start_with(&mut world, 9, 1, &pair, &requests, PORT, (&request(), with(features)));
-    // Before a first FPDU a Responder may not speak.
+    // Before the first FPDU a Responder may not send.
     peer.send(&fpdu(&write(1, 0, &[])));
     (world, pair, peer, region)
 }
@@ -413,7 +413,7 @@ fn fetch_add(stag: u32, offset: u64, identifier: u32) -> AtomicRequest {
         offset: uwarp_wire::ddp::TaggedOffset(offset),
         add_swap_data: 5,
         add_swap_mask: 0,
-        // What a FetchAdd does not use is not looked at.
+        // Fields that a FetchAdd does not use are ignored.
         compare_data: 0x1111,
         compare_mask: 0x2222,
     }
@@ -510,7 +510,7 @@ fn reserved_fields_of_requests_are_not_looked_at() {
 #[test]
 fn a_responder_takes_its_limit_of_reads_and_as_many_atomics() {
     let (mut world, _pair, mut peer, region) = raw(BOTH);
-    // The engine accepted with 16. Not acknowledged, all of them keep their slots.
+    // The engine accepted with 16. While unacknowledged, all of them keep their slots.
     let read = ReadRequest { length: 4, source_stag: uwarp_wire::ddp::Stag(region.stag()), ..ReadRequest::default() };
     let mut octets = Vec::new();
     for number in (1..=32).step_by(2) {

@@ -1,4 +1,4 @@
-//! Fragments in whole hosts: segments and echoes in pieces, and what is said of those that never become whole.
+//! Fragments in whole hosts: fragmented segments and echoes, and the answers to packets that never become complete.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Bench {
         self.beside.receive(time)
     }
 
-    /// Sends an upper-layer packet in pieces of `most` octets, last ones first.
+    /// Sends an upper-layer packet in fragments of `most` octets, last ones first.
     fn send_pieces(&mut self, protocol: u8, id: u32, packet: &[u8], most: usize, all: bool) {
         let pieces: Vec<(usize, &[u8])> =
             packet.chunks(most).enumerate().map(|(at, piece)| (at * most, piece)).collect();
@@ -107,7 +107,7 @@ fn a_segment_in_pieces_is_a_segment() {
         let headers = bench.path.headers_len();
         let mut packet = frame[128 - length + headers..].to_vec();
         packet.extend(payload);
-        // Nobody listens: the answer to each part acknowledges what it carried (RFC 9293 §3.10.7.1).
+        // No listener: the answer to each part acknowledges its contents (RFC 9293 §3.10.7.1).
         bench.send_pieces(tcp::PROTOCOL, 5, &packet, 1000, true);
         let answers = bench.receive(MILLISECOND);
         let acknowledged: Vec<u32> = answers
@@ -118,11 +118,11 @@ fn a_segment_in_pieces_is_a_segment() {
             })
             .collect();
         if acknowledged.is_empty() {
-            // IPv6 has not resolved who asks: it answers all the same, to where the frames came from.
+            // IPv6 has not resolved the sender, and answers to where the frames came from.
             panic!("no answer: {:?}", bench.stats().drops);
         }
         assert_eq!(acknowledged.last(), Some(&(1000 + 1 + 5000)), "{acknowledged:?}");
-        // One octet wrong and nothing of it counts.
+        // With one wrong octet, none of it counts.
         packet[3000] ^= 1;
         bench.send_pieces(tcp::PROTOCOL, 6, &packet, 1000, true);
         assert!(bench.receive(MILLISECOND).is_empty());

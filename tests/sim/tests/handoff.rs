@@ -24,12 +24,12 @@ fn world(options: SimOptions, steered: bool) -> World {
     world_with_owners(options, steered).0
 }
 
-/// The same, and which engine has which flow.
+/// The same, and the table of which engine has which flow.
 fn world_with_owners(options: SimOptions, steered: bool) -> (World, Arc<FlowOwners>) {
     world_for_flows(options, steered, 1000, |_| {})
 }
 
-/// The same, with room for so many.
+/// The same, with a table of this size.
 fn world_for_flows(
     options: SimOptions,
     steered: bool,
@@ -59,7 +59,7 @@ fn stats(world: &World, host: usize) -> EngineStats {
     world.hosts[host].engine.as_ref().expect("alive").stats()
 }
 
-/// Streams from both engines to host 2, or the other way, each with a Write that has to arrive.
+/// Streams from both engines to host 2, or the other way, each with a Write that must arrive.
 fn run(world: &mut World, outwards: bool) {
     let mut requests = Vec::new();
     if outwards {
@@ -73,7 +73,7 @@ fn run(world: &mut World, outwards: bool) {
         let mut client = world.hosts[from].pair(PairOptions::default());
         let address = if outwards { Ipv4Addr::new(10, 0, 0, 3) } else { Ipv4Addr::new(10, 0, 0, 1) };
         world.hosts[from].connect(&client, (address, PORT), Default::default());
-        // Whichever engine the SYN came to has it.
+        // The engine that received the SYN has it.
         let mut asked = None;
         assert!(world.run_until(Duration::from_secs(30), |_| {
             asked = requests.iter().enumerate().find_map(|(at, requests)| Some((at, requests.try_recv().ok()?)));
@@ -113,10 +113,10 @@ fn packets_find_their_engine_wherever_they_arrive() {
         world.run(Duration::from_secs(1));
         for (here, there) in [(0, 1), (1, 0)] {
             let (here, there) = (stats(&world, here), stats(&world, there));
-            // Acknowledgments alone in one direction, all segments in the other.
+            // Only acknowledgments in one direction, all segments in the other.
             assert!(here.handed_off > 10, "{}", here.handed_off);
             assert_eq!(here.handed_off, there.taken_over);
-            // Nobody was turned away: a reset, or a segment of nobody, would be a packet in the wrong place.
+            // No packet was in the wrong place, which would cause a reset, or a segment without a connection.
             assert_eq!((here.resets_sent, here.drops.get("no-connection")), (0, None));
         }
     }
@@ -140,7 +140,7 @@ fn active_opens_choose_ports_that_the_device_steers_home() {
     for (steered, stray) in [(true, false), (false, true)] {
         let mut world = world(options, steered);
         run(&mut world, true);
-        // What tells of neighbours is shared; segments are not in need of it.
+        // Neighbour messages are shared; segments do not need that.
         for engine in [0, 1] {
             let stats = stats(&world, engine);
             assert_eq!(stats.connections.len(), 6);
@@ -207,7 +207,7 @@ fn a_late_segment_of_a_finished_connection_finds_the_engine_that_waits_for_it() 
     }
 }
 
-/// A flow of nobody who is there.
+/// A flow of a host that does not exist.
 fn stranger(number: u16) -> FlowKey {
     FlowKey {
         remote: Ipv4Addr::new(10, 0, 0, 9).into(),
@@ -217,7 +217,7 @@ fn stranger(number: u16) -> FlowKey {
     }
 }
 
-/// A world whose table is full: flows of others have every place of it.
+/// A world whose table is full of other flows.
 fn full_world(spread: Spread, adjust: impl Fn(&mut EngineConfig)) -> (World, Arc<FlowOwners>) {
     let (world, owners) = world_for_flows(SimOptions { spread, ..SimOptions::default() }, false, 32, adjust);
     for number in 0..2000 {
@@ -227,7 +227,7 @@ fn full_world(spread: Spread, adjust: impl Fn(&mut EngineConfig)) -> (World, Arc
     (world, owners)
 }
 
-/// Such a connection would be reset by the engine that its packets come to and that knows nothing of it.
+/// If it did not wait, the engine that receives its packets without knowing it would reset the connection.
 #[test]
 fn a_syn_that_no_engine_could_be_told_of_waits_for_room() {
     let (mut world, owners) = full_world(Spread::Any, |_| {});
@@ -253,7 +253,7 @@ fn a_syn_that_no_engine_could_be_told_of_waits_for_room() {
     assert_eq!([0, 1].map(|engine| stats(&world, engine).resets_sent), [0; 2]);
 }
 
-/// The same where a cookie has answered the SYN: nothing is entered before it comes back.
+/// The same if a cookie has answered the SYN: nothing is entered before it returns.
 #[test]
 fn a_cookie_that_no_engine_could_be_told_of_waits_for_room() {
     let (mut world, owners) = full_world(Spread::Rss, |config| config.limits.half_open = 0);
@@ -288,7 +288,7 @@ fn a_cookie_that_no_engine_could_be_told_of_waits_for_room() {
     assert_eq!((&heard[..], owners.len()), (&b"hell"[..], 1));
 }
 
-/// What acknowledges a cookie comes to either engine, and opens the connection there.
+/// The acknowledgment of a cookie reaches either engine, and opens the connection there.
 #[test]
 fn a_cookie_comes_back_to_any_engine() {
     let options = SimOptions { spread: Spread::Any, ..SimOptions::default() };
@@ -338,7 +338,7 @@ fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
     }
     let stats = [0, 1].map(|engine| stats(&world, engine));
     assert_eq!(stats.map(|stats| (stats.resets_sent, stats.flows)), [(0, 0); 2], "nothing was begun");
-    // With one place free there are ports whose flow has it in reach.
+    // With one free slot there are ports whose flow can use it.
     let freed = (0..2000).map(stranger).find(|flow| owners.find(flow).is_some()).expect("it is full");
     owners.release(&freed, 0);
     assert_eq!(owners.len(), 63);
@@ -357,7 +357,7 @@ fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
     assert_eq!((owners.len(), owners.find(&flow)), (64, Some(1)));
 }
 
-/// What tells of neighbours goes to all engines. One that stands still takes what its ring holds, and the rest is counted as lost.
+/// Neighbour messages go to all engines. One that does not run gets what its ring holds; the rest is counted as lost.
 #[test]
 fn news_for_an_engine_that_takes_none_is_counted() {
     let (mut world, _) = world_with_owners(SimOptions { spread: Spread::Any, ..SimOptions::default() }, false);
@@ -382,7 +382,7 @@ fn news_for_an_engine_that_takes_none_is_counted() {
     let (sent, lost) = (after.handed_off - before.handed_off, after.drops["handoff-full"]);
     assert!(received > 4000 && lost > 1000, "{received} received, {lost} lost");
     assert_eq!(sent + lost, received, "each is one or the other");
-    // It goes on: nothing of what was sent is missing, and there is room again.
+    // It continues: nothing that was sent is missing, and there is room again.
     world.hosts[1].engine = standing;
     world.run(Duration::from_millis(100));
     assert!(stats(&world, 1).taken_over - other_before.taken_over >= sent);

@@ -1,4 +1,4 @@
-//! What a host does besides streams: addresses, echoes, resets, and strangers' SYNs.
+//! The behaviour of a host besides streams: addresses, echoes, resets, and SYNs from unknown hosts.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn a_host_announces_itself_and_answers_who_asks() {
     bench.send(&frame[..length]);
     let answers = arps(&bench.receive(Duration::from_millis(1)));
     assert_eq!(answers, [request.reply(HOST_MAC)]);
-    // Nobody answers for somebody else.
+    // No answer for another host's address.
     let length =
         ArpPacket::request(bench.mac, OUR, Ipv4Addr::new(10, 0, 0, 77)).emit_frame(&mut frame).expect("it fits");
     bench.send(&frame[..length]);
@@ -121,7 +121,7 @@ fn a_listener_resets_what_acknowledges_nothing_and_drops_what_does_not_ask_to_op
         bench.send(&frame);
         segments(&bench.receive(Duration::from_millis(1)))
     };
-    // RFC 9293 §3.10.7.2, first, fourth; and a SYN with a FIN, which is no way to ask.
+    // RFC 9293 §3.10.7.2, first, fourth; and a SYN with a FIN, which is not a valid request.
     for flags in
         [TcpFlags::RST, TcpFlags::RST | TcpFlags::ACK, TcpFlags::FIN, TcpFlags::PSH, TcpFlags::SYN | TcpFlags::FIN]
     {
@@ -139,7 +139,7 @@ fn a_listener_resets_what_acknowledges_nothing_and_drops_what_does_not_ask_to_op
 
 #[test]
 fn what_is_not_for_us_is_counted_and_not_answered() {
-    // Without room for fragments they count at once.
+    // Without room for fragments they are counted at once.
     let mut bench = Beside::new(|config| config.limits.reassembly_octets = 0);
     bench.receive(Duration::from_millis(1));
     let good = syn(&bench, OUR, 1, 80);
@@ -150,7 +150,7 @@ fn what_is_not_for_us_is_counted_and_not_answered() {
     };
     let mut fragment = good.clone();
     fragment[20] |= 0x20;
-    // The header checksum of the fragment is put right again.
+    // Corrects the header checksum of the fragment.
     let sum = !u16::from_be_bytes([fragment[24], fragment[25]]);
     let sum = u32::from(sum) + 0x2000;
     let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
@@ -179,7 +179,7 @@ fn a_subnets_broadcast_address_neither_opens_nor_is_opened() {
     assert!(bench.receive(Duration::from_millis(1)).is_empty(), "neither a SYN nor a reset");
     let stats = bench.stats();
     assert_eq!((stats.flows, stats.resets_sent, stats.drops.get("wrong-address")), (0, 0, Some(&2)));
-    // Nor does it get echoes, nor errors (RFC 1122 §3.2.2): a datagram for a port that nobody has.
+    // Nor does it get echoes, nor errors (RFC 1122 §3.2.2): a datagram to a port without a socket.
     let mut frame = vec![0; 128];
     let echo = IcmpMessage::EchoRequest { identifier: 7, sequence: 9, data: &[1; 8] };
     let length = emit_icmp(&mut frame, &path_from(&bench, all), &echo).expect("it fits");
@@ -214,7 +214,7 @@ fn strangers_cannot_fill_the_table() {
     bench.receive(Duration::from_millis(1));
     let stats = bench.stats();
     assert_eq!((stats.flows, stats.cookies_sent), (50, 150));
-    // They go as they came, and there is room for others.
+    // They expire, and there is room for others.
     bench.receive(Duration::from_secs(10));
     assert_eq!(bench.stats().flows, 0);
     let frame = syn(&bench, OUR, 1, 7471);
@@ -222,8 +222,8 @@ fn strangers_cannot_fill_the_table() {
     assert!(!bench.receive(Duration::from_millis(1)).is_empty());
 }
 
-/// A peer that speaks only when it is spoken to takes the connection for open, and sends nothing again, while its acknowledgment is
-/// lost: the SYN-ACK has to go as often as the peer's own SYN would.
+/// If its acknowledgment is lost, a peer that only answers considers the connection open, and sends nothing again. So
+/// the SYN-ACK must be retransmitted as often as the peer's own SYN would be.
 #[test]
 fn a_stream_opens_by_the_acknowledgment_of_a_late_syn_ack() {
     let mut bench = Beside::new(|_| {});
@@ -259,7 +259,7 @@ fn a_stream_whose_syn_ack_nobody_acknowledges_is_given_up() {
     assert_eq!(bench.stats().flows, 0);
 }
 
-/// Each SYN that comes again is answered, and the retransmission timer starts again behind the answer.
+/// Each repeated SYN is answered, and the retransmission timer restarts after the answer.
 #[test]
 fn a_stream_whose_syn_comes_for_ever_is_given_up_all_the_same() {
     let mut bench = Beside::new(|_| {});
@@ -275,7 +275,8 @@ fn a_stream_whose_syn_comes_for_ever_is_given_up_all_the_same() {
     assert_eq!(bench.stats().flows, 0);
 }
 
-/// What opened a connection by a cookie fits that cookie for some seconds: behind the connection's end it is late all the same.
+/// The segment that opened a connection by a cookie fits that cookie for some seconds. After the connection has ended,
+/// it is nevertheless late.
 #[test]
 fn a_cookie_opens_one_connection() {
     let mut bench = Beside::new(|config| config.limits.half_open = 0);

@@ -1,4 +1,5 @@
-//! Streams over IPv6, and what a host says of its addresses: Neighbor Discovery, the check for duplicates, echoes and errors.
+//! Streams over IPv6, and a host's messages about its addresses: Neighbor Discovery, duplicate detection, echoes and
+//! errors.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -123,7 +124,7 @@ fn addresses_are_checked_before_they_are_used_and_then_announced() {
         asked.push(target);
     }
     assert_eq!(asked, [address6(0), link_local()]);
-    // RFC 4862 §5.4: nothing is taken for a tentative address; who asks for it gets no answer.
+    // RFC 4862 §5.4: a tentative address accepts nothing, and a request for it gets no answer.
     let path = path_to(&bench, 64);
     say(&mut bench, &path, &Icmp6Message::EchoRequest { identifier: 1, sequence: 1, data: b"" });
     let (path, ask) = (path_to(&bench, 255), solicitation(address6(0), Some(bench.mac)));
@@ -196,7 +197,8 @@ fn a_host_answers_who_asks_for_it() {
         target: address6(0),
         target_mac: Some(HOST_MAC),
     };
-    // RFC 4861 §7.2.4: solicited to who asks, by multicast or by unicast, and to all nodes if it has no address yet.
+    // RFC 4861 §7.2.4: solicited to the requester, by multicast or by unicast, and to all nodes if it has no address
+    // yet.
     for path in [to_group, path_to(&bench, 255)] {
         let ask = solicitation(address6(0), Some(bench.mac));
         say(&mut bench, &path, &ask);
@@ -211,7 +213,7 @@ fn a_host_answers_who_asks_for_it() {
     let frames = bench.receive(MILLISECOND);
     let [frame] = icmp(&frames)[..] else { panic!("one answer") };
     assert_eq!((frame.message, frame.route.destination), (answer(false), ipv6::ALL_NODES.into()));
-    // RFC 4861 §7.1.1: not from beyond the link, and nobody's address is somebody else's concern.
+    // RFC 4861 §7.1.1: messages from beyond the link are ignored, and so are those about another host's address.
     let ask = solicitation(address6(0), Some(bench.mac));
     let beyond = path_to(&bench, 254);
     say(&mut bench, &beyond, &ask);
@@ -264,7 +266,7 @@ fn packets_that_nobody_takes_are_refused_within_a_limit() {
     let quoted = &frame[14..length];
     assert_eq!(answer.message, Icmp6Message::ParameterProblem { code: 1, pointer: 6, quoted });
 
-    // To a group and from nobody: silence (RFC 4443 §2.4 (e)). Many at once: ten, then as many as time allows.
+    // To a group and from the unspecified address: silence (RFC 4443 §2.4 (e)). Many at once: ten, then rate-limited.
     let group = Path {
         destination: ipv6::ALL_NODES.into(),
         destination_mac: EthernetAddress([0x33, 0x33, 0, 0, 0, 1]),
@@ -313,7 +315,7 @@ fn a_segment_for_nobody_is_reset_over_ipv6() {
 fn an_unreachable_host_ends_an_attempt_and_a_soft_error_must_quote_it() {
     let mut bench = settled();
     let pair = bench.world.hosts[0].pair(PairOptions::default());
-    // Nobody there: three solicitations (RFC 4861 §7.2.2).
+    // No answer: three solicitations (RFC 4861 §7.2.2).
     bench.world.hosts[0].connect(&pair, (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 77), 80), StartupOptions::default());
     let frames = bench.receive(Duration::from_secs(5));
     let asked = icmp(&frames);
@@ -344,7 +346,8 @@ fn a_neighbour_that_falls_silent_is_probed_and_forgotten() {
     let pair = bench.world.hosts[0].pair(PairOptions::default());
     let options = StartupOptions { timeout: Duration::from_secs(100), ..StartupOptions::default() };
     bench.world.hosts[0].connect(&pair, (OUR, 80), options);
-    // Heard of, never known to hear us: 5 s after the first packet it is asked, by unicast three times, then by multicast.
+    // The neighbour was heard, but never confirmed to hear us: 5 s after the first packet it is solicited, by unicast
+    // three times, then by multicast.
     let frames = bench.receive(Duration::from_secs(20));
     let asked: Vec<bool> = icmp(&frames)
         .iter()

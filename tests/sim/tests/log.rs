@@ -1,5 +1,5 @@
-//! The replicated log over whole engines: writers and targets die at random, on a network that loses frames, over stores that
-//! lose what was not synced. What was acknowledged is found by those that are left, and no head is without its record.
+//! The replicated log over whole engines: writers and targets die at random, on a network that loses frames, over
+//! stores that lose unsynced writes. The remaining ones find what was acknowledged, and no head is without its record.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,26 +23,26 @@ const FEATURES: Features = Features { atomics: false, immediate: true, commit: t
 const SEGMENT: u32 = 4096;
 const MESSAGE: usize = 1024;
 const MESSAGES: usize = 8;
-/// Octets that a writer's work on one target takes of its memory, in a ring.
+/// Octets of a writer's ring buffer for its work on one target.
 const STAGING: usize = 1 << 18;
 /// Work under way at a target.
 const POSTED: usize = 8;
 
-/// What is safe, and what was only written.
+/// Synced data, and data that was only written.
 #[derive(Default)]
 struct Disk {
     safe: Vec<u8>,
     cache: Vec<(usize, Vec<u8>)>,
-    /// Syncs say that they are done, and are not.
+    /// Syncs report success without syncing.
     lies: bool,
-    /// Decides at which syncs the power goes.
+    /// Decides during which syncs the power fails.
     chance: fastrand::Rng,
-    /// It has gone, in the middle of one.
+    /// It has failed, in the middle of one.
     out: bool,
 }
 
 impl Disk {
-    /// What is found after a loss of power: of what was not synced any part, eight octets at a time.
+    /// The contents after a power failure: any part of the unsynced data, in units of eight octets.
     fn after_power_loss(&self, random: &mut fastrand::Rng) -> Vec<u8> {
         let mut store = self.safe.clone();
         for (offset, octets) in &self.cache {
@@ -153,7 +153,7 @@ impl Target {
         let octets = {
             let disk = self.disk.0.lock().expect("not poisoned");
             let mut octets = disk.safe.clone();
-            // The system has what was written, synced or not.
+            // The system keeps what was written, synced or not.
             for (offset, written) in &disk.cache {
                 octets[*offset..][..written.len()].copy_from_slice(written);
             }
@@ -293,7 +293,7 @@ struct Link {
     staging: Registration,
     next: usize,
     wanted: VecDeque<Action>,
-    /// What is under way: where the octets of a Read come to.
+    /// Work under way: where the octets of a Read arrive.
     posted: VecDeque<Option<(usize, usize)>>,
 }
 
@@ -308,7 +308,7 @@ impl Client {
         let options = Options {
             head_every: random.u64(1..10_000),
             window: random.u64(2000..20_000),
-            // What is copied at once ends anywhere in a record, and is less than many or more than all.
+            // Parts end anywhere in a record, and are shorter than many records or longer than all.
             chunk: random.u64(2000..8000) << random.u32(..4),
             overwrite,
             notify: false,
@@ -404,7 +404,7 @@ impl Client {
 
 impl Link {
     fn place(&mut self, length: usize) -> usize {
-        // Far more than what can be under way: what is written over was done with long ago.
+        // Far more than what can be under way: octets that are overwritten are no longer in use.
         if self.next + length > STAGING {
             self.next = 0;
         }
@@ -547,7 +547,7 @@ impl Run {
         Ok(())
     }
 
-    /// The power of all targets goes at once. What any that decide find must have all that was acknowledged.
+    /// The power of all targets fails at once. Any deciding set of them must find everything that was acknowledged.
     fn lose_power(&mut self) -> Result<(), String> {
         let mut found = Vec::new();
         for target in &self.targets {
@@ -582,7 +582,7 @@ impl Run {
                 return Err(format!("the log ends at {} and starts at {start}", tail.position));
             }
             let first = if start > 0 { records.keys().next().copied().unwrap_or(u64::MAX) } else { 0 };
-            // A copy without any record would have lost none of those that were not dropped.
+            // A copy without any record would have lost none that were not dropped.
             if let Some((last, _)) = self.acknowledged.last_key_value()
                 && *last > tail.sequence
             {

@@ -1,5 +1,5 @@
-//! What an engine sends and takes, octet by octet, where only a peer that reads every FPDU can tell (RFC 5040, 5041, 5044
-//! and 6581).
+//! What an engine sends and accepts, octet by octet, where only a peer that reads every FPDU can tell (RFC 5040, 5041,
+//! 5044 and 6581).
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn scene(accept: StartupOptions) -> Scene {
 }
 
 impl Scene {
-    /// Sends an FPDU. The first one lets the Responder speak.
+    /// Sends an FPDU. After the first one the Responder may send.
     fn say(&mut self, ulpdu: &[u8]) {
         self.peer.send(&fpdu(ulpdu));
         self.pass();
@@ -54,7 +54,7 @@ impl Scene {
         self.peer.run_until(&mut self.world, SECOND / 100, |_, _| false);
     }
 
-    /// The FPDUs that come until there are so many.
+    /// The received FPDUs, until there are `count`.
     fn hear(&mut self, count: usize) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         self.peer.run_until(&mut self.world, SECOND, |peer, _| {
@@ -87,7 +87,7 @@ fn octets(region: &Registration) -> Vec<u8> {
     all
 }
 
-/// A message as the wire has it, with its number if it is untagged.
+/// A message on the wire, with its number if it is untagged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Said {
     Send { number: u32, length: usize },
@@ -119,7 +119,8 @@ fn parse(ulpdu: &[u8]) -> Said {
     }
 }
 
-/// RFC 5040 §5.2.1, §5.3 and §5.5 (9), RFC 5041 §5.2: whatever is posted leaves in that order, numbered on its queue from 1.
+/// RFC 5040 §5.2.1, §5.3 and §5.5 (9), RFC 5041 §5.2: messages are sent in the order of posting, numbered on their
+/// queues from 1.
 #[test]
 fn messages_leave_in_the_order_of_posting() {
     for seed in 0..20 {
@@ -169,7 +170,7 @@ fn messages_leave_in_the_order_of_posting() {
     }
 }
 
-/// The octets behind the first segment of data, MPA's Request, that were sent to [`PORT`] of a network that loses nothing.
+/// The octets behind the first segment of data (MPA's Request) that were sent to [`PORT`] of a network without loss.
 fn sent_behind_the_request(path: &Path) -> Vec<u8> {
     let file = std::fs::File::open(path).expect("the capture");
     let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
@@ -186,8 +187,8 @@ fn sent_behind_the_request(path: &Path) -> Vec<u8> {
     sent.split_off(request.1)
 }
 
-/// RFC 5044 §7.1.2 and RFC 6581 §5: an Initiator with work to send says nothing but its Request before the Reply has come, and then
-/// its ready-to-receive indication before anything else.
+/// RFC 5044 §7.1.2 and RFC 6581 §5: an Initiator with work to send sends only its Request before the Reply has arrived,
+/// and then its ready-to-receive indication before anything else.
 #[test]
 fn an_initiators_indication_is_its_first_fpdu() {
     let none = ReadyToReceiveKinds::NONE;
@@ -229,7 +230,7 @@ fn an_initiators_indication_is_its_first_fpdu() {
             ulpdus.push(sent[ulpdu].to_vec());
             sent = &sent[fpdu_len..];
         }
-        // Behind it comes what was posted, in that order.
+        // Behind it, the posted messages in order.
         let send = untagged(Opcode::Send, 0, number, 0, &[]);
         assert_eq!(ulpdus, [indication, write(7, 8, &[]), send], "{ready_to_receive:?}");
     }
@@ -259,11 +260,11 @@ fn nothing_follows_a_terminate() {
     assert!(flushed > 10, "work was still waiting: {flushed} Writes");
 }
 
-/// RFC 5040 §7.1 (1): a message that cannot be built is replaced by a Terminate that quotes nothing.
+/// RFC 5040 §7.1 (1): a message that cannot be built is replaced by a Terminate without headers.
 #[test]
 fn a_message_that_cannot_be_built_is_replaced_by_a_terminate_without_headers() {
     for opcode in [SendOpcode::Send, SendOpcode::Write, SendOpcode::Read] {
-        // One FPDU; and one of several, of which those before the mistake have left.
+        // One FPDU; and one of several, of which those before the mistake have been sent.
         for length in [8, 5000] {
             let mut scene = scene(StartupOptions::default());
             let short = scene.world.hosts[1].register(vec![1; length as usize - 1], Access::LOCAL_WRITE);
@@ -281,7 +282,8 @@ fn a_message_that_cannot_be_built_is_replaced_by_a_terminate_without_headers() {
     }
 }
 
-/// RFC 5040 §5.5 (12): a Read Request is processed when everything before it is delivered, though all came in one segment.
+/// RFC 5040 §5.5 (12): a Read Request is processed when everything before it is delivered, even if all arrived in one
+/// segment.
 #[test]
 fn a_read_brings_what_a_write_before_it_in_the_same_segment_has_left() {
     let mut scene = scene(StartupOptions::default());
@@ -293,7 +295,7 @@ fn a_read_brings_what_a_write_before_it_in_the_same_segment_has_left() {
         let said = scene.hear(1);
         assert_eq!(said[0][14..], [round; 64]);
     }
-    // A part of a request is none yet, and nothing is read for it.
+    // A part of a request is not a request yet, and nothing is read for it.
     let mut part = untagged(Opcode::ReadRequest, 1, 11, 0, &[0; 28]);
     part[0] &= !0x40;
     scene.say(&part);
@@ -310,7 +312,8 @@ fn a_terminate_needs_no_posted_receive() {
     assert_eq!(scene.end(), Some(DisconnectReason::PeerTerminated(code)));
 }
 
-/// RFC 5044 §7.1.2: nothing is sent, and nothing handed up, before the Request is whole; and nothing is sent before it is answered.
+/// RFC 5044 §7.1.2: nothing is sent or handed up before the Request is complete, and nothing is sent before it is
+/// answered.
 #[test]
 fn a_responder_is_silent_until_it_answers_a_whole_request() {
     let mut world = World::two();
@@ -334,7 +337,7 @@ fn a_responder_is_silent_until_it_answers_a_whole_request() {
     assert!(StartupFrame::parse(FrameKind::Reply, &peer.received).is_ok_and(|reply| reply.is_some()));
 }
 
-/// RFC 5044 §8, code 3: under a right CRC, a marker and the chain of lengths disagree.
+/// RFC 5044 §8, code 3: under a valid CRC, a marker and the chain of lengths disagree.
 #[test]
 fn a_marker_that_points_elsewhere_is_terminated_and_its_fpdu_not_placed() {
     let mut scene = scene(StartupOptions { markers: true, ..StartupOptions::default() });
@@ -366,7 +369,8 @@ fn a_marker_that_points_elsewhere_is_terminated_and_its_fpdu_not_placed() {
     assert_eq!(scene.end(), Some(DisconnectReason::LocalTerminated(code)));
 }
 
-/// RFC 5044 §4.4: CRCs are off only if neither side asks for them. Then the field is there, is sent as zero, and is not looked at.
+/// RFC 5044 §4.4: CRCs are off only if neither side requests them. Then the field exists, is sent as zero, and is not
+/// checked.
 #[test]
 fn crcs_are_checked_unless_both_sides_do_without() {
     for (ours, peers) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -401,7 +405,7 @@ fn crcs_are_checked_unless_both_sides_do_without() {
     }
 }
 
-/// RFC 5041 §7.1 and §8: a Write to memory of another protection domain, or of another queue pair of its own.
+/// RFC 5041 §7.1 and §8: a Write to memory of another protection domain, or of another queue pair of its own domain.
 #[test]
 fn a_write_to_what_other_streams_have_is_terminated() {
     for of_a_domain in [true, false] {
@@ -422,7 +426,7 @@ fn a_write_to_what_other_streams_have_is_terminated() {
     }
 }
 
-/// RFC 5040 §7.1 (3) and §7.2: what is wrong with the source of a Read, and the request comes back with both of its headers.
+/// RFC 5040 §7.1 (3) and §7.2: the fault of a Read's source, and the request is returned with both of its headers.
 #[test]
 fn a_read_whose_source_is_refused_comes_back_with_its_headers() {
     let cases: [(u64, u32, u8, u32); 6] =
@@ -446,7 +450,7 @@ fn a_read_whose_source_is_refused_comes_back_with_its_headers() {
     }
 }
 
-/// RFC 5041 §8 and RFC 5042: a message goes into a receive of its own stream, and if there is none, into nobody's.
+/// RFC 5041 §8 and RFC 5042: a message is placed in a receive of its own stream only, even if there is none.
 #[test]
 fn each_stream_fills_its_own_receives() {
     let mut first = scene(StartupOptions::default());
@@ -468,7 +472,7 @@ fn each_stream_fills_its_own_receives() {
     first.say(&untagged(Opcode::Send, 0, 2, 0, b"more"));
     assert_eq!(first.peer.terminate(&mut first.world), Some((1, 2, 2)));
     assert_eq!((second_pair.poll(), &octets(&inbox)[16..]), (None, &[0; 16][..]));
-    // The second goes on.
+    // The second continues.
     second.send(&fpdu(&untagged(Opcode::Send, 0, 2, 0, b"again")));
     second.run_until(&mut first.world, SECOND / 100, |_, _| false);
     assert_eq!(second_pair.poll_all().iter().map(|one| one.id).collect::<Vec<_>>(), [3]);

@@ -1,7 +1,7 @@
-//! The tables of order of RFC 5040 §5.5 and appendix B, of RFC 7306 §7 and of draft-talpey-rdma-commit §3.2.3, as properties of
-//! random schedules: both sides of a stream post whatever comes to their minds over a bad network, and what each sees, and what its
-//! store would hold after a loss of power, is held against what the documents promise. What they only allow has to be met,
-//! too, or the schedules would show nothing.
+//! The ordering tables of RFC 5040 §5.5 and appendix B, of RFC 7306 §7 and of draft-talpey-rdma-commit §3.2.3, as
+//! properties of random schedules. Both sides of a stream post random work over a bad network. What each sees, and what
+//! its store would contain after a power failure, is compared with the documents' guarantees. What they only permit
+//! must occur, too, or the schedules would show nothing.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,14 +19,14 @@ use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, Tagg
 const SEEDS: u64 = 150;
 /// Operations of each side.
 const OPERATIONS: u64 = 150;
-/// Places that Writes aim at, each a run of equal words.
+/// Target areas of Writes, each a run of equal words.
 const PLACES: usize = 6;
-/// Octets of a place: the later ones take several segments.
+/// Octets of an area: the later ones take several segments.
 const fn place_len(place: usize) -> u32 {
     if place < 3 { 8 } else { 4000 }
 }
 const PLACE_STRIDE: u64 = 4096;
-/// Words behind the places: the counter that FetchAdd counts up.
+/// Offset of the word behind the areas: the counter that FetchAdd increments.
 const COUNTER: u64 = PLACES as u64 * PLACE_STRIDE;
 const REGION: usize = COUNTER as usize + 8;
 /// Receives kept posted, and work in flight.
@@ -67,24 +67,24 @@ impl Kind {
 struct Posted {
     id: u64,
     kind: Kind,
-    /// Number of the last Write to each place that was posted before.
+    /// Number of the last Write to each area that was posted before.
     before: [u64; PLACES],
     /// Messages with a completion at the peer that were posted before.
     delivered_before: u64,
     /// Atomics that were posted before.
     additions_before: u64,
-    /// For a Read: the last Write to its place that may be seen, because the next one is fenced.
+    /// For a Read: the last Write to its area that it may see, because the next one is fenced.
     limit: u64,
 }
 
-/// What was met beside what is promised.
+/// Permitted behaviour that occurred, beyond the guarantees.
 #[derive(Debug, Default)]
 struct Met {
     /// A Send completed at the sink while an earlier Read or atomic of its stream was not answered.
     send_overtook_request: u64,
-    /// A Read saw a Write posted behind it.
+    /// A Read saw a Write that was posted behind it.
     write_overtook_read: u64,
-    /// A Read waited for nothing but saw exactly what had been written before.
+    /// A Read without a fence saw exactly what had been written before.
     exact_reads: u64,
     /// A Send completed at the sink while an earlier Commit of its stream was not answered.
     send_overtook_commit: u64,
@@ -99,7 +99,7 @@ struct Met {
 /// What a durable region is kept in.
 #[derive(Debug, Default)]
 struct Kept {
-    /// What would be found after a loss of power.
+    /// Its contents after a power failure.
     safe: Vec<u8>,
     cache: Vec<(u64, Vec<u8>)>,
 }
@@ -134,9 +134,9 @@ struct Side {
     target: Registration,
     committer: Committer,
     keeper: Keeper,
-    /// Messages are told when what was written before them is durable.
+    /// Messages are delivered when what was written before them is durable.
     transparent: bool,
-    /// What goes out: slot after slot.
+    /// Outgoing data, slot by slot.
     source: Registration,
     /// What Reads bring.
     sink: Registration,
@@ -144,7 +144,7 @@ struct Side {
     random: fastrand::Rng,
     next: u64,
     last_write: [u64; PLACES],
-    /// Atomics that have completed, and that were posted.
+    /// Completed atomics, and posted ones.
     additions: u64,
     additions_posted: u64,
     delivered: u64,
@@ -196,7 +196,7 @@ impl Side {
         assert!(self.pair.post_receive(number, &[entry]));
     }
 
-    /// Posts the next operation, if there is room for it. `credit` is what the peer has receives for.
+    /// Posts the next operation, if there is room for it. `credit` is the number of the peer's receives.
     fn post(&mut self, target: &Registration, credit: u64, met: &mut Met) {
         if self.next > OPERATIONS || self.under_way.len() + 1 >= DEPTH {
             return;
@@ -224,7 +224,7 @@ impl Side {
             flags = flags.union(SendFlags::FENCE);
             met.fenced += 1;
         }
-        // The slot is free again when the operation that used it has completed; no more than DEPTH are under way.
+        // The slot is free again when the operation that used it has completed; at most DEPTH are under way.
         let slot = (id % DEPTH as u64) * PLACE_STRIDE;
         let posted = Posted {
             id,
@@ -265,7 +265,7 @@ impl Side {
                 element.length = length;
                 self.last_write[place] = id;
                 if fence {
-                    // It leaves only when the Reads before it are complete: they cannot see it.
+                    // It is sent only when the Reads before it are complete: they cannot see it.
                     for earlier in &mut self.under_way {
                         if earlier.kind == (Kind::Read { place }) {
                             earlier.limit = earlier.limit.min(id - 1);
@@ -321,8 +321,8 @@ fn numbers(octets: &[u8]) -> Vec<u64> {
     octets.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight octets"))).collect()
 }
 
-/// A receive of `sink` completed: it belongs to the oldest message of `source`, and everything that was written before that
-/// message is there (RFC 5040 §5.5 rules 1 and 5, appendix B).
+/// A receive of `sink` completed: it belongs to the oldest message of `source`, and everything that was written before
+/// that message is there (RFC 5040 §5.5 rules 1 and 5, appendix B).
 fn delivered(source: &mut Side, sink: &mut Side, completion: &Completion, met: &mut Met) {
     let posted = source.expected.pop_front().expect("a completion without a message");
     assert_eq!((completion.status, completion.opcode), (Status::Success, CompletionOpcode::Receive));
@@ -421,7 +421,7 @@ fn completed(poster: &mut Side, peer: &Side, completion: &Completion, met: &mut 
         }
         _ => return,
     }
-    // What is answered was asked behind these, so they were complete before the answer was made.
+    // The answered request was sent behind these, so they were complete before the answer was made.
     assert!(
         peer.received >= posted.delivered_before,
         "{posted:?} was answered when {} of {} earlier messages were delivered",
@@ -465,7 +465,7 @@ fn run(seed: u64, met: &mut Met) {
                 side.committer.work();
             }
         }
-        // Receives first: what was delivered in a turn was so before anything that the same turn answered arrives.
+        // Receives first: what was delivered in a turn was delivered before any answer of the same turn arrives.
         let polled = [sides[0].pair.poll_all(), sides[1].pair.poll_all()];
         for receives in [true, false] {
             for (at, completions) in polled.iter().enumerate() {

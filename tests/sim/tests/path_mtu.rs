@@ -1,4 +1,4 @@
-//! Path MTU discovery (RFC 1191, RFC 8201): a router with a smaller MTU, a path that shrinks, and messages that lie.
+//! Path MTU discovery (RFC 1191, RFC 8201): a router with a smaller MTU, a path that shrinks, and forged messages.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -75,7 +75,7 @@ impl Bench {
         self.stats(0).connections[0].tcp.effective_mss
     }
 
-    /// What a full segment carries at this MTU: without IP and TCP headers and timestamps.
+    /// The payload of a full segment at this MTU: less IP and TCP headers and timestamps.
     fn payload_at(&self, mtu: u32) -> u32 {
         mtu - if self.v6 { 60 } else { 40 } - 12
     }
@@ -84,7 +84,7 @@ impl Bench {
         self.stats(0).drops.get(reason).copied().unwrap_or(0)
     }
 
-    /// Somebody says that the packet with this sequence number was too big for `mtu`.
+    /// Sends a message that the packet with this sequence number was too big for `mtu`.
     fn claim(&mut self, mtu: u32, sequence: SeqNumber, quoted_len: u16) {
         let stats = self.stats(0);
         let connection = &stats.connections[0];
@@ -113,7 +113,7 @@ impl Bench {
         self.world.network.inject(now, &frame[..length.expect("it fits")]);
     }
 
-    /// The last segment that the first host sent: its sequence number and octets, as a network that listens knows them.
+    /// The last segment that the first host sent: its sequence number and octets, as an eavesdropper knows them.
     fn last_sent(&self) -> (SeqNumber, u32) {
         let frame = self.world.network.last_sent(0);
         let Ok(Frame::Tcp(segment)) = classify(&frame, frame.len()) else { panic!("a segment") };
@@ -155,7 +155,7 @@ fn segments_fit_a_router_on_the_way() {
 
 #[test]
 fn a_path_that_shrinks_is_believed_after_a_time_out() {
-    // RFC 5927 §7.2: larger segments than that have arrived of late.
+    // RFC 5927 §7.2: larger segments than that have recently arrived.
     for v6 in [false, true] {
         let mut bench = bench(v6, SimOptions::default());
         bench.write(LENGTH, Duration::from_secs(10));
@@ -214,7 +214,7 @@ fn nobody_raises_an_mtu_or_makes_it_tiny() {
         bench.world.run(Duration::from_micros(20));
         assert_eq!((bench.drops("icmp-stale"), bench.stats(0).path_mtu_changes), (3, 0));
         if v6 {
-            // RFC 8201 §4: less than 1280 is nobody's to ask.
+            // RFC 8201 §4: an MTU below 1280 must not be accepted.
             bench.claim(1279, oldest, 1500);
             bench.world.run(Duration::from_micros(20));
             assert_eq!((bench.drops("icmp-stale"), bench.effective_mss()), (4, bench.payload_at(1500)));
@@ -258,13 +258,13 @@ fn routers_that_tell_no_mtu_are_understood() {
     bench.claim(0, oldest, 1500);
     bench.world.run(Duration::from_micros(20));
     assert_eq!(bench.effective_mss(), bench.payload_at(1492));
-    // What is quoted as longer than we can have sent is cut to that.
+    // A quoted length beyond anything that we can have sent is limited to that.
     bench.claim(0, oldest, 60_000);
     bench.world.run(Duration::from_micros(20));
     assert_eq!(bench.effective_mss(), bench.payload_at(1006));
 }
 
-/// Every message lowers the MTU by an octet, and is believed. There may be thousands of connections beside.
+/// Every message lowers the MTU by an octet, and is believed. There may be thousands of other connections.
 #[test]
 fn messages_by_the_hundred_do_not_look_at_all_connections_each() {
     const OTHERS: u64 = 40;
@@ -286,7 +286,7 @@ fn messages_by_the_hundred_do_not_look_at_all_connections_each() {
         bench.world.run(Duration::from_millis(20));
         let stats = bench.stats(0);
         assert_eq!((stats.path_mtu_changes, bench.effective_mss()), (200, bench.payload_at(1300)), "{:?}", stats.drops);
-        // Twice: it takes 50 us, and may begin before such a moment and end behind it.
+        // Twice: a scan takes 50 us, and may begin before such a moment and end behind it.
         assert!(stats.work.connections_scanned <= 2 * (OTHERS + 1), "{} looks", stats.work.connections_scanned);
         for connection in stats.connections.iter().filter(|connection| connection.remote.is_ipv6() == v6) {
             assert_eq!(connection.tcp.effective_mss, bench.payload_at(1300), "each fits");

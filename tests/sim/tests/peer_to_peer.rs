@@ -1,5 +1,5 @@
-//! Peer-to-peer start-up (RFC 6581): either side speaks first, whatever the ready-to-receive indication, and the
-//! indication takes nothing of the applications' queues.
+//! Peer-to-peer start-up (RFC 6581): either side sends first, whatever the ready-to-receive indication, and the
+//! indication uses nothing of the applications' queues.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl End {
         self.done.iter().any(|one| one.opcode == CompletionOpcode::Receive)
     }
 
-    /// One message was sent, one came, and nothing else was.
+    /// One message was sent, one was received, and nothing else.
     fn check(&self, peer: usize) {
         assert_eq!(self.done.len(), 2, "host {}: {:?}", self.host, self.done);
         assert!(self.done.iter().all(|one| one.status == Status::Success), "{:?}", self.done);
@@ -91,7 +91,8 @@ fn message_of(host: usize) -> [u8; 8] {
     [b'a' + host as u8; 8]
 }
 
-/// Every host has a stream with every other; on each the host `speaker` chooses speaks first, the other answers.
+/// Every host has a stream with every other. On each, the host that `speaker` chooses sends first, and the other
+/// answers.
 fn mesh(kinds: ReadyToReceiveKinds, speaker: impl Fn(usize, usize) -> usize) {
     const HOSTS: usize = 8;
     let mut world = World::new(1, SimOptions::default());
@@ -110,7 +111,7 @@ fn mesh(kinds: ReadyToReceiveKinds, speaker: impl Fn(usize, usize) -> usize) {
             world.hosts[from].connect(&client.pair, (world.hosts[to].address, PORT), options);
             let first = speaker(from, to);
             let mut ends = [client, server];
-            // Before there is a connection: the responder has to hold it back until the indication has come.
+            // Before there is a connection: the responder must hold it back until the indication has arrived.
             ends.iter_mut().filter(|end| end.host == first).for_each(End::speak);
             streams.push((ends, false));
         }
@@ -140,7 +141,7 @@ fn mesh(kinds: ReadyToReceiveKinds, speaker: impl Fn(usize, usize) -> usize) {
         streams.iter().all(|(ends, _)| ends.iter().all(|end| end.done.len() >= 2))
     });
     assert!(finished, "{kinds:?}: {} streams hang", streams.iter().filter(|(_, answered)| !answered).count());
-    // Nothing more may come: an indication that made a completion would have come by now.
+    // Nothing more may arrive: an indication that made a completion would have arrived by now.
     world.run(SECOND);
     for (ends, _) in &mut streams {
         ends.iter_mut().for_each(End::poll);
@@ -167,7 +168,7 @@ fn a_mesh_in_which_either_speaks_first() {
     mesh(ReadyToReceiveKinds::ALL, |from, to| if (from + to) % 2 == 0 { from } else { to });
 }
 
-/// Connects one stream and lets the responder speak first; what became of it.
+/// Connects one stream and lets the responder send first; returns the result.
 fn start(
     world: &mut World,
     requests: &Receiver<ConnectionRequest>,
@@ -243,7 +244,7 @@ fn every_mix_of_indications_agrees_or_ends_with_a_terminate() {
                     Some(ConnectFailure::ReadyToReceive),
                     "{offered:?} {understood:?}"
                 );
-                // The responder spoke to nobody: a Terminate was the first FPDU.
+                // The responder sent nothing: a Terminate was the first FPDU.
                 let code = TerminateCode { layer: 2, error_type: 0, code: 7 };
                 assert_eq!(started.server_reason(), Some(DisconnectReason::PeerTerminated(code)));
             } else {
@@ -293,13 +294,13 @@ fn a_hard_minimum_of_reads_ends_the_start_up() {
     world.add(HostOptions::default(), |_| {});
     world.add(HostOptions::default(), |config| config.iwarp.max_ird = 4);
     let requests = world.hosts[1].listen(PORT);
-    // The initiator finds out from the Reply: a Terminate (RFC 6581 §9.1).
+    // The initiator learns it from the Reply: a Terminate (RFC 6581 §9.1).
     let connect = StartupOptions { ord: 8, minimum_ord: 8, ..peer_to_peer(WRITE) };
     let started = start(&mut world, &requests, connect, StartupOptions::default());
     assert_eq!(started.client_failure(), Some(ConnectFailure::ReadLimits));
     let code = TerminateCode { layer: 2, error_type: 0, code: 6 };
     assert_eq!(started.server_reason(), Some(DisconnectReason::PeerTerminated(code)));
-    // The responder finds out from the Request: a reject that says what is wanted.
+    // The responder learns it from the Request: a reject with the required limits.
     let accept = StartupOptions { ord: 9, minimum_ord: 9, ..StartupOptions::default() };
     let connect = StartupOptions { ird: 2, ..StartupOptions::default() };
     let started = start(&mut world, &requests, connect, accept);
@@ -311,7 +312,7 @@ fn a_hard_minimum_of_reads_ends_the_start_up() {
     assert!(matches!(started.server_end, Some(ConnectionEvent::Failed { reason: ConnectFailure::ReadLimits, .. })));
 }
 
-/// A raw initiator that asks for peer-to-peer with every kind, and a responder that has something to say.
+/// A raw initiator that requests peer-to-peer with every kind, and a responder that has something to send.
 fn raw() -> (World, End, RawPeer, Vec<u8>) {
     let (mut world, requests) = scene();
     let mut server = End::new(&mut world, 1);
@@ -360,7 +361,7 @@ fn a_responder_says_nothing_before_the_indication_and_takes_none_for_a_message()
                 "a Read Response of nothing"
             );
         }
-        // The one receive that was posted is there for the first real Send.
+        // The one posted receive is there for the first real Send.
         let number = if name == "Send" { 2 } else { 1 };
         peer.send(&fpdu(&untagged(Opcode::Send, 0, number, 0, &message_of(8))));
         peer.run_until(&mut world, SECOND, |_, _| {
@@ -407,7 +408,7 @@ fn the_time_limit_of_the_indication_does_not_cut_off_an_orderly_close() {
     let limit = uwarp_engine::IwarpConfig::default().startup_timeout;
     world.hosts[1].command(Command::Disconnect { queue_pair: server.pair.number });
     assert!(peer.run_until(&mut world, SECOND, |peer, _| peer.events.contains(Events::PEER_FIN)));
-    // Its half is still open, and what comes there is still taken.
+    // Its half is still open, and what arrives there is still accepted.
     peer.run_until(&mut world, limit + SECOND, |peer, _| peer.is_reset());
     assert!(!peer.is_reset(), "the close has no such limit");
     peer.send(&fpdu(&untagged(Opcode::Send, 0, 1, 0, &message_of(8))));

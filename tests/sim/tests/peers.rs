@@ -1,4 +1,4 @@
-//! Peers that break the protocol: each costs its own connection and nothing else.
+//! Peers that violate the protocol: each costs its own connection and nothing else.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn scene_with(access: Access, accept: StartupOptions) -> Scene {
     scene_over(access, accept, &Config::default())
 }
 
-/// The raw peer has these settings of TCP.
+/// The raw peer has these TCP settings.
 fn scene_over(access: Access, accept: StartupOptions, config: &Config) -> Scene {
     let mut world = World::two();
     let requests = world.hosts[1].listen(PORT);
@@ -52,7 +52,7 @@ fn scene_over(access: Access, accept: StartupOptions, config: &Config) -> Scene 
 }
 
 impl Scene {
-    /// A first, right FPDU: before it a Responder may not speak, not even to terminate.
+    /// Sends a first, valid FPDU: before it a Responder may not send, not even a Terminate.
     fn greet(&mut self) {
         let hello = fpdu(&write(self.region.stag(), 0, b"hello"));
         self.peer.send(&hello);
@@ -111,9 +111,9 @@ fn nothing_left(world: &mut World) {
     }
 }
 
-/// Behind a Terminate comes FIN and not a reset, however much the peer still sends and whether or not the application keeps the
-/// queue pair: a reset could take the Terminate from a peer that has not read it (RFC 5040 §6.2.1). What the peer sends is
-/// taken and placed nowhere, and a peer that never closes is reset when its time is over.
+/// A Terminate is followed by FIN and not by a reset, however much the peer still sends and whether or not the
+/// application keeps the queue pair: a reset could destroy the Terminate before the peer has read it (RFC 5040 §6.2.1).
+/// What the peer sends is accepted and discarded, and a peer that never closes is reset when its time is up.
 fn drained(keep: bool) {
     let mut scene = scene();
     scene.greet();
@@ -276,7 +276,7 @@ fn a_read_response_that_nobody_asked_for_is_terminated() {
 
 #[test]
 fn more_reads_than_agreed_are_terminated() {
-    // The engine answers as fast as it is asked, so the requests must come in one piece.
+    // The engine answers at once, so the requests must arrive in one segment.
     terminated(
         |scene| {
             let stag = scene.region.stag();
@@ -294,8 +294,8 @@ fn more_reads_than_agreed_are_terminated() {
     );
 }
 
-/// As [`scene`], with atomics and commits, and memory that the peer's stream has no part in: of another domain, and of another
-/// queue pair of its own domain.
+/// As [`scene`], with atomics and commits, and memory that the peer's stream must not use: of another domain, and of
+/// another queue pair of its own domain.
 fn scene_beside_others() -> (Scene, [Registration; 2]) {
     let features = Features { atomics: true, commit: true, ..Features::default() };
     let mut scene = scene_with(Access::ALL, StartupOptions { features, ..StartupOptions::default() });
@@ -307,7 +307,7 @@ fn scene_beside_others() -> (Scene, [Registration; 2]) {
     (scene, [of_a_domain.expect("the table has room"), of_a_stream])
 }
 
-/// Waits for the Terminate, which has to be the first that is said.
+/// Waits for the Terminate, which must be the first message.
 fn whole_terminate(scene: &mut Scene) -> Terminate {
     let mut said = None;
     scene.peer.run_until(&mut scene.world, 5 * SECOND, |peer, _| {
@@ -360,7 +360,7 @@ fn requests_for_what_other_streams_have_are_terminated() {
             assert_eq!(code, (0, 1, 3), "{name}");
             assert_eq!(terminate.segment_length, Some(ulpdu.len() as u16), "{name}");
             assert!(terminate.ddp_header.is_some_and(|quoted| ulpdu.starts_with(quoted.as_slice())), "{name}");
-            // Figure 10 has an RDMAP header for Read Requests alone.
+            // Figure 10 has an RDMAP header for Read Requests only.
             assert_eq!(terminate.read_request.is_some(), opcode == Opcode::ReadRequest, "{name}");
             let mut octets = [0; 64];
             others[other].read(0, &mut octets).expect("in range");
@@ -374,7 +374,7 @@ fn requests_for_what_other_streams_have_are_terminated() {
 #[test]
 fn an_invalidation_of_what_the_stream_does_not_have_fails_the_receive_with_its_data_placed() {
     for opcode in [Opcode::SendInvalidate, Opcode::SendSolicitedInvalidate] {
-        // Nobody's, of another domain, of another queue pair.
+        // Of no region, of another domain, of another queue pair.
         for other in [None, Some(0), Some(1)] {
             let (mut scene, others) = scene_beside_others();
             let inbox = scene.world.hosts[1].register(vec![0; 64], Access::LOCAL_WRITE);
@@ -402,7 +402,8 @@ fn an_invalidation_of_what_the_stream_does_not_have_fails_the_receive_with_its_d
     }
 }
 
-/// The victim's stream ends because the peer has closed its half, which it keeps so; what completes meanwhile.
+/// The victim's stream ends because the peer has closed its half, and keeps it closed; returns what completes
+/// meanwhile.
 fn after_the_peers_fin(scene: &mut Scene) -> Vec<(u64, Status)> {
     scene.peer.close(&mut scene.world);
     let (victim, mut done) = (&mut scene.victim, Vec::new());
@@ -433,7 +434,7 @@ fn what_is_fenced_behind_a_read_is_flushed_when_the_peer_closes_without_an_answe
         length: 0,
         entries: 0,
     };
-    // One without a fence does not wait for the answer.
+    // Work without a fence does not wait for the answer.
     assert!(scene.victim.post_simple(2, SendOpcode::Send, None, (0, 0)));
     assert!(scene.victim.post(element, &[], &[]));
     for _ in 0..2 {
@@ -459,7 +460,7 @@ fn a_responder_that_never_heard_anything_flushes_its_work_when_the_peer_closes()
 fn a_responder_that_never_heard_anything_does_not_wait_for_ever_to_disconnect() {
     let mut scene = scene();
     assert!(scene.victim.post_simple(1, SendOpcode::Send, None, (0, 0)));
-    // A silent peer is none of its business as long as it waits for one.
+    // A peer may be silent while it waits for an answer.
     let ended = |peer: &mut RawPeer, _: &mut World| peer.is_reset() || peer.events.contains(Events::PEER_FIN);
     assert!(!scene.peer.run_until(&mut scene.world, 60 * SECOND, ended));
     scene.world.hosts[1].command(Command::Disconnect { queue_pair: scene.victim.number });
@@ -488,7 +489,7 @@ fn work_that_was_sent_before_a_response_failed_has_succeeded() {
     let first = scene.world.hosts[1].register_for(&scene.victim, vec![1; 1000], Access::ALL);
     let second = scene.world.hosts[1].register_for(&scene.victim, vec![2; 1000], Access::ALL);
     assert!(scene.victim.post_receive(5, &[]));
-    // Not before the peer has spoken; then it takes its turn between the responses.
+    // Not before the peer has sent; then in turn with the responses.
     assert!(scene.victim.post_simple(1, SendOpcode::Send, None, (0, 0)));
     let read = |number, region: &Registration| {
         let read = ReadRequest {
@@ -500,7 +501,7 @@ fn work_that_was_sent_before_a_response_failed_has_succeeded() {
         };
         fpdu(&untagged(Opcode::ReadRequest, 1, number, 0, &read.to_octets()))
     };
-    // The second region is gone when its response is due.
+    // The second region is deregistered when its response is due.
     let mut gone = untagged(Opcode::SendInvalidate, 0, 1, 0, &[]);
     gone[2..6].copy_from_slice(&second.stag().to_be_bytes());
     scene.peer.send(&[read(1, &first), read(2, &second), fpdu(&gone)].concat());
@@ -540,7 +541,7 @@ fn stopping_inside_an_fpdu_by_dying_ends_the_stream_when_no_probe_is_answered() 
     nothing_left(&mut world);
 }
 
-/// Both ways: a Write of ours in full, and one of the peer's.
+/// In both directions: a full Write of ours, and one of the peer's.
 fn streams_over(config: &Config) {
     const LENGTH: usize = 20_000;
     let mut scene = scene_over(Access::REMOTE_WRITE, StartupOptions::default(), config);
@@ -572,7 +573,7 @@ fn streams_over(config: &Config) {
     scene.check(None);
 }
 
-/// FPDUs leave in pieces, as the window admits them.
+/// FPDUs are sent in parts, as the window admits them.
 #[test]
 fn a_window_smaller_than_an_fpdu_lets_the_stream_through() {
     for receive_window in [1000, 300, 100] {
@@ -580,7 +581,7 @@ fn a_window_smaller_than_an_fpdu_lets_the_stream_through() {
     }
 }
 
-/// DDP is offered 128 octets at least, however small the segments are: TCP cuts what is longer.
+/// DDP is offered at least 128 octets, however small the segments are: TCP cuts what is longer.
 #[test]
 fn segments_smaller_than_an_fpdu_let_the_stream_through() {
     for mss in [64, 100, 128, 152, 536] {
@@ -625,7 +626,8 @@ fn a_peer_that_never_sends_its_request_is_reset() {
     nothing_left(&mut world);
 }
 
-/// A hundred peers open a connection and say nothing: no more of them are held than the backlog has room for, and those not for long.
+/// A hundred peers open a connection and send nothing: no more of them are held than the backlog has room for, and
+/// those not for long.
 #[test]
 fn silent_peers_are_held_up_to_the_backlog_and_until_their_time_is_over() {
     const BACKLOG: u32 = 8;
@@ -644,7 +646,7 @@ fn silent_peers_are_held_up_to_the_backlog_and_until_their_time_is_over() {
             peer.turn(world.now());
         }
         most = most.max(flows(&world));
-        // What the peers wait for is no event of the world's.
+        // The peers' waits are not events of the world.
         world.run(Duration::from_millis(5));
     }
     assert!((1..=BACKLOG as usize).contains(&most), "{most} held at once");
@@ -656,7 +658,7 @@ fn silent_peers_are_held_up_to_the_backlog_and_until_their_time_is_over() {
     world.join((0, &client), (1, &server), &requests, PORT);
 }
 
-/// Right streams with a few octets changed: nothing panics, nobody else is hurt, everything comes back.
+/// Valid streams with a few changed octets: nothing panics, no other stream is affected, everything is returned.
 #[test]
 fn damaged_streams_cost_at_most_themselves() {
     for seed in 0..150 {
@@ -674,7 +676,7 @@ fn damaged_streams_cost_at_most_themselves() {
                 2 => untagged(Opcode::Terminate, 2, 1, 0, &[0x12, 5, 0xC0, 0]),
                 _ => untagged(Opcode::ReadRequest, 1, random.u32(1..=number), 0, &[0; 28]),
             };
-            // Behind the CRC, so that what is damaged is looked at by the layers above.
+            // Before the CRC is computed, so that the damage reaches the layers above.
             if random.bool() {
                 let place = random.usize(0..ulpdu.len().min(46));
                 ulpdu[place] ^= 1 << random.u32(0..8);

@@ -1,5 +1,5 @@
-//! Plain streams over a network that loses, reorders, duplicates and corrupts, by seed: every octet, both ways, until both
-//! halves are closed.
+//! Plain streams over a network that loses, reorders, duplicates and corrupts, by seed: every octet, in both
+//! directions, until both halves are closed.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use uwarp_tcp::Instant;
 const PORT: u16 = 7;
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// One direction of a stream: what was written, as far as it was, and how far it was read.
+/// One direction of a stream: how much was written, and how much was read.
 struct Half {
     random: fastrand::Rng,
     expected: fastrand::Rng,
     length: u64,
     written: u64,
     read: u64,
-    /// Nothing is read until then, now and again.
+    /// Reading pauses until then, occasionally.
     pause: Instant,
 }
 
@@ -45,7 +45,7 @@ impl Half {
             2 => 5_000,
             _ => 100_000,
         };
-        // What there is no room for is not drawn.
+        // Nothing is drawn if there is no room.
         let count = left.min(choice.usize(1..=most)).min(stream.writable());
         let octets: Vec<u8> = (0..count).map(|_| self.random.u8(..)).collect();
         assert_eq!(stream.write(&octets), count);
@@ -76,7 +76,7 @@ impl Half {
     }
 }
 
-/// One stream; gives the frames that devices had to cut.
+/// One stream; returns the number of frames that devices had to cut.
 fn run(seed: u64) -> Result<u64, String> {
     let mut choice = fastrand::Rng::with_seed(seed);
     let mut rate = |most: f64| if choice.bool() { choice.f64() * most } else { 0.0 };
@@ -127,7 +127,7 @@ fn run(seed: u64) -> Result<u64, String> {
             .and_then(|()| down.read(world.now(), &mut client, &mut choice));
         wrong.is_err() || up.is_over(&mut server) && down.is_over(&mut client)
     });
-    // A connection may be over while a reader pauses: then nothing happens any more until somebody reads.
+    // A connection may end while a reader pauses: then nothing happens until it reads.
     for _ in 0..1_000_000 {
         if wrong.is_err() || up.is_over(&mut server) && down.is_over(&mut client) {
             break;
@@ -168,7 +168,7 @@ fn every_octet_comes_through_whatever_the_network_does() {
     assert!(cut > 100, "{cut} frames for devices to cut");
 }
 
-/// Whoever has chosen Nagle's rule has chosen it for text: no record of an RDMA stream waits for the one before.
+/// Nagle's algorithm was chosen for text: no record of an RDMA stream waits for the one before.
 #[test]
 fn a_stream_that_has_become_rdma_sends_small_records_at_once() {
     const FLIGHT: Duration = Duration::from_millis(10);

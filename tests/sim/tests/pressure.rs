@@ -1,4 +1,4 @@
-//! Buffer pools that are far too small for what goes on: slower, never stuck.
+//! Buffer pools that are far too small for the load: slower, never stuck.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A thousand seeds of mixed traffic over a bad network, in parts that run side by side.
+//! A thousand seeds of mixed traffic over a bad network, in parts that run concurrently.
 
 use uwarp_engine::Sabotage;
 use uwarp_engine::ports::middlebox::Recutting;
@@ -7,7 +7,7 @@ use uwarp_sim_tests::traffic::{Plan, Tally, run};
 /// Seeds of one part.
 const PART: u64 = 125;
 
-/// One in ten runs also has damage that only the CRC finds; it costs a stream, which is then set up anew.
+/// One in ten runs also has damage that only the CRC detects; it costs a stream, which is then set up again.
 fn plan(seed: u64) -> Plan {
     let mut plan = Plan::default();
     if seed % 10 == 3 {

@@ -1,4 +1,4 @@
-//! VLANs (IEEE 802.1Q): hosts of one VLAN hear each other and nobody else.
+//! VLANs (IEEE 802.1Q): hosts of one VLAN receive from each other only.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use uwarp_engine::rig::{HostOptions, PairOptions, World, address6, with_ipv6};
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
 
-/// Two hosts, the second one in another VLAN perhaps.
+/// Two hosts, perhaps in different VLANs.
 fn hosts(vlans: [Option<u16>; 2]) -> World {
     let mut world = World::new(3, SimOptions { loss: 0.01, ..SimOptions::default() });
     for (host, vlan) in vlans.into_iter().enumerate() {
@@ -22,7 +22,7 @@ fn hosts(vlans: [Option<u16>; 2]) -> World {
 
 #[test]
 fn hosts_of_one_vlan_hear_each_other() {
-    // Priority 5 of one host does not make another VLAN.
+    // A priority of 5 does not make a different VLAN.
     let mut world = hosts([Some(5 << 13 | 7), Some(7)]);
     let requests = world.hosts[1].listen(7471);
     for remote in [(address6(1), 7471).into(), (world.hosts[1].address, 7471).into()] {
@@ -66,7 +66,7 @@ fn hosts_of_other_vlans_are_not_heard() {
 
 #[test]
 fn a_tag_without_a_number_is_no_vlan() {
-    // A priority tag (number 0) is taken where frames have no tag, and not where they have one.
+    // A priority tag (number 0) is accepted where frames have no tag, but not where they have one.
     for (own, heard) in [(None, true), (Some(7), false)] {
         let mut world = hosts([Some(5 << 13), own]);
         let _requests = world.hosts[1].listen(7471);

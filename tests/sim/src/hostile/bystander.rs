@@ -1,4 +1,5 @@
-//! The bystander: an honest host with connections to the target. One moves data both ways, the others play ping-pong.
+//! The bystander: an honest host with connections to the target. One moves data in both directions; the others play
+//! ping-pong.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use uwarp_tcp::Instant;
 
 /// Octets of one Write or Read.
 const LENGTH: u32 = 64 << 10;
-/// Writes, and Reads, that are under way at once.
+/// Writes under way, and Reads under way.
 const DEPTH: u64 = 2;
 /// Octets of a ping.
 const PING: u32 = 64;
@@ -79,7 +80,7 @@ impl Game {
         self.ends[end].post_simple(SENT, SendOpcode::Send, Some(ping), (0, 0));
     }
 
-    /// Answers and reaps; gives the time of a round trip that has ended.
+    /// Answers and reaps; returns the time of a completed round trip.
     fn turn(&mut self, now: Instant) -> Result<Option<Duration>, Status> {
         while let Some(completion) = self.ends[1].poll() {
             if completion.status == Status::Success && completion.id == RECEIVED {
@@ -103,10 +104,10 @@ impl Game {
 }
 
 impl Bystander {
-    /// Connects host 0 of the world to host 1, with so many connections for ping-pong.
+    /// Connects host 0 of the world to host 1, with `pings` connections for ping-pong.
     ///
     /// # Panics
-    /// If that cannot be done, though nobody is hostile yet.
+    /// It cannot connect, although nobody is hostile yet.
     pub fn connect(world: &mut World, port: u16, pings: u32) -> Bystander {
         let requests = world.hosts[1].listen(port);
         let options = PairOptions { complete_on_ack: true, ..PairOptions::default() };
@@ -139,10 +140,10 @@ impl Bystander {
         }
     }
 
-    /// Does what is due: posts, reaps, answers. `ends`: nothing new is begun.
+    /// Does what is due: posts, reaps, answers. `ends`: starts nothing new.
     ///
     /// # Panics
-    /// If a queue has no room.
+    /// A queue has no room.
     pub fn turn(&mut self, now: Instant, ends: bool) {
         while let Some(completion) = self.bulk.poll() {
             match (completion.status, completion.id) {
@@ -188,13 +189,13 @@ impl Bystander {
         self.failed
     }
 
-    /// Forgets what was measured; gives what [`Bystander::achieved`] wants to know.
+    /// Resets the measurement; returns the argument for [`Bystander::achieved`].
     pub fn begin(&mut self) -> (u64, u64) {
         self.latencies.clear();
         (self.writes, self.reads)
     }
 
-    /// What was achieved since `begun`. A ping that is under way counts with its age.
+    /// The achievement since `begun`. A ping under way counts with its age.
     pub fn achieved(&self, now: Instant, (writes, reads): (u64, u64)) -> Achieved {
         let mut latencies = self.latencies.clone();
         let under_way = self.games.iter().filter_map(|game| game.pinged_at);
@@ -210,7 +211,7 @@ impl Bystander {
     }
 }
 
-/// An honest newcomer, which connects where the attackers do.
+/// An honest newcomer, which connects to the port that is attacked.
 pub struct Newcomer {
     pair: Pair,
     target: Pair,
@@ -219,7 +220,7 @@ pub struct Newcomer {
 }
 
 impl Newcomer {
-    /// Begins to connect host 0 to host 1.
+    /// Starts to connect host 0 to host 1.
     pub fn connect(world: &mut World, port: u16) -> Newcomer {
         let (pair, target) = (world.hosts[0].pair(PairOptions::default()), world.hosts[1].pair(PairOptions::default()));
         let remote = (world.hosts[1].address, port);

@@ -1,4 +1,4 @@
-//! Where attackers live: a port of their own on the network, and TCP connections that do exactly what an attack wants.
+//! The attackers: a port of their own on the network, and TCP connections that do exactly what an attack wants.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,7 +25,7 @@ use crate::raw::{fpdu, request_with, untagged};
 const HEADROOM: usize = 128;
 /// Addresses of one den.
 pub const ADDRESSES: u8 = 40;
-/// When an unacknowledged segment is sent again. Nothing else is: the network loses nothing, a full ring of the target may.
+/// When an unacknowledged segment is retransmitted. A full ring of the target is the only cause of loss.
 const RESEND: Duration = Duration::from_millis(20);
 
 /// Who acknowledges what arrives.
@@ -33,7 +33,7 @@ const RESEND: Duration = Duration::from_millis(20);
 pub enum Acknowledging {
     /// The puppet, at once.
     Prompt,
-    /// The attack, when it likes; the puppet only until MPA start-up is done.
+    /// The attack, at any time; the puppet itself only until MPA start-up is done.
     Attack,
 }
 
@@ -50,7 +50,7 @@ pub struct Opening {
     pub scale: u8,
     /// Window field of every segment.
     pub window: u16,
-    /// Go through MPA start-up when TCP is open.
+    /// Perform MPA start-up when TCP is open.
     pub rdma: bool,
     /// Who acknowledges.
     pub acknowledging: Acknowledging,
@@ -85,7 +85,7 @@ pub enum Stage {
     Starting,
     /// MPA start-up is done.
     Running,
-    /// The target has reset it, or the attack has.
+    /// The target or the attack has reset it.
     Gone,
 }
 
@@ -94,7 +94,7 @@ pub enum Stage {
 pub struct Puppet {
     /// How far it is.
     pub stage: Stage,
-    /// The next octet that is expected of the target: all before it have arrived.
+    /// The next octet expected from the target: all before it have arrived.
     pub next: SeqNumber,
     /// The next octet that is sent.
     pub sequence: SeqNumber,
@@ -117,7 +117,7 @@ pub struct Puppet {
     resend_at: Option<Instant>,
 }
 
-/// Counts messages in a stream of FPDUs without looking at more than their first three octets.
+/// Counts messages in a stream of FPDUs, of which it only parses the first three octets.
 #[derive(Debug, Default)]
 struct Walk {
     skip: usize,
@@ -125,7 +125,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Takes octets of the stream; gives the messages that end in them.
+    /// Processes octets of the stream; returns the number of messages that end in them.
     fn take(&mut self, mut octets: &[u8]) -> u64 {
         let mut messages = 0;
         while let Some(&first) = octets.first() {
@@ -140,7 +140,7 @@ impl Walk {
             if let [high, low, control] = self.head[..] {
                 let length = usize::from(u16::from_be_bytes([high, low]));
                 messages += u64::from(control & 0x40 != 0);
-                // Length, ULPDU and padding to four octets, CRC; three octets of it were seen.
+                // Length, ULPDU and padding to four octets, CRC; three octets of it have been parsed.
                 self.skip = (2 + length).next_multiple_of(4) + 4 - 3;
                 self.head.clear();
             }
@@ -149,7 +149,7 @@ impl Walk {
     }
 }
 
-/// A port of attackers: what they send, and how much that was.
+/// A port of attackers, with counters of what they send.
 #[derive(Debug)]
 pub struct Den {
     /// Frames sent.
@@ -216,7 +216,7 @@ impl Den {
         Path::new(self.mac, self.target_mac, self.address(from).into(), self.target.into())
     }
 
-    /// The beginning of a segment of the target's that is in flight to a puppet, as an ICMP error quotes it: its IP header and
+    /// The start of a segment from the target in flight to a puppet, as an ICMP error quotes it: its IP header and
     /// eight octets.
     ///
     /// # Panics
@@ -236,7 +236,7 @@ impl Den {
     /// Sends any frame.
     ///
     /// # Panics
-    /// If 512 of them are on their way to the port, which takes all at once.
+    /// If 512 of them are already under way to the port.
     pub fn send_frame(&mut self, now: Instant, frame: &[u8]) {
         let mut buffer = self.port.alloc().expect("the port holds nothing");
         buffer.fill(frame);
@@ -311,7 +311,8 @@ impl Den {
         self.send_segment(now, (flow.local, flow.remote), &header, payload);
     }
 
-    /// Sends octets of a puppet's stream, however small the target's window is; they are sent again until they are acknowledged.
+    /// Sends octets of a puppet's stream, however small the target's window is; retransmits them until they are
+    /// acknowledged.
     pub fn send(&mut self, now: Instant, number: usize, octets: &[u8]) {
         for piece in octets.chunks(1400) {
             let puppet = &mut self.puppets[number];
@@ -343,7 +344,7 @@ impl Den {
         self.claim(now, number, acknowledgment, sack);
     }
 
-    /// As [`Den::acknowledge`], but what is sent later does not say so again.
+    /// As [`Den::acknowledge`], but later segments do not repeat it.
     pub fn claim(&mut self, now: Instant, number: usize, acknowledgment: SeqNumber, sack: SackBlocks) {
         let puppet = &self.puppets[number];
         let mut header = TcpHeader::new(TcpFlags::ACK);
@@ -367,7 +368,7 @@ impl Den {
         self.send_as(now, number, header, &[]);
     }
 
-    /// Takes what has arrived, and answers what a puppet answers by itself.
+    /// Receives what has arrived, and sends a puppet's automatic answers.
     pub fn turn(&mut self, now: Instant) {
         self.port.set_now(now);
         let mut batch = Batch::new();
@@ -403,7 +404,7 @@ impl Den {
         }
     }
 
-    /// When [`Den::turn`] has something to do that nobody else causes.
+    /// When [`Den::turn`] next has something to do by itself.
     pub fn deadline(&self) -> Option<Instant> {
         self.puppets.iter().filter(|puppet| puppet.stage != Stage::Gone).filter_map(|puppet| puppet.resend_at).min()
     }
@@ -435,7 +436,7 @@ impl Den {
 }
 
 impl Puppet {
-    /// Whether the connection is there and MPA start-up is done.
+    /// Whether the connection is open and MPA start-up is done.
     pub fn is_running(&self) -> bool {
         self.stage == Stage::Running
     }
@@ -468,7 +469,7 @@ impl Puppet {
         }
         let length = tcp.payload_len as u32;
         let end = header.sequence + length;
-        // An old octet is a keep-alive or a probe.
+        // An old octet means a keep-alive or a probe.
         self.owes |= length > 0 || header.sequence.lt(self.next);
         if length > 0 && header.sequence.le(self.next) && end.gt(self.next) {
             let from = tcp.payload_offset + self.next.offset_from(header.sequence) as usize;
@@ -507,7 +508,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Reads of so many octets, `depth` of them at once.
+    /// Reads of `length` octets, `depth` of them at once.
     pub fn new(length: u32, depth: u64) -> Reader {
         Reader { length, depth, asked: 0 }
     }
@@ -523,11 +524,11 @@ impl Reader {
     }
 }
 
-/// Grows the target's congestion window: acknowledges a whole flight at a time, after a time that grows slowly enough for the
-/// target's estimate of the round-trip time to follow.
+/// Grows the target's congestion window: acknowledges a whole flight at a time, after a delay that grows slowly enough
+/// for the target's estimate of the round-trip time to follow.
 #[derive(Debug)]
 pub struct Growth {
-    /// Octets that have to be in flight at once.
+    /// Octets that must be in flight at once.
     wanted: u32,
     pause: Duration,
     next: Option<Instant>,
@@ -537,7 +538,7 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Until so many octets are in flight.
+    /// Until `wanted` octets are in flight.
     pub fn to(wanted: u32) -> Growth {
         Growth { wanted, pause: Duration::from_micros(100), next: None, first: None, is_done: false }
     }
@@ -547,11 +548,11 @@ impl Growth {
         self.is_done
     }
 
-    /// Does what is due for this puppet. When it is done, gives what is in flight, which stays unacknowledged: the first octet and
-    /// the one behind the last.
+    /// Does what is due for this puppet. When done, returns the data in flight, which stays unacknowledged: its first
+    /// octet and the one behind its last.
     ///
     /// # Errors
-    /// Not done yet; when there is something to do again.
+    /// Not done yet; the error is when there is something to do next.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -578,7 +579,7 @@ impl Growth {
             at = (at + 2 * 1460).min(next);
             den.acknowledge(now, number, at, SackBlocks::NONE);
         }
-        // Whoever asks for more has acknowledged what came before: a response keeps its place until then.
+        // A request for more must acknowledge the earlier responses, which occupy their slots until then.
         reader.ask(now, den, number, stag);
         self.first = Some(next);
         self.pause = (self.pause * 5 / 4).min(Duration::from_millis(9));
@@ -600,7 +601,7 @@ impl Pace {
         Pace { every, next: None }
     }
 
-    /// How often it is due now; what could not be done at its time is made up for.
+    /// How often it is due now, including missed times.
     pub fn due(&mut self, now: Instant) -> u32 {
         let mut next = self.next.unwrap_or(now);
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! The frozen table: bounds, and which attacks keep them.
+//! The frozen table: bounds, and which attacks stay within them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,9 +8,9 @@ use super::Measured;
 /// One row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Names of the attacks that go on at once.
+    /// Names of the concurrent attacks.
     pub attacks: Vec<String>,
-    /// Whether all bounds have to be kept; if not, one has to be missed.
+    /// Whether all bounds must be kept; if not, at least one must be exceeded.
     pub closed: bool,
     /// Where it comes from.
     pub origin: String,
@@ -33,10 +33,10 @@ impl Row {
 }
 
 impl Table {
-    /// Reads the table.
+    /// Parses the table.
     ///
     /// # Errors
-    /// Which line is wrong.
+    /// The faulty line.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut table = Table::default();
         for (number, line) in text.lines().enumerate() {
@@ -62,7 +62,7 @@ impl Table {
     /// A bound.
     ///
     /// # Panics
-    /// If the table does not have it.
+    /// The table does not have it.
     pub fn bound(&self, name: &str) -> f64 {
         *self.bounds.get(name).unwrap_or_else(|| panic!("the table has no bound '{name}'"))
     }
@@ -71,19 +71,19 @@ impl Table {
 /// A row's figures beside the bounds.
 #[derive(Debug)]
 pub struct Judgement {
-    /// The lower of both directions' throughput, as a part of the fair share.
+    /// The lower of both directions' throughput, as a fraction of the fair share.
     pub share: f64,
-    /// 99th percentile of the round-trip times, as a multiple of that alone.
+    /// 99th percentile of the round-trip times, as a multiple of that without attack.
     pub p99: f64,
     /// How long a newcomer took to connect, in milliseconds.
     pub opening: f64,
-    /// What an attacker's octet cost, by kind of work that has a bound.
+    /// The cost of an attacker's octet, by kind of work with a bound.
     pub work: Vec<(String, f64)>,
     /// The bounds that are missed, in words.
     pub missed: Vec<String>,
 }
 
-/// Holds what was measured against the bounds.
+/// Compares a measurement with the bounds.
 pub fn judge(table: &Table, alone: &Measured, measured: &Measured) -> Judgement {
     let fair = 1.0 / f64::from(1 + measured.greedy);
     let part = |now: u64, before: u64| now as f64 / (before as f64 * fair);
@@ -119,7 +119,7 @@ pub fn judge(table: &Table, alone: &Measured, measured: &Measured) -> Judgement 
     judgement
 }
 
-/// Work per attacker octet beyond what the honest frames of the row cost.
+/// Work per attacker octet, less the cost of the row's honest frames.
 fn excess(table: &Table, alone: &Measured, measured: &Measured) -> Vec<(String, f64)> {
     if measured.attacker_octets == 0 {
         return Vec::new();

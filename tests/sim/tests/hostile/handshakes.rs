@@ -19,7 +19,7 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("silent-handshakes", || Box::new(SilentHandshakes::default())),
 ];
 
-/// Segments of no connection: SYNs, or behind enough of them to have cookies sent, acknowledgments that guess a cookie.
+/// Segments of no connection: SYNs, or, behind enough of them to trigger cookies, acknowledgments that guess a cookie.
 #[derive(Debug)]
 struct Strangers {
     forges: bool,
@@ -96,7 +96,7 @@ impl Attack for HandshakeFlood {
     }
 }
 
-/// Opens a hundred connections a second, and sends nothing on any.
+/// Opens a hundred connections per second, and sends nothing on any.
 #[derive(Debug)]
 struct SilentHandshakes {
     pace: Pace,

@@ -25,7 +25,7 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("neighbour-flood", || Box::new(NeighbourFlood::default())),
 ];
 
-/// SYNs whose addresses an unkeyed hash takes for one, so that they lie behind each other in the flow table, then segments that
+/// SYNs whose addresses collide under an unkeyed hash, so that they are adjacent in the flow table; then segments that
 /// are looked up behind all of them.
 #[derive(Debug)]
 struct HashCollisions {
@@ -68,7 +68,7 @@ impl Attack for HashCollisions {
     }
 }
 
-/// Claims of smaller and smaller MTUs, each right in form, beside many connections that they do not concern.
+/// ICMP errors with smaller and smaller MTUs, each well-formed, beside many connections that they do not concern.
 #[derive(Debug)]
 struct PacketTooBig {
     pace: Pace,
@@ -91,7 +91,7 @@ impl Attack for PacketTooBig {
 
     fn turn(&mut self, now: Instant, den: &mut Den, target: &Target) -> Option<Instant> {
         if self.mtu < 600 {
-            // The next address, whose path is still whole.
+            // The next address, whose path still has its full MTU.
             (self.number, self.mtu, self.reader) = (None, 1500, Reader::new(64 << 10, 4));
             self.from += 1;
         }
@@ -121,7 +121,7 @@ impl Attack for PacketTooBig {
     }
 }
 
-/// Packets in pieces of eight octets, none of them whole.
+/// Fragments of eight octets, of packets that never become complete.
 #[derive(Debug)]
 struct TinyFragments {
     pace: Pace,
@@ -134,7 +134,7 @@ impl Default for TinyFragments {
     }
 }
 
-/// What a piece takes at least: a vector, the place of the piece, and the smallest block of the allocator.
+/// The least memory of a fragment: a vector, its position, and the smallest block of the allocator.
 const PIECE: u64 = 64;
 
 impl Attack for TinyFragments {

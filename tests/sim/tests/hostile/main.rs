@@ -1,5 +1,5 @@
-//! Attacks on one engine, alone and three at once, each beside an honest bystander; `table.txt` has the bounds and says which
-//! attacks are known to miss one.
+//! Attacks on one engine, alone and three at once, each beside an honest bystander. `table.txt` has the bounds and says
+//! which attacks are known to exceed one.
 //!
 //! `UWARP_HOSTILE=NAME,...` runs only these rows.
 
@@ -22,7 +22,7 @@ fn attacks() -> Vec<(&'static str, Maker)> {
     [tcp::ATTACKS, rdma::ATTACKS, handshakes::ATTACKS, link::ATTACKS, shares::ATTACKS].concat()
 }
 
-/// The scene that several attacks need at once: of each thing what the most demanding of them needs.
+/// The scene for several attacks at once: the strictest requirement for each setting.
 fn scene_of(attacks: &[(String, Box<dyn Attack>)]) -> Scene {
     let usual = Scene::default();
     attacks.iter().map(|(_, attack)| attack.scene()).fold(usual, |all, one| Scene {

@@ -1,4 +1,4 @@
-//! Attacks by what RDMA lets a peer ask for.
+//! Attacks by legitimate RDMA requests.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("terminate-storm", || Box::new(TerminateStorm::default())),
 ];
 
-/// Asks for as much as its IRD admits, always.
+/// Always requests as much as its IRD admits.
 #[derive(Debug)]
 struct ReadStorm {
     number: Option<usize>,
@@ -52,7 +52,7 @@ impl Attack for ReadStorm {
     }
 }
 
-/// Commits that each name one region 64 times, four of them at once.
+/// Commits that each list one region 64 times, four of them at once.
 #[derive(Debug)]
 struct CommitStorm {
     abandons: bool,
@@ -117,7 +117,7 @@ impl Attack for CommitStorm {
     }
 }
 
-/// Connects, breaks the protocol, is terminated, and connects again.
+/// Connects, violates the protocol, is terminated, and connects again.
 #[derive(Debug)]
 struct TerminateStorm {
     pace: Pace,

@@ -25,7 +25,7 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("hoarder", || Box::new(Hoarder::default())),
 ];
 
-/// A frame in this time: 50,000 a second, a twentieth of what the target can take.
+/// Time between frames: 50,000 a second, a twentieth of what the target can process.
 pub const STEP: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ enum Manner {
     SlowReader,
     /// An acknowledgment every 400 ms.
     SlowAcker,
-    /// Acknowledges what has not arrived, and what was not sent.
+    /// Acknowledges data that has not arrived, or was not sent.
     Optimist,
     /// Announces an MSS of one octet.
     TinyMss,
@@ -44,7 +44,7 @@ enum Manner {
     SackFlood,
 }
 
-/// A peer that reads, and acknowledges in some bad manner.
+/// A peer that reads, and acknowledges in a harmful way.
 #[derive(Debug)]
 struct Acknowledger {
     manner: Manner,
@@ -153,7 +153,7 @@ impl Attack for Acknowledger {
 /// Octets that a scoreboard attack has in flight before it begins: some 8,000 segments.
 const SCOREBOARD: u32 = 12 << 20;
 
-/// Grows the target's window, then reports all of a flight but its first and third segment, again and again.
+/// Grows the target's window, then repeatedly reports all of a flight except its first and third segment.
 #[derive(Debug)]
 struct Scoreboard {
     number: Option<usize>,
@@ -241,7 +241,7 @@ impl Attack for OneOctetSegments {
     }
 }
 
-/// Begins long FPDUs on many connections, and ends none.
+/// Starts long FPDUs on many connections, and ends none.
 #[derive(Debug)]
 struct HalfFpdus {
     numbers: Vec<usize>,
@@ -289,7 +289,7 @@ pub fn held(stats: &EngineStats, den: &Den) -> u64 {
     stats.connections.iter().filter(|one| den.is_home_of(one.remote.ip())).map(|one| one.tcp.out_of_order_buffers).sum()
 }
 
-/// Sends full segments behind a gap, as many as its window takes, and again.
+/// Repeatedly sends full segments behind a gap, as many as its window takes.
 #[derive(Debug)]
 struct Hoarder {
     number: Option<usize>,
