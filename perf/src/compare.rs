@@ -29,20 +29,20 @@ const HONEST: f64 = 1.2;
 /// What to compare, and how often.
 #[derive(Args)]
 pub struct Options {
-    /// Devices, one after the other
+    /// Devices, one after another
     #[arg(long, value_delimiter = ',', default_value = "virtio,memif")]
     device: Vec<String>,
-    /// Rounds of A B A B; medians are over the parts in which the machine's CPUs lay as far apart as mostly and nobody else
-    /// shared their cores
+    /// Rounds of A B A B; medians are over the parts during which the CPUs had their usual distance and did not share
+    /// their cores
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Length of one part in milliseconds: the shorter, the less the machine changes in it
+    /// Length of one part in milliseconds; the machine changes less during shorter ones
     #[arg(long, default_value_t = 300)]
     milliseconds: u64,
     /// CPUs of the two ends
     #[arg(long, value_delimiter = ',', num_args = 2, default_value = "0,1")]
     cpus: Vec<usize>,
-    /// Leave the kernel's TCP out (it needs root for its namespaces)
+    /// Leave out the kernel's TCP (its namespaces need root)
     #[arg(long)]
     no_kernel: bool,
     /// Compare RPC over RDMA instead: with bare operations of the same size, and with RPC over a TCP stream
@@ -51,7 +51,7 @@ pub struct Options {
     /// Also write every sample and the medians here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure nothing, print what was written with --json
+    /// Measure nothing; print a file written with --json
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     from: Option<PathBuf>,
 }

@@ -21,20 +21,20 @@ const PORT: u16 = 7471;
 /// Longest wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is done over and over.
+/// The operation that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// A Write there, seen in memory, and one back: one operation is the round trip
+    /// A Write, seen in memory, and one back: one operation is the round trip
     WritePingPong,
-    /// A Send there and one back, completions reaped: one operation is the round trip
+    /// A Send and one back, completions reaped: one operation is the round trip
     SendPingPong,
     /// A Read, from post to completion
     Read,
-    /// Writes in bursts of 32, one completion each burst: one operation is one Write with its share of acknowledgments
+    /// Writes in bursts of 32, one completion per burst: one operation is one Write with its share of acknowledgments
     WriteStream,
     /// A null call over RPC-over-RDMA; the size does not matter
     RpcNull,
-    /// A READ of NFS over RPC-over-RDMA, whose data come by RDMA Write unless they fit into the reply
+    /// A READ of NFS over RPC-over-RDMA, whose data arrives by RDMA Write unless it fits into the reply
     RpcRead,
 }
 

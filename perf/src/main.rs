@@ -32,9 +32,9 @@ Examples:
 enum Command {
     /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, and kernel TCP, in turn A B A B
     Compare(compare::Options),
-    /// Both ends in one thread, joined in memory: what the stack itself costs
+    /// Both ends in one thread, connected in memory: the cost of the stack itself
     InProcess(in_process::Options),
-    /// Instructions of an operation in process, counted by valgrind's callgrind
+    /// Instructions per in-process operation, counted by valgrind's callgrind
     Instructions(in_process::CountOptions),
     /// One end of the kernel TCP peer (started by `compare`)
     #[command(hide = true)]

@@ -58,8 +58,8 @@ pub unsafe fn operations(port: u16) -> *const rte_eth_fp_ops {
 /// `rte_eth_rx_burst`.
 ///
 /// # Safety
-/// `operations` is that of a port that is started (or was and is stopped), `queue` one of its queues that no other thread uses
-/// now, and `packets` has room for `count` pointers.
+/// `operations` is that of a port that is started (or was and is stopped), `queue` one of its queues that no other
+/// thread uses now, and `packets` has room for `count` pointers.
 #[inline(always)]
 pub unsafe fn rx_burst(operations: *const rte_eth_fp_ops, queue: u16, packets: *mut *mut rte_mbuf, count: u16) -> u16 {
     // SAFETY: the caller's promises; ethdev fills the table for every port, with stubs for those not started.

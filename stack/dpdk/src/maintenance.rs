@@ -110,8 +110,8 @@ impl Reconnector {
                     return true;
                 }
                 self.set_stopped(true);
-                // SAFETY: the port is open (`closed` is under the lock held here), no burst is inside it, and the interrupt
-                // thread does not run its handlers meanwhile.
+                // SAFETY: the port is open (`closed` is under the lock held here), no burst is inside it, and the
+                // interrupt thread does not run its handlers meanwhile.
                 let started = unsafe {
                     sys::rte_eth_dev_stop(port);
                     sys::rte_eth_dev_start(port) == 0

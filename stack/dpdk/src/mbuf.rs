@@ -41,8 +41,8 @@ pub struct TxChecksum {
     pub ipv6: bool,
     /// Fill in the IPv4 header's checksum (its field must be 0).
     pub ip: bool,
-    /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented; without the length if the packet
-    /// is to be cut).
+    /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented; without the length if
+    /// the packet is to be cut).
     pub tcp: bool,
     /// Cut into segments of this many payload octets; 0: do not cut.
     pub segment_size: u16,
@@ -69,8 +69,8 @@ unsafe impl Send for Mbuf {}
 /// meanwhile.
 macro_rules! field {
     ($packet:expr, $($field:tt)+) => {
-        // SAFETY: the reference keeps the buffer live, and its header changes only through a sole reference; for a union, every
-        // bit pattern is a number.
+        // SAFETY: the reference keeps the buffer live, and its header changes only through a sole reference; for a
+        // union, every bit pattern is a number.
         unsafe { (*$packet.raw.as_ptr()).$($field)+ }
     };
 }
@@ -91,8 +91,8 @@ impl Mbuf {
         if self.is_shared() {
             return None;
         }
-        // SAFETY: the count is 1 and this is that reference, borrowed mutably; acquire in `is_shared` orders it after the
-        // other references' last use.
+        // SAFETY: the count is 1 and this is that reference, borrowed mutably; acquire in `is_shared` orders it after
+        // the other references' last use.
         Some(unsafe { self.raw.as_mut() })
     }
 
@@ -217,8 +217,8 @@ impl Mbuf {
         };
         header.nb_segs = count;
         header.pkt_len = len;
-        // SAFETY: the last segment's sole reference is ours, so nobody else follows its `next`; the tail's references move
-        // into the chain.
+        // SAFETY: the last segment's sole reference is ours, so nobody else follows its `next`; the tail's references
+        // move into the chain.
         unsafe { (*last).next = tail.into_raw() };
         Ok(())
     }
@@ -297,7 +297,8 @@ impl Mbuf {
 
     /// The request of [`set_tx_checksum`](Mbuf::set_tx_checksum); `None` if it requested no checksum.
     pub fn tx_checksum(&self) -> Option<TxChecksum> {
-        // SAFETY: the reference keeps the header alive, and what is read of it is written only through a sole reference.
+        // SAFETY: the reference keeps the header alive, and what is read of it is written only through a sole
+        // reference.
         let header = unsafe { self.raw.as_ref() };
         let flags = header.ol_flags;
         let has = |flag: u64| flags & flag == flag;

@@ -136,7 +136,8 @@ fn free_unused(pools: &mut Vec<Entry>) {
     pools.retain(|entry| {
         let free = !entry.used && entry.full_since.is_some() && entry.is_full();
         if free {
-            // SAFETY: no port uses the pool, and all of its buffers have been back for a second: nobody has a pointer into it.
+            // SAFETY: no port uses the pool, and all of its buffers have been back for a second: nobody has a pointer
+            // into it.
             unsafe { sys::rte_mempool_free(entry.raw.as_ptr()) };
         }
         !free

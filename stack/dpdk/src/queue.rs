@@ -119,8 +119,8 @@ impl Queue {
     pub fn rx_burst(&mut self, out: &mut Vec<Mbuf>) -> usize {
         let count = (out.capacity() - out.len()).min(MAX_BURST) as u16;
         let (index, len) = (self.index, out.len());
-        // SAFETY: `self` is the queue's only user and the port is open. There is room for `count` packets behind the vector's
-        // end, and an `Mbuf` is a pointer to a packet. The device gives its references away.
+        // SAFETY: `self` is the queue's only user and the port is open. There is room for `count` packets behind the
+        // vector's end, and an `Mbuf` is a pointer to a packet. The device gives its references away.
         unsafe {
             let end = out.as_mut_ptr().add(len).cast::<*mut rte_mbuf>();
             let received = match self.kind {

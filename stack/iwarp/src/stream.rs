@@ -336,8 +336,8 @@ impl Stream {
         Some(Message::atomic_response(&AtomicResponse { request_identifier, original_value }, number))
     }
 
-    /// Queues an inbound commit whose regions were found accessible. It is answered after the requests before it, and not
-    /// before [`Stream::commit_done`].
+    /// Queues an inbound commit whose regions were found accessible. It is answered after the requests before it, and
+    /// not before [`Stream::commit_done`].
     pub fn accept_commit(&mut self, head: CommitHead) -> CommitTicket {
         self.inbound.push_commit(head)
     }

@@ -163,8 +163,8 @@ impl Message {
         Message::fixed(Opcode::AtomicResponse, QueueNumber::ATOMIC_RESPONSE, sequence_number, &response.to_octets())
     }
 
-    /// A Commit Request of `regions` regions with the next message sequence number of queue 1. Identifier and regions are its
-    /// payload, [`CommitRequest::emit_len`] octets (draft-talpey-rdma-commit §3.2.1).
+    /// A Commit Request of `regions` regions with the next message sequence number of queue 1. Identifier and regions
+    /// are its payload, [`CommitRequest::emit_len`] octets (draft-talpey-rdma-commit §3.2.1).
     pub const fn commit_request(regions: u32, sequence_number: MessageSequenceNumber) -> Message {
         let target = Target::Untagged { queue: QueueNumber::READ_REQUEST, sequence_number, invalidate_stag: Stag(0) };
         Message::new(Opcode::CommitRequest, target, CommitRequest::emit_len(regions as usize) as u32)

@@ -117,8 +117,8 @@ impl ByteProducer {
             return 0;
         }
         let (at, first) = self.shared.places(self.tail, count);
-        // SAFETY: `tail .. tail + count` lies within the free octets. The consumer gave them back with a release store of
-        // `head` that our acquire load saw, and does not touch them until `tail` passes them.
+        // SAFETY: `tail .. tail + count` lies within the free octets. The consumer gave them back with a release store
+        // of `head` that our acquire load saw, and does not touch them until `tail` passes them.
         unsafe {
             self.shared.octets.write(at, &octets[..first]);
             self.shared.octets.write(0, &octets[first..count]);
@@ -225,8 +225,8 @@ impl ByteConsumer {
             return 0;
         }
         let (at, first) = self.shared.places(self.head, count);
-        // SAFETY: `head .. head + count` lies within the published octets: written before the release store of `tail` that
-        // our acquire load saw, and not written again until `head` passes them.
+        // SAFETY: `head .. head + count` lies within the published octets: written before the release store of `tail`
+        // that our acquire load saw, and not written again until `head` passes them.
         unsafe {
             self.shared.octets.read(at, &mut out[..first]);
             self.shared.octets.read(0, &mut out[first..count]);

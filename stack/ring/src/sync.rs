@@ -37,7 +37,8 @@ mod standard {
         /// This many octets of zero, not touched yet.
         pub(crate) fn zeroed(count: usize) -> Self {
             let octets = Box::into_raw(vec![0_u8; count].into_boxed_slice());
-            // SAFETY: a cell has the layout of what is in it, and the box is given back as it was taken, for the same size.
+            // SAFETY: a cell has the layout of what is in it, and the box is given back as it was taken, for the same
+            // size.
             Self(unsafe { Box::from_raw(octets as *mut [std::cell::UnsafeCell<u8>]) })
         }
 

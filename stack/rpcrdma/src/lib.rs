@@ -15,8 +15,6 @@
 //! own, or all of a direction together under one STag, by a work request. In both ways STags are valid on one
 //! connection only. The peer loses access to a call's memory before the result is returned, or when the call is
 //! cancelled.
-//! all of a direction together, by a work request, under one. Either way STags are valid on one connection, and a call's
-//! memory is out of the peer's reach before its result is handed over, or it is when it was cancelled.
 //!
 //! A call of NFS, between two contexts in one process:
 #![cfg_attr(

@@ -1,5 +1,5 @@
-//! The binding of NFS version 3 (RFC 1813; RFC 8267 §3): the data of READ and WRITE and the paths of READLINK and SYMLINK are
-//! DDP-eligible.
+//! The binding of NFS version 3 (RFC 1813; RFC 8267 §3): the data of READ and WRITE and the paths of READLINK and
+//! SYMLINK are DDP-eligible.
 
 use crate::binding::{Binding, Greatest};
 use crate::walk::{Walk, WalkError};

@@ -302,6 +302,7 @@ impl std::fmt::Debug for Requester {
 
 impl Requester {
     /// Connects, and waits until the connection is established. `bindings` are those of the programs to be called.
+    ///
     /// # Errors
     /// Those of [`Context::connect`].
     pub fn connect(

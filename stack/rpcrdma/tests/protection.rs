@@ -58,7 +58,8 @@ fn a_wrapped_call_lends_all_of_itself_in_one_chunk_and_room_for_all_of_its_reply
     }
 }
 
-/// A call of a raw peer, with this credential: a transport header, six words, the credential, no verifier, the arguments.
+/// A call of a raw peer, with this credential: a transport header, six words, the credential, no verifier, the
+/// arguments.
 fn protected(service: u32, procedure: u32, chunks: Chunks, arguments: &[u32]) -> Vec<u8> {
     let mut words = vec![XID, 0, 2, PROGRAM, VERSION, procedure, RPCSEC_GSS, 20];
     words.extend(credential(service));

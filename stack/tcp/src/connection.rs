@@ -139,7 +139,8 @@ pub struct Connection {
     pub(crate) segment: u32,
     /// SND.WND in octets.
     pub(crate) window: u32,
-    /// The largest window that the peer ever offered (MAX.SND.WND of RFC 5961 §5.2, Max(SND.WND) of RFC 9293 §3.8.6.2.1).
+    /// The largest window that the peer ever offered (MAX.SND.WND of RFC 5961 §5.2, Max(SND.WND) of RFC 9293
+    /// §3.8.6.2.1).
     pub(crate) largest_window: u32,
     /// SND.WL1 and SND.WL2.
     pub(crate) window_sequence: Position,

@@ -3,9 +3,10 @@
 //! A [`Connection`] has no socket, clock, device or buffer. The owner passes in the headers of received segments, the
 //! time, and the lengths of the *records* to send. It gets back what to do with each payload, what to transmit, and
 //! when to call again. [`BufferToken`]s name the owner's buffers; their values mean nothing here.
-//! A record is a piece of the sent stream that wants to travel as one segment (for iWARP, one FPDU). TCP sends a
+//!
 //! A record is a part of the sent stream that should travel as one segment (for iWARP, one FPDU). TCP sends a record as
 //! one segment whenever the peer permits, but it can send, acknowledge and retransmit any part of one.
+//!
 //! What an owner does in a turn:
 //!
 //! 1. [`Connection::on_segment`] for each received segment, then [`Connection::take_in_order`] and
@@ -16,12 +17,12 @@
 //!    one pure acknowledgment;
 //! 5. [`Connection::pop_acknowledged`] to free what the peer has.
 //!
-//! Where to look: `input` (arriving segments, RFC 9293 §3.10.7), `acknowledge` (what an acknowledgment does),
-//! `output` (what to send next), `timers`, `queue` (records and the scoreboard), `recovery` (RACK-TLP, RFC 8985;
-//! proportional rate reduction, RFC 6937), `congestion` (RFC 5681, 9438, 8257), `ecn` (RFC 3168), `rtt` (RFC 6298), `receive` and
-//! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table), `cookies` (answers to a SYN that
-//! keep nothing, RFC 4987), `time_wait` (the end of a connection in some tens of octets), `urgent` (the urgent pointer, RFC 9293
-//! §3.8.5 and RFC 6093: urgent data is never out of the stream's band).
+//! Where to look: `input` (arriving segments, RFC 9293 §3.10.7), `acknowledge` (what an acknowledgment does), `output`
+//! (what to send next), `timers`, `queue` (records and the scoreboard), `recovery` (RACK-TLP, RFC 8985; proportional
+//! rate reduction, RFC 6937), `congestion` (RFC 5681, 9438, 8257), `ecn` (RFC 3168), `rtt` (RFC 6298), `receive` and
+//! `reassembly` (window, SACK, RFC 2018 and 2883), `state` (the state diagram as a table), `cookies` (answers to a SYN
+//! that keep no state, RFC 4987), `time_wait` (a connection in TIME-WAIT in some tens of octets), `urgent` (the urgent
+//! pointer, RFC 9293 §3.8.5 and RFC 6093: urgent data stays in the stream).
 #![forbid(unsafe_code)]
 
 mod acknowledge;

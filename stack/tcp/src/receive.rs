@@ -356,7 +356,8 @@ impl Receiver {
         }
     }
 
-    /// The blocks for an acknowledgment: the duplicate first (RFC 2883 §4), then the runs, the latest first (RFC 2018 §4).
+    /// The blocks for an acknowledgment: the duplicate first (RFC 2883 §4), then the runs, the latest first (RFC 2018
+    /// §4).
     pub(crate) fn take_blocks(&mut self, most: usize) -> SackBlocks {
         let mut blocks = SackBlocks::NONE;
         let runs = self.reassembly.take_duplicate().into_iter().chain(self.reassembly.runs().iter().copied());

@@ -256,7 +256,8 @@ impl Recovery {
         self.is_open() && !self.probing && self.duplicates == 0
     }
 
-    /// RFC 8985 §6.2, steps 1 to 3. `echo_is_older`: the echoed timestamp is older than the segment's last transmission.
+    /// RFC 8985 §6.2, steps 1 to 3. `echo_is_older`: the echoed timestamp is older than the segment's last
+    /// transmission.
     #[inline]
     pub(crate) fn update(
         &mut self,

@@ -85,7 +85,8 @@ fn assert_bounded(name: &str, walked: u64, blocks: u32) {
     assert!(walked <= bound, "{name}: {walked} segments examined, more than {bound}");
 }
 
-/// Attacks of [`ACKS`] acknowledgments each on a window of 8,192 segments: (name, blocks of the acknowledgment with this number).
+/// Attacks of [`ACKS`] acknowledgments each on a window of 8,192 segments: (name, blocks of the acknowledgment with
+/// this number).
 #[test]
 fn blocks_cost_no_more_than_what_they_report_anew() {
     type Attack = (&'static str, fn(u32) -> Vec<(u32, u32)>);

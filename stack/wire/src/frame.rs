@@ -218,8 +218,9 @@ pub struct ArpFrame {
 
 /// Classifies a received frame. `frame` is its first contiguous part, which must hold all headers; `total_len` is the
 /// length of all parts (never taken as less than that of `frame`).
-/// Addresses are not compared with anybody's own: that is the caller's part.
+///
 /// Destination addresses are not compared with our own: the caller does that.
+///
 /// # Errors
 /// Any of the reasons of [`EthernetHeader::parse`], [`Ipv4Header::parse`], [`TcpHeader::parse`],
 /// [`IcmpMessage::parse`] and [`ArpPacket::parse`], [`WireError::SourceAddress`], and

@@ -138,8 +138,8 @@ impl<'a> Icmp6Message<'a> {
     /// Reads a message, which is the whole upper-layer payload of its packet, and verifies its checksum.
     ///
     /// # Errors
-    /// [`WireError::Truncated`], [`WireError::IcmpChecksum`], and [`WireError::Neighbour`] for a Neighbor Discovery message with an
-    /// option of length 0, a code that is not 0, or a multicast target (RFC 4861 §7.1).
+    /// [`WireError::Truncated`], [`WireError::IcmpChecksum`], and [`WireError::Neighbour`] for a Neighbor Discovery
+    /// message with an option of length 0, a code that is not 0, or a multicast target (RFC 4861 §7.1).
     pub fn parse(octets: &'a [u8], source: IpAddress, destination: IpAddress) -> Result<Icmp6Message<'a>, WireError> {
         let (header, rest) = octets.split_first_chunk::<HEADER_LEN>().ok_or(WireError::Truncated)?;
         let pseudo = checksum::pseudo_header(source, destination, PROTOCOL, octets.len());

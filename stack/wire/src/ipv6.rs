@@ -208,8 +208,8 @@ pub enum Walked {
 /// from.
 ///
 /// # Errors
-/// [`WireError::NotContiguous`] if they leave the first piece of a chain, [`WireError::HeaderLength`] if they pass the packet's end
-/// or are too many.
+/// [`WireError::NotContiguous`] if they leave the first piece of a chain, [`WireError::HeaderLength`] if they pass the
+/// packet's end or are too many.
 pub fn walk(header: &Ipv6Header, packet: &[u8]) -> Result<Walked, WireError> {
     let end = HEADER_LEN + header.payload_len;
     let missing = |at: usize| if at <= end { WireError::NotContiguous } else { WireError::HeaderLength };

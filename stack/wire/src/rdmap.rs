@@ -1,5 +1,6 @@
 //! RDMAP control octet and messages (RFC 5040 §4; Atomic and Immediate: RFC 7306 as of draft-10; Commit:
 //! draft-talpey-rdma-commit-00).
+//!
 //! Codecs only: `uwarp-iwarp` decides which operations a stream accepts, and on which queue.
 
 mod extensions;

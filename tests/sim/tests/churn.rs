@@ -14,7 +14,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Octets of the message that each connection carries: two segments.
 const LENGTH: u32 = 2000;
 
-/// `rounds` times `at_once` connections that carry a message, from host 0 to host 1 or the other way, at the given loss.
+/// `rounds` times `at_once` connections that carry a message, from host 0 to host 1 or the other way, at the given
+/// loss.
 fn churn(rounds: usize, at_once: usize, loss: f64) {
     let mut world = World::new(3, SimOptions { loss, ..SimOptions::default() });
     for _ in 0..2 {

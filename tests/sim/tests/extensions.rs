@@ -263,7 +263,8 @@ fn what_was_not_agreed_here_is_not_sent() {
 
 #[test]
 fn atomics_give_the_former_value_and_leave_the_new_one() {
-    // Old, data, mask, new; old, compare, compare mask, swap, swap mask, new: computed from the pseudo code of RFC 7306.
+    // Old, data, mask, new; old, compare, compare mask, swap, swap mask, new: computed from the pseudo code of RFC
+    // 7306.
     let additions = [
         (0x0000_0000_ffff_fffe, 5, 0, 0x0000_0001_0000_0003),
         (u64::MAX, 1, 0, 0),

@@ -45,7 +45,8 @@ fn check_copies(places: &Places, targets: Vec<Target>, mut found: BTreeMap<u64, 
     assert_eq!(copies[0].last_key_value().unwrap().1, "the last");
 }
 
-/// One run with every change, 250 different ones in the long run; or those of `UWARP_SEEDS`, as in `UWARP_SEEDS=170..180`.
+/// One run with every change, 250 different ones in the long run; or those of `UWARP_SEEDS`, as in
+/// `UWARP_SEEDS=170..180`.
 fn seeds() -> impl Iterator<Item = fastrand::Rng> {
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty() && value != "0");
     let seeds = match set("UWARP_SEEDS") {

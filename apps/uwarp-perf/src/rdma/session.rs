@@ -252,6 +252,7 @@ impl Session {
 
     /// Sends a farewell and lets the server close: the side that closes last knows that the other has received
     /// everything.
+    ///
     /// # Errors
     /// The connection was lost before.
     pub fn leave(&mut self) -> anyhow::Result<()> {

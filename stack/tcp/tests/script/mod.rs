@@ -8,6 +8,7 @@
 //! +10ms  < SA 0 ack 1 win 65535 mss 1000 sackOK
 //!        > A 1 ack 1
 //! ```
+//!
 //! `>` expects the next segment that the connection sends: flags, first sequence number and `+length`. Only the fields
 //! that the line names are compared, except SACK blocks, which must be named if there are any. `<` is a received
 //! segment. `+TIME` lets time pass: nothing may be ready to send before it, and nothing may be sent meanwhile. Sequence

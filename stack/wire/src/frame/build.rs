@@ -122,6 +122,7 @@ pub fn tcp_headers_len(path: &Path, header: &TcpHeader) -> usize {
 
 /// Writes the Ethernet, IP and TCP headers of a segment to the end of `headroom`, directly in front of a payload that
 /// follows it, and returns their length. An IPv4 packet is sent with DF.
+///
 /// # Errors
 /// [`WireError::NoRoom`] if `headroom` is shorter than [`tcp_headers_len`], [`WireError::AddressFamily`] if
 /// the addresses are of two versions, [`WireError::TotalLength`] if the packet exceeds 65535 octets.

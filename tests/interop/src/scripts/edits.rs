@@ -13,6 +13,7 @@
 //! == name of a third
 //! skip Why the kernel cannot be asked.
 //! ```
+//!
 //! An edit reads like a patch: a line with two leading spaces is a line that follows in the script, `-` removes the
 //! next such line, `+` inserts one here, and `stop` ends the comparison where the kernel and we diverge. A reason may
 //! continue on further lines with leading spaces. Every script is in the file.

@@ -102,7 +102,7 @@ fn the_kernel_behind_a_router_that_drops() {
 
 /// A kernel sends to the stack, and in turn the same kernel sends to another one, through a router that drops one in
 /// twenty segments in either direction. The test only asserts that every octet arrives. It prints the goodput of both,
-/// and keeps it with `UWARP_FIGURES`. `perf/README.md` has figures of the long run.
+/// and keeps it with `UWARP_FIGURES`. `perf/baselines/kernel-tcp` has figures of the long run.
 #[test]
 fn loss_towards_the_stack_and_towards_a_kernel() {
     const OTHER: &str = "10.79.0.2/24";
