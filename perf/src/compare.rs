@@ -125,7 +125,7 @@ impl Machine {
 struct Figure(Vec<Sample>);
 
 impl Figure {
-    /// What was measured on `machine`, ascending.
+    /// The measurements on `machine`, ascending.
     fn kept(&self, machine: Machine) -> Vec<f64> {
         let mut values: Vec<f64> =
             self.0.iter().filter(|sample| machine.had(sample)).map(|sample| sample.value).collect();
@@ -231,7 +231,7 @@ fn show(all: &BTreeMap<String, Figures>) {
     }
 }
 
-/// What uwarp's own operations are compared with.
+/// The references for uwarp's own operations.
 enum Peers {
     /// C on the raw device, and the kernel's TCP.
     Operations(RawC, Option<Namespaces>),

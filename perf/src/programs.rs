@@ -19,7 +19,7 @@ pub struct Report {
     pub mops: Option<f64>,
 }
 
-/// What is used of the distribution.
+/// The used values of the distribution.
 #[derive(Debug, Deserialize)]
 pub struct Latency {
     /// The median in nanoseconds.

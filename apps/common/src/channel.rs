@@ -38,12 +38,12 @@ pub struct Shape {
     pub work: usize,
 }
 
-/// What happened on a channel.
+/// An event of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message came.
+    /// A message arrived.
     Message(Vec<u8>),
-    /// Immediate Data came.
+    /// Immediate Data arrived.
     Immediate(u64),
     /// Work of the tool's own completed. This includes a failed Commit, after which the connection continues.
     Done(Completion),

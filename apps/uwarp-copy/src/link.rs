@@ -29,9 +29,9 @@ pub struct Link {
     interrupted: Option<Instant>,
 }
 
-/// What happened on a link.
+/// An event of a link.
 pub enum Happening<Message> {
-    /// A message came.
+    /// A message arrived.
     Message(Message),
     /// An RDMA Write or Read was done.
     Done(Completion),

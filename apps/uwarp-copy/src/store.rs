@@ -180,7 +180,7 @@ impl Outgoing {
         Ok(length)
     }
 
-    /// BLAKE3 of what was read, in hexadecimal.
+    /// BLAKE3 of the octets read, in hexadecimal.
     pub fn hash(&self) -> String {
         self.hash.finalize().to_string()
     }
@@ -201,7 +201,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Octets that have come.
+    /// Octets received so far.
     pub fn received(&self) -> u64 {
         self.size - self.left
     }

@@ -20,7 +20,7 @@ const AHEAD: usize = 1024;
 /// How long the remaining copies may take at the end, once most copies are complete.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What was done.
+/// The result of an append.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// The log's number, in hexadecimal.
@@ -130,7 +130,7 @@ pub fn run(
         if driver.writer.is_open() && opened.is_none() {
             opened = Some(Instant::now());
         }
-        // Records, as many as are taken.
+        // As many records as are accepted.
         while driver.writer.is_open() {
             if waiting.is_none() && !ended && !signals::interrupted() {
                 match input.try_recv() {

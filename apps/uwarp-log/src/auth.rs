@@ -129,7 +129,7 @@ pub struct Handshake {
 
 impl Handshake {
     fn mac(&self, secret: &Secret, side: Side) -> Option<Hmac<Sha256>> {
-        // A key of any length is taken.
+        // HMAC accepts a key of any length.
         let mut mac = Hmac::<Sha256>::new_from_slice(&secret.0).ok()?;
         // Every part has a fixed length, so no two handshakes produce the same octets.
         mac.update(GREETING);

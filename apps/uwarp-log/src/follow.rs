@@ -90,7 +90,7 @@ impl Printer {
     }
 }
 
-/// What is to be done next.
+/// The next action.
 enum Next {
     Text(String),
     Records(Heard),

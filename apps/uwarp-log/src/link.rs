@@ -100,7 +100,7 @@ impl Ring {
         Some((begin, skipped + length))
     }
 
-    /// Gives back what was taken first.
+    /// Frees the oldest allocation.
     fn give(&mut self, taken: usize) {
         self.free += taken;
     }
@@ -348,7 +348,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Tells the writer what happened.
+    /// Reports events to the writer.
     fn hear(&mut self, target: usize) -> anyhow::Result<bool> {
         let mut busy = false;
         while let State::Up(channel) = &mut self.links[target].state {

@@ -231,7 +231,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What a file holds.
+/// The state of a file.
 #[derive(Debug, Serialize)]
 struct Contents {
     /// Which log it is a copy of, in hexadecimal; 0 for none yet.

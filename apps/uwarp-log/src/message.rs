@@ -17,7 +17,7 @@ pub struct Window {
     pub offset: u64,
 }
 
-/// What a writer says.
+/// A writer's message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToTarget {
     /// The first message after the proofs. Answered by [`ToClient::Welcome`].
@@ -51,7 +51,7 @@ pub enum ToTarget {
     },
 }
 
-/// What a target says.
+/// A target's message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToClient {
     /// The state of the target.

@@ -160,7 +160,7 @@ impl<'a> Newcomers<'a> {
         Ok(busy)
     }
 
-    /// Makes what comes next raise the descriptors.
+    /// Makes the next event raise the descriptors.
     pub fn arm(&mut self) {
         self.waiting.iter_mut().for_each(|newcomer| newcomer.channel.arm());
     }

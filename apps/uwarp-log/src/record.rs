@@ -24,7 +24,7 @@ pub const LIMIT: u64 = 1 << 62;
 
 const LENGTH: usize = 4;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {

@@ -54,7 +54,7 @@ pub struct Service<'a> {
 /// A file of a log, which no other target has open.
 pub struct LogFile {
     file: File,
-    /// What its first page says.
+    /// Its first page.
     pub identity: Identity,
 }
 

@@ -8,7 +8,7 @@ use crate::record::{Found, Record, Tail};
 /// possible epoch would be the last writer.
 const LEAP: u64 = 1 << 32;
 
-/// What a target answers to a claim.
+/// A target's answer to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Admit the writer, once this identity is in the file and the connections of all other writers have ended.
@@ -41,7 +41,7 @@ pub fn judge(identity: &Identity, claim: &ToTarget) -> Verdict {
     Verdict::Admit(Identity { epoch, ..*identity })
 }
 
-/// What [`walk`] found.
+/// The result of [`walk`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walk {
     /// The words and the table.

@@ -73,7 +73,7 @@ pub enum Action {
     Reconnect,
 }
 
-/// Why a record was not taken.
+/// Why a record was not appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AppendError {
     /// The log is not open, or too much is under way: retry after the next event.
@@ -126,7 +126,7 @@ impl std::error::Error for Over {}
 /// The state of a target, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What it is doing, in a word.
+    /// Its stage, in a word.
     pub stage: &'static str,
     /// Up to where it has the log, if known.
     pub durable: Option<u64>,
@@ -309,7 +309,7 @@ impl Writer {
         self.pump();
     }
 
-    /// A message came from a target.
+    /// A message from a target arrived.
     pub fn message(&mut self, target: usize, message: ToClient) {
         match message {
             ToClient::Welcome { log, epoch, geometry } => self.welcome(target, log, epoch, geometry),
@@ -553,7 +553,7 @@ impl Writer {
         self.actions.push_back((target, Action::Reconnect));
     }
 
-    /// Does what has become possible.
+    /// Takes the steps that have become possible.
     fn pump(&mut self) {
         if self.over.is_some() {
             return;

@@ -10,7 +10,7 @@ use uwarp_log::writer::{Action, AppendError, Options, Writer};
 
 const SEGMENT: u32 = 4096;
 
-/// What a writer hears of a target.
+/// An answer of a target to the writer.
 enum Reply {
     Message(ToClient),
     Read(Vec<u8>),
@@ -204,7 +204,7 @@ fn walk(geometry: &Geometry, store: &[u8], mut each: impl FnMut(u64, &[u8])) -> 
     .expect("stores can be read")
 }
 
-/// What is wrong.
+/// A violated condition.
 type Fault = String;
 
 struct Model {
@@ -262,7 +262,7 @@ impl Model {
         self.targets[target].connections.iter().position(|one| one.writer == self.number)
     }
 
-    /// Takes what the writer wants done.
+    /// Collects the writer's actions.
     fn carry(&mut self) {
         while let Some((target, action)) = self.writer.next_action() {
             let own = self.own(target);

@@ -47,7 +47,7 @@ const DEPTH_MAX: usize = 1000;
 /// How the directory is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryOptions {
-    /// Refuse what would change it.
+    /// Refuse calls that would change it.
     pub read_only: bool,
     /// A client's root is nobody here.
     pub squash_root: bool,

@@ -81,7 +81,7 @@ impl<T> Duplicates<T> {
         Identity { client: call.client, xid: call.xid, procedure: call.procedure, digest }
     }
 
-    /// A call has come.
+    /// A call has arrived.
     pub fn begin(&mut self, identity: Identity, to: T, now: Instant) -> Verdict<T> {
         if let Some(again) = self.under_way.get_mut(&identity) {
             again.push(to);

@@ -25,12 +25,12 @@ struct Open {
     procedure: u32,
     flavor: u32,
     protection: Protection,
-    /// The call, to be sent again to a server that was absent. The copy being sent shares its memory.
+    /// The call, to be sent again to a server that was absent. A copy being sent shares its memory.
     record: Arc<Vec<u8>>,
     start: Instant,
 }
 
-/// What a gateway lets pass.
+/// What a gateway permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Refuse everything that would change a file or directory.
@@ -80,7 +80,7 @@ impl Gateway {
         self.responder.peer()
     }
 
-    /// What the client's connection has done.
+    /// The counters of the client's connection.
     pub fn stats(&self) -> ResponderStats {
         self.responder.stats()
     }
@@ -239,7 +239,7 @@ impl Gateway {
             None => refusal(open.flavor),
         };
         if answer.status == Status::Success {
-            // What is wrapped nobody can read here.
+            // Wrapped results cannot be read here.
             let ok = open.protection == Protection::Wrapped || record[at..].starts_with(&[0; 4]) || open.procedure == 0;
             self.metrics.called(open.procedure, ok, open.start.elapsed());
         } else {

@@ -30,7 +30,7 @@ pub struct Metrics {
     pub rdma_clients: AtomicU64,
     /// Connections over TCP, since the start.
     pub tcp_clients: AtomicU64,
-    /// Connections that `--allow` kept out.
+    /// Connections that `--allow` refused.
     pub not_allowed: AtomicU64,
     /// Connections that were refused because there were too many, in total or from one address.
     pub turned_away: AtomicU64,
@@ -120,7 +120,7 @@ impl Metrics {
     }
 }
 
-/// The file that metrics are kept in.
+/// The file of the metrics.
 #[derive(Debug)]
 pub struct Keeper {
     metrics: Arc<Metrics>,

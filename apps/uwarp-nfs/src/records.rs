@@ -23,7 +23,7 @@ impl Records {
         Self { most, incoming: Vec::new(), taken: 0, record: Vec::new() }
     }
 
-    /// These octets have come.
+    /// Appends received octets.
     pub fn push(&mut self, octets: &[u8]) {
         self.incoming.drain(..self.taken);
         self.taken = 0;
@@ -58,7 +58,7 @@ impl Records {
         octets.first_chunk().map(|word| u32::from_be_bytes(*word))
     }
 
-    /// Forgets all that has come.
+    /// Discards everything received.
     pub fn clear(&mut self) {
         *self = Self::new(self.most);
     }

@@ -79,7 +79,7 @@ impl Way {
 /// The server's side.
 #[derive(Debug)]
 enum Server {
-    /// None while it is looked at.
+    /// `None` while it is polled.
     Connecting(Option<Connecting>),
     Up(KernelStream),
 }
@@ -91,7 +91,7 @@ pub struct Relay {
     server: Server,
     to_server: Way,
     to_client: Way,
-    /// Calls are still taken.
+    /// Calls are still accepted.
     takes: bool,
     idle: Idle,
 }

@@ -23,7 +23,7 @@ use uwarp_rpcrdma::walk::Part;
 /// The only version of NFS here.
 const NFS_VERSION: u32 = 3;
 
-/// A call, however it came.
+/// A call, from either transport.
 #[derive(Debug)]
 pub struct Call {
     /// The sender. Over RDMA the port is 0, because a client that reconnects uses another one.
@@ -52,7 +52,7 @@ impl Call {
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 #[derive(Debug)]
 pub struct Programs {
     /// NFS.

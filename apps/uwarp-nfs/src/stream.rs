@@ -27,7 +27,7 @@ const ROOM: usize = 64 << 10;
 /// client that accepts none costs no more.
 pub const CALLS_MAX: usize = 32;
 
-/// A call as it came.
+/// A call as received.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StreamCall {
     /// Its number.
@@ -112,7 +112,7 @@ pub struct StreamClient {
     /// A refusal for the port has been logged.
     has_complained: bool,
     metrics: Arc<Metrics>,
-    /// Octets that have come and gone.
+    /// Octets received and sent.
     moved: u64,
     idle: Idle,
 }
@@ -164,7 +164,7 @@ impl StreamClient {
                 continue;
             }
             if self.ended {
-                // What was asked before is still answered.
+                // Earlier calls are still answered.
                 let idle = self.under_way == 0 && self.outgoing.is_empty();
                 return if idle { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(None) };
             }

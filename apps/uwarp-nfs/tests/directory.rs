@@ -192,7 +192,7 @@ fn names_are_made_moved_and_removed() {
     assert_eq!(nfs.remove(&one, "again"), nfsstat3::NFS3_OK);
     assert_eq!(nfs.size(&file), Err(nfsstat3::NFS3ERR_STALE));
     assert_eq!(nfs.remove(&one, "again"), nfsstat3::NFS3ERR_NOENT);
-    // One that takes the place of another.
+    // One that replaces another.
     let (old, new) = (
         nfs.create(&root, "old", createhow3::UNCHECKED(sattr3::default())).unwrap(),
         nfs.create(&root, "new", createhow3::UNCHECKED(sattr3::default())).unwrap(),

@@ -29,10 +29,10 @@ const GREETING: usize = 8 + 3 * 8;
 /// A receiver's verdict that nothing is wrong.
 const RIGHT: u64 = u64::MAX;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Everything comes back.
+    /// All octets are echoed.
     Echo,
     /// Everything is counted.
     Count,

@@ -31,7 +31,7 @@ const CHUNK: usize = 2048;
 /// Longest warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
 
-/// What a call gave.
+/// The result of a call.
 struct Done {
     /// When it was started.
     started: Instant,
@@ -76,7 +76,7 @@ impl Caller for Rdma {
         for part in arguments.into_iter().chain(reply.results) {
             match part {
                 Part::Item(blob) => done.blob = Some(blob),
-                // The results come behind the arguments.
+                // The results follow the arguments.
                 Part::Octets(octets) => done.octets = octets,
             }
         }
@@ -86,7 +86,7 @@ impl Caller for Rdma {
 
 struct Tcp {
     client: stream::Client,
-    /// XIDs and what was sent.
+    /// XIDs and the calls sent.
     open: VecDeque<(u32, Instant, Call)>,
 }
 

@@ -91,7 +91,7 @@ pub fn get(length: u32) -> Vec<Part> {
     vec![Part::Octets(length.to_be_bytes().to_vec())]
 }
 
-/// The server's state: what was given last.
+/// The server's state: the last blob.
 #[derive(Default)]
 pub struct Server {
     blob: Vec<u8>,

@@ -21,7 +21,7 @@ pub struct CpuTime {
 pub struct Report {
     /// Name of the test.
     pub test: Test,
-    /// What carried the calls.
+    /// The transport of the calls.
     pub transport: Transport,
     /// The device, as it was named on the command line.
     pub device: String,

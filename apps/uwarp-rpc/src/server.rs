@@ -68,7 +68,7 @@ struct Clients<'a> {
     rounds: u32,
 }
 
-/// What a round had to do.
+/// The work of a round.
 struct Round {
     /// A call was answered.
     busy: bool,

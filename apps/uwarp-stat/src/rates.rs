@@ -1,4 +1,4 @@
-//! What happened between two snapshots.
+//! Rates between two snapshots.
 
 use uwarp::StatsSnapshot;
 use uwarp::stats::EngineStats;

@@ -7,7 +7,7 @@ use uwarp::{
     QueuePairOptions, ReceiveRequest, SendRequest, StatsSnapshot, Status,
 };
 
-/// Far beyond what a busy machine needs.
+/// Far longer than a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn stat(arguments: &[&str]) -> Output {

@@ -184,7 +184,7 @@ pub struct UnusedPool {
 
 /// DPDK's version, `DPDK 22.11.11`.
 pub fn version() -> String {
-    // SAFETY: gives a static string.
+    // SAFETY: returns a static string.
     unsafe { CStr::from_ptr(sys::rte_version()) }.to_string_lossy().into_owned()
 }
 

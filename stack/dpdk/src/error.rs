@@ -79,7 +79,7 @@ pub enum Error {
     /// There is not enough packet memory.
     #[error("not enough DPDK memory for {what}: raise memory-mib (now {memory_mib} MiB) or use fewer buffers")]
     OutOfMemory {
-        /// What it was wanted for.
+        /// The purpose of the memory.
         what: String,
         /// The memory that DPDK has, in MiB.
         memory_mib: u32,
@@ -90,7 +90,7 @@ pub enum Error {
     /// A call of the operating system failed.
     #[error("{what}: {reason}")]
     System {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
         /// The system's reason.
         reason: String,

@@ -12,7 +12,7 @@ const ERROR: u32 = 4;
 const WARNING: u32 = 5;
 const INFORMATION: u32 = 7;
 
-/// How many complaints are kept.
+/// How many messages are kept.
 const KEPT: usize = 16;
 
 #[derive(Default)]

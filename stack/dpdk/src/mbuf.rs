@@ -332,7 +332,7 @@ impl Mbuf {
         self.raw.as_ptr()
     }
 
-    /// Gives the reference out of Rust's hands.
+    /// Passes the reference out of Rust's control.
     #[inline(always)]
     pub(crate) fn into_raw(self) -> *mut rte_mbuf {
         ManuallyDrop::new(self).raw.as_ptr()

@@ -14,7 +14,7 @@ pub fn ticks() -> u64 {
 
 /// Ticks of the counter in a nanosecond.
 pub fn ticks_per_nanosecond() -> f64 {
-    // SAFETY: reads what EAL measured.
+    // SAFETY: reads EAL's measurement.
     unsafe { sys::uwarp_ticks_per_nanosecond() }
 }
 

@@ -165,7 +165,7 @@ pub struct Statistics {
     pub rx_no_buffer: u64,
 }
 
-/// What is known of an open port.
+/// The properties of an open port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PortInfo {
     /// DPDK's name of the device.
@@ -176,7 +176,7 @@ pub struct PortInfo {
     pub port_id: u16,
     /// The NUMA node, if the device has one.
     pub numa_node: Option<u32>,
-    /// What it can do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
 }
 
@@ -195,7 +195,7 @@ pub(crate) struct Inner {
     reconnector: Option<Arc<Reconnector>>,
 }
 
-/// What one queue has of its own.
+/// The state of one queue.
 #[derive(Debug)]
 pub(crate) struct QueueState {
     pub(crate) rx_pool: Pool,
@@ -293,12 +293,12 @@ impl Port {
         Ok(Port { inner: Arc::new(inner) })
     }
 
-    /// What is known of the port.
+    /// The port's properties.
     pub fn info(&self) -> &PortInfo {
         &self.inner.info
     }
 
-    /// What the port can do.
+    /// The port's capabilities.
     pub fn capabilities(&self) -> &Capabilities {
         &self.inner.info.capabilities
     }

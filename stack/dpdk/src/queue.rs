@@ -27,7 +27,7 @@ pub struct PoolLevels {
     pub tx_total: u32,
 }
 
-/// What a burst has to mind.
+/// The precautions that a burst needs.
 #[derive(Clone, Copy)]
 enum Kind {
     /// Nothing.
@@ -83,7 +83,7 @@ impl Queue {
         self.index
     }
 
-    /// What the port can do.
+    /// The port's capabilities.
     pub fn capabilities(&self) -> &Capabilities {
         self.port.capabilities()
     }

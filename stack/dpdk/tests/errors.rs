@@ -106,7 +106,7 @@ fn a_dead_peers_socket_is_an_absent_peer() {
         let error = refused(&device, &options);
         assert!(matches!(error, Error::PeerAbsent { .. }), "{device:?}: {error:?}");
     }
-    // And a listening end takes the place.
+    // A listening end can then use the path.
     let host = open(&eal(), &vhost(socket, false), &options);
     assert!(!host.link_up());
     assert!(matches!(host.wait_link_up(SHORT), Err(Error::LinkDown { .. })));

@@ -91,7 +91,7 @@ pub enum Delivery<'a> {
     AtomicResponse {
         /// The number that the atomic was given.
         token: ReadToken,
-        /// What stood in the peer's memory before.
+        /// The previous value in the peer's memory.
         original_value: u64,
     },
     /// A complete commit of the peer. Check that each region may be written, then pass its head to

@@ -129,7 +129,7 @@ impl Default for ReadLimits {
     }
 }
 
-/// What start-up agreed on.
+/// The result of start-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// This side's role.

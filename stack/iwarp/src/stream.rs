@@ -64,7 +64,7 @@ pub struct Stream {
     ready_to_receive: Option<ReadyToReceive>,
     /// The first FPDU may be a Send without payload that is not for the consumer.
     pub(crate) expects_ready_by_send: bool,
-    /// An FPDU of the peer has come.
+    /// An FPDU of the peer has arrived.
     pub(crate) heard: bool,
     /// [`Stream::receive`] found a fault; nothing is delivered until the caller calls [`Stream::fail`].
     pub(crate) faulted: bool,
@@ -463,7 +463,7 @@ impl Stream {
         self.received_terminate = Some(Box::new(terminate));
     }
 
-    /// The peer's Terminate, if one came.
+    /// The peer's Terminate, if one arrived.
     pub fn received_terminate(&self) -> Option<&ReceivedTerminate> {
         self.received_terminate.as_deref()
     }

@@ -11,7 +11,7 @@ use crate::fault::{Fault, Headers};
 pub struct FailedSegment {
     /// Octets of the whole segment (its ULPDU length), not only of the parts below.
     pub segment_length: u16,
-    /// Its DDP header as it came.
+    /// Its DDP header, verbatim.
     pub ddp_header: TerminatedHeader,
     /// The Read Request behind the DDP header, if there was one.
     pub read_request: Option<ReadRequest>,

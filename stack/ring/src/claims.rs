@@ -9,7 +9,7 @@ const BUCKET: usize = if cfg!(loom) { 1 } else { 8 };
 /// The bits of a word that hold the owner.
 const OWNER: u64 = 0xffff;
 
-/// What came of a claim.
+/// The result of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
     /// The owner has it.

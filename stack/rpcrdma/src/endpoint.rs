@@ -27,7 +27,7 @@ const TRANSFER: u64 = 3;
 pub(crate) const LOCAL: u64 = 4 << KIND_SHIFT;
 /// How long a wait lasts before the connection's state is checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// Completions that are taken at once.
+/// Completions that are reaped at once.
 const BATCH: usize = 32;
 /// Fruitless polls after which the connection's state is checked.
 const POLLS: u32 = 64;
@@ -45,7 +45,7 @@ pub(crate) struct Sizes {
     pub(crate) pieces: usize,
 }
 
-/// What happened.
+/// An event of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A message of `length` octets is in this receive.

@@ -219,7 +219,7 @@ pub enum RdmaError {
 }
 
 impl RdmaError {
-    /// What this stack answers to other versions.
+    /// This stack's answer to other versions.
     pub const VERSIONS: Self = Self::Version { low: VERSION, high: VERSION };
 }
 
@@ -234,7 +234,7 @@ pub enum Body {
     Error {
         /// The version of the failed call, which may be an unsupported one.
         version: u32,
-        /// What was wrong with it.
+        /// Its fault.
         error: RdmaError,
     },
 }
@@ -341,7 +341,7 @@ pub enum CallFault {
         xid: u32,
         /// Version of its header.
         version: u32,
-        /// What to answer.
+        /// The answer to send.
         error: RdmaError,
     },
 }

@@ -23,7 +23,7 @@ pub struct Shape<'a> {
     pub reply_header: usize,
 }
 
-/// What holds for the connection.
+/// The limits of the connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Inline threshold of calls, in octets.

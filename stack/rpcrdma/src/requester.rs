@@ -180,7 +180,7 @@ pub enum CallError {
     Verbs(#[from] Error),
 }
 
-/// A call that was not taken.
+/// A call that was refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused {
@@ -204,7 +204,7 @@ pub struct Finished {
     pub rooms: Vec<Vec<u8>>,
 }
 
-/// What a requester has done and seen.
+/// Counters of a requester.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequesterStats {
     /// Calls sent, including those sent again.
@@ -277,7 +277,7 @@ pub struct Requester {
     message: Vec<u8>,
     /// When the connection was made.
     up_at: Instant,
-    /// A reply has come over it.
+    /// A reply has arrived over it.
     is_answered: bool,
     /// Messages that were dropped on it.
     wrong: u64,
@@ -376,7 +376,7 @@ impl Requester {
         self.send_waiting();
     }
 
-    /// What it has done and seen.
+    /// Its counters.
     pub fn stats(&self) -> RequesterStats {
         self.stats
     }

@@ -25,7 +25,7 @@ use uwarp::{AcceptOptions, ConnectRequest, Context, DisconnectReason, Error};
 /// How a responder accepts and answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponderOptions {
-    /// Calls that a requester may have under way, so many receives are posted and credits granted. Fewer if the
+    /// Calls that a requester may have under way: the number of posted receives and granted credits. Fewer if the
     /// connection's part of the server's common limit is less.
     pub credits: u32,
     /// Longest message to send, in octets, 1 KiB to 256 KiB; the requester may accept less.
@@ -117,7 +117,7 @@ impl Answer {
     }
 }
 
-/// What a responder has done and seen.
+/// Counters of a responder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponderStats {
     /// Messages received.
@@ -293,7 +293,7 @@ impl Responder {
         self.peer
     }
 
-    /// What it has done and seen.
+    /// Its counters.
     pub fn stats(&self) -> ResponderStats {
         self.stats
     }
@@ -303,7 +303,7 @@ impl Responder {
         self.given
     }
 
-    /// What holds for the connection.
+    /// The parameters of the connection.
     pub fn agreement(&self) -> crate::private_data::Agreement {
         self.endpoint.agreement
     }
@@ -350,7 +350,7 @@ impl Responder {
             match self.endpoint.poll() {
                 Ok(None) if !self.conclude() => return Ok(None),
                 Ok(None) => {}
-                // What else was under way is flushed.
+                // Other work under way is flushed.
                 Ok(Some(_)) if self.lost.is_some() => {}
                 Ok(Some(event)) => {
                     if self.take(event).is_err() {

@@ -39,7 +39,7 @@ pub enum Removed<'a> {
     Writes(&'a [Returned]),
 }
 
-/// A Write chunk as it came back.
+/// A returned Write chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returned {
     /// An empty chunk: its result is inline (RFC 8166 §4.3.2.3).

@@ -72,7 +72,7 @@ fn chunks_may_have_many_segments_and_more_than_reads_at_once() {
     sweep(requester, ResponderOptions { reads: 1, ..ResponderOptions::default() });
 }
 
-/// Writes make no completions of their own: a reply with more of them than the queue pair takes goes on all the same.
+/// Writes make no completions of their own: a reply with more of them than the queue pair holds still completes.
 #[test]
 fn a_result_may_have_more_segments_than_a_queue_pair_has_room_for() {
     const SEGMENT: usize = 64;

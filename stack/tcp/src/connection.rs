@@ -35,7 +35,7 @@ pub(crate) fn isn_beyond(highest: Position, proposed: SeqNumber) -> SeqNumber {
     if highest.near(proposed) > highest { proposed } else { (highest + ISN_DISTANCE).sequence() }
 }
 
-/// Counters of what every segment counts.
+/// Counters that every segment updates.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) octets_sent: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Counters {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reset {
     pub(crate) sequence: SeqNumber,
-    /// Whether it acknowledges what was received.
+    /// Whether it acknowledges received data.
     pub(crate) acknowledges: bool,
     /// The octet at `sequence` was sent as a window probe. A peer that accepted it accepts a reset only behind it; one
     /// that did not, only at it (RFC 5961 §3.2). So both resets are sent.

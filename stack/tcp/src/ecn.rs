@@ -166,7 +166,7 @@ impl EcnState {
         Some(first)
     }
 
-    /// What an acknowledgment carries.
+    /// The ECN flags of an acknowledgment.
     #[inline]
     pub(crate) fn ack_flags(&self) -> TcpFlags {
         if self.echo { TcpFlags::ECE } else { TcpFlags::NONE }

@@ -29,7 +29,7 @@ pub enum Payload {
     Discarded,
 }
 
-/// What a received segment meant.
+/// The result of a received segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
     /// What to do with the payload.

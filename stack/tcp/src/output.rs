@@ -253,7 +253,7 @@ impl Connection {
         self.closing && !self.fin_sent && self.queue.unsent() == 0
     }
 
-    /// What may leave of the next record.
+    /// How much of the next record may be sent.
     #[inline]
     fn fresh(&self) -> Fresh {
         self.queue.first_unsent().map_or(Fresh::Wait, |unsent| self.admit(unsent.len))

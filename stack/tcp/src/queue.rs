@@ -49,7 +49,7 @@ pub(crate) enum Fate {
     Lost,
 }
 
-/// What a segment carries.
+/// The contents of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Content {
     Syn,
@@ -148,7 +148,7 @@ struct Marks {
     lost: BinaryHeap<Reverse<Position>>,
     sacked_segments: u32,
     order: SendOrder,
-    /// Segments looked at since [`SendQueue::take_walked`].
+    /// Segments examined since [`SendQueue::take_walked`].
     walked: u64,
 }
 
@@ -207,7 +207,7 @@ impl SendQueue {
         self.next
     }
 
-    /// The end of what was ever sent.
+    /// The end of everything ever sent.
     #[inline]
     pub(crate) fn highest(&self) -> Position {
         self.next + u32::from(self.probed)
@@ -237,7 +237,7 @@ impl SendQueue {
         self.marks.as_ref().map_or(0, |marks| marks.sacked_segments)
     }
 
-    /// Octets held for lost.
+    /// Octets considered lost.
     #[inline]
     pub(crate) fn lost(&self) -> u32 {
         self.lost
@@ -490,7 +490,7 @@ impl SendQueue {
         self.find_lost(*end)
     }
 
-    /// Octets of the segment that [`SendQueue::first_lost`] gives.
+    /// Octets of the segment from [`SendQueue::first_lost`].
     pub(crate) fn first_lost_len(&self) -> u32 {
         self.first_lost().map_or(0, |index| self.segments[index].len)
     }

@@ -22,7 +22,7 @@ pub(crate) struct Run {
     pub(crate) end: Position,
 }
 
-/// What became of an offered payload.
+/// The result for an offered payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offered {
     Held,
@@ -44,7 +44,7 @@ struct Lists {
     held: VecDeque<Held>,
     /// The most recently changed run first (RFC 2018 §4).
     runs: Vec<Run>,
-    /// Buffers that are to be given back.
+    /// Buffers to be returned.
     discarded: Vec<BufferToken>,
     /// The duplicate to report first in the next acknowledgment (RFC 2883).
     duplicate: Option<Run>,
@@ -102,7 +102,7 @@ impl Reassembly {
         self.lists.as_ref().map_or(0, |lists| size_of::<Lists>() + lists.heap())
     }
 
-    /// Gives memory back.
+    /// Frees memory.
     pub(crate) fn shrink(&mut self) {
         if self.is_drained() && self.is_plain() {
             self.lists = None;
@@ -114,7 +114,7 @@ impl Reassembly {
         }
     }
 
-    /// Gives everything up.
+    /// Discards everything.
     pub(crate) fn clear(&mut self) {
         if let Some(lists) = &mut self.lists {
             lists.discarded.extend(lists.held.drain(..).map(|held| held.token));

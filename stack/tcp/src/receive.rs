@@ -25,7 +25,7 @@ pub(crate) struct Receiver {
     next: Position,
     /// The highest right edge ever offered: data before it is accepted.
     edge: Position,
-    /// What the owner can take.
+    /// The owner's free space.
     space: u32,
     /// Our shift count, once negotiated.
     shift: u8,
@@ -166,7 +166,7 @@ impl Receiver {
         self.edge.octets_since(self.next)
     }
 
-    /// What the owner can take.
+    /// The owner's free space.
     #[inline]
     pub(crate) fn space(&self) -> u32 {
         self.space

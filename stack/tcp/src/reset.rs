@@ -2,7 +2,7 @@
 
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-/// What a segment in LISTEN calls for.
+/// How to answer a segment in LISTEN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// A connection ([`Connection::accept`](crate::Connection::accept)).

@@ -138,7 +138,7 @@ impl<T: Copy + Default> ShortQueue<T> {
         behind.map(|index| index + 1).or_else(|| self.front().filter(|front| is_it(front)).map(|_| 0))
     }
 
-    /// Gives up all elements, and the memory.
+    /// Drops all elements, and frees the memory.
     pub(crate) fn reset(&mut self) {
         *self = ShortQueue::default();
     }

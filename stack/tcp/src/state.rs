@@ -159,7 +159,7 @@ pub const TRANSITIONS: &[(State, StateEvent, State)] = {
     ]
 };
 
-/// How a connection came to its end.
+/// How a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CloseReason {
     /// Both ends closed.

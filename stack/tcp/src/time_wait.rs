@@ -31,7 +31,7 @@ pub struct TimeWait {
     sack: bool,
 }
 
-/// What a late segment brings about.
+/// The result of a late segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// A header to send, without payload. Its ports are zero; the owner fills them in.

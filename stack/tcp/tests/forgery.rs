@@ -7,13 +7,13 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
 const OUR_ISN: SeqNumber = SeqNumber(0xffff_fc00);
 const PEER_ISN: SeqNumber = SeqNumber(0xffff_f000);
-/// What we offer.
+/// The window that we offer.
 const WINDOW: i64 = 5000;
-/// What the peer offers.
+/// The window that the peer offers.
 const PEER_WINDOW: u16 = 8000;
 /// The peer's timestamps.
 const PEER_CLOCK: u32 = 7000;
-/// What is in flight.
+/// Octets in flight.
 const FLIGHT: i64 = 3000;
 
 fn now() -> Instant {

@@ -338,7 +338,7 @@ proptest! {
         for step in &steps {
             model.run(step);
         }
-        // The end: every buffer comes back, once.
+        // At the end every buffer is returned, once.
         let _ = model.connection.abort(model.now);
         while let Some(token) = model.connection.drain_discarded() {
             prop_assert!(model.held.remove(&token.0));

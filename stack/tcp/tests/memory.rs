@@ -1,4 +1,4 @@
-//! What a connection costs in memory.
+//! The memory of a connection.
 
 mod channel;
 

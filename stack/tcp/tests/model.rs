@@ -35,7 +35,7 @@ enum Step {
     Reset {
         offset: u32,
     },
-    /// An acknowledgment of what was never sent.
+    /// An acknowledgment of octets never sent.
     AckAhead,
     /// A segment of old data.
     Old,

@@ -15,7 +15,7 @@ pub const PACKET_LEN: usize = 28;
 /// Octets of an untagged frame with an ARP packet.
 pub const FRAME_LEN: usize = ethernet::HEADER_LEN + PACKET_LEN;
 
-/// What an ARP packet is.
+/// The operation of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArpOperation {
     /// Who has the target address?
@@ -33,7 +33,7 @@ pub struct ArpPacket {
     pub sender_mac: EthernetAddress,
     /// IPv4 address of the sender; `0.0.0.0` in a probe.
     pub sender_address: Ipv4Addr,
-    /// Hardware address of the target; of no meaning in a request.
+    /// Hardware address of the target; meaningless in a request.
     pub target_mac: EthernetAddress,
     /// IPv4 address of the target.
     pub target_address: Ipv4Addr,

@@ -10,7 +10,7 @@ pub const HEADER_LEN: usize = 14;
 /// Octets of a VLAN tag.
 pub const VLAN_TAG_LEN: usize = 4;
 
-/// What a frame carries.
+/// The type of a frame's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EtherType(
     /// The number as it stands in a header.

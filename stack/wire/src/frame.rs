@@ -20,7 +20,7 @@ use crate::ipv6::{self, Ipv6Header, Walked};
 use crate::octets::{u16_at, u32_at};
 use crate::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions};
 
-/// What a received frame is.
+/// A received frame, classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// A TCP segment; its checksum is not verified yet.

@@ -94,7 +94,7 @@ pub enum Icmp6Message<'a> {
     },
     /// The receiver could not process a header.
     ParameterProblem {
-        /// What kind of problem.
+        /// The kind of problem.
         code: u8,
         /// The octet at fault.
         pointer: u32,

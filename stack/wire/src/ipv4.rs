@@ -47,7 +47,7 @@ pub struct Ipv4Header {
     pub fragment_offset: u16,
     /// Hops left.
     pub hop_limit: u8,
-    /// What follows the header.
+    /// The protocol behind the header.
     pub protocol: u8,
     /// Sender.
     pub source: Ipv4Addr,

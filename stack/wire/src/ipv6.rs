@@ -58,7 +58,7 @@ pub struct Ipv6Header {
     pub flow_label: u32,
     /// Octets behind this header.
     pub payload_len: usize,
-    /// What follows this header.
+    /// The header behind this one.
     pub next_header: u8,
     /// Hops left.
     pub hop_limit: u8,

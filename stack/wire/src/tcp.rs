@@ -208,8 +208,8 @@ impl TcpHeader {
 
     /// Reads a header at the start of `octets`; returns it with its length in octets.
     ///
-    /// Unknown options, and known ones with a length that they cannot have, are skipped. The checksum is
-    /// not looked at.
+    /// Unknown options, and known ones with an impossible length, are skipped. The checksum is
+    /// ignored.
     ///
     /// # Errors
     /// [`WireError::Truncated`] below 20 octets, [`WireError::HeaderLength`] if the data offset is below 5

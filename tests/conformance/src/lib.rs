@@ -160,7 +160,7 @@ impl Matrix {
     }
 }
 
-/// What holds.
+/// The rows that hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Rows in all.

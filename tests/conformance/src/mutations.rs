@@ -38,14 +38,14 @@ pub struct Mutation {
     pub breaks: String,
     /// The file, from the top of the tree.
     pub file: String,
-    /// What stands in front of the rule.
+    /// The text before the rule.
     #[serde(default)]
     pub before: String,
     /// An expression.
     pub rule: String,
     /// The expression that breaks the rule.
     pub broken: String,
-    /// What stands behind the rule.
+    /// The text after the rule.
     #[serde(default)]
     pub after: String,
 }

@@ -167,7 +167,7 @@ impl Place {
     /// All that is not served.
     fn outside(&self) -> BTreeMap<PathBuf, Seen> {
         let mut all = tree(&self.0.path().join("outside"));
-        // Nothing has come beside the two.
+        // Nothing was added beside the two.
         for entry in fs::read_dir(self.0.path()).expect("a folder") {
             all.insert(entry.expect("an entry").path(), Seen::default());
         }

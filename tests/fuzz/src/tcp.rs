@@ -264,7 +264,7 @@ impl Owner {
         assert!(compact.is_none() || self.connection.state() == State::TimeWait);
     }
 
-    /// Every buffer comes back.
+    /// Every buffer is returned.
     fn end(&mut self) {
         let _ = self.connection.abort(self.now);
         while let Some(token) = self.connection.drain_discarded() {

@@ -66,7 +66,7 @@ impl Source {
     }
 }
 
-/// What was read of a stream.
+/// The octets read of a stream.
 #[derive(Default)]
 pub struct Sink {
     hash: Sha256,
@@ -92,12 +92,12 @@ impl Sink {
         Ok(count)
     }
 
-    /// Whether the end has come.
+    /// Whether the end has arrived.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Of what has come.
+    /// The digest of what has arrived.
     pub fn digest(self) -> Digested {
         Digested { hash: self.hash.finalize().into(), octets: self.octets }
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What tshark says about a capture.
+/// tshark's findings in a capture.
 #[derive(Debug)]
 pub struct Testimony {
     /// FPDUs whose CRC it computed and found valid.

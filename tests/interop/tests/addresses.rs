@@ -38,7 +38,7 @@ fn the_kernel_knows_and_pings_the_stack_over_tap() {
     });
 }
 
-/// What `ip` with these arguments prints.
+/// The output of `ip` with these arguments.
 fn ip_shows(arguments: &[&str]) -> String {
     let output = Command::new("ip").args(arguments).stdin(Stdio::null()).output().expect("ip is there");
     String::from_utf8_lossy(&output.stdout).into_owned()

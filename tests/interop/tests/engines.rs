@@ -51,7 +51,7 @@ fn speak(stream: &mut (impl Read + Write), number: u16) {
     assert!(sent == received);
 }
 
-/// Gives back what comes.
+/// Echoes what arrives.
 fn echo(mut stream: impl Read + Write) {
     let mut room = vec![0; 10_000];
     loop {

@@ -222,7 +222,7 @@ struct Names(Option<(char, BTreeMap<String, String>)>);
 type Step = fn(&mut Names, &str) -> bool;
 
 impl Names {
-    /// What [`NAMES`] does in a round.
+    /// The steps of [`NAMES`] in a round.
     fn steps(round: u32) -> Vec<Step> {
         let make: Step =
             |names, line| names.folder('a').map(|files| files.insert("file".into(), line.into())).is_some();

@@ -295,7 +295,7 @@ fn extensions_go_both_ways(context: &Context) {
     let (mut endpoint, mut peer) = extended(context, 7320, 0x40, false);
     let word = endpoint.domain.register_zeroed(64, Access::ALL).unwrap();
     let at = |offset: u64| (word.stag(), word.remote_offset() + offset);
-    // What comes in.
+    // The incoming messages.
     peer.send_ulpdu(&raw_peer::immediate(1, true, 0x1122_3344_5566_7788)).unwrap();
     let received = endpoint.completion();
     assert_eq!((received.immediate_data(), received.length), (Some(0x1122_3344_5566_7788), 0));

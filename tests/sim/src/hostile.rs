@@ -115,7 +115,7 @@ impl Default for Scene {
     }
 }
 
-/// What attackers know of the target.
+/// The attackers' knowledge of the target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     /// The region of [`REGION`] octets that may be read and written.
@@ -126,7 +126,7 @@ pub struct Target {
 
 /// An attack.
 pub trait Attack {
-    /// What it needs of the target.
+    /// Its requirements for the target.
     fn scene(&self) -> Scene {
         Scene::default()
     }
@@ -159,7 +159,7 @@ pub trait Attack {
     }
 }
 
-/// What one row has come to.
+/// The measurements of one row.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
     /// The bystander.
@@ -176,7 +176,7 @@ pub struct Measured {
     pub committed_afterwards: u64,
     /// What was not returned long after the attackers had left.
     pub missing: Vec<String>,
-    /// What [`Attack::judge`] said.
+    /// The result of [`Attack::judge`].
     pub judged: Vec<String>,
     /// Attacks that did not get far enough, so that the row shows nothing.
     pub fizzled: Vec<String>,

@@ -265,7 +265,7 @@ impl RawPeer {
         false
     }
 
-    /// The next FPDU that came, its ULPDU.
+    /// The ULPDU of the next received FPDU.
     pub fn take_fpdu(&mut self) -> Option<Vec<u8>> {
         match deframe(&self.received, Some(crc32c)) {
             Framed::Fpdu { ulpdu, fpdu_len } => {

@@ -15,7 +15,7 @@ use uwarp_memory::{Access, Registration};
 
 const PORT: u16 = 7471;
 
-/// What a run is made of.
+/// The parameters of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// Faults of the network.
@@ -34,7 +34,7 @@ pub struct Plan {
     pub limit: Duration,
     /// Markers in what the first host receives, and in what the second receives.
     pub markers: [bool; 2],
-    /// What both engines leave out.
+    /// Features that both engines leave out.
     pub sabotage: Sabotage,
     /// What a middlebox in front of both hosts does to segments.
     pub recutting: Option<Recutting>,

@@ -307,7 +307,7 @@ fn a_small_fpdu_does_not_wait_for_the_acknowledgment_of_another() {
         bench.write(id, 16);
         bench.world.run(delay / 100);
     }
-    // No acknowledgment can have come back yet.
+    // No acknowledgment can have arrived yet.
     bench.world.hosts[0].command(Command::StopCapture);
     bench.world.run(delay / 100);
     let (fresh, repeated) = segments(&path);

@@ -53,7 +53,7 @@ fn response(number: u32, request_identifier: u32, status: CommitStatus) -> Vec<u
 fn requests_come_whole_or_in_pieces_and_are_limited() {
     let (mut world, _pair, mut peer, region, mut committer) = raw();
     let one = region_of(region.stag(), 0, 8);
-    // Reserved fields are not looked at.
+    // Reserved fields are ignored.
     let mut whole = commit(1, 0x0102_0304, &[one]);
     whole[0] |= 0x3c;
     whole[1] |= 0x30;

@@ -96,7 +96,7 @@ struct Met {
     frames_lost: u64,
 }
 
-/// What a durable region is kept in.
+/// The store of a durable region.
 #[derive(Debug, Default)]
 struct Kept {
     /// Its contents after a power failure.
@@ -130,7 +130,7 @@ impl Store for Keeper {
 
 struct Side {
     pair: Pair,
-    /// What the peer's operations aim at, durable.
+    /// The durable target of the peer's operations.
     target: Registration,
     committer: Committer,
     keeper: Keeper,
@@ -138,7 +138,7 @@ struct Side {
     transparent: bool,
     /// Outgoing data, slot by slot.
     source: Registration,
-    /// What Reads bring.
+    /// The sink of Reads.
     sink: Registration,
     inbox: Registration,
     random: fastrand::Rng,

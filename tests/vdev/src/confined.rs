@@ -42,7 +42,7 @@ __attribute__((constructor)) static void install(void)
 }
 "#;
 
-/// What is preloaded.
+/// The preloaded library.
 pub struct Probe {
     folder: tempfile::TempDir,
 }

@@ -24,7 +24,7 @@ const FILE: INodeNo = INodeNo(2);
 /// The kernel asks each time.
 const NEVER: Duration = Duration::ZERO;
 
-/// What a disk is like.
+/// The properties of a disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Disk {
     /// The file with the durable contents. The disk's file has the same length.

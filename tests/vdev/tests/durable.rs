@@ -135,7 +135,7 @@ impl Rig {
     }
 }
 
-/// What the peer's region holds.
+/// The contents of the peer's region.
 fn read_back(endpoint: &mut Endpoint) -> Vec<u8> {
     let place = endpoint.place();
     let sink = endpoint.region.sge(..).expect("all of it");

@@ -141,7 +141,7 @@ fn answer(context: &Context, request: ConnectRequest) -> usize {
     channel.most_queued()
 }
 
-/// What the server counted.
+/// The server's counts.
 struct Counted {
     /// Channels that served the attacker one after another.
     connections: usize,

@@ -27,7 +27,7 @@ const HOLDERS: u64 = 16;
 /// The served number in the lock's word.
 const SERVED: u64 = u32::MAX as u64;
 
-/// How often each client takes the lock.
+/// How often each client acquires the lock.
 fn rounds() -> u64 {
     count(100, 2000) as u64
 }

@@ -1,4 +1,4 @@
-//! What a writer knows of one target.
+//! A writer's knowledge of one target.
 
 use super::Place;
 use crate::layout::{Entry, First, Geometry, Table};
@@ -27,13 +27,13 @@ pub(super) enum Stage {
         /// Up to here it is the log's.
         end: u64,
     },
-    /// It gets what it lacks.
+    /// It is getting what it lacks.
     Behind(Behind),
     /// It gets each record as it is appended.
     Live,
     /// It gets nothing until what is under way has been answered.
     Draining {
-        /// It is to give back slots then.
+        /// Return slots after that.
         shrink: bool,
     },
     /// Segments are moved to other slots.
@@ -112,7 +112,7 @@ pub(super) enum Op {
     },
     Copy {
         end: u64,
-        /// Behind it comes each record.
+        /// Each record follows it.
         last: bool,
     },
     Head(u64),
@@ -162,7 +162,7 @@ pub(super) struct Peer {
     pub(super) under_way: u64,
     /// The most slots that it wants to keep.
     pub(super) shrink: Option<u32>,
-    /// Its region is to be registered anew.
+    /// Its region must be registered anew.
     pub(super) renew: bool,
     pub(super) problem: Option<String>,
     /// Why its last failed commit failed, and how much of the log it had then.
@@ -170,7 +170,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Forgets what belongs to the connection.
+    /// Clears the state of the connection.
     pub(super) fn leave(&mut self) {
         self.stage = Stage::Away;
         self.incarnation += 1;
@@ -187,7 +187,7 @@ impl Peer {
         !matches!(self.stage, Stage::Away | Stage::Greeting | Stage::Waiting | Stage::Claiming | Stage::Useless)
     }
 
-    /// Takes what a table says.
+    /// Stores the contents of a table.
     pub(super) fn learn(&mut self, table: Table) {
         (self.start, self.head, self.stamp, self.segments) = (table.start, table.head, table.stamp, table.segments);
     }

@@ -315,7 +315,7 @@ impl Writer {
             self.write_start(target);
         }
         let peer = &mut self.peers[target];
-        // What is between was dropped meanwhile.
+        // The records in between were dropped meanwhile.
         let at = at.max(start);
         if peer.start >= start {
             peer.durable = peer.durable.max(Some(at));

@@ -23,7 +23,7 @@ const STATUS: usize = 4;
 /// Most octets of a listing, whatever the client has room for.
 const LISTING_MAX: usize = 1 << 20;
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
     pub(super) cookie: u64,

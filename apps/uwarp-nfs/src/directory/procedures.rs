@@ -122,7 +122,7 @@ fn done<T: Pack>(results: &T) -> Vec<Part> {
     vec![Part::Octets(out)]
 }
 
-/// An error with what belongs behind it.
+/// An error, with the results that follow it.
 fn failed<T: Pack>(error: nfsstat3, rest: &T) -> Vec<Part> {
     let mut out = Vec::new();
     put_u32(&mut out, error as u32);

@@ -325,7 +325,7 @@ fn what_others_move_is_never_stale() {
     for _ in 0..3 {
         assert_eq!((find(&handle), searches()), (Err(nfsstat3::NFS3ERR_JUKEBOX), 1), "it cannot be looked for yet");
     }
-    // What never was needs no search.
+    // An object that never existed needs no search.
     assert_eq!((find(&unknown), searches()), (Err(nfsstat3::NFS3ERR_STALE), 1));
     pause_is_over(&directory);
     assert_eq!((find(&handle), searches()), (Ok(key), 2));

@@ -20,7 +20,7 @@ const MPA: u64 = 2 + 4;
 /// DDP's tagged header with RDMAP's octet (RFC 5041 §4.2).
 const TAGGED: u64 = 14;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -32,7 +32,7 @@ pub enum Kind {
     Data = 3,
     /// The client has sent its last message; repeated until answered.
     Stop = 4,
-    /// What the server counted.
+    /// The server's counts.
     Counts = 5,
     /// The client leaves; repeated until answered, for a while.
     Bye = 6,

@@ -18,7 +18,7 @@ struct Task {
     last: Option<Instant>,
 }
 
-/// What to do with data frames.
+/// How to treat data frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {

@@ -152,7 +152,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Takes what has completed.
+    /// Processes completed work.
     #[inline]
     fn reap(&mut self) -> anyhow::Result<()> {
         let mut out = [Completion::default(); 32];

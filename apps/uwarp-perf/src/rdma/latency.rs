@@ -8,7 +8,7 @@ use uwarp::{Completion, CompletionOpcode, SendRequest, Sge};
 /// Tells an answer's content from the question's.
 const ANSWER: u64 = 1 << 63;
 
-/// What the answering side found.
+/// The result of the answering side.
 pub type Verdict = Option<Control>;
 
 /// The last octet of a message: never 0, and never that of the previous message in the same memory.

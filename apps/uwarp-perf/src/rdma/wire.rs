@@ -112,7 +112,7 @@ pub fn memory_to_octets(memory: Remote) -> Vec<u8> {
     octets
 }
 
-/// Reads what [`memory_to_octets`] wrote.
+/// Parses the output of [`memory_to_octets`].
 pub fn memory_from_octets(octets: &[u8]) -> Option<Remote> {
     let mut reader = Reader(octets.strip_prefix(&MAGIC)?);
     Some(Remote { stag: reader.u32()?, offset: reader.u64()? })
@@ -127,7 +127,7 @@ pub fn data_to_octets(seed: u64, index: u32) -> Vec<u8> {
     octets
 }
 
-/// Reads what [`data_to_octets`] wrote: seed and index.
+/// Parses the output of [`data_to_octets`]: seed and index.
 pub fn data_from_octets(octets: &[u8]) -> Option<(u64, u32)> {
     let mut reader = Reader(octets.strip_prefix(&MAGIC)?.strip_prefix(&[0xFF])?);
     Some((reader.u64()?, reader.u32()?))
@@ -170,7 +170,7 @@ pub enum Control {
     Ready,
     /// Server: the last message of every queue pair has arrived.
     Arrived,
-    /// Server: everything looked at was right.
+    /// Server: all checked octets were right.
     Right,
     /// Server: this octet of this message was wrong.
     Wrong {

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Shared code of this crate's tests.
 #![allow(dead_code)] // Each test program uses a part of it.
 
 use std::collections::VecDeque;

@@ -113,7 +113,7 @@ fn each_error_row_is_found() {
         ("part too long", response(false, stag, offset, 9), Err(F::ResponseBounds)),
         ("response too short", response(true, stag, offset, 7), Err(F::ResponseBounds)),
         ("empty response", response(true, stag, offset, 0), Err(F::ResponseBounds)),
-        // What is fine.
+        // Valid segments.
         ("Send", send(|_| ()), Ok(())),
         ("Send with a word that has no meaning", send(|h| h.invalidate_stag.0 = 0xdead), Ok(())),
         ("Read Request likewise", read_request(|h| h.invalidate_stag.0 = 0xdead), Ok(())),
@@ -221,7 +221,7 @@ fn messages_of_one_kind_do_not_interleave() {
     assert_eq!(after(next(Opcode::SendInvalidate, 3, 0, 9)), Err(Fault::InvalidMessageSequenceNumber));
     assert_eq!(after(next(Opcode::SendInvalidate, 1, 0, 9)), Err(Fault::InvalidMessageOffset));
     assert_eq!(after(next(Opcode::SendInvalidate, 1, 6, 9)), Err(Fault::InvalidMessageOffset));
-    // Messages of other kinds may come between.
+    // Messages of other kinds may come in between.
     assert_eq!(after(write.clone()), Ok(()));
     assert_eq!(after(untagged(Opcode::ReadRequest, 1, &request(), |_| ())), Ok(()));
     assert_eq!(after(untagged(Opcode::Terminate, 2, &[0x12, 5, 0, 0], |_| ())), Ok(()));

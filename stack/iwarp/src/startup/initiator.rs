@@ -45,7 +45,7 @@ impl Default for InitiatorOptions {
     }
 }
 
-/// What the Reply brings.
+/// The result of the Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Full operation begins. If [`Parameters::ready_to_receive`] is set, that indication must be the first FPDU.

@@ -163,9 +163,9 @@ impl OutstandingReads {
 /// An Atomic Request of the peer, with a valid operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboundAtomic {
-    /// What to do.
+    /// The operation.
     pub operation: AtomicOperation,
-    /// To what, and with what.
+    /// Its target and operands.
     pub request: AtomicRequest,
     /// The DDP header that it arrived with, for a Terminate.
     header: TerminatedHeader,
@@ -266,7 +266,7 @@ impl InboundRead {
 /// A Read Response to send: its message, and the location of its payload.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// To be cut into segments.
+    /// The message to be cut into segments.
     pub message: Message,
     /// STag of the source.
     pub source_stag: Stag,

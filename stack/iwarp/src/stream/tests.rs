@@ -50,7 +50,7 @@ pub(crate) fn read(length: u32) -> ReadRequest {
     }
 }
 
-/// A request that came in, accepted.
+/// An inbound request, accepted.
 fn accept(stream: &mut Stream, peer: &mut Stream, length: u32) {
     let request = peer.try_begin_read(&read(length), 0).unwrap();
     match stream.receive(&single(request, &[])).unwrap() {

@@ -93,7 +93,7 @@ impl Joint {
     }
 }
 
-/// What a call lends, by direction.
+/// A call's fast regions, by direction.
 #[derive(Debug, Default)]
 pub(super) struct Joints {
     /// What the peer may read.

@@ -37,7 +37,7 @@ enum Stage {
     Called,
 }
 
-/// What has to be read.
+/// The chunks to be read.
 #[derive(Debug)]
 enum Pull {
     /// The call itself; other chunks after it.

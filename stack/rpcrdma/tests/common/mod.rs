@@ -139,7 +139,7 @@ pub fn put_two(first: Vec<u8>, second: Vec<u8>) -> Call {
     call(PUT_TWO, vec![words(&[first_len]), Part::Item(first), words(&[5, second_len]), Part::Item(second)])
 }
 
-/// The seed of what GET gives.
+/// The seed of GET's results.
 const GOT: u64 = 77;
 
 pub fn get(length: usize, rooms: Vec<Vec<u8>>) -> Call {
@@ -173,7 +173,7 @@ pub fn get_two_results(first: usize, second: usize) -> Vec<Part> {
     ]
 }
 
-/// What a server of the program answers.
+/// The answers of a server of the program.
 pub fn serve(request: &Request) -> Answer {
     let number = |at: usize| {
         let mut reader = Reader::new(request.arguments.first().map_or(&[], Part::octets));

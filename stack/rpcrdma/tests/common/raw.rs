@@ -125,7 +125,7 @@ impl Raw {
         self.completions.poll_one()
     }
 
-    /// A message that has come.
+    /// A received message.
     pub fn message(&mut self) -> Option<Vec<u8>> {
         let completion = self.completion()?;
         assert!(completion.status.is_success(), "{completion:?}");
@@ -181,7 +181,7 @@ pub fn call_message(chunks: Chunks, procedure: u32, arguments: &[u32]) -> Vec<u8
     encode(&header, &message(XID, procedure, arguments))
 }
 
-/// What a responder says next.
+/// A responder's next message.
 pub fn said(raw: &mut Raw, server: &mut Server) -> Vec<u8> {
     let deadline = Instant::now() + LONG;
     loop {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use uwarp_tcp::{BufferToken, Config, Connection, Events, Info, Instant, Payload, State};
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-/// What the channel does to segments.
+/// The channel's faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub loss: f64,

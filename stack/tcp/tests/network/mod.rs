@@ -22,7 +22,7 @@ pub struct Path {
     pub rate: u64,
     /// Round-trip time without queueing.
     pub rtt: Duration,
-    /// Octets that the queue takes.
+    /// Octets that the queue can hold.
     pub queue: u64,
     /// Queue length in octets from which on packets are marked, as DCTCP expects (RFC 8257 §3.1).
     pub mark: Option<u64>,

@@ -11,7 +11,7 @@ const EXPECTATIONS: [&str; 13] =
 
 /// One script of a file.
 pub struct Script<'a> {
-    /// What stands behind `==`.
+    /// The text behind `==`.
     pub title: &'a str,
     /// Its lines that say something.
     pub lines: Vec<Line<'a>>,

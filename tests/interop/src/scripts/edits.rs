@@ -20,7 +20,7 @@
 
 use crate::scripts::parse::{Line, Script};
 
-/// What is said of one script.
+/// The verdict on one script.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
     /// Play it unchanged, or with the edits.

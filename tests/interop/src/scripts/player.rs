@@ -155,7 +155,7 @@ struct Player<'a> {
     isn: SeqNumber,
     /// The script's time.
     now: Duration,
-    /// Real time of what happened last.
+    /// Real time of the last event.
     last: Instant,
     /// The kernel's timestamps by the script's.
     timestamps: HashMap<u32, u32>,
@@ -454,7 +454,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Lets time pass; only acknowledgments may come.
+    /// Lets time pass; only acknowledgments may arrive.
     fn pause(&mut self, duration: Duration) -> Result<(), String> {
         let until = self.last + duration;
         while let Some(segment) = self.receive(until)? {
@@ -509,7 +509,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// What is different.
+    /// The difference.
     fn compare(&self, pattern: &Pattern, segment: &Segment) -> Vec<&'static str> {
         let header = &segment.header;
         let options = &header.options;

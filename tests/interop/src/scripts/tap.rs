@@ -24,7 +24,7 @@ const IP: usize = 20;
 pub struct Segment {
     /// Its header.
     pub header: TcpHeader,
-    /// What it carries.
+    /// Its payload.
     pub payload: Vec<u8>,
     /// The ECN field of its IP header.
     pub ecn: u8,

@@ -43,7 +43,7 @@ struct Game {
     pinged_at: Option<Instant>,
 }
 
-/// What it achieved in some time.
+/// Its achievement in some time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Achieved {
     /// Octets written to the target.

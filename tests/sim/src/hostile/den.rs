@@ -28,7 +28,7 @@ pub const ADDRESSES: u8 = 40;
 /// When an unacknowledged segment is retransmitted. A full ring of the target is the only cause of loss.
 const RESEND: Duration = Duration::from_millis(20);
 
-/// Who acknowledges what arrives.
+/// Which side acknowledges arrived data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acknowledging {
     /// The puppet, at once.
@@ -108,7 +108,7 @@ pub struct Puppet {
     pub acknowledging: Acknowledging,
     flow: FlowKey,
     rdma: bool,
-    /// What was acknowledged.
+    /// The acknowledged part.
     acknowledged: SeqNumber,
     owes: bool,
     startup: Vec<u8>,
@@ -266,7 +266,7 @@ impl Den {
         self.send_frame(now, &frame);
     }
 
-    /// Opens a connection; gives the puppet's number.
+    /// Opens a connection; returns the puppet's number.
     pub fn open(&mut self, now: Instant, opening: Opening) -> usize {
         self.next_port += 1;
         let flow = FlowKey {
@@ -353,7 +353,7 @@ impl Den {
         self.send_as(now, number, header, &[]);
     }
 
-    /// Acknowledges what has arrived.
+    /// Acknowledges everything that has arrived.
     pub fn acknowledge_all(&mut self, now: Instant, number: usize) {
         let next = self.puppets[number].next;
         self.acknowledge(now, number, next, SackBlocks::NONE);
@@ -543,7 +543,7 @@ impl Growth {
         Growth { wanted, pause: Duration::from_micros(100), next: None, first: None, is_done: false }
     }
 
-    /// Whether it has come to its end.
+    /// Whether it is finished.
     pub fn is_done(&self) -> bool {
         self.is_done
     }
