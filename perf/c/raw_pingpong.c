@@ -1,6 +1,6 @@
 /*
- * A ping-pong of single frames between two processes over a DPDK device, in C with DPDK's own inline functions: the yardstick
- * for `uwarp-perf raw-latency` and for the example of the same name of the crate uwarp-dpdk.
+ * A ping-pong of single frames between two processes over a DPDK device, in C with DPDK's own inline functions: the
+ * reference for `uwarp-perf raw-latency` and for the example of the same name in the crate uwarp-dpdk.
  *
  *   cc -O3 -o raw_pingpong raw_pingpong.c $(pkg-config --cflags --libs libdpdk)
  *   ./raw_pingpong --device memif|memif-zero-copy|virtio|virtio-packed [--size 64] [--iterations 1000000] [--cpus A,B]
@@ -71,7 +71,7 @@ static struct rte_mempool *start(const struct settings *s, int server)
 	int memif = strncmp(s->device, "memif", 5) == 0;
 
 	snprintf(prefix, sizeof(prefix), "pingpong-%d", getpid());
-	/* Pins this thread to the CPU. Without one, to the first two: the scheduler's choice. */
+	/* Pins this thread to the CPU. Without one, to the first two, between which the scheduler chooses. */
 	if (cpu >= 0)
 		snprintf(lcores, sizeof(lcores), "--lcores=0@%d", cpu);
 	else
@@ -92,7 +92,7 @@ static struct rte_mempool *start(const struct settings *s, int server)
 			usleep(1000);
 		}
 	if (!server && !memif)
-		usleep(300000); /* the file is there before anybody listens */
+		usleep(300000); /* the file exists before the socket listens */
 	if (rte_eal_init(sizeof(arguments) / sizeof(*arguments) - 1, arguments) < 0)
 		die("rte_eal_init failed");
 	rmdir(rte_eal_get_runtime_dir()); /* it is empty */

@@ -34,7 +34,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// The lengths of the two parts of a run of `count` octets from a cursor on: it wraps at most once.
+    /// The start of a run of `count` octets from a cursor on, and the length of its first part: it wraps at most once.
     #[inline(always)]
     fn places(&self, cursor: usize, count: usize) -> (usize, usize) {
         let at = cursor & (self.octets.len() - 1);

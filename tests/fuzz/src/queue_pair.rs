@@ -119,7 +119,7 @@ impl Memory {
         if number == 9 { self.window.stag() } else { self.region(number).stag() }
     }
 
-    /// A tagged offset: mostly inside or near the ends of one of the regions or the window, sometimes anywhere.
+    /// A buffer and an offset: mostly inside or near the ends of one of the regions or the window, sometimes anywhere.
     fn place(&self, input: &mut Input) -> (Stag, TaggedOffset) {
         let (kind, at) = (input.octet(), input.octet());
         let stag = if kind & 0xf0 == 0xf0 { Stag(input.word()) } else { Stag(self.stag(kind & 0x0f)) };

@@ -139,7 +139,7 @@ pub fn put_two(first: Vec<u8>, second: Vec<u8>) -> Call {
     call(PUT_TWO, vec![words(&[first_len]), Part::Item(first), words(&[5, second_len]), Part::Item(second)])
 }
 
-    /// The seed of the results of GET.
+/// The seed of the results of GET.
 const GOT: u64 = 77;
 
 pub fn get(length: usize, rooms: Vec<Vec<u8>>) -> Call {
