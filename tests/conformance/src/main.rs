@@ -5,10 +5,19 @@
 use std::io::Read;
 use std::process::ExitCode;
 
-use uwarp_conformance::{Matrix, filter, mutations, passed_tests, workspace};
+use uwarp_conformance::mutations::{self, Choice};
+use uwarp_conformance::{Matrix, filter, passed_tests, workspace};
 
-const USAGE: &str =
-    "usage: uwarp-conformance filter | report < OUTPUT-OF-NEXTEST | mutations TARGET-FOLDER (COUNT | all) SEED";
+const USAGE: &str = "\
+usage: uwarp-conformance filter
+       uwarp-conformance report < OUTPUT-OF-NEXTEST
+       uwarp-conformance mutations TARGET-FOLDER (COUNT | all) SEED
+       uwarp-conformance mutations TARGET-FOLDER ROW[,ROW...]
+
+filter     prints the filter with which nextest runs the tests of all rows
+report     reads the output of nextest and prints which rows hold
+mutations  breaks rules in a copy of the tree, which is built in cargo's target folder: COUNT of them, chosen by SEED, or
+           every mutation of the named rows, such as MPA-4.5-1; fails if no test of a row notices";
 
 fn main() -> ExitCode {
     match run() {
@@ -39,15 +48,20 @@ fn run() -> Result<bool, String> {
         ["mutations", target, count, seed] => {
             let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text:?} is no number\n{USAGE}"));
             let count = if count == "all" { None } else { Some(number(count)? as usize) };
-            let target = std::path::absolute(target).map_err(|error| error.to_string())?;
-            let (report, complete) = mutations::run(&workspace(), &target, count, number(seed)?)?;
-            print!("{report}");
-            Ok(complete)
+            break_rules(target, &Choice::Sample { count, seed: number(seed)? })
         }
+        ["mutations", target, rows] => break_rules(target, &Choice::Rows(rows.split(',').map(str::to_owned).collect())),
         ["--help" | "-h"] => {
             println!("{USAGE}");
             Ok(true)
         }
         _ => Err(USAGE.to_owned()),
     }
+}
+
+fn break_rules(target: &str, choice: &Choice) -> Result<bool, String> {
+    let target = std::path::absolute(target).map_err(|error| error.to_string())?;
+    let (report, complete) = mutations::run(&workspace(), &target, choice)?;
+    print!("{report}");
+    Ok(complete)
 }

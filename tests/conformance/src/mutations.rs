@@ -220,23 +220,69 @@ impl Copy {
     }
 }
 
-/// Breaks `count` rules (all if `None`), chosen by `seed`, one after another, in a copy of the tree below `target`,
-/// cargo's target directory. Returns the report, and whether all were noticed.
+/// Which rules are broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// A random sample.
+    Sample {
+        /// Its size; `None` takes all of them.
+        count: Option<usize>,
+        /// The same seed gives the same sample.
+        seed: u64,
+    },
+    /// Every mutation of these rows.
+    Rows(Vec<String>),
+}
+
+impl Choice {
+    /// The places of the chosen mutations in the list, in its order.
+    ///
+    /// # Errors
+    /// A row without a mutation.
+    pub fn of(&self, mutations: &[Mutation]) -> Result<Vec<usize>, String> {
+        let mut chosen: Vec<usize> = (0..mutations.len()).collect();
+        match self {
+            Self::Sample { count, seed } => {
+                fastrand::Rng::with_seed(*seed).shuffle(&mut chosen);
+                chosen.truncate(count.unwrap_or(mutations.len()));
+                chosen.sort_unstable();
+            }
+            Self::Rows(rows) => {
+                let is_broken = |row: &&String| mutations.iter().any(|mutation| mutation.row == **row);
+                if let Some(row) = rows.iter().find(|row| !is_broken(row)) {
+                    return Err(format!("mutations.toml has no mutation of the row {row:?}"));
+                }
+                chosen.retain(|&index| rows.contains(&mutations[index].row));
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sample { seed, .. } => write!(formatter, "seed {seed}"),
+            Self::Rows(rows) => formatter.write_str(&rows.join(", ")),
+        }
+    }
+}
+
+/// Breaks the chosen rules one after the other in a copy of the tree below `target`, cargo's target directory. Gives the report,
+/// and whether every one was noticed.
 ///
 /// # Errors
-/// The file does not match the tree, the copy does not build, or the tests of the rows fail with nothing broken.
-pub fn run(workspace: &Path, target: &Path, count: Option<usize>, seed: u64) -> Result<(String, bool), String> {
+/// The file and the tree do not fit, a chosen row has no mutation, the copy does not build, or the tests of the rows fail with
+/// nothing broken.
+pub fn run(workspace: &Path, target: &Path, choice: &Choice) -> Result<(String, bool), String> {
     let data = workspace.join("tests/data/conformance");
     let matrix = Matrix::read(&data)?;
     let mutations = read(&data)?;
     if let Some(mutation) = mutations.iter().find(|mutation| tests(&matrix, &mutation.row).is_empty()) {
         return Err(format!("mutations.toml: no test that can be run here shows {}", mutation.row));
     }
+    let chosen = choice.of(&mutations)?;
     let copy = Copy::make(workspace, target, &mutations)?;
-    let mut chosen: Vec<usize> = (0..mutations.len()).collect();
-    fastrand::Rng::with_seed(seed).shuffle(&mut chosen);
-    chosen.truncate(count.unwrap_or(mutations.len()));
-    chosen.sort_unstable();
     let all: BTreeSet<&str> = chosen.iter().flat_map(|&index| tests(&matrix, &mutations[index].row)).collect();
     if let (Ended::SomeFailed, text) = copy.run(&all, None)? {
         return Err(format!("tests fail with no rule broken:\n{text}"));
@@ -257,7 +303,7 @@ pub fn run(workspace: &Path, target: &Path, count: Option<usize>, seed: u64) -> 
     }
     let _ = writeln!(
         report,
-        "{} of {} mutations (seed {seed}): {} noticed, {unnoticed} not",
+        "{} of {} mutations ({choice}): {} noticed, {unnoticed} not",
         chosen.len(),
         mutations.len(),
         chosen.len() - unnoticed

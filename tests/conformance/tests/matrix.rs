@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use uwarp_conformance::{Level, Matrix, Row, filter, mutations, passed_tests, workspace};
+use uwarp_conformance::mutations::{self, Choice, Mutation};
+use uwarp_conformance::{Level, Matrix, Row, filter, passed_tests, workspace};
 
 fn matrix() -> Matrix {
     Matrix::read(&workspace().join("tests/data/conformance")).unwrap_or_else(|error| panic!("{error}"))
@@ -128,9 +129,8 @@ fn every_rule_that_is_broken_stands_in_its_file_and_has_a_test() {
     }
 }
 
-#[test]
-fn switches_go_into_their_places() {
-    let mutation = |rule: &str, broken: &str, after: &str| mutations::Mutation {
+fn mutation(rule: &str, broken: &str, after: &str) -> Mutation {
+    Mutation {
         row: "A-1".into(),
         breaks: "something".into(),
         file: "stack/tcp/src/a.rs".into(),
@@ -138,7 +138,24 @@ fn switches_go_into_their_places() {
         rule: rule.into(),
         broken: broken.into(),
         after: after.into(),
-    };
+    }
+}
+
+#[test]
+fn mutations_are_chosen_by_seed_or_by_the_names_of_their_rows() {
+    let of = |row: &str| Mutation { row: row.into(), ..mutation("a", "b", "") };
+    let all = ["A-1", "A-2", "A-1", "A-10", "A-3"].map(of);
+    let sample = |count, seed| Choice::Sample { count, seed }.of(&all);
+    assert_eq!(sample(None, 1), Ok(vec![0, 1, 2, 3, 4]));
+    assert_eq!(sample(Some(2), 7).map(|chosen| chosen.len()), Ok(2));
+    assert_eq!(sample(Some(2), 7), sample(Some(2), 7));
+    let rows = |rows: &[&str]| Choice::Rows(rows.iter().map(|row| (*row).to_owned()).collect()).of(&all);
+    assert_eq!(rows(&["A-3", "A-1"]), Ok(vec![0, 2, 4]), "all of a row, in the order of the file");
+    assert_eq!(rows(&["A-1", "A-7"]), Err("mutations.toml has no mutation of the row \"A-7\"".to_owned()));
+}
+
+#[test]
+fn switches_go_into_their_places() {
     let text = "let a = b + 1; let c = b + 1 > 0;";
     let broken = [mutation("b + 1", "0", ";"), mutation("b + 1", "9", " >"), mutation("b + 1", "8", " >")];
     let [one, two, three] = [1, 2, 3].map(mutations::switch);
