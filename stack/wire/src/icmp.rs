@@ -8,6 +8,7 @@ use core::net::Ipv4Addr;
 use crate::WireError;
 use crate::address::FlowKey;
 use crate::checksum;
+use crate::icmp6;
 use crate::ipv4;
 use crate::ipv6::{self, Ipv6Header};
 use crate::octets::{put_u16, u16_at, u32_at};
@@ -22,6 +23,9 @@ const ECHO_REPLY: u8 = 0;
 const DESTINATION_UNREACHABLE: u8 = 3;
 const ECHO_REQUEST: u8 = 8;
 const TIME_EXCEEDED: u8 = 11;
+const SOURCE_QUENCH: u8 = 4;
+const REDIRECT: u8 = 5;
+const PARAMETER_PROBLEM: u8 = 12;
 
 /// Codes of Destination Unreachable.
 pub mod unreachable {
@@ -35,6 +39,26 @@ pub mod unreachable {
     pub const PORT: u8 = 3;
     /// Fragmentation needed and DF set; carries the next hop's MTU.
     pub const FRAGMENTATION_NEEDED: u8 = 4;
+}
+
+const fn is_error_kind(kind: u8) -> bool {
+    matches!(kind, DESTINATION_UNREACHABLE | SOURCE_QUENCH | REDIRECT | TIME_EXCEEDED | PARAMETER_PROBLEM)
+}
+
+/// Whether a packet must not be answered by an ICMP error because of what it is: an ICMP error message (RFC 1122 §3.2.2,
+/// RFC 4443 §2.4 (e)), or an IPv4 fragment other than the first. What might be one of them, because its headers are cut short or
+/// too many, counts as one. `packet` begins with the IP header.
+pub fn forbids_error(packet: &[u8]) -> bool {
+    if packet.first().is_some_and(|first| first >> 4 == 6) {
+        return match ipv6::upper_layer(packet) {
+            Some((icmp6::PROTOCOL, message)) => message.first().is_none_or(|kind| icmp6::is_error_kind(*kind)),
+            Some(_) => false,
+            None => true,
+        };
+    }
+    let Some(fixed) = packet.first_chunk::<{ ipv4::HEADER_LEN }>() else { return true };
+    let message = packet.get(usize::from(fixed[0] & 0x0f) * 4..).unwrap_or(&[]);
+    u16_at(fixed, 6) & 0x1fff != 0 || fixed[9] == PROTOCOL && message.first().is_none_or(|kind| is_error_kind(*kind))
 }
 
 /// The start of one of our own TCP segments that an error message quotes.
@@ -174,8 +198,7 @@ impl<'a> IcmpMessage<'a> {
     pub const fn is_error(&self) -> bool {
         match self {
             IcmpMessage::DestinationUnreachable { .. } | IcmpMessage::TimeExceeded { .. } => true,
-            // Source Quench, Redirect, Parameter Problem.
-            IcmpMessage::Other { kind, .. } => matches!(*kind, 4 | 5 | 12),
+            IcmpMessage::Other { kind, .. } => is_error_kind(*kind),
             _ => false,
         }
     }

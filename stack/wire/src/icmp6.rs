@@ -170,7 +170,7 @@ impl<'a> Icmp6Message<'a> {
             | Icmp6Message::TimeExceeded { .. }
             | Icmp6Message::ParameterProblem { .. }
             | Icmp6Message::Redirect => true,
-            Icmp6Message::Other { kind, .. } => *kind < 128,
+            Icmp6Message::Other { kind, .. } => is_error_kind(*kind),
             _ => false,
         }
     }
@@ -267,6 +267,11 @@ impl<'a> Icmp6Message<'a> {
         put_u16(out, 2, value);
         Ok(length)
     }
+}
+
+/// Whether messages of a type are errors (RFC 4443 §2.1) or, as RFC 4443 §2.4 (e) counts them, redirects.
+pub(crate) const fn is_error_kind(kind: u8) -> bool {
+    kind < 128 || kind == REDIRECT
 }
 
 fn put_option(out: &mut [u8], kind: u8, value: [u8; 6]) {

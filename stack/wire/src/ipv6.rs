@@ -25,6 +25,7 @@ pub const FRAGMENT_PROTOCOL: u8 = 44;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = FRAGMENT_PROTOCOL;
+const AUTHENTICATION: u8 = 51;
 const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 
@@ -257,6 +258,28 @@ pub fn walk(header: &Ipv6Header, packet: &[u8]) -> Result<Walked, WireError> {
         }
     }
     Err(WireError::HeaderLength)
+}
+
+/// Passes over the extension headers of a packet, or of its beginning, without judging them: gives the upper-layer protocol and the
+/// octets from its header on, none in a fragment other than the first. `None` if the protocol cannot be seen: they are too many, are
+/// cut short, or continue behind such a fragment.
+pub(crate) fn upper_layer(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let (fixed, mut rest) = packet.split_first_chunk::<HEADER_LEN>()?;
+    let mut next = fixed[6];
+    for _ in 0..=MOST_EXTENSIONS {
+        let length = match next {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => (usize::from(*rest.get(1)?) + 1) * 8,
+            // RFC 4302 §2.2 counts it otherwise.
+            AUTHENTICATION => (usize::from(*rest.get(1)?) + 2) * 4,
+            FRAGMENT => FRAGMENT_HEADER_LEN,
+            protocol => return Some((protocol, rest)),
+        };
+        let (extension, behind) = rest.split_at_checked(length)?;
+        let is_later_fragment = next == FRAGMENT && FragmentHeader::parse(extension)?.offset != 0;
+        next = extension[0];
+        rest = if is_later_fragment { &[] } else { behind };
+    }
+    None
 }
 
 /// Parameter Problem: unrecognised next header.

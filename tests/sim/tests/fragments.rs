@@ -150,6 +150,28 @@ fn whoever_sent_a_part_is_told_when_time_is_over() {
     }
 }
 
+/// Of what an error quotes nobody is told, in pieces or not (RFC 1122 §3.2.2, RFC 4443 §2.4 (e)).
+#[test]
+fn parts_of_an_error_message_and_parts_without_a_beginning_are_given_up_in_silence() {
+    for v6 in [false, true] {
+        let mut bench = bench(v6);
+        let (protocol, redirect) = if v6 { (icmp6::PROTOCOL, 137) } else { (icmp::PROTOCOL, 5) };
+        let errors: &[u8] = if v6 { &[1, 2, 3, 4, 100, redirect] } else { &[3, 4, redirect, 11, 12] };
+        for (id, kind) in errors.iter().enumerate() {
+            let mut packet = vec![0; 3000];
+            packet[0] = *kind;
+            bench.send_pieces(protocol, id as u32, &packet, 1000, false);
+        }
+        let mut frame = vec![0; 1600];
+        let middle = emit_fragment(&mut frame, &bench.path, 17, 77, (1000, true), &[0; 1000]).expect("it fits");
+        bench.beside.send(&frame[..middle]);
+        bench.receive(Duration::from_secs(61));
+        let stats = bench.stats();
+        assert_eq!((stats.fragment_octets, stats.drops["fragment"]), (0, errors.len() as u64 + 1));
+        assert_eq!((stats.icmp_errors_sent, stats.icmp_errors_suppressed), (0, 0), "IPv6: {v6}");
+    }
+}
+
 #[test]
 fn a_flood_of_first_fragments_keeps_to_its_budget() {
     let mut bench = bench(false);

@@ -7,6 +7,7 @@ use uwarp_engine::rig::PairOptions;
 use uwarp_engine::stream::StreamOptions;
 use uwarp_sim_tests::beside::{Beside, HOST_MAC};
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
+use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_packet, prepend_tcp};
 use uwarp_wire::icmp::IcmpMessage;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
@@ -197,6 +198,44 @@ fn a_subnets_broadcast_address_neither_opens_nor_is_opened() {
     let event = pair.events.try_recv();
     use uwarp_engine::command::{ConnectFailure, ConnectionEvent};
     assert!(matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Address, .. })), "{event:?}");
+}
+
+/// RFC 1122 §3.2.2: a source address that is not one host's gets no ICMP error, nor does a packet that was for many.
+#[test]
+fn errors_go_to_one_host_about_what_was_for_one_host() {
+    let mut bench = Beside::new(|config| config.addresses[0].prefix_length = 24);
+    bench.receive(Duration::from_millis(1));
+    let good = path_from(&bench, OUR);
+    let from = |address: [u8; 4]| Path { source: Ipv4Addr::from(address).into(), ..good };
+    let to = |address: [u8; 4], mac: [u8; 6]| Path {
+        destination: Ipv4Addr::from(address).into(),
+        destination_mac: EthernetAddress(mac),
+        ..good
+    };
+    for (path, errors) in [
+        (good, 1),
+        (from([0, 0, 0, 0]), 0),
+        (from([0, 0, 0, 9]), 0),
+        (from([127, 0, 0, 1]), 0),
+        (from([224, 0, 0, 1]), 0),
+        (from([240, 0, 0, 1]), 0),
+        (from([255, 255, 255, 255]), 0),
+        (from([10, 0, 0, 255]), 0),
+        (Path { source_mac: EthernetAddress([0xff; 6]), ..good }, 0),
+        (to([10, 0, 0, 1], [0xff; 6]), 0),
+        (to([10, 0, 0, 255], [0xff; 6]), 0),
+        (to([10, 0, 0, 255], HOST_MAC.0), 0),
+        (to([255, 255, 255, 255], [0xff; 6]), 0),
+        (to([224, 0, 0, 1], [1, 0, 0x5e, 0, 0, 1]), 0),
+    ] {
+        let before = bench.stats().icmp_errors_sent;
+        let mut frame = vec![0; 64];
+        let length = emit_packet(&mut frame, &path, 0, UDP, &[0; 8]).expect("it fits");
+        bench.send(&frame[..length]);
+        bench.receive(Duration::from_millis(1));
+        let sent = bench.stats().icmp_errors_sent - before;
+        assert_eq!(sent, errors, "from {:?} to {:?}", path.source.to_ip_addr(), path.destination.to_ip_addr());
+    }
 }
 
 #[test]

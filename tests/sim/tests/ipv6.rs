@@ -286,6 +286,39 @@ fn packets_that_nobody_takes_are_refused_within_a_limit() {
     assert_eq!((stats.icmp_errors_sent, stats.icmp_errors_suppressed), (12, 90));
 }
 
+/// RFC 4443 §2.4 (e.1), (e.2): two hosts that refuse what the other one says would never stop. Here the extension header in front of
+/// a message has an option that nobody knows.
+#[test]
+fn error_messages_are_not_answered_by_errors() {
+    const DESTINATION_OPTIONS: u8 = 60;
+    let mut bench = settled();
+    let behind_an_option = |kind: u8| [icmp6::PROTOCOL, 0, 0x80, 4, 0, 0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0];
+    for (kind, answers) in [(1, 0), (2, 0), (3, 0), (4, 0), (100, 0), (137, 0), (128, 1), (135, 1)] {
+        let frame = frame_of(&bench, DESTINATION_OPTIONS, &behind_an_option(kind));
+        bench.send(&frame);
+        let frames = bench.receive(MILLISECOND);
+        assert_eq!(icmp(&frames).len(), answers, "type {kind}");
+        assert!(
+            icmp(&frames).iter().all(|frame| matches!(frame.message, Icmp6Message::ParameterProblem { code: 2, .. }))
+        );
+    }
+    assert_eq!(bench.stats().icmp_errors_suppressed, 0, "what is not answered uses up no answers");
+}
+
+/// The option's type wants an answer even to a packet for a group (RFC 8200 §4.2), but not to one for another host.
+#[test]
+fn what_was_for_another_host_is_not_answered() {
+    let mut bench = settled();
+    let to_all = Path { destination_mac: ipv6::multicast_mac(ipv6::ALL_NODES), ..path_to(&bench, 64) };
+    let mut frame = vec![0; 100];
+    for (destination, answers) in [(ipv6::ALL_NODES, 1), (address6(7), 0), (OUR, 0)] {
+        let path = Path { destination: destination.into(), ..to_all };
+        let length = emit_packet(&mut frame, &path, 0, 60, &[17, 0, 0x80, 4, 0, 0, 0, 0]).expect("it fits");
+        bench.send(&frame[..length]);
+        assert_eq!(icmp(&bench.receive(MILLISECOND)).len(), answers, "{destination}");
+    }
+}
+
 fn frame_of(bench: &Beside, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; 1600];
     let length = emit_packet(&mut frame, &path_to(bench, 64), 0, protocol, payload).expect("it fits");

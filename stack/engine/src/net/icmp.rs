@@ -158,7 +158,8 @@ impl<P: Port> Core<P> {
     pub(crate) fn refuse_packet(&mut self, frame: &RefusedFrame, octets: &[u8]) {
         let route = &frame.route;
         let to_us = route.destination_mac == self.link.own_mac && self.net.addresses.is_own(route.destination);
-        let to_group = self.net.addresses.listens_to_mac(route.destination_mac.0);
+        let to_group = self.net.addresses.listens_to_mac(route.destination_mac.0)
+            && self.net.addresses.listens_to(route.destination);
         self.count_drop(DropReason::UnknownProtocol);
         match frame.refusal {
             _ if !to_us && !to_group => {}
@@ -191,12 +192,13 @@ impl<P: Port> Core<P> {
         self.send_error6(route, octets, |quoted| Icmp6Message::ParameterProblem { code, pointer, quoted });
     }
 
-    /// Whether an error may be sent to where a packet came from (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)).
-    fn may_answer(&mut self, route: &Route) -> bool {
+    /// Whether an error may be sent about a packet (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)). What it was sent to is looked at by
+    /// who received it.
+    fn may_answer(&mut self, route: &Route, packet: &[u8]) -> bool {
         let source = route.source;
         let is_of_one =
             !source.is_unspecified() && !source.is_multicast() && !self.net.addresses.is_subnet_broadcast(source);
-        if !is_of_one || !route.source_mac.is_unicast() {
+        if !is_of_one || !route.source_mac.is_unicast() || icmp::forbids_error(packet) {
             return false;
         }
         if !self.net.icmp_errors.admits(self.now) {
@@ -213,11 +215,11 @@ impl<P: Port> Core<P> {
         octets: &'a [u8],
         message: impl FnOnce(&'a [u8]) -> IcmpMessage<'a>,
     ) {
-        let Some(quoted) = quotation(route, octets, QUOTED4) else { return };
-        if !self.may_answer(route) {
+        let Some(packet) = packet_of(route, octets) else { return };
+        if !self.may_answer(route, packet) {
             return;
         }
-        let message = message(quoted);
+        let message = message(&packet[..packet.len().min(QUOTED4)]);
         let path = self.path(route.source_mac, route.destination, route.source);
         if self.send_aside(false, |room| emit_icmp(room, &path, &message).ok()) {
             self.counters.icmp_errors_sent += 1;
@@ -231,13 +233,13 @@ impl<P: Port> Core<P> {
         octets: &'a [u8],
         message: impl FnOnce(&'a [u8]) -> Icmp6Message<'a>,
     ) {
-        let Some(quoted) = quotation(route, octets, QUOTED6) else { return };
+        let Some(packet) = packet_of(route, octets) else { return };
         let source = self.answering_address(route.destination, route.source);
         let Some(source) = source else { return };
-        if !self.may_answer(route) {
+        if !self.may_answer(route, packet) {
             return;
         }
-        let message = message(quoted);
+        let message = message(&packet[..packet.len().min(QUOTED6)]);
         let path = self.path(route.source_mac, source, route.source);
         if self.send_aside(false, |room| emit_icmp6(room, &path, &message).ok()) {
             self.counters.icmp_errors_sent += 1;
@@ -253,8 +255,8 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// The beginning of a frame's IP packet, at most `most` octets of it.
-fn quotation<'a>(route: &Route, octets: &'a [u8], most: usize) -> Option<&'a [u8]> {
+/// A frame's IP packet, as far as it lies in `octets`.
+fn packet_of<'a>(route: &Route, octets: &'a [u8]) -> Option<&'a [u8]> {
     let packet = octets.get(route.ip_offset..)?;
-    Some(&packet[..packet.len().min(route.ip_len).min(most)])
+    Some(&packet[..packet.len().min(route.ip_len)])
 }

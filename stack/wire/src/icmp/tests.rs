@@ -20,6 +20,7 @@ proptest! {
         let mut octets = octets;
         let _ = IcmpMessage::parse(&octets);
         let _ = QuotedTcp::parse(&octets);
+        let _ = forbids_error(&octets);
         if octets.len() >= HEADER_LEN {
             octets[2..4].fill(0);
             let value = checksum::finish(checksum::sum(&octets));
@@ -105,4 +106,28 @@ fn damaged_and_short_messages_are_refused() {
     assert_eq!(IcmpMessage::parse(&octets), Err(WireError::IcmpChecksum));
     let message = IcmpMessage::Other { kind: 13, code: 0 };
     assert_eq!(message.emit(&mut [0; 7]), Err(WireError::NoRoom));
+}
+
+/// RFC 1122 §3.2.2: no error about an error, nor about a fragment other than the first.
+#[test]
+fn packets_that_are_errors_or_later_fragments_forbid_errors() {
+    let packet = |options: usize, protocol: u8, offset: u16, payload: &[u8]| {
+        let mut octets = vec![0; ipv4::HEADER_LEN + 4 * options];
+        (octets[0], octets[9]) = (0x45 + options as u8, protocol);
+        octets[6..8].copy_from_slice(&(0x2000 | offset).to_be_bytes());
+        octets.extend_from_slice(payload);
+        octets
+    };
+    for options in [0, 1, 10] {
+        for kind in 0..=255 {
+            let forbids = [3, 4, 5, 11, 12].contains(&kind);
+            assert_eq!(forbids_error(&packet(options, PROTOCOL, 0, &[kind])), forbids, "type {kind}");
+            assert!(!forbids_error(&packet(options, 17, 0, &[kind])));
+        }
+        assert!(!forbids_error(&packet(options, 17, 0, &[])));
+        assert!(forbids_error(&packet(options, 17, 1, &[0; 8])), "a later fragment");
+        assert!(forbids_error(&packet(options, PROTOCOL, 0, &[])), "its type is not there");
+        assert!(forbids_error(&packet(options, 17, 0, &[])[..19]), "half a header");
+    }
+    assert!(forbids_error(&[]));
 }

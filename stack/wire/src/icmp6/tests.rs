@@ -3,6 +3,7 @@ use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{Icmpv6Packet, Icmpv6Repr, NdiscNeighborFlags, NdiscRepr, RawHardwareAddress};
 
 use super::*;
+use crate::icmp::forbids_error;
 
 const SOURCE: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 const DESTINATION: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
@@ -159,4 +160,49 @@ fn packet_too_big_names_our_segment_and_the_mtu() {
     assert_eq!(QuotedTcp::parse(&quoted[..47]), None, "too little of TCP");
     quoted[6] = 17;
     assert_eq!(QuotedTcp::parse(&quoted), None, "UDP");
+}
+
+/// RFC 4443 §2.4 (e): no error about an error, whatever extension headers are in front of it.
+#[test]
+fn packets_that_are_errors_forbid_errors() {
+    // A Hop-by-Hop Options, Routing and Destination Options header, one of the latter of 16 octets, an Authentication header, and
+    // the Fragment header of a first fragment: number, and octets behind the next header's.
+    let extensions: [(u8, &[u8]); 6] = [
+        (0, &[0, 1, 4, 0, 0, 0, 0]),
+        (43, &[0, 9, 0, 0, 0, 0, 0]),
+        (60, &[0, 1, 4, 0, 0, 0, 0]),
+        (60, &[1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (51, &[2, 0, 0, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0]),
+        (44, &[0, 0, 1, 0, 0, 0, 7]),
+    ];
+    let packet = |chain: &[(u8, &[u8])], protocol: u8, payload: &[u8]| {
+        let mut octets = vec![0; 40];
+        (octets[0], octets[6]) = (0x60, chain.first().map_or(protocol, |(number, _)| *number));
+        for (index, (_, extension)) in chain.iter().enumerate() {
+            octets.push(chain.get(index + 1).map_or(protocol, |(number, _)| *number));
+            octets.extend_from_slice(extension);
+        }
+        octets.extend_from_slice(payload);
+        octets
+    };
+    let mut chains = vec![vec![], extensions.to_vec()];
+    chains.extend(extensions.map(|extension| vec![extension]));
+    chains.push(vec![extensions[2]; 8]);
+    for chain in chains {
+        for kind in 0..=255 {
+            let forbids = kind < 128 || kind == REDIRECT;
+            assert_eq!(forbids_error(&packet(&chain, PROTOCOL, &[kind])), forbids, "type {kind} behind {chain:?}");
+            assert!(!forbids_error(&packet(&chain, 17, &[kind])));
+        }
+        assert!(!forbids_error(&packet(&chain, 59, &[])), "nothing behind them");
+        let whole = packet(&chain, PROTOCOL, &[ECHO_REQUEST]);
+        for length in 0..whole.len() {
+            assert!(forbids_error(&whole[..length]), "{length} octets of {chain:?}");
+        }
+    }
+    assert!(forbids_error(&packet(&[extensions[2]; 9], 17, &[0; 8])), "more than are looked at");
+    let later: (u8, &[u8]) = (44, &[0, 0, 8, 0, 0, 0, 7]);
+    assert!(forbids_error(&packet(&[later], PROTOCOL, &[ECHO_REQUEST])), "its type is in another fragment");
+    assert!(forbids_error(&packet(&[later], 60, &[PROTOCOL, 0, 0, 0, 0, 0, 0, 0])), "so are its headers");
+    assert!(!forbids_error(&packet(&[later], 17, &[])), "UDP, wherever it begins");
 }
