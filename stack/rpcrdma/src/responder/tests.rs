@@ -3,7 +3,7 @@
 use super::*;
 use uwarp::{Config, ConnectOptions, ListenOptions, QueuePairOptions, Status as WorkStatus};
 
-/// The server has other connections to serve meanwhile: each check returns at once.
+/// The server has other connections to serve meanwhile: each look returns at once. The time is over when the test says so.
 #[test]
 fn the_reason_of_an_end_is_not_waited_for() {
     let config = |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());
@@ -25,27 +25,30 @@ fn the_reason_of_an_end_is_not_waited_for() {
     while connecting.poll(&mut peer).unwrap().is_none() {
         assert!(responder.poll().unwrap().is_none());
     }
-    // Work was flushed, and no event arrives that says more: here it never does.
-    responder.lose(WorkStatus::Flushed, None);
-    let began = Instant::now();
-    let mut looks = 0;
-    let over = loop {
-        match responder.poll() {
-            Ok(request) => assert!(request.is_none()),
-            Err(over) => break over,
-        }
-        looks += 1;
+    // Work was flushed, and the event that says why has not come yet.
+    let turns = || there.stats().engines[0].turns;
+    let lose = |responder: &mut Responder, seen: Instant| {
+        responder.over = None;
+        responder.lose(WorkStatus::Flushed, None);
+        responder.lost.as_mut().unwrap().seen = seen;
     };
-    // As many checks as there is time for, and no more.
-    assert!(looks > LOOKS, "{looks} checks: they waited");
-    assert!(began.elapsed() >= REASON, "{:?}", began.elapsed());
-    assert_eq!(over, Over { reason: None });
-    // An application that was busy elsewhere still gets its checks, each at once.
-    responder.over = None;
-    responder.lose(WorkStatus::Flushed, None);
-    std::thread::sleep(REASON);
+
+    // Until the time is over there is any number of looks. One that waited would turn the engine more than once.
+    let later = Instant::now() + Duration::from_secs(3600);
+    lose(&mut responder, later);
+    let looks = 2 * u64::from(LOOKS);
+    let before = turns();
+    let of_a_snapshot = turns() - before;
+    for look in 0..looks {
+        assert!(matches!(responder.poll(), Ok(None)), "look {look}");
+    }
+    let turned = turns() - before - 2 * of_a_snapshot;
+    assert!(turned <= looks, "{turned} turns for {looks} looks: they waited");
+
+    // An application that was busy elsewhere until the time was over has a number of looks nevertheless.
+    lose(&mut responder, Instant::now().checked_sub(REASON).unwrap());
     for look in 0..LOOKS {
         assert!(responder.poll().is_ok(), "look {look}");
     }
-    assert!(responder.poll().is_err());
+    assert_eq!(responder.poll().unwrap_err(), Over { reason: None });
 }
