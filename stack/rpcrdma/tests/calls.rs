@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use std::sync::Arc;
 use uwarp::Context;
 use uwarp_rpcrdma::binding::Greatest;
 use uwarp_rpcrdma::plan::PlanError;
@@ -164,11 +165,23 @@ fn results_that_the_binding_does_not_name_are_not_reduced() {
     let item = |length| Part::Item(vec![0; length]);
     let early = vec![words(&[1]), item(10_000), words(&[2, 3])];
     assert_eq!(status_of(Answer::success(early.clone())), Status::SystemError);
-    let one_more = vec![words(&[1]), item(9000), words(&[2]), item(8)];
-    assert_eq!(status_of(Answer::success(one_more)), Status::SystemError);
+    let one_more = vec![words(&[1, 9000]), item(9000), words(&[2]), item(8)];
+    assert_eq!(status_of(Answer::success(one_more)), Status::SystemError, "an item behind all that the binding names");
+    let short = vec![words(&[1, 9004]), item(9000), words(&[2])];
+    assert_eq!(status_of(Answer::success(short)), Status::SystemError, "an item that is not as long as its count");
     // A failure has no results, whatever the application left there.
     let failure = Answer { results: early, ..Answer::failure(Status::GarbageArguments) };
     assert_eq!(status_of(failure), Status::GarbageArguments);
+}
+
+#[test]
+fn results_are_reduced_by_the_binding_of_their_program() {
+    let mut rig = Rig::plain();
+    rig.server.bindings = Arc::new([Arc::new(Program(PROGRAM)), Arc::new(Ineligible(ANOTHER))]);
+    let room = || vec![vec![0; 10_000]];
+    assert_eq!(rig.results(get(10_000, room())), get_results(10_000));
+    let reply = rig.call(Call { program: ANOTHER, ..get(10_000, room()) }).outcome.unwrap();
+    assert_eq!(reply.status, Status::SystemError);
 }
 
 #[test]

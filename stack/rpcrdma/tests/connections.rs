@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use std::time::Duration;
+use uwarp::ConnectOptions;
 use uwarp_rpcrdma::requester::{CallError, RequesterOptions};
 use uwarp_rpcrdma::responder::{Responder, ResponderOptions};
 use uwarp_rpcrdma::rpc::Status;
@@ -279,4 +280,15 @@ fn a_responder_that_cannot_answer_ends_the_connection() {
     let finished = rig.finish(id);
     assert!(matches!(finished.outcome, Err(CallError::Lost)), "the requester knows that a reply is lost");
     assert_eq!(rig.server.over.len(), 1);
+}
+
+/// Nobody reads the responder's memory (RFC 8166 §3.1), so it offers no more RDMA Reads than a peer insists on.
+#[test]
+fn a_responder_serves_no_reads() {
+    let (here, mut server) = server(ResponderOptions::default());
+    for reads in [0, 3] {
+        let options = ConnectOptions { ord: reads, ..ConnectOptions::default() };
+        let (_raw, established) = Raw::connect_with(&here, &mut server, options);
+        assert_eq!(established.peer_ird, Some(reads));
+    }
 }

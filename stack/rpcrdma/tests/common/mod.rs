@@ -46,7 +46,7 @@ pub const BOTH: [Registration; 2] = [Registration::Each, Registration::Together]
 /// Longest echo.
 pub const ECHO_MAX: usize = 100_000;
 
-/// The program by its number: every server here has two that are alike.
+/// The program by its number: servers here have two that are alike, unless a test says otherwise.
 pub struct Program(pub u32);
 
 impl Binding for Program {
@@ -106,6 +106,31 @@ impl Binding for Program {
             PUT_TWO => Greatest::of(400_000),
             _ => Greatest::of(0),
         })
+    }
+}
+
+/// A program of the same procedures without DDP-eligible items.
+pub struct Ineligible(pub u32);
+
+impl Binding for Ineligible {
+    fn program(&self) -> u32 {
+        self.0
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        VERSION..=VERSION
+    }
+
+    fn arguments(&self, _version: u32, _procedure: u32, _walk: &mut Walk<'_>) -> Result<(), WalkError> {
+        Ok(())
+    }
+
+    fn results(&self, _version: u32, _procedure: u32, _walk: &mut Walk<'_>) -> Result<(), WalkError> {
+        Ok(())
+    }
+
+    fn greatest(&self, version: u32, procedure: u32, arguments: &[u8]) -> Option<Greatest> {
+        Program(self.0).greatest(version, procedure, arguments)
     }
 }
 
@@ -228,6 +253,7 @@ pub fn bindings() -> Vec<Arc<dyn Binding>> {
 pub struct Server {
     pub context: Context,
     pub listener: Listener,
+    pub bindings: Arc<[Arc<dyn Binding>]>,
     pub options: ResponderOptions,
     pub common: Arc<Common>,
     pub responders: Vec<Responder>,
@@ -244,6 +270,7 @@ impl Server {
         Self {
             context: context.clone(),
             listener: context.listen(PORT, ListenOptions::default()).unwrap(),
+            bindings: bindings().into(),
             options,
             common: Arc::default(),
             responders: Vec::new(),
@@ -255,9 +282,8 @@ impl Server {
 
     pub fn step(&mut self) {
         if let Some(request) = self.listener.try_next().unwrap() {
-            let common = Arc::clone(&self.common);
-            let responder =
-                Responder::accept(&self.context, request, bindings().into(), self.options.clone(), common).unwrap();
+            let (bindings, common) = (Arc::clone(&self.bindings), Arc::clone(&self.common));
+            let responder = Responder::accept(&self.context, request, bindings, self.options.clone(), common).unwrap();
             self.responders.push(responder);
         }
         for (index, responder) in self.responders.iter_mut().enumerate() {

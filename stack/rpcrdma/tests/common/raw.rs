@@ -1,7 +1,7 @@
 //! A peer that sends arbitrary messages, to a responder or to a requester.
 
 use super::*;
-use uwarp::{DisconnectReason, QueuePairState, Status as WorkStatus};
+use uwarp::{DisconnectReason, Established, QueuePairState, Status as WorkStatus};
 use uwarp_rpcrdma::header::{Body, Chunks, Header, parse_call};
 use uwarp_rpcrdma::private_data::PrivateData;
 use uwarp_rpcrdma::rpc::{Auth, ReplyHeader};
@@ -40,16 +40,22 @@ impl Raw {
 
     /// Connects to a server.
     pub fn connect(context: &Context, server: &mut Server, private_data: &[u8]) -> Self {
+        Self::connect_with(context, server, ConnectOptions::default().private_data(private_data)).0
+    }
+
+    /// Connects to a server with these options; gives what was agreed, too.
+    pub fn connect_with(context: &Context, server: &mut Server, options: ConnectOptions) -> (Self, Established) {
         let mut raw = Self { other: Some(server.context.clone()), ..Self::new(context) };
-        let options = ConnectOptions::default().private_data(private_data);
         let peer = server.context.socket_address(PORT);
         let mut connecting = context.start_connect(&mut raw.queue_pair, peer, options).unwrap();
         let deadline = Instant::now() + LONG;
-        while connecting.poll(&mut raw.queue_pair).unwrap().is_none() {
+        loop {
+            if let Some(established) = connecting.poll(&mut raw.queue_pair).unwrap() {
+                return (raw, established);
+            }
             server.step();
             assert!(Instant::now() < deadline);
         }
-        raw
     }
 
     /// Accepts a requester.
