@@ -15,14 +15,21 @@ fn fail(message: &str) -> ! {
     exit(1)
 }
 
+/// The year and month of a version.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=shim/shim.c");
     println!("cargo::rerun-if-changed=shim/shim.h");
     println!("cargo::rerun-if-changed=shim/bindings.h");
 
-    let dpdk = match pkg_config::Config::new().cargo_metadata(false).atleast_version("22.11").probe("libdpdk") {
-        Ok(library) => library,
+    let dpdk = match pkg_config::Config::new().cargo_metadata(false).probe("libdpdk") {
+        Ok(library) if release(&library.version) >= Some((22, 11)) => library,
+        Ok(library) => fail(&format!("DPDK {} is too old, 22.11 or later is needed", library.version)),
         Err(pkg_config::Error::Command { .. }) => fail("pkg-config is missing"),
         Err(_) => fail("DPDK 22.11 or later is missing (pkg-config finds no libdpdk)"),
     };
@@ -50,6 +57,10 @@ fn main() {
     for library in LIBRARIES {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
+    // In DPDK 22.11 its functions are in rte_eal.
+    if dpdk.libs.iter().any(|library| library == "rte_log") {
+        println!("cargo::rustc-link-lib=dylib=rte_log");
+    }
 
     // bindgen panics if it does not find libclang; the message below is enough.
     std::panic::set_hook(Box::new(|_| ()));
@@ -64,7 +75,7 @@ fn main() {
                 "rte_eth_dev_(configure|start|stop|close|info_get|get_port_by_name|adjust_nb_rx_tx_desc|set_mtu|get_mtu|socket_id|rss_hash_conf_get|rss_reta_query)",
             )
             .allowlist_function("rte_eth_(rx|tx)_queue_setup")
-            .allowlist_function("rte_eth_(macaddr_get|link_get_nowait|stats_get|stats_reset|xstats_get|xstats_get_names|promiscuous_enable|allmulticast_enable|from_rings)")
+            .allowlist_function("rte_eth_(macaddr_get|stats_get|stats_reset|xstats_get|xstats_get_names|promiscuous_enable|allmulticast_enable|from_rings)")
             .allowlist_function("rte_pktmbuf_pool_create")
             .allowlist_function("rte_mempool_(free|avail_count)")
             .allowlist_function("rte_ring_(create|free)")
@@ -73,8 +84,10 @@ fn main() {
             .allowlist_var("rte_eth_fp_ops")
             .allowlist_var("UWARP_.*")
             .allowlist_var("RTE_(MAX_LCORE|MAX_ETHPORTS|PKTMBUF_HEADROOM|MBUF_PORT_INVALID|MEMPOOL_CACHE_MAX_SIZE|EAL_PMD_PATH|ETH_NAME_MAX_LEN|MAX_QUEUES_PER_PORT)")
-            .allowlist_type("rte_(mbuf|mempool|mempool_cache|ring|eth_fp_ops|eth_conf|eth_dev_info|eth_rxconf|eth_txconf|eth_stats|eth_xstat|eth_xstat_name|eth_link|ether_addr|eth_rss_conf|eth_rss_reta_entry64)")
+            .allowlist_type("rte_(mempool|mempool_cache|ring|eth_fp_ops|eth_conf|eth_dev_info|eth_rxconf|eth_txconf|eth_stats|eth_xstat|eth_xstat_name|ether_addr|eth_rss_conf|eth_rss_reta_entry64)")
             .opaque_type("FILE|_IO_FILE")
+            // src/mbuf.rs has it.
+            .blocklist_type("rte_mbuf")
             .derive_default(true)
             .layout_tests(true)
             .generate_comments(false)

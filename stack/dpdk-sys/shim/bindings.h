@@ -33,6 +33,24 @@ static const uint64_t UWARP_TX_L4_MASK = RTE_MBUF_F_TX_L4_MASK;
 static const uint64_t UWARP_MBUF_INDIRECT = RTE_MBUF_F_INDIRECT;
 static const uint64_t UWARP_MBUF_EXTERNAL = RTE_MBUF_F_EXTERNAL;
 
+static const size_t UWARP_MBUF_SIZE = sizeof(struct rte_mbuf);
+static const size_t UWARP_MBUF_BUF_ADDR = offsetof(struct rte_mbuf, buf_addr);
+static const size_t UWARP_MBUF_DATA_OFF = offsetof(struct rte_mbuf, data_off);
+static const size_t UWARP_MBUF_REFCNT = offsetof(struct rte_mbuf, refcnt);
+static const size_t UWARP_MBUF_NB_SEGS = offsetof(struct rte_mbuf, nb_segs);
+static const size_t UWARP_MBUF_PORT = offsetof(struct rte_mbuf, port);
+static const size_t UWARP_MBUF_OL_FLAGS = offsetof(struct rte_mbuf, ol_flags);
+static const size_t UWARP_MBUF_PACKET_TYPE = offsetof(struct rte_mbuf, packet_type);
+static const size_t UWARP_MBUF_PKT_LEN = offsetof(struct rte_mbuf, pkt_len);
+static const size_t UWARP_MBUF_DATA_LEN = offsetof(struct rte_mbuf, data_len);
+static const size_t UWARP_MBUF_VLAN_TCI = offsetof(struct rte_mbuf, vlan_tci);
+static const size_t UWARP_MBUF_RSS = offsetof(struct rte_mbuf, hash.rss);
+static const size_t UWARP_MBUF_VLAN_TCI_OUTER = offsetof(struct rte_mbuf, vlan_tci_outer);
+static const size_t UWARP_MBUF_BUF_LEN = offsetof(struct rte_mbuf, buf_len);
+static const size_t UWARP_MBUF_POOL = offsetof(struct rte_mbuf, pool);
+static const size_t UWARP_MBUF_NEXT = offsetof(struct rte_mbuf, next);
+static const size_t UWARP_MBUF_TX_OFFLOAD = offsetof(struct rte_mbuf, tx_offload);
+
 static const uint64_t UWARP_ETH_RX_IPV4_CKSUM = RTE_ETH_RX_OFFLOAD_IPV4_CKSUM;
 static const uint64_t UWARP_ETH_RX_TCP_CKSUM = RTE_ETH_RX_OFFLOAD_TCP_CKSUM;
 static const uint64_t UWARP_ETH_RX_UDP_CKSUM = RTE_ETH_RX_OFFLOAD_UDP_CKSUM;

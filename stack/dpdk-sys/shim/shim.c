@@ -30,6 +30,16 @@ int uwarp_errno(void)
 	return rte_errno;
 }
 
+int uwarp_link_up(uint16_t port, uint32_t *speed)
+{
+	struct rte_eth_link link;
+
+	if (rte_eth_link_get_nowait(port, &link) != 0)
+		return 0;
+	*speed = link.link_speed;
+	return link.link_status == RTE_ETH_LINK_UP;
+}
+
 struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool)
 {
 	return rte_mbuf_raw_alloc(pool);
@@ -255,22 +265,6 @@ int close(int fd)
 void uwarp_layout_fill(struct uwarp_layout *l)
 {
 	*l = (struct uwarp_layout){
-		.mbuf_size = sizeof(struct rte_mbuf),
-		.mbuf_buf_addr = offsetof(struct rte_mbuf, buf_addr),
-		.mbuf_data_off = offsetof(struct rte_mbuf, data_off),
-		.mbuf_refcnt = offsetof(struct rte_mbuf, refcnt),
-		.mbuf_nb_segs = offsetof(struct rte_mbuf, nb_segs),
-		.mbuf_port = offsetof(struct rte_mbuf, port),
-		.mbuf_ol_flags = offsetof(struct rte_mbuf, ol_flags),
-		.mbuf_pkt_len = offsetof(struct rte_mbuf, pkt_len),
-		.mbuf_data_len = offsetof(struct rte_mbuf, data_len),
-		.mbuf_buf_len = offsetof(struct rte_mbuf, buf_len),
-		.mbuf_pool = offsetof(struct rte_mbuf, pool),
-		.mbuf_next = offsetof(struct rte_mbuf, next),
-		.mbuf_tx_offload = offsetof(struct rte_mbuf, tx_offload),
-		.mbuf_packet_type = offsetof(struct rte_mbuf, packet_type),
-		.mbuf_vlan_tci = offsetof(struct rte_mbuf, vlan_tci),
-		.mbuf_vlan_tci_outer = offsetof(struct rte_mbuf, vlan_tci_outer),
 		.mempool_cache_size = offsetof(struct rte_mempool, cache_size),
 		.mempool_local_cache = offsetof(struct rte_mempool, local_cache),
 		.mempool_pool_data = offsetof(struct rte_mempool, pool_data),

@@ -13,6 +13,10 @@ struct rte_ring;
 uint32_t uwarp_lcore_id(void);
 int uwarp_errno(void);
 
+/* Whether the link is up, and its speed in Mbit/s (untouched if the device cannot say). In C, since DPDK 24.11 has the fields
+ * in an anonymous union. */
+int uwarp_link_up(uint16_t port, uint32_t *speed);
+
 /* Slow paths: an empty or full cache, a thread without cache, a buffer that is not plain. */
 struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool);
 void uwarp_mbuf_raw_free(struct rte_mbuf *mbuf);
@@ -54,9 +58,6 @@ void uwarp_sparing_end(void);
 
 /* Offsets and sizes as C sees them, for comparison. */
 struct uwarp_layout {
-	size_t mbuf_size, mbuf_buf_addr, mbuf_data_off, mbuf_refcnt, mbuf_nb_segs, mbuf_port, mbuf_ol_flags;
-	size_t mbuf_pkt_len, mbuf_data_len, mbuf_buf_len, mbuf_pool, mbuf_next, mbuf_tx_offload, mbuf_packet_type;
-	size_t mbuf_vlan_tci, mbuf_vlan_tci_outer;
 	size_t mempool_cache_size, mempool_local_cache, mempool_pool_data, mempool_size;
 	size_t cache_size, cache_len, cache_flushthresh, cache_objs;
 	size_t fp_ops_size, fp_ops_rx_burst, fp_ops_tx_burst, fp_ops_rxq, fp_ops_txq;

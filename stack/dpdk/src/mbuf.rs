@@ -69,8 +69,7 @@ unsafe impl Send for Mbuf {}
 /// meanwhile.
 macro_rules! field {
     ($packet:expr, $($field:tt)+) => {
-        // SAFETY: the reference keeps the buffer live, and its header changes only through a sole reference; for a
-        // union, every bit pattern is a number.
+        // SAFETY: the reference keeps the buffer live, and its header changes only through a sole reference.
         unsafe { (*$packet.raw.as_ptr()).$($field)+ }
     };
 }
@@ -268,7 +267,7 @@ impl Mbuf {
         if field!(self, ol_flags) & sys::UWARP_RX_RSS_HASH == 0 {
             return None;
         }
-        Some(field!(self, __bindgen_anon_2.hash.rss))
+        Some(field!(self, rss))
     }
 
     /// Asks the device to fill in checksums. Returns false, and changes nothing, if the buffer is shared.
@@ -288,7 +287,7 @@ impl Mbuf {
         }
         header.ol_flags = flags | header.ol_flags & KIND;
         // The word that the C bit-fields make: l2_len 7 bits, l3_len 9, l4_len 8, tso_segsz 16, from the lowest bit on.
-        header.__bindgen_anon_3.tx_offload = u64::from(checksum.l2_len & 0x7f)
+        header.tx_offload = u64::from(checksum.l2_len & 0x7f)
             | u64::from(checksum.l3_len & 0x1ff) << 7
             | u64::from(checksum.l4_len) << 16
             | u64::from(checksum.segment_size) << 24;
@@ -302,8 +301,7 @@ impl Mbuf {
         let header = unsafe { self.raw.as_ref() };
         let flags = header.ol_flags;
         let has = |flag: u64| flags & flag == flag;
-        // SAFETY: the union's members are integers of the same bits.
-        let word = unsafe { header.__bindgen_anon_3.tx_offload };
+        let word = header.tx_offload;
         (has(sys::UWARP_TX_IP_CKSUM) || has(sys::UWARP_TX_TCP_CKSUM)).then(|| TxChecksum {
             l2_len: (word & 0x7f) as u8,
             l3_len: (word >> 7 & 0x1ff) as u16,
@@ -322,7 +320,7 @@ impl Mbuf {
     pub fn clear_tx_checksum(&mut self) -> bool {
         let Some(header) = self.header_mut() else { return false };
         header.ol_flags &= KIND;
-        header.__bindgen_anon_3.tx_offload = 0;
+        header.tx_offload = 0;
         true
     }
 

@@ -448,10 +448,10 @@ fn extended_statistics(port: u16) -> Vec<(String, u64)> {
 
 /// The link of an open port.
 pub(crate) fn link(port: u16) -> Link {
-    let mut raw = sys::rte_eth_link::default();
-    // SAFETY: fills the structure in; an unknown port is refused.
-    let known = unsafe { sys::rte_eth_link_get_nowait(port, &mut raw) } == 0;
-    Link { up: known && raw.link_status() != 0, speed: raw.link_speed }
+    let mut speed = 0;
+    // SAFETY: writes the speed; an unknown port is refused.
+    let up = unsafe { sys::uwarp_link_up(port, &mut speed) } != 0;
+    Link { up, speed }
 }
 
 fn enter_namespace(name: &str) -> Result<(), Error> {
