@@ -66,27 +66,30 @@ need_lint() {
 need_nextest() {
     local version=0.9.143
     cargo nextest --version >/dev/null 2>&1 && return
-    say "installing cargo-nextest $version"
-    cargo install --locked --quiet --no-default-features --features default-no-update "cargo-nextest@$version"
-    export PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+    cargo_install --no-default-features --features default-no-update "cargo-nextest@$version"
 }
 
 need_deny() {
     local version=0.20.2
     cargo deny --version >/dev/null 2>&1 && return
-    say "installing cargo-deny $version"
-    cargo install --locked --quiet "cargo-deny@$version"
+    cargo_install "cargo-deny@$version"
+}
+
+# Built below the build directory: when killed, cargo leaves its own folder in /tmp behind.
+cargo_install() { # options, NAME@VERSION last
+    local folder=${CARGO_TARGET_DIR:-$root/target}/install
+    say "installing ${*: -1}"
+    CARGO_TARGET_DIR=$folder cargo install --locked --quiet "$@"
+    rm -rf "$folder"
     export PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 }
 
-# apt, without questions; what it says is shown only if it fails.
+# apt, without questions; what it says is shown only if it fails. It waits for another apt, such as one that a killed script left.
 apt_get() {
-    local log status=0
-    log=$(mktemp "${TMPDIR:-/tmp}/uwarp-apt.XXXXXX")
-    DEBIAN_FRONTEND=noninteractive apt-get -y -qq "$@" </dev/null >"$log" 2>&1 || status=$?
-    [ $status = 0 ] || cat "$log" >&2
-    rm -f "$log"
-    return $status
+    local output
+    output=$(DEBIAN_FRONTEND=noninteractive apt-get -y -qq -o DPkg::Lock::Timeout=300 "$@" </dev/null 2>&1) && return
+    printf '%s\n' "$output" >&2
+    return 1
 }
 
 # Installs the Debian packages of the arguments that are not there; asks the network for nothing if all are.
@@ -99,6 +102,8 @@ need_packages() {
     command -v apt-get >/dev/null || die "these packages are missing, under their Debian names, and there is no apt-get: $missing"
     say "installing $missing"
     apt_get install --no-install-recommends --no-remove $missing 2>/dev/null || {
+        # An installation that was killed is finished first.
+        DEBIAN_FRONTEND=noninteractive dpkg --configure -a </dev/null >/dev/null 2>&1 || true
         apt_get update
         apt_get install --no-install-recommends --no-remove $missing
     } || die "apt cannot install $missing without removing something, or cannot reach its archive (see above)"
@@ -149,10 +154,11 @@ enter_world() {
     [ ! -d "$UWARP_WORLD/run" ] || return 0
     export TMPDIR=$UWARP_WORLD XDG_RUNTIME_DIR=$UWARP_WORLD/run
     mkdir -m 700 "$XDG_RUNTIME_DIR"
-    # Names of network namespaces, and memory that is shared by name, go with the mount.
+    # Names of network namespaces, DPDK's run-time files, and memory that is shared by name, go with the mount.
     if [ "$$" = 1 ] && is_root; then
-        if [ -d /run/netns ] || mkdir /run/netns; then mount -t tmpfs tmpfs /run/netns; fi
-        mount -t tmpfs tmpfs /dev/shm
+        for folder in /run/netns /run/dpdk /dev/shm; do
+            if [ -d "$folder" ] || mkdir "$folder"; then mount -t tmpfs tmpfs "$folder"; fi
+        done
     fi
 }
 clean() { # folder of a world that has ended
@@ -164,7 +170,9 @@ clean() { # folder of a world that has ended
 sweep() { # name: folders whose script was killed
     local folder
     for folder in "${TMPDIR:-/tmp}/$1".??????; do
-        [ -d "$folder" ] && [ ! -L "$folder" ] && [ -O "$folder" ] && [ -e "$folder/lock" ] || continue
-        if (exec 8<"$folder/lock" && flock --nonblock 8); then clean "$folder"; fi
+        [ -d "$folder" ] && [ ! -L "$folder" ] && [ -O "$folder" ] || continue
+        # Without a lock it is a moment old, or its script was killed while it made or removed it.
+        [ -e "$folder/lock" ] || [ -n "$(find "$folder" -maxdepth 0 -mmin +1)" ] || continue
+        if [ ! -e "$folder/lock" ] || (exec 8<"$folder/lock" && flock --nonblock 8); then clean "$folder"; fi
     done
 }
