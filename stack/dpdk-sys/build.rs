@@ -8,7 +8,8 @@ const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclan
 
 /// The libraries that our code calls. EAL loads every driver as a plug-in, so only net_ring, which has functions of its
 /// own, is named here.
-const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
+const LIBRARIES: &[&str] =
+    &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring", "rte_vhost"];
 
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}; {INSTALL}");

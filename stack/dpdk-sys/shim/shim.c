@@ -17,6 +17,8 @@
 #include <rte_memory.h>
 #include <rte_mempool.h>
 #include <rte_ring.h>
+#include <rte_version.h>
+#include <rte_vhost.h>
 
 #include "shim.h"
 
@@ -282,4 +284,21 @@ void uwarp_layout_fill(struct uwarp_layout *l)
 		.ring_cons_tail = offsetof(struct rte_ring, cons.tail),
 		.ring_mask = offsetof(struct rte_ring, mask),
 	};
+}
+
+void uwarp_vhost_wake(const char *path)
+{
+	/* Later versions wake it themselves. */
+#if RTE_VERSION < RTE_VERSION_NUM(24, 11, 0, 0)
+	static const struct rte_vhost_device_ops none;
+
+	if (rte_vhost_driver_register(path, RTE_VHOST_USER_CLIENT | RTE_VHOST_USER_NO_RECONNECT) != 0)
+		return;
+	/* A new connection is the one event of which it is notified. */
+	if (rte_vhost_driver_callback_register(path, &none) == 0)
+		rte_vhost_driver_start(path);
+	rte_vhost_driver_unregister(path);
+#else
+	(void)path;
+#endif
 }

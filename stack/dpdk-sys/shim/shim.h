@@ -56,6 +56,10 @@ void uwarp_spare_memory_descriptors(void);
 void uwarp_sparing_begin(void);
 void uwarp_sparing_end(void);
 
+/* Has the thread that serves vhost sockets look at those that were made since it fell asleep. Needs a socket of the caller's that
+ * listens at this path and takes a connection. */
+void uwarp_vhost_wake(const char *path);
+
 /* Offsets and sizes as C sees them, for comparison. */
 struct uwarp_layout {
 	size_t mempool_cache_size, mempool_local_cache, mempool_pool_data, mempool_size;

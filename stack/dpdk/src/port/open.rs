@@ -1,6 +1,9 @@
 //! Opening and closing a device.
 
 use std::ffi::{CStr, CString, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, mpsc};
@@ -59,6 +62,20 @@ impl Device {
     pub(crate) fn set_port(&mut self, port: Option<u16>) {
         self.port = port;
     }
+}
+
+/// Has DPDK accept connections to a vhost socket at once. Before version 24.11 the thread that does so sees a new socket only
+/// when it wakes next, up to a second later, and the first peer waits as long.
+fn wake_vhost(socket: &Path) {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(format!(".{}", std::process::id()));
+    // If this cannot be done, such as with a path that is too long, the peer waits.
+    let Ok(_listener) = UnixListener::bind(&path) else { return };
+    if let Ok(name) = CString::new(path.as_bytes()) {
+        // SAFETY: the string is copied.
+        unsafe { sys::uwarp_vhost_wake(name.as_ptr()) };
+    }
+    let _ = std::fs::remove_file(&path);
 }
 
 /// Stops and closes a port that no queue uses any more, and unplugs its device.
@@ -162,6 +179,9 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         })?;
     }
     start(port, plan, options, deadline)?;
+    if let (DeviceConfig::Vhost { .. }, Some(Socket { path, listens: true, .. })) = (config, &plan.socket) {
+        wake_vhost(path);
+    }
 
     // A virtual link delivers every frame whatever the address; on a shared link this is needed for several addresses.
     // SAFETY: the port is started. A device that refuses is not worse off.
