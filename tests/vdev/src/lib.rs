@@ -28,6 +28,11 @@ pub fn count(normal: usize, long: usize) -> usize {
     if is_long() { long } else { normal }
 }
 
+/// Leaves the processor to others while there is nothing to do but look again.
+pub fn pause() {
+    std::thread::sleep(Duration::from_micros(100));
+}
+
 /// Resident memory of this process, in KiB.
 pub fn resident_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("the kernel tells about processes");

@@ -7,8 +7,8 @@ use uwarp::{
     Completion, CompletionOpcode, Context, DisconnectReason, QueuePairState, ReceiveRequest, SendRequest, Status,
 };
 
-use crate::PATIENCE;
 use crate::endpoint::Endpoint;
+use crate::{PATIENCE, pause};
 
 /// Octets of the region of an endpoint under load.
 pub const REGION: usize = 1 << 18;
@@ -95,7 +95,7 @@ impl Load {
                 let states: Vec<_> = self.accounts.iter_mut().map(Account::describe).collect();
                 panic!("no end: {states:?}\n{:#?}", context.stats());
             }
-            std::thread::yield_now();
+            pause();
         }
         let reason = |account: &mut Account| account.endpoint.queue_pair.disconnect_reason().expect("a reason");
         self.accounts.iter_mut().map(reason).collect()

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::PATIENCE;
+use crate::{PATIENCE, pause};
 
 /// Set in the second process: its task, as JSON.
 const TASK: &str = "UWARP_VDEV_TASK";
@@ -104,7 +104,7 @@ impl Peer {
                     assert!(start.elapsed() < PATIENCE, "the peer never says {word:?}");
                     self.must_run();
                     meanwhile();
-                    std::thread::yield_now();
+                    pause();
                 }
             }
         }
@@ -143,7 +143,7 @@ impl Peer {
             }
             assert!(start.elapsed() < PATIENCE, "the peer does not end");
             meanwhile();
-            std::thread::yield_now();
+            pause();
         }
     }
 }

@@ -9,7 +9,7 @@ use uwarp_vdev_tests::endpoint::{Endpoint, PORT, answer, exchange, prepare_answe
 use uwarp_vdev_tests::load::{Load, REGION};
 use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
 use uwarp_vdev_tests::peer::{self, Peer};
-use uwarp_vdev_tests::{PATIENCE, count};
+use uwarp_vdev_tests::{PATIENCE, count, pause};
 
 /// Connections of a pair of processes.
 const CONNECTIONS: usize = 4;
@@ -79,7 +79,7 @@ fn be_peer(task: &Task) {
     // Meanwhile it answers what was meant for its predecessor.
     while words.try_recv().is_err() {
         host.context.poll();
-        std::thread::yield_now();
+        pause();
     }
     match task.load {
         Some(seed) => {
@@ -112,7 +112,7 @@ fn nothing_is_left(host: &Host, round: usize) {
             return;
         }
         assert!(start.elapsed() < PATIENCE, "round {round}: something is left: {stats:#?}");
-        std::thread::yield_now();
+        pause();
     }
 }
 
