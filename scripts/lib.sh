@@ -118,7 +118,7 @@ missing_packages() {
 
 build_packages="build-essential pkg-config libdpdk-dev libclang-dev"
 run_packages="iproute2"
-test_packages="tshark ethtool nftables codespell"
+test_packages="tshark ethtool nftables codespell valgrind"
 
 # Runs this script again in a world of its own: a folder for all temporary files, and, where the user may have them,
 # process numbers and mounts. Whatever ends the script ends its processes, mounts and network namespaces with it; the folder

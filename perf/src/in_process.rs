@@ -1,18 +1,15 @@
 //! Both ends in one thread, connected in memory: the cost of the stack itself, without a device or a second core.
 //!
-//! The times of such a run depend on the machine. Instruction counts, by callgrind, do not, so they show from one
-//! change to the next whether the path of a packet has grown.
+//! The times of such a run depend on the machine. Instruction counts do not: `instructions` counts those of the same work.
 
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
-use comfy_table::{CellAlignment, Table, presets};
 use uwarp::config::EngineMode;
 use uwarp::{
-    AcceptOptions, Access, Completion, CompletionQueue, Config, ConnectOptions, Context, ListenOptions, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+    AcceptOptions, Access, Completion, CompletionQueue, Config, ConnectOptions, Context, Features, ListenOptions,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
 use crate::rpc::Pair;
@@ -30,8 +27,12 @@ pub enum Work {
     SendPingPong,
     /// A Read, from post to completion
     Read,
+    /// A FetchAdd, from post to completion; the size does not matter
+    FetchAdd,
     /// Writes in bursts of 32, one completion per burst: one operation is one Write with its share of acknowledgments
     WriteStream,
+    /// A turn of one connected engine that finds nothing to do
+    IdleTurn,
     /// A null call over RPC-over-RDMA; the size does not matter
     RpcNull,
     /// A READ of NFS over RPC-over-RDMA, whose data arrives by RDMA Write unless it fits into the reply
@@ -39,10 +40,8 @@ pub enum Work {
 }
 
 impl Work {
-    const ALL: [Work; 6] =
-        [Work::WritePingPong, Work::SendPingPong, Work::Read, Work::WriteStream, Work::RpcNull, Work::RpcRead];
-
-    fn name(self) -> String {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
 }
@@ -66,6 +65,8 @@ pub struct Options {
     mtu: u16,
 }
 
+/// Switched on at both ends; what is not atomic takes the same way without.
+const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
 /// Writes of a burst.
 const BURST: u64 = 32;
 
@@ -84,7 +85,7 @@ impl End {
         // Messages are sent from the first half and received in the second: a late message must not change the next
         // one.
         let len = 2 * options.size as usize;
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = domain.register_zeroed(len, rights)?;
         let queue_pairs = (0..options.qps)
             .map(|_| domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(128, 16)))
@@ -92,7 +93,9 @@ impl End {
         Ok(Self { memory, completions, queue_pairs, _domain: domain, context })
     }
 
-    fn post(&mut self, which: usize, request: SendRequest<'_>) -> anyhow::Result<()> {
+    /// Never inlined: [`crate::instructions`] counts what happens inside of it by its name.
+    #[inline(never)]
+    fn post_one(&mut self, which: usize, request: SendRequest<'_>) -> anyhow::Result<()> {
         self.queue_pairs[which].post_send(&[request])?;
         Ok(())
     }
@@ -132,10 +135,14 @@ fn connected(options: &Options) -> anyhow::Result<(End, End)> {
     let mut listener = there.context.listen(PORT, ListenOptions::default())?;
     let address = there.context.socket_address(PORT);
     for number in 0..options.qps {
-        let mut connecting =
-            here.context.start_connect(&mut here.queue_pairs[number], address, ConnectOptions::default())?;
+        let mut connecting = here.context.start_connect(
+            &mut here.queue_pairs[number],
+            address,
+            ConnectOptions::default().features(ATOMICS),
+        )?;
         let request = listener.next(PATIENCE)?.context("no connection request arrived")?;
-        let mut accepting = request.start_accept(&mut there.queue_pairs[number], AcceptOptions::default())?;
+        let mut accepting =
+            request.start_accept(&mut there.queue_pairs[number], AcceptOptions::default().features(ATOMICS))?;
         let (mut open, mut accepted) = (false, false);
         while !(open && accepted) {
             here.context.poll();
@@ -153,7 +160,7 @@ fn write_and_wait(from: &mut End, to: &mut End, which: usize, number: u64, size:
     from.memory.store_release_u64(size - 8, number)?;
     let entry = from.memory.sge(..size)?;
     let target = to.memory.remote_offset() + size as u64;
-    from.post(which, SendRequest::write(number, &[entry], to.memory.stag(), target))?;
+    from.post_one(which, SendRequest::write(number, &[entry], to.memory.stag(), target))?;
     from.context.poll();
     while to.memory.load_acquire_u64(2 * size - 8)? != number {
         to.context.poll();
@@ -193,7 +200,7 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
                 for forth in [true, false] {
                     let (sender, receiver) = if forth { (&mut here, &mut there) } else { (&mut there, &mut here) };
                     let entry = sender.memory.sge(..size as usize)?;
-                    sender.post(which, SendRequest::send(number, &[entry]))?;
+                    sender.post_one(which, SendRequest::send(number, &[entry]))?;
                     sender.context.poll();
                     while receiver.reap(&mut out, |_| true)? == 0 {}
                     receiver.post_receive(which, size)?;
@@ -205,7 +212,17 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
             for number in 1..=options.iterations {
                 let which = number as usize % options.qps;
                 let entry = here.memory.sge(..size as usize)?;
-                here.post(which, SendRequest::read(number, &[entry], stag, offset).signalled())?;
+                here.post_one(which, SendRequest::read(number, &[entry], stag, offset).signalled())?;
+                while here.reap(&mut out, |_| true)? == 0 {
+                    there.context.poll();
+                }
+            }
+        }
+        Work::FetchAdd => {
+            let (stag, offset) = (there.memory.stag(), there.memory.remote_offset());
+            for number in 1..=options.iterations {
+                let which = number as usize % options.qps;
+                here.post_one(which, SendRequest::fetch_add(number, stag, offset, 1).signalled())?;
                 while here.reap(&mut out, |_| true)? == 0 {
                     there.context.poll();
                 }
@@ -219,13 +236,20 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
                 let entry = [here.memory.sge(..size as usize)?];
                 for place in 0..BURST {
                     let write = SendRequest::write(number, &entry, stag, offset);
-                    here.post(which, if place + 1 == BURST { write.signalled() } else { write })?;
+                    here.post_one(which, if place + 1 == BURST { write.signalled() } else { write })?;
                     number += 1;
                 }
                 while here.reap(&mut out, |_| true)? == 0 {
                     there.context.poll();
                 }
                 there.context.poll();
+            }
+        }
+        Work::IdleTurn => {
+            // What the start left behind is done first.
+            while here.context.poll() || there.context.poll() {}
+            for _ in 0..options.iterations {
+                here.context.poll();
             }
         }
         Work::RpcNull | Work::RpcRead => {}
@@ -252,66 +276,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let took = measure(options)?;
     let each = took.as_nanos() as f64 / options.iterations as f64;
     println!(
-        "{} of {} octets, {} queue pairs: {each:.0} ns each, {:.2} Gbit/s of payload one way",
+        "{} of {} octets, {} queue pairs: {each:.0} ns each, {:.2} Gbit/s of payload one way, kernels {}",
         options.work.name(),
         options.size,
         options.qps,
-        f64::from(options.size) * 8.0 / each
-    );
-    Ok(())
-}
-
-/// What to count.
-#[derive(Args)]
-pub struct CountOptions {
-    /// Payload octets of a message
-    #[arg(long, default_value_t = 64)]
-    size: u32,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// Counts instructions per operation: two runs of different length under callgrind, so that start and end cancel out.
-pub fn count(options: &CountOptions) -> anyhow::Result<()> {
-    let mut counts = Vec::new();
-    for work in Work::ALL {
-        let (few, many) = (2_016, 10_016);
-        let instructions = |iterations: u64| -> anyhow::Result<u64> {
-            let output = Command::new("valgrind")
-                .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-                .arg(std::env::current_exe()?)
-                .args(["in-process", &work.name(), "--size", &options.size.to_string()])
-                .args(["--iterations", &iterations.to_string()])
-                .stdin(Stdio::null())
-                .output()
-                .context("cannot run valgrind: apt-get install valgrind")?;
-            let text = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "under valgrind: {text}");
-            let collected = text.lines().find_map(|line| line.split_once("Collected : "));
-            match collected {
-                Some((_, number)) => Ok(number.trim().parse()?),
-                None => bail!("valgrind printed no count: {text}"),
-            }
-        };
-        let each = (instructions(many)? - instructions(few)?) as f64 / (many - few) as f64;
-        counts.push((work.name(), each.round()));
-    }
-    if options.json {
-        let map: serde_json::Map<String, serde_json::Value> =
-            counts.into_iter().map(|(name, each)| (name, serde_json::json!(each))).collect();
-        println!("{}", serde_json::to_string_pretty(&map)?);
-        return Ok(());
-    }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["operation", "instructions, both ends"]);
-    table.column_mut(1).context("the header has it")?.set_cell_alignment(CellAlignment::Right);
-    for (name, each) in counts {
-        table.add_row([name, format!("{each:.0}")]);
-    }
-    println!(
-        "messages of {} octets; callgrind knows no AVX-512, so the CRC kernel is the one below it\n{table}",
-        options.size
+        f64::from(options.size) * 8.0 / each,
+        uwarp_memory::kernels::selected()
     );
     Ok(())
 }

@@ -4,6 +4,7 @@
 
 mod compare;
 mod in_process;
+mod instructions;
 mod kernel;
 mod programs;
 mod rpc;
@@ -35,7 +36,7 @@ enum Command {
     /// Both ends in one thread, connected in memory: the cost of the stack itself
     InProcess(in_process::Options),
     /// Instructions per in-process operation, counted by valgrind's callgrind
-    Instructions(in_process::CountOptions),
+    Instructions(instructions::Options),
     /// One end of the kernel TCP peer (started by `compare`)
     #[command(hide = true)]
     KernelPeer(kernel::Options),
@@ -45,7 +46,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Compare(options) => compare::run(&options),
         Command::InProcess(options) => in_process::run(&options),
-        Command::Instructions(options) => in_process::count(&options),
+        Command::Instructions(options) => instructions::count(&options),
         Command::KernelPeer(options) => kernel::run(&options),
     }
 }
