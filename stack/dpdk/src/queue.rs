@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -155,24 +155,30 @@ impl Queue {
         usize::from(received)
     }
 
-    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it accepts no more.
-    /// Accepted packets are removed; the others stay in order. Returns how many were accepted.
+    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it accepts no more. Accepted packets are
+    /// removed; the others stay in order. Returns how many were accepted.
+    ///
+    /// `F` is [`Mbuf`], or a crate's own name for it.
     #[inline]
-    pub fn tx_burst(&mut self, frames: &mut VecDeque<Mbuf>) -> usize {
+    pub fn tx_burst<F: Into<Mbuf> + From<Mbuf>>(&mut self, frames: &mut VecDeque<F>) -> usize {
         if frames.is_empty() {
             return 0;
         }
+        let mut packets = [const { MaybeUninit::<Mbuf>::uninit() }; MAX_BURST];
+        let count = frames.len().min(MAX_BURST);
+        for (place, frame) in packets.iter_mut().zip(frames.drain(..count)) {
+            place.write(frame.into());
+        }
         let index = self.index;
-        let (front, back) = frames.as_mut_slices();
-        // SAFETY: `self` is the queue's only user and the port is open; sent packets are forgotten below.
+        // SAFETY: `self` is the queue's only user and the port is open. The first `count` places are filled, and an `Mbuf` is a
+        // pointer to a packet of which we own a reference. The device takes over those of the packets that it takes.
         let sent = self.burst(|operations| unsafe {
-            let mut sent = tx(operations, index, front, MAX_BURST);
-            if sent == front.len() && sent < MAX_BURST && !back.is_empty() {
-                sent += tx(operations, index, back, MAX_BURST - sent);
-            }
-            sent
+            usize::from(fast::tx_burst(operations, index, packets.as_mut_ptr().cast::<*mut rte_mbuf>(), count as u16))
         });
-        frames.drain(..sent).for_each(mem::forget);
+        for packet in packets[sent..count].iter().rev() {
+            // SAFETY: the place is filled, read once, and its packet was not taken.
+            frames.push_front(unsafe { packet.assume_init_read() }.into());
+        }
         sent
     }
 
@@ -215,17 +221,6 @@ impl Queue {
     pub(crate) fn raw_parts(&self) -> (u16, *mut rte_mempool) {
         (self.port.port_id(), self.tx_pool)
     }
-}
-
-/// The device owns the first packets of the slice afterwards, as many as are returned: they must be forgotten.
-///
-/// # Safety
-/// As `fast::rx_burst`.
-#[inline(always)]
-unsafe fn tx(operations: *const rte_eth_fp_ops, index: u16, frames: &mut [Mbuf], most: usize) -> usize {
-    let count = frames.len().min(most) as u16;
-    // SAFETY: the caller's promises; an `Mbuf` is a pointer to a packet of which we own a reference.
-    usize::from(unsafe { fast::tx_burst(operations, index, frames.as_mut_ptr().cast::<*mut rte_mbuf>(), count) })
 }
 
 impl Drop for Queue {

@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uwarp_engine::ports::LoopPort;
 use uwarp_engine::ports::decorated::Decorated;
-use uwarp_engine::ports::dpdk::DpdkPort;
 use uwarp_engine::{Engine, EngineChannels, EngineConfig, Turned};
+use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
 use uwarp_tcp::Instant;
 

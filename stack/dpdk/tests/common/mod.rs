@@ -153,14 +153,14 @@ pub fn exchange(left: &mut Queue, right: &mut Queue, sizes: impl Iterator<Item =
         send_octets(left, &frame);
         // Some devices reap sent frames, or wake the peer, only when they are called again.
         let got = receive(right, &mut || {
-            left.tx_burst(&mut VecDeque::new());
+            left.tx_burst(&mut VecDeque::<Mbuf>::new());
         });
         assert_eq!(whole(&got), frame, "left to right, {size} octets");
         drop(got);
         let frame = contents(size, !(seed as u64));
         send_octets(right, &frame);
         let got = receive(left, &mut || {
-            right.tx_burst(&mut VecDeque::new());
+            right.tx_burst(&mut VecDeque::<Mbuf>::new());
         });
         assert_eq!(whole(&got), frame, "right to left, {size} octets");
     }

@@ -1,7 +1,6 @@
 //! The ports that an engine can run on.
 
 pub mod decorated;
-pub mod dpdk;
 pub mod heap;
 pub mod loopback;
 pub mod middlebox;
@@ -9,6 +8,5 @@ mod offload;
 pub mod sim;
 
 pub use decorated::Decorated;
-pub use dpdk::DpdkPort;
 pub use heap::{HeapBuffer, HeapPool};
 pub use loopback::{LoopOptions, LoopPort};

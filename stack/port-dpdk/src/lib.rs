@@ -1,84 +1,104 @@
-//! A queue of a DPDK device.
+//! A queue of a DPDK device as an engine's port: the only crate that knows both the engine and DPDK.
+
+#![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 
 use uwarp_dpdk::{Mbuf, Queue, RxChecksum, TxChecksum};
 use uwarp_memory::kernels::prefetch_range;
 
-use crate::link::port::{
+use uwarp_engine::port::{
     BURST, Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums,
     TransmitChecksums,
 };
 
-impl Buffer for Mbuf {
+/// A packet of DPDK as an engine's buffer.
+#[derive(Debug)]
+pub struct Frame(Mbuf);
+
+impl From<Mbuf> for Frame {
+    #[inline]
+    fn from(packet: Mbuf) -> Frame {
+        Frame(packet)
+    }
+}
+
+impl From<Frame> for Mbuf {
+    #[inline]
+    fn from(frame: Frame) -> Mbuf {
+        frame.0
+    }
+}
+
+impl Buffer for Frame {
     #[inline]
     fn data(&self) -> &[u8] {
-        Mbuf::data(self)
+        self.0.data()
     }
 
     #[inline]
     fn total_len(&self) -> usize {
-        Mbuf::total_len(self)
+        self.0.total_len()
     }
 
     #[inline]
     fn segment_count(&self) -> usize {
-        Mbuf::segment_count(self)
+        self.0.segment_count()
     }
 
     #[inline]
     fn segment(&self, index: usize) -> Option<&[u8]> {
-        if index == 0 { Some(Mbuf::data(self)) } else { self.segments().nth(index) }
+        if index == 0 { Some(self.0.data()) } else { self.0.segments().nth(index) }
     }
 
     #[inline]
     fn storage_mut(&mut self) -> Option<&mut [u8]> {
-        Mbuf::storage_mut(self)
+        self.0.storage_mut()
     }
 
     #[inline]
     fn set_range(&mut self, start: usize, length: usize) {
-        let room = self.data_room();
+        let room = self.0.data_room();
         let start = start.min(room);
         // Refused only while the buffer is shared; the engine never changes a frame that the device may be reading.
-        let set = Mbuf::set_range(self, start, length.min(room - start));
+        let set = self.0.set_range(start, length.min(room - start));
         debug_assert!(set, "the range of a shared buffer");
     }
 
     #[inline]
     fn start(&self) -> usize {
-        Mbuf::start(self)
+        self.0.start()
     }
 
     #[inline]
-    fn share(&self) -> Mbuf {
-        Mbuf::share(self)
+    fn share(&self) -> Frame {
+        Frame(self.0.share())
     }
 
     #[inline]
     fn is_shared(&self) -> bool {
-        Mbuf::is_shared(self)
+        self.0.is_shared()
     }
 
-    fn chain(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
-        self.chain_append(tail)
+    fn chain(&mut self, tail: Frame) -> Result<(), Frame> {
+        self.0.chain_append(tail.0).map_err(Frame)
     }
 
     #[inline]
     fn prefetch(&self) {
-        prefetch_range(self.header_place());
+        prefetch_range(self.0.header_place());
     }
 
     #[inline]
     fn received_checksums(&self) -> ReceivedChecksums {
-        let RxChecksum { ip, l4 } = self.rx_checksum();
+        let RxChecksum { ip, l4 } = self.0.rx_checksum();
         ReceivedChecksums { ip: status(ip), tcp: status(l4) }
     }
 
     #[inline]
     fn set_transmit_checksums(&mut self, checksums: TransmitChecksums) {
         let set = if checksums.ip || checksums.tcp {
-            self.set_tx_checksum(TxChecksum {
+            self.0.set_tx_checksum(TxChecksum {
                 l2_len: checksums.link_length,
                 l3_len: checksums.ip_length,
                 l4_len: checksums.tcp_length,
@@ -89,13 +109,13 @@ impl Buffer for Mbuf {
                 segment_size: checksums.segment_size,
             })
         } else {
-            self.clear_tx_checksum()
+            self.0.clear_tx_checksum()
         };
         debug_assert!(set, "the offloads of a shared buffer");
     }
 
     fn transmit_checksums(&self) -> TransmitChecksums {
-        self.tx_checksum().map_or_else(TransmitChecksums::default, |checksum| TransmitChecksums {
+        self.0.tx_checksum().map_or_else(TransmitChecksums::default, |checksum| TransmitChecksums {
             ip: checksum.ip,
             tcp: checksum.tcp,
             link_length: checksum.l2_len,
@@ -145,31 +165,31 @@ impl DpdkPort {
 }
 
 impl Port for DpdkPort {
-    type Buffer = Mbuf;
+    type Buffer = Frame;
 
     #[inline]
-    fn alloc(&mut self) -> Option<Mbuf> {
-        self.queue.alloc()
+    fn alloc(&mut self) -> Option<Frame> {
+        self.queue.alloc().map(Frame)
     }
 
     #[inline]
-    fn view(&mut self, of: &Mbuf, start: usize, length: usize) -> Option<Mbuf> {
-        self.queue.view(of, start, length)
+    fn view(&mut self, of: &Frame, start: usize, length: usize) -> Option<Frame> {
+        self.queue.view(&of.0, start, length).map(Frame)
     }
 
     #[inline]
-    fn rx_burst(&mut self, batch: &mut Batch<Mbuf>) -> usize {
+    fn rx_burst(&mut self, batch: &mut Batch<Frame>) -> usize {
         // A batch that is partly full would leave frames behind in `received`: they go first the next time.
         if self.received.is_empty() {
             self.queue.rx_burst(&mut self.received);
         }
         let count = self.received.len().min(batch.remaining_capacity());
-        batch.extend(self.received.drain(..count));
+        batch.extend(self.received.drain(..count).map(Frame));
         count
     }
 
     #[inline]
-    fn tx_burst(&mut self, frames: &mut VecDeque<Mbuf>) -> usize {
+    fn tx_burst(&mut self, frames: &mut VecDeque<Frame>) -> usize {
         self.queue.tx_burst(frames)
     }
 
