@@ -7,9 +7,9 @@ use std::time::{Duration, Instant as Clock};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use uwarp_engine::ports::{LoopOptions, LoopPort};
-use uwarp_engine::rig::{Host, World};
 use uwarp_engine::stream::{StreamEnds, StreamOptions};
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::{Host, World};
 
 const PORT: u16 = 7;
 const BURST: usize = 32;

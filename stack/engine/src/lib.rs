@@ -5,7 +5,7 @@
 //! timers, pulls posted work from the rings of rung queue pairs, answers read requests, and transmits. Layers below
 //! return values; this crate alone joins them and owns the buffers. There are no callbacks, no locks, no allocation in
 //! a steady turn, and time and randomness are arguments, so that a network of engines runs in one thread under virtual
-//! time (see [`ports::sim`]).
+//! time, as the crate `uwarp-testkit` does.
 //!
 //! An engine talks to the rest of the program through rings of [`work`], doorbells, and the mailbox of [`command`].
 
@@ -20,7 +20,6 @@ mod link;
 mod net;
 pub mod ports;
 mod rdma;
-pub mod rig;
 mod turn;
 
 pub use api::{command, config, stats, work};
@@ -28,7 +27,7 @@ pub use bytestream::ends as stream;
 pub use link::{handoff, port, steering};
 pub use rdma::shared;
 
-pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits, Sabotage};
+pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits};
 pub use engine::{Engine, EngineChannels, EngineError, Turned};
 pub use port::{Buffer, Capabilities, LinkState, PoolLevels, Port};
 pub use stream::{Interest, StreamEnds, StreamFailure, StreamOptions};

@@ -4,9 +4,9 @@ mod common;
 
 use common::{SECOND, completions, contents, end, join, joined, joined_with, pattern, sge};
 use uwarp_engine::command::DisconnectReason;
-use uwarp_engine::rig::PairOptions;
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::Access;
+use uwarp_testkit::rig::PairOptions;
 
 /// RFC 5040 §5.1: a Write takes no receive, and its sink learns of it only through a message behind it.
 #[test]

@@ -9,9 +9,9 @@ use crossbeam::channel::unbounded;
 use uwarp_engine::command::{
     AsyncEvent, Command, ConnectFailure, ConnectionEvent, DisconnectReason, StartupOptions, TerminateCode,
 };
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::Access;
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 
 fn code(layer: u8, error_type: u8, code: u8) -> TerminateCode {
     TerminateCode { layer, error_type, code }

@@ -4,9 +4,9 @@ mod common;
 
 use common::{PORT, SECOND, pattern};
 use std::time::Duration;
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, World, is_skipped};
 use uwarp_engine::stream::{StreamEnds, StreamFailure, StreamOptions};
+use uwarp_testkit::rig::{HostOptions, World, is_skipped};
+use uwarp_testkit::sim::SimOptions;
 
 /// Two hosts with one stream between them.
 fn joined(world: &mut World, options: &StreamOptions) -> (StreamEnds, StreamEnds) {

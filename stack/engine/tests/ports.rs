@@ -14,10 +14,10 @@ use uwarp_engine::ports::decorated::{FaultRates, Rates};
 use uwarp_engine::ports::heap::HeapBuffer;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{Decorated, LoopOptions, LoopPort};
-use uwarp_engine::rig::{Pair, PairOptions, World, is_skipped};
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::{Access, Registration};
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::{Pair, PairOptions, World, is_skipped};
 
 /// Two hosts back to back with `count` connected pairs.
 fn back_to_back(options: LoopOptions, count: usize) -> (World<LoopPort>, Vec<(Pair, Pair)>) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use common::{PORT, SECOND, nothing_left};
 use crossbeam::channel::{Receiver, unbounded};
 use uwarp_engine::command::{Command, ConnectionRequest, EventSink, ListenerId};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, World, is_skipped};
+use uwarp_testkit::sim::SimOptions;
+use uwarp_testkit::rig::{HostOptions, World, is_skipped};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::stream::{IncomingStream, StreamEnds, StreamFailure, StreamOptions};
 

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{SECOND, completions, contents, join, joined, joined_with, pattern, sge};
-use uwarp_engine::rig::{PairOptions, World};
 use uwarp_engine::work::{CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_memory::Access;
+use uwarp_testkit::rig::{PairOptions, World};
 
 #[test]
 fn a_write_lands_where_it_was_aimed() {

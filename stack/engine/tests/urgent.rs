@@ -6,9 +6,9 @@ use common::{PORT, SECOND, pattern};
 use crossbeam::channel::bounded;
 use std::time::Duration;
 use uwarp_engine::command::Command;
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, World};
 use uwarp_engine::stream::{StreamEnds, StreamOptions};
+use uwarp_testkit::rig::{HostOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 /// Two hosts with one stream between them.
 fn joined(world: &mut World, options: &StreamOptions) -> (StreamEnds, StreamEnds) {

@@ -17,7 +17,7 @@ use uwarp_engine::ports::decorated::{FaultRates, Rates};
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{LoopOptions, LoopPort};
 use uwarp_engine::steering::Steering;
-use uwarp_engine::{Budgets, EngineChannels, EngineConfig, IwarpConfig, Sabotage};
+use uwarp_engine::{Budgets, EngineChannels, EngineConfig, IwarpConfig};
 use uwarp_memory::RegionTable;
 use uwarp_ring::{Doorbells, Notifier};
 
@@ -379,7 +379,6 @@ fn engine_config(
         seed: random(),
         secret: [random(), random()],
         cookie_secret,
-        sabotage: Sabotage::default(),
     }
 }
 

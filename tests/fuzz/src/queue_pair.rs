@@ -6,11 +6,11 @@ use std::io;
 use std::time::Duration;
 
 use uwarp_engine::command::{Command, ConnectionEvent, Features, StartupOptions};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{AtomicOperands, SendElement, SendFlags, SendOpcode, Sge};
 use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, StreamId, TaggedBase, Window};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::ddp::{Header, MessageSequenceNumber, QueueNumber, Stag, TaggedHeader, TaggedOffset, UntaggedHeader};
 use uwarp_wire::rdmap::{
     AtomicRequest, AtomicResponse, CommitRegion, CommitRequest, CommitResponse, Control, ReadRequest,

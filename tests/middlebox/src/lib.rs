@@ -3,16 +3,16 @@
 //! middlebox` sets it.
 //!
 //! Every test passes its configurations through [`behind`], begins its faults with [`faults`], and ends them with
-//! [`standing`]. The hosts of simulated networks ([`uwarp_engine::rig`]) and the tools (`--recut`) read the same
+//! [`standing`]. The hosts of simulated networks ([`uwarp_testkit::rig`]) and the tools (`--recut`) read the same
 //! variable. The library never does.
 #![forbid(unsafe_code)]
 
 use uwarp::{Config, FaultOptions};
-pub use uwarp_engine::rig::{MIDDLEBOX, is_skipped};
+pub use uwarp_testkit::rig::{MIDDLEBOX, is_skipped};
 
 /// No faults but the middlebox's, if there is one.
 pub fn faults() -> FaultOptions {
-    let recut = uwarp_engine::rig::middlebox().map_or(0.0, |middlebox| 100.0 * middlebox.cutting);
+    let recut = uwarp_testkit::rig::middlebox().map_or(0.0, |middlebox| 100.0 * middlebox.cutting);
     FaultOptions { recut, ..FaultOptions::default() }
 }
 

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use uwarp_engine::port::{Batch, Buffer};
-use uwarp_engine::ports::sim::{SimOptions, SimPort};
-use uwarp_engine::rig::{HostOptions, World};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::{EngineConfig, Port};
+use uwarp_testkit::rig::{HostOptions, World};
+use uwarp_testkit::sim::{SimOptions, SimPort};
 use uwarp_wire::ethernet::EthernetAddress;
 
 /// The hardware address of the host, which is the first one of its network.

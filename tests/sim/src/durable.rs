@@ -4,9 +4,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use uwarp_engine::command::Features;
-use uwarp_engine::rig::{Pair, World};
 use uwarp_engine::work::{Completion, SendElement, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, TaggedBase};
+use uwarp_testkit::rig::{Pair, World};
 
 use crate::pairs::element;
 

@@ -19,12 +19,12 @@ use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, EventSi
 use uwarp_engine::config::EngineConfig;
 use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, with_ipv6};
 use uwarp_engine::stats::{EngineStats, Work};
 use uwarp_engine::stream::{IncomingStream, StreamEnds, StreamOptions};
 use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, TaggedBase};
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, with_ipv6};
+use uwarp_testkit::sim::SimOptions;
 
 use crate::durable::COMMIT;
 use crate::pairs::with;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{ConnectionEvent, ConnectionRequest, DisconnectReason, Features, StartupOptions};
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{Completion, SendElement, SendFlags, SendOpcode, Sge};
 use uwarp_memory::Registration;
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 
 /// Where host 1 listens.
 pub const PORT: u16 = 7471;

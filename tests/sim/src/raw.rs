@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use uwarp_engine::Port;
 use uwarp_engine::port::{Batch, Buffer};
-use uwarp_engine::ports::sim::SimPort;
-use uwarp_engine::rig::World;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Trailer, deframe};
 use uwarp_memory::kernels::{checksum_sum, crc32c};
 use uwarp_tcp::{BufferToken, Config, Connection, Events, Instant, Payload};
+use uwarp_testkit::rig::World;
+use uwarp_testkit::sim::SimPort;
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::arp::ArpOperation;
 use uwarp_wire::ddp::{Header, MessageSequenceNumber, QueueNumber, Stag, TaggedHeader, TaggedOffset, UntaggedHeader};
@@ -82,7 +82,7 @@ impl RawPeer {
         world: &mut World,
         host: u8,
         to: usize,
-        pair: &uwarp_engine::rig::Pair,
+        pair: &uwarp_testkit::rig::Pair,
         requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
         port: u16,
     ) -> RawPeer {
@@ -98,7 +98,7 @@ impl RawPeer {
         world: &mut World,
         host: u8,
         to: usize,
-        pair: &uwarp_engine::rig::Pair,
+        pair: &uwarp_testkit::rig::Pair,
         requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
         port: u16,
         startup: (&[u8], uwarp_engine::command::StartupOptions),
@@ -115,7 +115,7 @@ impl RawPeer {
         mut self,
         world: &mut World,
         to: usize,
-        pair: &uwarp_engine::rig::Pair,
+        pair: &uwarp_testkit::rig::Pair,
         requests: &crossbeam::channel::Receiver<uwarp_engine::command::ConnectionRequest>,
         (frame, accept): (&[u8], uwarp_engine::command::StartupOptions),
     ) -> (RawPeer, Vec<u8>) {

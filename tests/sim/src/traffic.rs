@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossbeam::channel::Receiver;
-use uwarp_engine::Sabotage;
 use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, StartupOptions};
 use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, middlebox};
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, middlebox};
+use uwarp_testkit::sim::SimOptions;
 
 const PORT: u16 = 7471;
 
@@ -34,8 +33,6 @@ pub struct Plan {
     pub limit: Duration,
     /// Markers in what the first host receives, and in what the second receives.
     pub markers: [bool; 2],
-    /// Features that both engines leave out.
-    pub sabotage: Sabotage,
     /// What a middlebox in front of both hosts does to segments.
     pub recutting: Option<Recutting>,
 }
@@ -60,7 +57,6 @@ impl Default for Plan {
             source: 320 << 10,
             limit: Duration::from_secs(300),
             markers: [false; 2],
-            sabotage: Sabotage::default(),
             recutting: middlebox(),
         }
     }
@@ -342,7 +338,7 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut world = World::new(random.u64(..), plan.network);
     for _ in 0..2 {
-        world.add(plan.host, |config| config.sabotage = plan.sabotage);
+        world.add(plan.host, |_| {});
     }
     if let Some(recutting) = plan.recutting {
         for host in &world.hosts {

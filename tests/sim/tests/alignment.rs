@@ -6,11 +6,11 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use uwarp_engine::command::{Command, ConnectionEvent, DisconnectReason, TerminateCode};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, is_skipped};
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge, Status};
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, Registration};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, is_skipped};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::ddp::Header;
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 

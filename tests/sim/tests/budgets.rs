@@ -10,14 +10,14 @@ use uwarp_engine::command::{
 use uwarp_engine::config::Budgets;
 use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, middlebox};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::work::{SendOpcode, Sge, Status};
 use uwarp_iwarp::framing::{insert_markers, marked_len};
 use uwarp_memory::kernels::crc32c;
 use uwarp_memory::{Access, Registration};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, write};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, middlebox};
+use uwarp_testkit::sim::SimOptions;
 
 const PORT: u16 = 7471;
 const SECOND: Duration = Duration::from_secs(1);

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use uwarp_engine::command::{Command, ConnectionEvent, StartupOptions};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 const PORT: u16 = 7471;
 const MINUTE: Duration = Duration::from_secs(60);

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{Command, ConnectionRequest, DisconnectReason, Features, StartupOptions, TerminateCode};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{
     AtomicOperands, Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
 };
 use uwarp_memory::{Access, CommitStatus, Committer, DomainId, Registration, Scope, TaggedBase};
 use uwarp_sim_tests::durable::{COMMIT, durable, post_commit, post_write_commit, statuses};
 use uwarp_sim_tests::pairs::{PORT, SECOND, completions, element, ends, frames_sent, joined, joined_with, sge, with};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 #[test]
 fn a_commit_completes_when_the_octets_are_safe_and_not_before() {

@@ -1,11 +1,11 @@
 //! RDMA Commit (draft-talpey-rdma-commit) with a peer that sends exactly the octets that the test wants.
 
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Sge, Status};
 use uwarp_memory::{Access, CommitStatus, Committer, Registration};
 use uwarp_sim_tests::durable::{COMMIT, durable, post_commit};
 use uwarp_sim_tests::pairs::{PORT, SECOND, element, with};
 use uwarp_sim_tests::raw::{RawPeer, assert_terminates, fpdu, request, untagged, write};
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 use uwarp_wire::ddp::{Header, QueueNumber, Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, CommitResponse, Opcode, Terminate};
 

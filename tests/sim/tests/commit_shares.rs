@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{Command, ConnectionRequest, DisconnectReason};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::{Access, CommitStatus, Committer, DomainId, Registration, Scope, Store, TaggedBase};
 use uwarp_sim_tests::durable::{COMMIT, durable, post_commit, statuses};
 use uwarp_sim_tests::pairs::{PORT, SECOND, completions, ends, join_with, joined, sge, with};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, CommitResponse, Opcode};
 

@@ -2,13 +2,13 @@
 //! the octets that the test wants.
 
 use uwarp_engine::command::{DisconnectReason, Features, StartupOptions, TerminateCode};
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{
     AtomicOperands, CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
 };
 use uwarp_memory::{Access, Registration};
 use uwarp_sim_tests::pairs::{PORT, SECOND, completions, element, ends, frames_sent, joined, joined_with, sge, with};
 use uwarp_sim_tests::raw::{RawPeer, assert_terminates, fpdu, request, untagged, write};
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 const BOTH: Features = Features { atomics: true, immediate: true, commit: false };

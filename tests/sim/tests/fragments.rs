@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use uwarp_engine::rig::{address6, with_ipv6};
 use uwarp_engine::stats::EngineStats;
 use uwarp_sim_tests::beside::{Beside, HOST_MAC};
+use uwarp_testkit::rig::{address6, with_ipv6};
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_fragment, prepend_tcp};
 use uwarp_wire::icmp::{self, IcmpMessage};
 use uwarp_wire::icmp6::{self, Icmp6Message};

@@ -7,13 +7,13 @@ use std::time::Duration;
 use uwarp_engine::EngineConfig;
 use uwarp_engine::command::{Command, ConnectFailure, ConnectParameters, ConnectionEvent};
 use uwarp_engine::handoff::{FlowOwners, Handoff};
-use uwarp_engine::ports::sim::{SimOptions, Spread, rss};
-use uwarp_engine::rig::{Host, HostOptions, Pair, PairOptions, World, with_ipv6};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::steering::Steering;
 use uwarp_engine::stream::StreamOptions;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
+use uwarp_testkit::rig::{Host, HostOptions, Pair, PairOptions, World, with_ipv6};
+use uwarp_testkit::sim::{SimOptions, Spread, rss};
 use uwarp_wire::address::FlowKey;
 
 const PORT: u16 = 7471;

@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use uwarp_engine::rig::PairOptions;
 use uwarp_engine::stream::StreamOptions;
 use uwarp_sim_tests::beside::{Beside, HOST_MAC};
+use uwarp_testkit::rig::PairOptions;
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_packet, prepend_tcp};

@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use uwarp_engine::command::{AsyncEvent, ConnectFailure, ConnectionEvent, StartupOptions};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, PairOptions, World, address6, with_ipv6};
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
 use uwarp_sim_tests::beside::{Beside, HOST_MAC};
+use uwarp_testkit::rig::{HostOptions, PairOptions, World, address6, with_ipv6};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Icmp6Frame, Path, TcpChecksum, classify, emit_icmp6, emit_packet, prepend_tcp};

@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, Features};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_log::layout::{Geometry, Identity};
 use uwarp_log::message::{ToClient, ToTarget, Window};
@@ -18,6 +16,8 @@ use uwarp_log::target::{self, Verdict};
 use uwarp_log::writer::{Action, Options, Writer};
 use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, TaggedBase};
 use uwarp_sim_tests::pairs::{PORT, element, sge, with};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
 const SEGMENT: u32 = 4096;

@@ -8,8 +8,6 @@ use uwarp_engine::command::{
     Command, ConnectionEvent, ConnectionRequest, DisconnectReason, Features, ReadyToReceiveKinds, StartupOptions,
     TerminateCode,
 };
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{AtomicOperands, SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_iwarp::framing::{CRC_LEN, Framed, deframe, insert_markers};
 use uwarp_memory::kernels::crc32c;
@@ -17,6 +15,8 @@ use uwarp_memory::{Access, DomainId, Registration, Scope, TaggedBase};
 use uwarp_sim_tests::pairs::{PORT, SECOND, element, sge, with};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, request_with, untagged, write};
 use uwarp_tcp::Events;
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::ddp::{Header, Stag, TaggedOffset};
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 use uwarp_wire::mpa::{EnhancedData, FrameKind, StartupFrame};

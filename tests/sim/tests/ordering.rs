@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uwarp_engine::command::{ConnectionEvent, Features, StartupOptions};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{
     AtomicOperands, Completion, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status,
 };
 use uwarp_memory::{Access, Committer, DomainId, Registration, Scope, Store, TaggedBase};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 const SEEDS: u64 = 150;
 /// Operations of each side.

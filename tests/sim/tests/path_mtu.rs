@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use uwarp_engine::command::ConnectionRequest;
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World, address6, is_skipped, with_ipv6};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::stream::StreamOptions;
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, address6, is_skipped, with_ipv6};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_icmp6, prepend_tcp};
 use uwarp_wire::icmp::{IcmpMessage, unreachable};

@@ -8,12 +8,12 @@ use uwarp_engine::command::{
     Command, ConnectFailure, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent,
     ReadyToReceiveKinds, StartupOptions, TerminateCode,
 };
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_engine::work::{Completion, CompletionOpcode, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, Registration};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request_with, untagged, write};
 use uwarp_tcp::Events;
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 use uwarp_wire::mpa::EnhancedData;
 use uwarp_wire::rdmap::{Opcode, ReadRequest};
 

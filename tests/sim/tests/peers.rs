@@ -7,11 +7,11 @@ use uwarp_engine::command::{
     AsyncEvent, Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, Features, ListenerId,
     StartupOptions, TerminateCode,
 };
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, DomainId, Registration, Scope, TaggedBase};
 use uwarp_sim_tests::raw::{RawPeer, fpdu, request, untagged, write};
 use uwarp_tcp::{Config, Events};
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 use uwarp_wire::ddp::{Header, QueueNumber, Stag, TaggedOffset};
 use uwarp_wire::rdmap::{AtomicRequest, CommitRegion, CommitRequest, Opcode, ReadRequest, Terminate};
 

@@ -7,12 +7,12 @@ use crossbeam::channel::unbounded;
 use uwarp_engine::command::{
     Command, ConnectionEvent, ConversionParameters, ConversionRole, EventSink, StartupOptions,
 };
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, PairOptions, World};
 use uwarp_engine::stream::{StreamEnds, StreamOptions};
 use uwarp_engine::work::SendOpcode;
 use uwarp_sim_tests::pairs::{SECOND, element};
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::{HostOptions, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 const PORT: u16 = 7;
 const HOUR: Duration = Duration::from_secs(3600);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::HostOptions;
 use uwarp_sim_tests::traffic::{Plan, run};
+use uwarp_testkit::rig::HostOptions;
+use uwarp_testkit::sim::SimOptions;
 
 /// A tenth of the usual pools, 5 % loss.
 fn short_of_buffers(streams: usize) -> Plan {

@@ -1,8 +1,8 @@
 //! A thousand seeds of mixed traffic over a bad network, in parts that run concurrently.
 
-use uwarp_engine::Sabotage;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_sim_tests::traffic::{Plan, Tally, run};
+use uwarp_testkit::sim::Sabotage;
 
 /// Seeds of one part.
 const PART: u64 = 125;
@@ -66,22 +66,22 @@ parts! {
 
 #[test]
 fn without_retransmission_the_run_fails() {
-    let sabotage = Sabotage { no_retransmission: true, ..Sabotage::default() };
+    let mut plan = Plan::default();
+    plan.network.sabotage = Sabotage { no_retransmission: true, ..Sabotage::default() };
     for seed in 0..3 {
-        let result = run(seed, &Plan { sabotage, ..Plan::default() });
+        let result = run(seed, &plan);
         assert!(result.is_err(), "seed {seed} did not need retransmission: {result:?}");
     }
 }
 
 #[test]
 fn without_the_crc_check_wrong_octets_get_through() {
-    let sabotage = Sabotage { no_crc_check: true, ..Sabotage::default() };
-    let failed = (0..20).filter(|seed| {
-        let mut plan = Plan { sabotage, ..Plan::default() };
-        plan.network.hidden_corruption = 0.002;
-        run(*seed, &plan).is_err()
-    });
-    assert!(failed.count() >= 10);
+    let mut plan = Plan::default();
+    plan.network.hidden_corruption = 0.002;
+    let failures = |plan: &Plan| (0..20).filter(|seed| run(*seed, plan).is_err()).count();
+    assert_eq!(failures(&plan), 0);
+    plan.network.sabotage = Sabotage { no_crc_check: true, ..Sabotage::default() };
+    assert!(failures(&plan) >= 10);
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use uwarp_engine::command::{ConnectFailure, ConnectionEvent, StartupOptions};
-use uwarp_engine::ports::sim::SimOptions;
-use uwarp_engine::rig::{HostOptions, PairOptions, World, address6, with_ipv6};
 use uwarp_engine::work::{SendOpcode, Sge};
 use uwarp_memory::Access;
+use uwarp_testkit::rig::{HostOptions, PairOptions, World, address6, with_ipv6};
+use uwarp_testkit::sim::SimOptions;
 
 /// Two hosts, perhaps in different VLANs.
 fn hosts(vlans: [Option<u16>; 2]) -> World {

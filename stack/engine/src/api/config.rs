@@ -43,8 +43,6 @@ pub struct EngineConfig {
     /// Secret of the SYN cookies, one for all engines of a context: the answer to a cookie may come to another one. So has to be
     /// `tcp.timestamp_offset`.
     pub cookie_secret: [u64; 2],
-    /// Leave out what makes the stack right, for tests that show that it is needed.
-    pub sabotage: Sabotage,
 }
 
 /// An own address and the prefix of its link.
@@ -192,15 +190,6 @@ impl Default for Budgets {
     }
 }
 
-/// Defects on purpose.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sabotage {
-    /// Nothing is ever sent a second time.
-    pub no_retransmission: bool,
-    /// CRCs are not looked at.
-    pub no_crc_check: bool,
-}
-
 impl EngineConfig {
     /// Settings with defaults for everything but the address.
     pub fn new(index: u16, address: impl Into<IpAddr>, prefix_length: u8) -> EngineConfig {
@@ -222,7 +211,6 @@ impl EngineConfig {
             seed: 0,
             secret: [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d],
             cookie_secret: [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9],
-            sabotage: Sabotage::default(),
         }
     }
 }

@@ -150,9 +150,6 @@ impl<P: Port> Core<P> {
         let Some(slice) = transmit.payload else { return self.emit_bare(connection, transmit) };
         if transmit.retransmission {
             self.counters.retransmissions += 1;
-            if self.config.sabotage.no_retransmission {
-                return;
-            }
         }
         let start = self.link.payload_start;
         let offload = self.link.offload_tcp && !connection.to_self;
@@ -188,9 +185,6 @@ impl<P: Port> Core<P> {
         header.destination_port = connection.flow.remote_port;
         if !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) {
             self.counters.pure_acknowledgments += 1;
-        }
-        if transmit.retransmission && self.config.sabotage.no_retransmission {
-            return;
         }
         self.send_bare(&connection.flow, EthernetAddress(connection.mac), connection.to_self, header);
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 
-use crate::link::port::{Buffer, ReceivedChecksums, TransmitChecksums};
+use crate::link::port::{Buffer, Capabilities, ReceivedChecksums, TransmitChecksums};
 
 #[derive(Debug)]
 struct Storage {
@@ -18,6 +18,20 @@ struct Storage {
 struct PoolInner {
     free: ArrayQueue<Arc<Storage>>,
     headroom: usize,
+}
+
+/// Capabilities of a port on heap buffers; `offload`: it computes checksums.
+pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
+    let headroom = 128;
+    Capabilities {
+        mac,
+        mtu,
+        data_room: headroom + 18 + usize::from(mtu) + 32,
+        headroom,
+        transmit_ip_checksum: offload,
+        transmit_tcp_checksum: offload,
+        segmentation_parts: 0,
+    }
 }
 
 /// A fixed number of buffers of one size. Those given back last, which the caches still know, are used first.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crossbeam::queue::ArrayQueue;
 
-use super::heap::{HeapBuffer, HeapPool};
+use super::heap::{HeapBuffer, HeapPool, capabilities};
 use crate::link::port::{Batch, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
 
 /// Settings of a pair.
@@ -53,20 +53,6 @@ impl LoopPort {
             }
         };
         (side(1, &forth, &back), side(2, &back, &forth))
-    }
-}
-
-/// Capabilities of a port on heap buffers.
-pub(super) fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
-    let headroom = 128;
-    Capabilities {
-        mac,
-        mtu,
-        data_room: headroom + 18 + usize::from(mtu) + 32,
-        headroom,
-        transmit_ip_checksum: offload,
-        transmit_tcp_checksum: offload,
-        segmentation_parts: 0,
     }
 }
 

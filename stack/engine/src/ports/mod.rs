@@ -4,8 +4,6 @@ pub mod decorated;
 pub mod heap;
 pub mod loopback;
 pub mod middlebox;
-mod offload;
-pub mod sim;
 
 pub use decorated::Decorated;
 pub use heap::{HeapBuffer, HeapPool};

@@ -51,7 +51,7 @@ impl<P: Port> Core<P> {
         if running.receive_markers {
             return self.on_marked_stream(turn, connection, octets);
         }
-        let crc = (running.crc && !self.config.sabotage.no_crc_check).then_some(kernels::crc32c as fn(&[u8]) -> u32);
+        let crc = running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
         let mut queue_pair = self.take_queue_pair(connection);
         let mut rest = octets;
         if !connection.gather.is_empty() {
@@ -102,8 +102,7 @@ impl<P: Port> Core<P> {
             && !connection.gone
             && at < gather.len()
         {
-            let crc = running.crc && !self.config.sabotage.no_crc_check;
-            let crc = crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
+            let crc = running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
             match deframe_marked(&gather[at..], running.receive_position, crc, &mut ulpdu) {
                 Marked::Fpdu { len } => {
                     at += len;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{ConnectionEvent, ConnectionRequest, DisconnectReason};
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{Completion, Sge};
 use uwarp_memory::Registration;
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const PORT: u16 = 7471;

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use uwarp_engine::command::{ConnectionEvent, StartupOptions};
-use uwarp_engine::rig::{Pair, PairOptions, World};
 use uwarp_engine::work::{SendOpcode, Sge, Status};
 use uwarp_memory::{Access, Registration};
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::{Pair, PairOptions, World};
 
 /// Octets of one Write or Read.
 const LENGTH: u32 = 64 << 10;

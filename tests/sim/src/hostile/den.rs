@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use uwarp_engine::Port;
 use uwarp_engine::port::{Batch, Buffer};
-use uwarp_engine::ports::sim::SimPort;
-use uwarp_engine::rig::World;
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::World;
+use uwarp_testkit::sim::SimPort;
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::arp::ArpOperation;
 use uwarp_wire::ddp::Stag;

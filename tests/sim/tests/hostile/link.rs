@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use uwarp_engine::rig::address6;
 use uwarp_engine::stats::EngineStats;
 use uwarp_sim_tests::hostile::den::{Den, Opening, Pace, Reader};
 use uwarp_sim_tests::hostile::{Attack, FRAGMENTS, PORT, Scene, Target};
 use uwarp_tcp::Instant;
+use uwarp_testkit::rig::address6;
 use uwarp_wire::arp::ArpPacket;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{emit_fragment, emit_icmp};

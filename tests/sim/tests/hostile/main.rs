@@ -11,9 +11,9 @@ mod tcp;
 
 use std::fmt::Write;
 
-use uwarp_engine::rig::is_skipped;
 use uwarp_sim_tests::hostile::table::{Judgement, Row, Table, judge};
 use uwarp_sim_tests::hostile::{Attack, Measured, Scene, measure};
+use uwarp_testkit::rig::is_skipped;
 
 type Maker = fn() -> Box<dyn Attack>;
 

@@ -1,6 +1,6 @@
 //! Hosts on a simulated network, driven by hand: engines, rings and regions without threads, devices or clocks.
 //!
-//! For tests and instruction counts, here and in crates above. A [`World`] holds the network, the hosts and the virtual
+//! A [`World`] holds the network, the hosts and the virtual
 //! time; everything happens inside [`World::step`], so a run is decided by its seed alone.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,20 +13,20 @@ use uwarp_memory::{Access, Association, DomainId, RegionTable, Registration, Sco
 use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot, ring};
 use uwarp_tcp::Instant;
 
-use crate::api::command::{
+use crate::sim::{SimNetwork, SimOptions, SimPort};
+use uwarp_engine::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
     ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, StartupOptions,
 };
-use crate::api::stats::Work;
-use crate::api::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
-use crate::bytestream::ends::{IncomingStream, StreamEnds, StreamOptions, stream};
-use crate::link::handoff::Handoff;
-use crate::link::port::Port;
-use crate::ports::decorated::FaultRates;
-use crate::ports::middlebox::Recutting;
-use crate::ports::sim::{SimNetwork, SimOptions, SimPort};
-use crate::ports::{Decorated, LoopOptions, LoopPort};
-use crate::{Engine, EngineChannels, EngineConfig, InterfaceAddress};
+use uwarp_engine::handoff::Handoff;
+use uwarp_engine::port::Port;
+use uwarp_engine::ports::decorated::FaultRates;
+use uwarp_engine::ports::middlebox::Recutting;
+use uwarp_engine::ports::{Decorated, LoopOptions, LoopPort};
+use uwarp_engine::stats::Work;
+use uwarp_engine::stream::{IncomingStream, StreamEnds, StreamOptions, stream};
+use uwarp_engine::work::{Completion, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge};
+use uwarp_engine::{Engine, EngineChannels, EngineConfig, InterfaceAddress};
 
 /// Size of a host.
 #[derive(Debug, Clone, Copy)]

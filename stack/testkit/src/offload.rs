@@ -4,7 +4,7 @@
 use uwarp_wire::checksum::{append, combine, finish as complement, fold, sum};
 use uwarp_wire::tcp::TcpFlags;
 
-use crate::link::port::TransmitChecksums;
+use uwarp_engine::port::TransmitChecksums;
 
 /// Octets of a TCP header before the field.
 const SEQUENCE: usize = 4;

@@ -5,23 +5,26 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+use uwarp_iwarp::framing::{Framed, deframe};
+use uwarp_memory::kernels;
 use uwarp_tcp::Instant;
+use uwarp_wire::address::FlowKey;
 use uwarp_wire::checksum::fold;
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path, classify, emit_icmp, emit_icmp6};
 use uwarp_wire::icmp::{IcmpMessage, unreachable};
 use uwarp_wire::icmp6::Icmp6Message;
-use uwarp_wire::tcp::CHECKSUM_OFFSET;
+use uwarp_wire::mpa::{CRC_LEN, crc_to_octets};
+use uwarp_wire::tcp::{CHECKSUM_OFFSET, SeqNumber, TcpFlags};
 
-use super::heap::{HeapBuffer, HeapPool};
-use super::loopback::capabilities;
-use super::offload;
-use crate::link::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
-use crate::link::steering::Steering;
+use crate::offload;
+use uwarp_engine::port::{Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+use uwarp_engine::ports::heap::{HeapBuffer, HeapPool, capabilities};
+use uwarp_engine::steering::Steering;
 
 /// Hardware address of the router that `path_mtu` stands for.
 const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0xff, 0xff];
@@ -68,6 +71,18 @@ pub struct SimOptions {
     pub spread: Spread,
     /// Frames that wait at a receiver that does not take them; more are dropped.
     pub receive_ring: usize,
+    /// What is broken on purpose.
+    pub sabotage: Sabotage,
+}
+
+/// Rules broken on purpose, for tests that show that they notice. The network breaks them, not the engines: nothing of this is
+/// compiled into one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// Nothing comes a second time: segments whose octets their sender has sent before are dropped.
+    pub no_retransmission: bool,
+    /// The CRC finds nothing: where [`SimOptions::hidden_corruption`] hits a whole FPDU, its CRC is made to fit.
+    pub no_crc_check: bool,
 }
 
 impl Default for SimOptions {
@@ -84,6 +99,7 @@ impl Default for SimOptions {
             silent: false,
             spread: Spread::Any,
             receive_ring: 512,
+            sabotage: Sabotage::default(),
         }
     }
 }
@@ -107,6 +123,8 @@ pub struct SimCounters {
     pub hidden_corrupted: u64,
     /// Frames with a packet larger than the path's MTU.
     pub too_big: u64,
+    /// Segments dropped by [`Sabotage::no_retransmission`].
+    pub sabotaged: u64,
     /// Frames dropped since the receiver's ring was full.
     pub overflowed: u64,
     /// Frames for a hardware address that no port has, or whose port is gone.
@@ -150,6 +168,8 @@ struct Network {
     nodes: Vec<Node>,
     order: u64,
     spare: Vec<Vec<u8>>,
+    /// The sequence number behind what was sent of each flow; kept for [`Sabotage::no_retransmission`].
+    sent_until: HashMap<FlowKey, SeqNumber>,
 }
 
 /// What [`Spread::Rss`] does, as a device with so many queues tells it.
@@ -174,6 +194,7 @@ impl SimNetwork {
             nodes: Vec::new(),
             order: 0,
             spare: Vec::new(),
+            sent_until: HashMap::new(),
         };
         SimNetwork { inner: Rc::new(RefCell::new(network)) }
     }
@@ -243,6 +264,10 @@ impl Network {
             node.last_sent.clear();
             node.last_sent.extend_from_slice(frame);
         }
+        if self.options.sabotage.no_retransmission && self.is_repeated(frame) {
+            self.counters.sabotaged += 1;
+            return;
+        }
         if self.options.path_mtu < u16::MAX && from < self.nodes.len() && self.is_too_big(now, from, frame) {
             return;
         }
@@ -260,6 +285,24 @@ impl Network {
         } else {
             self.counters.unreachable += 1;
         }
+    }
+
+    /// Whether all that a segment brings was sent before.
+    fn is_repeated(&mut self, frame: &[u8]) -> bool {
+        let Ok(Frame::Tcp(segment)) = classify(frame, frame.len()) else { return false };
+        let control = segment.header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN);
+        let length = segment.payload_len as u32 + u32::from(control);
+        if length == 0 {
+            return false;
+        }
+        let end = segment.header.sequence + length;
+        // A SYN begins a connection; where it was sent before, it has the same number.
+        let known = self.sent_until.get(&segment.flow).copied();
+        let is_new = known.is_none_or(|known| known.lt(end));
+        if is_new {
+            self.sent_until.insert(segment.flow, end);
+        }
+        !is_new
     }
 
     /// The router's part: drops a TCP segment in too large a packet, and tells its sender.
@@ -344,6 +387,9 @@ impl Network {
             } else if is_ip && octets.len() > 14 + 40 + 60 && self.chance(options.hidden_corruption) {
                 self.counters.hidden_corrupted += 1;
                 self.flip(&mut octets, 14 + 40 + 60);
+                if options.sabotage.no_crc_check {
+                    forge_crcs(frame, &mut octets);
+                }
                 claim_good = true;
             } else if options.unfinished_checksums
                 && let Ok(Frame::Tcp(segment)) = classify(frame, frame.len())
@@ -366,6 +412,18 @@ impl Network {
             let place = self.random.usize(from..octets.len());
             octets[place] ^= 1 << self.random.u32(0..8);
         }
+    }
+}
+
+/// Makes the CRCs of those FPDUs in `damaged` fit that are whole and right in `frame`, the same segment before it was damaged.
+fn forge_crcs(frame: &[u8], damaged: &mut [u8]) {
+    let Ok(Frame::Tcp(segment)) = classify(frame, frame.len()) else { return };
+    let mut at = segment.payload_offset;
+    let end = at + segment.payload_len;
+    while let Framed::Fpdu { fpdu_len, .. } = deframe(&frame[at..end], Some(kernels::crc32c)) {
+        let (covered, field) = damaged[at..at + fpdu_len].split_at_mut(fpdu_len - CRC_LEN);
+        field.copy_from_slice(&crc_to_octets(kernels::crc32c(covered)));
+        at += fpdu_len;
     }
 }
 
