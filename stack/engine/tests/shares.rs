@@ -7,10 +7,10 @@ use std::time::Duration;
 use common::{PORT, SECOND, nothing_left};
 use crossbeam::channel::{Receiver, unbounded};
 use uwarp_engine::command::{Command, ConnectionRequest, EventSink, ListenerId};
-use uwarp_testkit::sim::SimOptions;
-use uwarp_testkit::rig::{HostOptions, World, is_skipped};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::stream::{IncomingStream, StreamEnds, StreamFailure, StreamOptions};
+use uwarp_testkit::rig::{HostOptions, World, is_skipped};
+use uwarp_testkit::sim::SimOptions;
 
 fn stats(world: &World) -> EngineStats {
     world.hosts[1].engine.as_ref().expect("alive").stats()
