@@ -1,8 +1,8 @@
 //! Mutations: rules of the documents that are broken on purpose, to see that the tests of a row really test it.
 //!
 //! For each, `mutations.toml` has an expression of the source and one that breaks the rule. The tree is copied, every
-//! place gets a switch, and the copy is built once. Then the tests of a row run with its rule broken, and at least one
-//! must fail. The tree itself has no switches.
+//! place gets a switch, and the copy is built once, as far as the chosen tests need it. Then the tests of a row run
+//! with its rule broken, and at least one must fail. The tree itself has no switches.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -158,10 +158,12 @@ fn copy(from: &Path, to: &Path, below: &Path, mutations: &[Mutation]) -> Result<
     Ok(())
 }
 
-/// A copy of the tree with all switches, built.
+/// A copy of the tree with all switches.
 struct Copy {
     tree: PathBuf,
     target: PathBuf,
+    /// Cargo's arguments for the programs with the tests of all chosen rules; the first run builds them.
+    programs: BTreeSet<String>,
 }
 
 /// How a run of tests ended.
@@ -171,22 +173,28 @@ enum Ended {
     SomeFailed,
 }
 
+/// Cargo's arguments for the programs that hold these tests, and few others.
+pub fn programs<'a>(tests: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
+    let binaries = tests.into_iter().filter_map(|test| test.split_whitespace().next());
+    let arguments = binaries.map(|binary| match binary.split_once("::") {
+        Some((package, program)) => [format!("--package={package}"), format!("--test={program}")],
+        None => [format!("--package={binary}"), "--lib".to_owned()],
+    });
+    arguments.flatten().collect()
+}
+
 impl Copy {
-    fn make(workspace: &Path, target: &Path, mutations: &[Mutation]) -> Result<Copy, String> {
-        let copy = Copy { tree: target.join("mutations"), target: target.to_owned() };
-        self::copy(workspace, &copy.tree, Path::new(""), mutations)?;
-        // Its warnings are about the switches.
-        let output = copy.nextest().arg("--no-run").output().map_err(|error| format!("cannot run cargo: {error}"))?;
-        if output.status.success() {
-            return Ok(copy);
-        }
-        Err(format!("the copy with the switches does not build:\n{}", String::from_utf8_lossy(&output.stderr)))
+    fn make(workspace: &Path, target: &Path, mutations: &[Mutation], tests: &BTreeSet<&str>) -> Result<Copy, String> {
+        let tree = target.join("mutations");
+        self::copy(workspace, &tree, Path::new(""), mutations)?;
+        Ok(Copy { tree, target: target.to_owned(), programs: programs(tests.iter().copied()) })
     }
 
     fn nextest(&self) -> Command {
         let mut command = Command::new("cargo");
         command
             .args(["nextest", "run", "--profile", "mutations"])
+            .args(&self.programs)
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
             // A separate profile: by it, cargo distinguishes the crates of the copy from those of the tree, which have
@@ -194,11 +202,10 @@ impl Copy {
             // built again.
             .env("CARGO_PROFILE_DEV_DEBUG", DEBUG)
             .env("CARGO_PROFILE_TEST_DEBUG", DEBUG)
+            // It is built once: what would make a second build faster only takes time.
+            .env("CARGO_INCREMENTAL", "0")
             .env_remove("NEXTEST_PROFILE")
             .env_remove(VARIABLE);
-        for package in PACKAGES {
-            command.args(["-p", package]);
-        }
         command
     }
 
@@ -210,11 +217,13 @@ impl Copy {
             command.env(VARIABLE, number.to_string());
         }
         let output = command.output().map_err(|error| format!("cannot run cargo: {error}"))?;
+        // Warnings are about the switches.
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.code() {
             Some(0) => Ok((Ended::AllPassed, text)),
-            // nextest's exit status when tests have failed.
+            // nextest's exit status when tests have failed, and cargo's.
             Some(100) => Ok((Ended::SomeFailed, text)),
+            Some(101) => Err(format!("the copy with the switches does not build:\n{text}")),
             code => Err(format!("cargo nextest ended with {code:?}:\n{text}")),
         }
     }
@@ -282,8 +291,8 @@ pub fn run(workspace: &Path, target: &Path, choice: &Choice) -> Result<(String, 
         return Err(format!("mutations.toml: no test that can be run here shows {}", mutation.row));
     }
     let chosen = choice.of(&mutations)?;
-    let copy = Copy::make(workspace, target, &mutations)?;
     let all: BTreeSet<&str> = chosen.iter().flat_map(|&index| tests(&matrix, &mutations[index].row)).collect();
+    let copy = Copy::make(workspace, target, &mutations, &all)?;
     if let (Ended::SomeFailed, text) = copy.run(&all, None)? {
         return Err(format!("tests fail with no rule broken:\n{text}"));
     }

@@ -129,6 +129,14 @@ fn every_rule_that_is_broken_stands_in_its_file_and_has_a_test() {
     }
 }
 
+#[test]
+fn only_programs_that_hold_a_test_are_built() {
+    let tests = ["uwarp-iwarp transmit::x", "uwarp-sim-tests::commit y", "uwarp-wire z", "uwarp-sim-tests::commit w"];
+    let expected =
+        ["--lib", "--package=uwarp-iwarp", "--package=uwarp-sim-tests", "--package=uwarp-wire", "--test=commit"];
+    assert!(uwarp_conformance::mutations::programs(tests).iter().eq(expected));
+}
+
 fn mutation(rule: &str, broken: &str, after: &str) -> Mutation {
     Mutation {
         row: "A-1".into(),
