@@ -132,6 +132,13 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
     let _ = writeln!(text, "{table}");
     for engine in &now.engines {
         counts(text, engine, "drops", &engine.drops);
+        if engine.evicted > 0 {
+            let _ = writeln!(
+                text,
+                "engine {} ended connections that held what others needed: {}",
+                engine.index, engine.evicted
+            );
+        }
         counts(text, engine, "injected faults", &engine.faults);
     }
     for silent in &now.silent_engines {
@@ -148,7 +155,9 @@ fn counts(text: &mut String, engine: &EngineStats, what: &str, counts: &std::col
 }
 
 fn connections(text: &mut String, now: &StatsSnapshot, rows: usize) {
-    let all: Vec<&ConnectionStats> = now.engines.iter().flat_map(|engine| &engine.connections).collect();
+    let mut all: Vec<&ConnectionStats> = now.engines.iter().flat_map(|engine| &engine.connections).collect();
+    // First those that hold most of what they share with others.
+    all.sort_by_key(|connection| std::cmp::Reverse(connection.transmit_buffers + connection.tcp.out_of_order_buffers));
     if all.is_empty() {
         return;
     }
@@ -173,7 +182,9 @@ fn connections(text: &mut String, now: &StatsSnapshot, rows: usize) {
         "resent",
         "RTOs",
         "TLPs",
+        "tx bufs",
         "ooo",
+        "gather",
         "dsack",
     ]);
     for connection in all.iter().take(rows) {
@@ -204,7 +215,9 @@ fn connections(text: &mut String, now: &StatsSnapshot, rows: usize) {
             tcp.retransmissions.to_string(),
             tcp.timeouts.to_string(),
             tcp.tail_loss_probes.to_string(),
+            connection.transmit_buffers.to_string(),
             tcp.out_of_order_buffers.to_string(),
+            connection.gather_octets.to_string(),
             tcp.duplicates_reported.to_string(),
         ]);
     }

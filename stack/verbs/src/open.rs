@@ -370,9 +370,12 @@ fn engine_config(
             queue_pairs: limits.queue_pairs as u32,
             half_open: limits.backlog as u32,
             connections: connections(config),
+            neighbours: limits.neighbours as u32,
+            reassembly_octets: limits.reassembly_octets as u32,
+            least_rate: limits.least_rate as u32,
             ..engine_limits
         },
-        budgets: Budgets::default(),
+        budgets: Budgets { gather_octets: limits.gather_octets, ..Budgets::default() },
         steering: rss.map(|rss| Steering { key: rss.key.clone(), table: rss.table.clone(), queue: index }),
         // The whole usable range (RFC 6056 §3.2): engines of one context know which flows the others have.
         ephemeral_ports: EPHEMERAL_PORTS,

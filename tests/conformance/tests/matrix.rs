@@ -134,7 +134,7 @@ fn only_programs_that_hold_a_test_are_built() {
     let tests = ["uwarp-iwarp transmit::x", "uwarp-sim-tests::commit y", "uwarp-wire z", "uwarp-sim-tests::commit w"];
     let expected =
         ["--lib", "--package=uwarp-iwarp", "--package=uwarp-sim-tests", "--package=uwarp-wire", "--test=commit"];
-    assert!(uwarp_conformance::mutations::programs(tests).iter().eq(expected));
+    assert!(mutations::programs(tests).iter().eq(expected));
 }
 
 fn mutation(rule: &str, broken: &str, after: &str) -> Mutation {

@@ -85,6 +85,8 @@ impl<P: Port> Core<P> {
                 remote,
                 queue_pair: connection.queue_pair,
                 phase: connection.phase.name().to_owned(),
+                transmit_buffers: connection.tcp.records() as u64,
+                gather_octets: connection.gather.capacity() as u64,
                 tcp: tcp_info(connection),
             }
         });

@@ -198,6 +198,10 @@ pub struct ConnectionStats {
     pub queue_pair: Option<u32>,
     /// Phase of the iWARP stream.
     pub phase: String,
+    /// Transmit buffers that it holds: records that are not acknowledged.
+    pub transmit_buffers: u64,
+    /// Octets that the pieces of an FPDU take.
+    pub gather_octets: u64,
     /// Its TCP.
     pub tcp: TcpInfo,
 }

@@ -380,9 +380,20 @@ impl Config {
             ("completion-depth", limits.completion_depth, 1 << 24),
             ("completion-entries", limits.completion_entries, 1 << 32),
             ("backlog", limits.backlog, 1 << 16),
+            ("neighbours", limits.neighbours, 1 << 20),
         ] {
             if !(1..=most).contains(&value) {
                 return Err(ConfigError(format!("limits.{name} is {value}: choose 1 to {most}")));
+            }
+        }
+        for (name, value, least, most) in [
+            ("reassembly-octets", limits.reassembly_octets, 0, 1 << 30),
+            // The longest FPDU has to fit.
+            ("gather-octets", limits.gather_octets, 128 << 10, 1 << 40),
+            ("least-rate", limits.least_rate, 0, 1 << 30),
+        ] {
+            if !(least..=most).contains(&value) {
+                return Err(ConfigError(format!("limits.{name} is {value}: choose {least} to {most}")));
             }
         }
         let buffers = &self.buffers;

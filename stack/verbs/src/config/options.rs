@@ -266,6 +266,18 @@ pub struct Limits {
     pub completion_entries: usize,
     /// Connections of which requests wait in a listener.
     pub backlog: usize,
+    /// Hosts of the local network whose hardware addresses are known.
+    pub neighbours: usize,
+    /// Octets that fragments of IP packets take while others are missing; 0 drops all fragments.
+    #[serde(with = "units::octets")]
+    pub reassembly_octets: u64,
+    /// Octets that pieces of FPDUs take while others are missing. Beyond it the stream that has waited longest ends.
+    #[serde(with = "units::octets")]
+    pub gather_octets: u64,
+    /// Octets a second that a peer has to take while other connections get no buffer to send from, or from a stream that
+    /// its application has left. A slower connection ends.
+    #[serde(with = "units::octets")]
+    pub least_rate: u64,
 }
 
 impl Default for Limits {
@@ -279,6 +291,10 @@ impl Default for Limits {
             completion_depth: 1 << 20,
             completion_entries: 1 << 24,
             backlog: 1024,
+            neighbours: 1024,
+            reassembly_octets: 1 << 20,
+            gather_octets: 64 << 20,
+            least_rate: 256,
         }
     }
 }
