@@ -243,7 +243,11 @@ fn interrupt_thread() -> Option<u32> {
     // The thread's creator names it, and has returned by now.
     std::fs::read_dir("/proc/self/task").ok()?.flatten().find_map(|task| {
         let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
-        (name.trim_end() == "eal-intr-thread").then(|| task.file_name().to_str()?.parse().ok()).flatten()
+        // In DPDK 22.11 and in 24.11.
+        ["eal-intr-thread", "dpdk-intr"]
+            .contains(&name.trim_end())
+            .then(|| task.file_name().to_str()?.parse().ok())
+            .flatten()
     })
 }
 
