@@ -1,5 +1,5 @@
-//! Devices with the Linux kernel at one end or in between. Needs root; everything happens in network namespaces of the
-//! tests.
+//! Devices with the Linux kernel at one end or in between. Most of it needs root; everything happens in network
+//! namespaces of the tests.
 
 mod common;
 
@@ -10,9 +10,12 @@ use common::{PATIENCE, contents, eal, exchange, fill, open, options, receive, se
 use uwarp_dpdk::{DeviceConfig, Error, Port};
 use uwarp_netns::{self as netns, End, Namespace};
 
-/// A namespace of the test's own.
-fn namespace() -> Namespace {
-    Namespace::new("dpdk").expect("root, and a kernel with network namespaces")
+/// A namespace of the test's own; `None`, and a note, for an ordinary user.
+fn namespace() -> Option<Namespace> {
+    if uwarp_notes::lacks_root("a network namespace") {
+        return None;
+    }
+    Some(Namespace::new("dpdk").expect("a kernel with network namespaces"))
 }
 
 fn af_packet(namespace: &Namespace, interface: &str) -> DeviceConfig {
@@ -24,7 +27,7 @@ fn af_packet(namespace: &Namespace, interface: &str) -> DeviceConfig {
 }
 
 fn veth(mtu: u16) {
-    let namespace = namespace();
+    let Some(namespace) = namespace() else { return };
     netns::veth(mtu, ["uwa", "uwb"].map(|end| End::silent(end).of(&namespace))).expect("a veth pair");
     let eal = eal();
     let left = open(&eal, &af_packet(&namespace, "uwa"), &options(mtu));
@@ -82,7 +85,7 @@ fn udp_frame(destination: [u8; 6], source: [u8; 6], port: u16, payload: &[u8]) -
 }
 
 fn tap(mtu: u16) {
-    let namespace = namespace();
+    let Some(namespace) = namespace() else { return };
     let eal = eal();
     let device = DeviceConfig::Tap { name: "uwtap".to_owned(), mac: None, netns: Some(namespace.name().to_owned()) };
     let port = open(&eal, &device, &options(mtu));
@@ -156,7 +159,7 @@ fn tap_9000_is_refused() {
 
 #[test]
 fn tap_goes_and_comes_again() {
-    let namespace = namespace();
+    let Some(namespace) = namespace() else { return };
     let eal = eal();
     for _ in 0..3 {
         let device = DeviceConfig::Tap {
@@ -180,7 +183,7 @@ fn tap_goes_and_comes_again() {
 
 #[test]
 fn the_kernel_bridges_two_ports() {
-    let namespace = namespace();
+    let Some(namespace) = namespace() else { return };
     let eal = eal();
     let device =
         |name: &str| DeviceConfig::Tap { name: name.to_owned(), mac: None, netns: Some(namespace.name().to_owned()) };
@@ -200,7 +203,7 @@ fn the_kernel_bridges_two_ports() {
 /// The driver computes a fanout group's number as process number XOR interface index, in 16 bits.
 #[test]
 fn a_fanout_group_that_is_taken_is_named() {
-    let namespace = namespace();
+    let Some(namespace) = namespace() else { return };
     for (interface, index, peer) in [("uwa", "10", "uwap"), ("uwb", "65546", "uwbp")] {
         namespace.ip(&["link", "add", interface, "index", index, "type", "veth", "peer", "name", peer]).unwrap();
         namespace.ip(&["link", "set", interface, "up"]).unwrap();

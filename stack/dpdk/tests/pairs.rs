@@ -329,6 +329,9 @@ fn offloads_that_are_not_wanted_are_off() {
 
 #[test]
 fn hugepages_when_asked() {
+    if uwarp_notes::lacks_root("hugepages") {
+        return;
+    }
     let config = EalConfig { hugepages: true, ..EalConfig::default() };
     let pages = u64::from(config.memory_mib) / 2;
     // EAL keeps the pages that it took until the process ends; then the kernel reclaims them.

@@ -13,6 +13,15 @@ pub fn skipped(why: &str) {
     note("SKIPPED", why);
 }
 
+/// Whether this process is not root's. If so, reports that this test leaves out what needs root.
+pub fn lacks_root(what: &str) -> bool {
+    let lacks = !rustix::process::geteuid().is_root();
+    if lacks {
+        skipped(&format!("{what}: this needs root"));
+    }
+    lacks
+}
+
 /// Reports a retry of something that did not work at first.
 pub fn retried(what: &str) {
     note("RETRIED", what);

@@ -123,9 +123,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates a network. af_packet and tap require the right to create network namespaces.
-    pub fn new(device: Device) -> Self {
+    /// Creates a network. Returns `None`, and leaves a note, if the test has to be left out: af_packet and tap need root,
+    /// for a network namespace.
+    pub fn new(device: Device) -> Option<Self> {
         if matches!(device, Device::AfPacket | Device::Tap) {
+            if uwarp_notes::lacks_root("a network namespace") {
+                return None;
+            }
             let namespace = Namespace::new("vdev").expect("a network namespace");
             let ends = [Side::Server, Side::Client].map(|side| End::silent(interface(side)).of(&namespace));
             if device == Device::AfPacket {
@@ -134,11 +138,11 @@ impl Network {
                 netns::taps(ends.map(|end| (end, Queues::Several))).expect("two taps on a bridge");
             }
             let wire = Wire { device, place: namespace.name().to_owned() };
-            return Self { wire, _namespace: Some(namespace), _folder: None };
+            return Some(Self { wire, _namespace: Some(namespace), _folder: None });
         }
         // A short name: the path of a socket has at most 107 octets.
         let folder = tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory");
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
-        Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) }
+        Some(Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) })
     }
 }

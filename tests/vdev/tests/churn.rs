@@ -113,7 +113,7 @@ fn two_processes(name: &str, device: Device, connections: usize) {
             server(&context, sizes[part]);
         });
     }
-    let network = Network::new(device);
+    let Some(network) = Network::new(device) else { return };
     let mut peer = Peer::start(name, &Task { wire: network.wire.clone(), connections });
     assert_eq!(peer.told(), "open");
     let context = Context::open(network.wire.config(Side::Client).inline()).expect("the context opens");

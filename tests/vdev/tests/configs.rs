@@ -103,6 +103,9 @@ fn is_refused_by_us(namespace: &Namespace, context: &Context, address: IpAddr) {
 
 #[test]
 fn tap() {
+    if uwarp_notes::lacks_root("a network namespace") {
+        return;
+    }
     let namespace = Namespace::new("tap").expect("a network namespace");
     let mut config = example("tap.toml");
     let Some(DeviceConfig::Tap { name, netns, .. }) = &mut config.device else { panic!("a tap") };
@@ -116,6 +119,9 @@ fn tap() {
 
 #[test]
 fn af_packet() {
+    if uwarp_notes::lacks_root("a network namespace") {
+        return;
+    }
     let namespace = Namespace::new("afp").expect("a network namespace");
     let mut config = example("af-packet.toml");
     let Some(DeviceConfig::AfPacket { interface, netns, .. }) = &mut config.device else { panic!("a packet socket") };

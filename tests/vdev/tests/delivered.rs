@@ -12,7 +12,7 @@ use uwarp_vdev_tests::peer::Peer;
 const LENGTH: usize = 1 << 20;
 
 fn deliver(device: Device, mode: &str, seed: u64) {
-    let network = Network::new(device);
+    let Some(network) = Network::new(device) else { return };
     let mut config = network.wire.config(Side::Server);
     config.tcp.user_timeout = Some(Duration::from_secs(30));
     config = if mode == "inline" { config.inline() } else { config.threaded(1) };

@@ -109,7 +109,7 @@ struct Rig {
 
 impl Rig {
     fn new(name: &'static str) -> Self {
-        let network = Network::new(Device::Virtio);
+        let network = Network::new(Device::Virtio).expect("virtio needs no root");
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("platter"), [0; REGION]).expect("a file");
         let context = Context::open(patient(network.wire.config(Side::Server)).inline()).expect("the context opens");

@@ -158,7 +158,7 @@ fn run(name: &str, attack: Attack) -> Option<Counted> {
         be_client(&task);
         return None;
     }
-    let network = Network::new(Device::Virtio);
+    let network = Network::new(Device::Virtio).expect("virtio needs no root");
     let task = Task { wire: network.wire.clone(), attack };
     let mut client = Peer::start(name, &task);
     let context = Context::open(network.wire.config(Side::Server).threaded(1)).expect("the context opens");

@@ -120,7 +120,7 @@ fn survive(name: &str, device: Device, own: Side) {
     if let Some(task) = peer::task::<Task>() {
         return be_peer(&task);
     }
-    let network = Network::new(device);
+    let Some(network) = Network::new(device) else { return };
     // The kernel's devices are much alike.
     let rounds = count(if device == Device::Tap { 2 } else { 4 }, 200);
     let mut random = fastrand::Rng::with_seed(rounds as u64);

@@ -72,7 +72,7 @@ fn two_engines(name: &str, device: Device) {
         });
         return report("server", &context);
     }
-    let network = Network::new(device);
+    let Some(network) = Network::new(device) else { return };
     let peer = Peer::start(name, &Task { wire: network.wire.clone() });
     assert_eq!(peer.told(), "open");
     let context = Context::open(network.wire.config(Side::Client).threaded(2)).unwrap();

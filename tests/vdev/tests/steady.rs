@@ -185,7 +185,7 @@ fn run(name: &str, device: Device, queue_pairs: usize, rounds: usize, loss: f64)
     if let Some(task) = peer::task::<Task>() {
         return server(&task);
     }
-    let network = Network::new(device);
+    let Some(network) = Network::new(device) else { return };
     let task = Task { wire: network.wire.clone(), queue_pairs, rounds, loss };
     let mut peer = Peer::start(name, &task);
     assert_eq!(peer.told(), "open");

@@ -423,6 +423,9 @@ fn what_had_a_place_in_a_directory_that_cannot_be_found_is_not_stale_at_once() {
 /// Another program mounts a part of the same file system below the directory.
 #[test]
 fn what_is_mounted_below_is_elsewhere_and_hides_nothing() {
+    if uwarp_notes::lacks_root("callers of different users") {
+        return;
+    }
     const NAME: &str = "directory::tests::what_is_mounted_below_is_elsewhere_and_hides_nothing";
     uwarp_netns::test_among_own_mounts(NAME, || {
         let folder = tempfile::tempdir().unwrap();

@@ -243,6 +243,9 @@ impl Drop for Stuck<'_> {
 /// have to wait.
 #[test]
 fn nobody_is_let_in_while_those_who_left_have_all_the_memory() {
+    if uwarp_notes::lacks_root("callers of different users") {
+        return;
+    }
     const NAME: &str = "nobody_is_let_in_while_those_who_left_have_all_the_memory";
     uwarp_netns::test_among_own_mounts(NAME, || {
         let folder = tempfile::tempdir().unwrap();

@@ -21,6 +21,9 @@ enum Mode {
 
 /// `recut` is the share of segments, in per cent, that a middlebox in front of both sides cuts and joins.
 fn run(device: Device, mode: Mode, mtu: u16, (queue_pairs, depth): (u64, u64), largest: u64, recut: f64) -> Result<()> {
+    if device == Device::AfPacket && uwarp_notes::lacks_root("network namespaces") {
+        return Ok(());
+    }
     let wire = Wire::new(device)?;
     let (server, client) = wire.configs()?;
     let prepare = |config: uwarp::Config| {
