@@ -6,10 +6,10 @@ use std::process::{Command, exit};
 
 const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
 
-/// The libraries that our code calls. EAL loads every driver as a plug-in, so only net_ring, which has functions of its
-/// own, is named here.
+/// The libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus and net_ring, which
+/// have functions of their own, are named here.
 const LIBRARIES: &[&str] =
-    &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring", "rte_vhost"];
+    &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_bus_vdev", "rte_net_ring", "rte_vhost"];
 
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}; {INSTALL}");
@@ -72,6 +72,7 @@ fn main() {
             .allowlist_function("rte_eal_(init|hotplug_add|hotplug_remove|get_runtime_dir|alarm_set)")
             .allowlist_function("rte_(version|strerror|thread_register|thread_unregister|openlog_stream|log_set_global_level)")
             .allowlist_function("rte_dev_(probe|remove|name)")
+            .allowlist_function("rte_vdev_init")
             .allowlist_function(
                 "rte_eth_dev_(configure|start|stop|close|info_get|get_port_by_name|adjust_nb_rx_tx_desc|set_mtu|get_mtu|socket_id|rss_hash_conf_get|rss_reta_query)",
             )

@@ -3,6 +3,7 @@
 #include <rte_eal.h>
 #include <rte_errno.h>
 #include <rte_alarm.h>
+#include <rte_bus_vdev.h>
 #include <rte_dev.h>
 #include <rte_ethdev.h>
 #include <rte_eth_ring.h>

@@ -371,6 +371,11 @@ pub(super) fn add(plan: &Plan) -> c_int {
     else {
         return -libc::EINVAL;
     };
+    if plan.bus == "vdev" {
+        // Hotplug has room for 127 octets of arguments in DPDK 24.11, and the path of a socket alone may have 107.
+        // SAFETY: the strings are copied.
+        return unsafe { sys::rte_vdev_init(name.as_ptr(), arguments.as_ptr()) };
+    }
     // SAFETY: the strings are copied.
     unsafe { sys::rte_eal_hotplug_add(bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) }
 }
