@@ -9,6 +9,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 use uwarp_app::cacheline;
+use uwarp_app::units::parse_duration;
 
 use crate::kernel::{Namespaces, Test};
 use crate::programs::{RawC, UwarpPerf, UwarpRpc};
@@ -36,9 +37,9 @@ pub struct Options {
     /// their cores
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Length of one part in milliseconds; the machine changes less during shorter ones
-    #[arg(long, default_value_t = 300)]
-    milliseconds: u64,
+    /// Length of one part: the shorter, the less the machine changes in it
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = parse_duration)]
+    duration: Duration,
     /// CPUs of the two ends
     #[arg(long, value_delimiter = ',', num_args = 2, default_value = "0,1")]
     cpus: Vec<usize>,
@@ -250,7 +251,7 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn new(options: &Options, figures: &'a mut Figures) -> Self {
         let cpus = (options.cpus[0], options.cpus[1]);
-        Self { figures, cpus, duration: Duration::from_millis(options.milliseconds), before: look(cpus) }
+        Self { figures, cpus, duration: options.duration, before: look(cpus) }
     }
 
     /// The flags of a tool: its CPUs, and `more`.

@@ -3,7 +3,8 @@
 //! An address does not prove an identity: anyone who can send from an allowed address is served.
 
 use clap::Args;
-use ipnet::{IpNet, Ipv6Net};
+pub use ipnet::IpNet;
+use ipnet::Ipv6Net;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use uwarp::Config;
@@ -62,8 +63,11 @@ impl fmt::Display for Allow {
     }
 }
 
-/// Parses an address, or a subnet given by one of its addresses and its prefix length.
-fn parse(text: &str) -> Result<IpNet, String> {
+/// Reads an address, or a subnet given by one of its addresses and the length of its prefix.
+///
+/// # Errors
+/// One sentence that says what is accepted.
+pub fn parse(text: &str) -> Result<IpNet, String> {
     let subnet = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
     let subnet = subnet.map_err(|_| {
         format!("'{text}' is not an address or a subnet; write it like 10.0.0.2, 10.0.0.0/24 or fd00::/64")

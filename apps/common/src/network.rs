@@ -5,7 +5,7 @@
 //! default socket.
 
 use crate::outcome::usage;
-use crate::units::{parse_duration, parse_permille};
+use crate::units::{parse_duration, parse_percent};
 use clap::{Args, ValueEnum};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -160,6 +160,11 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "KIND", global = true)]
     pub engine: Option<EngineKind>,
 
+    /// CPUs of the engines, one each; of an inline engine, the one of the thread that turns it. `pair`: the server's and the
+    /// client's [default: the file's, or those that the system chooses; for `pair` the first two that it may use]
+    #[arg(long, value_name = "CPU,...", value_delimiter = ',', global = true)]
+    pub cpus: Vec<usize>,
+
     /// How long to wait for the device's other end, where this one has to connect to it [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, global = true)]
     pub wait: Option<Duration>,
@@ -185,24 +190,24 @@ pub struct NetworkFlags {
     #[arg(long, global = true)]
     pub exchange_ends: bool,
 
-    /// Lose so many of 1000 sent frames
-    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    /// Drop this share of sent frames, such as 0.5%
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, global = true)]
     pub loss: Option<f64>,
 
-    /// Send so many of 1000 frames twice
-    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    /// Send this share of frames twice
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, global = true)]
     pub duplicate: Option<f64>,
 
-    /// Let so many of 1000 sent frames be overtaken
-    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    /// Let later frames overtake this share of sent frames
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, global = true)]
     pub reorder: Option<f64>,
 
-    /// Flip a bit in so many of 1000 sent frames
-    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, global = true)]
+    /// Flip a bit in this share of sent frames
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, global = true)]
     pub corrupt: Option<f64>,
 
-    /// Cut so many of 1000 TCP segments into pieces, and join as many received ones with those behind them, as a middlebox may
-    #[arg(long, value_name = "PERMILLE", value_parser = parse_permille, env = "UWARP_RECUT", global = true)]
+    /// Cut this share of TCP segments into pieces, and join as many received ones with those behind them, as a middlebox may
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, env = "UWARP_RECUT", global = true)]
     pub recut: Option<f64>,
 
     /// Cut no sent segments: for a peer that takes a piece for a fault, as Linux siw does an FPDU's CRC in two segments
@@ -320,14 +325,6 @@ impl NetworkFlags {
     /// # Errors
     /// One sentence for the first mistake ([`crate::Usage`]).
     pub fn resolve(&self, role: Role, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
-        self.resolve_at(role, engine, None)
-    }
-
-    /// Like [`resolve`](Self::resolve), with an address of the tool's choice if neither file nor flag gives one.
-    ///
-    /// # Errors
-    /// One sentence for the first mistake ([`crate::Usage`]).
-    pub fn resolve_at(&self, role: Role, engine: EngineMode, address: Option<IpAddr>) -> anyhow::Result<uwarp::Config> {
         let mut config = match &self.config {
             Some(file) => {
                 let mut config = read(file, engine)?;
@@ -338,7 +335,7 @@ impl NetworkFlags {
                 config
             }
             None => {
-                let own = address.unwrap_or_else(|| self.default_address(role));
+                let own = self.default_address(role);
                 let prefix = if own.is_ipv4() { PREFIX } else { PREFIX6 };
                 let mut config = uwarp::Config::new(self.device_config(role)?, &format!("{own}/{prefix}"))
                     .map_err(|error| usage(error.to_string()))?;
@@ -371,6 +368,11 @@ impl NetworkFlags {
             Some(EngineKind::Threaded) => config.engine.mode = EngineMode::Threaded,
             None => {}
         }
+        // A pair names one CPU for each side, also where a file gives a side several engines: those the system places.
+        let is_of_a_pair = crate::pair::is_side() && config.engine.count > 1;
+        if config.engine.mode == EngineMode::Threaded && !self.cpus.is_empty() && !is_of_a_pair {
+            config.engine.cpus.clone_from(&self.cpus);
+        }
         if self.hugepages {
             config.eal.hugepages = true;
         }
@@ -382,7 +384,34 @@ impl NetworkFlags {
         Ok(config)
     }
 
-    /// The address of one side unless the user chooses another.
+    /// Opens the context; of an inline engine, the calling thread is pinned, which turns it.
+    ///
+    /// # Errors
+    /// The context cannot be opened, or the flags name a CPU that this process may not use.
+    pub fn open(&self, config: uwarp::Config) -> anyhow::Result<uwarp::Context> {
+        let inline = config.engine.mode == EngineMode::Inline;
+        let context = uwarp::Context::open(config)?;
+        if inline {
+            // Not before: DPDK's own threads would inherit it.
+            self.pin()?;
+        }
+        Ok(context)
+    }
+
+    /// Pins the calling thread, if the flags name a CPU.
+    ///
+    /// # Errors
+    /// They name several, or one that this process may not use.
+    pub fn pin(&self) -> anyhow::Result<()> {
+        match self.cpus[..] {
+            [] => Ok(()),
+            [cpu] if crate::cacheline::pin(cpu) => Ok(()),
+            [cpu] => Err(usage(format!("--cpus names CPU {cpu}, which this process may not use"))),
+            _ => Err(usage("--cpus names several CPUs, and an inline engine is turned by one thread: name one")),
+        }
+    }
+
+    /// The address of one side where nobody chooses another.
     pub fn default_address(&self, role: Role) -> IpAddr {
         match (role, self.ipv6) {
             (Role::Server, false) => SERVER_ADDRESS.into(),
@@ -460,9 +489,8 @@ impl NetworkFlags {
         }
         let faults = config.faults.get_or_insert_with(FaultOptions::default);
         let FaultOptions { loss, duplicate, reorder, corrupt, recut, .. } = faults;
-        // Thousandths on the command line, hundredths in the configuration.
         for (share, field) in shares.into_iter().zip([loss, duplicate, reorder, corrupt, recut]) {
-            *field = share.map_or(*field, |share| share / 10.0);
+            *field = share.unwrap_or(*field);
         }
         faults.seed = self.fault_seed.unwrap_or(faults.seed);
         faults.recut_received_only |= self.recut_received_only;
@@ -515,8 +543,8 @@ impl NetworkFlags {
         })
     }
 
-    /// The flags in the form in which another process of the same tool takes them. Socket, interface and configuration
-    /// file are left out, because they differ between the sides.
+    /// The flags as another process of the same tool takes them. Socket, interface and configuration file are left out:
+    /// they differ from side to side, and so do CPUs.
     pub fn to_arguments(&self) -> Vec<String> {
         let mut arguments = Vec::new();
         let mut value = |flag: &str, value: Option<String>| {

@@ -52,6 +52,10 @@ pub fn usage(sentence: impl Into<String>) -> anyhow::Error {
 /// `name: sentence`.
 pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>) -> ExitCode {
     let name = Arguments::command().get_name().to_owned();
+    if let Err(error) = crate::pair::end_with_pair() {
+        eprintln!("{name}: cannot ask for this process to end with its pair: {error}");
+        return ExitCode::FAILURE;
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => {

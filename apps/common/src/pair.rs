@@ -1,10 +1,12 @@
 //! Two processes of one program, a server and its client, each on its own CPU: shared by the tools that measure.
 
-use crate::{cacheline, signals, usage};
+use crate::network::fits_a_socket;
+use crate::{DeviceKind, NetworkFlags, cacheline, signals, usage};
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -75,7 +77,100 @@ pub fn choose_cpus(named: &[usize]) -> anyhow::Result<[usize; 2]> {
     }
 }
 
-/// A child that is killed when this is dropped.
+/// A temporary directory, with the path of the socket that joins the two sides. It goes with this value.
+#[derive(Debug)]
+pub struct Folder {
+    folder: tempfile::TempDir,
+    /// The socket.
+    pub socket: PathBuf,
+}
+
+impl Folder {
+    /// Makes it; its name begins with `prefix`.
+    ///
+    /// # Errors
+    /// The temporary directory cannot be written, or its path is too long for a socket.
+    pub fn new(prefix: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix(prefix).tempdir().context("cannot make a temporary directory")?;
+        let socket = folder.path().join("pair.sock");
+        if !fits_a_socket(&socket) {
+            return Err(usage(format!(
+                "the temporary directory's path {} is too long for a socket: set TMPDIR to a shorter one",
+                folder.path().display()
+            )));
+        }
+        Ok(Self { folder, socket })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Refuses the flags of one side that a pair sets itself; `instead` names the subcommands that take them.
+///
+/// # Errors
+/// [`crate::Usage`] that names the flag.
+pub fn check_flags(network: &NetworkFlags, instead: &str) -> anyhow::Result<()> {
+    refuse(
+        &[
+            (network.socket.is_some(), "--socket"),
+            (network.interface.is_some(), "--interface"),
+            (network.address.is_some(), "--address"),
+        ],
+        instead,
+    )
+}
+
+/// Refuses a configuration file, which is one side's, and a device that does not join two processes by a socket; `instead` names
+/// the subcommands that take them.
+///
+/// # Errors
+/// [`crate::Usage`] that names the flag.
+pub fn check_socket_device(network: &NetworkFlags, instead: &str) -> anyhow::Result<()> {
+    refuse(&[(network.config.is_some(), "--config")], instead)?;
+    match network.kind() {
+        DeviceKind::Virtio | DeviceKind::Memif => Ok(()),
+        kind => Err(usage(format!("--device {kind} does not join two processes of one machine: use {instead}"))),
+    }
+}
+
+fn refuse(flags: &[(bool, &str)], instead: &str) -> anyhow::Result<()> {
+    match flags.iter().find(|(given, _)| *given) {
+        None => Ok(()),
+        Some((_, flag)) => Err(usage(format!("{flag} is one process's, and several are started here: use {instead}"))),
+    }
+}
+
+/// Tells a process that it is a side of a pair, and ends with the process that started it.
+const SIDE: &str = "UWARP_SIDE_OF_A_PAIR";
+
+/// The command of one side: this program with a subcommand, on a CPU, with the flags of the pair that are not one side's. The
+/// process does not outlive this one, whatever ends that.
+///
+/// # Errors
+/// This program's file cannot be found.
+pub fn side(subcommand: &str, cpu: usize, network: &NetworkFlags) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    command.env(SIDE, "1").args([subcommand, "--cpus", &cpu.to_string()]).args(network.to_arguments());
+    Ok(command)
+}
+
+/// Whether this process is a side of a pair.
+pub fn is_side() -> bool {
+    std::env::var_os(SIDE).is_some()
+}
+
+/// Lets a side of a pair end with the pair.
+pub(crate) fn end_with_pair() -> std::io::Result<()> {
+    if is_side() {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    }
+    Ok(())
+}
+
+/// A child that is ended when it is forgotten.
 struct Side(Child);
 
 impl Side {

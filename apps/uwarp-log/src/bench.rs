@@ -112,16 +112,13 @@ pub struct BenchArguments {
     size: u64,
     /// Records that are timed [default: 20k in memory, 1k in a file]
     #[arg(long, value_name = "NUMBER", value_parser = parse_count)]
-    count: Option<u64>,
+    iterations: Option<u64>,
     /// Rounds: each method in turn, so often
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     rounds: u32,
     /// Where the file is [default: the temporary directory]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
-    /// CPUs of server and client [default: the first two]
-    #[arg(long, value_name = "CPU,CPU", value_delimiter = ',')]
-    cpus: Vec<usize>,
     /// Let the server's own thread turn its engine, so that nobody has to be woken (not the way of a server with other work)
     #[arg(long)]
     inline_server: bool,
@@ -145,8 +142,6 @@ pub struct SideArguments {
     count: u64,
     #[arg(long)]
     directory: PathBuf,
-    #[arg(long)]
-    cpu: usize,
 }
 
 /// One result.
@@ -183,7 +178,7 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
         return Err(usage("records of the benchmark have 1 to 64K octets"));
     }
     crate::pair::check_network(network)?;
-    let cpus = choose_cpus(&arguments.cpus)?;
+    let cpus = choose_cpus(&network.cpus)?;
     let folder = match &arguments.directory {
         Some(directory) => tempfile::Builder::new().prefix("uwarp-log-").tempdir_in(directory),
         None => tempfile::Builder::new().prefix("uwarp-log-").tempdir(),
@@ -267,22 +262,21 @@ fn measure(
     folder: &Path,
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
-    let count = arguments.count.unwrap_or(if store == Keeper::Memory { 20_000 } else { 1000 }).max(1);
+    let count = arguments.iterations.unwrap_or(if store == Keeper::Memory { 20_000 } else { 1000 }).max(1);
     if matches!(method, Method::Local | Method::LocalPolled) {
         return local(network, arguments.size, count, store, folder, method, cpus);
     }
-    let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let command = |side: &str, cpu: usize| {
-        let mut command = Command::new(&own);
-        command.args(["bench-side", "--side", side, "--method", method.name(), "--store", store.name()]);
-        command.args(["--size", &arguments.size.to_string(), "--count", &count.to_string(), "--cpu", &cpu.to_string()]);
-        command.arg("--directory").arg(folder).args(network.to_arguments());
+    let command = |side: &str, cpu: usize| -> anyhow::Result<Command> {
+        let mut command = pair::side("bench-side", cpu, network)?;
+        command.args(["--side", side, "--method", method.name(), "--store", store.name()]);
+        command.args(["--size", &arguments.size.to_string(), "--count", &count.to_string()]);
+        command.arg("--directory").arg(folder);
         command.arg("--socket").arg(folder.join("bench.sock"));
-        command
+        Ok(command)
     };
-    let mut server = command("server", cpus[0]);
+    let mut server = command("server", cpus[0])?;
     server.args(["--engine", if arguments.inline_server { "inline" } else { "threaded" }]);
-    let mut client = command("client", cpus[1]);
+    let mut client = command("client", cpus[1])?;
     client.args(["--engine", "inline"]);
     let text = pair::run(&mut server, &mut client, |_| Ok(()))?;
     let mut report: Report = serde_json::from_str(&text).context("the client's result cannot be read")?;
@@ -295,19 +289,14 @@ fn measure(
 /// # Errors
 /// Those of the device or the store.
 pub fn side(network: &NetworkFlags, arguments: &SideArguments) -> anyhow::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let mut config = network.resolve(arguments.side, EngineMode::Inline)?;
-    let inline = config.engine.mode == EngineMode::Inline;
-    if !inline {
-        config.engine.cpus = vec![arguments.cpu];
-    }
     match arguments.method {
         Method::CommitInEngine => config.commit.in_engine = true,
-        Method::CommitOnServerCpu => config.commit.cpus = vec![arguments.cpu],
+        Method::CommitOnServerCpu => config.commit.cpus.clone_from(&network.cpus),
         _ => {}
     }
     let context = Context::open(config)?;
-    pin(arguments.cpu)?;
+    network.pin()?;
     match arguments.side {
         Role::Server => serve(&context, arguments)?,
         Role::Client => {

@@ -327,7 +327,7 @@ impl Driver {
                     let mut network = self.network.clone();
                     network.socket = socket.or(network.socket);
                     network.wait = network.wait.or(Some(OPEN));
-                    Context::open(network.resolve(Role::Client, EngineMode::Inline)?)?
+                    network.open(network.resolve(Role::Client, EngineMode::Inline)?)?
                 }
             };
             self.links[target].context = Some(context);

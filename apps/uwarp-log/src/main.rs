@@ -30,18 +30,17 @@ const EXAMPLES: &str = "\
 Examples:
   Three targets and a writer on this machine, and what every file holds:
     uwarp-log pair
-    uwarp-log pair --targets 1 --count 10k --size 4K
+    uwarp-log pair --targets 1 --iterations 10k --size 4K
 
   What Write with Commit saves: latency, round trips, wake-ups of the target:
     uwarp-log bench
 
-  In four terminals, which share a secret (a socket joins each target
-  with the writer):
+  In four terminals, which share a secret (a socket joins each target with the writer):
     (umask 077; head -c 32 /dev/urandom | base64 > log.secret)
     export UWARP_LOG_SECRET_FILE=log.secret
-    uwarp-log target /srv/a.log --socket /tmp/a.sock
-    uwarp-log target /srv/b.log --socket /tmp/b.sock
-    uwarp-log target /srv/c.log --socket /tmp/c.sock
+    uwarp-log serve /srv/a.log --socket /tmp/a.sock
+    uwarp-log serve /srv/b.log --socket /tmp/b.sock
+    uwarp-log serve /srv/c.log --socket /tmp/c.sock
     journalctl -f | uwarp-log append --target /tmp/a.sock \\
         --target /tmp/b.sock --target /tmp/c.sock
 
@@ -67,7 +66,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Keep a copy of the log in a file, until interrupted
-    Target(TargetArguments),
+    Serve(ServeArguments),
     /// Append lines, from standard input or a file
     Append(AppendArguments),
     /// Print the records that a target's file holds
@@ -82,7 +81,7 @@ enum Command {
 }
 
 #[derive(Args, Debug)]
-struct TargetArguments {
+struct ServeArguments {
     /// The file; it is made if it is not there
     file: PathBuf,
     /// Octets of a new file
@@ -168,7 +167,7 @@ pub struct PairArguments {
     targets: u8,
     /// Records
     #[arg(long, value_name = "NUMBER", value_parser = parse_count, default_value = "1000")]
-    count: u64,
+    iterations: u64,
     /// Octets of each
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "100")]
     size: u64,
@@ -190,12 +189,12 @@ fn parse_segment(text: &str) -> Result<u32, String> {
 fn main() -> ExitCode {
     uwarp_app::run::<Cli>(|cli| {
         let network = &cli.network;
-        if !matches!(cli.command, Command::Target(_) | Command::Append(_)) {
+        if !matches!(cli.command, Command::Serve(_) | Command::Append(_)) {
             signals::install()?;
         }
         match &cli.command {
-            Command::Target(arguments) => {
-                let TargetArguments { file, size, segment, follow, control, port, allow, secret, confine } = arguments;
+            Command::Serve(arguments) => {
+                let ServeArguments { file, size, segment, follow, control, port, allow, secret, confine } = arguments;
                 let config = network.resolve(Role::Server, EngineMode::Threaded)?;
                 let secret = secret.read()?;
                 if !secret.is_set() && allow.allow.is_empty() {

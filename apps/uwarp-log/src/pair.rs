@@ -9,9 +9,9 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use uwarp_app::network::fits_a_socket;
 use uwarp_app::outcome::of_child;
-use uwarp_app::{DeviceKind, NetworkFlags, output, usage};
+use uwarp_app::pair::{self, Folder};
+use uwarp_app::{NetworkFlags, output, usage};
 use uwarp_log::record::{Kind, MAX_PAYLOAD};
 
 /// A child that is killed when this is dropped.
@@ -30,7 +30,7 @@ impl Drop for Side {
 /// # Errors
 /// An invalid command line; a process that failed (it has reported why); or files without the appended records.
 pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<()> {
-    let PairArguments { targets, count, size, directory, json } = arguments;
+    let PairArguments { targets, iterations: count, size, directory, json } = arguments;
     if *targets == 2 {
         return Err(usage("a log has one target or three: two are lost with the first of them"));
     }
@@ -38,8 +38,10 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
         return Err(usage(format!("a record has at most {MAX_PAYLOAD} octets")));
     }
     check_network(network)?;
-    let folder =
-        tempfile::Builder::new().prefix("uwarp-log-").tempdir().context("cannot make a temporary directory")?;
+    if !network.cpus.is_empty() {
+        return Err(usage("--cpus has no meaning for this pair, whose processes the system places: leave it out"));
+    }
+    let folder = Folder::new("uwarp-log-")?;
     let place = directory.as_deref().unwrap_or(folder.path());
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let secret = folder.path().join("secret");
@@ -51,11 +53,8 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
     let mut files = Vec::new();
     for number in 0..*targets {
         let (file, socket) = (place.join(format!("{number}.log")), folder.path().join(format!("{number}.sock")));
-        if !fits_a_socket(&socket) {
-            return Err(usage("the temporary directory's path is too long for a socket: set TMPDIR to a shorter one"));
-        }
         let mut target = Command::new(&own);
-        target.arg("target").arg(&file).args(["--size", &length(*size).to_string()]);
+        target.arg("serve").arg(&file).args(["--size", &length(*size).to_string()]);
         target.arg("--secret-file").arg(&secret);
         target.args(network.to_arguments()).arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
         sides.push(Side(target.spawn().context("cannot start a target")?));
@@ -103,23 +102,10 @@ fn make_secret(path: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// A flag that would have no effect, or a device that connects other machines.
 pub fn check_network(network: &NetworkFlags) -> anyhow::Result<()> {
-    for (given, flag) in [
-        (network.config.is_some(), "--config"),
-        (network.socket.is_some(), "--socket"),
-        (network.interface.is_some(), "--interface"),
-        (network.address.is_some(), "--address"),
-        (network.pcap.is_some(), "--pcap"),
-    ] {
-        if given {
-            return Err(usage(format!(
-                "{flag} is one process's, and all sides are set up here: use 'target' and 'append'"
-            )));
-        }
-    }
-    if !matches!(network.kind(), DeviceKind::Virtio | DeviceKind::Memif) {
-        return Err(usage(
-            "all sides on one machine are joined by virtio or memif: use 'target' and 'append' for others",
-        ));
+    pair::check_flags(network, "'serve' and 'append'")?;
+    pair::check_socket_device(network, "'serve' and 'append'")?;
+    if network.pcap.is_some() {
+        return Err(usage("--pcap is one process's, and several are started here: use 'serve' and 'append'"));
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uwarp::config::{EngineMode, InterfaceAddress};
 use uwarp::{Config, Context};
+use uwarp_app::allow::IpNet;
 use uwarp_app::units::{parse_duration, parse_size};
 use uwarp_app::{ConfineFlags, Confinement, NetworkFlags, Role, signals, usage};
 use uwarp_nfs::clients::ClientRules;
@@ -35,8 +36,8 @@ Examples:
   A Linux client mounts the directory, or a path below it:
     mount -t nfs -o vers=3,proto=rdma,port=20049,nolock 10.1.0.5:/ /mnt
 
-  Through a gateway, if the server behind it answers MOUNT on the port of
-  --backend, as many do that are not the kernel's, add the options
+  Through a gateway, if the server behind it answers MOUNT on the port of --backend, as many do that are not the \
+kernel's, add the options
     mountproto=tcp,mountport=2049";
 
 /// How long disconnecting the clients may take at the end.
@@ -79,9 +80,9 @@ struct Arguments {
     #[arg(long)]
     read_only: bool,
 
-    /// Take clients of this subnet only; may be repeated
-    #[arg(long, value_name = "ADDRESS/PREFIX")]
-    allow: Vec<InterfaceAddress>,
+    /// Serve this address or subnet only; may be repeated [default: everybody]
+    #[arg(long, value_name = "ADDRESS[/PREFIX]", value_parser = uwarp_app::allow::parse)]
+    allow: Vec<IpNet>,
 
     /// Most connections of one address over RDMA, and as many over TCP
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
@@ -122,7 +123,11 @@ struct Arguments {
 impl Arguments {
     fn rules(&self) -> ClientRules {
         ClientRules {
-            allow: self.allow.clone(),
+            allow: self
+                .allow
+                .iter()
+                .map(|subnet| InterfaceAddress { address: subnet.addr(), prefix: subnet.prefix_len() })
+                .collect(),
             per_address: self.connections_per_address.into(),
             idle: self.idle_timeout,
             insecure_ports: self.insecure_ports,

@@ -31,14 +31,13 @@ Examples:
     uwarp-perf pair read-latency --device af_packet --verify --mtu 9000
 
   In two terminals (the socket joins them):
-    uwarp-perf server --device memif --socket /tmp/perf.sock
-    uwarp-perf client send-bandwidth 10.77.0.1 --device memif \\
-        --socket /tmp/perf.sock
+    uwarp-perf serve --device memif --socket /tmp/perf.sock
+    uwarp-perf run send-bandwidth --device memif --socket /tmp/perf.sock
 
   On two hosts with NICs bound to vfio-pci:
-    uwarp-perf server --device pci:0000:03:00.0 --address 10.1.0.1/24
-    uwarp-perf client write-latency 10.1.0.1 --device pci:0000:03:00.0 \\
-        --address 10.1.0.2/24
+    uwarp-perf serve --device pci:0000:03:00.0 --address 10.1.0.1/24
+    uwarp-perf run write-latency --server 10.1.0.1 \\
+        --device pci:0000:03:00.0 --address 10.1.0.2/24
 
 Latencies of write, send, immediate, stream and raw tests are full round trips. Those of reads, atomics and commits \
 are from the post to the completion. The raw tests move as many frames, of the same sizes, as an RDMA Write of --size \
@@ -60,9 +59,9 @@ pub enum Command {
     /// Start both sides on this machine, run one test, and end them.
     Pair(PairArguments),
     /// Wait for clients and serve their tests (the client says which).
-    Server(ServerArguments),
+    Serve(ServeArguments),
     /// Run one test against a server.
-    Client(ClientArguments),
+    Run(RunArguments),
 }
 
 /// The tests.
@@ -125,12 +124,21 @@ impl Test {
 
     /// Whether the test runs without a stack.
     pub fn is_raw(self) -> bool {
-        matches!(self, Self::RawLatency | Self::RawBandwidth)
+        self.transport() == Transport::Raw
     }
 
     /// Whether the test runs over plain TCP.
     pub fn is_stream(self) -> bool {
-        matches!(self, Self::StreamLatency | Self::StreamBandwidth)
+        self.transport() == Transport::Tcp
+    }
+
+    /// What it runs over.
+    pub fn transport(self) -> Transport {
+        match self {
+            Self::RawLatency | Self::RawBandwidth => Transport::Raw,
+            Self::StreamLatency | Self::StreamBandwidth => Transport::Tcp,
+            _ => Transport::Rdma,
+        }
     }
 
     /// Whether each message is timed.
@@ -155,6 +163,28 @@ impl Test {
             Self::AtomicLatency | Self::ImmediateLatency => 8,
             _ if self.is_latency() || self == Self::WriteRate => 64,
             _ => 65_536,
+        }
+    }
+}
+
+/// What a server's tests run over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// RDMA, for all tests but those of the others
+    Rdma,
+    /// Plain TCP streams
+    Tcp,
+    /// Bare frames: no stack, no address
+    Raw,
+}
+
+impl Transport {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+            Self::Raw => "raw",
         }
     }
 }
@@ -311,29 +341,17 @@ pub struct PairArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU of the server and CPU of the client [default: the first two that this process may use]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1)]
-    pub cpus: Vec<usize>,
 }
 
-/// `server`.
+/// `serve`.
 #[derive(Args, Debug)]
-pub struct ServerArguments {
+pub struct ServeArguments {
     /// Where to serve.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU to run on
-    #[arg(long, value_name = "CPU")]
-    pub cpus: Option<usize>,
-    /// End when the process that started this one ends
-    #[arg(long, hide = true)]
-    pub with_parent: bool,
-    /// Serve the raw tests instead (no stack, no address)
-    #[arg(long)]
-    pub raw: bool,
-    /// Serve the tests over plain TCP streams instead
-    #[arg(long, conflicts_with = "raw")]
-    pub streams: bool,
+    /// What the tests run over
+    #[arg(long, value_enum, default_value_t = Transport::Rdma)]
+    pub transport: Transport,
     /// End after the first client
     #[arg(long)]
     pub once: bool,
@@ -342,12 +360,13 @@ pub struct ServerArguments {
     pub port: u16,
 }
 
-/// `client`.
+/// `run`.
 #[derive(Args, Debug)]
-pub struct ClientArguments {
+pub struct RunArguments {
     /// The test
     pub test: Test,
-    /// Address of the server (a raw test needs none)
+    /// Address of the server, which a raw test does not need [default: 10.77.0.1, or fd77::1 with --ipv6]
+    #[arg(long, value_name = "ADDRESS")]
     pub server: Option<IpAddr>,
     /// What to run.
     #[command(flatten)]
@@ -355,12 +374,6 @@ pub struct ClientArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU to run on
-    #[arg(long, value_name = "CPU")]
-    pub cpus: Option<usize>,
-    /// End when the process that started this one ends
-    #[arg(long, hide = true)]
-    pub with_parent: bool,
     /// The server's port
     #[arg(long, short, default_value_t = PORT)]
     pub port: u16,

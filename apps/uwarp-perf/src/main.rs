@@ -12,71 +12,43 @@ mod report;
 mod samples;
 mod streams;
 
-use cli::{Cli, ClientArguments, Command, ServerArguments};
+use cli::{Cli, Command, RunArguments, ServeArguments, Transport};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
-use uwarp_app::{Role, signals, usage};
+use uwarp_app::{Role, signals};
 
 fn main() -> ExitCode {
     uwarp_app::run::<Cli>(|cli| {
         signals::install()?;
         match &cli.command {
             Command::Pair(arguments) => pair::run(arguments),
-            Command::Server(arguments) => server(arguments),
-            Command::Client(arguments) => client(arguments),
+            Command::Serve(arguments) => serve(arguments),
+            Command::Run(arguments) => run(arguments),
         }
     })
 }
 
-fn server(arguments: &ServerArguments) -> anyhow::Result<()> {
-    end_with_parent(arguments.with_parent)?;
-    let config = resolve(&arguments.network, Role::Server, arguments.cpus)?;
-    if arguments.raw {
-        return raw::server(&config, arguments.cpus, arguments.once);
+fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
+    let config = arguments.network.resolve(Role::Server, EngineMode::Inline)?;
+    match arguments.transport {
+        Transport::Raw => raw::server(&config, &arguments.network, arguments.once),
+        Transport::Tcp => streams::server(config, arguments),
+        Transport::Rdma => rdma::server(config, arguments),
     }
-    if arguments.streams {
-        return streams::server(config, arguments);
-    }
-    rdma::server(config, arguments)
 }
 
-fn client(arguments: &ClientArguments) -> anyhow::Result<()> {
-    end_with_parent(arguments.with_parent)?;
+fn run(arguments: &RunArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
-    let config = resolve(&arguments.network, Role::Client, arguments.cpus)?;
+    let network = &arguments.network;
+    let config = network.resolve(Role::Client, EngineMode::Inline)?;
     let device = uwarp_app::network::device_name(config.device.as_ref());
-    let report = if plan.test.is_raw() {
-        raw::client(&config, arguments.cpus, &plan, &device)?
-    } else {
-        let Some(server) = arguments.server else {
-            return Err(usage("the server's address is missing: give it after the name of the test"));
-        };
-        let server = std::net::SocketAddr::from((server, arguments.port));
-        if plan.test.is_stream() {
-            streams::client(config, arguments.cpus, &plan, server, &device)?
-        } else {
-            rdma::client(config, arguments.cpus, &plan, server, &device)?
-        }
+    let server = arguments.server.unwrap_or_else(|| network.default_address(Role::Server));
+    let server = SocketAddr::from((server, arguments.port));
+    let report = match plan.test.transport() {
+        Transport::Raw => raw::client(&config, network, &plan, &device)?,
+        Transport::Tcp => streams::client(config, network, &plan, server, &device)?,
+        Transport::Rdma => rdma::client(config, network, &plan, server, &device)?,
     };
     report.publish(arguments.options.json.as_deref())
-}
-
-/// The configuration of one side. A threaded engine goes to the CPU; an inline one is pinned later with its thread.
-fn resolve(network: &uwarp_app::NetworkFlags, role: Role, cpu: Option<usize>) -> anyhow::Result<uwarp::Config> {
-    let mut config = network.resolve(role, EngineMode::Inline)?;
-    if config.engine.mode == EngineMode::Threaded
-        && config.engine.count == 1
-        && let Some(cpu) = cpu
-    {
-        config.engine.cpus = vec![cpu];
-    }
-    Ok(config)
-}
-
-/// Ends this process with its pair, however that ends.
-fn end_with_parent(wanted: bool) -> anyhow::Result<()> {
-    if wanted {
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    }
-    Ok(())
 }

@@ -8,8 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use uwarp::config::{DeviceConfig, EngineMode};
 use uwarp_app::cacheline;
-use uwarp_app::network::fits_a_socket;
-use uwarp_app::pair::{self, CacheLine, choose_cpus};
+use uwarp_app::pair::{self, CacheLine, Folder, check_flags, choose_cpus};
 use uwarp_app::{DeviceKind, NetworkFlags, Role, usage};
 
 /// Runs a pair.
@@ -18,7 +17,7 @@ use uwarp_app::{DeviceKind, NetworkFlags, Role, usage};
 /// An invalid command line, or a side that failed (it has reported why).
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
-    let [server_cpu, client_cpu] = choose_cpus(&arguments.cpus)?;
+    let [server_cpu, client_cpu] = choose_cpus(&arguments.network.cpus)?;
     let (network, kind, mtu) = settle(&arguments.network)?;
     if namespace::is_wanted(&kind) && !namespace::is_inside() {
         return namespace::enter();
@@ -27,16 +26,8 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     if namespace::is_wanted(&kind) {
         namespace::prepare(&kind, mtu)?;
     }
-    let folder =
-        tempfile::Builder::new().prefix("uwarp-perf-").tempdir().context("cannot make a temporary directory")?;
-    let socket = folder.path().join("pair.sock");
-    if !fits_a_socket(&socket) {
-        return Err(usage(format!(
-            "the temporary directory's path {} is too long for a socket: set TMPDIR to a shorter one",
-            folder.path().display()
-        )));
-    }
-    let mut report = run_both(&network, &plan, &kind, &socket, [server_cpu, client_cpu])?;
+    let folder = Folder::new("uwarp-perf-")?;
+    let mut report = run_both(&network, &plan, &kind, &folder.socket, [server_cpu, client_cpu])?;
     let after = cacheline::round_trip(server_cpu, client_cpu);
     report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
     report.publish(arguments.options.json.as_deref())
@@ -44,27 +35,17 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
 
 /// The flags with the kind of device of both sides, and the MTU. Refuses flags for what a pair decides itself.
 fn settle(network: &NetworkFlags) -> anyhow::Result<(NetworkFlags, DeviceKind, u16)> {
-    for (given, flag) in [
-        (network.socket.is_some(), "--socket"),
-        (network.interface.is_some(), "--interface"),
-        (network.address.is_some(), "--address"),
-    ] {
-        if given {
-            return Err(usage(format!(
-                "{flag} cannot be chosen for a pair, which sets up both sides itself: use 'server' and 'client'"
-            )));
-        }
-    }
+    check_flags(network, "'serve' and 'run'")?;
     let kind = match network.chosen_kind()? {
         Some(DeviceKind::Pci(_)) => {
-            return Err(usage("a pair cannot share one PCI device: run 'server' and 'client', one on each"));
+            return Err(usage("a pair cannot share one PCI device: use 'serve' and 'run', one on each"));
         }
         Some(kind) => kind,
         None => return Err(usage("a pair runs over virtio, memif, af_packet or tap: choose a --device")),
     };
-    // A file describes one side: each side takes its own end of that device.
-    let settled = NetworkFlags { device: Some(kind.clone()), ..network.clone() };
-    // Find mistakes in the other flags before anything starts.
+    // A file is one side's: each side takes its own end of that device.
+    let settled = NetworkFlags { device: Some(kind.clone()), cpus: Vec::new(), ..network.clone() };
+    // Mistakes of the other flags are found before anything starts.
     let mut probe = settled.clone();
     probe.interface = namespace::is_wanted(&kind).then(|| SERVER_INTERFACE.to_owned());
     let mut mtu = 0;
@@ -92,16 +73,11 @@ fn run_both(
     socket: &Path,
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
-    let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let command = |side: &str, cpu: usize, interface: &str| {
-        let mut command = Command::new(&own);
-        command.arg(side).arg("--with-parent");
-        command.args(["--cpus", &cpu.to_string()]);
-        command.args(network.to_arguments());
+    let command = |side: &str, role: Role, cpu: usize, interface: &str| -> anyhow::Result<Command> {
+        let mut command = pair::side(side, cpu, network)?;
         if let Some(file) = &network.config {
             command.arg("--config").arg(file);
-            // A file describes one side: the pair's own addresses override the file's.
-            let role = if side == "server" { Role::Server } else { Role::Client };
+            // A file is one side's: the pair's own addresses win over the file's.
             let address = network.default_address(role);
             command.args(["--address", &format!("{address}/{}", if address.is_ipv4() { 24 } else { 64 })]);
         }
@@ -110,20 +86,13 @@ fn run_both(
         } else {
             command.arg("--socket").arg(socket);
         }
-        command
+        Ok(command)
     };
 
-    let mut server = command("server", cpus[0], SERVER_INTERFACE);
-    server.arg("--once");
-    if plan.test.is_raw() {
-        server.arg("--raw");
-    }
-    if plan.test.is_stream() {
-        server.arg("--streams");
-    }
-    let mut client = command("client", cpus[1], CLIENT_INTERFACE);
-    client.args([plan.test.name(), &network.default_address(Role::Server).to_string()]);
-    client.args(["--json", "-"]);
+    let mut server = command("serve", Role::Server, cpus[0], SERVER_INTERFACE)?;
+    server.args(["--once", "--transport", plan.test.transport().name()]);
+    let mut client = command("run", Role::Client, cpus[1], CLIENT_INTERFACE)?;
+    client.args([plan.test.name(), "--json", "-"]);
     client.args(["--size", &plan.size.to_string()]);
     client.args(["--depth", &plan.depth.to_string()]);
     client.args(["--qps", &plan.qps.to_string()]);

@@ -3,16 +3,16 @@
 //! A connection begins with the client's greeting, and serves one run. An echo is checked by its sender. The receiver
 //! of a one-way transfer counts it, checks it if the greeting says so, and answers at the end.
 
-use crate::cli::{Plan, ServerArguments, Test};
+use crate::cli::{Plan, ServeArguments, Test};
 use crate::meter::{Bar, Goal, check_interrupted, round_trips};
-use crate::rdma;
 use crate::report::Report;
 use anyhow::{Context as _, bail};
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
-use uwarp_app::{signals, usage};
+use uwarp_app::pair::is_side;
+use uwarp_app::{NetworkFlags, signals, usage};
 
 /// Octets of a checked run, about.
 const VERIFIED_OCTETS: u64 = 8 << 20;
@@ -51,13 +51,13 @@ fn options() -> TcpStreamOptions {
 /// Serves one client after another.
 ///
 /// # Errors
-/// The device cannot be opened; with `--once`, also the error that ends the client's test.
-pub fn server(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
-    let context = rdma::open(config, arguments.cpus)?;
+/// The device cannot be opened; with `--once`, also what ends the one client's test.
+pub fn server(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> {
+    let context = arguments.network.open(config)?;
     let accept = TcpAcceptOptions { stream: options(), ..TcpAcceptOptions::default() };
     let mut listener = TcpListener::bind_with(&context, arguments.port, &accept)?;
-    if !arguments.with_parent {
-        // Standard output is for results, and a server has none.
+    if !is_side() {
+        // Standard output is for results, of which a server has none.
         eprintln!("waiting for clients on {}", listener.local_addr());
     }
     // The client signals its end by an empty connection.
@@ -148,7 +148,7 @@ fn fill(octets: &mut [u8], seed: u64, message: u64) {
 /// The server cannot be reached, the connection is lost, or data is wrong.
 pub fn client(
     config: Config,
-    cpu: Option<usize>,
+    network: &NetworkFlags,
     plan: &Plan,
     server: SocketAddr,
     device: &str,
@@ -158,7 +158,7 @@ pub fn client(
     }
     let mtu = config.mtu;
     let engine = format!("{:?}", config.engine.mode).to_lowercase();
-    let context = rdma::open(config, cpu)?;
+    let context = network.open(config)?;
     let mut report = Report { engine: Some(engine), ..Report::untimed(plan.test, device, plan.size, mtu) };
     let seed = fastrand::u64(..);
     if plan.verify {

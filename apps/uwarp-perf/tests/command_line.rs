@@ -31,9 +31,8 @@ fn bad_command_lines_get_one_sentence() {
     refused(&["pair", "write-latency", "--config", "/nonexistent.toml"], "/nonexistent.toml");
     refused(&["pair", "write-bandwidth", "--iterations", "5", "--duration", "1s"], "cannot be used with");
     refused(&["pair", "raw-latency", "--qps", "2"], "--qps");
-    refused(&["client", "write-latency"], "address");
-    refused(&["client", "write-latency", "here"], "here");
-    refused(&["server", "--device", "af_packet"], "--interface");
+    refused(&["run", "write-latency", "--server", "here"], "here");
+    refused(&["serve", "--device", "af_packet"], "--interface");
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn plain_streams_over_virtio_and_memif() {
         check_latency("stream-latency", device);
         check_bandwidth("stream-bandwidth", device, &[]);
     }
-    check_bandwidth("stream-bandwidth", "virtio", &["--loss", "2", "--size", "4K", "--engine", "threaded"]);
+    check_bandwidth("stream-bandwidth", "virtio", &["--loss", "0.2%", "--size", "4K", "--engine", "threaded"]);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn without_crc() {
 
 #[test]
 fn lost_frames_cost_time_and_nothing_else() {
-    check_bandwidth("send-bandwidth", "virtio", &["--loss", "10", "--size", "4K"]);
+    check_bandwidth("send-bandwidth", "virtio", &["--loss", "1%", "--size", "4K"]);
 }
 
 #[test]

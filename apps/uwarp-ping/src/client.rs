@@ -5,39 +5,48 @@ use crate::{Options, SHAPE, text};
 use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use uwarp::{Access, Config, ConnectOptions, Context, MemoryRegion};
+use uwarp::{Access, ConnectOptions, Context, MemoryRegion, ReadyToReceiveKinds};
 use uwarp_app::channel::{Channel, Event, connect, part};
 use uwarp_app::{output, signals};
 
 /// How long a server may be silent, and how long to try to reach it.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
+/// How the connection is made.
+pub struct Start {
+    /// The server.
+    pub server: SocketAddr,
+    /// Peer-to-peer start-up with one of these indications.
+    pub peer_to_peer: Option<ReadyToReceiveKinds>,
+    /// Pause before the first message.
+    pub first_fpdu_delay: Duration,
+}
+
 /// Pings.
 ///
 /// # Errors
-/// There is no connection, or the answer is wrong.
-pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Result<()> {
-    let context = Context::open(config)?;
+/// No connection, or what came back is wrong.
+pub fn run(context: &Context, start: &Start, options: &Options) -> anyhow::Result<()> {
     let domain = context.allocate_domain();
     let source = domain.register_zeroed(options.size, Access::REMOTE_READ)?;
     let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let connect_options = ConnectOptions {
-        peer_to_peer: options.peer_to_peer,
-        first_fpdu_delay: options.first_fpdu_delay,
+        peer_to_peer: start.peer_to_peer,
+        first_fpdu_delay: start.first_fpdu_delay,
         markers: options.markers,
         ..ConnectOptions::default()
     };
     let (mut channel, _) = connect(
-        &context,
-        server,
+        context,
+        start.server,
         &connect_options,
         PATIENCE,
-        || Channel::new(&context, &domain, SHAPE),
+        || Channel::new(context, &domain, SHAPE),
         Channel::queue_pair,
     )?;
     let mut rounds = 0;
     let mut time = Duration::ZERO;
-    while (options.count == 0 || rounds < options.count) && !signals::interrupted() {
+    while (options.rounds == 0 || rounds < options.rounds) && !signals::interrupted() {
         let text = text::of_round(rounds, options.size);
         source.write(0, &text)?;
         sink.fill(0..options.size, 0)?;
@@ -57,7 +66,7 @@ pub fn run(config: Config, server: SocketAddr, options: &Options) -> anyhow::Res
         }
         rounds += 1;
     }
-    part(&context, channel.queue_pair())?;
+    part(context, channel.queue_pair())?;
     if rounds > 0 {
         output::print(format!(
             "{rounds} rounds of {} octets{}, {:.2} µs each",

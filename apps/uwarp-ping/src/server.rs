@@ -4,19 +4,18 @@ use crate::advert::Advert;
 use crate::{Options, SHAPE, text};
 use anyhow::{Context as _, bail};
 use std::time::Duration;
-use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions, MemoryRegion, SendRequest};
+use uwarp::{AcceptOptions, Access, ConnectRequest, Context, ListenOptions, MemoryRegion, SendRequest};
 use uwarp_app::channel::{Channel, Event, part};
 use uwarp_app::{output, signals};
 
 /// Identifiers of the server's own requests do not matter: one is under way at a time.
 const WORK: u64 = 1;
 
-/// Serves one client, or with `persistent` one after another.
+/// Serves one client after the other, or with `once` the first one only.
 ///
 /// # Errors
-/// The device cannot be opened, or (not persistent) the client left early.
-pub fn run(config: Config, options: &Options) -> anyhow::Result<()> {
-    let context = Context::open(config)?;
+/// The engine failed; with `once`, also what the one client's connection failed with.
+pub fn run(context: &Context, options: &Options, once: bool) -> anyhow::Result<()> {
     let mut listener = context.listen(options.port, ListenOptions::default())?;
     loop {
         if signals::interrupted() {
@@ -26,8 +25,8 @@ pub fn run(config: Config, options: &Options) -> anyhow::Result<()> {
             continue;
         };
         let peer = request.peer();
-        let result = serve(&context, request, options);
-        if !options.persistent {
+        let result = serve(context, request, options);
+        if once {
             return result;
         }
         if let Err(error) = result {
@@ -43,7 +42,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
     let accept_options = AcceptOptions { markers: options.markers, ..AcceptOptions::default() };
     request.accept(channel.queue_pair(), accept_options)?;
     let mut rounds = 0;
-    while (options.count == 0 || rounds < options.count) && !signals::interrupted() {
+    while (options.rounds == 0 || rounds < options.rounds) && !signals::interrupted() {
         let Some(source) = advert(&mut channel)? else {
             break;
         };

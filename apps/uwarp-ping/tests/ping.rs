@@ -42,11 +42,12 @@ fn ping_with(device: &str, size: &str, flags: &[&str]) {
 fn ping_between(device: &str, size: &str, of_server: &[&str], flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let server = command(device, &socket).args(["-s", "-v", "-V"]).args(of_server).spawn().unwrap();
+    let server = command(device, &socket).args(["serve", "--once", "-v", "-V"]).args(of_server).spawn().unwrap();
     let server = Running(Some(server));
     // Read concurrently: a server that blocks on a full pipe turns no engine, and its client times out.
     let server = std::thread::spawn(move || server.output());
-    let client = command(device, &socket).args(["-c", "-C", "5", "-S", size, "-V", "-v"]).args(flags).output().unwrap();
+    let client =
+        command(device, &socket).args(["run", "-C", "5", "-S", size, "-V", "-v"]).args(flags).output().unwrap();
     let text = String::from_utf8(client.stdout).unwrap();
     assert!(client.status.success());
     assert_eq!(text.matches("ping data: rdma-ping-").count(), 5, "{text}");
@@ -94,16 +95,16 @@ fn with_markers_in_either_direction() {
 fn bad_command_lines_get_one_sentence() {
     for arguments in [
         &[][..],
-        &["-s", "-c"],
-        &["-c", "-S", "5"],
-        &["-c", "-S", "64K"],
-        &["-c", "-a", "nowhere"],
-        &["-c", "-p", "99999"],
-        &["-c", "--mtu", "10"],
-        &["-s", "--peer-to-peer"],
-        &["-c", "--peer-to-peer=shout"],
-        &["-s", "--first-fpdu-delay", "1s"],
-        &["-c", "--first-fpdu-delay", "soon"],
+        &["serve", "run"],
+        &["run", "-S", "5"],
+        &["run", "-S", "64K"],
+        &["run", "--server", "nowhere"],
+        &["run", "-p", "99999"],
+        &["run", "--mtu", "10"],
+        &["serve", "--peer-to-peer"],
+        &["run", "--peer-to-peer=shout"],
+        &["serve", "--first-fpdu-delay", "1s"],
+        &["run", "--first-fpdu-delay", "soon"],
         &["-x"],
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_uwarp-ping")).args(arguments).output().unwrap();

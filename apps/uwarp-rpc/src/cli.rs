@@ -271,9 +271,6 @@ pub struct PairArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU of the server and CPU of the client [default: the first two that this process may use]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1)]
-    pub cpus: Vec<usize>,
 }
 
 /// `serve`.
@@ -288,12 +285,6 @@ pub struct ServeArguments {
     /// Where to serve.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU to run on
-    #[arg(long, value_name = "CPU")]
-    pub cpu: Option<usize>,
-    /// End when the process that started this one ends
-    #[arg(long, hide = true)]
-    pub with_parent: bool,
     /// End after the first client
     #[arg(long)]
     pub once: bool,
@@ -322,12 +313,6 @@ pub struct RunArguments {
     /// Where to run it.
     #[command(flatten)]
     pub network: NetworkFlags,
-    /// CPU to run on
-    #[arg(long, value_name = "CPU")]
-    pub cpu: Option<usize>,
-    /// End when the process that started this one ends
-    #[arg(long, hide = true)]
-    pub with_parent: bool,
     /// The server's port
     #[arg(long, short, default_value_t = PORT)]
     pub port: u16,

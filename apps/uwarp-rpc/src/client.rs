@@ -3,7 +3,7 @@
 use crate::cli::{Amount, Plan, RunArguments, Test, Transport};
 use crate::program::{self, Blobs, CPU, ECHO, GET, NULL, PROGRAM, PUT, VERSION};
 use crate::report::{CpuTime, Report};
-use crate::{open, stream};
+use crate::stream;
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
 use std::collections::VecDeque;
@@ -132,7 +132,7 @@ pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Res
     let device = uwarp_app::network::device_name(config.device.as_ref());
     let (mtu, engine) = (config.mtu, format!("{:?}", config.engine.mode).to_lowercase());
     let threshold = arguments.rdma.threshold()?;
-    let context = open(config, arguments.cpu)?;
+    let context = arguments.network.open(config)?;
     let server = arguments.server.unwrap_or_else(|| arguments.network.default_address(Role::Server));
     let server = SocketAddr::from((server, arguments.port));
     let mut caller: Box<dyn Caller> = match arguments.transport {

@@ -6,9 +6,8 @@ use anyhow::Context as _;
 use std::path::Path;
 use std::process::Command;
 use uwarp::config::EngineMode;
-use uwarp_app::network::fits_a_socket;
-use uwarp_app::pair::{self, CacheLine, choose_cpus};
-use uwarp_app::{DeviceKind, Role, cacheline, usage};
+use uwarp_app::pair::{self, CacheLine, Folder, check_flags, check_socket_device, choose_cpus};
+use uwarp_app::{NetworkFlags, Role, cacheline};
 
 /// Runs a pair.
 ///
@@ -17,17 +16,9 @@ use uwarp_app::{DeviceKind, Role, cacheline, usage};
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
     arguments.rdma.threshold()?;
-    let cpus = choose_cpus(&arguments.cpus)?;
+    let cpus = choose_cpus(&arguments.network.cpus)?;
     check(arguments)?;
-    let folder =
-        tempfile::Builder::new().prefix("uwarp-rpc-").tempdir().context("cannot make a temporary directory")?;
-    let socket = folder.path().join("pair.sock");
-    if !fits_a_socket(&socket) {
-        return Err(usage(format!(
-            "the temporary directory's path {} is too long for a socket: set TMPDIR to a shorter one",
-            folder.path().display()
-        )));
-    }
+    let folder = Folder::new("uwarp-rpc-")?;
     let transports = match arguments.transport {
         Some(transport) => vec![transport],
         None => vec![Transport::Rdma, Transport::Tcp],
@@ -35,7 +26,7 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let mut reports = Vec::new();
     for transport in transports {
         let before = cacheline::round_trip(cpus[0], cpus[1]);
-        let mut report = both(arguments, &plan, transport, &socket, cpus)?;
+        let mut report = both(arguments, &plan, transport, &folder.socket, cpus)?;
         let after = cacheline::round_trip(cpus[0], cpus[1]);
         report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
         reports.push(report);
@@ -46,22 +37,10 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
 /// Refuses flags for what a pair decides itself.
 fn check(arguments: &PairArguments) -> anyhow::Result<()> {
     let network = &arguments.network;
-    for (given, flag) in [
-        (network.socket.is_some(), "--socket"),
-        (network.interface.is_some(), "--interface"),
-        (network.address.is_some(), "--address"),
-        (network.config.is_some(), "--config"),
-    ] {
-        if given {
-            return Err(usage(format!(
-                "{flag} cannot be chosen for a pair, which sets up both sides itself: use 'serve' and 'run'"
-            )));
-        }
-    }
-    if !matches!(network.kind(), DeviceKind::Virtio | DeviceKind::Memif) {
-        return Err(usage("a pair runs over virtio or memif: use 'serve' and 'run' for other devices"));
-    }
-    // Find mistakes in the other flags before anything starts.
+    check_flags(network, "'serve' and 'run'")?;
+    check_socket_device(network, "'serve' and 'run'")?;
+    // Mistakes of the other flags are found before anything starts.
+    let network = NetworkFlags { cpus: Vec::new(), ..network.clone() };
     for role in [Role::Server, Role::Client] {
         network.resolve(role, EngineMode::Inline)?;
     }
@@ -75,20 +54,18 @@ fn both(
     socket: &Path,
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
-    let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let command = |side: &str, cpu: usize| {
-        let mut command = Command::new(&own);
-        command.args([side, "--with-parent", "--transport", transport.name()]);
-        command.args(["--cpu", &cpu.to_string(), "--inline", &arguments.rdma.inline.to_string()]);
+    let command = |side: &str, cpu: usize| -> anyhow::Result<Command> {
+        let mut command = pair::side(side, cpu, &arguments.network)?;
+        command.args(["--transport", transport.name(), "--inline", &arguments.rdma.inline.to_string()]);
         if arguments.rdma.no_invalidation {
             command.arg("--no-invalidation");
         }
-        command.args(arguments.network.to_arguments()).arg("--socket").arg(socket);
-        command
+        command.arg("--socket").arg(socket);
+        Ok(command)
     };
-    let mut server = command("serve", cpus[0]);
+    let mut server = command("serve", cpus[0])?;
     server.arg("--once");
-    let mut client = command("run", cpus[1]);
+    let mut client = command("run", cpus[1])?;
     client.args([plan.test.name(), "--json", "-", "--depth", &plan.depth.to_string()]);
     client.args(["--server", &arguments.network.default_address(Role::Server).to_string()]);
     client.args(["--size", &plan.size.to_string(), "--registration", arguments.options.registration.name()]);

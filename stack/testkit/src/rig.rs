@@ -96,18 +96,18 @@ pub fn with_ipv6(number: usize) -> impl FnOnce(&mut EngineConfig) {
     }
 }
 
-/// The variable of the environment that puts a middlebox in front of every host here: how many of 1000 segments it
-/// cuts, both ways, and how many received ones it joins with those behind them. Whole suites of tests run so; the tools' `--recut` takes it, too.
+/// The variable of the environment that puts a middlebox in front of every host here: which percentage of segments it
+/// cuts, both ways, and joins with those behind them. Whole suites of tests run so; the tools' `--recut` takes it, too.
 pub const MIDDLEBOX: &str = "UWARP_RECUT";
 
 /// What the middlebox does that [`MIDDLEBOX`] asks for; none if nobody asks.
 ///
 /// # Panics
-/// If the variable says anything but 0 to 1000.
+/// If the variable says anything but 0 to 100.
 pub fn middlebox() -> Option<Recutting> {
     let text = std::env::var(MIDDLEBOX).ok().filter(|text| !text.is_empty())?;
-    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1000.0).contains(share));
-    let share = share.unwrap_or_else(|| panic!("{MIDDLEBOX} is '{text}': choose 0 to 1000")) / 1000.0;
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=100.0).contains(share));
+    let share = share.unwrap_or_else(|| panic!("{MIDDLEBOX} is '{text}': choose 0 to 100")) / 100.0;
     (share > 0.0).then_some(Recutting { cutting: share, joining: share })
 }
 

@@ -103,13 +103,13 @@ impl Link {
 
     /// Starts a server of it.
     pub fn server(&self, arguments: &[&str]) -> Guarded {
-        Guarded::start(&mut self.ping(&[&["-s", "-P"], arguments].concat()))
+        Guarded::start(&mut self.ping(&[&["serve"], arguments].concat()))
     }
 
     /// A client of it.
     pub fn client(&self, arguments: &[&str]) -> Command {
-        // siw may leave a message unread that follows its MPA Reply immediately. A tool that waits for an answer can
-        // only wait before it sends, so it waits longer than tests that can send again.
-        self.ping(&[&["-c", "-a", GUEST, "--first-fpdu-delay", "500ms"], arguments].concat())
+        // siw may leave the first message unread that comes right behind its MPA Reply. Nothing but waiting helps a tool that
+        // waits for an answer itself, so it waits longer than tests do that do not.
+        self.ping(&[&["run", "--server", GUEST, "--first-fpdu-delay", "500ms"], arguments].concat())
     }
 }

@@ -16,10 +16,10 @@ fn every_tool_names_the_mistake_in_a_configuration_file() {
     let log = log.to_str().unwrap();
     let tools: [(&str, &[&str]); 6] = [
         ("uwarp-copy", &["serve", served]),
-        ("uwarp-log", &["target", log]),
+        ("uwarp-log", &["serve", log]),
         ("uwarp-nfs", &[served]),
-        ("uwarp-perf", &["server"]),
-        ("uwarp-ping", &["-s"]),
+        ("uwarp-perf", &["serve"]),
+        ("uwarp-ping", &["serve"]),
         ("uwarp-rpc", &["serve"]),
     ];
     // An unknown key, a value of another type, a value that no device has, and text that is not TOML.

@@ -184,7 +184,7 @@ fn siw_speaks_over_ipv6() {
     let link = Link::vhost(false);
     let capture = link.path("capture.pcap");
     let pcap = ["--pcap", capture.to_str().expect("a path in UTF-8")];
-    let server = Guarded::start(&mut link.ping_as("uwarp6.toml", &[&["-s", "-P"], &pcap[..]].concat()));
+    let server = Guarded::start(&mut link.ping_as("uwarp6.toml", &[&["serve"], &pcap[..]].concat()));
     let mut guest = link.guest();
     // From this address: until the guest has checked it for duplicates (RFC 4862 §5.4), it sends from its link-local
     // one. rping cannot connect from that, reports it and does not end.
@@ -195,7 +195,7 @@ fn siw_speaks_over_ipv6() {
     assert!(count(&capture, "ipv6 and iwarp_mpa") > 40);
 
     let server = guest.start(&format!("rping -s -a {GUEST6} -S 65535 -v >/tmp/rping 2>/dev/null; {COUNT}"));
-    let arguments = ["-c", "-a", GUEST6, "--first-fpdu-delay", "500ms", "-C", "10", "-S", "65535", "-V"];
+    let arguments = ["run", "--server", GUEST6, "--first-fpdu-delay", "500ms", "-C", "10", "-S", "65535", "-V"];
     run(&mut link.ping_as("uwarp6.toml", &[&arguments, &pcap[..]].concat()));
     assert_eq!(guest.finish(server).success().trim(), "10");
     check_ping(&capture, 10, true);

@@ -29,10 +29,10 @@ fn tshark_finds_nothing_wrong_with_a_ping() {
         command.arg("--socket").arg(&socket).args(["-C", "10"]);
         command
     };
-    let server = Guarded::start(ping().arg("-s"));
+    let server = Guarded::start(ping().args(["serve", "--once"]));
     wait_for(&socket);
     // 4096 octets take three segments each way.
-    run(ping().args(["-c", "-a", "10.77.0.1", "-S", "4096", "-V", "--pcap"]).arg(&capture));
+    run(ping().args(["run", "--server", "10.77.0.1", "-S", "4096", "-V", "--pcap"]).arg(&capture));
     server.finish();
     let Some(testimony) = examine(&capture) else { return };
     assert_eq!(testimony.complaints, [""; 0]);
@@ -52,9 +52,9 @@ fn tshark_finds_nothing_wrong_with_a_ping_over_ipv6_in_a_vlan() {
         command.args(["--device", "memif"]).arg("--socket").arg(&socket).args(["-C", "10", "--ipv6", "--vlan", "7"]);
         command
     };
-    let server = Guarded::start(ping().arg("-s"));
+    let server = Guarded::start(ping().args(["serve", "--once"]));
     wait_for(&socket);
-    run(ping().args(["-c", "-S", "4096", "-V", "--pcap"]).arg(&capture));
+    run(ping().args(["run", "-S", "4096", "-V", "--pcap"]).arg(&capture));
     server.finish();
     let Some(testimony) = examine(&capture) else { return };
     assert_eq!(testimony.complaints, [""; 0]);

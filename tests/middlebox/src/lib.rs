@@ -1,6 +1,5 @@
-//! The switch that puts a middlebox in front of every port in the tests. The variable [`MIDDLEBOX`] says how many of
-//! 1000 segments it cuts, in both directions, and how many received ones it joins with those behind them. `scripts/test
-//! middlebox` sets it.
+//! The one switch that puts a middlebox in front of every port that tests make: the variable [`MIDDLEBOX`] says which
+//! percentage of segments it cuts, both ways, and joins with those behind them. `scripts/test middlebox` sets it.
 //!
 //! Every test passes its configurations through [`behind`], begins its faults with [`faults`], and ends them with
 //! [`standing`]. The hosts of simulated networks ([`uwarp_testkit::rig`]) and the tools (`--recut`) read the same

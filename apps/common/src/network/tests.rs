@@ -51,7 +51,7 @@ fn flags_win_over_the_file() {
     let path = file.to_str().unwrap();
     let same = flags(&["--config", path]).resolve(Role::Server, EngineMode::Threaded).unwrap();
     assert_eq!(same, written);
-    let other = flags(&["--config", path, "--mtu", "1400", "--no-crc", "--loss", "10"])
+    let other = flags(&["--config", path, "--mtu", "1400", "--no-crc", "--loss", "1%"])
         .resolve(Role::Server, EngineMode::Threaded)
         .unwrap();
     assert_eq!(other.mtu, 1400);
@@ -217,7 +217,7 @@ fn arguments_survive_a_round_trip() {
         "--loss",
         "5",
         "--recut",
-        "300",
+        "30",
         "--recut-received-only",
         "--neighbour",
         "10.0.0.2=02:00:00:00:00:01",
@@ -236,4 +236,19 @@ fn arguments_survive_a_round_trip() {
     let again = flags(&line).to_arguments();
     let again: Vec<&str> = again.iter().map(String::as_str).collect();
     assert_eq!(format!("{:?}", flags(&again)), format!("{:?}", flags(&line)));
+}
+
+#[test]
+fn cpus_are_those_of_the_engines_or_of_the_one_thread_that_turns_them() {
+    let threaded = |line: &[&str]| flags(line).resolve(Role::Server, EngineMode::Threaded);
+    assert_eq!(threaded(&["--cpus", "0"]).unwrap().engine.cpus, [0]);
+    let error = threaded(&["--cpus", "0,1"]).unwrap_err();
+    assert!(error.is::<crate::Usage>() && error.to_string().contains("names 2 CPUs for 1 engines"), "{error}");
+    let inline = flags(&["--cpus", "0,1", "--engine", "inline"]);
+    assert!(inline.resolve(Role::Server, EngineMode::Threaded).unwrap().engine.cpus.is_empty());
+    let error = inline.pin().unwrap_err();
+    assert!(error.is::<crate::Usage>() && error.to_string().contains("name one"), "{error}");
+    let error = flags(&["--cpus", "100000"]).pin().unwrap_err();
+    assert!(error.is::<crate::Usage>() && error.to_string().contains("100000"), "{error}");
+    flags(&[]).pin().unwrap();
 }

@@ -24,8 +24,8 @@ use places::{PATIENCE, Places, Process, Target, program, succeeds};
 #[test]
 fn a_pair_over_each_device() {
     for arguments in [
-        &["pair", "--count", "2000", "--json", "-"][..],
-        &["pair", "--targets", "1", "--count", "300", "--size", "20000", "--device", "memif", "--json", "-"],
+        &["pair", "--iterations", "2000", "--json", "-"][..],
+        &["pair", "--targets", "1", "--iterations", "300", "--size", "20000", "--device", "memif", "--json", "-"],
     ] {
         let result: Value = serde_json::from_slice(&succeeds(&program(arguments).output().unwrap())).unwrap();
         assert_eq!(result["live"], if arguments.contains(&"1") { 1 } else { 3 });
@@ -123,7 +123,7 @@ fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
 #[test]
 fn only_the_writer_tells_of_records() {
     let places = Places::new();
-    let mut command = places.program(&["target", "--follow"]);
+    let mut command = places.program(&["serve", "--follow"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped());
     let mut target = Process(command.spawn().unwrap());
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
@@ -202,7 +202,7 @@ fn a_target_whose_words_are_damaged_does_not_start() {
         let mut octets = whole.clone();
         octets[(PAGE + word) as usize..][..8].copy_from_slice(&(u64::MAX - 4095).to_le_bytes());
         std::fs::write(places.file(0), octets).unwrap();
-        for arguments in [&["target", "--socket", places.socket(0).to_str().unwrap()][..], &["read"]] {
+        for arguments in [&["serve", "--socket", places.socket(0).to_str().unwrap()][..], &["read"]] {
             let output = places.program(arguments).arg(places.file(0)).output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(1), "{said}");
@@ -214,7 +214,7 @@ fn a_target_whose_words_are_damaged_does_not_start() {
 #[test]
 fn the_targets_program_hears_of_records_that_are_durable() {
     let places = Places::new();
-    let mut command = places.program(&["target", "--follow"]);
+    let mut command = places.program(&["serve", "--follow"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped());
     let mut target = Process(command.spawn().unwrap());
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
@@ -235,7 +235,7 @@ fn the_targets_program_hears_of_records_that_are_durable() {
 #[test]
 fn a_follower_whose_output_stands_still_keeps_nobody_waiting() {
     let places = Places::new();
-    let mut command = places.program(&["target", "--follow", "--size", "2M"]);
+    let mut command = places.program(&["serve", "--follow", "--size", "2M"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut target = Process(command.spawn().unwrap());
     let mut said = BufReader::new(target.0.stdout.take().unwrap()).lines();
@@ -319,7 +319,7 @@ fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
 #[test]
 fn records_over_many_segments_are_appended_without_a_break() {
     let places = Places::new();
-    let mut command = places.program(&["target", "--size", "32M", "--segment", "4K"]);
+    let mut command = places.program(&["serve", "--size", "32M", "--segment", "4K"]);
     command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::null());
     let _target = Process(command.spawn().unwrap());
     let lines: Vec<String> = (0..100).map(|number| format!("{number:03} {}", "x".repeat(250_000))).collect();
@@ -379,7 +379,7 @@ fn a_record_and_its_commit_share_a_segment_and_immediate_data_is_right_behind() 
 fn the_ways_to_append_differ_in_round_trips_and_wakes() {
     let folder = tempfile::tempdir().unwrap();
     let output =
-        program(&["bench", "--count", "100", "--json", "-", "--directory"]).arg(folder.path()).output().unwrap();
+        program(&["bench", "--iterations", "100", "--json", "-", "--directory"]).arg(folder.path()).output().unwrap();
     let reports: Vec<Value> = serde_json::from_slice(&succeeds(&output)).unwrap();
     let of = |store: &str| -> Vec<&str> {
         let reports = reports.iter().filter(|report| report["store"] == store);
@@ -446,14 +446,14 @@ fn mistakes_get_a_sentence() {
         (&["append", "--target", "/nonexistent/s", "--patience", "1s"], 1, "1 of 1 targets are needed"),
         (&["read", "/nonexistent"], 1, "/nonexistent"),
         (&["read", other], 1, "not a log's file"),
-        (&["target", other, "--allow", "10.77.0.2"], 1, "not a log's file"),
-        (&["target", new, "--segment", "1000"], 2, "multiple of 4K"),
-        (&["target", new, "--allow", "10.77.0.2", "--engine", "inline"], 2, "sleeps"),
-        (&["target", new], 2, "name a --secret-file, or the addresses that may connect with --allow"),
-        (&["target", new, "--secret-file", "/nonexistent"], 2, "--secret-file /nonexistent: cannot be read"),
-        (&["target", new, "--secret-file", public], 2, "mode 640): make it yours alone with chmod 600"),
+        (&["serve", other, "--allow", "10.77.0.2"], 1, "not a log's file"),
+        (&["serve", new, "--segment", "1000"], 2, "multiple of 4K"),
+        (&["serve", new, "--allow", "10.77.0.2", "--engine", "inline"], 2, "sleeps"),
+        (&["serve", new], 2, "name a --secret-file, or the addresses that may connect with --allow"),
+        (&["serve", new, "--secret-file", "/nonexistent"], 2, "--secret-file /nonexistent: cannot be read"),
+        (&["serve", new, "--secret-file", public], 2, "mode 640): make it yours alone with chmod 600"),
         (&["append", "--secret-file", public], 2, "mode 640): make it yours alone with chmod 600"),
-        (&["target", new, "--secret-file", short], 2, "a secret has 16 to 4096 octets, and this one has 15"),
+        (&["serve", new, "--secret-file", short], 2, "a secret has 16 to 4096 octets, and this one has 15"),
         (&["pair", "--targets", "2"], 2, "one target or three"),
         (&["pair", "--config", "/nonexistent"], 2, "--config is one process's"),
         (&["pair", "--address", "10.0.0.1/24"], 2, "--address is one process's"),
@@ -485,7 +485,7 @@ fn a_full_disk_is_told_of_and_nothing_that_was_acknowledged_is_lost() {
         // Not even a new file has room.
         let filler = disk.join("filler");
         std::fs::write(&filler, vec![1; 2 << 20]).unwrap_err();
-        let mut command = places.program(&["target", "--size", "4M"]);
+        let mut command = places.program(&["serve", "--size", "4M"]);
         let output = command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success());

@@ -103,7 +103,7 @@ impl Places {
     }
 
     fn target_command(&self, file: &Path, number: usize) -> Command {
-        let mut command = self.program(&["target", "--size", "4M"]);
+        let mut command = self.program(&["serve", "--size", "4M"]);
         command.arg(file).arg("--socket").arg(self.socket(number)).stdout(Stdio::null());
         command
     }
@@ -134,7 +134,7 @@ impl Places {
 
     /// The first target, its command input and its replies. It is already serving.
     pub fn controlled_target(&self) -> (Process, ChildStdin, Lines<BufReader<ChildStdout>>) {
-        let mut command = self.program(&["target", "--control", "--size", "2M"]);
+        let mut command = self.program(&["serve", "--control", "--size", "2M"]);
         command.arg(self.file(0)).arg("--socket").arg(self.socket(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut target = Process(command.spawn().unwrap());
         let control = target.0.stdin.take().unwrap();

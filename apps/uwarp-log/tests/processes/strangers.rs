@@ -191,7 +191,7 @@ fn both_sides_say_why_a_writer_does_not_get_in() {
     let (right, other) = (["--secret-file", &right], ["--secret-file", &other]);
     let (near, far) = (["--allow", "10.77.0.0/24"], ["--allow", "10.77.0.3/32"]);
     let target = |arguments: &[&str]| {
-        let mut command = program(&["target", "--size", "4M"]);
+        let mut command = program(&["serve", "--size", "4M"]);
         command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).args(arguments);
         let mut target = Process(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
         let complaints = BufReader::new(target.0.stderr.take().unwrap()).lines();
@@ -229,7 +229,7 @@ fn both_sides_say_why_a_writer_does_not_get_in() {
 fn a_target_and_a_writer_reach_their_own_files_only() {
     let places = Places::new();
     let (of_target, of_writer) = (Probe::new(), Probe::new());
-    let mut command = places.program(&["target", "--size", "4M"]);
+    let mut command = places.program(&["serve", "--size", "4M"]);
     of_target.load(command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::piped()));
     let mut target = Process(command.spawn().unwrap());
     assert!(BufReader::new(target.0.stdout.take().unwrap()).lines().next().unwrap().unwrap().starts_with("serving on"));

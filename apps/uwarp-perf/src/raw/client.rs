@@ -8,7 +8,7 @@ use crate::meter::{Bar, Goal, check_interrupted, round_trips};
 use crate::report::Report;
 use std::time::{Duration, Instant};
 use uwarp::Config;
-use uwarp_app::usage;
+use uwarp_app::{NetworkFlags, usage};
 
 /// Messages of a checked run, at most.
 const VERIFIED: u64 = 2000;
@@ -25,8 +25,8 @@ const LOST_MAX: u32 = 5;
 ///
 /// # Errors
 /// The device cannot be opened, the server does not answer, or a checked frame is wrong.
-pub fn run(config: &Config, cpu: Option<usize>, plan: &Plan, device: &str) -> anyhow::Result<Report> {
-    let mut line = Line::open(config, cpu)?;
+pub fn run(config: &Config, network: &NetworkFlags, plan: &Plan, device: &str) -> anyhow::Result<Report> {
+    let mut line = Line::open(config, network)?;
     let geometry = match plan.frame {
         // At most 9014, see the plan.
         Some(len) => Geometry::of_frame(len as u32),
@@ -83,7 +83,7 @@ fn ask(line: &mut Line, kind: Kind, body: &[u8], answer: Kind, patience: Duratio
         check_interrupted()?;
         if start.elapsed() > patience {
             anyhow::bail!(
-                "no server answers over this device after {patience:?}: start 'uwarp-perf server --raw' on the other side, with the same kind of device"
+                "no server answers over this device after {patience:?}: start 'uwarp-perf serve --transport raw' on the other side, with the same kind of device"
             );
         }
     }

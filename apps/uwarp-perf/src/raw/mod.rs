@@ -13,8 +13,7 @@ use frames::{Addresses, BROADCAST, Header};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use uwarp::Config;
-use uwarp_app::cacheline::pin;
-use uwarp_app::usage;
+use uwarp_app::{NetworkFlags, usage};
 use uwarp_dpdk::{Eal, EalConfig, MAX_BURST, Mbuf, Offloads, Port, PortOptions, Queue, ThreadRegistration};
 
 /// Longest silence of the other side.
@@ -34,7 +33,7 @@ struct Line {
 
 impl Line {
     /// Opens the configuration's device without a stack, and pins the thread.
-    fn open(config: &Config, cpu: Option<usize>) -> anyhow::Result<Self> {
+    fn open(config: &Config, network: &NetworkFlags) -> anyhow::Result<Self> {
         let Some(device) = &config.device else {
             return Err(usage("the configuration names no device"));
         };
@@ -66,11 +65,7 @@ impl Line {
                 ..PortOptions::default()
             },
         )?;
-        if let Some(cpu) = cpu
-            && !pin(cpu)
-        {
-            return Err(usage(format!("this process may not run on CPU {cpu}")));
-        }
+        network.pin()?;
         let registration = eal.register_thread()?;
         let queue = port.take_queue(0).ok_or_else(|| anyhow::anyhow!("the device has no queue 0"))?;
         Ok(Self {

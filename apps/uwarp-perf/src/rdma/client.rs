@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Completion, Config, ConnectOptions};
+use uwarp_app::NetworkFlags;
 use uwarp_app::channel::{Channel, connect};
 
 /// Octets of a checked run on each queue pair, approximately.
@@ -26,14 +27,14 @@ const VERIFIED_MESSAGES: u64 = 2000;
 /// The server cannot be reached, the connection is lost, or data is wrong.
 pub fn run(
     config: Config,
-    cpu: Option<usize>,
+    network: &NetworkFlags,
     plan: &Plan,
     server: SocketAddr,
     device: &str,
 ) -> anyhow::Result<Report> {
     let mtu = config.mtu;
     let engine = format!("{:?}", config.engine.mode).to_lowercase();
-    let context = super::open(config, cpu)?;
+    let context = network.open(config)?;
     let (mut session, crc) = establish(context, plan, server)?;
     let mut report = Report {
         crc: Some(crc),

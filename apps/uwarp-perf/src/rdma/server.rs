@@ -5,12 +5,13 @@ use super::latency::{Verdict, answer_by_immediate, answer_by_send, answer_by_wri
 use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session};
 use super::wire::{Control, Request, data_from_octets, memory_to_octets};
-use crate::cli::{ServerArguments, Test};
+use crate::cli::{ServeArguments, Test};
 use crate::meter::check_interrupted;
 use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
 use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Listener, QueuePair, QueuePairState};
 use uwarp_app::channel::Channel;
+use uwarp_app::pair::is_side;
 use uwarp_app::signals;
 
 /// Memory that a client may request, in octets.
@@ -19,12 +20,12 @@ const MEMORY_MAX: u64 = 16 << 30;
 /// Serves one client after another.
 ///
 /// # Errors
-/// The device cannot be opened; with `--once`, also the error that ends the client's test.
-pub fn run(config: Config, arguments: &ServerArguments) -> anyhow::Result<()> {
-    let context = super::open(config, arguments.cpus)?;
+/// The device cannot be opened; with `--once`, also what ends the one client's test.
+pub fn run(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> {
+    let context = arguments.network.open(config)?;
     let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024 })?;
-    if !arguments.with_parent {
-        // Standard output is for results, and a server has none.
+    if !is_side() {
+        // Standard output is for results, of which a server has none.
         eprintln!("waiting for clients on {}", context.socket_address(arguments.port));
     }
     loop {

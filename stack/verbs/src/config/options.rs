@@ -131,7 +131,7 @@ impl Default for KeepAlive {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TcpOptions {
     /// Largest window offered to the peer, in octets; decides the throughput over long paths.
-    #[serde(with = "units::octets")]
+    #[serde(with = "units::size")]
     pub receive_window: u64,
     /// Retransmission time-out before the first measurement (RFC 6298 §2.1).
     #[serde(with = "units::duration")]
@@ -222,7 +222,7 @@ pub struct CommitOptions {
     pub timeout: Duration,
     /// Octets of one peer's commits that are written and synced in one go, at least 4 KiB. What a commit names beyond that is
     /// not refused: it is written share by share, in turn with the shares of other peers.
-    #[serde(with = "units::octets")]
+    #[serde(with = "units::size")]
     pub share: u64,
     /// Answer a Commit of memory that is not durable with the status "not supported", instead of success, which promises
     /// nothing then (§2.1).
@@ -256,7 +256,7 @@ pub struct Limits {
     /// Registered memory regions.
     pub regions: usize,
     /// Octets registered at any one time.
-    #[serde(with = "units::octets")]
+    #[serde(with = "units::size")]
     pub registered_octets: u64,
     /// Longest work queue (elements) of a queue pair.
     pub queue_depth: usize,
@@ -322,19 +322,25 @@ impl Default for Buffers {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FaultOptions {
     /// Sent frames that vanish, in per cent.
+    #[serde(with = "units::percent")]
     pub loss: f64,
     /// Sent frames that arrive twice, in per cent.
+    #[serde(with = "units::percent")]
     pub duplicate: f64,
     /// Sent frames that are overtaken by later ones, in per cent.
+    #[serde(with = "units::percent")]
     pub reorder: f64,
     /// Sent frames in which a bit is flipped, in per cent.
+    #[serde(with = "units::percent")]
     pub corrupt: f64,
     /// Sent packets that are marked as having met congestion, of those that allow it (RFC 3168 §5), in per cent.
+    #[serde(with = "units::percent")]
     pub mark: f64,
     /// The same befalls as many of the frames that are received.
     pub incoming: bool,
     /// TCP segments that are cut, sent or received, and received ones that are joined with those behind them, as a middlebox may
     /// do, in per cent.
+    #[serde(with = "units::percent")]
     pub recut: f64,
     /// Sent segments are not cut: for peers that take a piece for a fault. Linux siw (6.1) takes an FPDU's CRC that lies in two
     /// segments for a wrong one.
