@@ -2,17 +2,18 @@
 
 use crate::link::{Happening, Link};
 use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, Window};
+use crate::report::{Copied, Meter};
 use crate::store::{Incoming, Outgoing, Store, check_name};
 use anyhow::{Context as _, bail};
 use std::collections::HashSet;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uwarp::{Access, Config, ConnectOptions, Context, SendRequest};
 use uwarp_app::channel::{connect, part};
 use uwarp_app::output::{self, Progress};
-use uwarp_app::usage;
+use uwarp_app::{NetworkFlags, usage};
 
 /// How long to try to reach the server.
 const REACH: Duration = Duration::from_secs(15);
@@ -106,19 +107,47 @@ pub fn choose_places(names: &[String], output: Option<&Path>) -> anyhow::Result<
     Ok(places)
 }
 
-fn reach(config: Config, server: SocketAddr) -> anyhow::Result<(Context, Link)> {
-    let context = Context::open(config)?;
-    let options = ConnectOptions::default().private_data(GREETING);
-    let (link, _) = connect(
-        &context,
-        server,
-        &options,
-        REACH,
-        // The client's memory is accessed by its own requests only.
-        || Link::new(&context, Access::LOCAL_WRITE),
-        |link| link.channel.queue_pair(),
-    )?;
-    Ok((context, link))
+/// How the server is reached, and where the results go.
+pub struct Client<'a> {
+    /// The flags; the CPU of an inline engine is one of them.
+    pub network: &'a NetworkFlags,
+    /// What they resolve to.
+    pub config: Config,
+    /// The server.
+    pub server: SocketAddr,
+    /// File for the results as JSON.
+    pub json: Option<&'a Path>,
+}
+
+impl Client<'_> {
+    fn reach(&self) -> anyhow::Result<(Context, Link)> {
+        let context = self.network.open(self.config.clone())?;
+        let options = ConnectOptions::default().private_data(GREETING);
+        let (link, _) = connect(
+            &context,
+            self.server,
+            &options,
+            REACH,
+            // Nobody reads or writes the client's memory but its own requests.
+            || Link::new(&context, Access::LOCAL_WRITE),
+            |link| link.channel.queue_pair(),
+        )?;
+        Ok((context, link))
+    }
+
+    /// Prints that a file was copied, unless standard output is for JSON.
+    fn report(&self, verb: &str, name: &str, copied: Copied, copies: &mut Vec<Copied>) {
+        if self.json != Some(Path::new("-")) {
+            let Copied { octets, seconds, .. } = copied;
+            let rate = copied.gbit_per_s();
+            output::print(format!("{verb} {name}: {octets} octets in {seconds:.2} s, {rate:.2} Gbit/s, BLAKE3 equal"));
+        }
+        copies.push(copied);
+    }
+
+    fn publish(&self, copies: &[Copied]) -> anyhow::Result<()> {
+        self.json.map_or(Ok(()), |path| output::write_json(path, &copies))
+    }
 }
 
 fn leave(context: Context, mut link: Link) -> anyhow::Result<()> {
@@ -136,28 +165,23 @@ fn check_window(window: &Window) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(verb: &str, name: &str, size: u64, start: Instant) {
-    let time = start.elapsed().as_secs_f64();
-    output::print(format!(
-        "{verb} {name}: {size} octets in {time:.2} s, {:.1} MiB/s, BLAKE3 equal",
-        size as f64 / time / f64::from(1 << 20)
-    ));
-}
-
 /// Copies files to the server.
 ///
 /// # Errors
 /// No connection, or the first file that could not be copied.
-pub fn put(config: Config, server: SocketAddr, files: Vec<Source>) -> anyhow::Result<()> {
-    let (context, mut link) = reach(config, server)?;
+pub fn put(client: Client<'_>, files: Vec<Source>) -> anyhow::Result<()> {
+    let (context, mut link) = client.reach()?;
+    let mut copies = Vec::new();
     for (name, file) in files {
-        put_one(&mut link, &name, file).with_context(|| format!("'{name}' was not copied"))?;
+        let copied = put_one(&mut link, &name, file).with_context(|| format!("'{name}' was not copied"))?;
+        client.report("put", &name, copied, &mut copies);
     }
-    leave(context, link)
+    leave(context, link)?;
+    client.publish(&copies)
 }
 
-fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()> {
-    let start = Instant::now();
+fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<Copied> {
+    let meter = Meter::start();
     let size = file.size();
     link.tell(&Request::Put { name: name.to_owned(), size })?;
     let window = match next(link)? {
@@ -171,7 +195,7 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()
     let mut free: Vec<u32> = (0..SLOTS).rev().collect();
     let mut taken = 0_u32;
     while file.left() > 0 || (free.len() as u32) < SLOTS || taken > 0 {
-        if file.left() > 0
+        let happening = if file.left() > 0
             && taken < SLOTS
             && let Some(slot) = free.pop()
         {
@@ -196,26 +220,27 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<()
             taken += 1;
             // Behind the Write on the same queue pair, so it arrives when the contents are in place.
             link.tell(&Request::Written { slot, length })?;
-            continue;
-        }
-        match link.next(true)? {
-            Happening::Done(_) => taken -= 1,
-            Happening::Message(Reply::Taken { slot }) => {
+            // What was filled goes out while the next is read and hashed.
+            link.poll()?
+        } else {
+            Some(link.next(true)?)
+        };
+        match happening {
+            None => {}
+            Some(Happening::Done(_)) => taken -= 1,
+            Some(Happening::Message(Reply::Taken { slot })) => {
                 link.slot(slot, 0)?;
                 free.push(slot);
                 progress.set(size - file.left());
             }
-            Happening::Message(other) => return Err(unexpected(other)),
-            Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),
+            Some(Happening::Message(other)) => return Err(unexpected(other)),
+            Some(Happening::Closed) => bail!("the connection is over: {}", link.channel.why_closed()),
         }
     }
     drop(progress);
     link.tell(&Request::PutEnd { hash: file.hash() })?;
     match next(link)? {
-        Reply::Stored => {
-            report("put", name, size, start);
-            Ok(())
-        }
+        Reply::Stored { cpu_ns } => Ok(meter.copied(name, size, Some(cpu_ns))),
         other => Err(unexpected(other)),
     }
 }
@@ -242,16 +267,19 @@ fn unexpected(reply: Reply) -> anyhow::Error {
 ///
 /// # Errors
 /// No connection, or the first file that could not be copied.
-pub fn get(config: Config, server: SocketAddr, places: Vec<Place>) -> anyhow::Result<()> {
-    let (context, mut link) = reach(config, server)?;
+pub fn get(client: Client<'_>, places: Vec<Place>) -> anyhow::Result<()> {
+    let (context, mut link) = client.reach()?;
+    let mut copies = Vec::new();
     for place in places {
-        get_one(&mut link, &place).with_context(|| format!("'{}' was not copied", place.name))?;
+        let copied = get_one(&mut link, &place).with_context(|| format!("'{}' was not copied", place.name))?;
+        client.report("got", &place.name, copied, &mut copies);
     }
-    leave(context, link)
+    leave(context, link)?;
+    client.publish(&copies)
 }
 
-fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
-    let start = Instant::now();
+fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<Copied> {
+    let meter = Meter::start();
     link.tell(&Request::Get { name: place.name.clone() })?;
     let (window, size) = match next(link)? {
         Reply::GetReady { window, size } => (window, size),
@@ -287,8 +315,7 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<()> {
             Happening::Message(Reply::GetEnd { hash }) => {
                 drop(progress);
                 incoming.finish(&hash)?;
-                report("got", &place.name, size, start);
-                return Ok(());
+                return Ok(meter.copied(&place.name, size, None));
             }
             Happening::Message(other) => return Err(unexpected(other)),
             Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),

@@ -85,21 +85,9 @@ impl Link {
     pub fn next<Message: DeserializeOwned>(&mut self, limited: bool) -> anyhow::Result<Happening<Message>> {
         let start = Instant::now();
         loop {
-            if signals::interrupted() {
-                let since = *self.interrupted.get_or_insert_with(Instant::now);
-                if !limited || since.elapsed() > GRACE {
-                    bail!("interrupted");
-                }
-            }
+            self.check_interrupt(limited)?;
             match self.channel.next(Duration::from_millis(100))? {
-                Some(Event::Message(octets)) => {
-                    let message = serde_json::from_slice(&octets)
-                        .context("the other side sent a message that is none of this version's")?;
-                    return Ok(Happening::Message(message));
-                }
-                Some(Event::Immediate(_)) => bail!("the other side sent Immediate Data, which nobody asked for"),
-                Some(Event::Done(completion)) => return Ok(Happening::Done(completion)),
-                Some(Event::Closed) => return Ok(Happening::Closed),
+                Some(event) => return happening(event),
                 None if signals::interrupted() => bail!("interrupted"),
                 None if limited && start.elapsed() > PATIENCE => {
                     bail!("the other side has said nothing for {PATIENCE:?}")
@@ -108,4 +96,34 @@ impl Link {
             }
         }
     }
+
+    /// What has happened already in the middle of a file; an inline engine is turned.
+    ///
+    /// # Errors
+    /// The user interrupts, or a message cannot be read.
+    pub fn poll<Message: DeserializeOwned>(&mut self) -> anyhow::Result<Option<Happening<Message>>> {
+        self.check_interrupt(true)?;
+        self.channel.poll()?.map(happening).transpose()
+    }
+
+    fn check_interrupt(&mut self, limited: bool) -> anyhow::Result<()> {
+        if signals::interrupted() {
+            let since = *self.interrupted.get_or_insert_with(Instant::now);
+            if !limited || since.elapsed() > GRACE {
+                bail!("interrupted");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn happening<Message: DeserializeOwned>(event: Event) -> anyhow::Result<Happening<Message>> {
+    Ok(match event {
+        Event::Message(octets) => Happening::Message(
+            serde_json::from_slice(&octets).context("the other side sent a message that is none of this version's")?,
+        ),
+        Event::Immediate(_) => bail!("the other side sent Immediate Data, which nobody asked for"),
+        Event::Done(completion) => Happening::Done(completion),
+        Event::Closed => Happening::Closed,
+    })
 }

@@ -3,14 +3,17 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod kernel;
 mod link;
+mod pair;
 mod protocol;
+mod report;
 mod server;
 mod store;
 
 use clap::{Args, Parser, Subcommand};
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
 use uwarp_app::{AllowFlags, ConfineFlags, Confinement, NetworkFlags, Role, signals};
@@ -21,6 +24,9 @@ Examples:
     uwarp-copy serve /srv/files
     uwarp-copy put report.pdf data.bin
     uwarp-copy get data.bin --output /tmp/copy.bin
+
+  Between two memory-backed directories, beside the kernel's TCP:
+    uwarp-copy pair /dev/shm/data.bin --device memif --mtu 9000
 
   Over memif, or between hosts whose NICs are bound to vfio-pci:
     uwarp-copy serve /srv/files --device memif --socket /tmp/copy.sock
@@ -76,7 +82,7 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
         #[command(flatten)]
-        server: Server,
+        target: Target,
     },
     /// Copy files from the served directory
     Get {
@@ -87,23 +93,41 @@ enum Command {
         #[arg(long, short, value_name = "PATH")]
         output: Option<PathBuf>,
         #[command(flatten)]
-        server: Server,
+        target: Target,
     },
+    /// Copy a file between two processes of this machine, by RDMA and by the kernel's TCP in turn
+    Pair(pair::PairArguments),
+    /// One side of a copy by the kernel's TCP
+    #[command(hide = true)]
+    KernelSide(kernel::SideArguments),
 }
 
+/// Where the client finds its server, and where its results go.
 #[derive(Args)]
-struct Server {
+struct Target {
     /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
     #[arg(long, value_name = "ADDRESS")]
     server: Option<IpAddr>,
     /// Its port
     #[arg(long, short, default_value_t = protocol::PORT)]
     port: u16,
+    /// Write the results as JSON to this file (- for standard output, without other words)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
-impl Server {
-    fn address(&self, network: &NetworkFlags) -> SocketAddr {
-        (self.server.unwrap_or_else(|| network.default_address(Role::Server)), self.port).into()
+impl Target {
+    fn client<'a>(&'a self, network: &'a NetworkFlags, config: uwarp::Config) -> client::Client<'a> {
+        let server = (self.server.unwrap_or_else(|| network.default_address(Role::Server)), self.port).into();
+        client::Client { network, config, server, json: self.json.as_deref() }
+    }
+
+    /// Leaves the file for the results open.
+    fn confine(&self, confinement: Confinement) -> Confinement {
+        match self.json.as_deref() {
+            Some(file) if file != Path::new("-") => confinement.creates(file),
+            _ => confinement,
+        }
     }
 }
 
@@ -120,22 +144,31 @@ fn main() -> ExitCode {
                 let confinement = confinement(&config);
                 if read_only { confinement.reads(&directory) } else { confinement.writes(&directory) }.apply()?;
                 signals::install()?;
-                server::run(config, &server::Service { store, once, read_only, port, allow })
+                server::run(network, config, &server::Service { store, once, read_only, port, allow })
             }
-            Command::Put { files, name, server } => {
-                // Find all errors in the files before connecting.
+            Command::Put { files, name, target } => {
+                // Everything that can be wrong with the files is found before a connection is made.
                 let files = client::open_files(&files, name.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
-                confinement(&config).apply()?;
+                target.confine(confinement(&config)).apply()?;
                 signals::install()?;
-                client::put(config, server.address(network), files)
+                client::put(target.client(network, config), files)
             }
-            Command::Get { names, output, server } => {
+            Command::Get { names, output, target } => {
                 let places = client::choose_places(&names, output.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
-                confinement(&config).writes(client::folder(output.as_deref())).apply()?;
+                let confinement = confinement(&config).writes(client::folder(output.as_deref()));
+                target.confine(confinement).apply()?;
                 signals::install()?;
-                client::get(config, server.address(network), places)
+                client::get(target.client(network, config), places)
+            }
+            Command::Pair(arguments) => {
+                signals::install()?;
+                pair::run(network, &arguments)
+            }
+            Command::KernelSide(arguments) => {
+                signals::install()?;
+                kernel::run(network, &arguments)
             }
         }
     })

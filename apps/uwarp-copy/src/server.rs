@@ -3,13 +3,14 @@
 
 use crate::link::{Happening, Link};
 use crate::protocol::{GREETING, Reply, Request, SLOTS};
+use crate::report::Meter;
 use crate::store::{Incoming, Outgoing, Store};
 use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions};
-use uwarp_app::{Allow, output, signals};
+use uwarp_app::{Allow, NetworkFlags, output, signals};
 
 /// What is served, and how.
 pub struct Service {
@@ -28,10 +29,10 @@ pub struct Service {
 /// Serves until interrupted.
 ///
 /// # Errors
-/// The device cannot be opened; with `once`, also the error of the one client's connection.
-pub fn run(config: Config, service: &Service) -> anyhow::Result<()> {
+/// The device cannot be opened; with `once`, also what the one client's connection failed with.
+pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow::Result<()> {
     let in_turn = service.once || config.engine.mode == EngineMode::Inline;
-    let context = Context::open(config)?;
+    let context = network.open(config)?;
     let mut listener = context.listen(service.port, ListenOptions::default())?;
     output::print(format!("serving {} on {}", service.allow, context.socket_address(service.port)));
     let mut refused = None;
@@ -84,9 +85,9 @@ fn serve_and_report(context: &Context, request: ConnectRequest, service: &Servic
 /// The transfer that a client is in the middle of.
 enum Transfer {
     Nothing,
-    /// A file is being received, or discarded after a failure.
-    Put(Option<Incoming>, String),
-    /// A file is being sent.
+    /// A file comes, or what is left of one after a failure.
+    Put(Option<Incoming>, String, Meter),
+    /// A file goes.
     Get {
         file: Outgoing,
         name: String,
@@ -106,7 +107,7 @@ fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: So
             Happening::Done(_) => continue,
             Happening::Closed => match transfer {
                 Transfer::Nothing => return Ok(()),
-                Transfer::Put(_, name) | Transfer::Get { name, .. } => {
+                Transfer::Put(_, name, _) | Transfer::Get { name, .. } => {
                     bail!("left in the middle of '{}': {}", name.escape_debug(), link.channel.why_closed())
                 }
             },
@@ -135,12 +136,13 @@ fn step(
             if service.read_only {
                 bail!("this server stores nothing (it was started with --read-only)");
             }
+            let meter = Meter::start();
             let incoming = service.store.incoming(&name, size)?;
             let window = link.window();
             link.tell(&Reply::PutReady { window })?;
-            Ok(Transfer::Put(Some(incoming), name))
+            Ok(Transfer::Put(Some(incoming), name, meter))
         }
-        (Transfer::Put(Some(mut incoming), name), Request::Written { slot, length }) => {
+        (Transfer::Put(Some(mut incoming), name, meter), Request::Written { slot, length }) => {
             let begin = link.slot(slot, length)?;
             let room = &mut link.room[..length as usize];
             link.slots.read(begin, room)?;
@@ -148,22 +150,22 @@ fn step(
                 // Parts that are still under way are discarded silently.
                 let reason = format!("{error:#}");
                 link.tell(&Reply::Failed { reason })?;
-                return Ok(Transfer::Put(None, name));
+                return Ok(Transfer::Put(None, name, meter));
             }
             link.tell(&Reply::Taken { slot })?;
-            Ok(Transfer::Put(Some(incoming), name))
+            Ok(Transfer::Put(Some(incoming), name, meter))
         }
-        (Transfer::Put(Some(incoming), name), Request::PutEnd { hash }) => {
+        (Transfer::Put(Some(incoming), name, meter), Request::PutEnd { hash }) => {
             let size = incoming.received();
             incoming.finish(&hash)?;
             output::print(format!("{peer} put '{}', {size} octets", name.escape_debug()));
-            link.tell(&Reply::Stored)?;
+            link.tell(&Reply::Stored { cpu_ns: meter.cpu_ns() })?;
             Ok(Transfer::Nothing)
         }
         (Transfer::Put(..), Request::PutAbort) => Ok(Transfer::Nothing),
         // After a failure.
-        (Transfer::Put(None, name), Request::Written { .. }) => Ok(Transfer::Put(None, name)),
-        (Transfer::Put(None, _), Request::PutEnd { .. }) => Ok(Transfer::Nothing),
+        (Transfer::Put(None, name, meter), Request::Written { .. }) => Ok(Transfer::Put(None, name, meter)),
+        (Transfer::Put(None, ..), Request::PutEnd { .. }) => Ok(Transfer::Nothing),
         (Transfer::Nothing, Request::Get { name }) => {
             let file = service.store.outgoing(&name)?;
             let window = link.window();

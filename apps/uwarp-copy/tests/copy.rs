@@ -277,7 +277,7 @@ fn a_client_that_floods_and_never_reads_does_not_keep_a_server_from_stopping() {
     let flags = NetworkFlags { socket: Some(socket), ..NetworkFlags::default() };
     let context =
         Context::open(uwarp_middlebox::behind(flags.resolve(Role::Client, EngineMode::Threaded).unwrap())).unwrap();
-    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/2");
+    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/3");
     // Each is answered by a refusal.
     let request = br#"{"put":{"name":"../x","size":1}}"#;
     client.flood(request, 1500);
@@ -315,6 +315,62 @@ fn stops(server: &mut Server, mut meanwhile: impl FnMut()) {
     assert!(status.success(), "{status}");
 }
 
+/// A pair that copies a file of this size, which takes no room, and what has to be empty or as before in the end: its temporary
+/// directory, and the directory of the file.
+fn pair(folder: &Path, size: u64) -> (Command, PathBuf, PathBuf) {
+    let (temporary, place) = (folder.join("temporary"), folder.join("place"));
+    fs::create_dir(&temporary).unwrap();
+    fs::create_dir(&place).unwrap();
+    fs::File::create(place.join("file")).unwrap().set_len(size).unwrap();
+    let mut pair = Command::new(env!("CARGO_BIN_EXE_uwarp-copy"));
+    pair.env("TMPDIR", &temporary).args(["pair", "--device", "memif", "--rounds", "1", "--json", "-"]);
+    pair.arg(place.join("file")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    (pair, temporary, place)
+}
+
+#[test]
+fn a_pair_copies_by_rdma_and_by_the_kernels_tcp_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = (9 << 20) + 12_345;
+    let (mut pair, temporary, place) = pair(folder.path(), size);
+    let output = pair.output().unwrap();
+    succeeds(&output);
+    let ways: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (way, name) in ["RDMA over memif", "kernel TCP over loopback"].into_iter().enumerate() {
+        assert_eq!(ways[way]["name"], name);
+        let copy = &ways[way]["copies"][0];
+        assert_eq!(copy["octets"], size);
+        assert!(copy["seconds"].as_f64() > Some(0.0) && copy["server_cpu"].as_f64() > Some(0.0), "{copy}");
+    }
+    assert_eq!(names(&place), ["file"]);
+    // The directory of monitor sockets stays, as those of all processes do where there is no XDG_RUNTIME_DIR.
+    assert!(names(&temporary).iter().all(|name| !name.starts_with("uwarp-copy-")), "{:?}", names(&temporary));
+}
+
+#[test]
+fn a_pair_that_is_interrupted_in_the_middle_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut pair, temporary, place) = pair(folder.path(), 1 << 30);
+    let mut pair = Server(pair.spawn().unwrap());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let target = loop {
+        if let Some(target) = names(&place).into_iter().find(|name| name != "file") {
+            break place.join(target);
+        }
+        assert!(Instant::now() < deadline, "it does not begin");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    wait_for_the_middle(&target, &[], &mut pair.0);
+    rustix::process::kill_process(Pid::from_child(&pair.0), Signal::INT).unwrap();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut pair.0.stderr.take().unwrap(), &mut said).unwrap();
+    assert_eq!(pair.0.wait().unwrap().code(), Some(1), "{said}");
+    assert!(said.ends_with("interrupted\n"), "{said}");
+    assert_eq!(names(&place), ["file"]);
+    // The directory of monitor sockets stays, as those of all processes do where there is no XDG_RUNTIME_DIR.
+    assert!(names(&temporary).iter().all(|name| !name.starts_with("uwarp-copy-")), "{:?}", names(&temporary));
+}
+
 #[test]
 fn bad_command_lines_get_one_sentence() {
     for (arguments, status) in [
@@ -328,6 +384,12 @@ fn bad_command_lines_get_one_sentence() {
         (&["put", "/etc/hostname", "/etc/../etc/hostname"], 2),
         (&["get", "a", "--server", "somewhere"], 2),
         (&["get", "a", "--device", "tap", "--socket", "/tmp/x"], 2),
+        (&["pair"], 2),
+        (&["pair", "/etc/hostname", "--socket", "/tmp/x"], 2),
+        (&["pair", "/etc/hostname", "--device", "tap"], 2),
+        (&["pair", "/etc/hostname", "--cpus", "0"], 2),
+        (&["pair", "/etc/hostname", "--rounds", "0"], 2),
+        (&["pair", "/nonexistent"], 1),
         (&["serve", "/nonexistent"], 1),
         (&["put", "/nonexistent"], 1),
         (&["put", "/etc"], 1),

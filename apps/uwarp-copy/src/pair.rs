@@ -1,0 +1,145 @@
+//! `pair`: copies a file between two processes of this machine, by RDMA and through a socket of the kernel's TCP in turn.
+
+use crate::report::{Copied, Way, table};
+use anyhow::{Context as _, bail};
+use blake3::Hash;
+use clap::Args;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uwarp_app::pair::{self, Folder, choose_cpus};
+use uwarp_app::{NetworkFlags, output, signals};
+
+/// What a pair does.
+#[derive(Args)]
+pub struct PairArguments {
+    /// The file
+    file: PathBuf,
+    /// Directory for the copies, which are removed [default: the one of the file]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+    /// Copies each way, in turn; medians are reported
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=99))]
+    rounds: u8,
+    /// Write the results as JSON to this file (- for standard output, without the table)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Copies a file each way in turn, checks every copy, and reports the medians.
+///
+/// # Errors
+/// A bad command line, a side that failed (it said why), or a copy that is not the file.
+pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<()> {
+    let cpus = choose_cpus(&network.cpus)?;
+    pair::check_flags(network, "'serve' and 'put'")?;
+    pair::check_socket_device(network, "'serve' and 'put'")?;
+    let file = &arguments.file;
+    let name = file.file_name().with_context(|| format!("{} has no name to go under", file.display()))?;
+    let parent = file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let place = arguments.directory.as_deref().unwrap_or(parent);
+    let hash = hash_of(file)?;
+    let target = tempfile::Builder::new()
+        .prefix(".uwarp-copy-pair-")
+        .tempdir_in(place)
+        .with_context(|| format!("cannot make a directory in {}", place.display()))?;
+    let folder = Folder::new("uwarp-copy-")?;
+    let copy = target.path().join(name);
+    let mut ways = [format!("RDMA over {}", network.kind()), "kernel TCP over loopback".to_owned()]
+        .map(|name| Way { name, copies: Vec::new() });
+    for _ in 0..arguments.rounds {
+        let [rdma, kernel] = &mut ways;
+        rdma.copies.push(by_rdma(network, file, target.path(), &folder, cpus)?);
+        check(&copy, hash)?;
+        kernel.copies.push(by_kernel_tcp(file, target.path(), &folder, cpus)?);
+        check(&copy, hash)?;
+    }
+    if arguments.json.as_deref() != Some(Path::new("-")) {
+        output::print(table(&ways));
+        output::print(format!("medians of {}; the BLAKE3 of every copy is the file's, {hash}", arguments.rounds));
+    }
+    arguments.json.as_deref().map_or(Ok(()), |path| output::write_json(path, &ways))
+}
+
+fn by_rdma(
+    network: &NetworkFlags,
+    file: &Path,
+    target: &Path,
+    folder: &Folder,
+    cpus: [usize; 2],
+) -> anyhow::Result<Copied> {
+    // Each side has one CPU for hash, copy and engine: a thread of the engine's own would only take turns with the tool's.
+    let engine = network.engine.is_none().then_some(["--engine", "inline"]);
+    let side = |command: &str, cpu| -> anyhow::Result<Command> {
+        let mut side = pair::side(command, cpu, network)?;
+        side.args(engine.into_iter().flatten()).arg("--socket").arg(&folder.socket);
+        Ok(side)
+    };
+    let (mut server, mut client) = (side("serve", cpus[0])?, side("put", cpus[1])?);
+    server.arg("--once").arg(target);
+    client.args(["--json", "-"]).arg(file);
+    if let Some(file) = &network.pcap {
+        client.arg("--pcap").arg(file);
+    }
+    run_both(&mut server, &mut client)
+}
+
+fn by_kernel_tcp(file: &Path, target: &Path, folder: &Folder, cpus: [usize; 2]) -> anyhow::Result<Copied> {
+    let meet = folder.path().join("port");
+    let side = |which: &str, path: &Path, cpu| -> anyhow::Result<Command> {
+        let mut side = pair::side("kernel-side", cpu, &NetworkFlags::default())?;
+        side.arg(which).arg(path).arg("--meet").arg(&meet);
+        Ok(side)
+    };
+    let copied = run_both(&mut side("serve", target, cpus[0])?, &mut side("put", file, cpus[1])?)?;
+    std::fs::remove_file(&meet).context("cannot remove the file with the server's port")?;
+    Ok(copied)
+}
+
+fn run_both(server: &mut Command, client: &mut Command) -> anyhow::Result<Copied> {
+    let text = pair::run(server, client, |_| Ok(()))?;
+    let mut copies: Vec<Copied> = serde_json::from_str(&text).context("the client's result cannot be read")?;
+    copies.pop().context("the client has no result")
+}
+
+/// Reads a copy again, compares it with the file, and removes it.
+fn check(copy: &Path, hash: Hash) -> anyhow::Result<()> {
+    let own = hash_of(copy)?;
+    if own != hash {
+        bail!("the copy is not the file: its BLAKE3 is {own}, the file's {hash}");
+    }
+    std::fs::remove_file(copy).context("cannot remove the copy")
+}
+
+/// BLAKE3 of a file.
+fn hash_of(path: &Path) -> anyhow::Result<Hash> {
+    let mut hasher = blake3::Hasher::new();
+    let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut room = vec![0; 128 << 10];
+    while !signals::interrupted() {
+        match file.read(&mut room).with_context(|| format!("cannot read {}", path.display()))? {
+            0 => return Ok(hasher.finalize()),
+            length => hasher.update(&room[..length]),
+        };
+    }
+    bail!("interrupted")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_differs_fails_the_pair() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, copy) = (folder.path().join("file"), folder.path().join("copy"));
+        std::fs::write(&file, b"content").unwrap();
+        std::fs::write(&copy, b"contenT").unwrap();
+        let hash = hash_of(&file).unwrap();
+        assert!(check(&copy, hash).unwrap_err().to_string().starts_with("the copy is not the file"));
+        std::fs::copy(&file, &copy).unwrap();
+        check(&copy, hash).unwrap();
+        assert!(!copy.exists());
+    }
+}
