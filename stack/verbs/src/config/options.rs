@@ -269,14 +269,14 @@ pub struct Limits {
     /// Hosts of the local network whose hardware addresses are known.
     pub neighbours: usize,
     /// Octets that fragments of IP packets take while others are missing; 0 drops all fragments.
-    #[serde(with = "units::octets")]
+    #[serde(with = "units::size")]
     pub reassembly_octets: u64,
     /// Octets that pieces of FPDUs take while others are missing. Beyond it the stream that has waited longest ends.
-    #[serde(with = "units::octets")]
+    #[serde(with = "units::size")]
     pub gather_octets: u64,
     /// Octets a second that a peer has to take while other connections get no buffer to send from, or from a stream that
     /// its application has left. A slower connection ends.
-    #[serde(with = "units::octets")]
+    #[serde(with = "units::size")]
     pub least_rate: u64,
 }
 
