@@ -202,8 +202,6 @@ impl Copy {
             // built again.
             .env("CARGO_PROFILE_DEV_DEBUG", DEBUG)
             .env("CARGO_PROFILE_TEST_DEBUG", DEBUG)
-            // It is built once: what would make a second build faster only takes time.
-            .env("CARGO_INCREMENTAL", "0")
             .env_remove("NEXTEST_PROFILE")
             .env_remove(VARIABLE);
         command
