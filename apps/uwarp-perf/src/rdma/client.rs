@@ -17,9 +17,9 @@ use uwarp_app::NetworkFlags;
 use uwarp_app::channel::{Channel, connect};
 
 /// Octets of a checked run on each queue pair, approximately.
-const VERIFIED_OCTETS: u64 = 8 << 20;
+const VERIFIED_OCTETS: u64 = 2 << 20;
 /// The most messages of a checked latency run.
-const VERIFIED_MESSAGES: u64 = 2000;
+const VERIFIED_MESSAGES: u64 = 500;
 
 /// Runs one test.
 ///
