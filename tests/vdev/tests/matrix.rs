@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use uwarp_vdev_tests::is_long;
+use uwarp_vdev_tests::{count, is_long};
 
 const DEVICES: [&str; 3] = ["virtio", "memif", "af_packet"];
 const TESTS: [&str; 9] = [
@@ -23,7 +23,7 @@ const TESTS: [&str; 9] = [
     "raw-bandwidth",
 ];
 const SIZES: [Size; 6] =
-    [Size::Octets(1), Size::Octets(64), Size::Edge(-1), Size::Edge(0), Size::Edge(1), Size::Octets(1 << 20)];
+    [Size::Octets(1), Size::Octets(64), Size::Edge(-1), Size::Edge(0), Size::Edge(1), Size::ManySegments];
 const DEPTHS: [u32; 2] = [1, 64];
 const QPS: [u32; 2] = [1, 16];
 const ENGINES: [&str; 2] = ["inline", "threaded"];
@@ -34,6 +34,8 @@ enum Size {
     Octets(u64),
     /// This many octets more than the longest message that fits into one segment.
     Edge(i64),
+    /// 256 KiB, 1 MiB in the long run: a deep pipeline of sixteen queue pairs has a thousand of them under way.
+    ManySegments,
 }
 
 /// One run, as indices into the columns above.
@@ -57,6 +59,7 @@ impl Run {
         let size = match SIZES[size] {
             Size::Octets(octets) => octets,
             Size::Edge(more) => (longest_in_a_segment(test, mtu) as i64 + more) as u64,
+            Size::ManySegments => count(256 << 10, 1 << 20) as u64,
         };
         Self { device: DEVICES[device], test, size, depth: DEPTHS[depth], qps: QPS[qps], engine: ENGINES[engine], mtu }
     }
