@@ -46,7 +46,7 @@ fn confined(folder: &Path) {
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || receiver.recv());
     let error = Confinement::new(&config, &flags).apply().unwrap_err().to_string();
-    assert!(error.starts_with("2 threads run"), "{error}");
+    assert!(error.starts_with("2 threads are already running"), "{error}");
     drop(sender);
     let _ = thread.join().unwrap();
     while fs::read_dir("/proc/self/task").unwrap().count() > 1 {

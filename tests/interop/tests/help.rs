@@ -37,11 +37,12 @@ fn broken_by_hand(text: &str) -> Option<(&str, &str)> {
         }
         let is_prose = |line: &str| {
             let words = line.trim_start();
-            !words.is_empty()
-                && !words.ends_with(':')
-                && !["-", "[", "uwarp-", "Usage"].iter().any(|start| words.starts_with(start))
-                && !(heading == "Examples:" && indent(line) > 2)
-                && heading != "Commands:"
+            let is_of_another_kind = words.is_empty()
+                || words.ends_with(':')
+                || ["-", "[", "uwarp-", "Usage"].iter().any(|start| words.starts_with(start))
+                || heading == "Examples:" && indent(line) > 2
+                || heading == "Commands:";
+            !is_of_another_kind
         };
         let word = next.split_whitespace().next()?;
         let fits = line.chars().count() + 1 + word.chars().count() <= COLUMNS;
