@@ -174,7 +174,6 @@ fn open(device: DeviceConfig) -> Context {
 
 /// Two rounds of those floods.
 fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
-    let mut listener = TcpListener::bind(context, PORT).expect("a free port");
     // A first attempt tells the kernel where the stack is.
     assert!(flows::kernel_connects(context.socket_address(9)).is_err());
     let line = Line {
@@ -186,7 +185,7 @@ fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
     let mut resident = [0; 2];
     for resident in &mut resident {
         for flood in ALL.into_iter().filter(wanted) {
-            beside(context, &line, &mut listener, flood);
+            beside(context, &line, flood);
         }
         *resident = resident_octets();
     }
@@ -239,7 +238,10 @@ fn to_the_kernel(stack: &mut uwarp::TcpStream, kernel: &mut std::net::TcpStream,
 }
 
 /// A connection that is opened and used during a flood.
-fn beside(context: &Context, line: &Line, listener: &mut TcpListener, flood: Flood) {
+fn beside(context: &Context, line: &Line, flood: Flood) {
+    // What a flood of SYNs has left half open goes with its listener. Otherwise the next connection would need a cookie, and the
+    // flood of acknowledgments, half of them in the kernel's name, shuts out cookies from there.
+    let mut listener = TcpListener::bind(context, PORT).expect("a free port");
     let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     let seeds = [0, 1].map(|round| flood as u64 * 2 + round);
     thread::scope(|scope| {
