@@ -29,8 +29,8 @@ impl<P: Port> Core<P> {
         self.link.transmit.flushed = 0;
         let mut busy = self.run_commands();
         self.control.doorbells.take(|number| self.control.rung.push(number as u32));
-        // Posted work leaves first: a look at a device that has nothing takes as long as a frame. But only every other turn,
-        // so that who posts all the time hears his peer all the same.
+        // Posted work leaves first: a look at a device that has nothing takes as long as a frame. But only every other turn:
+        // an application that posts all the time has to hear its peer, too.
         self.link.passed_over = !self.control.rung.is_empty() && !self.link.passed_over;
         if !self.link.passed_over {
             busy |= self.link.port.rx_burst(batch) > 0;

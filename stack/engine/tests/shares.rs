@@ -1,4 +1,4 @@
-//! What one connection may take of what belongs to all, and who has to give it back.
+//! The shares of buffers and places that a connection may take, and which connection ends when they are short.
 
 mod common;
 

@@ -35,7 +35,7 @@ pub(crate) struct Listener {
     pub(crate) pending: u32,
     /// Those of them whose handshake is not done.
     pub(crate) half_open: u32,
-    /// Who has those places.
+    /// The peers that hold places of the backlog.
     pub(crate) silent: Silent,
     pub(crate) requests: Requests,
 }
