@@ -19,7 +19,7 @@
 //! begins in the segment (0: none). Then follow 4 octets for that record's offset in the segment (the segment's size:
 //! none) and 4 for a CRC32C over the preceding fields.
 //!
-//! A target is told of a new start before it has the record there, since older records may occupy its place. Until then
+//! A target learns of a new start before it has the record there, since older records may occupy its place. Until then
 //! any octets may be there, even a whole record of the slot's previous segment. The sequence number in the segment's
 //! entry exposes it.
 

@@ -56,7 +56,7 @@ pub enum Status {
     /// The device or its engine failed.
     Fatal = 10,
     /// A Commit came back with a status that is no success ([`Completion::commit_status`]); or, for a receive, what the peer
-    /// wrote before could not be made durable. The connection goes on, and a message received is there all the same.
+    /// wrote before could not be made durable. The connection goes on, and a received message is delivered.
     CommitFailed = 11,
 }
 
