@@ -222,6 +222,18 @@ impl Mbuf {
         Ok(())
     }
 
+    /// Sets the packet's length to the sum of its segments, for a driver that does not.
+    #[inline]
+    pub(crate) fn sum_segments(&mut self) {
+        if self.segment_count() == 1 {
+            return;
+        }
+        let sum = self.segments().map(<[u8]>::len).sum::<usize>();
+        if let Some(header) = self.header_mut() {
+            header.pkt_len = sum as u32;
+        }
+    }
+
     /// Copies octets from `offset` on out of the chain; returns how many were copied, at most `out.len()`.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let mut skip = offset;

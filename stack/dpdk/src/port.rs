@@ -193,6 +193,8 @@ pub(crate) struct Inner {
     device: Device,
     queues: Vec<QueueState>,
     reconnector: Option<Arc<Reconnector>>,
+    /// A zero-copy memif client. Its driver adds a segment's length to the packet before it sets that length.
+    miscounts_chains: bool,
 }
 
 /// The state of one queue.
@@ -221,6 +223,11 @@ impl Inner {
     /// Whether to ask an idle queue for few packets first, see `Queue`.
     pub(crate) fn probes(&self) -> bool {
         self.info.driver == "net_vhost"
+    }
+
+    /// Whether a received chain has the length of its first segment alone.
+    pub(crate) fn miscounts_chains(&self) -> bool {
+        self.miscounts_chains
     }
 
     /// Whether the port's number may change.

@@ -46,6 +46,8 @@ pub struct Queue {
     /// Of a port that does not move.
     operations: *const rte_eth_fp_ops,
     kind: Kind,
+    /// The driver gives a received chain the length of its first segment.
+    miscounts_chains: bool,
     index: u16,
     rx_pool: *mut rte_mempool,
     tx_pool: *mut rte_mempool,
@@ -70,6 +72,7 @@ impl Queue {
             // SAFETY: the number is that of an open port.
             operations: unsafe { fast::operations(port.port_id()) },
             kind,
+            miscounts_chains: port.miscounts_chains(),
             index,
             rx_pool: state.rx_pool.raw(),
             tx_pool: state.tx_pool.raw(),
@@ -128,6 +131,9 @@ impl Queue {
                 _ => self.burst(|operations| usize::from(fast::rx_burst(operations, index, end, count))),
             };
             out.set_len(len + received);
+            if self.miscounts_chains {
+                out[len..].iter_mut().for_each(Mbuf::sum_segments);
+            }
             received
         }
     }

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Reserved, connect, contents, directory, eal, exchange, fill, memif, open, options, receive, send, sizes, vhost,
-    virtio, whole,
+    Reserved, connect, contents, directory, eal, exchange, fill, memif, open, options, receive, send, send_octets,
+    sizes, vhost, virtio, whole,
 };
 use uwarp_dpdk::{
     ChecksumStatus, DeviceConfig, Eal, EalConfig, MemifRole, Offloads, Port, PortOptions, Queue, TxChecksum,
@@ -235,6 +235,23 @@ fn chains_over_memif() {
         let client = open(&eal, &memif(MemifRole::Client, socket, zero_copy), &options(1500));
         chained(&server, &client);
         drop((server, client));
+    }
+}
+
+/// The server's driver gives the client a chain: of a frame longer than the client's buffers, and since DPDK 24.11 of every
+/// packet of several segments.
+#[test]
+fn a_zero_copy_memif_client_receives_frames_longer_than_its_buffers() {
+    let eal = eal();
+    let directory = directory();
+    let socket = directory.path().join("m");
+    let server = open(&eal, &memif(MemifRole::Server, socket.clone(), false), &options(9000));
+    let client = open(&eal, &memif(MemifRole::Client, socket, true), &options(1500));
+    let (mut a, mut b) = connect(&server, &client);
+    for size in [1500, 2500, 5000, 9000] {
+        let frame = contents(size, size as u64);
+        send_octets(&mut a, &frame);
+        assert_eq!(whole(&receive(&mut b, &mut || {})), frame, "{size} octets");
     }
 }
 

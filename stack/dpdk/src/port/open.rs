@@ -259,7 +259,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     let flags = queues.iter().filter_map(|queue| queue.flag.as_ref()).map(Registered::flag).collect();
     let reconnector = cure.map(|cure| Reconnector::start(port, cure, flags));
     let device = Device { plan: device.plan.clone(), port: device.port.take(), ring: device.ring.take() };
-    Ok(Inner { info, device, queues, reconnector })
+    Ok(Inner { info, device, queues, reconnector, miscounts_chains: plan.shares_memory })
 }
 
 /// Checks the kernel's interface first, because DPDK's messages are less clear.
