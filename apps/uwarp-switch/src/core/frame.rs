@@ -1,0 +1,135 @@
+//! What the switch reads of a frame: no more than it needs to say whose it is.
+
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::{ethernet, ipv4, ipv6, tcp};
+
+use super::DropReason;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A TCP segment.
+    Tcp(Segment),
+    /// ARP, ICMP or ICMPv6, which `uwarp_wire::frame::classify` reads.
+    Control,
+}
+
+/// The addresses and ports of a TCP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) source: IpAddress,
+    pub(super) destination: IpAddress,
+    pub(super) source_port: u16,
+    pub(super) destination_port: u16,
+    /// The lowest eight flags.
+    pub(super) flags: u8,
+    /// Octets of the IP header.
+    pub(super) ip_len: u8,
+    /// Octets of the TCP header, as the segment says.
+    pub(super) tcp_len: u8,
+}
+
+const V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + tcp::HEADER_LEN;
+const V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + tcp::HEADER_LEN;
+/// More fragments, and the offset.
+const FRAGMENT: u16 = 0x3fff;
+const ICMP: u8 = 1;
+const ICMP6: u8 = 58;
+
+#[inline(always)]
+fn word(octets: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([octets[at], octets[at + 1]])
+}
+
+/// Reads a frame. Its checksums are the receiver's to verify.
+///
+/// # Errors
+/// Why it is dropped: fragments, VLAN tags, IP options and protocols other than TCP and ICMP are
+/// [`DropReason::Unsupported`].
+#[inline]
+pub(super) fn parse(frame: &[u8]) -> Result<Kind, DropReason> {
+    let Some(start) = frame.first_chunk::<{ ethernet::HEADER_LEN + ipv4::HEADER_LEN }>() else {
+        return Err(DropReason::Malformed);
+    };
+    match word(start, 12) {
+        0x0800 => {
+            if start[14] != 0x45 || word(start, 20) & FRAGMENT != 0 {
+                return Err(DropReason::Unsupported);
+            }
+            match start[23] {
+                tcp::PROTOCOL => {}
+                ICMP => return Ok(Kind::Control),
+                _ => return Err(DropReason::Unsupported),
+            }
+            let Some(headers) = frame.first_chunk::<V4>() else { return Err(DropReason::Malformed) };
+            let total = usize::from(word(headers, 16));
+            if total < V4 - ethernet::HEADER_LEN || total > frame.len() - ethernet::HEADER_LEN {
+                return Err(DropReason::Malformed);
+            }
+            let address = |at: usize| {
+                IpAddress::from_ipv4_bits(u32::from_be_bytes([
+                    headers[at],
+                    headers[at + 1],
+                    headers[at + 2],
+                    headers[at + 3],
+                ]))
+            };
+            segment(address(26), address(30), &headers[34..], ipv4::HEADER_LEN, total)
+        }
+        0x86dd => {
+            let Some(headers) = frame.first_chunk::<V6>() else {
+                // Neighbor Discovery without options is shorter than a TCP segment.
+                return if frame.len() >= V6 - tcp::HEADER_LEN && frame[20] == ICMP6 {
+                    Ok(Kind::Control)
+                } else {
+                    Err(DropReason::Malformed)
+                };
+            };
+            match headers[20] {
+                tcp::PROTOCOL => {}
+                ICMP6 => return Ok(Kind::Control),
+                _ => return Err(DropReason::Unsupported),
+            }
+            let payload = usize::from(word(headers, 18));
+            if headers[14] >> 4 != 6
+                || payload < tcp::HEADER_LEN
+                || payload > frame.len() - ethernet::HEADER_LEN - ipv6::HEADER_LEN
+            {
+                return Err(DropReason::Malformed);
+            }
+            let address = |at: usize| {
+                let mut octets = [0; 16];
+                octets.copy_from_slice(&headers[at..at + 16]);
+                IpAddress::from(std::net::Ipv6Addr::from_bits(u128::from_be_bytes(octets)))
+            };
+            segment(address(22), address(38), &headers[54..], ipv6::HEADER_LEN, ipv6::HEADER_LEN + payload)
+        }
+        0x0806 => Ok(Kind::Control),
+        _ => Err(DropReason::Unsupported),
+    }
+}
+
+#[inline(always)]
+fn segment(
+    source: IpAddress,
+    destination: IpAddress,
+    header: &[u8],
+    ip_len: usize,
+    packet_len: usize,
+) -> Result<Kind, DropReason> {
+    let tcp_len = usize::from(header[12] >> 4) * 4;
+    // An IPv4 address in IPv6 form must not pass for the address itself.
+    let mixed = ip_len == ipv6::HEADER_LEN && (source.is_ipv4() || destination.is_ipv4());
+    if tcp_len < tcp::HEADER_LEN || ip_len + tcp_len > packet_len || mixed {
+        return Err(DropReason::Malformed);
+    }
+    Ok(Kind::Tcp(Segment {
+        source,
+        destination,
+        source_port: word(header, 0),
+        destination_port: word(header, 2),
+        flags: header[13],
+        ip_len: ip_len as u8,
+        tcp_len: tcp_len as u8,
+    }))
+}

@@ -1,0 +1,399 @@
+//! What becomes of a frame.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use arrayvec::ArrayVec;
+use serde::{Deserialize, Serialize};
+use uwarp_wire::address::{FlowKey, IpAddress};
+use uwarp_wire::frame::{Frame, TcpFrame, classify};
+use uwarp_wire::icmp6::Icmp6Message;
+use uwarp_wire::tcp::TcpFlags;
+use uwarp_wire::{ethernet, frame as wire_frame};
+
+use super::ClientId;
+use super::flows::{End, Flows};
+use super::frame::{self, Kind, Segment};
+use super::ports::{MAX_CLIENTS, PortTable, ReserveError};
+use super::replies::Reply;
+
+/// The most addresses that clients share.
+const MAX_ADDRESSES: usize = 64;
+
+/// Why a frame was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DropReason {
+    /// The headers contradict themselves or each other.
+    Malformed,
+    /// It is longer than the MTU allows, or in several buffers.
+    TooLong,
+    /// A VLAN tag, IP options, a fragment, or a protocol that the switch does not carry.
+    Unsupported,
+    /// Its source is another's hardware address.
+    SourceMac,
+    /// Its source is none of the shared addresses.
+    SourceAddress,
+    /// Its source is a port that the client does not own.
+    SourcePort,
+    /// An ICMP error about a segment that the client did not receive.
+    ForgedIcmp,
+    /// The receiver's ring is full: it does not read, or not fast enough.
+    RingFull,
+    /// The device found its checksum to be wrong.
+    Checksum,
+}
+
+impl DropReason {
+    /// Every reason.
+    pub const ALL: [DropReason; 9] = [
+        DropReason::Malformed,
+        DropReason::TooLong,
+        DropReason::Unsupported,
+        DropReason::SourceMac,
+        DropReason::SourceAddress,
+        DropReason::SourcePort,
+        DropReason::ForgedIcmp,
+        DropReason::RingFull,
+        DropReason::Checksum,
+    ];
+
+    /// As it is printed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DropReason::Malformed => "malformed",
+            DropReason::TooLong => "too-long",
+            DropReason::Unsupported => "unsupported",
+            DropReason::SourceMac => "source-mac",
+            DropReason::SourceAddress => "source-address",
+            DropReason::SourcePort => "source-port",
+            DropReason::ForgedIcmp => "forged-icmp",
+            DropReason::RingFull => "ring-full",
+            DropReason::Checksum => "checksum",
+        }
+    }
+}
+
+/// What a client's frames came to. `RingFull` counts frames for this client, every other reason frames from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames from the client.
+    pub received: u64,
+    /// Their octets.
+    pub received_octets: u64,
+    /// Frames that its device took.
+    pub sent: u64,
+    /// Resets, ICMP errors and answers to ARP and Neighbor Discovery among them, which the switch made.
+    pub answered: u64,
+    drops: [u64; DropReason::ALL.len()],
+}
+
+impl Counters {
+    /// Frames dropped for a reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+}
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes to this client. Its hardware addresses are rewritten; `ip_len` and `tcp_len` are the lengths of its IP and
+    /// TCP headers, 0 and 0 if it is not TCP.
+    Forward {
+        /// Who gets it.
+        to: ClientId,
+        /// Octets of the IP header.
+        ip_len: u8,
+        /// Octets of the TCP header.
+        tcp_len: u8,
+    },
+    /// Its sender gets [`Switch::answer`] instead.
+    Answer,
+    /// Nothing more: it is dropped, and counted if it should not have been sent.
+    Drop,
+}
+
+/// A frame to a client whose peer is gone: see [`Switch::leave`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Who gets it.
+    pub to: ClientId,
+    /// The frame.
+    pub frame: Vec<u8>,
+}
+
+/// An address that clients cannot share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignAddress(pub IpAddr);
+
+/// The tables, and the judge of every frame.
+#[derive(Debug)]
+pub struct Switch {
+    mac: [u8; 6],
+    longest: usize,
+    addresses: ArrayVec<IpAddress, MAX_ADDRESSES>,
+    ports: PortTable,
+    flows: Flows,
+    macs: [[u8; 6]; MAX_CLIENTS],
+    counters: [Counters; MAX_CLIENTS],
+    reply: Reply,
+}
+
+impl Switch {
+    /// A switch without clients. They send to its hardware address `mac` packets of at most `mtu` octets, from and to
+    /// `addresses`.
+    ///
+    /// # Errors
+    /// The address that is not a host's, or one too many.
+    pub fn new(mac: [u8; 6], mtu: u16, addresses: &[IpAddr]) -> Result<Switch, ForeignAddress> {
+        let mut shared = ArrayVec::new();
+        for address in addresses {
+            let own = IpAddress::from(*address);
+            let is_host = !own.is_unspecified() && !own.is_multicast() && !address.is_loopback();
+            if !is_host || shared.try_push(own).is_err() {
+                return Err(ForeignAddress(*address));
+            }
+        }
+        Ok(Switch {
+            mac,
+            longest: ethernet::HEADER_LEN + usize::from(mtu),
+            addresses: shared,
+            ports: PortTable::default(),
+            flows: Flows::default(),
+            macs: [[0; 6]; MAX_CLIENTS],
+            counters: [Counters::default(); MAX_CLIENTS],
+            reply: Reply::default(),
+        })
+    }
+
+    /// Lets a client in, which has this hardware address; gives its block of ports. `None` if its place is taken.
+    pub fn enter(&mut self, client: ClientId, mac: [u8; 6]) -> Option<RangeInclusive<u16>> {
+        let block = self.ports.enter(client)?;
+        self.macs[client.place()] = mac;
+        self.counters[client.place()] = Counters::default();
+        Some(block)
+    }
+
+    /// Frees all that a client held. Gives frames which make the peers of its connections notice: they answer, and are
+    /// reset because nobody owns the port.
+    pub fn leave(&mut self, client: ClientId) -> Vec<Probe> {
+        let ports = &self.ports;
+        let gone = self.flows.take_gone(|end| ports.owner(end.port) == Some(client));
+        let mut probes = Vec::new();
+        for (gone, left) in gone {
+            if let Some(to) = self.ports.owner(left.port)
+                && self.reply.probe(self.mac, self.macs[to.place()], gone, left)
+            {
+                probes.push(Probe { to, frame: self.reply.octets().to_vec() });
+            }
+        }
+        self.ports.leave(client);
+        probes
+    }
+
+    /// Reserves a TCP port for a client to listen on; 0 chooses one.
+    ///
+    /// # Errors
+    /// See [`ReserveError`].
+    pub fn reserve(&mut self, client: ClientId, port: u16) -> Result<u16, ReserveError> {
+        self.ports.reserve(client, port)
+    }
+
+    /// Gives a reserved port back.
+    pub fn release(&mut self, client: ClientId, port: u16) {
+        self.ports.release(client, port);
+    }
+
+    /// Who owns which port.
+    pub fn ports(&self) -> &PortTable {
+        &self.ports
+    }
+
+    /// A client's counters.
+    pub fn counters(&self, client: ClientId) -> &Counters {
+        &self.counters[client.place()]
+    }
+
+    /// A client's device took so many frames.
+    #[inline]
+    pub fn count_sent(&mut self, client: ClientId, frames: usize) {
+        self.counters[client.place()].sent += frames as u64;
+    }
+
+    /// Frames from a client (with [`DropReason::RingFull`]: to it) were dropped.
+    pub fn count_drops(&mut self, client: ClientId, reason: DropReason, frames: usize) {
+        self.counters[client.place()].drops[reason as usize] += frames as u64;
+    }
+
+    /// The frame of [`Verdict::Answer`].
+    pub fn answer(&self) -> &[u8] {
+        self.reply.octets()
+    }
+
+    /// Decides about a frame from a client, and counts it.
+    #[inline]
+    pub fn judge(&mut self, from: ClientId, frame: &mut [u8]) -> Verdict {
+        let counters = &mut self.counters[from.place()];
+        counters.received += 1;
+        counters.received_octets += frame.len() as u64;
+        match self.inspect(from, frame) {
+            Ok(verdict) => verdict,
+            Err(reason) => self.refuse(from, reason),
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, from: ClientId, reason: DropReason) -> Verdict {
+        self.count_drops(from, reason, 1);
+        Verdict::Drop
+    }
+
+    #[inline]
+    fn inspect(&mut self, from: ClientId, octets: &mut [u8]) -> Result<Verdict, DropReason> {
+        if octets.len() > self.longest {
+            return Err(DropReason::TooLong);
+        }
+        if octets.get(6..12) != Some(&self.macs[from.place()]) {
+            return Err(DropReason::SourceMac);
+        }
+        match frame::parse(octets)? {
+            Kind::Tcp(segment) => self.inspect_segment(from, &segment, octets),
+            Kind::Control => self.inspect_control(from, octets),
+        }
+    }
+
+    #[inline]
+    fn is_shared(&self, address: IpAddress) -> bool {
+        self.addresses.contains(&address)
+    }
+
+    #[inline]
+    fn inspect_segment(&mut self, from: ClientId, segment: &Segment, octets: &mut [u8]) -> Result<Verdict, DropReason> {
+        if !self.is_shared(segment.source) {
+            return Err(DropReason::SourceAddress);
+        }
+        if self.ports.owner(segment.source_port) != Some(from) {
+            return Err(DropReason::SourcePort);
+        }
+        if !self.is_shared(segment.destination) {
+            return self.answer_unreachable(from, octets);
+        }
+        let Some(to) = self.ports.owner(segment.destination_port) else { return self.answer_reset(from, octets) };
+        const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
+        if segment.flags & RARE != 0 {
+            self.follow(from, to, segment);
+        }
+        self.readdress(to, octets);
+        Ok(Verdict::Forward { to, ip_len: segment.ip_len, tcp_len: segment.tcp_len })
+    }
+
+    /// Writes the hardware addresses for the receiver.
+    #[inline]
+    fn readdress(&self, to: ClientId, octets: &mut [u8]) {
+        if let Some(addresses) = octets.first_chunk_mut::<12>() {
+            addresses[..6].copy_from_slice(&self.macs[to.place()]);
+            addresses[6..].copy_from_slice(&self.mac);
+        }
+    }
+
+    /// A connection begins or ends.
+    #[cold]
+    fn follow(&mut self, from: ClientId, to: ClientId, segment: &Segment) {
+        let source = End { address: segment.source, port: segment.source_port };
+        let destination = End { address: segment.destination, port: segment.destination_port };
+        let flags = TcpFlags::from_bits(segment.flags.into());
+        if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
+            self.flows.ended((from, source), (to, destination));
+        } else if flags.contains(TcpFlags::ACK) {
+            self.flows.accepted(from, source, destination);
+        }
+    }
+
+    #[cold]
+    fn answer_reset(&mut self, from: ClientId, octets: &[u8]) -> Result<Verdict, DropReason> {
+        let segment = self.whole_segment(octets)?;
+        Ok(self.answered(from, |reply, mac| reply.reset(mac, &segment)))
+    }
+
+    #[cold]
+    fn answer_unreachable(&mut self, from: ClientId, octets: &[u8]) -> Result<Verdict, DropReason> {
+        let segment = self.whole_segment(octets)?;
+        let FlowKey { remote, local, .. } = segment.flow;
+        let own = self.addresses.iter().find(|own| own.is_ipv4() == remote.is_ipv4()).copied();
+        let Some(own) = own.filter(|_| segment.header.flags.contains(TcpFlags::SYN)) else { return Ok(Verdict::Drop) };
+        let route = wire_frame::Route {
+            source: remote,
+            destination: local,
+            source_mac: segment.source_mac,
+            destination_mac: segment.destination_mac,
+            vlan: None,
+            ip_offset: segment.ip_offset,
+            ip_len: segment.payload_offset + segment.payload_len - segment.ip_offset,
+        };
+        Ok(self.answered(from, |reply, mac| reply.unreachable(mac, own, &route, octets)))
+    }
+
+    /// A segment with everything in its headers.
+    fn whole_segment(&self, octets: &[u8]) -> Result<TcpFrame, DropReason> {
+        match classify(octets, octets.len()) {
+            Ok(Frame::Tcp(segment)) => Ok(segment),
+            _ => Err(DropReason::Malformed),
+        }
+    }
+
+    fn answered(&mut self, from: ClientId, write: impl FnOnce(&mut Reply, [u8; 6]) -> bool) -> Verdict {
+        if write(&mut self.reply, self.mac) {
+            self.counters[from.place()].answered += 1;
+            Verdict::Answer
+        } else {
+            Verdict::Drop
+        }
+    }
+
+    /// ARP, Neighbor Discovery and ICMP errors.
+    #[cold]
+    fn inspect_control(&mut self, from: ClientId, octets: &mut [u8]) -> Result<Verdict, DropReason> {
+        let (source, quoted) = match classify(octets, octets.len()).map_err(|_| DropReason::Malformed)? {
+            Frame::Arp(arp) => {
+                let sender = IpAddress::from(arp.packet.sender_address);
+                if arp.packet.sender_mac.0 != self.macs[from.place()] {
+                    return Err(DropReason::SourceMac);
+                }
+                if !arp.packet.is_probe() && !self.is_shared(sender) {
+                    return Err(DropReason::SourceAddress);
+                }
+                return Ok(self.answered(from, |reply, mac| reply.arp(mac, &arp)));
+            }
+            Frame::Icmp6(icmp) => match icmp.message {
+                Icmp6Message::NeighbourSolicitation { target, .. } => {
+                    return Ok(self.answered(from, |reply, mac| reply.advertisement(mac, &icmp, target)));
+                }
+                // An engine says which address it has. Everybody knows.
+                Icmp6Message::NeighbourAdvertisement { .. } => return Ok(Verdict::Drop),
+                message => (icmp.route.source, message.quoted_tcp()),
+            },
+            Frame::Icmp(icmp) => (icmp.route.source, icmp.message.quoted_tcp()),
+            _ => return Err(DropReason::Unsupported),
+        };
+        // An error goes to the sender of the segment that it quotes, and must come from the receiver of that.
+        let flow = quoted.ok_or(DropReason::Unsupported)?.flow;
+        if !self.is_shared(source) {
+            return Err(DropReason::SourceAddress);
+        }
+        let is_receiver = self.ports.owner(flow.remote_port) == Some(from);
+        let to = self.ports.owner(flow.local_port);
+        match to {
+            Some(to) if is_receiver && self.is_shared(flow.local) && self.is_shared(flow.remote) => {
+                self.readdress(to, octets);
+                Ok(Verdict::Forward { to, ip_len: 0, tcp_len: 0 })
+            }
+            _ => Err(DropReason::ForgedIcmp),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn followed(&self) -> usize {
+        self.flows.len()
+    }
+}

@@ -1,0 +1,340 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use uwarp_wire::arp::{ArpOperation, ArpPacket};
+use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_icmp6, prepend_tcp};
+use uwarp_wire::icmp::{IcmpMessage, unreachable};
+use uwarp_wire::icmp6::{Icmp6Message, NEIGHBOUR_HOP_LIMIT};
+use uwarp_wire::ipv6;
+use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
+
+use super::*;
+
+const SWITCH: [u8; 6] = [2, 0x75, 0, 0, 0, 0xff];
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1));
+
+fn mac(client: ClientId) -> [u8; 6] {
+    [2, 0x75, 0, 0, 0, client.0]
+}
+
+fn client(place: usize) -> ClientId {
+    ClientId::new(place).expect("a place")
+}
+
+/// A switch with so many clients.
+fn switch(clients: usize) -> Switch {
+    let mut switch = Switch::new(SWITCH, 1500, &[V4, V6]).expect("addresses of a host");
+    for place in 0..clients {
+        switch.enter(client(place), mac(client(place))).expect("the place is free");
+    }
+    switch
+}
+
+fn first_port(switch: &Switch, place: usize) -> u16 {
+    *switch.ports().block(client(place)).expect("it has entered").start()
+}
+
+/// A segment as a client would send it.
+#[derive(Clone)]
+struct Segment {
+    mac: [u8; 6],
+    source: IpAddr,
+    destination: IpAddr,
+    ports: (u16, u16),
+    flags: TcpFlags,
+    payload: usize,
+}
+
+impl Segment {
+    fn new(from: usize, ports: (u16, u16)) -> Segment {
+        let mac = mac(client(from));
+        Segment { mac, source: V4, destination: V4, ports, flags: TcpFlags::ACK, payload: 100 }
+    }
+
+    fn flags(mut self, flags: TcpFlags) -> Segment {
+        self.flags = flags;
+        self
+    }
+
+    fn build(&self) -> Vec<u8> {
+        let mut header = TcpHeader::new(self.flags);
+        (header.source_port, header.destination_port) = self.ports;
+        (header.sequence, header.acknowledgment) = (SeqNumber(1000), SeqNumber(77));
+        let path =
+            Path::new(EthernetAddress(self.mac), EthernetAddress(SWITCH), self.source.into(), self.destination.into());
+        let mut room = [0; 128];
+        let checksum = TcpChecksum::Full { payload_sum: 0 };
+        let length = prepend_tcp(&mut room, &path, &header, 0, self.payload, checksum).expect("room");
+        let mut frame = room[128 - length..].to_vec();
+        frame.resize(length + self.payload, 0);
+        frame
+    }
+}
+
+fn judge(switch: &mut Switch, from: usize, mut frame: Vec<u8>) -> (Verdict, Vec<u8>) {
+    let verdict = switch.judge(client(from), &mut frame);
+    (verdict, frame)
+}
+
+fn dropped(switch: &mut Switch, from: usize, frame: Vec<u8>, reason: DropReason) {
+    let before = switch.counters(client(from)).dropped(reason);
+    let (verdict, _) = judge(switch, from, frame);
+    assert_eq!(verdict, Verdict::Drop, "{reason:?}");
+    assert_eq!(switch.counters(client(from)).dropped(reason), before + 1, "{reason:?}");
+}
+
+fn answer_is_reset(switch: &Switch, sequence: u32) {
+    let answer = switch.answer();
+    let Ok(Frame::Tcp(reset)) = classify(answer, answer.len()) else { panic!("no segment: {answer:?}") };
+    assert!(reset.header.flags.contains(TcpFlags::RST) && reset.checksum_is_good(answer, uwarp_wire::checksum::sum));
+    assert_eq!(reset.header.sequence.0, sequence);
+}
+
+#[test]
+fn a_segment_goes_to_the_owner_of_its_port_with_new_hardware_addresses() {
+    let mut switch = switch(3);
+    assert_eq!(switch.reserve(client(1), 7471), Ok(7471));
+    let from = first_port(&switch, 0);
+    for address in [V4, V6] {
+        let mut segment = Segment::new(0, (from, 7471));
+        (segment.source, segment.destination) = (address, address);
+        let sent = segment.build();
+        let (verdict, got) = judge(&mut switch, 0, sent.clone());
+        let ip_len = if address.is_ipv4() { 20 } else { 40 };
+        assert_eq!(verdict, Verdict::Forward { to: client(1), ip_len, tcp_len: 20 });
+        assert_eq!((&got[..6], &got[6..12], &got[12..]), (&mac(client(1))[..], &SWITCH[..], &sent[12..]));
+    }
+    // And back, and to oneself.
+    let (back, _) = judge(&mut switch, 1, Segment::new(1, (7471, from)).build());
+    assert!(matches!(back, Verdict::Forward { to, .. } if to == client(0)));
+    let own = first_port(&switch, 1);
+    let (own, _) = judge(&mut switch, 1, Segment::new(1, (own, 7471)).build());
+    assert!(matches!(own, Verdict::Forward { to, .. } if to == client(1)));
+}
+
+#[test]
+fn what_is_in_anothers_name_is_dropped_and_counted() {
+    let mut switch = switch(2);
+    switch.reserve(client(1), 7471).unwrap();
+    let own = first_port(&switch, 0);
+    let good = Segment::new(0, (own, 7471));
+    dropped(&mut switch, 0, Segment { mac: mac(client(1)), ..good.clone() }.build(), DropReason::SourceMac);
+    dropped(&mut switch, 0, Segment { mac: SWITCH, ..good.clone() }.build(), DropReason::SourceMac);
+    let stranger = "10.0.0.2".parse().unwrap();
+    dropped(&mut switch, 0, Segment { source: stranger, ..good.clone() }.build(), DropReason::SourceAddress);
+    for port in [7471, 1, first_port(&switch, 1)] {
+        dropped(&mut switch, 0, Segment { ports: (port, 7471), ..good.clone() }.build(), DropReason::SourcePort);
+    }
+    // An address of version 4 in the form of version 6.
+    let mut mapped = Segment { source: V6, destination: V6, ..good.clone() }.build();
+    mapped[22..38].copy_from_slice(&Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets());
+    dropped(&mut switch, 0, mapped, DropReason::Malformed);
+    let (verdict, _) = judge(&mut switch, 0, good.build());
+    assert!(matches!(verdict, Verdict::Forward { .. }));
+}
+
+#[test]
+fn what_the_switch_does_not_carry_is_dropped_and_counted() {
+    let mut switch = switch(2);
+    let good = Segment::new(0, (first_port(&switch, 0), first_port(&switch, 1)));
+    let edited = |edit: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = good.build();
+        edit(&mut frame);
+        frame
+    };
+    for (frame, reason) in [
+        (Segment { payload: 1461, ..good.clone() }.build(), DropReason::TooLong),
+        (vec![], DropReason::SourceMac),
+        (good.build()[..33].to_vec(), DropReason::Malformed),
+        (good.build()[..53].to_vec(), DropReason::Malformed),
+        // Cut behind the headers: the packet says that it is longer.
+        (good.build()[..100].to_vec(), DropReason::Malformed),
+        (edited(&|frame| frame[46] = 0x40), DropReason::Malformed),
+        (edited(&|frame| frame[12..14].copy_from_slice(&[0x81, 0])), DropReason::Unsupported),
+        (edited(&|frame| frame[14] = 0x46), DropReason::Unsupported),
+        (edited(&|frame| frame[20] = 0x20), DropReason::Unsupported),
+        (edited(&|frame| frame[21] = 1), DropReason::Unsupported),
+        (edited(&|frame| frame[23] = 17), DropReason::Unsupported),
+    ] {
+        dropped(&mut switch, 0, frame, reason);
+    }
+    let (verdict, _) = judge(&mut switch, 0, Segment { payload: 1460, ..good }.build());
+    assert!(matches!(verdict, Verdict::Forward { .. }));
+}
+
+#[test]
+fn a_segment_to_a_port_that_nobody_owns_is_reset_and_a_reset_is_not() {
+    let mut switch = switch(1);
+    let own = first_port(&switch, 0);
+    let (verdict, _) = judge(&mut switch, 0, Segment::new(0, (own, 7471)).build());
+    assert_eq!(verdict, Verdict::Answer);
+    answer_is_reset(&switch, 77);
+    assert_eq!(&switch.answer()[..6], &mac(client(0)));
+    let reset = Segment::new(0, (own, 7471)).flags(TcpFlags::RST);
+    assert_eq!(judge(&mut switch, 0, reset.build()).0, Verdict::Drop);
+    assert_eq!(switch.counters(client(0)).answered, 1);
+}
+
+#[test]
+fn a_connection_to_a_host_beyond_is_unreachable_at_once() {
+    let mut switch = switch(1);
+    let own = first_port(&switch, 0);
+    for (source, destination) in [(V4, "10.0.0.2"), (V6, "fd00::2")] {
+        let destination = destination.parse().unwrap();
+        let syn = Segment { source, destination, ..Segment::new(0, (own, 7471)).flags(TcpFlags::SYN) };
+        assert_eq!(judge(&mut switch, 0, syn.build()).0, Verdict::Answer);
+        let answer = switch.answer();
+        let quoted = match classify(answer, answer.len()).expect("a frame") {
+            Frame::Icmp(icmp) => icmp.message.quoted_tcp(),
+            Frame::Icmp6(icmp) => icmp.message.quoted_tcp(),
+            other => panic!("{other:?}"),
+        };
+        let quoted = quoted.expect("it quotes the SYN");
+        assert_eq!((quoted.flow.local_port, quoted.sequence), (own, SeqNumber(1000)));
+        let late = Segment { source, destination, ..Segment::new(0, (own, 7471)) };
+        assert_eq!(judge(&mut switch, 0, late.build()).0, Verdict::Drop, "only a SYN is answered");
+    }
+}
+
+#[test]
+fn every_question_for_a_neighbour_is_answered_with_the_switch() {
+    let mut switch = switch(2);
+    let own = EthernetAddress(mac(client(0)));
+    let Some(host) = V4.to_canonical().to_string().parse::<Ipv4Addr>().ok() else { panic!() };
+    let asked = Ipv4Addr::new(10, 0, 0, 9);
+    let mut frame = [0; 64];
+    let length = ArpPacket::request(own, host, asked).emit_frame(&mut frame).unwrap();
+    assert_eq!(judge(&mut switch, 0, frame[..length].to_vec()).0, Verdict::Answer);
+    let Ok(Frame::Arp(answer)) = classify(switch.answer(), switch.answer().len()) else { panic!("no ARP") };
+    assert_eq!(answer.packet.operation, ArpOperation::Reply);
+    assert_eq!((answer.packet.sender_mac.0, answer.packet.sender_address), (SWITCH, asked));
+    let length = ArpPacket::announcement(own, host).emit_frame(&mut frame).unwrap();
+    assert_eq!(judge(&mut switch, 0, frame[..length].to_vec()).0, Verdict::Drop, "an announcement");
+    let length = ArpPacket::request(own, asked, host).emit_frame(&mut frame).unwrap();
+    dropped(&mut switch, 0, frame[..length].to_vec(), DropReason::SourceAddress);
+    let length = ArpPacket::request(EthernetAddress(mac(client(1))), host, asked).emit_frame(&mut frame).unwrap();
+    frame[6..12].copy_from_slice(&own.0);
+    dropped(&mut switch, 0, frame[..length].to_vec(), DropReason::SourceMac);
+
+    let target = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9);
+    let message = Icmp6Message::NeighbourSolicitation { target, source_mac: Some(own), nonce: None };
+    let group = ipv6::solicited_node(target);
+    let path = Path::new(own, ipv6::multicast_mac(group), V6.into(), group.into());
+    let path = Path { hop_limit: NEIGHBOUR_HOP_LIMIT, ..path };
+    let mut frame = [0; 128];
+    let length = emit_icmp6(&mut frame, &path, &message).unwrap();
+    assert_eq!(judge(&mut switch, 0, frame[..length].to_vec()).0, Verdict::Answer);
+    let Ok(Frame::Icmp6(answer)) = classify(switch.answer(), switch.answer().len()) else { panic!("no ICMPv6") };
+    let Icmp6Message::NeighbourAdvertisement { target: said, target_mac, .. } = answer.message else { panic!() };
+    assert_eq!((said, target_mac), (target, Some(EthernetAddress(SWITCH))));
+}
+
+#[test]
+fn an_icmp_error_reaches_the_sender_of_what_it_quotes_and_only_its_receiver_may_send_it() {
+    let mut switch = switch(3);
+    let ports = (first_port(&switch, 0), first_port(&switch, 1));
+    let quoted = Segment::new(0, ports).build()[14..62].to_vec();
+    let error = |from: usize, quoted: &[u8]| {
+        let path = Path::new(EthernetAddress(mac(client(from))), EthernetAddress(SWITCH), V4.into(), V4.into());
+        let message =
+            IcmpMessage::DestinationUnreachable { code: unreachable::FRAGMENTATION_NEEDED, next_hop_mtu: 576, quoted };
+        let mut frame = vec![0; 128];
+        let length = emit_icmp(&mut frame, &path, &message).unwrap();
+        frame.truncate(length);
+        frame
+    };
+    let (verdict, frame) = judge(&mut switch, 1, error(1, &quoted));
+    assert_eq!(verdict, Verdict::Forward { to: client(0), ip_len: 0, tcp_len: 0 });
+    assert_eq!(&frame[..6], &mac(client(0)));
+    dropped(&mut switch, 2, error(2, &quoted), DropReason::ForgedIcmp);
+    dropped(&mut switch, 0, error(0, &quoted), DropReason::ForgedIcmp);
+    dropped(&mut switch, 1, error(1, &quoted[..20]), DropReason::Unsupported);
+}
+
+#[test]
+fn the_peers_of_a_client_that_leaves_are_asked_and_then_reset() {
+    let mut switch = switch(3);
+    switch.reserve(client(0), 7471).unwrap();
+    let (one, two) = (first_port(&switch, 1), first_port(&switch, 2));
+    let mut connect = |from: usize, port: u16| {
+        judge(&mut switch, from, Segment::new(from, (port, 7471)).flags(TcpFlags::SYN).build());
+        judge(&mut switch, 0, Segment::new(0, (7471, port)).flags(TcpFlags::SYN | TcpFlags::ACK).build());
+    };
+    connect(1, one);
+    connect(1, one + 1);
+    connect(1, one + 2);
+    connect(2, two);
+    assert_eq!(switch.followed(), 4);
+    // One ends from either side, and is not asked about.
+    judge(&mut switch, 1, Segment::new(1, (one + 1, 7471)).flags(TcpFlags::FIN | TcpFlags::ACK).build());
+    judge(&mut switch, 0, Segment::new(0, (7471, one + 2)).flags(TcpFlags::RST).build());
+    assert_eq!(switch.followed(), 2);
+    let mut probes = switch.leave(client(0));
+    probes.sort_by_key(|probe| probe.to);
+    assert_eq!(probes.iter().map(|probe| probe.to).collect::<Vec<_>>(), [client(1), client(2)]);
+    let Ok(Frame::Tcp(probe)) = classify(&probes[0].frame, probes[0].frame.len()) else { panic!("no segment") };
+    assert!(
+        probe.header.flags.contains(TcpFlags::SYN)
+            && probe.checksum_is_good(&probes[0].frame, uwarp_wire::checksum::sum)
+    );
+    assert_eq!((probe.flow.remote_port, probe.flow.local_port), (7471, one));
+    assert_eq!(switch.followed(), 0);
+    // Its answer, an acknowledgment, meets a port without an owner.
+    assert_eq!(judge(&mut switch, 1, Segment::new(1, (one, 7471)).build()).0, Verdict::Answer);
+    answer_is_reset(&switch, 77);
+    // The port is free.
+    assert_eq!(switch.reserve(client(1), 7471), Ok(7471));
+}
+
+#[test]
+fn a_port_has_one_owner_and_is_free_when_that_leaves() {
+    let mut switch = switch(2);
+    let (zero, one) = (switch.ports().block(client(0)).unwrap(), switch.ports().block(client(1)).unwrap());
+    assert!(zero.end() < one.start());
+    assert_eq!(switch.reserve(client(0), 7471), Ok(7471));
+    assert_eq!(switch.reserve(client(0), 7471), Err(ReserveError::Taken));
+    assert_eq!(switch.reserve(client(1), 7471), Err(ReserveError::Taken));
+    assert_eq!(switch.reserve(client(1), *zero.start()), Err(ReserveError::Taken), "in another's block");
+    // Any port is one of the own block, and is given once.
+    let any = switch.reserve(client(0), 0).unwrap();
+    let other = switch.reserve(client(0), 0).unwrap();
+    assert!(zero.contains(&any) && zero.contains(&other) && any != other);
+    switch.release(client(1), 7471);
+    assert_eq!(switch.ports().owner(7471), Some(client(0)), "another's release does nothing");
+    switch.release(client(0), 7471);
+    switch.release(client(0), any);
+    assert_eq!((switch.ports().owner(7471), switch.ports().owner(any)), (None, Some(client(0))));
+    switch.reserve(client(0), 7471).unwrap();
+    switch.leave(client(0));
+    assert_eq!((switch.ports().owner(7471), switch.ports().owner(any)), (None, None));
+    assert_eq!(switch.enter(client(0), mac(client(0))).map(|block| block.contains(&any)), Some(false));
+}
+
+#[test]
+fn nobody_hoards_ports_and_every_place_finds_a_block() {
+    let mut switch = switch(1);
+    let reserved = (1..=65_535).filter(|port| switch.reserve(client(0), *port).is_ok()).count();
+    assert_eq!(reserved, MAX_LISTENING);
+    assert_eq!(switch.reserve(client(0), 0), Err(ReserveError::Limit));
+    // One port in as many blocks as possible.
+    let mut switch = super::tests::switch(2);
+    let blocks = EPHEMERAL.step_by(BLOCK.into());
+    let spread: Vec<_> = blocks.map(|port| switch.reserve(client(0), port)).collect();
+    assert!(spread.contains(&Err(ReserveError::Kept)) && spread.iter().any(Result::is_ok), "{spread:?}");
+    for place in 2..MAX_CLIENTS {
+        let block = switch.enter(client(place), mac(client(place))).expect("a block is left");
+        assert_eq!(block.len(), BLOCK.into());
+        assert!(block.clone().all(|port| switch.ports().owner(port) == Some(client(place))));
+    }
+    assert_eq!(switch.enter(client(1), mac(client(1))), None, "the place is taken");
+    assert_eq!(ClientId::new(MAX_CLIENTS), None);
+}
+
+#[test]
+fn an_address_that_is_not_a_hosts_is_refused() {
+    for address in ["127.0.0.1", "::1", "0.0.0.0", "224.0.0.1", "ff02::1"] {
+        let address = address.parse().unwrap();
+        assert_eq!(Switch::new(SWITCH, 1500, &[V4, address]).err(), Some(ForeignAddress(address)));
+    }
+}

@@ -1,0 +1,161 @@
+//! Moves frames between the ports of the clients: the loop around [`Switch`], over any kind of port.
+
+use std::collections::VecDeque;
+
+use uwarp_engine::port::{BURST, Batch, Buffer, ChecksumStatus, Port, TransmitChecksums};
+use uwarp_wire::ethernet;
+
+use crate::core::{ClientId, DropReason, MAX_CLIENTS, Probe, Switch, Verdict};
+
+/// The switch with its clients' ports.
+#[derive(Debug)]
+pub struct Forwarder<P: Port> {
+    switch: Switch,
+    ports: [Option<P>; MAX_CLIENTS],
+    /// Frames for each client, which its device gets before the next client's frames are looked at.
+    outgoing: [VecDeque<P::Buffer>; MAX_CLIENTS],
+    /// The clients that have outgoing frames, a bit each.
+    pending: u32,
+}
+
+const _: () = assert!(MAX_CLIENTS <= u32::BITS as usize);
+
+impl<P: Port> Forwarder<P> {
+    /// Without clients.
+    pub fn new(switch: Switch) -> Forwarder<P> {
+        Forwarder {
+            switch,
+            ports: [const { None }; MAX_CLIENTS],
+            // One burst, and one answer for each frame of it.
+            outgoing: std::array::from_fn(|_| VecDeque::with_capacity(2 * BURST)),
+            pending: 0,
+        }
+    }
+
+    /// The tables.
+    pub fn switch(&self) -> &Switch {
+        &self.switch
+    }
+
+    /// The tables, to be changed.
+    pub fn switch_mut(&mut self) -> &mut Switch {
+        &mut self.switch
+    }
+
+    /// Connects the port of a client that has entered.
+    pub fn attach(&mut self, client: ClientId, port: P) {
+        self.ports[client.place()] = Some(port);
+    }
+
+    /// A client is gone: frees all that it held, has its peers notice, and gives its port back.
+    pub fn detach(&mut self, client: ClientId) -> Option<P> {
+        let port = self.ports[client.place()].take();
+        for Probe { to, frame } in self.switch.leave(client) {
+            self.send(to, &frame);
+            if self.outgoing[to.place()].len() >= BURST {
+                self.flush();
+            }
+        }
+        self.flush();
+        port
+    }
+
+    /// Takes one burst from every client and delivers it. Returns how many frames came.
+    pub fn turn(&mut self) -> usize {
+        let mut frames = 0;
+        for from in ClientId::all() {
+            let Some(port) = &mut self.ports[from.place()] else { continue };
+            let mut batch = Batch::new();
+            frames += port.rx_burst(&mut batch);
+            for frame in batch {
+                self.forward(from, frame);
+            }
+            self.flush();
+        }
+        frames
+    }
+
+    #[inline]
+    fn forward(&mut self, from: ClientId, mut frame: P::Buffer) {
+        let (start, length) = (frame.start(), frame.total_len());
+        if frame.segment_count() != 1 {
+            return self.switch.count_drops(from, DropReason::TooLong, 1);
+        }
+        let checksum = frame.received_checksums().tcp;
+        if checksum == ChecksumStatus::Bad {
+            return self.switch.count_drops(from, DropReason::Checksum, 1);
+        }
+        let Some(octets) = frame.storage_mut().and_then(|storage| storage.get_mut(start..start + length)) else {
+            return self.switch.count_drops(from, DropReason::Malformed, 1);
+        };
+        match self.switch.judge(from, octets) {
+            Verdict::Forward { to, ip_len, tcp_len } => {
+                // A sender that leaves the checksum to the device has not computed it; the receiver must be told so.
+                let is_left_out = tcp_len != 0 && checksum == ChecksumStatus::Good;
+                frame.set_transmit_checksums(TransmitChecksums {
+                    tcp: is_left_out,
+                    link_length: ethernet::HEADER_LEN as u8,
+                    ip_length: ip_len.into(),
+                    tcp_length: tcp_len,
+                    ..TransmitChecksums::default()
+                });
+                self.outgoing[to.place()].push_back(frame);
+                self.pending |= 1 << to.place();
+            }
+            Verdict::Answer => {
+                drop(frame);
+                self.answer(from);
+            }
+            Verdict::Drop => {}
+        }
+    }
+
+    #[cold]
+    fn answer(&mut self, to: ClientId) {
+        let mut octets = [0; 256];
+        let length = self.switch.answer().len();
+        octets[..length].copy_from_slice(self.switch.answer());
+        self.send(to, &octets[..length]);
+    }
+
+    /// Sends a frame that the switch made. Without a buffer it is lost, as on a wire.
+    fn send(&mut self, to: ClientId, octets: &[u8]) {
+        let Some(port) = &mut self.ports[to.place()] else { return };
+        let Some(mut frame) = port.alloc() else { return self.switch.count_drops(to, DropReason::RingFull, 1) };
+        let start = frame.start();
+        if let Some(room) = frame.storage_mut().and_then(|storage| storage.get_mut(start..start + octets.len())) {
+            room.copy_from_slice(octets);
+            frame.set_range(start, octets.len());
+            self.outgoing[to.place()].push_back(frame);
+            self.pending |= 1 << to.place();
+        }
+    }
+
+    /// Gives outgoing frames to their devices. What a device does not take is dropped: its client would hold up others.
+    fn flush(&mut self) {
+        while self.pending != 0 {
+            let place = self.pending.trailing_zeros() as usize;
+            self.pending &= self.pending - 1;
+            let Some(client) = ClientId::new(place) else { continue };
+            let frames = &mut self.outgoing[place];
+            let mut sent = 0;
+            if let Some(port) = &mut self.ports[place] {
+                while !frames.is_empty() {
+                    match port.tx_burst(frames) {
+                        0 => break,
+                        count => sent += count,
+                    }
+                }
+            }
+            let left = frames.len();
+            self.switch.count_sent(client, sent);
+            if left > 0 {
+                frames.clear();
+                self.switch.count_drops(client, DropReason::RingFull, left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+
+use uwarp_engine::port::{Batch, Buffer, Port};
+use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::frame::{Path, TcpChecksum, prepend_tcp};
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
+
+use super::*;
+
+const SWITCH: [u8; 6] = [2, 0x75, 0, 0, 0, 0xff];
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+
+/// Frames that a client's device holds before it takes no more.
+const RING: usize = 8;
+
+/// The switch, and the clients' ends with their first ports.
+fn rig(clients: usize, checksums: bool) -> (Forwarder<LoopPort>, Vec<(LoopPort, u16)>) {
+    let mut forwarder = Forwarder::new(Switch::new(SWITCH, 1500, &[HOST]).unwrap());
+    let ends = (0..clients).map(|place| {
+        let (near, far) = LoopPort::pair(LoopOptions { queue: RING, buffers: 64, checksums, ..LoopOptions::default() });
+        let client = ClientId::new(place).unwrap();
+        let block = forwarder.switch_mut().enter(client, mac(place)).unwrap();
+        forwarder.attach(client, near);
+        (far, *block.start())
+    });
+    let ends = ends.collect();
+    (forwarder, ends)
+}
+
+fn mac(place: usize) -> [u8; 6] {
+    [2, 0x75, 0, 0, 0, place as u8]
+}
+
+/// Sends a segment with one octet; gives whether the port took it.
+fn send(end: &mut LoopPort, from: usize, ports: (u16, u16), octet: u8) -> bool {
+    let mut header = TcpHeader::new(TcpFlags::ACK);
+    (header.source_port, header.destination_port) = ports;
+    let path = Path::new(EthernetAddress(mac(from)), EthernetAddress(SWITCH), HOST.into(), HOST.into());
+    let mut frame = end.alloc().expect("a buffer");
+    let start = frame.start();
+    let storage = frame.storage_mut().unwrap();
+    let payload_sum = u32::from(octet) << 8;
+    let length = prepend_tcp(&mut storage[..start], &path, &header, 0, 1, TcpChecksum::Full { payload_sum }).unwrap();
+    storage[start] = octet;
+    frame.set_range(start - length, length + 1);
+    end.tx_burst(&mut VecDeque::from([frame])) == 1
+}
+
+/// The last octets of all frames that wait.
+fn receive(end: &mut LoopPort) -> Vec<u8> {
+    let mut octets = Vec::new();
+    loop {
+        let mut batch = Batch::new();
+        if end.rx_burst(&mut batch) == 0 {
+            return octets;
+        }
+        octets.extend(batch.iter().map(|frame| *frame.data().last().unwrap()));
+    }
+}
+
+fn client(place: usize) -> ClientId {
+    ClientId::new(place).unwrap()
+}
+
+#[test]
+fn frames_arrive_in_order_at_the_owner_of_their_port() {
+    let (mut forwarder, mut ends) = rig(3, true);
+    let (zero, one, two) = (ends[0].1, ends[1].1, ends[2].1);
+    for octet in 1..=3 {
+        assert!(send(&mut ends[0].0, 0, (zero, one), octet));
+        assert!(send(&mut ends[1].0, 1, (one, two), 10 + octet));
+    }
+    assert_eq!(forwarder.turn(), 6);
+    assert_eq!(receive(&mut ends[1].0), [1, 2, 3]);
+    assert_eq!(receive(&mut ends[2].0), [11, 12, 13]);
+    assert!(receive(&mut ends[0].0).is_empty());
+    let counters = forwarder.switch().counters(client(1));
+    assert_eq!((counters.received, counters.sent), (3, 3));
+    assert_eq!(forwarder.turn(), 0);
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_up_nobody() {
+    let (mut forwarder, mut ends) = rig(3, true);
+    let (zero, one, two) = (ends[0].1, ends[1].1, ends[2].1);
+    for round in 0..20 {
+        // The first never reads; the second does.
+        assert!(send(&mut ends[2].0, 2, (two, zero), round));
+        assert!(send(&mut ends[2].0, 2, (two, one), round));
+        forwarder.turn();
+        assert_eq!(receive(&mut ends[1].0), [round]);
+    }
+    let counters = forwarder.switch().counters(client(0));
+    assert_eq!((counters.sent, counters.dropped(DropReason::RingFull)), (RING as u64, 20 - RING as u64));
+    assert_eq!(forwarder.switch().counters(client(2)).dropped(DropReason::RingFull), 0);
+    assert_eq!(receive(&mut ends[0].0).len(), RING);
+}
+
+#[test]
+fn a_checksum_that_was_left_out_is_announced_to_the_receiver() {
+    // Without checksums both sides of a pair say that their device computes them.
+    for (checksums, left_out) in [(true, false), (false, true)] {
+        let (mut forwarder, mut ends) = rig(2, checksums);
+        let ports = (ends[0].1, ends[1].1);
+        assert!(send(&mut ends[0].0, 0, ports, 7));
+        forwarder.turn();
+        let mut batch = Batch::new();
+        assert_eq!(ends[1].0.rx_burst(&mut batch), 1);
+        let asked = batch[0].transmit_checksums();
+        assert_eq!(asked.tcp, left_out);
+        assert_eq!((asked.link_length, asked.ip_length, asked.tcp_length), (14, 20, 20));
+    }
+}
+
+#[test]
+fn a_client_that_is_gone_is_reset_at_its_peers() {
+    let (mut forwarder, mut ends) = rig(2, true);
+    let (zero, one) = (ends[0].1, ends[1].1);
+    assert!(forwarder.detach(client(1)).is_some());
+    assert!(send(&mut ends[0].0, 0, (zero, one), 1));
+    forwarder.turn();
+    // The reset has no payload: its last octets are the urgent pointer.
+    assert_eq!(receive(&mut ends[0].0), [0]);
+    let counters = forwarder.switch().counters(client(0));
+    assert_eq!((counters.answered, counters.sent), (1, 1));
+}

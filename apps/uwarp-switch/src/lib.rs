@@ -1,0 +1,9 @@
+//! The switch that joins programs of one host over shared memory: each client has a port of its own, all have the same
+//! addresses, and TCP ports tell them apart.
+//!
+//! - [`core`]: tables and verdicts, without I/O. Everything about trust is decided there.
+//! - [`forward`]: the loop that moves frames, over any [`Port`](uwarp_engine::port::Port).
+#![forbid(unsafe_code)]
+
+pub mod core;
+pub mod forward;
