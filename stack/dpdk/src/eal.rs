@@ -107,8 +107,8 @@ static STARTED: Mutex<Option<Result<Eal, Error>>> = Mutex::new(None);
 impl Eal {
     /// Starts DPDK, or returns the existing handle if it already runs with the same settings.
     ///
-    /// The calling thread's affinity does not change: EAL starts on a thread of its own. SIGPIPE is ignored from now on
-    /// if it had its default action. Otherwise a peer that dies during a control exchange would end this process.
+    /// The calling thread's affinity and the process's signals are left alone: EAL starts on a thread of its own, and no
+    /// thread of this crate or of DPDK takes a signal. A peer that dies during a control exchange raises no SIGPIPE.
     ///
     /// # Errors
     /// [`Error::AlreadyInitialised`] if it runs with other settings; otherwise the reason why DPDK cannot start.
@@ -254,21 +254,18 @@ pub fn free_hugepages() -> u64 {
 }
 
 fn start(config: &EalConfig) -> Result<Eal, Error> {
-    signal::ignore_broken_pipes();
     let words = config.arguments();
     let arguments = words[1..].join(" ");
     let (report, reported) = mpsc::sync_channel(1);
     let verbose = config.verbose;
-    std::thread::Builder::new()
-        .name("uwarp-eal".to_owned())
-        .spawn(move || {
-            signal::block();
-            let result = start_here(&words, verbose);
-            let running = result.is_ok();
-            if report.send(result).is_ok() && running {
-                maintenance::run();
-            }
-        })
+    let body = move || {
+        let result = start_here(&words, verbose);
+        let running = result.is_ok();
+        if report.send(result).is_ok() && running {
+            maintenance::run();
+        }
+    };
+    signal::with_signals_blocked(|| std::thread::Builder::new().name("uwarp-eal".to_owned()).spawn(body))
         .map_err(|error| Error::System { what: "no thread for DPDK".to_owned(), reason: error.to_string() })?;
     let gate = match reported.recv() {
         Ok(Ok(gate)) => gate,

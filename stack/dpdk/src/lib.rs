@@ -34,6 +34,7 @@ pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
 pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Rss, Statistics};
 pub use queue::{PoolLevels, Queue};
+pub use signal::with_signals_blocked;
 
 /// The most packets that one receive or transmit burst moves.
 pub const MAX_BURST: usize = 64;

@@ -13,7 +13,7 @@ use crate::gate::Registered;
 use crate::maintenance::Reconnector;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::{DeviceConfig, Eal, Error, PoolLevels, Queue};
+use crate::{DeviceConfig, Eal, Error, PoolLevels, Queue, signal};
 
 mod open;
 pub(crate) mod replug;
@@ -281,22 +281,13 @@ impl Port {
                 reason: format!("needs a gate before EAL's interrupt thread: {reason}"),
             });
         }
-        let inner = match plan.netns.clone() {
-            // The namespace is a property of the thread, so a separate thread enters it.
-            Some(name) => std::thread::scope(|scope| {
-                let opened = scope.spawn(|| {
-                    enter_namespace(&name)?;
-                    open::open(eal, device, options, &plan)
-                });
-                opened.join().unwrap_or_else(|_| {
-                    Err(Error::System {
-                        what: format!("opening {}", plan.name),
-                        reason: "its thread panicked".to_owned(),
-                    })
-                })
-            })?,
-            None => open::open(eal, device, options, &plan)?,
-        };
+        let inner = signal::aside(|| {
+            // The namespace is a property of the thread, and this one ends when the device is open.
+            if let Some(name) = &plan.netns {
+                enter_namespace(name)?;
+            }
+            open::open(eal, device, options, &plan)
+        })?;
         Ok(Port { inner: Arc::new(inner) })
     }
 
@@ -422,7 +413,7 @@ impl Port {
     /// bursts on any thread; they find no packets meanwhile.
     pub fn maintain(&self) {
         if let Some(reconnector) = &self.inner.reconnector {
-            reconnector.maintain();
+            signal::aside(|| reconnector.maintain());
         }
     }
 }

@@ -6,21 +6,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::{fs, io, ptr, thread};
 
-/// A write to a peer that is gone then fails instead of ending the process, unless the application handles that signal
-/// itself.
-pub(crate) fn ignore_broken_pipes() {
-    // SAFETY: asks for, and sets, the action of one signal; no handler is involved.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGPIPE, ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_DFL {
-            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-        }
-    }
-}
-
-/// Blocks every signal on this thread and those that it starts, except the signals of its own faults: if those are
-/// blocked, the kernel ends the process without a message.
-pub(crate) fn block() {
+/// Every signal but those of a thread's own faults: if those are blocked, the kernel ends the process without a message.
+fn all_but_faults() -> libc::sigset_t {
     // SAFETY: the set is filled in before it is used.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -30,7 +17,55 @@ pub(crate) fn block() {
         {
             libc::sigdelset(&mut all, fault);
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, ptr::null_mut());
+        all
+    }
+}
+
+/// Gives a thread its signal mask back.
+struct Mask(libc::sigset_t);
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        // SAFETY: the mask is one that this thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
+    }
+}
+
+/// Runs `work` with every signal blocked on the calling thread, except those of its own faults, and restores the mask.
+///
+/// A thread inherits the mask of the one that starts it. So a thread that `work` starts never takes a signal of the process,
+/// and a write of it to a peer that is gone fails with EPIPE instead of ending the process.
+pub fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the former mask is filled in by the call.
+    let _former = unsafe {
+        let mut former: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all_but_faults(), &mut former);
+        Mask(former)
+    };
+    work()
+}
+
+/// Runs `work` on a thread of its own that takes no signals, and waits for it.
+///
+/// Drivers write to sockets without `MSG_NOSIGNAL` and start threads. On the caller's thread such a write could end the
+/// process by SIGPIPE, and such threads would take signals that the application waits for.
+pub(crate) fn aside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let mut work = Some(work);
+    let slot = &mut work;
+    let done = thread::scope(move |scope| {
+        let body = move || slot.take().map(|work| work());
+        let builder = thread::Builder::new().name("uwarp-device".to_owned());
+        let started = with_signals_blocked(|| builder.spawn_scoped(scope, body));
+        match started.ok()?.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+    match (done, work) {
+        (Some(result), _) => result,
+        // The system has no thread left: better here than not at all.
+        (None, Some(work)) => work(),
+        (None, None) => unreachable!("the work was done, or is still there"),
     }
 }
 
@@ -102,8 +137,7 @@ fn taker(signal: c_int) -> io::Result<libc::pid_t> {
         return Ok(thread);
     }
     let (tell, told) = mpsc::sync_channel(1);
-    thread::Builder::new().name("uwarp-tap".to_owned()).spawn(move || {
-        block();
+    let wait = move || {
         // SAFETY: the set is filled in before it is used, and the rest takes no pointers.
         unsafe {
             let mut one: libc::sigset_t = std::mem::zeroed();
@@ -115,7 +149,8 @@ fn taker(signal: c_int) -> io::Result<libc::pid_t> {
                 libc::pause();
             }
         }
-    })?;
+    };
+    with_signals_blocked(|| thread::Builder::new().name("uwarp-tap".to_owned()).spawn(wait))?;
     let thread = told.recv().map_err(io::Error::other)?;
     *taker = Some(thread);
     Ok(thread)
@@ -159,5 +194,84 @@ mod tests {
         assert_eq!(name.trim(), "uwarp-tap");
         keep_those_of_taps().unwrap();
         assert_eq!(owner(&of_driver), (kind, thread), "told once is enough");
+    }
+
+    /// Bit `signal` of a mask in `/proc/PID/task/TID/status`.
+    fn is_in(mask: &str, signal: c_int, thread: &Path) -> bool {
+        let status = fs::read_to_string(thread.join("status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(mask)).unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
+    }
+
+    /// Set in the process of the test below: the role, and the socket that both share.
+    const ROLE: &str = "UWARP_SIGNAL_ROLE";
+    const SOCKET: &str = "UWARP_SIGNAL_SOCKET";
+
+    fn start(role: &str, socket: &Path) -> std::process::Child {
+        std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["signal::tests::the_application_keeps_its_signals", "--exact", "--nocapture"])
+            .env(ROLE, role)
+            .env(SOCKET, socket)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    fn open(device: &crate::DeviceConfig) -> crate::Port {
+        let eal = crate::Eal::init(&crate::EalConfig::default()).unwrap();
+        let wait_for_peer = std::time::Duration::from_secs(20);
+        let port =
+            crate::Port::open(&eal, device, &crate::PortOptions { wait_for_peer, ..Default::default() }).unwrap();
+        port.wait_link_up(wait_for_peer).unwrap();
+        port
+    }
+
+    /// Serves a virtio-user device until it is killed.
+    fn be_peer(socket: std::path::PathBuf) -> ! {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
+        let _port = open(&crate::DeviceConfig::Vhost { socket, client: false, tso: false });
+        loop {
+            thread::park();
+        }
+    }
+
+    /// An application that takes signals by their default actions, as C programs do, and whose peer dies.
+    fn be_application(socket: std::path::PathBuf) {
+        // SAFETY: sets default actions; Rust's runtime has SIGPIPE ignored.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let mut peer = start("peer", &socket);
+        let device =
+            crate::DeviceConfig::VirtioUser { socket, server: false, packed: false, queue_size: None, mac: None };
+        let port = open(&device);
+        let own = [rustix::thread::gettid(), rustix::process::getpid()].map(|own| own.as_raw_nonzero().to_string());
+        let (mut threads, pipe) = (0, libc::SIGPIPE);
+        for entry in fs::read_dir("/proc/self/task").unwrap() {
+            let path = entry.unwrap().path();
+            assert!(!is_in("SigIgn:", pipe, &path), "SIGPIPE keeps its action");
+            let name = fs::read_to_string(path.join("comm")).unwrap();
+            let is_ours = !own.iter().any(|own| path.ends_with(own));
+            threads += u32::from(is_ours);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGCHLD, pipe] {
+                assert_eq!(is_in("SigBlk:", signal, &path), is_ours, "signal {signal} in {name}");
+            }
+        }
+        assert!(threads >= 2, "EAL's threads");
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        // The driver tells a peer that is gone to stop its queues.
+        drop(port);
+    }
+
+    #[test]
+    fn the_application_keeps_its_signals() {
+        match std::env::var(ROLE).as_deref() {
+            Ok("peer") => be_peer(std::env::var_os(SOCKET).unwrap().into()),
+            Ok(_) => be_application(std::env::var_os(SOCKET).unwrap().into()),
+            Err(_) => {
+                let directory = tempfile::tempdir().unwrap();
+                let status = start("application", &directory.path().join("s")).wait().unwrap();
+                assert!(status.success(), "{status}");
+            }
+        }
     }
 }

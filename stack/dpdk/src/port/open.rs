@@ -44,15 +44,18 @@ impl Device {
     /// Stops, closes and unplugs the device.
     pub(crate) fn close(&mut self) {
         if let Some(port) = self.port.take() {
-            let close = || close_device(&self.plan, port);
-            on_bus(|| {
-                if self.plan.gated {
-                    // The interrupt thread may be about to notice that the peer is gone.
-                    gate::settle();
-                    gate::exclusive(close);
-                } else {
-                    close();
-                }
+            let plan = &self.plan;
+            let close = || close_device(plan, port);
+            signal::aside(|| {
+                on_bus(|| {
+                    if plan.gated {
+                        // The interrupt thread may be about to notice that the peer is gone.
+                        gate::settle();
+                        gate::exclusive(close);
+                    } else {
+                        close();
+                    }
+                });
             });
         }
         self.ring = None;
