@@ -228,8 +228,8 @@ pub struct Listener {
 
 impl Listener {
     pub(crate) fn create(shared: &Arc<Shared>, port: u16, options: &ListenOptions) -> Result<Self, Error> {
-        shared.check_open()?;
         shared.check_here()?;
+        shared.start()?;
         let most = shared.config.limits.backlog;
         if !(1..=most).contains(&options.backlog) {
             return Err(Error::argument(

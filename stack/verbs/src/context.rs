@@ -4,13 +4,14 @@ use crate::capabilities::Capabilities;
 use crate::completion::CompletionQueue;
 use crate::config::{Config, FaultOptions};
 use crate::connection::{self, ConnectOptions, Connecting, Established, ListenOptions, Listener};
-use crate::core::Core;
+use crate::core::{Core, lock};
 use crate::driver;
 use crate::durable::{self, MemoryRange, MemoryType};
 use crate::error::Error;
 use crate::events::AsyncEvents;
+use crate::launch;
 use crate::monitor::Monitor;
-use crate::open::{self, Opened};
+use crate::open::{self, Prepared};
 use crate::queue_pair::{QueuePair, QueuePairOptions};
 use crate::region::{self, MemoryRegion, RegionScope, Unregistered};
 use crate::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
@@ -20,8 +21,8 @@ use crossbeam::channel::Receiver;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, OnceLock};
 use uwarp_engine::command::{AsyncEvent, Command};
 use uwarp_memory::{Access, RegionBuffer, Store};
 use uwarp_ring::Notifier;
@@ -33,7 +34,9 @@ pub(crate) struct Shared {
     core: Arc<Core>,
     pub(crate) events: Receiver<AsyncEvent>,
     pub(crate) event_notifier: Arc<Notifier>,
-    monitor: Option<Monitor>,
+    monitor: OnceLock<Monitor>,
+    /// Whether everything has been started. Locked while it is.
+    is_started: Mutex<bool>,
 }
 
 impl Deref for Shared {
@@ -47,6 +50,34 @@ impl Deref for Shared {
 impl Shared {
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
+    }
+
+    /// Opens the device, starts the engines, and serves the monitor socket, unless that was done.
+    pub(crate) fn start(&self) -> Result<(), Error> {
+        let mut is_started = lock(&self.is_started);
+        if *is_started {
+            return self.check_open();
+        }
+        launch::start(&self.core)?;
+        self.start_monitor()?;
+        *is_started = true;
+        Ok(())
+    }
+
+    fn start_monitor(&self) -> Result<(), Error> {
+        let options = &self.config.monitor;
+        if !options.enabled || self.monitor.get().is_some() {
+            return Ok(());
+        }
+        match Monitor::start(&self.core) {
+            Ok(monitor) => drop(self.monitor.set(monitor)),
+            Err(error) if options.socket.is_none() => {
+                // The default path is a convenience; a context works without it.
+                tracing::warn!(%error, "no monitor socket, so uwarp-stat cannot look into this process");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Turns an inline context's engine if this is its thread.
@@ -81,49 +112,60 @@ impl Context {
         &self.shared
     }
 
-    /// Opens the configured device and starts the engines.
+    /// Opens the configured device and starts the engines: [`prepare`](Self::prepare) and [`start`](Self::start).
     ///
     /// # Errors
     /// What the configuration, DPDK, or the system refuses, with the cure where one is known.
     pub fn open(config: Config) -> Result<Self, Error> {
-        Self::from_opened(open::open(config)?)
+        let context = Self::prepare(config)?;
+        context.start()?;
+        Ok(context)
+    }
+
+    /// Makes a context without its device: no DPDK, no thread, no socket. Protection domains, memory regions, completion
+    /// queues and queue pairs can be made and receives posted. Whatever needs the network starts the context first: to listen,
+    /// to connect, and [`start`](Self::start).
+    ///
+    /// An inline context belongs to the thread that opens it, so this opens it at once.
+    ///
+    /// # Errors
+    /// [`Error::Config`] and [`Error::Argument`] for a configuration that cannot work.
+    pub fn prepare(config: Config) -> Result<Self, Error> {
+        let context = Self::from_prepared(open::prepare(config)?);
+        if context.shared.is_inline() {
+            context.start()?;
+        }
+        Ok(context)
+    }
+
+    /// Opens the device and starts the engines. Again: nothing.
+    ///
+    /// # Errors
+    /// What DPDK, the device, or the system refuses. The context and its objects stay as they were, and it can be tried again;
+    /// but a process has one attempt to start DPDK itself.
+    pub fn start(&self) -> Result<(), Error> {
+        self.shared.start()
+    }
+
+    /// Whether the engines run, or have run.
+    pub fn is_started(&self) -> bool {
+        self.shared.is_running()
     }
 
     /// Opens two contexts in this process that are joined back to back without a device: for tests and first steps. Their
     /// addresses must differ and be in one subnet.
     pub fn pair_in_process(a: Config, b: Config) -> Result<(Self, Self), Error> {
-        let (a, b) = open::open_pair(a, b)?;
-        let other = Arc::clone(&b.core);
-        match Self::from_opened(a) {
-            Ok(a) => Ok((a, Self::from_opened(b)?)),
-            Err(error) => {
-                other.close();
-                Err(error)
-            }
-        }
+        let (a, b) = open::prepare_pair(a, b)?;
+        let (a, b) = (Self::from_prepared(a), Self::from_prepared(b));
+        a.start()?;
+        b.start()?;
+        Ok((a, b))
     }
 
-    pub(crate) fn from_opened(opened: Opened) -> Result<Self, Error> {
-        let core = opened.core;
-        let monitor = if core.config.monitor.enabled {
-            match Monitor::start(&core) {
-                Ok(monitor) => Some(monitor),
-                Err(error) if core.config.monitor.socket.is_none() => {
-                    // The default path is a convenience; a context works without it.
-                    tracing::warn!(%error, "no monitor socket, so uwarp-stat cannot look into this process");
-                    None
-                }
-                Err(error) => {
-                    core.close();
-                    return Err(error);
-                }
-            }
-        } else {
-            None
-        };
-        Ok(Self {
-            shared: Arc::new(Shared { core, events: opened.events, event_notifier: opened.event_notifier, monitor }),
-        })
+    pub(crate) fn from_prepared(prepared: Prepared) -> Self {
+        let Prepared { core, events, event_notifier } = prepared;
+        let (monitor, is_started) = (OnceLock::new(), Mutex::new(false));
+        Self { shared: Arc::new(Shared { core, events, event_notifier, monitor, is_started }) }
     }
 
     /// Turns an inline context's engine once and returns whether there was anything to do. Without effect on a threaded
@@ -211,15 +253,19 @@ impl Context {
     /// Injects faults into the frames that are sent from now on, or stops doing so.
     pub fn set_faults(&self, faults: Option<FaultOptions>) -> Result<(), Error> {
         open::set_faults(&self.shared, faults)?;
+        if !self.is_started() {
+            return Ok(());
+        }
         // An engine reads its mailbox before it looks for work, once a turn: without its answer, what the caller posts next
         // might still leave in a turn that has not heard of the faults.
         self.shared.snapshot(true);
         Ok(())
     }
 
-    /// Starts to write all frames to a capture file. Engines beyond the first write to the same name with `.1`, `.2`, ...
+    /// Starts to write all frames to a capture file, and the context, unless it runs. Engines beyond the first write to the same name with `.1`, `.2`, ...
     pub fn start_capture(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.shared.check_here()?;
+        self.shared.start()?;
         open::start_capture(&self.shared, path.as_ref())
     }
 
@@ -232,7 +278,7 @@ impl Context {
 
     /// Path of the monitor socket, if there is one.
     pub fn monitor_socket(&self) -> Option<&Path> {
-        self.shared.monitor.as_ref().map(Monitor::path)
+        self.shared.monitor.get().map(Monitor::path)
     }
 
     /// Closes the context now, whatever of its objects is still alive: waits up to `linger` until the peers have acknowledged
@@ -240,7 +286,7 @@ impl Context {
     pub fn close(self) -> Result<(), Error> {
         self.shared.check_here()?;
         // First, so that nobody finds the socket of a context that is going.
-        if let Some(monitor) = &self.shared.monitor {
+        if let Some(monitor) = self.shared.monitor.get() {
             monitor.stop();
         }
         self.shared.core.close();

@@ -4,15 +4,16 @@ use crate::config::Config;
 use crate::cpus::CommitCpus;
 use crate::driver::{self, Backoff, Health};
 use crate::error::Error;
+use crate::launch::Launch;
 use crate::numbers::Numbers;
 use crate::queue_pair::Lingering;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use uwarp_engine::command::Command;
+use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::stats::EngineStats;
 use uwarp_memory::RegionTable;
 use uwarp_ring::{Doorbells, Notifier};
@@ -37,25 +38,53 @@ pub(crate) struct EngineHandle {
     /// Wakes the engine's thread; never armed by an inline engine.
     wake: Arc<Notifier>,
     health: Arc<Health>,
+    /// The mailbox's other end, until the engine runs.
+    mailbox: Mutex<Option<Receiver<Command>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl EngineHandle {
-    pub(crate) fn new(
-        commands: Sender<Command>,
-        doorbells: Arc<Doorbells>,
-        wake: Arc<Notifier>,
-        health: Arc<Health>,
-        thread: Option<JoinHandle<()>>,
-    ) -> Self {
-        Self { commands, doorbells, wake, health, thread: Mutex::new(thread) }
+    /// An engine that does not run yet.
+    pub(crate) fn new(doorbells: Arc<Doorbells>, wake: Arc<Notifier>, health: Arc<Health>) -> Self {
+        let (commands, mailbox) = unbounded();
+        Self { commands, doorbells, wake, health, mailbox: Mutex::new(Some(mailbox)), thread: Mutex::new(None) }
     }
 
-    /// Puts a command into the mailbox. An engine that is gone drops it, and with it the reply channels inside.
+    /// Puts a command into the mailbox. An engine that does not run yet finds it there when it does; one that is gone drops
+    /// it, and with it the reply channels inside.
     pub(crate) fn command(&self, command: Command) {
+        if let Command::RemoveCompletionQueue { queue } = &command
+            && self.forget(*queue)
+        {
+            return;
+        }
         if self.commands.send(command).is_ok() {
             self.wake.fire_if_armed();
         }
+    }
+
+    /// Takes a completion queue out of the mailbox of an engine that does not run yet, so that a program which makes many
+    /// before the start does not fill it. False if the engine runs.
+    fn forget(&self, queue: CompletionQueueId) -> bool {
+        let mailbox = lock(&self.mailbox);
+        let Some(mailbox) = &*mailbox else { return false };
+        for command in mailbox.try_iter().collect::<Vec<_>>() {
+            if !matches!(&command, Command::AddCompletionQueue { queue: added, .. } if *added == queue) {
+                let _ = self.commands.send(command);
+            }
+        }
+        true
+    }
+
+    /// The mailbox for an engine that is about to run; none if it runs, or never will.
+    pub(crate) fn mailbox(&self) -> Option<Receiver<Command>> {
+        lock(&self.mailbox).clone()
+    }
+
+    /// The engine runs from now on, on this thread or the caller's.
+    pub(crate) fn runs(&self, thread: Option<JoinHandle<()>>) {
+        lock(&self.mailbox).take();
+        *lock(&self.thread) = thread;
     }
 
     pub(crate) fn doorbells(&self) -> &Arc<Doorbells> {
@@ -66,7 +95,7 @@ impl EngineHandle {
         &self.wake
     }
 
-    pub(crate) fn health(&self) -> &Health {
+    pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
     }
 }
@@ -111,6 +140,9 @@ pub(crate) struct Core {
     pub(crate) waiters: Arc<Waiters>,
     /// Where committers run; none: in the engines.
     pub(crate) commit_cpus: Option<CommitCpus>,
+    /// Locked by whoever starts or closes the context.
+    pub(crate) launch: Mutex<Launch>,
+    is_running: AtomicBool,
     lingering: Mutex<Vec<Lingering>>,
     objects: AtomicU32,
     next_engine: AtomicUsize,
@@ -134,9 +166,9 @@ impl Core {
         config: Config,
         engines: Vec<EngineHandle>,
         regions: Arc<RegionTable>,
-        port: Option<uwarp_dpdk::Port>,
         waiters: Arc<Waiters>,
         commit_cpus: Option<CommitCpus>,
+        launch: Launch,
     ) -> Self {
         let queue_pairs = Numbers::new(config.limits.queue_pairs);
         let completion_queues = Numbers::new(config.limits.completion_queues);
@@ -148,10 +180,12 @@ impl Core {
             queue_pairs,
             completion_queues,
             completion_entries: AtomicUsize::new(0),
-            port: Mutex::new(port),
+            port: Mutex::new(None),
             opened: Instant::now(),
             waiters,
             commit_cpus,
+            launch: Mutex::new(launch),
+            is_running: AtomicBool::new(false),
             lingering: Mutex::new(Vec::new()),
             objects: AtomicU32::new(1),
             next_engine: AtomicUsize::new(0),
@@ -161,6 +195,15 @@ impl Core {
 
     pub(crate) fn is_inline(&self) -> bool {
         self.config.engine.mode == crate::config::EngineMode::Inline
+    }
+
+    /// Whether the engines run, or have run.
+    pub(crate) fn is_running(&self) -> bool {
+        self.is_running.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_running(&self) {
+        self.is_running.store(true, Ordering::Release);
     }
 
     /// A number for an object of which numbers are not scarce.
@@ -283,9 +326,15 @@ impl Core {
     /// Asks every engine for its counters. Engines that do not answer are listed as silent.
     pub(crate) fn snapshot(&self, turn: bool) -> StatsSnapshot {
         self.reap_lingering();
+        let is_running = self.is_running();
         let mut replies = Vec::with_capacity(self.engines.len());
         for engine in &self.engines {
             let (reply, receiver) = bounded::<Box<EngineStats>>(1);
+            if !is_running {
+                drop(reply);
+                replies.push(receiver);
+                continue;
+            }
             engine.command(Command::Stats { reply });
             replies.push(receiver);
         }
@@ -301,6 +350,7 @@ impl Core {
                     index: index as u16,
                     reason: match self.engines[index].health.failure() {
                         Some(failure) => failure.to_owned(),
+                        None if !is_running => "the context has not been started".to_owned(),
                         None if self.is_inline() => "an inline engine answers when the application polls".to_owned(),
                         None => "no answer".to_owned(),
                     },
@@ -337,6 +387,14 @@ impl Core {
         if self.state.compare_exchange(OPEN, CLOSING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
         }
+        // A start that is under way is waited for. Engines that do not run drop what is in their mailboxes.
+        let launch = lock(&self.launch);
+        if !self.is_running() {
+            for engine in &self.engines {
+                engine.runs(None);
+            }
+        }
+        drop(launch);
         let linger = self.config.linger;
         let reports: Vec<_> = self
             .engines

@@ -1,4 +1,4 @@
-//! Which CPUs the threads of durable regions run on.
+//! Which CPUs engines and the threads of durable regions run on.
 //!
 //! A thread inherits the CPUs of the one that starts it. An application that polls is pinned, often beside its engine, and a
 //! committer that inherited that would share them with the pollers, whether there are others or not. It keeps away from engines, which
@@ -8,6 +8,44 @@ use crate::config::Config;
 use crate::error::Error;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+/// Where the kernel lists the CPUs that are in use.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+/// That the machine has these CPUs. The caller's own affinity says nothing about other threads: an application that is
+/// pinned may have its engines elsewhere.
+///
+/// # Errors
+/// [`Error::Argument`] with the first that it does not have.
+pub(crate) fn check(what: &'static str, cpus: &[usize]) -> Result<(), Error> {
+    let online = std::fs::read_to_string(ONLINE).unwrap_or_default();
+    match cpus.iter().find(|&&cpu| cpu >= CpuSet::MAX_CPU || !is_listed(online.trim(), cpu)) {
+        Some(cpu) => Err(Error::argument(what, cpu, format!("choose of the CPUs that are online: {}", online.trim()))),
+        None => Ok(()),
+    }
+}
+
+/// Whether a list such as `0-3,8` has a number. An empty one has all.
+fn is_listed(list: &str, number: usize) -> bool {
+    list.is_empty()
+        || list.split(',').any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&number))
+        })
+}
+
+/// Moves the calling thread to a CPU.
+///
+/// # Errors
+/// [`Error::Argument`] if the system does not allow it.
+pub(crate) fn pin(what: &'static str, cpu: usize) -> Result<(), Error> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(|error| {
+        let expected = format!("the system does not let this process use it ({error}): see its cgroup's cpuset.cpus");
+        Error::argument(what, cpu, expected)
+    })
+}
+
 /// The CPUs of committers.
 #[derive(Clone, Debug)]
 pub(crate) struct CommitCpus(Vec<usize>);
@@ -16,8 +54,9 @@ impl CommitCpus {
     /// Those of the configuration, or chosen of what the calling thread may use.
     ///
     /// # Errors
-    /// The configuration names one that it may not use.
+    /// Those of [`check`].
     pub(crate) fn of(config: &Config) -> Result<Self, Error> {
+        check("commit.cpus", &config.commit.cpus)?;
         let usable: Vec<usize> = match sched_getaffinity(None) {
             Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
             Err(error) => {
@@ -25,11 +64,6 @@ impl CommitCpus {
                 config.commit.cpus.clone()
             }
         };
-        if let Some(&cpu) = config.commit.cpus.iter().find(|cpu| !usable.contains(cpu)) {
-            let usable: Vec<String> = usable.iter().map(usize::to_string).collect();
-            let usable = format!("this process may use the CPUs {}", usable.join(", "));
-            return Err(Error::argument("commit.cpus", cpu, usable));
-        }
         Ok(Self(choose(&usable, &config.engine.cpus, &config.commit.cpus)))
     }
 
@@ -73,6 +107,16 @@ mod tests {
             (&[0, 1, 2, 3], &[1], &[1, 2], &[1, 2]),
         ] {
             assert_eq!(choose(usable, engines, asked), chosen, "{usable:?} {engines:?} {asked:?}");
+        }
+    }
+
+    #[test]
+    fn lists_of_cpus_are_read_as_the_kernel_writes_them() {
+        for (list, there, not_there) in
+            [("0", &[0][..], &[1][..]), ("0-3,8", &[0, 3, 8], &[4, 7, 9]), ("", &[0, 7], &[])]
+        {
+            assert!(there.iter().all(|&cpu| is_listed(list, cpu)), "{list}");
+            assert!(!not_there.iter().any(|&cpu| is_listed(list, cpu)), "{list}");
         }
     }
 

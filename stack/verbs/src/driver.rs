@@ -89,6 +89,8 @@ pub(crate) struct Seat {
     context: u64,
     clock: Clock,
     health: Arc<Health>,
+    /// It has turned, or may: others wait for it.
+    is_live: bool,
     // Dropped after the engine, whose buffers go back through this thread's cache.
     _registration: Option<uwarp_dpdk::ThreadRegistration>,
 }
@@ -117,7 +119,8 @@ impl Seat {
                 (Kind::Panicking(Box::new(engine)), None)
             }
         };
-        Ok(Self { engine: Some(engine), context, clock: Clock::get(), health, _registration: registration })
+        let (clock, is_live) = (Clock::get(), false);
+        Ok(Self { engine: Some(engine), context, clock, health, is_live, _registration: registration })
     }
 
     /// One turn. A panic ends the engine, and nothing else: its queue pairs fail, its waiters wake.
@@ -164,6 +167,7 @@ impl Seat {
 
     /// Turns until the engine is shut down or fails: the body of an engine thread.
     pub(crate) fn run(&mut self, options: &EngineOptions, wake: &Notifier) {
+        self.is_live = true;
         let mut backoff = Backoff::new(options);
         while !self.is_done() {
             let now = self.clock.now();
@@ -197,7 +201,9 @@ impl Drop for Seat {
         if let Some(engine) = self.engine.take() {
             let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
         }
-        self.health.stop();
+        if self.is_live {
+            self.health.stop();
+        }
     }
 }
 
@@ -263,7 +269,8 @@ thread_local! {
 }
 
 /// Puts an inline engine on the calling thread.
-pub(crate) fn seat_here(seat: Seat) {
+pub(crate) fn seat_here(mut seat: Seat) {
+    seat.is_live = true;
     SEATS.with_borrow_mut(|seats| seats.push(seat));
 }
 

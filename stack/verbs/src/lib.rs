@@ -216,6 +216,7 @@ mod driver;
 mod durable;
 mod error;
 mod events;
+mod launch;
 pub mod monitor;
 mod numbers;
 mod open;

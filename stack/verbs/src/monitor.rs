@@ -107,14 +107,14 @@ impl Monitor {
         let stop = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the monitor"))?);
         let served = Arc::clone(core);
         let stopping = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("uwarp-monitor".to_owned())
-            .spawn(move || {
-                if let Some(directory) = directory {
-                    sweep(&directory);
-                }
-                serve(&listener, &stopping, &served);
-            })
+        let body = move || {
+            if let Some(directory) = directory {
+                sweep(&directory);
+            }
+            serve(&listener, &stopping, &served);
+        };
+        let builder = std::thread::Builder::new().name("uwarp-monitor".to_owned());
+        let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body))
             .map_err(Error::system("the monitor's thread cannot be started"))?;
         Ok(Self { path, stop, thread: Mutex::new(Some(thread)) })
     }

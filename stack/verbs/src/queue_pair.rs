@@ -597,7 +597,7 @@ impl QueuePair {
 
     /// Hands the rings to an engine, and checks that a connection may be made there now.
     pub(crate) fn bind(&mut self, engine: Option<usize>) -> Result<(), Error> {
-        self.shared.check_open()?;
+        self.shared.start()?;
         self.drain_events();
         if self.state != QueuePairState::Idle {
             return Err(Error::State {

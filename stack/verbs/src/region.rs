@@ -94,12 +94,12 @@ pub(crate) fn register_durable(
             Err(_) => unreachable!("it is durable, and this is its committer"),
         };
     };
-    let thread = std::thread::Builder::new()
-        .name("uwarp-commit".to_owned())
-        .spawn(move || {
-            cpus.apply();
-            committer.run();
-        })
+    let body = move || {
+        cpus.apply();
+        committer.run();
+    };
+    let builder = std::thread::Builder::new().name("uwarp-commit".to_owned());
+    let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body))
         .map_err(Error::system("the thread of a durable region cannot be started"))?;
     Ok(MemoryRegion { registration, _committer: Some(CommitterThread(Some(thread))) })
 }

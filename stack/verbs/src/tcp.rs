@@ -87,8 +87,8 @@ impl TcpStream {
     /// and writing wait, or give [`ErrorKind::WouldBlock`] in non-blocking mode.
     pub fn start_connect(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
         let shared = context.shared();
-        shared.check_open().map_err(other)?;
         options.check()?;
+        shared.start().map_err(other)?;
         let engine = shared.pick_engine();
         let handle = &shared.engines[engine];
         let notifier = Arc::new(Notifier::new()?);

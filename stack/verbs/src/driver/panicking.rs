@@ -60,8 +60,10 @@ fn panics_and_lives(inline: bool) {
         if inline { config.inline() } else { config }
     };
     let switch = Arc::new(AtomicBool::new(false));
-    let (a, b) = open::open_panicking_pair(config(1), config(2), &switch).unwrap();
-    let (a, b) = (Context::from_opened(a).unwrap(), Context::from_opened(b).unwrap());
+    let (a, b) = open::prepare_panicking_pair(config(1), config(2), &switch).unwrap();
+    let (a, b) = (Context::from_prepared(a), Context::from_prepared(b));
+    a.start().unwrap();
+    b.start().unwrap();
     let mut cq_a = a.create_completion_queue(64).unwrap();
     let cq_b = b.create_completion_queue(64).unwrap();
     let (pd_a, pd_b) = (a.allocate_domain(), b.allocate_domain());

@@ -57,8 +57,8 @@ impl TcpListener {
     /// Listens on a port: as [`bind`](Self::bind).
     pub fn bind_with(context: &Context, port: u16, options: &TcpAcceptOptions) -> io::Result<TcpListener> {
         let shared = context.shared();
-        shared.check_open().map_err(other)?;
         shared.check_here().map_err(other)?;
+        shared.start().map_err(other)?;
         options.stream.check()?;
         let most = shared.config.limits.backlog;
         if !(1..=most).contains(&options.backlog) {

@@ -1,0 +1,337 @@
+//! From a prepared context to running engines: the device, the engines' ports, and the threads.
+
+use crate::config::{Config, EngineMode, EngineOptions};
+use crate::core::{Core, EngineHandle, lock};
+use crate::cpus;
+use crate::driver::{self, EngineSeed, PortSeed, Seat};
+use crate::error::Error;
+use crate::open::{connections, engine_config, random, start_capture, tcp_config};
+use crossbeam::channel::{Sender, bounded};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::thread::JoinHandle;
+use uwarp_engine::EngineChannels;
+use uwarp_engine::command::{AsyncEvent, EventSink};
+use uwarp_engine::handoff::Handoff;
+use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_ring::Notifier;
+
+/// What a context keeps for the start of its engines.
+pub(crate) struct Launch {
+    /// Where the engines' ports come from; none once the engines run.
+    ports: Option<Ports>,
+    /// The capture that the configuration asks for, until it has begun.
+    capture: Option<PathBuf>,
+    events: EventSink<AsyncEvent>,
+}
+
+/// Where the engines' ports come from.
+pub(crate) enum Ports {
+    /// The configured device.
+    Device,
+    /// Nobody is at the other end: frames to the own address never leave the engine, others find no neighbour.
+    Alone,
+    /// They are there, for one attempt.
+    Made(Vec<PortSeed>),
+}
+
+impl std::fmt::Debug for Launch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Launch").field("is_over", &self.ports.is_none()).finish_non_exhaustive()
+    }
+}
+
+impl Launch {
+    pub(crate) fn new(ports: Ports, capture: Option<PathBuf>, events: EventSink<AsyncEvent>) -> Self {
+        Self { ports: Some(ports), capture, events }
+    }
+}
+
+impl Ports {
+    /// The ports of two contexts that are joined back to back.
+    pub(crate) fn pair(config: &Config) -> (Self, Self) {
+        let ends = (0..config.engine.count).map(|_| loop_pair(config));
+        let (here, there) = ends.map(|(here, there)| (PortSeed::Loop(here), PortSeed::Loop(there))).unzip();
+        (Self::Made(here), Self::Made(there))
+    }
+
+    /// Opens the device, if there is one, and gives each engine its port.
+    fn open(&mut self, config: &Config) -> Result<(Option<uwarp_dpdk::Port>, Vec<PortSeed>), Error> {
+        match (self, &config.device) {
+            (Self::Made(ports), _) => Ok((None, std::mem::take(ports))),
+            (Self::Device, Some(device)) => {
+                let (port, ports) = open_device(config, device)?;
+                Ok((Some(port), ports))
+            }
+            (Self::Alone | Self::Device, _) => {
+                Ok((None, (0..config.engine.count).map(|_| PortSeed::Loop(loop_pair(config).0)).collect()))
+            }
+        }
+    }
+}
+
+fn open_device(
+    config: &Config,
+    device: &crate::config::DeviceConfig,
+) -> Result<(uwarp_dpdk::Port, Vec<PortSeed>), Error> {
+    let eal = match uwarp_dpdk::Eal::get() {
+        Some(eal) => eal,
+        None => uwarp_dpdk::Eal::init(&eal_config(config))?,
+    };
+    let options = uwarp_dpdk::PortOptions {
+        mtu: config.mtu,
+        queues: config.engine.count as u16,
+        rx_buffers: config.buffers.receive,
+        tx_buffers: config.buffers.transmit,
+        rx_descriptors: config.buffers.descriptors,
+        tx_descriptors: config.buffers.descriptors,
+        wait_for_peer: config.wait_for_peer,
+        offloads: uwarp_dpdk::Offloads {
+            tso: config.tcp.segmentation_offload,
+            lro: config.tcp.segmentation_offload,
+            ..uwarp_dpdk::Offloads::default()
+        },
+        ..uwarp_dpdk::PortOptions::default()
+    };
+    let port = uwarp_dpdk::Port::open(&eal, device, &options)?;
+    let mut ports = Vec::new();
+    for index in 0..options.queues {
+        let queue = port.take_queue(index).ok_or_else(|| {
+            Error::argument(
+                "engine.count",
+                options.queues,
+                format!("the device has {} queues only", port.queue_count()),
+            )
+        })?;
+        ports.push(PortSeed::Device { queue, eal: eal.clone() });
+    }
+    Ok((port, ports))
+}
+
+/// Opens the device and starts the engines, unless that was done. After an error the context is as it was before.
+pub(crate) fn start(core: &Core) -> Result<(), Error> {
+    let mut launch = lock(&core.launch);
+    core.check_open()?;
+    let Launch { ports, capture, events } = &mut *launch;
+    if let Some(source) = ports {
+        let (port, seeds) = source.open(&core.config)?;
+        run_engines(core, events, port.as_ref(), seeds)?;
+        *lock(&core.port) = port;
+        core.set_running();
+        *ports = None;
+    }
+    if let Some(path) = capture {
+        start_capture(core, path)?;
+        *capture = None;
+    }
+    Ok(())
+}
+
+/// An engine that is built and waits for the others.
+enum Candidate {
+    Here(Seat),
+    Thread(WaitingThread),
+}
+
+/// Builds every engine, and lets them run if all could be built.
+fn run_engines(
+    core: &Core,
+    events: &EventSink<AsyncEvent>,
+    port: Option<&uwarp_dpdk::Port>,
+    seeds: Vec<PortSeed>,
+) -> Result<(), Error> {
+    let config = &core.config;
+    if seeds.len() != core.engines.len() {
+        let reason = "its port was lost with an earlier attempt to start".to_owned();
+        return Err(Error::EngineFailed { engine: seeds.len(), reason });
+    }
+    let steering = port.filter(|_| seeds.len() > 1).and_then(uwarp_dpdk::Port::rss);
+    let mut handoff = handoff(config, seeds.len()).into_iter();
+    // The answer to a SYN cookie may come to another engine than its own.
+    let (tcp, cookie_secret) = (tcp_config(config), [random(), random()]);
+    let mut candidates = Vec::with_capacity(seeds.len());
+    for (index, (engine, port)) in core.engines.iter().zip(seeds).enumerate() {
+        let seed = EngineSeed {
+            config: engine_config(config, index as u16, steering.as_ref(), tcp, cookie_secret),
+            port,
+            channels: EngineChannels {
+                regions: Arc::clone(&core.regions),
+                doorbells: Arc::clone(engine.doorbells()),
+                commands: engine.mailbox().ok_or(Error::ContextClosed)?,
+                events: events.clone(),
+                waker: Some(Waker::from(Arc::new(WakeEngine(Arc::clone(engine.wake()))))),
+                handoff: handoff.next(),
+            },
+            health: Arc::clone(engine.health()),
+        };
+        candidates.push(match config.engine.mode {
+            EngineMode::Inline => Candidate::Here(Seat::build(core.id, seed)?),
+            EngineMode::Threaded => {
+                Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, engine, seed)?)
+            }
+        });
+    }
+    for (engine, candidate) in core.engines.iter().zip(candidates) {
+        match candidate {
+            Candidate::Here(seat) => {
+                engine.runs(None);
+                driver::seat_here(seat);
+            }
+            Candidate::Thread(thread) => engine.runs(Some(thread.go())),
+        }
+    }
+    Ok(())
+}
+
+/// The thread of an engine that is built and does not run yet. Dropping this ends it.
+struct WaitingThread {
+    go: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WaitingThread {
+    fn start(
+        context: u64,
+        index: usize,
+        options: &EngineOptions,
+        engine: &EngineHandle,
+        seed: EngineSeed,
+    ) -> Result<Self, Error> {
+        let (options, wake) = (options.clone(), Arc::clone(engine.wake()));
+        let cpu = options.cpus.get(index).copied();
+        let (built_sender, built) = bounded(1);
+        let (go, gone) = bounded(1);
+        let body = move || {
+            // Naps are far shorter than the 50 µs by which the kernel may stretch them.
+            if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
+                tracing::debug!(%error, "the timer slack stays as it is");
+            }
+            let pinned = cpu.map_or(Ok(()), |cpu| cpus::pin("engine.cpus", cpu));
+            match pinned.and_then(|()| Seat::build(context, seed)) {
+                Ok(mut seat) => {
+                    let _ = built_sender.send(Ok(()));
+                    if gone.recv().is_ok() {
+                        seat.run(&options, &wake);
+                    }
+                }
+                Err(error) => {
+                    let _ = built_sender.send(Err(error));
+                }
+            }
+        };
+        // Linux shows 15 characters.
+        let builder = std::thread::Builder::new().name(format!("uwarp-{context}-{index}"));
+        let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body))
+            .map_err(Error::system("the engine's thread cannot be started"))?;
+        let waiting = Self { go: Some(go), thread: Some(thread) };
+        match built.recv() {
+            Ok(Ok(())) => Ok(waiting),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                Err(Error::EngineFailed { engine: index, reason: "its thread ended while it was built".to_owned() })
+            }
+        }
+    }
+
+    /// Lets the engine run.
+    fn go(mut self) -> JoinHandle<()> {
+        if let Some(go) = self.go.take() {
+            let _ = go.send(());
+        }
+        match self.thread.take() {
+            Some(thread) => thread,
+            None => unreachable!("only this and dropping take it"),
+        }
+    }
+}
+
+impl Drop for WaitingThread {
+    fn drop(&mut self) {
+        self.go.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub(crate) fn loop_pair(config: &Config) -> (LoopPort, LoopPort) {
+    LoopPort::pair(LoopOptions {
+        mtu: config.mtu,
+        buffers: config.buffers.transmit as usize,
+        queue: usize::from(config.buffers.descriptors),
+        checksums: true,
+    })
+}
+
+fn eal_config(config: &Config) -> uwarp_dpdk::EalConfig {
+    let options = &config.eal;
+    uwarp_dpdk::EalConfig {
+        hugepages: options.hugepages,
+        memory_mib: options.memory_mib.unwrap_or_else(|| needed_mib(config)),
+        file_prefix: options.file_prefix.clone(),
+        pci: match &config.device {
+            Some(crate::config::DeviceConfig::Pci { address }) => vec![address.clone()],
+            _ => Vec::new(),
+        },
+        extra: options.extra.clone(),
+        ..uwarp_dpdk::EalConfig::default()
+    }
+}
+
+/// Memory for the pools, twice for DPDK's own needs and a second context, and for its rings.
+fn needed_mib(config: &Config) -> u32 {
+    let buffer = u64::from(config.mtu).max(1536) + 1024;
+    let buffers = u64::from(config.buffers.receive) + u64::from(config.buffers.transmit);
+    let pools = (buffer * buffers * config.engine.count as u64) >> 20;
+    u32::try_from(128 + 2 * pools).unwrap_or(u32::MAX).max(384)
+}
+
+/// How committers of durable regions wake an engine; one that is inline is never asleep.
+struct WakeEngine(Arc<Notifier>);
+
+impl Wake for WakeEngine {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.fire_if_armed();
+    }
+}
+
+/// The engines' parts of their hand-off: none for one engine.
+fn handoff(config: &Config, engines: usize) -> Vec<Handoff> {
+    if engines < 2 {
+        return Vec::new();
+    }
+    // Rings of a few MiB in all.
+    let frames = (1024 / engines).max(16);
+    // A flow in TIME-WAIT is still its engine's.
+    let flows = connections(config) as usize + uwarp_engine::Limits::default().time_wait as usize;
+    Handoff::between(engines, frames, flows * engines, [random(), random()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config::without_device("10.0.0.1/24").unwrap()
+    }
+
+    #[test]
+    fn two_engines_hand_frames_to_each_other_and_one_does_not() {
+        assert!(handoff(&config(), 1).is_empty());
+        assert_eq!(handoff(&config(), 2).len(), 2);
+    }
+
+    #[test]
+    fn memory_is_asked_for_by_buffers_and_engines() {
+        assert_eq!(needed_mib(&config()), 384);
+        let mut config = config().threaded(2);
+        (config.buffers.receive, config.buffers.transmit) = (1 << 16, 1 << 16);
+        // 2560 octets a buffer: 640 MiB of pools, twice, and 128 MiB.
+        assert_eq!(needed_mib(&config), 1408);
+    }
+}
