@@ -267,6 +267,7 @@ impl<P: Port> Host<P> {
             receive_completions: queue,
             signal_all: false,
             complete_on_ack: options.complete_on_ack,
+            established: Arc::default(),
             events: EventSink::new(events, None),
         })));
         let doorbells = Arc::clone(&self.doorbells);

@@ -3,7 +3,7 @@
 use crate::context::Shared;
 use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
-use crate::queue_pair::{Outcome, QueuePair};
+use crate::queue_pair::{Outcome, QueuePairControl};
 use crate::tcp::{Lent, TcpStream};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::net::SocketAddr;
@@ -383,13 +383,17 @@ impl ConnectRequest {
     /// Accepts, and waits until the stream is in full operation. Post receives before, since the peer may send at once.
     /// This side's own work waits until the peer has sent something (RFC 5044 §7.1.2), which a peer-to-peer initiator does by
     /// itself.
-    pub fn accept(self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Established, Error> {
+    pub fn accept(self, queue_pair: &mut QueuePairControl, options: AcceptOptions) -> Result<Established, Error> {
         self.shared.check_here()?;
         self.start_accept(queue_pair, options)?.wait(queue_pair)
     }
 
     /// Accepts without waiting.
-    pub fn start_accept(mut self, queue_pair: &mut QueuePair, options: AcceptOptions) -> Result<Connecting, Error> {
+    pub fn start_accept(
+        mut self,
+        queue_pair: &mut QueuePairControl,
+        options: AcceptOptions,
+    ) -> Result<Connecting, Error> {
         self.check_private_data(&options.private_data)?;
         if queue_pair.shared().id != self.shared.id {
             return Err(Error::argument("the queue pair", "of another context", "use one of the listener's context"));
@@ -476,7 +480,7 @@ fn check_private_data(octets: &[u8], most: usize) -> Result<(), Error> {
 }
 
 /// That a queue pair belongs to a context.
-pub(crate) fn check_context(shared: &Arc<Shared>, queue_pair: &QueuePair) -> Result<(), Error> {
+pub(crate) fn check_context(shared: &Arc<Shared>, queue_pair: &QueuePairControl) -> Result<(), Error> {
     if queue_pair.shared().id != shared.id {
         return Err(Error::argument("the queue pair", "of another context", "use one of the same context"));
     }
@@ -522,7 +526,7 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
 /// Begins an active open.
 pub(crate) fn start_connect(
     shared: &Arc<Shared>,
-    queue_pair: &mut QueuePair,
+    queue_pair: &mut QueuePairControl,
     peer: SocketAddr,
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
@@ -545,13 +549,13 @@ pub(crate) fn start_connect(
 }
 
 /// Sends an idle queue pair, bound to its engine, on its way.
-fn connect(queue_pair: &mut QueuePair, features: Features, parameters: ConnectParameters) {
+fn connect(queue_pair: &mut QueuePairControl, features: Features, parameters: ConnectParameters) {
     queue_pair.set_connecting(features);
     queue_pair.shared().engines[queue_pair.engine()].command(Command::Connect(Box::new(parameters)));
 }
 
 /// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it does
-/// not stop anything; [`QueuePair::disconnect`] does.
+/// not stop anything; [`QueuePairControl::disconnect`] does.
 #[derive(Debug)]
 #[must_use = "the outcome tells whether there is a connection"]
 pub struct Connecting {
@@ -570,7 +574,7 @@ impl Connecting {
     }
 
     /// Looks for the outcome: `None` if it is not known yet. An inline context's engine is turned first.
-    pub fn poll(&mut self, queue_pair: &mut QueuePair) -> Result<Option<Established>, Error> {
+    pub fn poll(&mut self, queue_pair: &mut QueuePairControl) -> Result<Option<Established>, Error> {
         queue_pair.shared().turn();
         match queue_pair.try_outcome() {
             Ok(None) => {
@@ -584,7 +588,7 @@ impl Connecting {
     }
 
     /// Waits for the outcome, at most for the time limit given at the start.
-    pub fn wait(mut self, queue_pair: &mut QueuePair) -> Result<Established, Error> {
+    pub fn wait(mut self, queue_pair: &mut QueuePairControl) -> Result<Established, Error> {
         loop {
             match queue_pair.outcome(self.deadline) {
                 Ok(outcome) if self.tries_again(&outcome, queue_pair)? => {}
@@ -595,7 +599,7 @@ impl Connecting {
     }
 
     /// Starts the second attempt if there is to be one after this outcome.
-    fn tries_again(&mut self, outcome: &Outcome, queue_pair: &mut QueuePair) -> Result<bool, Error> {
+    fn tries_again(&mut self, outcome: &Outcome, queue_pair: &mut QueuePairControl) -> Result<bool, Error> {
         if !matches!(outcome, Outcome::Failed(ConnectFailure::Closed)) {
             return Ok(false);
         }
@@ -641,7 +645,7 @@ impl Connecting {
         }
     }
 
-    fn unanswered(&self, queue_pair: &QueuePair, reason: NoReply) -> Error {
+    fn unanswered(&self, queue_pair: &QueuePairControl, reason: NoReply) -> Error {
         match reason {
             NoReply::WrongThread => Error::WrongThread,
             NoReply::TimedOut => self.error(ConnectError::TimedOut(self.timeout)),

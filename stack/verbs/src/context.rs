@@ -12,7 +12,7 @@ use crate::events::AsyncEvents;
 use crate::launch;
 use crate::monitor::Monitor;
 use crate::open::{self, Prepared};
-use crate::queue_pair::{QueuePair, QueuePairOptions};
+use crate::queue_pair::{QueuePair, QueuePairControl, QueuePairOptions};
 use crate::region::{self, MemoryRegion, RegionScope, Unregistered};
 use crate::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 use crate::stats::StatsSnapshot;
@@ -222,7 +222,7 @@ impl Context {
     /// idle again then.
     pub fn connect(
         &self,
-        queue_pair: &mut QueuePair,
+        queue_pair: &mut QueuePairControl,
         peer: SocketAddr,
         options: ConnectOptions,
     ) -> Result<Established, Error> {
@@ -233,7 +233,7 @@ impl Context {
     /// Begins to connect an idle queue pair, without waiting.
     pub fn start_connect(
         &self,
-        queue_pair: &mut QueuePair,
+        queue_pair: &mut QueuePairControl,
         peer: SocketAddr,
         options: ConnectOptions,
     ) -> Result<Connecting, Error> {

@@ -238,7 +238,10 @@ pub use context::{Context, ProtectionDomain};
 pub use durable::{MemoryRange, MemoryType};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
 pub use events::AsyncEvents;
-pub use queue_pair::{MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairOptions, QueuePairState};
+pub use queue_pair::{
+    MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState,
+    ReceiveHalf, SendHalf,
+};
 pub use region::{MemoryRegion, RegionScope, Unregistered};
 pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
 pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
@@ -264,6 +267,9 @@ mod thread_rules {
     #[test]
     fn objects_cross_threads_and_only_handles_are_shared() {
         crosses::<QueuePair>();
+        crosses::<QueuePairControl>();
+        crosses::<SendHalf>();
+        crosses::<ReceiveHalf>();
         crosses::<CompletionQueue>();
         crosses::<Listener>();
         crosses::<TcpListener>();

@@ -1,13 +1,18 @@
-//! Queue pairs: posting work, and the end of a connection.
+//! Queue pairs, and the end of a connection.
 
+mod halves;
+
+pub use halves::{ReceiveHalf, SendHalf};
+
+use self::halves::Gate;
 use crate::completion::{CompletionQueue, CompletionQueueCore};
 use crate::context::Shared;
 use crate::core::{Core, NoReply};
-use crate::driver::ring_inline;
-use crate::error::{Error, PostError, PostErrorReason};
-use crate::request::{ReceiveRequest, SendLimits, SendRequest};
+use crate::error::{Error, PostError};
+use crate::request::{ReceiveRequest, SendRequest};
 use crate::shared_receives::SharedReceiveQueue;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
@@ -17,8 +22,8 @@ use uwarp_engine::command::{
 };
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
-use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags};
-use uwarp_ring::{Consumer, Doorbells, Notifier, Producer, Slot};
+use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement};
+use uwarp_ring::{Consumer, Slot};
 
 /// How a queue pair is made.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +168,7 @@ impl QueuePairState {
     }
 }
 
-/// What [`QueuePair::query`] tells.
+/// What [`QueuePairControl::query`] tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {
@@ -175,12 +180,8 @@ pub struct QueuePairAttributes {
     pub engine: Option<usize>,
     /// Slots of its send queue: a request takes one, and more with many SGEs or much inline data.
     pub send_slots: usize,
-    /// How many of them are free.
-    pub send_slots_free: usize,
     /// Slots of its receive queue.
     pub receive_slots: usize,
-    /// How many of them are free.
-    pub receive_slots_free: usize,
     /// Most SGEs of a request.
     pub max_sge: usize,
     /// Most octets of inline data.
@@ -199,7 +200,7 @@ pub struct QueuePairAttributes {
     pub disconnect_reason: Option<DisconnectReason>,
 }
 
-/// What [`QueuePair::modify`] is to change.
+/// What [`QueuePairControl::modify`] is to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePairChange {
     /// Make a completion for every request.
@@ -229,38 +230,50 @@ struct Unbound {
 
 /// A pair of work queues and the iWARP stream that carries them out.
 ///
-/// One thread owns it at a time (`Send`, not `Sync`). It is bound to an engine when it first connects or accepts. Dropping it
-/// disconnects in order: what was posted is sent, and the context lingers until the peer has acknowledged it.
+/// One thread owns it at a time (`Send`, not `Sync`); [`into_halves`](Self::into_halves) lets up to three threads share it. It
+/// is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is sent, and the
+/// context lingers until the peer has acknowledged it.
 #[derive(Debug)]
 pub struct QueuePair {
+    control: QueuePairControl,
+    send: SendHalf,
+    receive: ReceiveHalf,
+}
+
+/// A queue pair without its work queues: its connection, its state, and its end.
+///
+/// Dropping it is dropping the queue pair, whether its halves are still there or not: see [`QueuePair`]. They refuse work then.
+#[derive(Debug)]
+pub struct QueuePairControl {
     number: u32,
     /// Never another's, unlike the number.
     stream: u32,
     domain: u32,
-    send: Producer<Slot>,
-    receive: Producer<Slot>,
-    limits: SendLimits,
-    receive_entries: usize,
-    /// Set from the outcome of connecting on: the send queue takes requests.
-    ready: bool,
+    made: Made,
+    features: Features,
     state: QueuePairState,
     reason: Option<DisconnectReason>,
     /// IRD and ORD.
     reads: Option<(u16, u16)>,
-    doorbells: Arc<Doorbells>,
-    wake: Arc<Notifier>,
-    /// Whether an engine thread may sleep.
-    threaded: bool,
     unbound: Option<Unbound>,
     engine: usize,
-    signal_all: bool,
-    complete_on_ack: bool,
     shared_receives: Option<Arc<SharedReceives>>,
     events: Receiver<ConnectionEvent>,
     sink: EventSink<ConnectionEvent>,
-    send_cq: Arc<CompletionQueueCore>,
-    receive_cq: Arc<CompletionQueueCore>,
+    gate: Arc<Gate>,
+    completion_queues: [Arc<CompletionQueueCore>; 2],
     shared: Arc<Shared>,
+}
+
+/// What a queue pair was made with, and changed to.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    send_slots: usize,
+    receive_slots: usize,
+    max_sge: usize,
+    max_inline: usize,
+    signal_all: bool,
+    complete_on_ack: bool,
 }
 
 impl QueuePair {
@@ -281,44 +294,93 @@ impl QueuePair {
         let send_slots =
             SendElement::slots_for_entries(options.max_sge).max(SendElement::slots_for_inline(options.max_inline));
         let receive_slots = ReceiveElement::slots_for_entries(options.max_sge);
-        let (send, send_end) = uwarp_ring::ring(options.send_depth * send_slots);
-        let (receive, receive_end) = uwarp_ring::ring(options.receive_depth * receive_slots);
+        let (send_ring, send_end) = uwarp_ring::ring(options.send_depth * send_slots);
+        let (receive_ring, receive_end) = uwarp_ring::ring(options.receive_depth * receive_slots);
         let (sender, events) = unbounded();
-        let engine = &shared.engines[0];
-        Ok(Self {
+        let gate = Arc::new(Gate::default());
+        let made = Made {
+            send_slots: send_ring.capacity(),
+            receive_slots: receive_ring.capacity(),
+            max_sge: options.max_sge,
+            max_inline: options.max_inline,
+            signal_all: options.signal_all,
+            complete_on_ack: options.complete_when_acknowledged,
+        };
+        let send = SendHalf::new(number, send_ring, options, &gate, shared);
+        let receive = ReceiveHalf::new(receive_ring, options);
+        let control = QueuePairControl {
             number,
             stream: shared.next_object(),
             domain,
-            send,
-            receive,
-            limits: SendLimits {
-                entries: options.max_sge,
-                inline: options.max_inline,
-                // The engine applies the queue pair's own flags; nothing has to be added to each element.
-                always: SendFlags::empty(),
-                features: Features::default(),
-            },
-            receive_entries: options.max_sge,
-            ready: false,
+            made,
+            features: Features::default(),
             state: QueuePairState::Idle,
             reason: None,
             reads: None,
-            doorbells: Arc::clone(engine.doorbells()),
-            wake: Arc::clone(engine.wake()),
-            threaded: !shared.is_inline(),
             unbound: Some(Unbound { send: send_end, receive: receive_end, membership: Membership::new(members) }),
             engine: 0,
-            signal_all: options.signal_all,
-            complete_on_ack: options.complete_when_acknowledged,
             shared_receives: options.shared_receives.map(|queue| Arc::clone(queue.receives())),
             events,
             sink: EventSink::new(sender, None),
-            send_cq: Arc::clone(options.send_cq.core()),
-            receive_cq: Arc::clone(options.receive_cq.core()),
+            gate,
+            completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
             shared: Arc::clone(shared),
-        })
+        };
+        Ok(Self { control, send, receive })
     }
 
+    /// Takes the queue pair apart, so that one thread posts to the send queue, one to the receive queue, and one looks after
+    /// the connection, without a lock between them. A program that has locks of its own may keep each part behind one.
+    ///
+    /// The parts cannot be joined again. Dropping a half leaves the others alone; dropping the control ends the queue pair.
+    pub fn into_halves(self) -> (QueuePairControl, SendHalf, ReceiveHalf) {
+        (self.control, self.send, self.receive)
+    }
+
+    /// Posts requests to the send queue: [`SendHalf::post_send`].
+    ///
+    /// # Errors
+    /// Those of [`SendHalf::post_send`].
+    #[inline]
+    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
+        self.send.post_send(requests)
+    }
+
+    /// Posts requests to the receive queue: [`ReceiveHalf::post_receive`].
+    ///
+    /// # Errors
+    /// Those of [`ReceiveHalf::post_receive`].
+    #[inline]
+    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
+        self.receive.post_receive(requests)
+    }
+
+    /// Free slots of the send queue: [`SendHalf::slots_free`].
+    pub fn send_slots_free(&mut self) -> usize {
+        self.send.slots_free()
+    }
+
+    /// Free slots of the receive queue: [`ReceiveHalf::slots_free`].
+    pub fn receive_slots_free(&mut self) -> usize {
+        self.receive.slots_free()
+    }
+}
+
+impl Deref for QueuePair {
+    type Target = QueuePairControl;
+
+    fn deref(&self) -> &QueuePairControl {
+        &self.control
+    }
+}
+
+impl DerefMut for QueuePair {
+    fn deref_mut(&mut self) -> &mut QueuePairControl {
+        &mut self.control
+    }
+}
+
+impl QueuePairControl {
     /// The number that completions and events name it by, unique in its context.
     pub fn number(&self) -> u32 {
         self.number
@@ -334,151 +396,6 @@ impl QueuePair {
     pub fn disconnect_reason(&mut self) -> Option<DisconnectReason> {
         self.drain_events();
         self.reason
-    }
-
-    /// Posts requests to the send queue, in order, and returns their number. Either a request is posted whole, or the error
-    /// says how many before it were posted; nothing is lost.
-    ///
-    /// Requests can be posted once the connection is established. After its end they are taken and flushed.
-    #[inline]
-    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
-        if !self.ready || self.send.is_closed() {
-            return Err(self.not_ready());
-        }
-        let (posted, reason) = self.fill_send(requests);
-        if posted > 0 {
-            self.ring();
-        }
-        match reason {
-            None => Ok(posted),
-            Some(reason) => Err(PostError { posted, reason }),
-        }
-    }
-
-    #[inline]
-    fn fill_send(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
-        if let [request] = requests {
-            return match self.fill_send_one(request) {
-                Ok(()) => (1, None),
-                Err(reason) => (0, Some(reason)),
-            };
-        }
-        self.fill_send_list(requests)
-    }
-
-    /// As [`fill_send_list`](Self::fill_send_list), for the most common list.
-    #[inline]
-    fn fill_send_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostErrorReason> {
-        let (element, entries, inline) = request.element(&self.limits)?;
-        let mut reservation = self.send.reserve(element.slots()).ok_or(PostErrorReason::Full)?;
-        request.encode(&element, entries, inline, |slot| {
-            let _ = reservation.write(slot);
-        });
-        reservation.commit();
-        Ok(())
-    }
-
-    fn fill_send_list(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
-        let mut posted = 0;
-        let limits = self.limits;
-        // As many of the requests as possible are published together.
-        while posted < requests.len() {
-            let mut slots = 0;
-            let mut end = posted;
-            let mut reason = None;
-            let mut room = self.send.free();
-            for request in &requests[posted..] {
-                match request.element(&limits) {
-                    Ok((element, ..)) if element.slots() <= room => {
-                        room -= element.slots();
-                        slots += element.slots();
-                        end += 1;
-                    }
-                    Ok(_) => {
-                        reason = Some(PostErrorReason::Full);
-                        break;
-                    }
-                    Err(error) => {
-                        reason = Some(error);
-                        break;
-                    }
-                }
-            }
-            if end == posted {
-                return (posted, reason);
-            }
-            let Some(mut reservation) = self.send.reserve(slots) else {
-                return (posted, Some(PostErrorReason::Full));
-            };
-            for request in &requests[posted..end] {
-                let Ok((element, entries, inline)) = request.element(&limits) else {
-                    continue;
-                };
-                request.encode(&element, entries, inline, |slot| {
-                    let _ = reservation.write(slot);
-                });
-            }
-            reservation.commit();
-            posted = end;
-            if reason.is_some() {
-                return (posted, reason);
-            }
-        }
-        (posted, None)
-    }
-
-    /// Posts requests to the receive queue, in order, and returns their number; as [`post_send`](Self::post_send), but also
-    /// before the connection is made, which is the time to do it.
-    #[inline]
-    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
-        if self.receive.is_closed() {
-            return Err(PostError { posted: 0, reason: PostErrorReason::Dead });
-        }
-        if self.shared_receives.is_some() {
-            return Err(PostError { posted: 0, reason: PostErrorReason::SharedReceives });
-        }
-        let mut posted = 0;
-        let mut reason = None;
-        for request in requests {
-            let (element, entries) = match request.element(self.receive_entries) {
-                Ok(parts) => parts,
-                Err(error) => {
-                    reason = Some(error);
-                    break;
-                }
-            };
-            let Some(mut reservation) = self.receive.reserve(element.slots()) else {
-                reason = Some(PostErrorReason::Full);
-                break;
-            };
-            for index in 0..element.slots() {
-                let _ = reservation.write(element.encode(entries, index));
-            }
-            reservation.commit();
-            posted += 1;
-        }
-        // No doorbell: the engine looks for receives when a message comes, and now and then once the queue pair has failed.
-        match reason {
-            None => Ok(posted),
-            Some(reason) => Err(PostError { posted, reason }),
-        }
-    }
-
-    #[inline]
-    fn ring(&self) {
-        if self.threaded {
-            self.doorbells.ring(self.number as usize);
-            self.wake.fire_if_armed();
-        } else if !ring_inline(self.shared.id, self.number) {
-            self.doorbells.ring(self.number as usize);
-        }
-    }
-
-    #[cold]
-    fn not_ready(&mut self) -> PostError {
-        self.drain_events();
-        let dead = self.shared.check_alive().is_err() || self.send.is_closed();
-        PostError { posted: 0, reason: if dead { PostErrorReason::Dead } else { PostErrorReason::NotConnected } }
     }
 
     /// Ends the connection in order: what was posted before is carried out, then TCP closes; what is posted later is
@@ -531,16 +448,14 @@ impl QueuePair {
             number: self.number,
             state: self.state,
             engine: self.unbound.is_none().then_some(self.engine),
-            send_slots: self.send.capacity(),
-            send_slots_free: self.send.free(),
-            receive_slots: self.receive.capacity(),
-            receive_slots_free: self.receive.free(),
-            max_sge: self.limits.entries,
-            max_inline: self.limits.inline,
-            signal_all: self.signal_all,
-            complete_when_acknowledged: self.complete_on_ack,
+            send_slots: self.made.send_slots,
+            receive_slots: self.made.receive_slots,
+            max_sge: self.made.max_sge,
+            max_inline: self.made.max_inline,
+            signal_all: self.made.signal_all,
+            complete_when_acknowledged: self.made.complete_on_ack,
             shared_receives: self.shared_receives.as_ref().map(|queue| queue.id()),
-            features: self.limits.features,
+            features: self.features,
             reads: self.reads,
             disconnect_reason: self.reason,
         }
@@ -559,8 +474,8 @@ impl QueuePair {
                     expected: "this can be changed before the first attempt to connect or accept",
                 });
             }
-            self.signal_all = change.signal_all.unwrap_or(self.signal_all);
-            self.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.complete_on_ack);
+            self.made.signal_all = change.signal_all.unwrap_or(self.made.signal_all);
+            self.made.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.made.complete_on_ack);
         }
         if change.end {
             self.abort();
@@ -617,8 +532,7 @@ impl QueuePair {
         let index = engine.unwrap_or_else(|| self.shared.pick_engine());
         let engine = &self.shared.engines[index];
         self.engine = index;
-        self.doorbells = Arc::clone(engine.doorbells());
-        self.wake = Arc::clone(engine.wake());
+        self.gate.bind(engine);
         engine.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
             number: self.number,
             stream: self.stream,
@@ -626,18 +540,20 @@ impl QueuePair {
             membership: unbound.membership,
             send_queue: unbound.send,
             receive_queue: unbound.receive,
-            send_completions: self.send_cq.id,
-            receive_completions: self.receive_cq.id,
+            send_completions: self.completion_queues[0].id,
+            receive_completions: self.completion_queues[1].id,
             shared_receives: self.shared_receives.clone(),
-            signal_all: self.signal_all,
-            complete_on_ack: self.complete_on_ack,
+            signal_all: self.made.signal_all,
+            complete_on_ack: self.made.complete_on_ack,
+            established: Arc::clone(self.gate.established()),
             events: self.sink.clone(),
         })));
         Ok(())
     }
 
     pub(crate) fn set_connecting(&mut self, features: Features) {
-        self.limits.features = features;
+        self.features = features;
+        self.gate.set_features(features);
         self.state = QueuePairState::Connecting;
     }
 
@@ -677,7 +593,6 @@ impl QueuePair {
     fn take_event(&mut self, event: ConnectionEvent) -> Outcome {
         match event {
             ConnectionEvent::Established(established) => {
-                self.ready = true;
                 self.reads = Some((established.ird, established.ord));
                 if self.state == QueuePairState::Connecting {
                     self.state = QueuePairState::Connected;
@@ -703,7 +618,7 @@ impl QueuePair {
     }
 }
 
-impl Drop for QueuePair {
+impl Drop for QueuePairControl {
     fn drop(&mut self) {
         self.drain_events();
         if self.unbound.is_some() {
@@ -724,7 +639,7 @@ impl Drop for QueuePair {
                 over,
                 deadline: Instant::now() + self.shared.config.linger,
             },
-            _completion_queues: [Arc::clone(&self.send_cq), Arc::clone(&self.receive_cq)],
+            _completion_queues: self.completion_queues.clone(),
         };
         self.shared.linger(lingering);
     }

@@ -2,7 +2,7 @@
 
 use crate::context::Shared;
 use crate::error::Error;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::QueuePairControl;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ pub enum RegionScope<'a> {
     /// All of the protection domain.
     Domain,
     /// One queue pair of the protection domain; such a region can be invalidated by that peer.
-    QueuePair(&'a QueuePair),
+    QueuePair(&'a QueuePairControl),
 }
 
 /// Memory that was not registered, and why.

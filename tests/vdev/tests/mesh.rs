@@ -100,7 +100,11 @@ impl Link {
             queue_pair.post_receive(&[ReceiveRequest::new(message as u64, &[entry])]).expect("the queue holds as many");
         }
         let attributes = queue_pair.query();
-        assert_eq!((attributes.send_slots, attributes.receive_slots_free), (MESSAGES.len(), 0), "no element to spare");
+        assert_eq!(
+            (attributes.send_slots, queue_pair.receive_slots_free()),
+            (MESSAGES.len(), 0),
+            "no element to spare"
+        );
         Self {
             purpose,
             own,

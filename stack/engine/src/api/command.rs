@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crossbeam::channel::Sender;
@@ -249,6 +249,8 @@ pub struct QueuePairSetup {
     pub signal_all: bool,
     /// Every Send and Write completes only when acknowledged by the peer's TCP.
     pub complete_on_ack: bool,
+    /// Set when its stream is in full operation, before anything says so or completes.
+    pub established: Arc<AtomicBool>,
     /// Where events of its connection go.
     pub events: EventSink<ConnectionEvent>,
 }

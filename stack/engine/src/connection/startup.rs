@@ -1,6 +1,7 @@
 //! From a TCP connection to a stream in full operation: active and passive opens, MPA Request and Reply.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 
 use uwarp_iwarp::opcode::Features;
 use uwarp_iwarp::startup::{
@@ -399,6 +400,7 @@ impl<P: Port> Core<P> {
         connection.phase = Phase::Running(Box::new(running));
         let (local, peer) = endpoints(&connection.flow);
         if let Some(queue_pair) = self.rdma.queue_pair(number) {
+            queue_pair.established.store(true, Ordering::Release);
             queue_pair.events.send(ConnectionEvent::Established(Box::new(EstablishedEvent {
                 queue_pair: number,
                 peer,

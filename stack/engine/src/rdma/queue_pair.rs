@@ -5,6 +5,8 @@
 //! whose response is awaited; the element at `begun` is being cut or comes next.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use uwarp_memory::{Association, DomainId, StreamId};
 
@@ -37,6 +39,8 @@ pub(crate) struct QueuePair {
     pub(crate) receive: ReceiveQueue,
     pub(crate) send_completions: CompletionQueueId,
     pub(crate) receive_completions: CompletionQueueId,
+    /// Tells the poster that the stream is in full operation.
+    pub(crate) established: Arc<AtomicBool>,
     pub(crate) events: EventSink<ConnectionEvent>,
     /// Messages received that are not told yet, since what was written before them is to be durable first.
     pub(crate) held: VecDeque<Held>,
@@ -65,6 +69,7 @@ impl QueuePair {
             receive: ReceiveQueue::new(setup.receive_queue, setup.shared_receives),
             send_completions: setup.send_completions,
             receive_completions: setup.receive_completions,
+            established: setup.established,
             events: setup.events,
             held: VecDeque::new(),
             written: WrittenRanges::default(),

@@ -4,7 +4,7 @@ use super::TcpStream;
 use crate::connection::{self, ConnectOptions, ConnectRequest, Connecting, Established};
 use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::QueuePairControl;
 use crossbeam::channel::{Receiver, bounded};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, ConnectionRequest, ConversionParameters, ConversionRole, EventSink};
@@ -55,7 +55,7 @@ impl TcpStream {
     /// [`Error::Connect`] with the reason. After a rejection the stream is in the error, and usable behind the peer's Reply.
     pub fn into_initiator(
         self,
-        queue_pair: &mut QueuePair,
+        queue_pair: &mut QueuePairControl,
         options: ConnectOptions,
     ) -> Result<Established, ConversionError> {
         let shared = std::sync::Arc::clone(&self.rest.shared);
