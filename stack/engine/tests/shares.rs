@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{PORT, SECOND, nothing_left};
 use crossbeam::channel::{Receiver, unbounded};
-use uwarp_engine::command::{Command, ConnectionRequest, EventSink, ListenerId};
+use uwarp_engine::command::{Command, ConnectionRequest, EventSink, ListenerId, Watch};
 use uwarp_engine::stats::EngineStats;
 use uwarp_engine::stream::{IncomingStream, StreamEnds, StreamFailure, StreamOptions};
 use uwarp_testkit::rig::{HostOptions, World, is_skipped};
@@ -136,7 +136,14 @@ fn listening(world: &mut World, backlog: u32) -> Receiver<ConnectionRequest> {
     let (requests, receiver) = unbounded();
     let (reply, _) = unbounded();
     let requests = EventSink::new(requests, None);
-    world.hosts[1].command(Command::Listen { listener: ListenerId(1), port: PORT, backlog, requests, reply });
+    world.hosts[1].command(Command::Listen {
+        listener: ListenerId(1),
+        port: PORT,
+        backlog,
+        requests,
+        watch: Watch::default(),
+        reply,
+    });
     receiver
 }
 

@@ -16,7 +16,7 @@ use uwarp_tcp::Instant;
 use crate::sim::{SimNetwork, SimOptions, SimPort};
 use uwarp_engine::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
-    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, StartupOptions,
+    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, StartupOptions, Watch,
 };
 use uwarp_engine::handoff::Handoff;
 use uwarp_engine::port::Port;
@@ -269,6 +269,7 @@ impl<P: Port> Host<P> {
             complete_on_ack: options.complete_on_ack,
             established: Arc::default(),
             events: EventSink::new(events, None),
+            watch: Watch::default(),
         })));
         let doorbells = Arc::clone(&self.doorbells);
         Pair { number, send, receive, completions, events: event_receiver, doorbells }
@@ -288,7 +289,7 @@ impl<P: Port> Host<P> {
         let (reply, _) = unbounded();
         let listener = ListenerId(u32::from(port));
         let requests = EventSink::new(requests, None);
-        self.command(Command::Listen { listener, port, backlog: 2048, requests, reply });
+        self.command(Command::Listen { listener, port, backlog: 2048, requests, watch: Watch::default(), reply });
         receiver
     }
 

@@ -3,6 +3,7 @@
 use crate::context::Shared;
 use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
+use crate::event_channel::EventChannel;
 use crate::queue_pair::{Outcome, QueuePairControl};
 use crate::tcp::{Lent, TcpStream};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
@@ -11,8 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EventSink, Features,
-    ListenerId, ReadyToReceiveKinds, StartupOptions,
+    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EstablishedEvent,
+    EventSink, Features, ListenerId, ReadyToReceiveKinds, StartupOptions, Watch, Watched,
 };
 use uwarp_ring::Notifier;
 
@@ -203,6 +204,24 @@ pub struct Established {
     pub crc: bool,
 }
 
+impl From<EstablishedEvent> for Established {
+    fn from(event: EstablishedEvent) -> Self {
+        Self {
+            peer: event.peer,
+            local: event.local,
+            private_data: event.private_data,
+            ird: event.ird,
+            ord: event.ord,
+            peer_ird: event.peer_ird,
+            peer_ord: event.peer_ord,
+            peer_to_peer: event.peer_to_peer,
+            transmit_markers: event.transmit_markers,
+            receive_markers: event.receive_markers,
+            crc: event.crc,
+        }
+    }
+}
+
 /// How a listener is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
@@ -223,6 +242,7 @@ pub struct Listener {
     port: u16,
     requests: Receiver<ConnectionRequest>,
     notifier: Arc<Notifier>,
+    watch: Watch,
     shared: Arc<Shared>,
 }
 
@@ -246,7 +266,15 @@ impl Listener {
         let id = ListenerId(shared.next_object());
         let (sender, requests) = unbounded();
         // Made first, so that a failure half-way stops what was begun.
-        let listener = Self { id, port, requests, notifier: Arc::clone(&notifier), shared: Arc::clone(shared) };
+        let watch = Watch::default();
+        let listener = Self {
+            id,
+            port,
+            requests,
+            notifier: Arc::clone(&notifier),
+            watch: watch.clone(),
+            shared: Arc::clone(shared),
+        };
         let sink = EventSink::new(sender, Some(notifier));
         for engine in &shared.engines {
             let (reply, answer) = bounded(1);
@@ -255,6 +283,7 @@ impl Listener {
                 port,
                 backlog: options.backlog as u32,
                 requests: sink.clone(),
+                watch: watch.clone(),
                 reply,
             });
             match shared.reply(&answer)? {
@@ -294,14 +323,26 @@ impl Listener {
         }
     }
 
-    /// Makes the next request raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after arming.
+    /// Makes the next request raise the file descriptor of [`as_fd`](AsFd::as_fd): at once, if one waits.
     pub fn arm(&mut self) {
         self.notifier.drain();
         self.notifier.arm();
+        if !self.requests.is_empty() {
+            self.notifier.fire_if_armed();
+        }
+    }
+
+    /// Has an event channel bring the requests, under the given key: those that wait, and what comes from now on.
+    pub fn attach(&mut self, channel: &EventChannel, key: u64) {
+        let mut watch = self.watch.lock();
+        let watcher = watch.insert(channel.watcher(&self.shared, key));
+        for request in self.requests.try_iter() {
+            watcher.send(Watched::Request(request));
+        }
     }
 
     fn wrap(&self, request: ConnectionRequest) -> ConnectRequest {
-        ConnectRequest { request: Some(request), lent: None, shared: Arc::clone(&self.shared) }
+        ConnectRequest::of_listener(&self.shared, request)
     }
 }
 
@@ -331,6 +372,11 @@ pub struct ConnectRequest {
 }
 
 impl ConnectRequest {
+    /// The request that came to a listener.
+    pub(crate) fn of_listener(shared: &Arc<Shared>, request: ConnectionRequest) -> Self {
+        Self { request: Some(request), lent: None, shared: Arc::clone(shared) }
+    }
+
     /// The request that came on what was a plain stream.
     pub(crate) fn of_stream(shared: &Arc<Shared>, request: ConnectionRequest, lent: Lent) -> Self {
         Self { request: Some(request), lent: Some(lent), shared: Arc::clone(shared) }
@@ -600,7 +646,7 @@ impl Connecting {
 
     /// Starts the second attempt if there is to be one after this outcome.
     fn tries_again(&mut self, outcome: &Outcome, queue_pair: &mut QueuePairControl) -> Result<bool, Error> {
-        if !matches!(outcome, Outcome::Failed(ConnectFailure::Closed)) {
+        if !matches!(outcome, Outcome::Failed(ConnectFailure::Closed | ConnectFailure::Reset)) {
             return Ok(false);
         }
         let Some(parameters) = self.retry.take() else { return Ok(false) };
@@ -612,22 +658,7 @@ impl Connecting {
 
     fn judge(&self, outcome: Outcome) -> Result<Established, Error> {
         match outcome {
-            Outcome::Established(event) => {
-                let event = *event;
-                Ok(Established {
-                    peer: event.peer,
-                    local: event.local,
-                    private_data: event.private_data,
-                    ird: event.ird,
-                    ord: event.ord,
-                    peer_ird: event.peer_ird,
-                    peer_ord: event.peer_ord,
-                    peer_to_peer: event.peer_to_peer,
-                    transmit_markers: event.transmit_markers,
-                    receive_markers: event.receive_markers,
-                    crc: event.crc,
-                })
-            }
+            Outcome::Established(event) => Ok(Established::from(*event)),
             Outcome::Rejected { private_data, peer_ird, peer_ord } => {
                 Err(self.error(ConnectError::Rejected { private_data, peer_ird, peer_ord }))
             }
@@ -635,7 +666,7 @@ impl Connecting {
                 ConnectFailure::Refused => ConnectError::Refused,
                 ConnectFailure::TimedOut => ConnectError::TimedOut(self.timeout),
                 ConnectFailure::Unreachable => ConnectError::Unreachable,
-                ConnectFailure::Closed => ConnectError::Closed,
+                ConnectFailure::Closed | ConnectFailure::Reset => ConnectError::Closed,
                 ConnectFailure::Startup | ConnectFailure::ReadLimits | ConnectFailure::ReadyToReceive => {
                     ConnectError::Startup(failure.to_string())
                 }

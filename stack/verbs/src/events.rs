@@ -36,10 +36,13 @@ impl AsyncEvents {
         }
     }
 
-    /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after arming.
+    /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd): at once, if one waits.
     pub fn arm(&self) {
         self.shared.event_notifier.drain();
         self.shared.event_notifier.arm();
+        if !self.shared.events.is_empty() {
+            self.shared.event_notifier.fire_if_armed();
+        }
     }
 }
 

@@ -215,6 +215,7 @@ mod cpus;
 mod driver;
 mod durable;
 mod error;
+mod event_channel;
 mod events;
 mod launch;
 pub mod monitor;
@@ -237,6 +238,7 @@ pub use connection::{
 pub use context::{Context, ProtectionDomain};
 pub use durable::{MemoryRange, MemoryType};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
+pub use event_channel::{ChannelEvent, ConnectionChange, EventChannel};
 pub use events::AsyncEvents;
 pub use queue_pair::{
     MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState,
@@ -248,7 +250,9 @@ pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{ConversionError, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
-pub use uwarp_engine::command::{AsyncEvent, DisconnectReason, Features, ReadyToReceiveKinds, TerminateCode};
+pub use uwarp_engine::command::{
+    AsyncEvent, ConnectFailure, DisconnectReason, Features, ReadyToReceiveKinds, TerminateCode,
+};
 pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedReceiveQueueId};
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
@@ -277,6 +281,8 @@ mod thread_rules {
         crosses::<ConnectRequest>();
         crosses::<ProtectionDomain>();
         crosses::<AsyncEvents>();
+        crosses::<EventChannel>();
+        is_shared::<EventChannel>();
         crosses::<Context>();
         is_shared::<Context>();
         is_shared::<AsyncEvents>();

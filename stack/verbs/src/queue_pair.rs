@@ -9,6 +9,7 @@ use crate::completion::{CompletionQueue, CompletionQueueCore};
 use crate::context::Shared;
 use crate::core::{Core, NoReply};
 use crate::error::{Error, PostError};
+use crate::event_channel::EventChannel;
 use crate::request::{ReceiveRequest, SendRequest};
 use crate::shared_receives::SharedReceiveQueue;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
@@ -18,7 +19,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
     Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, Membership,
-    QueuePairSetup,
+    QueuePairSetup, Watch,
 };
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
@@ -260,6 +261,7 @@ pub struct QueuePairControl {
     shared_receives: Option<Arc<SharedReceives>>,
     events: Receiver<ConnectionEvent>,
     sink: EventSink<ConnectionEvent>,
+    watch: Watch,
     gate: Arc<Gate>,
     completion_queues: [Arc<CompletionQueueCore>; 2],
     shared: Arc<Shared>,
@@ -322,6 +324,7 @@ impl QueuePair {
             shared_receives: options.shared_receives.map(|queue| Arc::clone(queue.receives())),
             events,
             sink: EventSink::new(sender, None),
+            watch: Watch::default(),
             gate,
             completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
             shared: Arc::clone(shared),
@@ -497,6 +500,17 @@ impl QueuePairControl {
         &self.shared
     }
 
+    /// Has an event channel bring what becomes of this queue pair's connections from now on, under the given key: whether one
+    /// is made, and when it ends. See [`EventChannel`]. Nobody has to wait for a [`Connecting`](crate::Connecting) then.
+    pub fn attach(&mut self, channel: &EventChannel, key: u64) {
+        *self.watch.lock() = Some(channel.watcher(&self.shared, key));
+    }
+
+    /// Takes the queue pair off its event channel. Events that are there already stay.
+    pub fn detach(&mut self) {
+        self.watch.lock().take();
+    }
+
     /// What regions of its own are registered for.
     pub(crate) fn stream(&self) -> u32 {
         self.stream
@@ -547,6 +561,7 @@ impl QueuePairControl {
             complete_on_ack: self.made.complete_on_ack,
             established: Arc::clone(self.gate.established()),
             events: self.sink.clone(),
+            watch: self.watch.clone(),
         })));
         Ok(())
     }
@@ -573,8 +588,8 @@ impl QueuePairControl {
     }
 
     fn drain_events(&mut self) {
-        // While connecting, the outcome belongs to whoever waits for it.
-        while self.state != QueuePairState::Connecting {
+        // While connecting, the outcome belongs to whoever waits for it: nobody if an event channel brings it.
+        while self.state != QueuePairState::Connecting || self.watch.lock().is_some() {
             match self.events.try_recv() {
                 Ok(event) => {
                     self.take_event(event);

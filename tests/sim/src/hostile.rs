@@ -15,7 +15,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, unbounded};
-use uwarp_engine::command::{Command, ConnectionEvent, ConnectionRequest, EventSink, ListenerId, StartupOptions};
+use uwarp_engine::command::{
+    Command, ConnectionEvent, ConnectionRequest, EventSink, ListenerId, StartupOptions, Watch,
+};
 use uwarp_engine::config::EngineConfig;
 use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
@@ -318,7 +320,14 @@ impl Application {
         let (sink, requests) = unbounded();
         let (reply, _) = unbounded();
         let (listener, requests_to) = (ListenerId(u32::from(PORT)), EventSink::new(sink, None));
-        host.command(Command::Listen { listener, port: PORT, backlog: BACKLOG, requests: requests_to, reply });
+        host.command(Command::Listen {
+            listener,
+            port: PORT,
+            backlog: BACKLOG,
+            requests: requests_to,
+            watch: Watch::default(),
+            reply,
+        });
         let buffers = StreamOptions { send_buffer: LEFT_UNREAD, ..StreamOptions::default() };
         let streams = host.listen_streams(PLAIN_PORT, BACKLOG, buffers);
         let region = host.register(vec![3; REGION], Access::ALL);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{
     AsyncEvent, Command, ConnectionEvent, ConnectionRequest, DisconnectReason, EventSink, Features, ListenerId,
-    StartupOptions, TerminateCode,
+    StartupOptions, TerminateCode, Watch,
 };
 use uwarp_engine::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, DomainId, Registration, Scope, TaggedBase};
@@ -636,7 +636,14 @@ fn silent_peers_are_held_up_to_the_backlog_and_until_their_time_is_over() {
     let (reply, _) = crossbeam::channel::unbounded();
     let requests_sink = EventSink::new(sink, None);
     let listener = ListenerId(1);
-    world.hosts[1].command(Command::Listen { listener, port: PORT, backlog: BACKLOG, requests: requests_sink, reply });
+    world.hosts[1].command(Command::Listen {
+        listener,
+        port: PORT,
+        backlog: BACKLOG,
+        requests: requests_sink,
+        watch: Watch::default(),
+        reply,
+    });
     let mut peers: Vec<_> = (100..200).map(|host| RawPeer::connect(&world, host, 1, PORT)).collect();
     let flows = |world: &World| world.hosts[1].engine.as_ref().map_or(0, |engine| engine.flow_count());
     let mut most = 0;

@@ -17,7 +17,7 @@ use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 pub use crate::api::event::{
     AsyncEvent, ConnectFailure, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent, EventSink,
-    TerminateCode,
+    TerminateCode, Watch, Watched, WatchedEvent, Watcher,
 };
 use crate::api::stats::{EngineStats, TcpInfo};
 use crate::api::work::Completion;
@@ -101,6 +101,8 @@ pub enum Command {
         backlog: u32,
         /// Where requests go.
         requests: EventSink<ConnectionRequest>,
+        /// Where they go instead, once it is set.
+        watch: Watch,
         /// Told whether the port was free on this engine.
         reply: Sender<Result<(), ControlError>>,
     },
@@ -253,6 +255,8 @@ pub struct QueuePairSetup {
     pub established: Arc<AtomicBool>,
     /// Where events of its connection go.
     pub events: EventSink<ConnectionEvent>,
+    /// Where they go, too, once it is set.
+    pub watch: Watch,
 }
 
 /// Wishes about the MPA start-up, of either role.

@@ -5,7 +5,7 @@ use crate::api::work::Status;
 use crate::rdma::shared::SharedReceiveQueueId;
 use crossbeam::channel::Sender;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uwarp_ring::Notifier;
 
 /// A peer asks for a connection.
@@ -105,9 +105,12 @@ pub enum ConnectFailure {
     /// The next hop's hardware address could not be resolved.
     #[error("no host answers at that address (to ARP or Neighbor Discovery): check address, prefix length and gateway")]
     Unreachable,
-    /// The connection was reset or closed during the start-up.
+    /// The peer closed the connection during the start-up, or this side ended the attempt.
     #[error("the peer closed the connection during start-up")]
     Closed,
+    /// The peer reset the connection during the start-up.
+    #[error("the peer reset the connection during start-up")]
+    Reset,
     /// The peer's MPA frame was not acceptable.
     #[error("the peer does not speak MPA as RFC 5044 and RFC 6581 have it")]
     Startup,
@@ -238,6 +241,56 @@ pub enum AsyncEvent {
         /// Whether it is up now.
         up: bool,
     },
+}
+
+/// What an event channel carries: something that happened to a listener or a queue pair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchedEvent {
+    /// Number of the context in this process.
+    pub context: u64,
+    /// What the application calls the listener or queue pair.
+    pub key: u64,
+    /// What happened.
+    pub what: Watched,
+}
+
+/// What happened to a listener or a queue pair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watched {
+    /// A peer asks a listener for a connection.
+    Request(ConnectionRequest),
+    /// Something became of a queue pair's connection.
+    Connection(ConnectionEvent),
+}
+
+/// An event channel, and what a listener or queue pair is called there.
+#[derive(Debug, Clone)]
+pub struct Watcher {
+    /// The channel.
+    pub events: EventSink<WatchedEvent>,
+    /// Number of the context in this process.
+    pub context: u64,
+    /// What the application calls the listener or queue pair.
+    pub key: u64,
+}
+
+impl Watcher {
+    /// Hands an event to the channel.
+    pub fn send(&self, what: Watched) {
+        self.events.send(WatchedEvent { context: self.context, key: self.key, what });
+    }
+}
+
+/// Which event channel a listener or queue pair is attached to, if any. The application changes it while the engine looks, so
+/// it has a lock; only events of connections take it.
+#[derive(Debug, Clone, Default)]
+pub struct Watch(Arc<Mutex<Option<Watcher>>>);
+
+impl Watch {
+    /// The watcher. No event is handed over while this is held.
+    pub fn lock(&self) -> MutexGuard<'_, Option<Watcher>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Where events of one kind go: a channel, and a notifier fired after each event.

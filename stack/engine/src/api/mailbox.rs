@@ -51,8 +51,8 @@ impl<P: Port> Core<P> {
             Command::Reject { request, private_data } => self.reject(request, &private_data),
             Command::Disconnect { queue_pair } => self.disconnect(queue_pair),
             Command::Abort { queue_pair } => self.abort_queue_pair(queue_pair),
-            Command::Listen { listener, port, backlog, requests, reply } => {
-                let _ = reply.send(self.listen(listener, port, backlog, Requests::Rdma(requests)));
+            Command::Listen { listener, port, backlog, requests, watch, reply } => {
+                let _ = reply.send(self.listen(listener, port, backlog, Requests::Rdma { requests, watch }));
             }
             Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
                 let requests = Requests::Streams { incoming, options, waiting };

@@ -126,6 +126,7 @@ impl From<ConnectFailure> for StreamFailure {
             ConnectFailure::Address => StreamFailure::Address,
             ConnectFailure::ShuttingDown => StreamFailure::ShuttingDown,
             ConnectFailure::Closed
+            | ConnectFailure::Reset
             | ConnectFailure::Startup
             | ConnectFailure::ReadLimits
             | ConnectFailure::ReadyToReceive

@@ -116,9 +116,10 @@ impl<P: Port> Core<P> {
                 {
                     ConnectFailure::Refused
                 }
+                Some(DisconnectReason::Reset) => ConnectFailure::Reset,
                 _ => ConnectFailure::Closed,
             };
-            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
             return;
         }
         queue_pair.stage = Stage::Error;
@@ -140,7 +141,7 @@ impl<P: Port> Core<P> {
             self.give_queue_pair(Some(queue_pair));
         }
         if let Some(queue_pair) = self.rdma.queue_pair(number) {
-            queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
+            queue_pair.tell(ConnectionEvent::Disconnected { queue_pair: number, reason });
         }
         self.rdma.sweep_soon(number, self.now);
     }
@@ -366,12 +367,13 @@ impl<P: Port> Core<P> {
 
     /// Forgets a queue pair. Octets that TCP has still go out, followed by FIN.
     pub(crate) fn destroy_queue_pair(&mut self, number: u32) {
-        let Some(queue_pair) = self.queue_pairs_take(Some(number)) else { return };
+        let Some(mut queue_pair) = self.queue_pairs_take(Some(number)) else { return };
         queue_pair.receive.forget_share(number);
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.connections.table.take(index)
         {
             connection.queue_pair = None;
+            queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
             match &connection.phase {
                 Phase::Running(running)
                     if running.terminate.is_some()

@@ -11,7 +11,7 @@ use uwarp_wire::address::FlowKey;
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
-use crate::api::command::{ConnectionRequest, EventSink, ListenerId};
+use crate::api::command::{ConnectionRequest, EventSink, ListenerId, Watch};
 use crate::api::stats::DropReason;
 use crate::bytestream::ends::{IncomingStream, StreamOptions};
 use crate::connection::shares::Silent;
@@ -44,7 +44,11 @@ pub(crate) struct Listener {
 #[derive(Debug)]
 pub(crate) enum Requests {
     /// RDMA streams, once their MPA Request has come.
-    Rdma(EventSink<ConnectionRequest>),
+    Rdma {
+        requests: EventSink<ConnectionRequest>,
+        /// Where they go instead, once it is set.
+        watch: Watch,
+    },
     /// Plain streams, once TCP is open.
     Streams {
         incoming: EventSink<IncomingStream>,
@@ -58,7 +62,7 @@ impl Listener {
     /// How many connections wait for the application.
     fn waiting(&self) -> u32 {
         let streams = match &self.requests {
-            Requests::Rdma(_) => 0,
+            Requests::Rdma { .. } => 0,
             Requests::Streams { waiting, .. } => waiting.load(Relaxed),
         };
         self.pending.saturating_sub(self.half_open).saturating_add(streams)
@@ -295,7 +299,7 @@ impl<P: Port> Core<P> {
         self.connections.opening.half_open += 1;
         let id = listener.id;
         let (phase, deadline) = match &listener.requests {
-            Requests::Rdma(_) => {
+            Requests::Rdma { .. } => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
                 let responding = Responding { machine: Responder::new(options), origin: Origin::Listener(id) };
                 (Phase::Responding(Box::new(responding)), Some(self.now + self.config.iwarp.startup_timeout))

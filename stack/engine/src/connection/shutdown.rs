@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uwarp_tcp::{Instant, State};
 
-use crate::api::command::{AsyncEvent, ConnectionEvent, DisconnectReason, ShutdownReport};
+use crate::api::command::{AsyncEvent, DisconnectReason, ShutdownReport};
 use crate::api::work::Status;
 use crate::connection::Connection;
 use crate::core::Core;
@@ -104,13 +104,11 @@ impl<P: Port> Core<P> {
         self.control.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
         for place in 0..self.rdma.queue_pairs.len() {
             let Some(mut queue_pair) = self.rdma.queue_pairs[place].take() else { continue };
-            let number = queue_pair.number;
             let had_connection = queue_pair.connection.take().is_some();
             let begun = queue_pair.send.outstanding() > 0;
             self.flush_with(&mut queue_pair, begun.then_some((0, Status::Fatal)), Some(Status::Fatal));
             if had_connection {
-                let reason = DisconnectReason::LocalError(Status::Fatal);
-                queue_pair.events.send(ConnectionEvent::Disconnected { queue_pair: number, reason });
+                queue_pair.tell_end(DisconnectReason::LocalError(Status::Fatal));
             }
             self.rdma.queue_pairs[place] = Some(queue_pair);
         }

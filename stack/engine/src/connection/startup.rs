@@ -12,7 +12,7 @@ use uwarp_wire::address::{FlowKey, IpAddress};
 
 use crate::api::command::{
     ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent,
-    RequestId, StartupOptions,
+    RequestId, StartupOptions, Watch, Watched,
 };
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::{Connection, Ending, Initiating, Left, Origin, Phase, Running};
@@ -92,7 +92,7 @@ impl<P: Port> Core<P> {
     /// Tells a queue pair that no stream came about.
     pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
         if let Some(queue_pair) = self.rdma.queue_pair(number) {
-            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
         }
     }
 
@@ -309,14 +309,16 @@ impl<P: Port> Core<P> {
                     .get(&connection.flow.local_port)
                     .filter(|found| found.id == *listener)
                 {
-                    Some(Listener { requests: Requests::Rdma(requests), .. }) => Some(requests),
+                    Some(Listener { requests: Requests::Rdma { requests, watch }, .. }) => {
+                        Some((requests, Some(watch)))
+                    }
                     _ => None,
                 }
             }
-            Origin::Stream(requests) => Some(requests),
+            Origin::Stream(requests) => Some((requests, None)),
         };
-        if let (Some(request), Some(requests)) = (responding.machine.request(), requests) {
-            requests.send(ConnectionRequest {
+        if let (Some(request), Some((requests, watch))) = (responding.machine.request(), requests) {
+            let request = ConnectionRequest {
                 request: RequestId { engine, handle: handle.to_bits() },
                 listener: responding.listener(),
                 peer,
@@ -326,7 +328,13 @@ impl<P: Port> Core<P> {
                 ord: request.ord(),
                 revision: request.revision,
                 peer_to_peer: request.enhanced.is_some_and(|data| data.peer_to_peer),
-            });
+            };
+            // Whoever attaches the listener moves the requests that wait, and no other comes meanwhile.
+            let watch = watch.map(Watch::lock);
+            match watch.as_deref() {
+                Some(Some(watcher)) => watcher.send(Watched::Request(request)),
+                _ => requests.send(request),
+            }
         }
         connection.phase = Phase::Requested(responding);
         // How long the application may think is its own business; the peer has its own time limit.
@@ -355,7 +363,7 @@ impl<P: Port> Core<P> {
             }
             Outcome::Rejected(rejection) => {
                 if let Some(queue_pair) = self.unbind(connection) {
-                    queue_pair.events.send(ConnectionEvent::Rejected {
+                    queue_pair.tell(ConnectionEvent::Rejected {
                         queue_pair: number,
                         private_data: rejection.private_data,
                         peer_ird: rejection.peer_ird,
@@ -373,7 +381,7 @@ impl<P: Port> Core<P> {
                         Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
                         _ => ConnectFailure::ReadLimits,
                     };
-                    queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+                    queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
                 }
                 self.refuse(connection, &parameters, fault);
             }
@@ -401,7 +409,7 @@ impl<P: Port> Core<P> {
         let (local, peer) = endpoints(&connection.flow);
         if let Some(queue_pair) = self.rdma.queue_pair(number) {
             queue_pair.established.store(true, Ordering::Release);
-            queue_pair.events.send(ConnectionEvent::Established(Box::new(EstablishedEvent {
+            queue_pair.tell(ConnectionEvent::Established(Box::new(EstablishedEvent {
                 queue_pair: number,
                 peer,
                 local,
@@ -432,7 +440,7 @@ impl<P: Port> Core<P> {
         if let Some(number) = connection.queue_pair
             && let Some(queue_pair) = self.unbind(connection)
         {
-            queue_pair.events.send(ConnectionEvent::Failed { queue_pair: number, reason });
+            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
         }
         if let Some(stream) = &connection.stream {
             stream.fail(reason.into());

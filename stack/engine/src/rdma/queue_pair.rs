@@ -10,7 +10,10 @@ use std::sync::atomic::AtomicBool;
 
 use uwarp_memory::{Association, DomainId, StreamId};
 
-use crate::api::command::{CompletionQueueId, ConnectionEvent, EventSink, Membership, QueuePairSetup};
+use crate::api::command::{
+    CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership, QueuePairSetup, Watch,
+    Watched,
+};
 use crate::rdma::commits::{Held, WaitingCommit, WrittenRanges};
 use crate::rdma::receive_queue::ReceiveQueue;
 use crate::rdma::send_queue::SendQueue;
@@ -41,7 +44,10 @@ pub(crate) struct QueuePair {
     pub(crate) receive_completions: CompletionQueueId,
     /// Tells the poster that the stream is in full operation.
     pub(crate) established: Arc<AtomicBool>,
-    pub(crate) events: EventSink<ConnectionEvent>,
+    events: EventSink<ConnectionEvent>,
+    watch: Watch,
+    /// Its connection has been in full operation and has not ended.
+    pub(crate) was_established: bool,
     /// Messages received that are not told yet, since what was written before them is to be durable first.
     pub(crate) held: VecDeque<Held>,
     /// What that is.
@@ -58,6 +64,27 @@ impl QueuePair {
         self.membership.is_shared()
     }
 
+    /// Reports what became of the connection: each attempt has one outcome, and each connection in full operation one end.
+    pub(crate) fn tell(&mut self, event: ConnectionEvent) {
+        self.was_established = matches!(event, ConnectionEvent::Established(_));
+        let watch = self.watch.lock();
+        // First, so that who hears of it by the channel finds it in the queue pair.
+        self.events.send(event.clone());
+        if let Some(watcher) = &*watch {
+            watcher.send(Watched::Connection(event));
+        }
+    }
+
+    /// Reports the end of a connection whose queue pair is taken away.
+    pub(crate) fn tell_end(&mut self, reason: DisconnectReason) {
+        let queue_pair = self.number;
+        self.tell(if self.was_established {
+            ConnectionEvent::Disconnected { queue_pair, reason }
+        } else {
+            ConnectionEvent::Failed { queue_pair, reason: ConnectFailure::Closed }
+        });
+    }
+
     pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {
         QueuePair {
             number: setup.number,
@@ -71,6 +98,8 @@ impl QueuePair {
             receive_completions: setup.receive_completions,
             established: setup.established,
             events: setup.events,
+            watch: setup.watch,
+            was_established: false,
             held: VecDeque::new(),
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),
