@@ -18,7 +18,7 @@ impl Access {
     pub const REMOTE_READ: Access = Access(1 << 1);
     /// Peers may write it by RDMA Write.
     pub const REMOTE_WRITE: Access = Access(1 << 2);
-    /// Peers may execute atomic operations on it, if they may also read and write it.
+    /// Peers may read and change its aligned words of eight octets by atomic operations. It needs no other right.
     pub const REMOTE_ATOMIC: Access = Access(1 << 3);
     /// Everything.
     pub const ALL: Access = Access(0b1111);

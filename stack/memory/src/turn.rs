@@ -162,8 +162,13 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Whether a peer may carry out atomic operations on the word of eight octets at `offset`: the region has all of
-    /// `REMOTE_READ`, `REMOTE_WRITE` and `REMOTE_ATOMIC`, and the word's address is a multiple of eight.
+    /// Whether a peer may carry out atomic operations on the word of eight octets at `offset`: the region has the right
+    /// `REMOTE_ATOMIC`, and the word's address is a multiple of eight.
+    ///
+    /// RFC 7306 names no right for atomics; RFC 5040 §8.1.1 knows reading and writing only. `REMOTE_ATOMIC` is one of its own, as
+    /// in verbs: it includes to read and to write aligned words by atomics (a FetchAdd of 0 reads, a CmpSwap without mask
+    /// writes), and neither lets the peer do more of either nor needs `REMOTE_READ` or `REMOTE_WRITE` beside it. An owner who
+    /// wants a lock word touched by atomics alone can say so.
     ///
     /// # Errors
     /// The first reason that applies: STag, association, bounds, rights, alignment.
@@ -172,12 +177,9 @@ impl<'a> Turn<'a> {
     }
 
     fn atomic_target(&self, association: Association, stag: u32, offset: u64) -> Result<NonNull<u8>, AtomicError> {
-        const NEED: Access = Access::from_bits_truncate(
-            Access::REMOTE_READ.bits() | Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits(),
-        );
         // Bounds are found before rights here, unlike elsewhere.
         self.table.resolve(association, stag, offset, 8, Access::LOCAL_READ)?;
-        let target = self.table.resolve(association, stag, offset, 8, NEED)?;
+        let target = self.table.resolve(association, stag, offset, 8, Access::REMOTE_ATOMIC)?;
         if !target.cast::<u64>().is_aligned() {
             return Err(AtomicError::Misaligned);
         }

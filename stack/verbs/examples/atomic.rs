@@ -20,7 +20,7 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let completions = context.create_completion_queue(16)?;
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let rights = Access::REMOTE_ATOMIC;
     let counter = domain.register(vec![0; 8], rights)?;
     counter.store_release_u64(0, 100)?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;

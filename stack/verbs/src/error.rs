@@ -215,6 +215,9 @@ pub enum PostErrorReason {
     /// A read has one sink.
     #[error("a read has exactly one SGE as its sink")]
     ReadSink,
+    /// The former value of an atomic operation takes eight octets.
+    #[error("the former value of an atomic operation goes into an SGE of exactly 8 octets")]
+    AtomicSink,
     /// An SGE does not lie in a region of the queue pair's domain that has the right this operation needs.
     #[error("an SGE does not lie in a region of this domain with the right that the operation needs")]
     Protection,

@@ -11,6 +11,9 @@ use uwarp_ring::Slot;
 /// Most regions of a Commit.
 pub const MAX_COMMIT_REGIONS: usize = MAX_SEND_ENTRIES;
 
+/// Octets of the former value that an atomic operation stores.
+const ORIGINAL_LEN: u32 = 8;
+
 /// What a send request carries.
 #[derive(Clone, Copy, Debug)]
 enum Payload<'a> {
@@ -20,6 +23,8 @@ enum Payload<'a> {
     Inline(&'a [u8]),
     /// [`AtomicOperands`].
     Operands([u8; AtomicOperands::LEN]),
+    /// The same, and the sink of the former value: its STag, and whether it has eight octets. Its offset is the trailer.
+    OperandsInto { operands: [u8; AtomicOperands::LEN], stag: u32, fits: bool },
 }
 
 /// One request for the send queue: a Send, an RDMA Write, an RDMA Read, Immediate Data, an atomic operation, or a local operation.
@@ -36,7 +41,8 @@ pub struct SendRequest<'a> {
     stag: u32,
     remote_offset: u64,
     payload: Payload<'a>,
-    /// What stands behind the payload in the element: the data of a Write with immediate data, the rights of a bind.
+    /// What stands behind the payload in the element: the data of a Write with immediate data, the rights of a bind, the
+    /// sink's offset of an atomic.
     trailer: u64,
 }
 
@@ -93,7 +99,7 @@ impl<'a> SendRequest<'a> {
     /// FetchAdd (RFC 7306 §5.1.1): adds `add` to the eight octets at `remote_offset` of the peer's region, in the peer's byte
     /// order. The former value is [`Completion::original_value`](crate::Completion::original_value). Both sides must have
     /// agreed on [`Features::atomics`], the address must be a multiple of eight at the peer, and the region needs the
-    /// rights `REMOTE_READ`, `REMOTE_WRITE` and `REMOTE_ATOMIC`. It takes one of the slots of reads (ORD).
+    /// right `REMOTE_ATOMIC`. It takes one of the slots of reads (ORD).
     pub fn fetch_add(id: u64, remote_stag: u32, remote_offset: u64, add: u64) -> Self {
         Self::fetch_add_masked(id, remote_stag, remote_offset, add, 0)
     }
@@ -122,6 +128,17 @@ impl<'a> SendRequest<'a> {
             compare_mask: operands.compare_mask,
         };
         Self::atomic(id, SendOpcode::CompareSwap, remote_stag, remote_offset, operands)
+    }
+
+    /// Has an atomic operation store the former value in `sink`, too, in this machine's octet order: eight octets of a region
+    /// with the right `LOCAL_WRITE`, as verbs have it. They are there before the completion, and without one before those of
+    /// later work. It takes one slot of the send queue more. Has no effect on other operations.
+    pub fn original_into(mut self, sink: Sge) -> Self {
+        if let Payload::Operands(operands) | Payload::OperandsInto { operands, .. } = self.payload {
+            self.payload = Payload::OperandsInto { operands, stag: sink.stag, fits: sink.length == ORIGINAL_LEN };
+            self.trailer = sink.offset;
+        }
+        self
     }
 
     fn atomic(id: u64, opcode: SendOpcode, stag: u32, remote_offset: u64, operands: AtomicOperands) -> Self {
@@ -203,12 +220,19 @@ impl<'a> SendRequest<'a> {
         let (entries, inline): (&[Sge], &[u8]) = match &self.payload {
             Payload::Entries(entries) => (entries, &[]),
             Payload::Inline(octets) => (&[], octets),
-            Payload::Operands(octets) => (&[], octets),
+            Payload::Operands(operands) | Payload::OperandsInto { operands, .. } => (&[], operands),
         };
         let length = match self.payload {
             Payload::Operands(_) => {
                 flags = flags.union(SendFlags::INLINE);
                 AtomicOperands::LEN as u32
+            }
+            Payload::OperandsInto { fits, .. } => {
+                if !fits {
+                    return Err(PostErrorReason::AtomicSink);
+                }
+                flags = flags.union(SendFlags::INLINE);
+                (AtomicOperands::LEN + AtomicOperands::SINK_LEN) as u32
             }
             // Their octets are the peer's.
             Payload::Entries(_) if self.opcode == SendOpcode::Commit => 0,
@@ -284,7 +308,10 @@ impl<'a> SendRequest<'a> {
     /// The slots of the request, from what [`element`](Self::element) gave.
     #[inline]
     pub(crate) fn encode(&self, element: &SendElement, entries: &[Sge], inline: &[u8], mut write: impl FnMut(Slot)) {
-        if matches!(self.opcode, SendOpcode::WriteImmediate | SendOpcode::Bind) {
+        if matches!(
+            self.opcode,
+            SendOpcode::WriteImmediate | SendOpcode::Bind | SendOpcode::FetchAdd | SendOpcode::CompareSwap
+        ) {
             return self.encode_with_trailer(element, write);
         }
         for index in 0..element.slots() {
@@ -306,7 +333,13 @@ impl<'a> SendRequest<'a> {
                 inline[..own.len()].copy_from_slice(own);
                 inline[own.len()..own.len() + 8].copy_from_slice(&self.trailer.to_le_bytes());
             }
-            Payload::Operands(_) => {}
+            Payload::Operands(operands) => inline[..AtomicOperands::LEN].copy_from_slice(&operands),
+            Payload::OperandsInto { operands, stag, .. } => {
+                let sink = Sge { stag, length: ORIGINAL_LEN, offset: self.trailer };
+                let (first, behind) = inline.split_at_mut(AtomicOperands::LEN);
+                first.copy_from_slice(&operands);
+                behind[..AtomicOperands::SINK_LEN].copy_from_slice(&AtomicOperands::sink_octets(sink));
+            }
         }
         for index in 0..element.slots() {
             write(element.encode(

@@ -369,8 +369,7 @@ fn an_atomic_on_memory_without_the_rights_ends_the_stream() {
     let (access, bounds) = ((0, 1, 2), (0, 1, 1));
     let cases = [
         (read_write, 0, access),
-        (Access::REMOTE_ATOMIC | Access::REMOTE_READ, 0, access),
-        (Access::REMOTE_ATOMIC | Access::REMOTE_WRITE, 0, access),
+        (Access::LOCAL_WRITE, 0, access),
         (ATOMIC, 57, bounds),
         (ATOMIC, u64::MAX - 7, bounds),
         (ATOMIC, u64::MAX - 6, (0, 1, 4)),

@@ -69,9 +69,10 @@ pub enum SendOpcode {
     LocalInvalidate = 6,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
     Read = 7,
-    /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
+    /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`], and behind them
+    /// [`AtomicOperands::sink_octets`] if the former value goes to memory.
     FetchAdd = 8,
-    /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are [`AtomicOperands`].
+    /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are as those of [`SendOpcode::FetchAdd`].
     CompareSwap = 9,
     /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
     /// Response.
@@ -204,6 +205,25 @@ impl AtomicOperands {
         let (words, _) = octets.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
         AtomicOperands { add_swap: word(0), add_swap_mask: word(1), compare: word(2), compare_mask: word(3) }
+    }
+
+    /// Octets of inline data behind the operands that say where the former value goes.
+    pub const SINK_LEN: usize = 16;
+
+    /// The octets behind the operands: the former value goes to the eight octets of `sink`.
+    pub fn sink_octets(sink: Sge) -> [u8; Self::SINK_LEN] {
+        let mut octets = [0; Self::SINK_LEN];
+        octets[..4].copy_from_slice(&sink.stag.to_le_bytes());
+        octets[4..8].copy_from_slice(&sink.length.to_le_bytes());
+        octets[8..].copy_from_slice(&sink.offset.to_le_bytes());
+        octets
+    }
+
+    /// Reads what [`sink_octets`](Self::sink_octets) gave.
+    pub fn sink_from_octets(octets: &[u8; Self::SINK_LEN]) -> Sge {
+        let (words, _) = octets.as_chunks::<8>();
+        let head = u64::from_le_bytes(words[0]);
+        Sge { stag: head as u32, length: (head >> 32) as u32, offset: u64::from_le_bytes(words[1]) }
     }
 }
 

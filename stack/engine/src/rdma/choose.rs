@@ -147,7 +147,7 @@ pub(crate) fn next_work(
             Some(message) => (message, Source::NoPayload),
             None => return Ok(Chosen::Nothing),
         },
-        SendOpcode::FetchAdd | SendOpcode::CompareSwap => match begin_atomic(running, queue_pair, &element)? {
+        SendOpcode::FetchAdd | SendOpcode::CompareSwap => match begin_atomic(turn, running, queue_pair, &element)? {
             Some(message) => (message, Source::NoPayload),
             None => return Ok(Chosen::Nothing),
         },

@@ -3,7 +3,7 @@
 
 use uwarp_iwarp::Message;
 use uwarp_iwarp::stream::InboundAtomic;
-use uwarp_memory::{Access, AtomicError, BindPiece, CompareSwap, Turn};
+use uwarp_memory::{Access, AccessError, AtomicError, BindPiece, CompareSwap, Turn};
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, CommitRequest, ReadRequest};
 
@@ -84,14 +84,22 @@ pub(crate) fn begin_read(
 
 /// The request of an atomic, if a slot is free: they are shared with reads.
 pub(crate) fn begin_atomic(
+    turn: &Turn<'_>,
     running: &mut Running,
-    queue_pair: &QueuePair,
+    queue_pair: &mut QueuePair,
     element: &SendElement,
 ) -> Result<Option<Message>, Status> {
     if !running.stream.features().atomics || running.stream.ord() == 0 {
         return Err(Status::LocalOperation);
     }
-    let operands = queue_pair.send.atomic_operands(element).ok_or(Status::LocalOperation)?;
+    let (operands, sink) = queue_pair.send.atomic_operands(element).ok_or(Status::LocalOperation)?;
+    if let Some(sink) = sink {
+        if sink.length != 8 {
+            return Err(Status::LocalOperation);
+        }
+        turn.check(queue_pair.association, sink.stag, sink.offset, 8, Access::LOCAL_WRITE)
+            .map_err(|_| Status::LocalProtection)?;
+    }
     let operation = match element.opcode {
         SendOpcode::FetchAdd => AtomicOperation::FetchAdd,
         _ => AtomicOperation::CompareSwap,
@@ -106,7 +114,22 @@ pub(crate) fn begin_atomic(
         compare_data: operands.compare,
         compare_mask: operands.compare_mask,
     };
-    Ok(running.stream.try_begin_atomic(&request, 0))
+    let message = running.stream.try_begin_atomic(&request, 0);
+    if message.is_some() {
+        queue_pair.send.expect_original(sink);
+    }
+    Ok(message)
+}
+
+/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet order.
+pub(crate) fn deliver_original(turn: &Turn<'_>, queue_pair: &mut QueuePair, original: u64) -> Result<(), AccessError> {
+    match queue_pair.send.take_sink() {
+        Some(sink) => {
+            let octets = original.to_ne_bytes();
+            turn.place(queue_pair.association, sink.stag, sink.offset, &octets, Access::LOCAL_WRITE)
+        }
+        None => Ok(()),
+    }
 }
 
 /// The Commit Request of the regions that the element's entries name, with its identifier, if a slot is free: they are shared

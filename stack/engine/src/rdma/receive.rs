@@ -18,6 +18,7 @@ use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::commits::Hold;
+use crate::rdma::operations::deliver_original;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::{ScatterError, SharedReceiveEvent};
 
@@ -299,9 +300,14 @@ impl<P: Port> Core<P> {
                 }
             }
             Ok(Delivery::AtomicResponse { original_value, .. }) => {
-                queue_pair.send.atomic_done(original_value);
-                self.retire(connection, queue_pair);
-                Ok(())
+                let delivered = deliver_original(turn, queue_pair, original_value);
+                if delivered.is_ok() {
+                    queue_pair.send.atomic_done(original_value);
+                    self.retire(connection, queue_pair);
+                }
+                // Our own mistake, which the peer cannot know about.
+                delivered
+                    .map_err(|_| Failure { send: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() })
             }
             Ok(Delivery::CommitRequest(commit)) => self.on_commit_request(turn, connection, queue_pair, commit),
             Ok(Delivery::CommitResponse { status, .. }) => {

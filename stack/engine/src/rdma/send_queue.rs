@@ -25,6 +25,8 @@ pub(crate) struct SendQueue {
     reads_done: u32,
     /// What the atomics among them found, and how the commits ended; at most as many as may be outstanding.
     originals: VecDeque<u64>,
+    /// Where the former values of the atomics that are outstanding go, if to memory; in the order of their responses.
+    sinks: VecDeque<Option<Sge>>,
     /// Ends, in octets of the TCP stream, of begun elements that complete when acknowledged.
     ends: VecDeque<u64>,
     /// Elements completed.
@@ -51,6 +53,7 @@ impl SendQueue {
             current: None,
             reads_done: 0,
             originals: VecDeque::new(),
+            sinks: VecDeque::new(),
             // Never more than there are slots, and never grown on the way.
             ends: VecDeque::with_capacity(if complete_on_ack { ring.capacity() } else { 0 }),
             completed: 0,
@@ -216,6 +219,16 @@ impl SendQueue {
         self.reads_done += 1;
     }
 
+    /// An atomic was begun; what stood in the peer's memory before goes there.
+    pub(crate) fn expect_original(&mut self, sink: Option<Sge>) {
+        self.sinks.push_back(sink);
+    }
+
+    /// Where the former value of the atomic goes whose response came.
+    pub(crate) fn take_sink(&mut self) -> Option<Sge> {
+        self.sinks.pop_front().flatten()
+    }
+
     /// An atomic has completed; this stood in the peer's memory before.
     pub(crate) fn atomic_done(&mut self, original: u64) {
         self.reads_done += 1;
@@ -244,14 +257,20 @@ impl SendQueue {
         out[..part].copy_from_slice(&whole[from..from + part]);
     }
 
-    /// The operands of an atomic, the element that comes next.
-    pub(crate) fn atomic_operands(&self, element: &SendElement) -> Option<AtomicOperands> {
-        if !element.flags.contains(SendFlags::INLINE) || element.length as usize != AtomicOperands::LEN {
+    /// The operands of an atomic, the element that comes next, and where the former value goes, if to memory.
+    pub(crate) fn atomic_operands(&self, element: &SendElement) -> Option<(AtomicOperands, Option<Sge>)> {
+        if !element.flags.contains(SendFlags::INLINE) {
             return None;
         }
-        let mut octets = [0; AtomicOperands::LEN];
-        self.copy_inline_of(element, &mut octets);
-        Some(AtomicOperands::from_octets(&octets))
+        let mut octets = [0; AtomicOperands::LEN + AtomicOperands::SINK_LEN];
+        let octets = octets.get_mut(..element.length as usize)?;
+        self.copy_inline_of(element, octets);
+        let (operands, sink) = octets.split_first_chunk()?;
+        let sink = match sink {
+            [] => None,
+            sink => Some(AtomicOperands::sink_from_octets(sink.try_into().ok()?)),
+        };
+        Some((AtomicOperands::from_octets(operands), sink))
     }
 
     /// The immediate data of a Write with Immediate, the element that comes next.
@@ -313,6 +332,7 @@ impl SendQueue {
             self.begun = 0;
             self.reads_done = 0;
             self.originals.clear();
+            self.sinks.clear();
             self.ends.clear();
             return None;
         }
