@@ -70,12 +70,18 @@ impl RegionBuffer {
         })
     }
 
-    /// Memory that the caller keeps and frees: shared memory, a device's, a foreign allocator's.
+    /// Memory that the caller keeps and frees: shared memory, a device's, a foreign allocator's, that of a program in another
+    /// language.
     ///
     /// # Safety
-    /// `start` must be valid for reads and writes of `length` initialised octets, from any thread, and no reference to them
-    /// may be used and nothing else access them (but by a way that is as tolerant of concurrent changes as a peer's
-    /// accesses require) until the buffer is dropped, inside or outside of a registration.
+    /// Until the buffer is dropped, inside or outside of a registration:
+    ///
+    /// - `start` must be valid for reads of `length` initialised octets, from any thread: mapped, and not freed.
+    /// - It must be valid for writes, too, if anybody writes: a registration with one of the rights `LOCAL_WRITE`,
+    ///   `REMOTE_WRITE` and `REMOTE_ATOMIC`, or the owner by the methods of the buffer or of its registration. So memory that
+    ///   cannot be written may be registered for reading.
+    /// - No reference to the octets may be used. Whoever else accesses them does so in ways that tolerate changes by others at
+    ///   any moment, as C programs do that share memory with a device.
     pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
     }

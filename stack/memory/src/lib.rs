@@ -38,6 +38,6 @@ pub use cycles::cycles;
 pub use durable::{CommitMailbox, CommitReply, CommitStatus, CommitStream, Committer, Durable, EngineCommitter, Store};
 pub use epoch::{EngineEpoch, GracePeriod};
 pub use registration::{RangeError, Registration};
-pub use table::{RegionTable, RegisterError, TaggedBase, Unregistered};
+pub use table::{ChangeError, RegionChange, RegionTable, RegisterError, TaggedBase, Unregistered};
 pub use turn::{CommitTarget, KeptRange, PersistentRange, Turn};
 pub use window::{BindPiece, Window};

@@ -13,7 +13,7 @@ use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
 use crate::durable::{Committer, Durable};
 use crate::shared_bytes;
-use crate::table::RegionTable;
+use crate::table::{ChangeError, RegionChange, RegionTable};
 
 /// An access of the owner that the region cannot serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -127,6 +127,25 @@ impl Registration {
             Some(durable) => durable.own(committer),
             None => Err(committer),
         }
+    }
+
+    /// Changes the registration in place: rights, streams, memory, or several of them. Waits until no engine uses it as it was,
+    /// and gives the former buffer if it was to be another.
+    ///
+    /// With other memory or other streams the region gets an STag with a new key, so that nothing that was sent for the former
+    /// one reaches it. With other rights only, the STag stays; unless it was invalid, which it is not any more afterwards.
+    /// Accesses of peers meanwhile fail: change it while they have nothing to do with it.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; the registration is as it was, and the change comes back with its buffer.
+    pub fn change(&mut self, change: RegionChange) -> Result<Option<RegionBuffer>, (RegionChange, ChangeError)> {
+        match self.table.change(self.index, self.length as u64, &change) {
+            Ok((stag, base)) => (self.stag, self.base) = (stag, base),
+            Err(error) => return Err((change, error)),
+        }
+        let Some((buffer, _)) = change.memory else { return Ok(None) };
+        (self.start, self.length) = (buffer.start(), buffer.len());
+        Ok(self.buffer.replace(buffer))
     }
 
     /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back; a copy of it if a committer

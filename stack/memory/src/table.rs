@@ -27,6 +27,24 @@ pub enum TaggedBase {
     Virtual,
     /// Zero.
     Zero,
+    /// One of the owner's choice.
+    At(u64),
+}
+
+impl TaggedBase {
+    /// The tagged offset of the first octet of `buffer`.
+    fn of(self, buffer: &RegionBuffer) -> Result<u64, RegisterError> {
+        let base = match self {
+            TaggedBase::Virtual => buffer.start().addr().get() as u64,
+            TaggedBase::Zero => 0,
+            TaggedBase::At(base) => base,
+        };
+        let length = buffer.len() as u64;
+        match base.checked_add(length.saturating_sub(1)) {
+            Some(_) => Ok(base),
+            None => Err(RegisterError::Wrap { base, length }),
+        }
+    }
 }
 
 /// Why a buffer was not registered. The buffer comes back with it.
@@ -60,6 +78,39 @@ pub enum RegisterError {
         /// The limit.
         quota: u64,
     },
+    /// The last octet's tagged offset would be beyond 2^64.
+    #[error("{length} octets from tagged offset {base:#x} on go beyond 2^64: choose a lower base")]
+    Wrap {
+        /// The first octet's tagged offset.
+        base: u64,
+        /// The buffer's length.
+        length: u64,
+    },
+}
+
+/// Why a registration was not changed. It is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ChangeError {
+    /// Windows are bound to the region.
+    #[error("windows are bound to the region: invalidate them first")]
+    Bound,
+    /// The region can be made durable: its store or its persistent memory was registered with it.
+    #[error("a durable or persistent region cannot be changed: deregister it")]
+    Durable,
+    /// It could not be registered like that.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+}
+
+/// What [`Registration::change`] changes. What is left out stays.
+#[derive(Debug, Default)]
+pub struct RegionChange {
+    /// The rights.
+    pub access: Option<Access>,
+    /// The streams.
+    pub scope: Option<Scope>,
+    /// The memory, and the tagged offset of its first octet.
+    pub memory: Option<(RegionBuffer, TaggedBase)>,
 }
 
 impl From<Unregistered> for RegisterError {
@@ -159,6 +210,14 @@ impl InOwnTurn {
     pub(crate) fn refuse(self) {
         // A second panic would hide the first.
         assert!(std::thread::panicking(), "a durable region or a window was dropped within a turn of the same thread");
+    }
+}
+
+/// The association and the flag of a scope.
+fn association_of(scope: Scope) -> (u64, u64) {
+    match scope {
+        Scope::Domain(domain) => (u64::from(domain.0) << 32, 0),
+        Scope::Stream { domain, stream } => (packed(Association { domain, stream }), ONE_STREAM),
     }
 }
 
@@ -272,18 +331,12 @@ impl RegionTable {
         base: TaggedBase,
         keeping: Keeping,
     ) -> Result<Registration, Unregistered> {
-        let (index, stag) = match self.allocate(buffer.len() as u64) {
+        let allocated = base.of(&buffer).and_then(|base| Ok((base, self.allocate(buffer.len() as u64)?)));
+        let (base, (index, stag)) = match allocated {
             Ok(allocated) => allocated,
             Err(error) => return Err(Unregistered { buffer, error }),
         };
-        let (association, one_stream) = match scope {
-            Scope::Domain(domain) => (u64::from(domain.0) << 32, 0),
-            Scope::Stream { domain, stream } => (packed(Association { domain, stream }), ONE_STREAM),
-        };
-        let base = match base {
-            TaggedBase::Virtual => buffer.start().addr().get() as u64,
-            TaggedBase::Zero => 0,
-        };
+        let (association, one_stream) = association_of(scope);
         let entry = &self.entries[index as usize];
         entry.association.store(association, Relaxed);
         entry.base.store(base, Relaxed);
@@ -346,17 +399,77 @@ impl RegionTable {
         let candidates = allocator.free.len();
         let position = allocator.keys.below(candidates);
         let index = allocator.free.swap_remove(position);
+        allocator.registered_octets += octets;
+        Ok((index, self.new_stag(allocator, index)))
+    }
+
+    /// An STag with a new key for a slot.
+    fn new_stag(&self, allocator: &mut Allocator, index: u32) -> u32 {
         let former = self.entries[index as usize].state.load(Relaxed) as u32;
-        let stag = loop {
+        loop {
             let key = allocator.keys.next() as u32 & ((1 << self.key_bits) - 1);
             let stag = index << self.key_bits | key;
             // Not the slot's last one, and not 0, which stands for "no STag" in many places.
             if stag != former && stag != 0 {
                 break stag;
             }
+        }
+    }
+
+    /// Changes a region of `octets` octets in place, and waits until no engine uses it as it was. Gives its STag and base.
+    pub(crate) fn change(&self, index: u32, octets: u64, change: &RegionChange) -> Result<(u32, u64), ChangeError> {
+        let entry = &self.entries[index as usize];
+        if entry.state.load(Acquire) & (DURABLE | PERSISTENT) != 0 {
+            return Err(ChangeError::Durable);
+        }
+        let memory = match &change.memory {
+            Some((buffer, base)) => Some((buffer, base.of(buffer)?)),
+            None => None,
         };
-        allocator.registered_octets += octets;
-        Ok((index, stag))
+        if entry.bound.load(Acquire) != 0 {
+            return Err(ChangeError::Bound);
+        }
+        let asked = memory.map_or(octets, |(buffer, _)| buffer.len() as u64);
+        self.exchange_octets(octets, asked)?;
+        let before = entry.state.fetch_and(!VALID, AcqRel);
+        self.grace_period().wait();
+        // Nobody binds a window to it any more.
+        if entry.bound.load(Acquire) != 0 {
+            entry.state.fetch_or(before & VALID, AcqRel);
+            let mut allocator = self.allocator();
+            allocator.registered_octets = allocator.registered_octets - asked + octets;
+            return Err(ChangeError::Bound);
+        }
+        let mut state = before & !VALID;
+        if memory.is_some() || change.scope.is_some() || before & VALID == 0 {
+            state = state & !0xffff_ffff | u64::from(self.new_stag(&mut self.allocator(), index));
+        }
+        if let Some(scope) = change.scope {
+            let (association, one_stream) = association_of(scope);
+            entry.association.store(association, Relaxed);
+            state = state & !ONE_STREAM | one_stream;
+        }
+        if let Some((buffer, base)) = memory {
+            entry.base.store(base, Relaxed);
+            entry.length.store(buffer.len() as u64, Relaxed);
+            entry.start.store(buffer.start().as_ptr(), Relaxed);
+        }
+        if let Some(access) = change.access {
+            state = state & !(u64::from(Access::ALL.bits()) << ACCESS_SHIFT) | u64::from(access.bits()) << ACCESS_SHIFT;
+        }
+        entry.state.store(state | VALID, Release);
+        Ok((state as u32, entry.base.load(Relaxed)))
+    }
+
+    /// Counts `asked` octets instead of `octets` in the quota.
+    fn exchange_octets(&self, octets: u64, asked: u64) -> Result<(), RegisterError> {
+        let mut allocator = self.allocator();
+        let registered = allocator.registered_octets - octets;
+        if asked > octets && self.quota.saturating_sub(registered) < asked {
+            return Err(RegisterError::Quota { asked, registered, quota: self.quota });
+        }
+        allocator.registered_octets = registered + asked;
+        Ok(())
     }
 
     /// Takes a region out of the table and waits until nothing uses it.

@@ -13,7 +13,7 @@ use crate::launch;
 use crate::monitor::Monitor;
 use crate::open::{self, Prepared};
 use crate::queue_pair::{QueuePair, QueuePairControl, QueuePairOptions};
-use crate::region::{self, MemoryRegion, RegionScope, Unregistered};
+use crate::region::{self, MemoryRegion, RegionOptions, RegionScope, Unregistered};
 use crate::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 use crate::stats::StatsSnapshot;
 use crate::window::{FastRegion, MemoryWindow};
@@ -304,6 +304,10 @@ pub struct ProtectionDomain {
 }
 
 impl ProtectionDomain {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Its number in the context.
     pub fn number(&self) -> u32 {
         self.number
@@ -336,7 +340,7 @@ impl ProtectionDomain {
         access: Access,
         scope: RegionScope<'_>,
     ) -> Result<MemoryRegion, Unregistered> {
-        region::register(&self.shared, self.number, buffer.into(), access, scope)
+        self.register_with(buffer, &RegionOptions::new(access).scope(scope))
     }
 
     /// Registers `len` octets of zeros.

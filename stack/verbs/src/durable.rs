@@ -2,7 +2,7 @@
 
 use crate::context::Shared;
 use crate::error::Error;
-use crate::region::{self, MemoryRegion, RegionScope};
+use crate::region::{self, MemoryRegion, RegionOptions, RegionScope};
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::io;
@@ -97,7 +97,9 @@ pub(crate) fn register_ranges(
         }
     }
     match memory_type {
-        MemoryType::Plain => region::register(shared, domain, buffer, access, scope).map_err(|it| it.error),
+        MemoryType::Plain => {
+            region::register(shared, domain, buffer, &RegionOptions::new(access).scope(scope)).map_err(|it| it.error)
+        }
         MemoryType::CommitRequired { transparent } => {
             region::register_durable(shared, domain, buffer, access, scope, Box::new(files), transparent)
         }

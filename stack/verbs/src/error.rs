@@ -61,6 +61,9 @@ pub enum Error {
     /// Memory could not be registered.
     #[error("memory cannot be registered: {0}")]
     Register(#[from] uwarp_memory::RegisterError),
+    /// A registration could not be changed; it is as it was.
+    #[error("the registration cannot be changed: {0}")]
+    Change(#[from] uwarp_memory::ChangeError),
     /// A range is not inside its memory region.
     #[error("octets {start}..{end} are outside of a memory region of {len} octets")]
     OutOfRegion {

@@ -244,7 +244,7 @@ pub use queue_pair::{
     MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState,
     ReceiveHalf, SendHalf,
 };
-pub use region::{MemoryRegion, RegionScope, Unregistered};
+pub use region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
 pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
 pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 pub use stats::{StatsSnapshot, TcpInfo};
@@ -256,7 +256,7 @@ pub use uwarp_engine::command::{
 pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedReceiveQueueId};
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
-pub use uwarp_memory::{Access, CommitStatus, CompareSwap, PageAdvice, RegionBuffer, Store};
+pub use uwarp_memory::{Access, ChangeError, CommitStatus, CompareSwap, PageAdvice, RegionBuffer, Store, TaggedBase};
 pub use window::{FastRegion, MAX_PIECES, MemoryWindow};
 
 #[cfg(test)]

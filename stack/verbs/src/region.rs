@@ -1,6 +1,6 @@
 //! Memory regions.
 
-use crate::context::Shared;
+use crate::context::{ProtectionDomain, Shared};
 use crate::error::Error;
 use crate::queue_pair::QueuePairControl;
 use std::ops::{Bound, RangeBounds};
@@ -16,6 +16,57 @@ pub enum RegionScope<'a> {
     Domain,
     /// One queue pair of the protection domain; such a region can be invalidated by that peer.
     QueuePair(&'a QueuePairControl),
+}
+
+/// How memory is registered.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionOptions<'a> {
+    /// What engines, and peers as far as it says so, may do with it.
+    pub access: Access,
+    /// Which queue pairs may use it.
+    pub scope: RegionScope<'a>,
+    /// The tagged offset of its first octet, by which SGEs and peers name it.
+    pub base: TaggedBase,
+}
+
+impl<'a> RegionOptions<'a> {
+    /// For all queue pairs of the domain; octets are named by their addresses.
+    pub fn new(access: Access) -> Self {
+        Self { access, scope: RegionScope::Domain, base: TaggedBase::Virtual }
+    }
+
+    /// Sets the scope.
+    pub fn scope(mut self, scope: RegionScope<'a>) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// Sets the tagged offset of the first octet.
+    pub fn base(mut self, base: TaggedBase) -> Self {
+        self.base = base;
+        self
+    }
+}
+
+/// What [`MemoryRegion::change`] changes. What is left out stays.
+#[derive(Debug, Default)]
+pub struct RegionChange<'a> {
+    /// The rights.
+    pub access: Option<Access>,
+    /// The protection domain; all its queue pairs may use the region then.
+    pub domain: Option<&'a ProtectionDomain>,
+    /// The memory, and the tagged offset of its first octet.
+    pub memory: Option<(RegionBuffer, TaggedBase)>,
+}
+
+/// A region that was not changed, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Unchanged {
+    /// The memory that it should have got, as it was.
+    pub buffer: Option<RegionBuffer>,
+    /// The reason.
+    pub error: Error,
 }
 
 /// Memory that was not registered, and why.
@@ -125,16 +176,30 @@ pub(crate) fn register(
     shared: &Arc<Shared>,
     domain: u32,
     buffer: RegionBuffer,
-    access: Access,
-    scope: RegionScope<'_>,
+    options: &RegionOptions<'_>,
 ) -> Result<MemoryRegion, Unregistered> {
-    let scope = match shared.check_open().and_then(|()| scope_of(shared, domain, scope)) {
+    let scope = match shared.check_open().and_then(|()| scope_of(shared, domain, options.scope)) {
         Ok(scope) => scope,
         Err(error) => return Err(Unregistered { buffer, error }),
     };
-    match shared.regions.register(buffer, access, scope, TaggedBase::Virtual) {
+    match shared.regions.register(buffer, options.access, scope, options.base) {
         Ok(registration) => Ok(MemoryRegion { registration, _committer: None }),
         Err(unregistered) => Err(Unregistered { buffer: unregistered.buffer, error: unregistered.error.into() }),
+    }
+}
+
+impl ProtectionDomain {
+    /// Registers memory as the options say, and gives it back if that fails. Memory that stays with its owner is registered
+    /// through [`RegionBuffer::raw`].
+    ///
+    /// # Errors
+    /// A limit is reached, the scope is of another domain, or the tagged offsets would go beyond 2^64.
+    pub fn register_with(
+        &self,
+        buffer: impl Into<RegionBuffer>,
+        options: &RegionOptions<'_>,
+    ) -> Result<MemoryRegion, Unregistered> {
+        register(self.shared(), self.number(), buffer.into(), options)
     }
 }
 
@@ -181,6 +246,28 @@ impl MemoryRegion {
             }
             _ => Err(Error::OutOfRegion { start, end, len: self.len() }),
         }
+    }
+
+    /// Changes the registration in place: rights, protection domain, memory, or several of them. Waits until no engine uses the
+    /// region as it was, and gives the former memory if it was to be another.
+    ///
+    /// With other memory, or another domain, the region gets a new [`stag`](Self::stag), so that nothing that was sent for the
+    /// former one reaches it; with other rights only, the STag stays. One that was invalidated is new and valid afterwards.
+    /// What peers and posted work do with the region meanwhile fails.
+    ///
+    /// # Errors
+    /// Windows are bound to the region, it is durable or persistent, a limit would be exceeded, or the domain is another
+    /// context's. The region is as it was.
+    pub fn change(&mut self, change: RegionChange<'_>) -> Result<Option<RegionBuffer>, Unchanged> {
+        let RegionChange { access, domain, memory } = change;
+        if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.shared().regions, self.registration.table())) {
+            let error = Error::argument("the protection domain", "of another context", "use one of the same context");
+            return Err(Unchanged { buffer: memory.map(|(buffer, _)| buffer), error });
+        }
+        let scope = domain.map(|domain| Scope::Domain(DomainId(domain.number())));
+        self.registration.change(uwarp_memory::RegionChange { access, scope, memory }).map_err(|(change, error)| {
+            Unchanged { buffer: change.memory.map(|(buffer, _)| buffer), error: error.into() }
+        })
     }
 
     /// Copies from the region, beginning at `offset`.

@@ -47,6 +47,14 @@ pub struct Sge {
     pub offset: u64,
 }
 
+impl Sge {
+    /// An entry that nobody has checked: whether it lies within a region with the right that the operation needs is found
+    /// when the engine gets to it, and what does not ends the connection with [`Status::LocalProtection`].
+    pub const fn raw(stag: u32, offset: u64, length: u32) -> Sge {
+        Sge { stag, length, offset }
+    }
+}
+
 /// What a send element asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -1,6 +1,6 @@
 use super::*;
-use crate::access::{Access, Association, DomainId, Scope, StreamId};
-use crate::table::TaggedBase;
+use crate::access::{Access, AccessError, Association, DomainId, Scope, StreamId};
+use crate::table::{RegisterError, TaggedBase};
 
 const SCOPE: Scope = Scope::Domain(DomainId(1));
 
@@ -102,4 +102,107 @@ fn registrations_are_shared_between_threads() {
     is_send_and_sync::<Registration>();
     is_send_and_sync::<RegionTable>();
     is_send_and_sync::<RegionBuffer>();
+}
+
+fn read_by(association: Association, region: &Registration, stag: u32, offset: u64) -> Result<u8, AccessError> {
+    let mut epoch = region.table().engine();
+    let turn = epoch.enter();
+    let mut out = [0];
+    turn.gather(association, stag, offset, &mut out, Access::REMOTE_READ).map(|()| out[0])
+}
+
+#[test]
+fn any_base_that_fits_below_two_to_the_64_will_do() {
+    let table = RegionTable::new(4, 1 << 20, 1);
+    let domain = DomainId(1);
+    let us = Association { domain, stream: StreamId(1) };
+    let register = |base, length: usize| {
+        table.register((1..=length as u8).collect::<Vec<_>>(), Access::REMOTE_READ, Scope::Domain(domain), base)
+    };
+    for base in [1, 0x7fff_0000_1234, u64::MAX - 3] {
+        let region = register(TaggedBase::At(base), 4).unwrap();
+        assert_eq!(region.base_offset(), base);
+        assert_eq!(read_by(us, &region, region.stag(), base), Ok(1));
+        assert_eq!(read_by(us, &region, region.stag(), base + 3), Ok(4));
+        assert_eq!(read_by(us, &region, region.stag(), base - 1), Err(AccessError::Bounds));
+        assert_eq!(read_by(us, &region, region.stag(), base.wrapping_add(4)), Err(AccessError::Bounds));
+    }
+    let refused = register(TaggedBase::At(u64::MAX - 2), 4).unwrap_err();
+    assert_eq!(refused.error, RegisterError::Wrap { base: u64::MAX - 2, length: 4 });
+    assert_eq!(refused.buffer.as_slice(), [1, 2, 3, 4]);
+    assert!(register(TaggedBase::At(u64::MAX), 0).is_ok());
+    assert_eq!((table.regions(), table.registered_octets()), (0, 0));
+}
+
+#[test]
+fn a_registration_changes_in_place() {
+    let table = RegionTable::new(4, 100, 1);
+    let (one, two) = (DomainId(1), DomainId(2));
+    let [us, them] = [one, two].map(|domain| Association { domain, stream: StreamId(1) });
+    let mut region = table.register(vec![1; 40], Access::LOCAL_READ, Scope::Domain(one), TaggedBase::Zero).unwrap();
+    let first = region.stag();
+    assert_eq!(read_by(us, &region, first, 0), Err(AccessError::Rights));
+    // Rights alone: the STag stays.
+    let rights = |access| RegionChange { access: Some(access), ..RegionChange::default() };
+    assert!(region.change(rights(Access::REMOTE_READ)).unwrap().is_none());
+    assert_eq!((region.stag(), read_by(us, &region, first, 0)), (first, Ok(1)));
+    assert!(region.change(rights(Access::REMOTE_WRITE)).unwrap().is_none());
+    assert_eq!((region.stag(), read_by(us, &region, first, 0)), (first, Err(AccessError::Rights)));
+    // The domain: another STag, and the former one is nobody's.
+    let scope = Some(Scope::Domain(two));
+    region.change(RegionChange { scope, access: Some(Access::REMOTE_READ), memory: None }).unwrap();
+    let second = region.stag();
+    assert_ne!(second, first);
+    assert_eq!(read_by(us, &region, first, 0), Err(AccessError::InvalidStag));
+    assert_eq!(read_by(us, &region, second, 0), Err(AccessError::NotAssociated));
+    assert_eq!(read_by(them, &region, second, 39), Ok(1));
+    // The memory: the former comes back, and the quota counts the new one.
+    let memory = Some((vec![2; 60].into(), TaggedBase::At(1000)));
+    let former = region.change(RegionChange { memory, ..RegionChange::default() }).unwrap().expect("the former memory");
+    assert_eq!((former.as_slice(), table.registered_octets()), ([1; 40].as_slice(), 60));
+    assert_eq!((region.base_offset(), region.len(), table.regions()), (1000, 60, 1));
+    assert_eq!(read_by(them, &region, second, 0), Err(AccessError::InvalidStag));
+    assert_eq!(read_by(them, &region, region.stag(), 1059), Ok(2));
+    assert_eq!(read_by(them, &region, region.stag(), 1060), Err(AccessError::Bounds));
+    // An STag that was invalidated is not valid again; the region has another.
+    let third = region.stag();
+    region.invalidate();
+    region.change(rights(Access::REMOTE_READ)).unwrap();
+    assert_ne!(region.stag(), third);
+    assert_eq!(read_by(them, &region, third, 1000), Err(AccessError::InvalidStag));
+    assert_eq!(read_by(them, &region, region.stag(), 1000), Ok(2));
+    assert_eq!(region.deregister().as_slice(), [2; 60]);
+    assert_eq!((table.regions(), table.registered_octets()), (0, 0));
+}
+
+#[test]
+fn a_change_that_cannot_be_leaves_everything_as_it_was() {
+    let table = RegionTable::new(4, 100, 1);
+    let domain = DomainId(1);
+    let us = Association { domain, stream: StreamId(1) };
+    let access = Access::REMOTE_READ | Access::LOCAL_WRITE;
+    let mut region = table.register(vec![1; 40], access, Scope::Domain(domain), TaggedBase::Zero).unwrap();
+    let stag = region.stag();
+    let memory =
+        |length, base| RegionChange { memory: Some((vec![2; length].into(), base)), ..RegionChange::default() };
+    let (change, error) = region.change(memory(101, TaggedBase::Zero)).unwrap_err();
+    let quota = RegisterError::Quota { asked: 101, registered: 0, quota: 100 };
+    assert_eq!((error, change.memory.map(|(buffer, _)| buffer.len())), (ChangeError::Register(quota), Some(101)));
+    let (_, error) = region.change(memory(2, TaggedBase::At(u64::MAX))).unwrap_err();
+    assert_eq!(error, ChangeError::Register(RegisterError::Wrap { base: u64::MAX, length: 2 }));
+    // Windows would lead nowhere, or to other memory.
+    let mut window = table.allocate_window(domain, 1).unwrap();
+    {
+        let mut epoch = table.engine();
+        let piece = crate::BindPiece { stag, offset: 0, length: 8 };
+        epoch.enter().bind(us, window.next_stag(), 0, Access::REMOTE_WRITE, [piece].into_iter()).unwrap();
+    }
+    assert_eq!(region.change(memory(8, TaggedBase::Zero)).unwrap_err().1, ChangeError::Bound);
+    assert_eq!((region.stag(), region.len(), table.registered_octets()), (stag, 40, 40));
+    assert_eq!(read_by(us, &region, stag, 39), Ok(1));
+    drop(window);
+    assert!(region.change(memory(8, TaggedBase::Zero)).is_ok());
+    let buffer = vec![0; 8].into();
+    let mut kept = table.register_persistent(buffer, access, Scope::Domain(domain), TaggedBase::Zero, false).unwrap();
+    assert_eq!(kept.change(memory(8, TaggedBase::Zero)).unwrap_err().1, ChangeError::Durable);
 }
