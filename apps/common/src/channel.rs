@@ -217,6 +217,7 @@ impl Channel {
 
     /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd). Poll once more before waiting for it.
     pub fn arm(&mut self) {
+        self.completions.take_events();
         self.completions.arm();
     }
 

@@ -36,4 +36,4 @@ pub use doorbell::Doorbells;
 pub use notifier::Notifier;
 pub use shares::Shares;
 pub use slot::Slot;
-pub use spsc::{Consumer, Producer, Reservation, ring};
+pub use spsc::{Consumer, Gauge, Producer, Reservation, ring};

@@ -52,6 +52,13 @@ impl Notifier {
         fence(SeqCst);
     }
 
+    /// As [`arm_for`](Self::arm_for), but what was armed before stays armed.
+    pub fn arm_also(&self, bits: u8) {
+        self.armed.fetch_or(bits, Relaxed);
+        // As in `arm_for`.
+        fence(SeqCst);
+    }
+
     /// Cancels the arming. Returns whether it was still armed; if not, the notifier has fired or is about to.
     #[inline]
     pub fn disarm(&self) -> bool {
@@ -110,6 +117,11 @@ impl Notifier {
     /// Consumes a firing without waiting, and returns whether there was one. For callers that wait on the descriptor
     /// themselves.
     pub fn drain(&self) -> bool {
+        self.drain_all() != 0
+    }
+
+    /// As [`drain`](Self::drain), and returns how many firings there were since the last time.
+    pub fn drain_all(&self) -> u64 {
         self.event.take()
     }
 }
@@ -152,13 +164,13 @@ mod eventfd {
             while let Err(Errno::INTR) = rustix::io::write(&self.0, &1u64.to_ne_bytes()) {}
         }
 
-        pub(super) fn take(&self) -> bool {
+        pub(super) fn take(&self) -> u64 {
             let mut count = [0; 8];
             loop {
                 match rustix::io::read(&self.0, &mut count) {
-                    Ok(_) => return true,
+                    Ok(_) => return u64::from_ne_bytes(count),
                     Err(Errno::INTR) => {}
-                    Err(_) => return false,
+                    Err(_) => return 0,
                 }
             }
         }
@@ -167,7 +179,7 @@ mod eventfd {
             // A time-out beyond the clock's range is no time-out.
             let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             loop {
-                if self.take() {
+                if self.take() != 0 {
                     return Ok(true);
                 }
                 let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -202,8 +214,8 @@ impl Event {
         self.changed.notify_all();
     }
 
-    fn take(&self) -> bool {
-        std::mem::take(&mut *self.signalled.lock().unwrap())
+    fn take(&self) -> u64 {
+        u64::from(std::mem::take(&mut *self.signalled.lock().unwrap()))
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {

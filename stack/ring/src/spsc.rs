@@ -288,6 +288,35 @@ impl<T: Copy + Send> Consumer<T> {
         count
     }
 
+    /// Removes the elements that `keep` refuses, wherever they are, and returns their number. The others stay in order. `keep`
+    /// sees the newest element first.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) -> usize {
+        let count = self.available();
+        // The kept ones move towards the newest, so that the room of the others is released at the front.
+        let mut first = count;
+        for index in (0..count).rev() {
+            let element = *self.get(self.head.wrapping_add(index));
+            if keep(&element) {
+                first -= 1;
+                self.put(self.head.wrapping_add(first), element);
+            }
+        }
+        self.release(first);
+        first
+    }
+
+    /// A view of the cursors for other threads.
+    pub fn gauge(&self) -> Gauge<T> {
+        Gauge { shared: self.shared.clone() }
+    }
+
+    /// Writes the cell of a cursor within `head..known_tail`.
+    fn put(&mut self, cursor: usize, element: T) {
+        // SAFETY: the callers stay within the published cells, which are the consumer's: the producer does not touch them
+        // until `head` passes them. `self` is borrowed exclusively, so no reference of `get` is alive.
+        self.shared.cell(cursor).with_mut(|cell| unsafe { (*cell).write(element) });
+    }
+
     /// Whether the producer has been dropped. If so, [`available`](Self::available) counts everything ever published.
     /// Call this first, then look for elements, to know that no more will come.
     #[inline]
@@ -319,5 +348,41 @@ impl<T: Copy + Send> fmt::Debug for Consumer<T> {
             .field("head", &self.head)
             .field("known", &self.known())
             .finish_non_exhaustive()
+    }
+}
+
+/// A view of a ring's cursors, for threads that own neither end.
+pub struct Gauge<T: Copy + Send> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T: Copy + Send> Gauge<T> {
+    /// How many elements have been published so far, modulo 2^64.
+    pub fn published(&self) -> usize {
+        self.shared.tail.load(Acquire)
+    }
+
+    /// Whether the consumer has released every element before `position`, a value of [`published`](Self::published), or is
+    /// gone.
+    pub fn has_passed(&self, position: usize) -> bool {
+        let ahead = self.shared.head.load(Acquire).wrapping_sub(position);
+        ahead.cast_signed() >= 0 || self.is_abandoned()
+    }
+
+    /// Whether the consumer has been dropped.
+    pub fn is_abandoned(&self) -> bool {
+        self.shared.consumer_gone.load(Acquire)
+    }
+}
+
+impl<T: Copy + Send> Clone for Gauge<T> {
+    fn clone(&self) -> Self {
+        Gauge { shared: self.shared.clone() }
+    }
+}
+
+impl<T: Copy + Send> fmt::Debug for Gauge<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Gauge").field("published", &self.published()).finish_non_exhaustive()
     }
 }

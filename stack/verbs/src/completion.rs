@@ -1,16 +1,16 @@
 //! Completion queues.
 
 use crate::context::Shared;
-use crate::core::Core;
+use crate::core::{Core, lock};
 use crate::driver::{self, Backoff};
 use crate::error::Error;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::work::{Completion, URGENT_COMPLETION};
-use uwarp_ring::{Consumer, Notifier};
+use uwarp_ring::{Consumer, Gauge, Notifier};
 
 /// What a completion queue's users share: dropped by the last of them, which is when the engines forget the queue.
 #[derive(Debug)]
@@ -19,7 +19,39 @@ pub(crate) struct CompletionQueueCore {
     // Not the whole of the context: dropped queue pairs that linger inside of the context hold this.
     core: Arc<Core>,
     notifier: Arc<Notifier>,
-    _entries: Entries,
+    entries: Mutex<Entries>,
+    /// The rings of each engine that may hold completions.
+    rings: Mutex<Vec<Vec<Gauge<Completion>>>>,
+    /// How often completions have moved within their rings.
+    purges: AtomicU64,
+}
+
+/// Completions that lay in a queue, unread, at some moment.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    core: Arc<CompletionQueueCore>,
+    engine: usize,
+    purges: u64,
+    ends: Vec<(Gauge<Completion>, usize)>,
+}
+
+impl Unread {
+    /// Those that an engine has pushed so far.
+    pub(crate) fn of(core: &Arc<CompletionQueueCore>, engine: usize) -> Self {
+        let purges = core.purges.load(Ordering::Acquire);
+        let ends = lock(&core.rings)[engine].iter().map(|ring| (ring.clone(), ring.published())).collect();
+        Self { core: Arc::clone(core), engine, purges, ends }
+    }
+
+    /// Whether some of them may still lie there.
+    pub(crate) fn remain(&mut self) -> bool {
+        self.ends.retain(|(ring, end)| !ring.has_passed(*end));
+        // Looked at behind the cursors: completions that moved may lie behind where they did.
+        if self.core.purges.load(Ordering::Acquire) != self.purges {
+            *self = Self::of(&self.core, self.engine);
+        }
+        !self.ends.is_empty()
+    }
 }
 
 /// Elements that count against the context's limit.
@@ -35,6 +67,21 @@ impl Entries {
         let more = |now: usize| now.checked_add(count).filter(|sum| *sum <= limit);
         match core.completion_entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok(Self { count, core: Arc::clone(core) }),
+            Err(_) => Err(Error::Limit { what: "element of a completion queue", field: "completion-entries", limit }),
+        }
+    }
+}
+
+impl Entries {
+    /// As many as `count` from now on.
+    fn exchange(&mut self, count: usize) -> Result<(), Error> {
+        let limit = self.core.config.limits.completion_entries;
+        let others = |now: usize| (now - self.count).checked_add(count).filter(|sum| *sum <= limit);
+        match self.core.completion_entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, others) {
+            Ok(_) => {
+                self.count = count;
+                Ok(())
+            }
             Err(_) => Err(Error::Limit { what: "element of a completion queue", field: "completion-entries", limit }),
         }
     }
@@ -75,6 +122,9 @@ pub struct CompletionQueue {
     core: Arc<CompletionQueueCore>,
     shared: Arc<Shared>,
     lanes: Vec<Consumer<Completion>>,
+    /// Rings that follow those of `lanes`, in order, with their engines: they come when those are empty and the engine has left
+    /// them.
+    replacements: Vec<(usize, Consumer<Completion>)>,
     /// The lane to begin with, so that a busy engine does not starve the others.
     next: usize,
     depth: usize,
@@ -90,14 +140,7 @@ impl CompletionQueue {
         shared.check_open()?;
         // Queue pairs that were dropped hold theirs until the engine has forgotten them.
         shared.reap_lingering();
-        let most = shared.config.limits.completion_depth;
-        if !(1..=most).contains(&depth) {
-            return Err(Error::argument(
-                "the completion queue's depth",
-                depth,
-                format!("choose 1 to {most} (limits.completion-depth)"),
-            ));
-        }
+        check_depth(shared, depth)?;
         let entries = Entries::take(shared.core(), depth * shared.engines.len())?;
         let limit = shared.config.limits.completion_queues;
         let number = shared.completion_queues.take().ok_or(Error::Limit {
@@ -117,9 +160,11 @@ impl CompletionQueue {
             id,
             core: Arc::clone(shared.core()),
             notifier: Arc::clone(&notifier),
-            _entries: entries,
+            entries: Mutex::new(entries),
+            rings: Mutex::default(),
+            purges: AtomicU64::new(0),
         });
-        let lanes = shared
+        let lanes: Vec<Consumer<Completion>> = shared
             .engines
             .iter()
             .map(|engine| {
@@ -132,8 +177,11 @@ impl CompletionQueue {
                 consumer
             })
             .collect();
+        *lock(&core.rings) = lanes.iter().map(|lane| vec![lane.gauge()]).collect();
         shared.waiters.add(&notifier);
-        Ok(Self { core, shared: Arc::clone(shared), lanes, next: 0, depth, empty_polls: 0, inline: shared.is_inline() })
+        let inline = shared.is_inline();
+        let shared = Arc::clone(shared);
+        Ok(Self { core, shared, lanes, replacements: Vec::new(), next: 0, depth, empty_polls: 0, inline })
     }
 
     pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
@@ -145,6 +193,50 @@ impl CompletionQueue {
         self.depth
     }
 
+    /// Changes the depth. What lies in the queue stays and is polled first, also if that is more than the new depth.
+    ///
+    /// # Errors
+    /// The depth is not allowed, or the context's limit of completions would be exceeded. The queue is as it was.
+    pub fn resize(&mut self, depth: usize) -> Result<(), Error> {
+        self.shared.check_open()?;
+        check_depth(&self.shared, depth)?;
+        self.advance();
+        lock(&self.core.entries).exchange(depth * self.shared.engines.len())?;
+        let mut rings = lock(&self.core.rings);
+        for (engine, rings) in rings.iter_mut().enumerate() {
+            let (lane, consumer) = uwarp_ring::ring(depth);
+            rings.retain(|ring| !ring.is_abandoned());
+            rings.push(consumer.gauge());
+            self.shared.engines[engine].command(Command::ReplaceLane { queue: self.core.id, lane });
+            self.replacements.push((engine, consumer));
+        }
+        self.depth = depth;
+        Ok(())
+    }
+
+    /// Removes the completions of a queue pair, and returns how many there were. To be called when the queue pair is gone, for
+    /// programs that expect none of it then.
+    pub fn purge(&mut self, queue_pair: u32) -> usize {
+        // Before anything moves: see `Unread::remain`.
+        self.core.purges.fetch_add(1, Ordering::AcqRel);
+        let rings = self.lanes.iter_mut().chain(self.replacements.iter_mut().map(|(_, ring)| ring));
+        rings.map(|ring| ring.retain(|completion| completion.queue_pair != queue_pair)).sum()
+    }
+
+    /// Goes on to the rings that follow.
+    #[cold]
+    fn advance(&mut self) {
+        for (engine, lane) in self.lanes.iter_mut().enumerate() {
+            // In this order: what is in a ring that the engine has left is all.
+            while lane.is_closed()
+                && lane.available() == 0
+                && let Some(next) = self.replacements.iter().position(|(of, _)| *of == engine)
+            {
+                *lane = self.replacements.remove(next).1;
+            }
+        }
+    }
+
     /// Moves completions to `out`, oldest first for each queue pair, and returns how many. An inline context's engine is
     /// turned first if this is its thread.
     #[inline]
@@ -152,7 +244,11 @@ impl CompletionQueue {
         if self.inline {
             driver::turn_inline(self.shared.id);
         }
-        let count = self.reap(out);
+        let mut count = self.reap(out);
+        if count == 0 && !self.replacements.is_empty() {
+            self.advance();
+            count = self.reap(out);
+        }
         if count > 0 {
             self.empty_polls = 0;
         } else if !self.inline {
@@ -170,6 +266,9 @@ impl CompletionQueue {
     fn reap(&mut self, out: &mut [Completion]) -> usize {
         if let [lane] = self.lanes.as_mut_slice() {
             return lane.pop_batch(out);
+        }
+        if !self.replacements.is_empty() {
+            self.advance();
         }
         let lanes = self.lanes.len();
         let mut count = 0;
@@ -192,24 +291,32 @@ impl CompletionQueue {
     }
 
     fn has_completions(&mut self) -> bool {
+        if !self.replacements.is_empty() {
+            self.advance();
+        }
         self.lanes.iter_mut().any(|lane| lane.available() > 0)
     }
 
-    /// Makes the next completion raise the file descriptor of [`as_fd`](AsFd::as_fd). Poll once more after arming and before
-    /// waiting for the descriptor: what arrived before is not announced.
+    /// Makes the next completion an event, once: it raises the file descriptor of [`as_fd`](AsFd::as_fd) until
+    /// [`take_events`](Self::take_events). Poll once more after arming and before waiting for the descriptor: what arrived before
+    /// is not announced. Arming leaves earlier events alone.
     pub fn arm(&mut self) {
-        self.core.notifier.drain();
         self.core.notifier.arm();
     }
 
     /// As [`arm`](Self::arm), for the next completion that the peer asked a solicited event for (RFC 5040 §5.3) or that is no
-    /// success; others leave the file descriptor alone.
+    /// success; others leave the file descriptor alone. If the queue is armed for any completion, it stays so.
     pub fn arm_solicited(&mut self) {
-        self.core.notifier.drain();
-        self.core.notifier.arm_for(URGENT_COMPLETION);
+        self.core.notifier.arm_also(URGENT_COMPLETION);
     }
 
-    /// Waits until there is a completion, or the time is over (false). An inline context turns its engine meanwhile, which
+    /// Takes the events that were raised since the last time, and returns how many: at most one for each time that the queue was
+    /// armed. The file descriptor is not readable afterwards.
+    pub fn take_events(&mut self) -> u64 {
+        self.core.notifier.drain_all()
+    }
+
+    /// Waits until there is a completion, or the time is over (false). It arms the queue and takes events. An inline context turns its engine meanwhile, which
     /// only the thread that opened it can do.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
         let deadline = Instant::now().checked_add(timeout);
@@ -280,10 +387,19 @@ impl CompletionQueue {
 }
 
 impl AsFd for CompletionQueue {
-    /// Readable when a completion came after [`arm`](CompletionQueue::arm).
+    /// Readable when a completion came after [`arm`](CompletionQueue::arm), until [`take_events`](CompletionQueue::take_events).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.core.notifier.as_fd()
     }
+}
+
+fn check_depth(shared: &Shared, depth: usize) -> Result<(), Error> {
+    let most = shared.config.limits.completion_depth;
+    if (1..=most).contains(&depth) {
+        return Ok(());
+    }
+    let choose = format!("choose 1 to {most} (limits.completion-depth)");
+    Err(Error::argument("the completion queue's depth", depth, choose))
 }
 
 #[cfg(test)]

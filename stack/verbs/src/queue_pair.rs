@@ -5,7 +5,7 @@ mod halves;
 pub use halves::{ReceiveHalf, SendHalf};
 
 use self::halves::Gate;
-use crate::completion::{CompletionQueue, CompletionQueueCore};
+use crate::completion::{CompletionQueue, CompletionQueueCore, Unread};
 use crate::context::Shared;
 use crate::core::{Core, NoReply};
 use crate::error::{Error, PostError};
@@ -654,7 +654,7 @@ impl Drop for QueuePairControl {
                 over,
                 deadline: Instant::now() + self.shared.config.linger,
             },
-            _completion_queues: self.completion_queues.clone(),
+            completion_queues: self.completion_queues.clone(),
         };
         self.shared.linger(lingering);
     }
@@ -667,7 +667,7 @@ pub(crate) struct Lingering {
     engine: usize,
     stage: Stage,
     /// Its last completions still go there.
-    _completion_queues: [Arc<CompletionQueueCore>; 2],
+    completion_queues: [Arc<CompletionQueueCore>; 2],
 }
 
 #[derive(Debug)]
@@ -676,6 +676,9 @@ enum Stage {
     Ending { events: Receiver<ConnectionEvent>, over: bool, deadline: Instant },
     /// The engine was told to forget it.
     Destroying { done: Receiver<()> },
+    /// The engine has forgotten it; its completions may not have been read, and would be taken for those of the next queue pair
+    /// with its number.
+    Unread([Unread; 2]),
 }
 
 impl Lingering {
@@ -683,7 +686,8 @@ impl Lingering {
         self.number
     }
 
-    /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair.
+    /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair and the application has read
+    /// its completions, or dropped their queues.
     pub(crate) fn is_gone(&mut self, core: &Core) -> bool {
         if let Stage::Ending { events, over, deadline } = &mut self.stage {
             loop {
@@ -704,9 +708,15 @@ impl Lingering {
                 .command(Command::DestroyQueuePair { queue_pair: self.number, done: Some(sender) });
             self.stage = Stage::Destroying { done };
         }
-        match &self.stage {
-            Stage::Destroying { done } => !matches!(done.try_recv(), Err(TryRecvError::Empty)),
-            Stage::Ending { .. } => false,
+        if let Stage::Destroying { done } = &self.stage {
+            if matches!(done.try_recv(), Err(TryRecvError::Empty)) {
+                return false;
+            }
+            self.stage = Stage::Unread(self.completion_queues.each_ref().map(|queue| Unread::of(queue, self.engine)));
+        }
+        match &mut self.stage {
+            Stage::Unread(unread) => !unread.iter_mut().any(Unread::remain),
+            Stage::Ending { .. } | Stage::Destroying { .. } => false,
         }
     }
 }

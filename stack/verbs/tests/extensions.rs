@@ -323,11 +323,13 @@ fn an_armed_queue_may_wait_for_solicited_events_only() {
     assert!(!is_readable(&server.cq, Duration::from_millis(50)), "woken by an ordinary Send");
     client.qp.post_send(&[SendRequest::send_inline(1, b"loud").solicited()]).unwrap();
     assert!(is_readable(&server.cq, LONG));
+    assert_eq!(server.cq.take_events(), 1);
     assert_eq!(polled(&mut server).id, 1);
     // Immediate Data too.
     server.cq.arm_solicited();
     client.qp.post_send(&[SendRequest::immediate(1, 1), SendRequest::immediate(1, 2).solicited()]).unwrap();
     assert!(is_readable(&server.cq, LONG));
+    assert_eq!(server.cq.take_events(), 1);
     assert_eq!(polled(&mut server).id, 2);
     assert_eq!(polled(&mut server).id, 3);
     // And the failure of work.
@@ -335,5 +337,6 @@ fn an_armed_queue_may_wait_for_solicited_events_only() {
     server.cq.arm_solicited();
     client.qp.abort();
     assert!(is_readable(&server.cq, LONG));
+    assert_eq!(server.cq.take_events(), 1);
     assert_eq!(polled(&mut server).status, Status::Flushed);
 }

@@ -59,9 +59,18 @@ pub enum Command {
         /// The queue.
         queue: CompletionQueueId,
     },
+    /// Gives the engine another lane of a completion queue in place of the one that it has. What was pushed into that one is
+    /// older; the engine drops its end.
+    ReplaceLane {
+        /// The queue.
+        queue: CompletionQueueId,
+        /// The new lane.
+        lane: Producer<Completion>,
+    },
     /// Binds a queue pair to this engine. It starts idle; posted receives may lie in its ring already.
     CreateQueuePair(Box<QueuePairSetup>),
-    /// Destroys a queue pair and drops its rings. Elements that had no completion yet get none; what TCP has of its stream
+    /// Destroys a queue pair and drops its rings. Elements that had no completion yet get none, and completions that found no
+    /// room are dropped; what TCP has of its stream
     /// goes out, with FIN behind it, and data that still come then are answered with a reset, but not before the peer of a
     /// fault has had the time to read the Terminate.
     DestroyQueuePair {

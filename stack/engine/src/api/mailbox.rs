@@ -29,6 +29,7 @@ impl<P: Port> Core<P> {
     fn run_command(&mut self, command: Command) {
         match command {
             Command::AddCompletionQueue { queue, lane, notifier } => self.rdma.lanes.add(queue, lane, notifier),
+            Command::ReplaceLane { queue, lane } => self.rdma.lanes.replace(queue, lane),
             Command::RemoveCompletionQueue { queue } => self.rdma.lanes.remove(queue),
             Command::CreateQueuePair(setup) => {
                 let number = setup.number as usize;
@@ -42,6 +43,8 @@ impl<P: Port> Core<P> {
             }
             Command::DestroyQueuePair { queue_pair, done } => {
                 self.destroy_queue_pair(queue_pair);
+                // Its number may be another's next.
+                self.rdma.lanes.forget(queue_pair);
                 if let Some(done) = done {
                     let _ = done.send(());
                 }

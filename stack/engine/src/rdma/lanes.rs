@@ -53,6 +53,24 @@ impl Lanes {
         }
     }
 
+    /// What is pushed from now on goes into another ring.
+    pub(crate) fn replace(&mut self, queue: CompletionQueueId, producer: Producer<Completion>) {
+        if let Some(Some(lane)) = self.lanes.get_mut(queue.0 as usize) {
+            lane.producer = producer;
+        }
+    }
+
+    /// Drops the completions of a queue pair that found no room.
+    pub(crate) fn forget(&mut self, queue_pair: u32) {
+        if self.backlogged == 0 {
+            return;
+        }
+        for lane in self.lanes.iter_mut().flatten().filter(|lane| !lane.backlog.is_empty()) {
+            lane.backlog.retain(|completion| completion.queue_pair != queue_pair);
+            self.backlogged -= usize::from(lane.backlog.is_empty());
+        }
+    }
+
     pub(crate) fn contains(&self, queue: CompletionQueueId) -> bool {
         self.lanes.get(queue.0 as usize).is_some_and(Option::is_some)
     }

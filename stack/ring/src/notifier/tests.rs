@@ -92,3 +92,16 @@ fn ping_pong_of_sleepers_does_not_stall() {
     });
     assert_eq!(counter.load(RelaxedOrder), ROUNDS);
 }
+
+#[test]
+fn arming_for_more_takes_nothing_back_and_firings_are_counted() {
+    let notifier = Notifier::new().unwrap();
+    notifier.arm_for(1);
+    notifier.arm_also(2);
+    assert!(notifier.fire_if_armed_for(1));
+    notifier.arm_also(2);
+    assert!(!notifier.fire_if_armed_for(1));
+    assert!(notifier.fire_if_armed_for(2));
+    assert_eq!((notifier.drain_all(), notifier.drain_all()), (2, 0));
+    assert!(!readable(&notifier));
+}

@@ -252,3 +252,50 @@ proptest! {
         prop_assert_eq!(consumer.available(), model.len());
     }
 }
+
+#[test]
+fn elements_can_be_removed_from_the_middle() {
+    // The cursors wrap around on the way.
+    for start in [0, usize::MAX - 5] {
+        let (mut producer, mut consumer) = ring_from::<u32>(16, start);
+        let gauge = consumer.gauge();
+        for element in 0..10 {
+            producer.push(element).unwrap();
+        }
+        assert_eq!(consumer.pop(), Some(0));
+        let mut seen = Vec::new();
+        let removed = consumer.retain(|element| {
+            seen.push(*element);
+            element % 3 != 0
+        });
+        assert_eq!((removed, seen), (3, (1..10).rev().collect()));
+        assert_eq!((consumer.available(), producer.free()), (6, 10));
+        assert!(!gauge.has_passed(gauge.published()));
+        producer.push(10).unwrap();
+        let mut out = [0; 16];
+        assert_eq!(consumer.pop_batch(&mut out), 7);
+        assert_eq!(out[..7], [1, 2, 4, 5, 7, 8, 10]);
+        assert_eq!((consumer.retain(|_| true), consumer.retain(|_| false)), (0, 0));
+    }
+}
+
+#[test]
+fn a_gauge_tells_when_elements_have_been_read() {
+    for start in [0, usize::MAX - 1] {
+        let (mut producer, mut consumer) = ring_from::<u32>(4, start);
+        let gauge = consumer.gauge();
+        let before = gauge.published();
+        assert!(gauge.has_passed(before));
+        producer.push(1).unwrap();
+        producer.push(2).unwrap();
+        let end = gauge.published();
+        consumer.pop();
+        assert!(gauge.has_passed(before) && !gauge.has_passed(end) && !gauge.is_abandoned());
+        consumer.pop();
+        assert!(gauge.has_passed(end));
+        producer.push(3).unwrap();
+        let end = gauge.published();
+        drop(consumer);
+        assert!(gauge.has_passed(end) && gauge.is_abandoned());
+    }
+}
