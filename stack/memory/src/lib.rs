@@ -40,4 +40,4 @@ pub use epoch::{EngineEpoch, GracePeriod};
 pub use registration::{RangeError, Registration};
 pub use table::{ChangeError, RegionChange, RegionTable, RegisterError, TaggedBase, Unregistered};
 pub use turn::{CommitTarget, KeptRange, PersistentRange, Turn};
-pub use window::{BindPiece, Window};
+pub use window::{BindPiece, ForeignStag, Window};

@@ -186,6 +186,8 @@ pub(crate) const DURABLE: u64 = 1 << 36;
 pub(crate) const PERSISTENT: u64 = 1 << 38;
 /// What peers write there is to be durable before a later message of theirs is told.
 pub(crate) const TRANSPARENT: u64 = 1 << 37;
+/// The owner of the window chooses the low eight bits of its STags.
+pub(crate) const OWNER_KEYS: u64 = 1 << 39;
 pub(crate) const ACCESS_SHIFT: u32 = 40;
 pub(crate) const GENERATION_SHIFT: u32 = 44;
 /// What tells a region from those that were in its slot before, also if its STag should be the same by chance.
@@ -367,6 +369,28 @@ impl RegionTable {
     /// # Errors
     /// The table is full.
     pub fn allocate_window(self: &Arc<Self>, domain: DomainId, pieces: usize) -> Result<Window, RegisterError> {
+        self.allocate_window_as(domain, pieces, 0)
+    }
+
+    /// As [`allocate_window`](Self::allocate_window), for a window whose owner chooses the low eight bits of its STags
+    /// ([`Window::choose_stag`]), as verbs let him; the other bits stay.
+    ///
+    /// # Errors
+    /// The table is full.
+    pub fn allocate_window_with_owner_keys(
+        self: &Arc<Self>,
+        domain: DomainId,
+        pieces: usize,
+    ) -> Result<Window, RegisterError> {
+        self.allocate_window_as(domain, pieces, OWNER_KEYS)
+    }
+
+    fn allocate_window_as(
+        self: &Arc<Self>,
+        domain: DomainId,
+        pieces: usize,
+        keys: u64,
+    ) -> Result<Window, RegisterError> {
         let (index, stag) = self.allocate(0)?;
         let pieces: Box<[Piece]> = (0..pieces.max(1)).map(|_| Piece::default()).collect();
         let entry = &self.entries[index as usize];
@@ -374,14 +398,14 @@ impl RegionTable {
         entry.start.store(pieces.as_ptr().cast::<u8>().cast_mut(), Relaxed);
         entry.pieces.store(0, Relaxed);
         entry.most_pieces.store(pieces.len() as u32, Relaxed);
-        entry.expected.store(0, Relaxed);
+        entry.expected.store(if keys == OWNER_KEYS { stag } else { 0 }, Relaxed);
         let generation = entry.state.load(Relaxed) & (u64::MAX << GENERATION_SHIFT);
-        entry.state.store(u64::from(stag) | WINDOW | generation, Release);
+        entry.state.store(u64::from(stag) | WINDOW | keys | generation, Release);
         let seed = {
             let mut allocator = self.allocator();
             u128::from(allocator.keys.next()) << 64 | u128::from(allocator.keys.next())
         };
-        Ok(Window::new(self.clone(), index, stag, self.key_bits, seed, pieces))
+        Ok(Window::new(self.clone(), index, stag, self.key_bits, seed, pieces, keys == OWNER_KEYS))
     }
 
     fn allocate(&self, octets: u64) -> Result<(u32, u32), RegisterError> {
@@ -485,7 +509,7 @@ impl RegionTable {
     pub(crate) fn deregister(&self, index: u32, octets: u64) -> Result<(), InOwnTurn> {
         let entry = &self.entries[index as usize];
         // In one step, so that an engine that is binding the window finds that it is too late.
-        let kind = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
+        let kind = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT | OWNER_KEYS;
         let gone = |state: u64| Some((state & !kind).wrapping_add(1 << GENERATION_SHIFT));
         let before = entry.state.fetch_update(AcqRel, Acquire, gone).unwrap_or_default();
         let is_unused = before & (VALID | ONE_STREAM | WINDOW | DURABLE | PERSISTENT) == ONE_STREAM;

@@ -22,8 +22,19 @@ use crate::access::{Access, AccessError, Association, BindError};
 use crate::key::KeyStream;
 use crate::sync::AtomicU64;
 use crate::table::{
-    ACCESS_SHIFT, BINDING, Entry, GENERATION_SHIFT, IDENTITY, ONE_STREAM, RegionTable, VALID, WINDOW, packed,
+    ACCESS_SHIFT, BINDING, Entry, GENERATION_SHIFT, IDENTITY, ONE_STREAM, OWNER_KEYS, RegionTable, VALID, WINDOW,
+    packed,
 };
+
+/// The bits of an STag that the owner of a window may choose: the consumer's key of verbs.
+const OWNER_KEY_MASK: u32 = 0xff;
+
+/// An STag that is none of the window's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the window has no such STag: its owner may choose the low eight bits, if it was allocated for that, and not 0 for all"
+)]
+pub struct ForeignStag;
 
 /// A part of a region that a window is bound to, as its slot has it. Written only while the window is being bound; atomic
 /// because a defective application may have two engines look at it at once, and what they get from it is checked again.
@@ -56,6 +67,8 @@ pub struct Window {
     stag: u32,
     key_bits: u32,
     keys: KeyStream,
+    /// The owner chooses the low eight bits of the STags.
+    owner_keys: bool,
     /// The slot's `start` points to them.
     pieces: Box<[Piece]>,
 }
@@ -68,8 +81,9 @@ impl Window {
         key_bits: u32,
         seed: u128,
         pieces: Box<[Piece]>,
+        owner_keys: bool,
     ) -> Window {
-        Window { table, index, stag, key_bits, keys: KeyStream::new(seed), pieces }
+        Window { table, index, stag, key_bits, keys: KeyStream::new(seed), owner_keys, pieces }
     }
 
     /// The STag that [`next_stag`](Self::next_stag) gave last; one that was never valid before that.
@@ -83,9 +97,35 @@ impl Window {
         self.pieces.len()
     }
 
-    /// The STag for the next bind, with a key that cannot be guessed. A bind that was posted with an earlier one and not
-    /// carried out yet will fail.
+    /// Makes `stag` the one for the next bind, if the owner chooses the low eight bits of the window's STags and all others are
+    /// as they were. Binds that were posted with other choices and not carried out yet are not touched: each is carried out if
+    /// the window is not bound by then.
+    ///
+    /// Only the other bits of such an STag cannot be guessed; and who uses a key again makes an STag valid that a peer may
+    /// have from before.
+    ///
+    /// # Errors
+    /// [`ForeignStag`]; the window's STag is as it was.
+    pub fn choose_stag(&mut self, stag: u32) -> Result<(), ForeignStag> {
+        // 0 stands for "no STag" in many places.
+        if !self.owner_keys || (stag ^ self.stag) & !OWNER_KEY_MASK != 0 || stag == 0 {
+            return Err(ForeignStag);
+        }
+        self.stag = stag;
+        Ok(())
+    }
+
+    /// The STag for the next bind. Its key cannot be guessed, and a bind that was posted with an earlier one and not carried
+    /// out yet will fail; unless the owner chooses keys: then it is the next in turn.
     pub fn next_stag(&mut self) -> u32 {
+        if self.owner_keys {
+            let next = |stag: u32| stag & !OWNER_KEY_MASK | stag.wrapping_add(1) & OWNER_KEY_MASK;
+            self.stag = next(self.stag);
+            if self.stag == 0 {
+                self.stag = next(self.stag);
+            }
+            return self.stag;
+        }
         let former = self.stag;
         while self.stag == former || self.stag == 0 {
             let key = self.keys.next() as u32 & ((1 << self.key_bits) - 1);
@@ -145,7 +185,9 @@ impl RegionTable {
     ) -> Result<(), BindError> {
         let entry = self.slot(stag).ok_or(BindError::NotFree)?;
         let state = entry.state.load(Acquire);
-        if state & (WINDOW | VALID | BINDING) != WINDOW || entry.expected.load(Acquire) != stag {
+        let owners = if state & OWNER_KEYS == 0 { 0 } else { OWNER_KEY_MASK };
+        let is_expected = (entry.expected.load(Acquire) ^ stag) & !owners == 0 && stag != 0;
+        if state & (WINDOW | VALID | BINDING) != WINDOW || !is_expected {
             return Err(BindError::NotFree);
         }
         if entry.association.load(Relaxed) >> 32 != u64::from(association.domain.0) {
@@ -157,7 +199,7 @@ impl RegionTable {
         let generation = state & (u64::MAX << GENERATION_SHIFT);
         let rights = u64::from(access.bits()) << ACCESS_SHIFT;
         let next = match bound {
-            Ok(()) => u64::from(stag) | VALID | WINDOW | ONE_STREAM | rights | generation,
+            Ok(()) => u64::from(stag) | VALID | WINDOW | ONE_STREAM | state & OWNER_KEYS | rights | generation,
             Err(_) => state,
         };
         // Fails if the owner gave the window back meanwhile; then it is not bound.

@@ -1,6 +1,6 @@
 //! Memory windows, and regions that are registered by a work request.
 
-use crate::context::Shared;
+use crate::context::{ProtectionDomain, Shared};
 use crate::error::Error;
 use crate::request::SendRequest;
 use std::sync::Arc;
@@ -33,6 +33,7 @@ pub struct MemoryWindow {
     window: Window,
     base: u64,
     length: u32,
+    access: Access,
 }
 
 /// A region that is made and unmade by work requests of a queue pair (fast registration): an STag of that queue pair's, with a
@@ -53,9 +54,33 @@ fn allocate(shared: &Arc<Shared>, domain: u32, pieces: usize) -> Result<Window, 
     Ok(shared.regions.allocate_window(DomainId(domain), pieces)?)
 }
 
+fn check_rights(access: Access) -> Result<(), Error> {
+    if access == Access::LOCAL_READ || access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::argument(
+            "the window's rights",
+            format!("{access:?}"),
+            "choose REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC, or several of them",
+        ));
+    }
+    Ok(())
+}
+
+impl ProtectionDomain {
+    /// A memory window whose STags' low eight bits its owner chooses ([`MemoryWindow::bind_as`]), as programs written for verbs
+    /// do. STags of other windows are harder to guess.
+    ///
+    /// # Errors
+    /// There are as many regions as the context allows.
+    pub fn allocate_window_with_owner_keys(&self) -> Result<MemoryWindow, Error> {
+        self.shared().check_open()?;
+        let window = self.shared().regions.allocate_window_with_owner_keys(DomainId(self.number()), 1)?;
+        Ok(MemoryWindow { window, base: 0, length: 0, access: Access::LOCAL_READ })
+    }
+}
+
 impl MemoryWindow {
     pub(crate) fn allocate(shared: &Arc<Shared>, domain: u32) -> Result<Self, Error> {
-        Ok(Self { window: allocate(shared, domain, 1)?, base: 0, length: 0 })
+        Ok(Self { window: allocate(shared, domain, 1)?, base: 0, length: 0, access: Access::LOCAL_READ })
     }
 
     /// The request that binds the window to `part` of a region of the same domain, with remote rights only. It brings a new
@@ -69,15 +94,43 @@ impl MemoryWindow {
     /// # Errors
     /// No right, or `LOCAL_WRITE`, which a window cannot give.
     pub fn bind<'a>(&mut self, id: u64, part: &'a Sge, access: Access) -> Result<SendRequest<'a>, Error> {
-        if access == Access::LOCAL_READ || access.contains(Access::LOCAL_WRITE) {
-            return Err(Error::argument(
-                "the window's rights",
-                format!("{access:?}"),
-                "choose REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC, or several of them",
-            ));
-        }
-        (self.base, self.length) = (part.offset, part.length);
-        Ok(SendRequest::bind(id, self.window.next_stag(), self.base, std::slice::from_ref(part), access))
+        check_rights(access)?;
+        self.window.next_stag();
+        Ok(self.bind_to(id, part, part.offset, access))
+    }
+
+    /// As [`bind`](Self::bind), with an STag of the owner's choice, as verbs have it: its low eight bits are free, and the others
+    /// are those of [`stag`](Self::stag). The window must come from
+    /// [`allocate_window_with_owner_keys`](ProtectionDomain::allocate_window_with_owner_keys). The part's first octet gets the
+    /// tagged offset `base`: its own in the region, 0, or another.
+    ///
+    /// Several binds of one window, with invalidations between them, may be posted together. An STag that is used again is
+    /// valid again for whoever has it from before.
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind), and an STag that the owner cannot choose. The window's STag is as it was.
+    pub fn bind_as<'a>(
+        &mut self,
+        id: u64,
+        stag: u32,
+        part: &'a Sge,
+        base: u64,
+        access: Access,
+    ) -> Result<SendRequest<'a>, Error> {
+        check_rights(access)?;
+        self.window.choose_stag(stag).map_err(|refused| {
+            Error::argument(
+                "the window's STag",
+                format!("{stag:#010x}"),
+                format!("{refused}; it was {:#010x}", self.stag()),
+            )
+        })?;
+        Ok(self.bind_to(id, part, base, access))
+    }
+
+    fn bind_to<'a>(&mut self, id: u64, part: &'a Sge, base: u64, access: Access) -> SendRequest<'a> {
+        (self.base, self.length, self.access) = (base, part.length, access);
+        SendRequest::bind(id, self.window.stag(), base, std::slice::from_ref(part), access)
     }
 
     /// The STag of the latest [`bind`](Self::bind).

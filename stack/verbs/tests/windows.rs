@@ -295,3 +295,44 @@ fn rights_that_a_window_cannot_give_are_refused() {
     let mut fast = client.pd.allocate_fast_region(1).unwrap();
     assert!(matches!(fast.register(1, &[part, part], 0, Access::ALL), Err(uwarp::Error::Argument { .. })));
 }
+
+#[test]
+fn an_owner_chooses_the_keys_of_his_window_and_posts_binds_ahead() {
+    in_both_modes(|mode| {
+        let (mut client, mut server) = connected(mode);
+        client.speak_first(&server);
+        let region = server.pd.register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
+        let mut window = server.pd.allocate_window_with_owner_keys().unwrap();
+        let first = window.stag() & !0xff | 0x10;
+        let (one, two) = (region.sge(..8).unwrap(), region.sge(8..16).unwrap());
+        let requests = [
+            window.bind_as(1, first, &one, 0, Access::REMOTE_WRITE).unwrap(),
+            SendRequest::local_invalidate(2, first),
+            window.bind_as(3, first + 1, &two, 0x5000, Access::REMOTE_WRITE).unwrap().signalled(),
+        ];
+        assert_eq!(server.qp.post_send(&requests), Ok(3));
+        server.expect(3);
+        assert_eq!((window.stag(), window.remote_offset(), window.is_valid()), (first + 1, 0x5000, true));
+        client.qp.post_send(&[SendRequest::write_inline(4, &[5; 8], first + 1, 0x5000).signalled()]).unwrap();
+        client.expect(4);
+        until(&[&client.context, &server.context], "the Write is there", || region.load_acquire_u8(15).unwrap() == 5);
+        assert_eq!(region.to_vec(0, 8).unwrap(), [0; 8]);
+        // The peer ends it, and the same key may be used again.
+        server.qp.post_receive(&[ReceiveRequest::new(5, &[])]).unwrap();
+        client.qp.post_send(&[SendRequest::send(6, &[]).invalidate(first + 1)]).unwrap();
+        assert_eq!(server.expect(5).invalidated_stag(), Some(first + 1));
+        assert!(!window.is_valid());
+        let again = window.bind_as(7, first + 1, &one, 0, Access::REMOTE_READ).unwrap().signalled();
+        server.qp.post_send(&[again]).unwrap();
+        server.expect(7);
+        // What the owner cannot choose.
+        for stag in [first ^ 0x100, first ^ 0x4000_0000, 0] {
+            let refused = window.bind_as(8, stag, &one, 0, Access::REMOTE_READ).unwrap_err();
+            assert!(matches!(refused, uwarp::Error::Argument { .. }), "{refused}");
+        }
+        let mut ours = server.pd.allocate_window().unwrap();
+        assert!(ours.bind_as(9, ours.stag() ^ 1, &one, 0, Access::REMOTE_READ).is_err());
+        assert!(window.bind_as(9, first, &one, 0, Access::LOCAL_WRITE).is_err());
+        assert_eq!(window.stag(), first + 1);
+    });
+}

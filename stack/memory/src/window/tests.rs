@@ -4,6 +4,7 @@ use super::*;
 use crate::access::{DomainId, InvalidateError, Scope, StreamId};
 use crate::registration::Registration;
 use crate::table::TaggedBase;
+use crate::turn::Turn;
 
 const DOMAIN: DomainId = DomainId(3);
 const US: Association = Association { domain: DOMAIN, stream: StreamId(5) };
@@ -286,4 +287,48 @@ fn a_window_may_end_with_the_last_tagged_offset() {
     assert_eq!(bind(u64::MAX - 62), Err(BindError::Wrap));
     assert_eq!(bind(u64::MAX - 63), Ok(()));
     assert_eq!(turn.place(US, stag, u64::MAX - 63, &[1; 64], WRITE), Ok(()));
+}
+
+#[test]
+fn an_owner_chooses_the_low_bits_of_his_windows_stags() {
+    let table = table();
+    let region = region(&table, 100, Access::LOCAL_WRITE);
+    let mut window = table.allocate_window_with_owner_keys(DOMAIN, 1).unwrap();
+    let mut epoch = table.engine();
+    let bind = |turn: &Turn<'_>, stag, at| turn.bind(US, stag, 0, WRITE, [piece(&region, at, 8)].into_iter());
+    let base = window.stag() & !0xff;
+    let turn = epoch.enter();
+    // Chosen together, before any is carried out: each is good in its turn.
+    let stags = [0x41, 0x42, 0x41].map(|key| base | key);
+    for stag in stags {
+        assert_eq!(window.choose_stag(stag), Ok(()));
+        assert_eq!(window.stag(), stag);
+    }
+    for (at, stag) in stags.into_iter().enumerate() {
+        bind(&turn, stag, at as u64 * 8).unwrap();
+        assert_eq!(window.is_valid(), stag == base | 0x41);
+        assert_eq!(bind(&turn, base | 0x43, 0), Err(BindError::NotFree), "bound already");
+        turn.place(US, stag, 0, &[stag as u8; 8], WRITE).unwrap();
+        assert_eq!(turn.place(US, stag ^ 1, 0, b"x", WRITE), Err(AccessError::InvalidStag));
+        turn.invalidate(US, stag, false).unwrap();
+    }
+    drop(turn);
+    let mut there = [0; 24];
+    region.read(0, &mut there).unwrap();
+    assert_eq!((there[0], there[8], there[16]), (0x41, 0x42, 0x41));
+    // The other bits are the table's, for the owner and for the engine.
+    let before = window.stag();
+    for foreign in [base ^ 0x100, base ^ 0x8000_0000 | 0x41, 0] {
+        assert_eq!(window.choose_stag(foreign), Err(ForeignStag), "{foreign:#x}");
+        assert_eq!(bind(&epoch.enter(), foreign, 0), Err(BindError::NotFree), "{foreign:#x}");
+    }
+    assert_eq!(window.stag(), before);
+    // In turn, around the end.
+    window.choose_stag(base | 0xff).unwrap();
+    let next = window.next_stag();
+    assert_eq!((next & !0xff, next & 0xff), (base, u32::from(base == 0)));
+    let mut ours = table.allocate_window(DOMAIN, 1).unwrap();
+    let stag = ours.next_stag();
+    assert_eq!(ours.choose_stag(stag ^ 1), Err(ForeignStag), "its keys are the table's");
+    assert_eq!(bind(&epoch.enter(), stag ^ 1, 0), Err(BindError::NotFree));
 }
