@@ -80,7 +80,8 @@ impl<'a> SendRequest<'a> {
 
     /// Immediate Data (RFC 7306 §6): `data` comes, as [`Completion::immediate_data`](crate::Completion::immediate_data), with
     /// the completion of the peer's next receive, whose memory stays untouched. On the wire it is a big-endian number. Both
-    /// sides must have agreed on [`Features::immediate`]; [`solicited`](Self::solicited) applies.
+    /// sides must have agreed on [`Features::immediate`]; [`solicited`](Self::solicited) applies. The 32 bits of a program
+    /// written for verbs are a number below 2^32.
     pub fn immediate(id: u64, data: u64) -> Self {
         Self { remote_offset: data, ..Self::new(id, SendOpcode::Immediate, Payload::Entries(&[])) }
     }

@@ -33,6 +33,8 @@ impl Default for SharedReceiveOptions {
 /// that queue pair's messages. A message that finds none ends its connection, as it does on a queue of its own: set a limit
 /// ([`set_limit`](Self::set_limit)) to be told in time. Receives that nobody has taken are not flushed when a connection ends.
 ///
+/// [`AsyncEvent::LastReceiveReached`](crate::AsyncEvent::LastReceiveReached) says when a queue pair takes no more from it.
+///
 /// One thread owns it at a time (`Send`, not `Sync`). Dropping it drops the receives that nobody has taken, once the last
 /// queue pair that uses it is gone.
 #[derive(Debug)]

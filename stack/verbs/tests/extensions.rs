@@ -77,6 +77,7 @@ fn immediate_data_comes_with_the_completion() {
             let received = server.expect(id);
             assert_eq!((received.opcode, received.length), (CompletionOpcode::Receive, 0));
             assert_eq!(received.immediate_data(), Some(data));
+            assert_eq!(received.immediate_data_32(), Some(data as u32));
             assert_eq!(received.flags.contains(CompletionFlags::SOLICITED), id == 0);
         }
         assert_eq!(server.octets(0, 5000), octets);

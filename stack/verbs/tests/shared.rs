@@ -255,3 +255,41 @@ fn a_request_tells_how_many_reads_the_peer_serves_and_wants() {
     let request = listener.next(LONG).unwrap().expect("a connection request");
     assert_eq!((request.ird(), request.ord()), (Some(3), Some(5)));
 }
+
+#[test]
+fn a_queue_pair_says_once_that_it_takes_no_more() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut hall = hall(a, b, 3, SharedReceiveOptions::default());
+        hall.post(0..8);
+        let queue = hall.srq.id();
+        // Each in another way: an end in order, an end from here, a message that does not fit.
+        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"last")]).unwrap();
+        hall.clients[0].qp.disconnect();
+        let taken = hall.received();
+        assert_eq!((taken.queue_pair, taken.status), (hall.servers[0].number(), Status::Success));
+        hall.servers[1].abort();
+        let long = [hall.clients[2].mr.sge(..EACH + 1).unwrap()];
+        hall.clients[2].qp.post_send(&[SendRequest::send(1, &long)]).unwrap();
+        let failed = hall.received();
+        assert_eq!((failed.queue_pair, failed.status), (hall.servers[2].number(), Status::LocalLength));
+        let mut ended: Vec<u32> = Vec::new();
+        for _ in 0..3 {
+            let event = hall.event(|event| matches!(event, AsyncEvent::LastReceiveReached { .. }));
+            let AsyncEvent::LastReceiveReached { queue: of, queue_pair } = event else { unreachable!() };
+            assert_eq!(of, queue);
+            ended.push(queue_pair);
+        }
+        ended.sort_unstable();
+        assert_eq!(ended, hall.servers.iter().map(|server| server.number()).collect::<Vec<_>>());
+        for server in &mut hall.servers {
+            assert!(server.wait_disconnected(LONG).unwrap());
+        }
+        // Nothing more, and what nobody took is there for others.
+        let events = hall.b.events();
+        while let Some(event) = events.try_next() {
+            assert!(!matches!(event, AsyncEvent::LastReceiveReached { .. }), "{event:?}");
+        }
+        assert_eq!(hall.srq.len(), 6);
+    });
+}

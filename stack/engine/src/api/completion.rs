@@ -137,6 +137,12 @@ impl Completion {
         self.flags.contains(CompletionFlags::IMMEDIATE).then_some(self.immediate)
     }
 
+    /// The same as a number of 32 bits, as programs written for verbs have it: the last four octets. The others are 0 if the
+    /// peer is such a program.
+    pub fn immediate_data_32(&self) -> Option<u32> {
+        self.immediate_data().map(|data| data as u32)
+    }
+
     /// What stood in the peer's memory before an atomic operation.
     pub fn original_value(&self) -> Option<u64> {
         let atomic = matches!(self.opcode, CompletionOpcode::FetchAdd | CompletionOpcode::CompareSwap);

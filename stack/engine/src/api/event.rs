@@ -226,6 +226,14 @@ pub enum AsyncEvent {
         /// The queue pair.
         queue_pair: u32,
     },
+    /// A queue pair takes no more receives from its shared receive queue: its connection is over, and all that it took have
+    /// completed. It comes once.
+    LastReceiveReached {
+        /// The queue.
+        queue: SharedReceiveQueueId,
+        /// The queue pair.
+        queue_pair: u32,
+    },
     /// The engine or its device is gone for good.
     DeviceFatal {
         /// Why.

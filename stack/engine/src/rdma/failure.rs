@@ -29,7 +29,7 @@ impl<P: Port> Core<P> {
         send: Option<(usize, Status)>,
         receive: Option<Status>,
     ) {
-        queue_pair.stage = Stage::Error;
+        let was_flushed = std::mem::replace(&mut queue_pair.stage, Stage::Error) == Stage::Error;
         let head = queue_pair.send.position() - queue_pair.send.begun() as u64;
         let failing = send.map(|(at, status)| (head + at as u64, status));
         loop {
@@ -52,6 +52,9 @@ impl<P: Port> Core<P> {
                 self.counters.completion_overflows += 1;
             }
             status = Status::Flushed;
+        }
+        if let Some(queue) = queue_pair.receive.shared_queue().filter(|_| !was_flushed) {
+            self.control.events.send(AsyncEvent::LastReceiveReached { queue, queue_pair: queue_pair.number });
         }
     }
 

@@ -96,6 +96,11 @@ impl ReceiveQueue {
         Some((shared.id(), self.news.take()?))
     }
 
+    /// The shared queue that elements come from, if they do.
+    pub(crate) fn shared_queue(&self) -> Option<SharedReceiveQueueId> {
+        self.shared.as_ref().map(|shared| shared.id())
+    }
+
     /// The queue pair is gone, or begins.
     pub(crate) fn forget_share(&self, number: u32) {
         if let Some(shared) = &self.shared {
