@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::access::Access;
 use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
 use crate::durable::{Committer, Durable};
@@ -75,6 +76,11 @@ impl Registration {
     #[inline]
     pub fn base_offset(&self) -> u64 {
         self.base
+    }
+
+    /// The rights.
+    pub fn access(&self) -> Access {
+        self.table.access(self.index)
     }
 
     /// Octets in the region.

@@ -611,6 +611,11 @@ impl RegionTable {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The rights to a region.
+    pub(crate) fn access(&self, index: u32) -> Access {
+        Access::from_bits_truncate((self.entries[index as usize].state.load(Acquire) >> ACCESS_SHIFT) as u8)
+    }
+
     /// The entry of a valid STag and its state. To be used within a turn.
     #[inline(always)]
     pub(crate) fn find(&self, stag: u32) -> Option<(&Entry, u64)> {

@@ -10,8 +10,10 @@ mod common;
 
 use std::net::SocketAddr;
 
-use common::{LIMIT, Outcome, parse_place, place_of};
-use uwarp::{AcceptOptions, Access, ConnectOptions, Context, Features, Listener, QueuePairOptions, SendRequest};
+use common::{LIMIT, Outcome};
+use uwarp::{
+    AcceptOptions, Access, ConnectOptions, Context, Features, Listener, QueuePairOptions, RemoteMemory, SendRequest,
+};
 
 /// Both ends switch atomics on.
 const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
@@ -24,7 +26,7 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let counter = domain.register(vec![0; 8], rights)?;
     counter.store_release_u64(0, 100)?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
-    let options = AcceptOptions::default().features(ATOMICS).private_data(place_of(&counter));
+    let options = AcceptOptions::default().features(ATOMICS).private_data(counter.remote().to_octets());
     request.accept(&mut queue_pair, options)?;
     queue_pair.wait_disconnected(LIMIT)?;
     println!("the next ticket is {}", counter.load_acquire_u64(0)?);
@@ -36,9 +38,9 @@ fn client(context: &Context, server: SocketAddr) -> Outcome {
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let peer = context.connect(&mut queue_pair, server, ConnectOptions::default().features(ATOMICS))?;
-    let (stag, offset) = parse_place(&peer.private_data)?;
+    let theirs = RemoteMemory::from_octets(&peer.private_data)?;
     for id in 1..=3 {
-        queue_pair.post_send(&[SendRequest::fetch_add(id, stag, offset, 1).signalled()])?;
+        queue_pair.post_send(&[SendRequest::fetch_add(id, theirs.stag, theirs.offset, 1).signalled()])?;
         let drawn = completions.next(LIMIT)?.ok_or("no completion")?;
         println!("ticket {:?}", drawn.original_value().ok_or("the peer refuses")?);
     }

@@ -11,10 +11,10 @@ mod common;
 use std::io::Read;
 use std::net::SocketAddr;
 
-use common::{LIMIT, Outcome, parse_place, place_of};
+use common::{LIMIT, Outcome};
 use uwarp::{
     AcceptOptions, Access, ConnectOptions, Context, Features, Listener, MemoryRange, MemoryType, QueuePairOptions,
-    RegionScope, SendRequest,
+    RegionScope, RemoteMemory, SendRequest,
 };
 
 /// Both ends switch Commit on.
@@ -30,7 +30,7 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let kind = MemoryType::CommitRequired { transparent: false };
     let memory = domain.register_ranges(&ranges, kind, Access::REMOTE_WRITE, RegionScope::Domain)?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
-    let options = AcceptOptions::default().features(COMMIT).private_data(place_of(&memory));
+    let options = AcceptOptions::default().features(COMMIT).private_data(memory.remote().to_octets());
     request.accept(&mut queue_pair, options)?;
     // The engine and the region's own thread do the work.
     queue_pair.wait_disconnected(LIMIT)?;
@@ -45,8 +45,9 @@ fn client(context: &Context, server: SocketAddr) -> Outcome {
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let peer = context.connect(&mut queue_pair, server, ConnectOptions::default().features(COMMIT))?;
-    let (stag, offset) = parse_place(&peer.private_data)?;
-    queue_pair.post_send(&[SendRequest::write_inline(1, TEXT, stag, offset).with_commit().signalled()])?;
+    let theirs = RemoteMemory::from_octets(&peer.private_data)?;
+    queue_pair
+        .post_send(&[SendRequest::write_inline(1, TEXT, theirs.stag, theirs.offset).with_commit().signalled()])?;
     let durable = completions.next(LIMIT)?.ok_or("no completion")?;
     println!("durable: {:?}", durable.status);
     queue_pair.disconnect();

@@ -10,8 +10,8 @@ mod common;
 
 use std::net::SocketAddr;
 
-use common::{LIMIT, Outcome, parse_place, place_of};
-use uwarp::{AcceptOptions, Access, ConnectOptions, Context, Listener, QueuePairOptions, SendRequest};
+use common::{LIMIT, Outcome};
+use uwarp::{AcceptOptions, Access, ConnectOptions, Context, Listener, QueuePairOptions, RemoteMemory, SendRequest};
 
 const TEXT: &[u8] = b"a page of the archive";
 
@@ -21,7 +21,7 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let memory = domain.register(TEXT.to_vec(), Access::REMOTE_READ)?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
-    request.accept(&mut queue_pair, AcceptOptions::default().private_data(place_of(&memory)))?;
+    request.accept(&mut queue_pair, AcceptOptions::default().private_data(memory.remote().to_octets()))?;
     // The engine answers Reads by itself until the client disconnects.
     queue_pair.wait_disconnected(LIMIT)?;
     Ok(())
@@ -32,9 +32,9 @@ fn client(context: &Context, server: SocketAddr) -> Outcome {
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let peer = context.connect(&mut queue_pair, server, ConnectOptions::default())?;
-    let (stag, offset) = parse_place(&peer.private_data)?;
+    let theirs = RemoteMemory::from_octets(&peer.private_data)?;
     let memory = domain.register(vec![0; TEXT.len()], Access::LOCAL_WRITE)?;
-    queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], stag, offset).signalled()])?;
+    queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
     let read = completions.next(LIMIT)?.ok_or("no completion")?;
     println!("read: {} ({:?})", String::from_utf8_lossy(&memory.to_vec(0, TEXT.len())?), read.status);
     queue_pair.disconnect();

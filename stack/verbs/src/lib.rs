@@ -64,7 +64,7 @@
 //! ```
 //! use std::time::Duration;
 //! use uwarp::{
-//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, SendRequest,
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, RemoteMemory, SendRequest,
 //! };
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);
@@ -80,9 +80,8 @@
 //!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
 //!     let memory = domain.register(vec![0; 64], Access::REMOTE_WRITE)?;
 //!     let request = listener.next(LIMIT)?.expect("a client comes");
-//!     let mut place = memory.stag().to_be_bytes().to_vec();
-//!     place.extend(memory.remote_offset().to_be_bytes());
-//!     request.accept(&mut queue_pair, AcceptOptions::default().private_data(place))?;
+//!     let options = AcceptOptions::default().private_data(memory.remote().to_octets());
+//!     request.accept(&mut queue_pair, options)?;
 //!     while memory.load_acquire_u8(63)? == 0 {
 //!         std::thread::yield_now();
 //!     }
@@ -93,22 +92,20 @@
 //! let domain = here.allocate_domain();
 //! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
 //! let peer = here.connect(&mut queue_pair, address, ConnectOptions::default())?;
-//! let (stag, offset) = peer.private_data.split_at(4);
-//! let stag = u32::from_be_bytes(stag.try_into().unwrap());
-//! let offset = u64::from_be_bytes(offset.try_into().unwrap());
+//! let theirs = RemoteMemory::from_octets(&peer.private_data)?;
 //! let memory = domain.register(vec![7; 64], Access::LOCAL_READ)?;
-//! queue_pair.post_send(&[SendRequest::write(1, &[memory.sge(..)?], stag, offset).signalled()])?;
+//! queue_pair.post_send(&[SendRequest::write(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
 //! let written = completions.next(LIMIT)?.expect("the completion");
 //! assert!(written.status.is_success());
 //! assert_eq!(server.join().unwrap()?, [7; 64]);
-//! # Ok::<(), uwarp::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Read from the peer's memory
 //! ```
 //! use std::time::Duration;
 //! use uwarp::{
-//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, SendRequest,
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, RemoteMemory, SendRequest,
 //! };
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);
@@ -124,9 +121,8 @@
 //!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
 //!     let memory = domain.register(b"a page of the archive".to_vec(), Access::REMOTE_READ)?;
 //!     let request = listener.next(LIMIT)?.expect("a client comes");
-//!     let mut place = memory.stag().to_be_bytes().to_vec();
-//!     place.extend(memory.remote_offset().to_be_bytes());
-//!     request.accept(&mut queue_pair, AcceptOptions::default().private_data(place))?;
+//!     let options = AcceptOptions::default().private_data(memory.remote().to_octets());
+//!     request.accept(&mut queue_pair, options)?;
 //!     // The engine answers Reads by itself until the client leaves.
 //!     queue_pair.wait_disconnected(LIMIT)?;
 //!     Ok(())
@@ -136,17 +132,15 @@
 //! let domain = here.allocate_domain();
 //! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
 //! let peer = here.connect(&mut queue_pair, address, ConnectOptions::default())?;
-//! let (stag, offset) = peer.private_data.split_at(4);
-//! let stag = u32::from_be_bytes(stag.try_into().unwrap());
-//! let offset = u64::from_be_bytes(offset.try_into().unwrap());
+//! let theirs = RemoteMemory::from_octets(&peer.private_data)?;
 //! let memory = domain.register(vec![0; 21], Access::LOCAL_WRITE)?;
-//! queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], stag, offset).signalled()])?;
+//! queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
 //! let read = completions.next(LIMIT)?.expect("the completion");
 //! assert!(read.status.is_success());
 //! queue_pair.disconnect();
 //! assert_eq!(memory.deregister(), b"a page of the archive");
 //! server.join().unwrap()?;
-//! # Ok::<(), uwarp::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Plain streams, and from text to RDMA
@@ -223,6 +217,7 @@ mod numbers;
 mod open;
 mod queue_pair;
 mod region;
+mod remote;
 mod request;
 mod shared_receives;
 pub mod stats;
@@ -245,6 +240,7 @@ pub use queue_pair::{
     ReceiveHalf, SendHalf,
 };
 pub use region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
+pub use remote::{RemoteMemory, RemoteMemoryError};
 pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
 pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 pub use stats::{StatsSnapshot, TcpInfo};

@@ -3,6 +3,7 @@
 use crate::context::{ProtectionDomain, Shared};
 use crate::error::Error;
 use crate::queue_pair::QueuePairControl;
+use crate::remote::RemoteMemory;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -212,6 +213,12 @@ impl MemoryRegion {
     /// The tagged offset of the first octet, which the peer needs as its `remote_offset`.
     pub fn remote_offset(&self) -> u64 {
         self.registration.base_offset()
+    }
+
+    /// What a peer needs to use the region, as far as it may.
+    pub fn remote(&self) -> RemoteMemory {
+        let (stag, offset, length) = (self.stag(), self.remote_offset(), self.len() as u64);
+        RemoteMemory { stag, offset, length, access: self.registration.access() }
     }
 
     /// Length in octets.

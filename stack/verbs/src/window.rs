@@ -2,6 +2,7 @@
 
 use crate::context::{ProtectionDomain, Shared};
 use crate::error::Error;
+use crate::remote::RemoteMemory;
 use crate::request::SendRequest;
 use std::sync::Arc;
 use uwarp_engine::work::{MAX_SEND_ENTRIES, Sge};
@@ -131,6 +132,12 @@ impl MemoryWindow {
     fn bind_to<'a>(&mut self, id: u64, part: &'a Sge, base: u64, access: Access) -> SendRequest<'a> {
         (self.base, self.length, self.access) = (base, part.length, access);
         SendRequest::bind(id, self.window.stag(), base, std::slice::from_ref(part), access)
+    }
+
+    /// What a peer needs to use what the latest bind gave it.
+    pub fn remote(&self) -> RemoteMemory {
+        let (offset, length) = (self.base, u64::from(self.length));
+        RemoteMemory { stag: self.stag(), offset, length, access: self.access }
     }
 
     /// The STag of the latest [`bind`](Self::bind).

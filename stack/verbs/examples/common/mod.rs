@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use uwarp::{Config, Context, ListenOptions, Listener, MemoryRegion};
+use uwarp::{Config, Context, ListenOptions, Listener};
 
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -48,16 +48,4 @@ pub fn run<L: Send + 'static>(
         }
         _ => Err("usage: cargo run --example NAME [-- --device CONFIG server | --device CONFIG client ADDRESS]".into()),
     }
-}
-
-/// A region as its owner describes it to a peer: STag and tagged offset, big-endian.
-pub fn place_of(region: &MemoryRegion) -> Vec<u8> {
-    [&region.stag().to_be_bytes()[..], &region.remote_offset().to_be_bytes()].concat()
-}
-
-/// STag and tagged offset out of what [`place_of`] gave.
-pub fn parse_place(octets: &[u8]) -> Outcome<(u32, u64)> {
-    let (stag, offset) = octets.split_first_chunk().ok_or("the peer is not this example")?;
-    let offset = offset.try_into().map_err(|_| "the peer is not this example")?;
-    Ok((u32::from_be_bytes(*stag), u64::from_be_bytes(offset)))
 }
