@@ -32,7 +32,7 @@ pub enum DeviceConfig {
         /// Slots per ring, a power of two from 2 to 16384. Default 1024.
         #[serde(default)]
         ring_size: Option<u16>,
-        /// Octets per slot. Default: what the MTU requires.
+        /// Octets per slot, at least a frame. Default: what the MTU requires.
         #[serde(default)]
         buffer_size: Option<u16>,
     },

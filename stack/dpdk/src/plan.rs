@@ -171,6 +171,13 @@ impl Plan {
                         "buffer-size {slot} is more than a packet buffer holds with this MTU ({room})"
                     )));
                 }
+                // The driver of DPDK 22.11 never takes back the mark of a slot whose frame went on in the next one.
+                if u32::from(slot) < u32::from(options.mtu) + 22 {
+                    return Err(bad(format!(
+                        "buffer-size {slot} is less than a frame of this MTU: {} octets at least, or leave it out",
+                        options.mtu + 22
+                    )));
+                }
                 let (name, listens) = match role {
                     MemifRole::Server => ("server", true),
                     MemifRole::Client => ("client", false),
@@ -380,6 +387,19 @@ mod tests {
         assert_eq!(descriptors(1024, 4096), 1024);
         assert_eq!(descriptors(1024, 400), 128);
         assert_eq!(descriptors(1000, 4096), 512);
+    }
+
+    #[test]
+    fn a_memif_slot_holds_a_whole_frame() {
+        let plan = |buffer_size| {
+            let socket = "/tmp/m".into();
+            let role = MemifRole::Server;
+            let device = DeviceConfig::Memif { role, socket, zero_copy: false, ring_size: None, buffer_size };
+            Plan::new(&device, &PortOptions { mtu: 1500, ..PortOptions::default() })
+        };
+        assert!(plan(None).is_ok() && plan(Some(1522)).is_ok() && plan(Some(9216)).is_ok());
+        let error = plan(Some(1521)).expect_err("too short").to_string();
+        assert!(error.contains("1522 octets at least"), "{error}");
     }
 
     #[test]
