@@ -1,5 +1,5 @@
-//! Instructions of an operation in process, counted by valgrind's callgrind: they show from one change to the next whether
-//! the path of a packet grew.
+//! Instructions of an operation in process, counted by valgrind's callgrind. They show whether a change made the path of a
+//! packet longer.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

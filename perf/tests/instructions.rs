@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-/// The crates whose instructions count. They are compiled as for a release but without link-time optimisation, which would take
-/// minutes; all others stay as the tests have them, so nothing else is built again.
+/// The crates whose instructions count. They are compiled as for a release but without link-time optimisation, which would
+/// take minutes. All others stay as the tests have them, so nothing else is built again.
 const OPTIMISED: [&str; 8] =
     ["uwarp-wire", "uwarp-tcp", "uwarp-iwarp", "uwarp-memory", "uwarp-ring", "uwarp-engine", "uwarp", "uwarp-bench"];
 /// How they are compiled.

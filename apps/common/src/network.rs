@@ -110,8 +110,8 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
 
-    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS; where the configuration file has the same kind,
-    /// its settings hold, at the end that suits this side [default: the file's device, or virtio]
+    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS. If the configuration file has the same kind,
+    /// its settings apply, at this side's end [default: the file's device, or virtio]
     #[arg(long, value_name = "KIND", global = true)]
     pub device: Option<DeviceKind>,
 
@@ -160,8 +160,8 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "KIND", global = true)]
     pub engine: Option<EngineKind>,
 
-    /// CPUs of the engines, one each; of an inline engine, the one of the thread that turns it. `pair`: the server's and the
-    /// client's [default: the file's, or those that the system chooses; for `pair` the first two that it may use]
+    /// CPUs of the engines, one each; for an inline engine, the CPU of the thread that turns it. For `pair`, the server's
+    /// and the client's CPU [default: the file's, or the system's choice; for `pair` the first two that it may use]
     #[arg(long, value_name = "CPU,...", value_delimiter = ',', global = true)]
     pub cpus: Vec<usize>,
 
@@ -185,8 +185,8 @@ pub struct NetworkFlags {
     #[arg(long, global = true)]
     pub split: bool,
 
-    /// Exchange the ends of virtio or memif, which cost differently: the server is virtio-user or memif's client, the client
-    /// vhost or memif's server. Both processes have to be told; `pair` does so
+    /// Exchange the ends of virtio or memif, which differ in cost: the server becomes virtio-user or memif's client, the
+    /// client vhost or memif's server. Both processes need this option; `pair` passes it to both
     #[arg(long, global = true)]
     pub exchange_ends: bool,
 
@@ -206,7 +206,8 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, global = true)]
     pub corrupt: Option<f64>,
 
-    /// Cut this share of TCP segments into pieces, and join as many received ones with those behind them, as a middlebox may
+    /// Cut this share of TCP segments into pieces, and join the same share of received ones with their successors, as a
+    /// middlebox may
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, env = "UWARP_RECUT", global = true)]
     pub recut: Option<f64>,
 

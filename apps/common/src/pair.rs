@@ -123,8 +123,8 @@ pub fn check_flags(network: &NetworkFlags, instead: &str) -> anyhow::Result<()> 
     )
 }
 
-/// Refuses a configuration file, which is one side's, and a device that does not join two processes by a socket; `instead` names
-/// the subcommands that take them.
+/// Refuses a configuration file, which is one side's, and a device that does not join two processes by a socket; `instead`
+/// names the subcommands that take them.
 ///
 /// # Errors
 /// [`crate::Usage`] that names the flag.
@@ -146,8 +146,8 @@ fn refuse(flags: &[(bool, &str)], instead: &str) -> anyhow::Result<()> {
 /// Tells a process that it is a side of a pair, and ends with the process that started it.
 const SIDE: &str = "UWARP_SIDE_OF_A_PAIR";
 
-/// The command of one side: this program with a subcommand, on a CPU, with the flags of the pair that are not one side's. The
-/// process does not outlive this one, whatever ends that.
+/// The command of one side: this program with a subcommand, on a CPU, with the flags that both sides share. The process
+/// ends with this one, whatever ends it.
 ///
 /// # Errors
 /// This program's file cannot be found.

@@ -1,4 +1,5 @@
-//! Sizes, times, shares and counts as people write them on a command line. All but counts are those of configuration files.
+//! Sizes, times, shares and counts as people write them on a command line. Configuration files use the same grammar for
+//! all but counts.
 
 pub use uwarp::config::units::{format_size, parse_duration, parse_percent, parse_size};
 

@@ -1,4 +1,4 @@
-//! The same copy through a socket of the kernel's TCP, from one process to another over loopback: what `pair` compares with.
+//! The same copy through a socket of the kernel's TCP, between two processes over loopback: what `pair` compares with.
 //! Files are read, hashed and written by the same code and in parts of the same size as over RDMA.
 
 use crate::protocol::{MESSAGE_MAX, Reply, Request, SLOT_SIZE};

@@ -1,4 +1,5 @@
-//! `pair`: copies a file between two processes of this machine, by RDMA and through a socket of the kernel's TCP in turn.
+//! `pair`: copies a file between two processes of this machine, alternately by RDMA and through a socket of the kernel's
+//! TCP.
 
 use crate::report::{Copied, Way, table};
 use anyhow::{Context as _, bail};

@@ -315,7 +315,7 @@ fn stops(server: &mut Server, mut meanwhile: impl FnMut()) {
     assert!(status.success(), "{status}");
 }
 
-/// A pair that copies a file of this size, which takes no room, and what has to be empty or as before in the end: its temporary
+/// A pair that copies a sparse file of this size, and the two directories that it must leave as they were: its temporary
 /// directory, and the directory of the file.
 fn pair(folder: &Path, size: u64) -> (Command, PathBuf, PathBuf) {
     let (temporary, place) = (folder.join("temporary"), folder.join("place"));

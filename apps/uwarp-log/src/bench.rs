@@ -119,7 +119,7 @@ pub struct BenchArguments {
     /// Where the file is [default: the temporary directory]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
-    /// Let the server's own thread turn its engine, so that nobody has to be woken (not the way of a server with other work)
+    /// Let the server's own thread turn its engine, so nothing has to be woken (a server with other work would not do so)
     #[arg(long)]
     inline_server: bool,
     /// Write the result to this file, or - for standard output

@@ -78,7 +78,8 @@ pub enum Test {
     AtomicLatency,
     /// Ping-pong of Immediate Data (RFC 7306), eight octets that come with the completion.
     ImmediateLatency,
-    /// RDMA Write and Commit of what it wrote, as one request: from the post to the completion, when the server's store has it.
+    /// RDMA Write and a Commit of the same octets in one request: from the post to the completion, when the server's store
+    /// has them.
     CommitLatency,
     /// Connections that are made and closed, one after the other: from the SYN to full operation, and how many a second.
     ConnectRate,
@@ -214,7 +215,7 @@ pub struct TestOptions {
     #[arg(long, default_value_t = 1)]
     pub qps: u32,
 
-    /// Commit memory that is not durable, which shows what the protocol alone takes (without: a file in the server's TMPDIR)
+    /// Commit memory that is not durable, to measure the protocol alone (default: a file in the server's TMPDIR)
     #[arg(long)]
     pub plain: bool,
 

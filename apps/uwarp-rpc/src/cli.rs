@@ -109,8 +109,8 @@ pub enum Registration {
     /// Every buffer has an STag and rights of its own, which is no work for the engine
     #[default]
     Each,
-    /// A work request in front of the call joins its buffers under two STags at most, one to read and one to write, as the
-    /// Linux kernel does: one reply ends the responder's access to several buffers
+    /// A work request ahead of the call joins its buffers under at most two STags, one to read and one to write, as the
+    /// Linux kernel does. One reply then ends the responder's access to several buffers
     Together,
 }
 

@@ -25,8 +25,8 @@ fn section<'a>(text: &'a str, heading: &str) -> impl Iterator<Item = &'a str> {
     text.lines().skip_while(move |line| *line != heading).skip(1).take_while(|line| line.starts_with(' '))
 }
 
-/// The first line that could have taken up the first word of the next, with that one: somebody broke it by hand. Commands and
-/// lists are no paragraphs.
+/// The first line that has room for the first word of the next, and that next line: somebody broke it by hand. Commands
+/// and lists are not paragraphs.
 fn broken_by_hand(text: &str) -> Option<(&str, &str)> {
     let mut heading = "";
     let lines: Vec<&str> = text.lines().collect();
