@@ -50,6 +50,8 @@ pub enum DeviceKind {
     Tap,
     /// A NIC by its PCI address.
     Pci(String),
+    /// A place in a switch, which gives the addresses, too.
+    Switch,
 }
 
 impl FromStr for DeviceKind {
@@ -61,10 +63,11 @@ impl FromStr for DeviceKind {
             "memif" => Self::Memif,
             "af_packet" | "af-packet" => Self::AfPacket,
             "tap" => Self::Tap,
+            "switch" => Self::Switch,
             _ => match text.strip_prefix("pci:") {
                 Some(address) if !address.is_empty() => Self::Pci(address.to_owned()),
                 _ => {
-                    return Err("choose virtio, memif, af_packet, tap or pci:ADDRESS".to_owned());
+                    return Err("choose virtio, memif, af_packet, tap, switch or pci:ADDRESS".to_owned());
                 }
             },
         })
@@ -79,6 +82,7 @@ impl fmt::Display for DeviceKind {
             Self::AfPacket => formatter.write_str("af_packet"),
             Self::Tap => formatter.write_str("tap"),
             Self::Pci(address) => write!(formatter, "pci:{address}"),
+            Self::Switch => formatter.write_str("switch"),
         }
     }
 }
@@ -110,13 +114,13 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
 
-    /// virtio (virtio-user and vhost), memif, af_packet, tap, or pci:ADDRESS. If the configuration file has the same kind,
-    /// its settings apply, at this side's end [default: the file's device, or virtio]
+    /// virtio (virtio-user and vhost), memif, af_packet, tap, switch (uwarp-switch), or pci:ADDRESS. If the configuration
+    /// file has the same kind, its settings apply, at this side's end [default: the file's device, or virtio]
     #[arg(long, value_name = "KIND", global = true)]
     pub device: Option<DeviceKind>,
 
-    /// Socket that joins the two processes of virtio and memif [default: uwarp-KIND.sock in
-    /// $XDG_RUNTIME_DIR, or else in the temporary directory]
+    /// Socket that joins the two processes of virtio and memif, or the switch's [default: uwarp-KIND.sock in
+    /// $XDG_RUNTIME_DIR, or else in the temporary directory; the first switch that is found]
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
 
@@ -327,8 +331,18 @@ impl NetworkFlags {
     /// One sentence for the first mistake ([`crate::Usage`]).
     pub fn resolve(&self, role: Role, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
         let mut config = match &self.config {
+            _ if self.device == Some(DeviceKind::Switch) => {
+                let mut config = self.on_switch()?;
+                config.engine.mode = engine;
+                config
+            }
             Some(file) => {
                 let mut config = read(file, engine)?;
+                if self.device.is_some() {
+                    // The file's switch does not apply to another device.
+                    config.switch = None;
+                }
+                set_switch(&mut config, self.socket.as_ref());
                 config.device = match config.device {
                     Some(device) => Some(self.merge_device(role, device)?),
                     None => None,
@@ -344,6 +358,7 @@ impl NetworkFlags {
                 config
             }
         };
+        self.check_switch(&config)?;
         if let Some(address) = self.address {
             config.address = address;
         }
@@ -412,9 +427,61 @@ impl NetworkFlags {
         }
     }
 
-    /// The address of one side where nobody chooses another.
+    /// The configuration on the switch that the flags name, or else on the first that is found.
+    fn on_switch(&self) -> anyhow::Result<uwarp::Config> {
+        self.check_meaning(Some(&DeviceKind::Switch), "switch")?;
+        let mut config = match &self.config {
+            Some(file) => read(file, EngineMode::Threaded)?,
+            None => uwarp::Config::on_switch(PathBuf::new()),
+        };
+        let named = self.socket.clone().or_else(|| config.switch.clone().filter(|path| !path.as_os_str().is_empty()));
+        let found = named.or_else(|| std::env::var_os(uwarp::switch::SWITCH_VARIABLE).map(PathBuf::from));
+        let socket = found
+            .or_else(uwarp::switch::find)
+            .ok_or_else(|| usage("there is no switch: start uwarp-switch serve, or name its --socket"))?;
+        (config.switch, config.device) = (Some(socket), None);
+        Ok(config)
+    }
+
+    /// Checks that no flag sets what a switch gives.
+    fn check_switch(&self, config: &uwarp::Config) -> anyhow::Result<()> {
+        if config.switch.is_none() {
+            return Ok(());
+        }
+        for (given, flag) in [
+            (self.address.is_some(), "--address"),
+            (!self.another_address.is_empty(), "--another-address"),
+            (!self.gateway.is_empty(), "--gateway"),
+            (self.vlan.is_some(), "--vlan"),
+            (!self.neighbour.is_empty(), "--neighbour"),
+            (self.mtu.is_some(), "--mtu"),
+        ] {
+            if given {
+                return Err(usage(format!("{flag} is the switch's to give: leave it out, or choose another --device")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this process joins a switch.
+    fn is_on_switch(&self) -> bool {
+        match (&self.device, &self.config) {
+            (Some(device), _) => *device == DeviceKind::Switch,
+            (None, Some(file)) => read(file, EngineMode::Threaded).is_ok_and(|config| config.switch.is_some()),
+            (None, None) => false,
+        }
+    }
+
+    /// The address of one side where nobody chooses another. On a switch, it is the host's own.
     pub fn default_address(&self, role: Role) -> IpAddr {
         match (role, self.ipv6) {
+            _ if self.is_on_switch() => {
+                if self.ipv6 {
+                    Ipv6Addr::LOCALHOST.into()
+                } else {
+                    Ipv4Addr::LOCALHOST.into()
+                }
+            }
             (Role::Server, false) => SERVER_ADDRESS.into(),
             (Role::Client, false) => CLIENT_ADDRESS.into(),
             (Role::Server, true) => SERVER_ADDRESS6.into(),
@@ -465,14 +532,15 @@ impl NetworkFlags {
 
     /// Checks that flags for some kinds of device only apply to this one, which is called `name`.
     fn check_meaning(&self, kind: Option<&DeviceKind>, name: &str) -> anyhow::Result<()> {
-        let takes_socket = matches!(kind, Some(DeviceKind::Virtio | DeviceKind::Memif));
+        let has_ends = matches!(kind, Some(DeviceKind::Virtio | DeviceKind::Memif));
+        let takes_socket = has_ends || kind == Some(&DeviceKind::Switch);
         let takes_interface = matches!(kind, Some(DeviceKind::AfPacket | DeviceKind::Tap));
         for (given, taken, flag) in [
             (self.socket.is_some(), takes_socket, "--socket"),
             (self.interface.is_some(), takes_interface, "--interface"),
             (self.zero_copy, kind == Some(&DeviceKind::Memif), "--zero-copy"),
             (self.split, kind == Some(&DeviceKind::Virtio), "--split"),
-            (self.exchange_ends, takes_socket, "--exchange-ends"),
+            (self.exchange_ends, has_ends, "--exchange-ends"),
         ] {
             if given && !taken {
                 return Err(usage(format!(
@@ -541,6 +609,7 @@ impl NetworkFlags {
             (DeviceKind::Pci(address), _) => DeviceConfig::Pci {
                 address: address.clone(),
             },
+            (DeviceKind::Switch, _) => return Err(usage("a place in a switch is no device of its own")),
         })
     }
 
@@ -587,6 +656,13 @@ impl NetworkFlags {
             }
         }
         arguments
+    }
+}
+
+/// Has a file's switch at another socket, if a flag names one.
+fn set_switch(config: &mut uwarp::Config, socket: Option<&PathBuf>) {
+    if let Some(switch) = &mut config.switch {
+        set(switch, socket);
     }
 }
 

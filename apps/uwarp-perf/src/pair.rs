@@ -40,6 +40,9 @@ fn settle(network: &NetworkFlags) -> anyhow::Result<(NetworkFlags, DeviceKind, u
         Some(DeviceKind::Pci(_)) => {
             return Err(usage("a pair cannot share one PCI device: use 'serve' and 'run', one on each"));
         }
+        Some(DeviceKind::Switch) => {
+            return Err(usage("a pair has a device of its own: on a switch, use 'serve' and 'run'"));
+        }
         Some(kind) => kind,
         None => return Err(usage("a pair runs over virtio, memif, af_packet or tap: choose a --device")),
     };

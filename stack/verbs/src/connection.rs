@@ -5,6 +5,7 @@ use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
 use crate::event_channel::EventChannel;
 use crate::queue_pair::{Outcome, QueuePairControl};
+use crate::switch::{Link, ReservedPort};
 use crate::tcp::{Lent, TcpStream};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::net::SocketAddr;
@@ -244,6 +245,7 @@ pub struct Listener {
     notifier: Arc<Notifier>,
     watch: Watch,
     shared: Arc<Shared>,
+    _reserved: Option<ReservedPort>,
 }
 
 impl Listener {
@@ -258,6 +260,8 @@ impl Listener {
                 format!("choose 1 to {most} (limits.backlog)"),
             ));
         }
+        let reserved = shared.reserve(port)?;
+        let port = reserved.as_ref().map_or(port, ReservedPort::port);
         if port == 0 {
             return Err(Error::argument("the port to listen on", port, "choose 1 to 65535"));
         }
@@ -274,6 +278,7 @@ impl Listener {
             notifier: Arc::clone(&notifier),
             watch: watch.clone(),
             shared: Arc::clone(shared),
+            _reserved: reserved,
         };
         let sink = EventSink::new(sender, Some(notifier));
         for engine in &shared.engines {
@@ -576,6 +581,7 @@ pub(crate) fn start_connect(
     peer: SocketAddr,
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
+    let peer = Link::reachable(&shared.config, peer);
     let (local_port, timeout, features) = (options.local_port, options.timeout, options.features);
     let retries = options.retry_without_enhancement;
     let options = initiator_options(shared, options)?;

@@ -8,9 +8,10 @@ use crate::launch::Launch;
 use crate::numbers::Numbers;
 use crate::queue_pair::Lingering;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
+use crate::switch::{Link, ReservedPort};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, CompletionQueueId};
@@ -48,6 +49,16 @@ impl EngineHandle {
     pub(crate) fn new(doorbells: Arc<Doorbells>, wake: Arc<Notifier>, health: Arc<Health>) -> Self {
         let (commands, mailbox) = unbounded();
         Self { commands, doorbells, wake, health, mailbox: Mutex::new(Some(mailbox)), thread: Mutex::new(None) }
+    }
+
+    /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it.
+    fn ender(&self) -> impl FnOnce(&str) + Send + 'static {
+        let (commands, wake, health) = (self.commands.clone(), Arc::clone(&self.wake), Arc::clone(&self.health));
+        move |cause| {
+            let _ = commands.send(Command::Fail { cause: cause.to_owned() });
+            wake.fire_if_armed();
+            health.give_up(cause);
+        }
     }
 
     /// Puts a command into the mailbox. An engine that does not run yet finds it there when it does; one that is gone drops
@@ -138,6 +149,8 @@ pub(crate) struct Core {
     pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
     pub(crate) opened: Instant,
     pub(crate) waiters: Arc<Waiters>,
+    /// The place in the configured switch, once the engines run.
+    switch: OnceLock<Arc<Link>>,
     /// Where committers run; none: in the engines.
     pub(crate) commit_cpus: Option<CommitCpus>,
     /// Locked by whoever starts or closes the context.
@@ -183,6 +196,7 @@ impl Core {
             port: Mutex::new(None),
             opened: Instant::now(),
             waiters,
+            switch: OnceLock::new(),
             commit_cpus,
             launch: Mutex::new(launch),
             is_running: AtomicBool::new(false),
@@ -223,7 +237,23 @@ impl Core {
         self.check_alive()
     }
 
+    /// The context has a place in its switch, and ends with it.
+    pub(crate) fn joined(&self, link: Arc<Link>) -> Result<(), Error> {
+        let enders: Vec<_> = self.engines.iter().map(EngineHandle::ender).collect();
+        link.watch(move |cause| enders.into_iter().for_each(|end| end(cause)))?;
+        let _ = self.switch.set(link);
+        Ok(())
+    }
+
+    /// Reserves a TCP port to listen on, where a switch shares them out; it may choose one in place of 0.
+    pub(crate) fn reserve(&self, port: u16) -> Result<Option<ReservedPort>, Error> {
+        self.switch.get().map(|link| link.reserve(port)).transpose()
+    }
+
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
+        if let Some(link) = self.switch.get() {
+            link.check()?;
+        }
         for (index, engine) in self.engines.iter().enumerate() {
             if let Some(reason) = engine.health.failure() {
                 return Err(Error::EngineFailed { engine: index, reason: reason.to_owned() });
@@ -439,6 +469,9 @@ impl Core {
         lock(&self.lingering).clear();
         // The queues are back, unless an engine was left behind: then the last one to go closes the device.
         lock(&self.port).take();
+        if let Some(link) = self.switch.get() {
+            link.close();
+        }
         self.state.store(CLOSED, Ordering::Release);
         self.waiters.wake();
     }

@@ -52,6 +52,12 @@ impl Health {
         self.waiters.wake();
     }
 
+    /// Something that the engine needs is gone for good: nobody waits for it any more.
+    pub(crate) fn give_up(&self, reason: &str) {
+        let _ = self.failure.set(reason.to_owned());
+        self.stop();
+    }
+
     /// Why the engine failed, if it did.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)

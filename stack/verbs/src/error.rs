@@ -82,9 +82,17 @@ pub enum Error {
         /// What would have been right.
         expected: &'static str,
     },
-    /// The port is taken by another listener of this context.
-    #[error("port {0} is taken by another listener of this context")]
+    /// The port is taken by another listener of this context, or by another client of its switch.
+    #[error("port {0} is taken by another listener")]
     PortTaken(u16),
+    /// The switch that the context joins is not there, refuses, or has ended.
+    #[error("the switch at {socket}: {reason}")]
+    Switch {
+        /// The switch's socket.
+        socket: std::path::PathBuf,
+        /// What it says, or what became of it.
+        reason: String,
+    },
     /// Work could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),

@@ -6,6 +6,7 @@ use crate::cpus;
 use crate::driver::{self, EngineSeed, PortSeed, Seat};
 use crate::error::Error;
 use crate::open::{connections, engine_config, random, start_capture, tcp_config};
+use crate::switch;
 use crossbeam::channel::{Sender, bounded};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -115,10 +116,15 @@ pub(crate) fn start(core: &Core) -> Result<(), Error> {
     core.check_open()?;
     let Launch { ports, capture, events } = &mut *launch;
     if let Some(source) = ports {
-        let (port, seeds) = source.open(&core.config)?;
-        run_engines(core, events, port.as_ref(), seeds)?;
+        let mut config = core.config.clone();
+        let link = switch::join(&mut config)?;
+        let (port, seeds) = source.open(&config)?;
+        run_engines(core, &config, link.as_deref(), events, port.as_ref(), seeds)?;
         *lock(&core.port) = port;
         core.set_running();
+        if let Some(link) = link {
+            core.joined(link)?;
+        }
         *ports = None;
     }
     if let Some(path) = capture {
@@ -137,11 +143,12 @@ enum Candidate {
 /// Builds every engine, and lets them run if all could be built.
 fn run_engines(
     core: &Core,
+    config: &Config,
+    link: Option<&switch::Link>,
     events: &EventSink<AsyncEvent>,
     port: Option<&uwarp_dpdk::Port>,
     seeds: Vec<PortSeed>,
 ) -> Result<(), Error> {
-    let config = &core.config;
     if seeds.len() != core.engines.len() {
         let reason = "its port was lost with an earlier attempt to start".to_owned();
         return Err(Error::EngineFailed { engine: seeds.len(), reason });
@@ -152,8 +159,13 @@ fn run_engines(
     let (tcp, cookie_secret) = (tcp_config(config), [random(), random()]);
     let mut candidates = Vec::with_capacity(seeds.len());
     for (index, (engine, port)) in core.engines.iter().zip(seeds).enumerate() {
+        let mut settings = engine_config(config, index as u16, steering.as_ref(), tcp, cookie_secret);
+        if let Some(link) = link {
+            // Other programs have the same addresses, and other ports.
+            (settings.loop_back, settings.ephemeral_ports) = (false, link.ports());
+        }
         let seed = EngineSeed {
-            config: engine_config(config, index as u16, steering.as_ref(), tcp, cookie_secret),
+            config: settings,
             port,
             channels: EngineChannels {
                 regions: Arc::clone(&core.regions),

@@ -221,6 +221,7 @@ mod remote;
 mod request;
 mod shared_receives;
 pub mod stats;
+pub mod switch;
 mod tcp;
 mod window;
 

@@ -8,6 +8,7 @@ use crate::driver::Health;
 use crate::driver::{self, PortSeed};
 use crate::error::Error;
 use crate::launch::{Launch, Ports};
+use crate::switch;
 use crossbeam::channel::{Receiver, bounded, unbounded};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ pub(crate) struct Prepared {
 
 /// Prepares a context for the configured device.
 pub(crate) fn prepare(config: Config) -> Result<Prepared, Error> {
-    let ports = if config.device.is_some() { Ports::Device } else { Ports::Alone };
+    let config = switch::resolve(config)?;
+    let ports = if config.device.is_some() || config.switch.is_some() { Ports::Device } else { Ports::Alone };
     prepare_with(config, ports)
 }
 
@@ -150,6 +152,7 @@ pub(crate) fn engine_config(
             .addresses()
             .map(|own| uwarp_engine::InterfaceAddress { address: own.address, prefix_length: own.prefix })
             .collect(),
+        loop_back: true,
         gateway: config.gateway,
         gateway6: config.gateway6,
         duplicate_address_detection: config.duplicate_address_detection,

@@ -12,6 +12,7 @@ pub use options::TcpStreamOptions;
 
 use crate::context::{Context, Shared};
 use crate::driver::{self, Backoff};
+use crate::switch::Link;
 use crossbeam::channel::bounded;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -87,6 +88,7 @@ impl TcpStream {
     /// and writing wait, or give [`ErrorKind::WouldBlock`] in non-blocking mode.
     pub fn start_connect(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
         let shared = context.shared();
+        let peer = Link::reachable(&shared.config, peer);
         options.check()?;
         shared.start().map_err(other)?;
         let engine = shared.pick_engine();

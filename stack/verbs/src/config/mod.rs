@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uwarp_memory::RegionTable;
 
+use crate::switch;
+
 /// Smallest MTU: every IPv4 host must take this much (RFC 791 §3.2), and an FPDU needs room.
 pub const MTU_MIN: u16 = 576;
 /// Largest MTU.
@@ -50,7 +52,8 @@ impl ConfigError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
-    /// The context's address and prefix, of either version of IP.
+    /// The context's address and prefix, of either version of IP. A switch gives its own.
+    #[serde(default = "InterfaceAddress::unset", skip_serializing_if = "InterfaceAddress::is_unset")]
     pub address: InterfaceAddress,
     /// Further addresses of the context. IPv6 ones are joined by a link-local address by themselves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -84,6 +87,10 @@ pub struct Config {
     /// The DPDK device. None (only possible in code) is a context that reaches nobody but itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceConfig>,
+    /// The socket of a switch (`uwarp-switch`), which gives the context its device, addresses, MTU and TCP ports, instead of all
+    /// of these here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch: Option<PathBuf>,
     /// EAL.
     #[serde(default)]
     pub eal: EalOptions,
@@ -144,7 +151,40 @@ impl Config {
     /// and servers are all its own.
     pub fn without_device(address: &str) -> Result<Self, ConfigError> {
         let address = address.parse().map_err(|sentence: String| ConfigError(format!("address: {sentence}")))?;
-        Ok(Self {
+        Ok(Self::at(address))
+    }
+
+    /// A configuration with defaults for everything, on the switch that listens at a socket.
+    pub fn on_switch(socket: impl Into<PathBuf>) -> Self {
+        Self { switch: Some(socket.into()), ..Self::at(InterfaceAddress::unset()) }
+    }
+
+    /// The configuration of a program that nobody gave one, by its environment: the file that `UWARP_CONFIG` names; else the
+    /// switch whose socket `UWARP_SWITCH` names; else the switch at the first of
+    /// [`default_sockets`](crate::switch::default_sockets) at which one listens.
+    ///
+    /// # Errors
+    /// The file cannot be used; or there is neither a file nor a switch, with what to start.
+    pub fn from_environment() -> Result<Self, ConfigError> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(file) = variable(switch::CONFIG_VARIABLE) {
+            return Self::from_toml_file(PathBuf::from(file));
+        }
+        if let Some(socket) = variable(switch::SWITCH_VARIABLE) {
+            return Ok(Self::on_switch(socket));
+        }
+        switch::find().map(Self::on_switch).ok_or_else(|| {
+            ConfigError::new(format!(
+                "there is no network: start uwarp-switch or run the program with uwarp-run, or name a switch's socket in {} or a \
+                 configuration file in {}",
+                switch::SWITCH_VARIABLE,
+                switch::CONFIG_VARIABLE
+            ))
+        })
+    }
+
+    fn at(address: InterfaceAddress) -> Self {
+        Self {
             address,
             more_addresses: Vec::new(),
             gateway: None,
@@ -156,6 +196,7 @@ impl Config {
             wait_for_peer: default_wait(),
             pcap: None,
             device: None,
+            switch: None,
             eal: EalOptions::default(),
             engine: EngineOptions::default(),
             tcp: TcpOptions::default(),
@@ -166,7 +207,7 @@ impl Config {
             monitor: MonitorOptions::default(),
             faults: None,
             neighbours: Vec::new(),
-        })
+        }
     }
 
     /// Reads a configuration from TOML and checks it.
@@ -181,7 +222,11 @@ impl Config {
                 None => ConfigError(sentence),
             }
         })?;
-        if config.device.is_none() {
+        if config.switch.is_some() {
+            config.validate_switch()?;
+        } else if config.address.is_unset() {
+            return Err(ConfigError::new("missing field `address`"));
+        } else if config.device.is_none() {
             return Err(ConfigError::new(
                 "there is no [device] table: add one, for instance with kind = \"memif\" (see the files in config/)",
             ));
@@ -233,6 +278,27 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that nothing is set which the switch gives.
+    fn validate_switch(&self) -> Result<(), ConfigError> {
+        let plain = Self::on_switch("");
+        let given = [
+            ("device", self.device != plain.device),
+            ("address", self.address != plain.address),
+            ("more-addresses", self.more_addresses != plain.more_addresses),
+            ("mtu", self.mtu != plain.mtu),
+            ("gateway", self.gateway != plain.gateway),
+            ("gateway6", self.gateway6 != plain.gateway6),
+            ("vlan", self.vlan != plain.vlan),
+            ("neighbours", self.neighbours != plain.neighbours),
+        ];
+        match given.iter().find(|(_, is_set)| *is_set) {
+            Some((field, _)) => {
+                Err(ConfigError(format!("{field} is the switch's to give: leave it out, or leave switch out")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn validate_network(&self) -> Result<(), ConfigError> {
@@ -301,6 +367,12 @@ impl Config {
 
     fn validate_engine(&self) -> Result<(), ConfigError> {
         let engine = &self.engine;
+        if self.switch.is_some() && engine.count != 1 {
+            return Err(ConfigError(format!(
+                "engine.count is {}: a switch gives each client one queue, so set it to 1",
+                engine.count
+            )));
+        }
         if !(1..=64).contains(&engine.count) {
             return Err(ConfigError(format!("engine.count is {}: choose 1 to 64", engine.count)));
         }

@@ -445,6 +445,15 @@ pub struct InterfaceAddress {
 }
 
 impl InterfaceAddress {
+    /// None: a switch gives the address.
+    pub(super) const fn unset() -> Self {
+        Self { address: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), prefix: 0 }
+    }
+
+    pub(super) fn is_unset(&self) -> bool {
+        *self == Self::unset()
+    }
+
     /// Whether another host is in the same subnet, so that it is reached without the gateway.
     pub fn contains(&self, other: IpAddr) -> bool {
         IpAddress::from(self.address).shares_prefix(other.into(), self.prefix)

@@ -58,6 +58,15 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn a_switch_takes_the_place_of_device_and_address() {
+    let config = Config::from_toml_str("switch = \"/run/s\"\nlinger = \"1s\"").unwrap();
+    let expected = Config { linger: Duration::from_secs(1), ..Config::on_switch("/run/s") };
+    assert_eq!(config, expected);
+    let text = config.to_toml().unwrap();
+    assert_eq!(Config::from_toml_str(&text).unwrap(), config, "{text}");
+}
+
+#[test]
 fn setters_undo_what_would_contradict_them() {
     let config = Config::from_toml_str(BASE).unwrap().threaded(2).cpus([0, 1]).inline();
     assert_eq!(config.engine.count, 1);
@@ -67,7 +76,13 @@ fn setters_undo_what_would_contradict_them() {
 #[test]
 fn each_mistake_gives_one_sentence_that_names_it() {
     for (text, expected) in [
-        (String::new(), "address"),
+        (String::new(), "missing field `address`"),
+        ("switch = \"/run/s\"\nmtu = 1400".to_owned(), "mtu is the switch's to give"),
+        (format!("switch = \"/run/s\"\n{BASE}"), "device is the switch's to give"),
+        (
+            "switch = \"/run/s\"\n[engine]\ncount = 2".to_owned(),
+            "engine.count is 2: a switch gives each client one queue",
+        ),
         ("address = \"10.0.0.1/24\"\n".to_owned(), "there is no [device] table"),
         (with_field("speed = 3"), "unknown field `speed`"),
         (with_field("mtu = 9001"), "mtu is 9001: choose 576 to 9000"),

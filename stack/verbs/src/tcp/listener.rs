@@ -4,6 +4,7 @@ use super::{TcpStream, TcpStreamOptions, other};
 use crate::context::{Context, Shared};
 use crate::core::NoReply;
 use crate::error::Error;
+use crate::switch::ReservedPort;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -43,6 +44,7 @@ pub struct TcpListener {
     notifier: Arc<Notifier>,
     nonblocking: bool,
     shared: Arc<Shared>,
+    _reserved: Option<ReservedPort>,
 }
 
 impl TcpListener {
@@ -67,6 +69,11 @@ impl TcpListener {
                 format!("the backlog is {}: choose 1 to {most} (limits.backlog)", options.backlog),
             ));
         }
+        let reserved = shared.reserve(port).map_err(|error| match error {
+            Error::PortTaken(_) => io::Error::new(ErrorKind::AddrInUse, error),
+            error => other(error),
+        })?;
+        let port = reserved.as_ref().map_or(port, ReservedPort::port);
         let notifier = Arc::new(Notifier::new()?);
         shared.waiters.add(&notifier);
         let id = ListenerId(shared.next_object());
@@ -79,6 +86,7 @@ impl TcpListener {
             notifier: Arc::clone(&notifier),
             nonblocking: false,
             shared: Arc::clone(shared),
+            _reserved: reserved,
         };
         let sink = EventSink::new(sender, Some(notifier));
         let waiting = Arc::new(AtomicU32::new(0));

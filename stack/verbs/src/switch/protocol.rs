@@ -1,0 +1,269 @@
+//! The messages between a switch and its clients: one JSON object in each packet of a SEQPACKET socket.
+//!
+//! A client sends a [`Request`] and waits for its [`Answer`]. Everything that a client holds is freed when its connection
+//! ends, or its process.
+
+use crate::config::{InterfaceAddress, MacAddress};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Version of these messages. A switch serves clients of its own version only.
+pub const VERSION: u32 = 1;
+/// Most octets of a message.
+pub const LONGEST: usize = 64 << 10;
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "request", deny_unknown_fields)]
+pub enum Request {
+    /// The addresses and the MTU. Any connection may ask, and gets no place by it.
+    Offer {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// A place: a device, and a block of ports. Once for each connection.
+    Join {
+        /// [`VERSION`].
+        version: u32,
+        /// The program's name, for people.
+        program: String,
+    },
+    /// A TCP port to listen on; 0 leaves the choice to the switch.
+    Reserve {
+        /// The port.
+        port: u16,
+    },
+    /// Gives such a port back.
+    Release {
+        /// The port.
+        port: u16,
+    },
+    /// The clients and their counters.
+    Status {
+        /// [`VERSION`].
+        version: u32,
+    },
+}
+
+/// What the switch says to a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum Answer {
+    /// To [`Request::Offer`].
+    Offer(Offer),
+    /// To [`Request::Join`]; the socket of the client's device comes along.
+    Welcome(Welcome),
+    /// To [`Request::Reserve`].
+    Reserved {
+        /// The port.
+        port: u16,
+    },
+    /// To [`Request::Release`].
+    Released,
+    /// To [`Request::Status`].
+    Status(Status),
+    /// The request is not granted.
+    Refused {
+        /// What kind of refusal it is.
+        refusal: Refusal,
+        /// One sentence with the cause, and the cure where there is one.
+        reason: String,
+    },
+}
+
+/// Kinds of refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refusal {
+    /// Switch and client speak different versions, or the request does not fit.
+    Protocol,
+    /// There are as many clients as the switch can have.
+    Full,
+    /// Somebody owns the port.
+    PortTaken,
+    /// The client has too many ports, or the port is kept for others.
+    PortLimit,
+    /// The switch failed.
+    Failed,
+}
+
+/// What all clients of a switch have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The shared addresses, at least one.
+    pub addresses: Vec<InterfaceAddress>,
+    /// Largest IP packet.
+    pub mtu: u16,
+}
+
+/// A client's place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Addresses and MTU.
+    pub offer: Offer,
+    /// Number of the place.
+    pub place: u8,
+    /// The client's hardware address.
+    pub mac: MacAddress,
+    /// The switch's, to which every frame goes.
+    pub switch_mac: MacAddress,
+    /// First and last port of its block.
+    pub ports: (u16, u16),
+}
+
+/// A switch and its clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The switch's process.
+    pub pid: u32,
+    /// Addresses and MTU.
+    pub offer: Offer,
+    /// Most clients.
+    pub most_clients: usize,
+    /// The clients, by place.
+    pub clients: Vec<ClientStatus>,
+}
+
+/// A client and its counters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Number of the place.
+    pub place: u8,
+    /// The process, 0 if the switch cannot see it.
+    pub pid: u32,
+    /// The user.
+    pub uid: u32,
+    /// The program's name, as it says.
+    pub program: String,
+    /// First and last port of its block.
+    pub ports: (u16, u16),
+    /// The ports that it listens on.
+    pub listening: Vec<u16>,
+    /// Frames from the client.
+    pub received: u64,
+    /// Their octets.
+    pub received_octets: u64,
+    /// Frames that the client was given.
+    pub sent: u64,
+    /// Frames of these that the switch made: resets, ICMP errors, answers to ARP and Neighbor Discovery.
+    pub answered: u64,
+    /// Dropped frames by reason.
+    pub drops: std::collections::BTreeMap<String, u64>,
+}
+
+/// A connected socket.
+///
+/// # Errors
+/// Nobody listens there, or may not be connected to.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Sends a message, with a descriptor if one is given.
+///
+/// # Errors
+/// The other end is gone, or (on a socket that does not block) does not read.
+pub fn send(socket: impl AsFd, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let octets = serde_json::to_vec(message).map_err(io::Error::other)?;
+    if octets.len() > LONGEST {
+        return Err(io::Error::other(format!("a message of {} octets, of {LONGEST} at most", octets.len())));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.map(|descriptor| [descriptor]);
+    if let Some(descriptors) = &descriptors {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    sendmsg(socket, &[IoSlice::new(&octets)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a message and the descriptor that came along; `None` at the end.
+///
+/// # Errors
+/// The message is none of this type, or too long; on a socket that does not block, that none waits.
+pub fn receive<Message: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
+    let mut octets = vec![0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut parts = [IoSliceMut::new(&mut octets)];
+        match recvmsg(&socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
+    }
+    let message = serde_json::from_slice(&octets[..received.bytes])
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+    Ok(Some((message, descriptor)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::socketpair;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn messages_and_descriptors_arrive_one_by_one() {
+        let (here, there) = pair();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let offer = Offer { addresses: vec!["10.0.0.1/24".parse().unwrap()], mtu: 1500 };
+        let welcome = Answer::Welcome(Welcome {
+            offer,
+            place: 3,
+            mac: MacAddress([2, 0, 0, 0, 0, 1]),
+            switch_mac: MacAddress([2, 0, 0, 0, 0, 2]),
+            ports: (1024, 2047),
+        });
+        send(&here, &welcome, Some(file.as_fd())).unwrap();
+        send(&here, &Answer::Released, None).unwrap();
+        drop(here);
+        let (first, descriptor) = receive::<Answer>(&there).unwrap().unwrap();
+        assert_eq!(first, welcome);
+        assert!(descriptor.is_some());
+        let (second, descriptor) = receive::<Answer>(&there).unwrap().unwrap();
+        assert_eq!((second, descriptor.is_none()), (Answer::Released, true));
+        assert!(receive::<Answer>(&there).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_request_is_an_error() {
+        for text in ["", "{}", "null", "{\"request\":\"reserve\"}", "{\"request\":\"reserve\",\"port\":65536}", "\u{0}"]
+        {
+            let (here, there) = pair();
+            rustix::net::send(&here, text.as_bytes(), SendFlags::empty()).unwrap();
+            drop(here);
+            // An empty packet is how the end looks.
+            assert!(receive::<Request>(&there).map(|message| message.is_none()).unwrap_or(text != ""), "{text}");
+        }
+        let (here, there) = pair();
+        let long = format!("{{\"request\":\"reserve\",\"port\":1{}}}", " ".repeat(LONGEST));
+        rustix::net::send(&here, long.as_bytes(), SendFlags::empty()).unwrap();
+        assert_eq!(receive::<Request>(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
