@@ -1,0 +1,333 @@
+//! The control thread: serves the socket, and opens and closes devices.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use uwarp::config::MacAddress;
+use uwarp::switch::protocol::{Answer, ClientStatus, Offer, Refusal, Request, Status, VERSION, Welcome, receive, send};
+use uwarp_app::{signals, usage};
+use uwarp_dpdk::Eal;
+
+use super::device::{self, Device};
+use super::listener::Listener;
+use super::pump::Pump;
+use super::{Options, addresses};
+use crate::core::{ClientId, DropReason, MAX_CLIENTS, MAX_LISTENING, ReserveError, Switch};
+
+/// How often the control thread looks for a signal.
+const TICK: Duration = Duration::from_millis(250);
+/// How long a connection may be without a place.
+const STRANGER: Duration = Duration::from_secs(10);
+/// Most connections without a place. Beyond, the oldest makes way.
+const STRANGERS: usize = 64;
+/// The longest name of a program that is kept.
+const NAME: usize = 64;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    uid: u32,
+    /// 0 where this process cannot see it, in another container.
+    pid: u32,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    peer: Peer,
+    /// Its process, where it can be seen: a child that has inherited the socket must not keep the place.
+    process: Option<OwnedFd>,
+    since: Instant,
+    client: Option<Client>,
+}
+
+/// A place.
+#[derive(Debug)]
+struct Client {
+    id: ClientId,
+    program: String,
+    ports: (u16, u16),
+    _device: Device,
+}
+
+/// The daemon's state.
+struct Control {
+    options: Options,
+    offer: Offer,
+    mac: [u8; 6],
+    eal: Eal,
+    pump: Pump,
+    listener: Listener,
+    connections: Vec<Connection>,
+}
+
+/// Runs the switch until it is interrupted, or has been unused for long enough. Calls `ready` when clients can connect.
+///
+/// # Errors
+/// What is wrong with the options, or fails.
+pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()> {
+    let addresses = if options.addresses.is_empty() { addresses::of_host()? } else { options.addresses.clone() };
+    let mode = options.mode.unwrap_or(if options.allowed.is_empty() { 0o600 } else { 0o666 });
+    let listener = Listener::bind(&options.socket, mode)?;
+    let mac = own_mac();
+    let plain: Vec<IpAddr> = addresses.iter().map(|own| own.address).collect();
+    let switch = Switch::new(mac, options.mtu, &plain)
+        .map_err(|error| usage(format!("{} cannot be an address of clients, or is one too many", error.0)))?;
+    let eal = device::start(options.mtu)?;
+    let pump = Pump::start(switch, eal.clone())?;
+    let offer = Offer { addresses, mtu: options.mtu };
+    let mut control = Control { options, offer, mac, eal, pump, listener, connections: Vec::new() };
+    ready(&control.offer);
+    control.run()
+}
+
+/// A locally administered address, different on each run; the last octet is the client's.
+fn own_mac() -> [u8; 6] {
+    let id = std::process::id().to_be_bytes();
+    [0x02, 0x55, id[1], id[2], id[3], 0xff]
+}
+
+impl Control {
+    fn run(&mut self) -> anyhow::Result<()> {
+        let mut unused_since = Instant::now();
+        while !signals::interrupted() {
+            let (may_accept, ready) = self.wait()?;
+            // From behind, so that the numbers of those in front stay right.
+            for index in ready.into_iter().rev() {
+                if !self.serve(index)? {
+                    let connection = self.connections.remove(index);
+                    self.part(connection)?;
+                }
+            }
+            if may_accept {
+                self.accept()?;
+            }
+            self.expire()?;
+            if self.connections.iter().any(|connection| connection.client.is_some()) {
+                unused_since = Instant::now();
+            }
+            if self.options.exit_when_unused.is_some_and(|limit| unused_since.elapsed() >= limit) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for something to do: whether somebody connects, and the connections that have something to say or are over.
+    fn wait(&self) -> anyhow::Result<(bool, Vec<usize>)> {
+        let tick = Timespec::try_from(TICK).context("a quarter of a second")?;
+        let mut wanted = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        let mut indexes = Vec::new();
+        for (index, connection) in self.connections.iter().enumerate() {
+            for descriptor in std::iter::once(&connection.socket).chain(&connection.process) {
+                wanted.push(PollFd::new(descriptor, PollFlags::IN));
+                indexes.push(index);
+            }
+        }
+        match poll(&mut wanted, Some(&tick)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for clients"),
+        }
+        let is_ready = |wanted: &PollFd<'_>| !wanted.revents().is_empty();
+        let mut ready: Vec<usize> =
+            wanted[1..].iter().zip(indexes).filter(|(wanted, _)| is_ready(wanted)).map(|(_, index)| index).collect();
+        ready.dedup();
+        Ok((is_ready(&wanted[0]), ready))
+    }
+
+    fn accept(&mut self) -> anyhow::Result<()> {
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            // Whoever came is gone, or comes again.
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(()),
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                std::thread::sleep(TICK);
+                return Ok(());
+            }
+            Err(error) => return Err(error).context("cannot accept clients"),
+        };
+        // Not rustix, whose type has no process number 0, which a client in another container has.
+        let credentials = getsockopt(&socket, PeerCredentials).context("who has connected is not known")?;
+        let peer = Peer { uid: credentials.uid(), pid: u32::try_from(credentials.pid()).unwrap_or(0) };
+        let own = rustix::process::geteuid().as_raw();
+        if peer.uid != own && peer.uid != 0 && !self.options.allowed.contains(&peer.uid) {
+            tracing::warn!(peer.uid, peer.pid, "a user who is not allowed wants to connect (--allow-uid)");
+            return Ok(());
+        }
+        let process = Pid::from_raw(peer.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        self.connections.push(Connection { socket, peer, process, since: Instant::now(), client: None });
+        Ok(())
+    }
+
+    /// Ends connections that take no place for too long, or are too many.
+    fn expire(&mut self) -> anyhow::Result<()> {
+        let strangers = self.connections.iter().filter(|connection| connection.client.is_none()).count();
+        let mut too_many = strangers.saturating_sub(STRANGERS);
+        self.connections.retain(|connection| {
+            let is_over = connection.client.is_none() && (too_many > 0 || connection.since.elapsed() > STRANGER);
+            too_many -= usize::from(is_over && too_many > 0);
+            !is_over
+        });
+        Ok(())
+    }
+
+    /// A connection is over.
+    fn part(&mut self, connection: Connection) -> anyhow::Result<()> {
+        if let Some(client) = connection.client {
+            self.pump.detach(client.id)?;
+            tracing::info!(place = client.id.place(), client.program, "a client has left");
+        }
+        Ok(())
+    }
+
+    /// Answers one request. False: the connection is over.
+    fn serve(&mut self, index: usize) -> anyhow::Result<bool> {
+        let connection = &self.connections[index];
+        if let Some(process) = &connection.process
+            && is_readable(process.as_fd())
+        {
+            return Ok(false);
+        }
+        let request = match receive::<Request>(&connection.socket) {
+            Ok(Some((request, _))) => request,
+            Ok(None) => return Ok(false),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                return Ok(true);
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let reason = format!("the request is not understood: {error}");
+                return Ok(self.say(index, &refused(Refusal::Protocol, reason), None));
+            }
+            Err(_) => return Ok(false),
+        };
+        let answer = match request {
+            Request::Offer { version } | Request::Join { version, .. } | Request::Status { version }
+                if version != VERSION =>
+            {
+                refused(Refusal::Protocol, format!("the switch speaks version {VERSION}, and the program {version}"))
+            }
+            Request::Offer { .. } => Answer::Offer(self.offer.clone()),
+            Request::Join { program, .. } => return self.join(index, program),
+            Request::Reserve { port } => self.reserve(index, port)?,
+            Request::Release { port } => {
+                if let Some(client) = &self.connections[index].client {
+                    self.pump.release(client.id, port)?;
+                }
+                Answer::Released
+            }
+            Request::Status { .. } => Answer::Status(self.status()?),
+        };
+        Ok(self.say(index, &answer, None))
+    }
+
+    /// Sends an answer. False: the client does not read, or is gone.
+    fn say(&self, index: usize, answer: &Answer, descriptor: Option<BorrowedFd<'_>>) -> bool {
+        send(&self.connections[index].socket, answer, descriptor).is_ok()
+    }
+
+    fn join(&mut self, index: usize, mut program: String) -> anyhow::Result<bool> {
+        if self.connections[index].client.is_some() {
+            let answer = refused(Refusal::Protocol, "this connection has a place".to_owned());
+            return Ok(self.say(index, &answer, None));
+        }
+        let is_taken =
+            |id: &ClientId| self.connections.iter().flat_map(|other| &other.client).any(|client| client.id == *id);
+        let Some(id) = ClientId::all().find(|id| !is_taken(id)) else {
+            let reason =
+                format!("it has {MAX_CLIENTS} clients, and can have no more: end one, or start another switch");
+            return Ok(self.say(index, &refused(Refusal::Full, reason), None));
+        };
+        let opened = Device::open(&self.eal, self.listener.devices(), id.place(), self.offer.mtu);
+        let (device, queue) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                tracing::error!("a client's device cannot be opened: {error:#}");
+                let reason = format!("the switch cannot open a device: {error:#}");
+                return Ok(self.say(index, &refused(Refusal::Failed, reason), None));
+            }
+        };
+        let mut mac = self.mac;
+        mac[5] = id.place() as u8;
+        let ports = self.pump.attach(id, mac, queue)?.into_inner();
+        let mut end = program.len().min(NAME);
+        while !program.is_char_boundary(end) {
+            end -= 1;
+        }
+        program.truncate(end);
+        tracing::info!(place = id.place(), program, "a client has joined");
+        let welcome = Answer::Welcome(Welcome {
+            offer: self.offer.clone(),
+            place: id.place() as u8,
+            mac: MacAddress(mac),
+            switch_mac: MacAddress(self.mac),
+            ports,
+        });
+        let is_heard = self.say(index, &welcome, Some(device.socket.as_fd()));
+        self.connections[index].client = Some(Client { id, program, ports, _device: device });
+        Ok(is_heard)
+    }
+
+    fn reserve(&self, index: usize, port: u16) -> anyhow::Result<Answer> {
+        let Some(client) = &self.connections[index].client else {
+            return Ok(refused(Refusal::Protocol, "only a client that has joined may have a port".to_owned()));
+        };
+        Ok(match self.pump.reserve(client.id, port)? {
+            Ok(port) => Answer::Reserved { port },
+            Err(ReserveError::Taken) => refused(Refusal::PortTaken, format!("port {port} is taken")),
+            Err(ReserveError::Limit) => {
+                refused(Refusal::PortLimit, format!("a client may listen on {MAX_LISTENING} ports, and not on more"))
+            }
+            Err(ReserveError::Kept) => {
+                refused(Refusal::PortLimit, format!("port {port} is kept for clients to come: choose one below 24576"))
+            }
+        })
+    }
+
+    fn status(&self) -> anyhow::Result<Status> {
+        let mut clients = Vec::new();
+        for connection in &self.connections {
+            let Some(client) = &connection.client else { continue };
+            let view = self.pump.view(client.id)?;
+            let drops = DropReason::ALL.into_iter().map(|reason| (reason.name(), view.counters.dropped(reason)));
+            clients.push(ClientStatus {
+                place: client.id.place() as u8,
+                pid: connection.peer.pid,
+                uid: connection.peer.uid,
+                program: client.program.clone(),
+                ports: client.ports,
+                listening: view.listening,
+                received: view.counters.received,
+                received_octets: view.counters.received_octets,
+                sent: view.counters.sent,
+                answered: view.counters.answered,
+                drops: drops
+                    .filter(|(_, count)| *count > 0)
+                    .map(|(name, count)| (name.to_owned(), count))
+                    .collect::<BTreeMap<_, _>>(),
+            });
+        }
+        clients.sort_by_key(|client| client.place);
+        Ok(Status { pid: std::process::id(), offer: self.offer.clone(), most_clients: MAX_CLIENTS, clients })
+    }
+}
+
+fn refused(refusal: Refusal, reason: String) -> Answer {
+    Answer::Refused { refusal, reason }
+}
+
+/// Whether a descriptor has something to be read now.
+fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
+    let mut wanted = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+    poll(&mut wanted, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}

@@ -1,0 +1,86 @@
+//! A client's device: the host end of a virtio pair.
+
+use std::fs::{self, Permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{Shutdown, SocketAddrUnix, getsockname, shutdown};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Offloads, Port, PortOptions, Queue};
+
+use crate::core::MAX_CLIENTS;
+
+/// Receive buffers of a client: a frame is in one only from its sender's ring to its receiver's.
+const BUFFERS: u32 = 512;
+/// Transmit buffers: for what the switch answers itself.
+const ANSWERS: u32 = 64;
+
+/// Starts DPDK.
+pub(super) fn start(mtu: u16) -> anyhow::Result<Eal> {
+    let buffer = u64::from(mtu).max(2048) + 1024;
+    let pools = (buffer * u64::from(BUFFERS + ANSWERS) * (MAX_CLIENTS as u64 + 2)) >> 20;
+    let memory_mib = u32::try_from(64 + pools).unwrap_or(u32::MAX);
+    Ok(Eal::init(&EalConfig { memory_mib, ..EalConfig::default() })?)
+}
+
+/// A device. Its socket has no name any more: who has the descriptor can connect, and nobody else.
+#[derive(Debug)]
+pub(super) struct Device {
+    /// `None` while it is being dropped.
+    port: Option<Port>,
+    path: PathBuf,
+    /// For the client, once.
+    pub(super) socket: OwnedFd,
+}
+
+impl Device {
+    /// Opens a device with a socket in `directory`, which only this user can enter.
+    pub(super) fn open(eal: &Eal, directory: &Path, place: usize, mtu: u16) -> anyhow::Result<(Device, Queue)> {
+        let path = directory.join(format!("{place}.sock"));
+        let options = PortOptions {
+            mtu,
+            rx_buffers: BUFFERS,
+            tx_buffers: ANSWERS,
+            wait_for_peer: Duration::ZERO,
+            offloads: Offloads::default(),
+            ..PortOptions::default()
+        };
+        let device = DeviceConfig::Vhost { socket: path.clone(), client: false, tso: false };
+        let port = Port::open(eal, &device, &options)?;
+        let queue = port.take_queue(0).context("a new device has a queue")?;
+        // The client may be another user.
+        fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+        let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        fs::remove_file(&path)?;
+        Ok((Device { port: Some(port), path, socket }, queue))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // DPDK reads messages of devices on one thread, and waits for the rest of each: closing would wait for it.
+        if let Err(error) = cut(&self.path) {
+            tracing::warn!(%error, "the connections of a client's device could not be cut");
+        }
+        self.port.take();
+    }
+}
+
+/// Ends this process's connections on a socket, which belong to DPDK.
+fn cut(path: &Path) -> anyhow::Result<()> {
+    let address = SocketAddrUnix::new(path)?;
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    for entry in fs::read_dir("/proc/self/fd")?.flatten() {
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A descriptor that was closed meanwhile does not matter.
+        let Ok(descriptor) = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()) else { continue };
+        if getsockname(&descriptor).is_ok_and(|name| name == address.clone().into()) {
+            let _ = shutdown(&descriptor, Shutdown::Both);
+        }
+    }
+    Ok(())
+}

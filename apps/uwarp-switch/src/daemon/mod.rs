@@ -1,0 +1,34 @@
+//! The daemon: devices, the control socket, and who may connect.
+//!
+//! Two threads: the *pump* moves frames and owns the tables ([`crate::forward`]); the control thread serves the socket, and
+//! opens and closes devices, which takes milliseconds.
+
+mod addresses;
+mod control;
+mod device;
+mod listener;
+mod pump;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use uwarp::config::InterfaceAddress;
+
+pub use control::serve;
+
+/// How a switch is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// The addresses that its clients share; none: the host's.
+    pub addresses: Vec<InterfaceAddress>,
+    /// Largest IP packet.
+    pub mtu: u16,
+    /// Users that may connect, beside root and the daemon's own.
+    pub allowed: Vec<u32>,
+    /// Mode of the socket; none: 600, or 666 if further users are allowed.
+    pub mode: Option<u32>,
+    /// End after so long without a client.
+    pub exit_when_unused: Option<Duration>,
+}

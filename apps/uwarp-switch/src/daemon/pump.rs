@@ -1,0 +1,187 @@
+//! The thread that moves frames and owns the tables.
+
+use std::ops::RangeInclusive;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
+use uwarp_dpdk::{Eal, Queue};
+use uwarp_port_dpdk::DpdkPort;
+
+use crate::core::{ClientId, Counters, ReserveError, Switch};
+use crate::forward::Forwarder;
+
+/// How long the pump looks for frames without a pause after the last one.
+const SPIN: Duration = Duration::from_micros(100);
+/// Its first pause, and the longest: each is twice the one before.
+const FIRST_NAP: Duration = Duration::from_micros(50);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// What the pump is asked to do between two turns.
+enum Command {
+    Attach { client: ClientId, mac: [u8; 6], queue: Queue, reply: Sender<Option<RangeInclusive<u16>>> },
+    Detach { client: ClientId, reply: Sender<()> },
+    Reserve { client: ClientId, port: u16, reply: Sender<Result<u16, ReserveError>> },
+    Release { client: ClientId, port: u16, reply: Sender<()> },
+    View { client: ClientId, reply: Sender<View> },
+}
+
+/// A client as the tables have it.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    pub(super) counters: Counters,
+    pub(super) listening: Vec<u16>,
+}
+
+/// The pump, seen from the control thread. Dropping it ends the thread.
+#[derive(Debug)]
+pub(super) struct Pump {
+    /// `None` while it is being dropped.
+    commands: Option<Sender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pump {
+    pub(super) fn start(switch: Switch, eal: Eal) -> anyhow::Result<Pump> {
+        let (commands, inbox) = unbounded();
+        let (started, outcome) = bounded(1);
+        let body = move || {
+            // Buffers come from a cache of this thread's own, and naps must not be stretched by the timer's slack.
+            let registration = eal.register_thread();
+            let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+            let registration = match registration {
+                Ok(registration) => registration,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            let _ = started.send(Ok(()));
+            run(Forwarder::new(switch), &inbox);
+            drop(registration);
+        };
+        let thread = std::thread::Builder::new().name("uwarp-pump".to_owned()).spawn(body)?;
+        outcome.recv().context("the pump's thread ended at once")??;
+        Ok(Pump { commands: Some(commands), thread: Some(thread) })
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> anyhow::Result<T> {
+        let (reply, answer) = bounded(1);
+        let sent = self.commands.as_ref().map(|commands| commands.send(command(reply)));
+        sent.and_then(Result::ok).and_then(|()| answer.recv().ok()).ok_or_else(|| anyhow!("the pump has ended"))
+    }
+
+    /// Connects a new client; gives its block of ports.
+    pub(super) fn attach(&self, client: ClientId, mac: [u8; 6], queue: Queue) -> anyhow::Result<RangeInclusive<u16>> {
+        let ports = self.ask(|reply| Command::Attach { client, mac, queue, reply })?;
+        ports.context("the place is taken")
+    }
+
+    /// Frees all that a client holds. Its queue is not used any more.
+    pub(super) fn detach(&self, client: ClientId) -> anyhow::Result<()> {
+        self.ask(|reply| Command::Detach { client, reply })
+    }
+
+    /// Reserves a port.
+    pub(super) fn reserve(&self, client: ClientId, port: u16) -> anyhow::Result<Result<u16, ReserveError>> {
+        self.ask(|reply| Command::Reserve { client, port, reply })
+    }
+
+    /// Gives a port back.
+    pub(super) fn release(&self, client: ClientId, port: u16) -> anyhow::Result<()> {
+        self.ask(|reply| Command::Release { client, port, reply })
+    }
+
+    /// A client's ports and counters.
+    pub(super) fn view(&self, client: ClientId) -> anyhow::Result<View> {
+        self.ask(|reply| Command::View { client, reply })
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.commands.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(mut forwarder: Forwarder<DpdkPort>, inbox: &Receiver<Command>) {
+    let mut clients = 0;
+    let mut idle = Idle::default();
+    loop {
+        let command = if clients == 0 {
+            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else if forwarder.turn() > 0 {
+            idle = Idle::default();
+            look(inbox)
+        } else {
+            idle.wait(inbox)
+        };
+        match command {
+            Ok(command) => clients = carry_out(&mut forwarder, command, clients),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usize) -> usize {
+    match command {
+        Command::Attach { client, mac, queue, reply } => {
+            let ports = forwarder.switch_mut().enter(client, mac);
+            let is_in = ports.is_some();
+            if is_in {
+                forwarder.attach(client, DpdkPort::new(queue));
+            }
+            let _ = reply.send(ports);
+            return clients + usize::from(is_in);
+        }
+        Command::Detach { client, reply } => {
+            let was_in = forwarder.detach(client).is_some();
+            let _ = reply.send(());
+            return clients - usize::from(was_in);
+        }
+        Command::Reserve { client, port, reply } => {
+            let _ = reply.send(forwarder.switch_mut().reserve(client, port));
+        }
+        Command::Release { client, port, reply } => {
+            forwarder.switch_mut().release(client, port);
+            let _ = reply.send(());
+        }
+        Command::View { client, reply } => {
+            let switch = forwarder.switch();
+            let listening = switch.ports().listening(client).collect();
+            let _ = reply.send(View { counters: *switch.counters(client), listening });
+        }
+    }
+    clients
+}
+
+fn look(inbox: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
+    inbox.try_recv().map_err(|error| match error {
+        TryRecvError::Empty => RecvTimeoutError::Timeout,
+        TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+    })
+}
+
+/// How an idle pump gives way.
+#[derive(Default)]
+struct Idle {
+    since: Option<Instant>,
+    nap: Option<Duration>,
+}
+
+impl Idle {
+    fn wait(&mut self, inbox: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        if now - since < SPIN {
+            // Clients on the same processor get on.
+            std::thread::yield_now();
+            return look(inbox);
+        }
+        let nap = self.nap.map_or(FIRST_NAP, |nap| (2 * nap).min(LONGEST_NAP));
+        self.nap = Some(nap);
+        inbox.recv_timeout(nap)
+    }
+}

@@ -1,0 +1,178 @@
+//! Joins the RDMA programs of a host: each has the host's addresses, and TCP ports of its own.
+#![forbid(unsafe_code)]
+
+use clap::{Args, Parser, Subcommand};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use uwarp::config::InterfaceAddress;
+use uwarp::switch::protocol::{Answer, Request, Status, VERSION, connect, receive, send};
+use uwarp::switch::{default_sockets, own_socket};
+use uwarp_app::units::parse_duration;
+use uwarp_app::{output, signals, usage};
+use uwarp_switch::daemon::{self, Options};
+
+const EXAMPLES: &str = "\
+Examples:
+  A switch for this user's programs, and two of them:
+    uwarp-switch serve &
+    UWARP_SWITCH=$XDG_RUNTIME_DIR/uwarp/switch.sock uwarp-run rping -s &
+    uwarp-run rping -c -a 127.0.0.1 -C 3
+
+  For containers that share a directory, and run as users 1000 and 1001:
+    uwarp-switch serve --socket /srv/uwarp/switch.sock \\
+        --allow-uid 1000 --allow-uid 1001
+
+  Who is there, and what was dropped:
+    uwarp-switch status";
+
+/// Joins the RDMA programs of a host, without privileges: each has the host's addresses, and TCP ports of its own.
+#[derive(Parser)]
+#[command(name = "uwarp-switch", version, after_help = EXAMPLES, max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+
+    /// The socket [default: $XDG_RUNTIME_DIR/uwarp/switch.sock; without that variable /run/user/UID/uwarp/switch.sock, for root
+    /// /run/uwarp/switch.sock, or ~/.local/state/uwarp/switch.sock]
+    #[arg(long, value_name = "PATH", env = "UWARP_SWITCH", global = true)]
+    socket: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve clients until interrupted
+    Serve(ServeArguments),
+    /// Print the clients of a switch, their ports, frames, and drops by reason
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+struct ServeArguments {
+    /// Address that all clients have, with its prefix; may be repeated [default: the host's, without loopback and link-local
+    /// ones; 127.0.0.1 and ::1 always lead to the first]
+    #[arg(long, value_name = "ADDRESS/PREFIX")]
+    address: Vec<InterfaceAddress>,
+
+    /// Largest IP packet, 576 to 9000 octets (1280 with IPv6)
+    #[arg(long, value_name = "OCTETS", default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..=9000))]
+    mtu: u16,
+
+    /// User who may connect, beside root and the one who starts the switch; may be repeated
+    #[arg(long, value_name = "UID")]
+    allow_uid: Vec<u32>,
+
+    /// Mode of the socket's file [default: 600, or 666 with --allow-uid]
+    #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
+    mode: Option<u32>,
+
+    /// End when there has been no client for so long [default: serve until interrupted]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    exit_when_unused: Option<Duration>,
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("write the mode as chmod takes it, such as 660".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    uwarp_app::run::<Arguments>(|Arguments { command, socket }| match command {
+        Command::Serve(arguments) => serve(socket, arguments),
+        Command::Status { json } => status(socket, json),
+    })
+}
+
+fn serve(socket: Option<PathBuf>, arguments: ServeArguments) -> anyhow::Result<()> {
+    let socket = socket
+        .or_else(own_socket)
+        .ok_or_else(|| usage("there is no directory for the socket: name a path with --socket"))?;
+    if arguments.mtu < 1280 && arguments.address.iter().any(|own| own.address.is_ipv6()) {
+        return Err(usage(format!("--mtu is {}: IPv6 needs 1280 (RFC 8200 §5)", arguments.mtu)));
+    }
+    signals::install()?;
+    let path = socket.clone();
+    let options = Options {
+        socket,
+        addresses: arguments.address,
+        mtu: arguments.mtu,
+        allowed: arguments.allow_uid,
+        mode: arguments.mode,
+        exit_when_unused: arguments.exit_when_unused,
+    };
+    daemon::serve(options, |offer| {
+        let addresses: Vec<String> = offer.addresses.iter().map(ToString::to_string).collect();
+        println!("{}: {}, MTU {}", path.display(), addresses.join(", "), offer.mtu);
+        // Whoever started the switch waits for the line, which may go to a pipe.
+        let _ = std::io::stdout().flush();
+    })
+}
+
+fn status(socket: Option<PathBuf>, json: bool) -> anyhow::Result<()> {
+    let sockets = socket.map_or_else(default_sockets, |socket| vec![socket]);
+    let names = || sockets.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ");
+    let connected = sockets.iter().find_map(|path| connect(path).ok());
+    let connected = connected.ok_or_else(|| anyhow::anyhow!("no switch serves {}: uwarp-switch serve", names()))?;
+    send(&connected, &Request::Status { version: VERSION }, None)?;
+    let status = match receive(&connected)? {
+        Some((Answer::Status(status), _)) => status,
+        Some((Answer::Refused { reason, .. }, _)) => anyhow::bail!("the switch: {reason}"),
+        _ => anyhow::bail!("the switch does not answer: may this user ask it?"),
+    };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print!("{}", show(&status));
+    }
+    Ok(())
+}
+
+/// The status as a table.
+fn show(status: &Status) -> String {
+    let addresses: Vec<String> = status.offer.addresses.iter().map(ToString::to_string).collect();
+    let mut table = output::table([
+        "place",
+        "pid",
+        "uid",
+        "program",
+        "block",
+        "listening",
+        "received",
+        "octets",
+        "sent",
+        "answered",
+        "dropped",
+    ]);
+    for client in &status.clients {
+        let drops: Vec<String> = client.drops.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        let listening: Vec<String> = client.listening.iter().map(ToString::to_string).collect();
+        table.add_row([
+            client.place.to_string(),
+            client.pid.to_string(),
+            client.uid.to_string(),
+            client.program.clone(),
+            format!("{}-{}", client.ports.0, client.ports.1),
+            listening.join(" "),
+            client.received.to_string(),
+            client.received_octets.to_string(),
+            client.sent.to_string(),
+            client.answered.to_string(),
+            drops.join(", "),
+        ]);
+    }
+    format!(
+        "uwarp-switch · process {} · {} · mtu {} · {} of {} clients\n{table}\n",
+        status.pid,
+        addresses.join(", "),
+        status.offer.mtu,
+        status.clients.len(),
+        status.most_clients
+    )
+}
