@@ -198,6 +198,11 @@ pub enum Command {
         /// Told when the engine has no connection any more.
         done: Sender<ShutdownReport>,
     },
+    /// Ends everything at once, as [`Engine::fail`](crate::Engine::fail) does.
+    Fail {
+        /// Why.
+        cause: String,
+    },
 }
 
 /// How a shutdown ended.

@@ -12,6 +12,9 @@ pub struct EngineConfig {
     pub index: u16,
     /// Own addresses, at least one, of either version. A link-local address is added to IPv6 ones.
     pub addresses: Vec<InterfaceAddress>,
+    /// Frames to an own address stay in the engine. Without, they leave by the port: other processes have the same addresses, and
+    /// what is behind the port tells them apart.
+    pub loop_back: bool,
     /// Next hop for IPv4 addresses outside of all prefixes.
     pub gateway: Option<Ipv4Addr>,
     /// Next hop for IPv6 addresses outside of all prefixes.
@@ -196,6 +199,7 @@ impl EngineConfig {
         EngineConfig {
             index,
             addresses: vec![InterfaceAddress { address: address.into(), prefix_length }],
+            loop_back: true,
             gateway: None,
             gateway6: None,
             neighbours: Vec::new(),

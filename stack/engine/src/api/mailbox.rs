@@ -83,6 +83,7 @@ impl<P: Port> Core<P> {
                 let _ = reply.send(self.link.port.start_capture(&path));
             }
             Command::StopCapture => self.link.port.stop_capture(),
+            Command::Fail { cause } => self.fail(&cause),
             Command::Shutdown { linger, done } => {
                 if self.control.shutdown.is_none() {
                     self.begin_shutdown(linger, done);

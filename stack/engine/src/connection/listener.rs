@@ -166,7 +166,7 @@ impl<P: Port> Core<P> {
         }
         reply.source_port = frame.flow.local_port;
         reply.destination_port = frame.flow.remote_port;
-        let to_self = self.net.addresses.is_own(frame.flow.remote);
+        let to_self = self.net.addresses.loops_back(frame.flow.remote);
         if self.send_bare(&frame.flow, frame.source_mac, to_self, reply) {
             self.counters.pure_acknowledgments += 1;
         } else {
@@ -239,7 +239,7 @@ impl<P: Port> Core<P> {
         let mut header = self.connections.opening.cookies.answer(&config, &frame.flow, &frame.header, self.now);
         header.source_port = frame.flow.local_port;
         header.destination_port = frame.flow.remote_port;
-        let to_self = self.net.addresses.is_own(frame.flow.remote);
+        let to_self = self.net.addresses.loops_back(frame.flow.remote);
         self.connections.opening.cookies_until = self.now + SynCookies::LIFE;
         if let Some(handoff) = &self.link.handoff {
             // Before it is sent: another engine may be quick to receive the answer.

@@ -43,7 +43,7 @@ impl<P: Port> Core<P> {
     /// Adds a connection to the store and the flow table.
     pub(crate) fn add_connection(&mut self, flow: FlowKey, tcp: uwarp_tcp::Connection, phase: Phase) -> u32 {
         let tag = self.connections.flows.tag(&flow);
-        let to_self = self.net.addresses.is_own(flow.remote);
+        let to_self = self.net.addresses.loops_back(flow.remote);
         self.counters.connections_opened += 1;
         let handle = self.connections.table.insert(Connection {
             flow,

@@ -323,7 +323,7 @@ impl<P: Port> Core<P> {
         if !self.link.has_room() {
             return;
         }
-        let to_self = self.net.addresses.is_own(frame.flow.remote);
+        let to_self = self.net.addresses.loops_back(frame.flow.remote);
         if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
             self.counters.resets_sent += 1;
         } else {

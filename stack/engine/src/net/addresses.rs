@@ -38,6 +38,7 @@ struct Own {
 #[derive(Debug)]
 pub(crate) struct Addresses {
     all: Vec<Own>,
+    loop_back: bool,
     gateway: Option<IpAddress>,
     gateway6: Option<IpAddress>,
 }
@@ -80,13 +81,20 @@ impl Addresses {
             };
             all.push(Own { address: own, prefix: prefix_length, standing });
         }
-        Ok(Addresses { all, gateway: config.gateway.map(Into::into), gateway6: config.gateway6.map(Into::into) })
+        let (gateway, gateway6) = (config.gateway.map(Into::into), config.gateway6.map(Into::into));
+        Ok(Addresses { all, loop_back: config.loop_back, gateway, gateway6 })
     }
 
     /// Whether an address is ours to use.
     #[inline]
     pub(crate) fn is_own(&self, address: IpAddress) -> bool {
         self.all.iter().any(|own| own.address == address && own.standing == Standing::Assigned)
+    }
+
+    /// Whether frames to an address stay here.
+    #[inline]
+    pub(crate) fn loops_back(&self, address: IpAddress) -> bool {
+        self.loop_back && self.is_own(address)
     }
 
     /// Whether an address will be ours if nobody objects.
@@ -253,6 +261,14 @@ mod tests {
         ] {
             assert_eq!(own.is_subnet_broadcast(ip(address)), broadcast, "{address}");
         }
+    }
+
+    #[test]
+    fn frames_to_a_shared_address_do_not_stay_here() {
+        let mut own = addresses(&[]);
+        assert!(own.loops_back(ip("10.0.0.1")) && !own.loops_back(ip("10.0.0.2")));
+        own.loop_back = false;
+        assert!(own.is_own(ip("10.0.0.1")) && !own.loops_back(ip("10.0.0.1")));
     }
 
     #[test]
