@@ -324,7 +324,7 @@ fn nobody_hoards_ports_and_every_place_finds_a_block() {
     assert!(spread.contains(&Err(ReserveError::Kept)) && spread.iter().any(Result::is_ok), "{spread:?}");
     for place in 2..MAX_CLIENTS {
         let block = switch.enter(client(place), mac(client(place))).expect("a block is left");
-        assert_eq!(block.len(), BLOCK.into());
+        assert_eq!(block.len(), usize::from(BLOCK));
         assert!(block.clone().all(|port| switch.ports().owner(port) == Some(client(place))));
     }
     assert_eq!(switch.enter(client(1), mac(client(1))), None, "the place is taken");

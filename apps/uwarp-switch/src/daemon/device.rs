@@ -19,11 +19,14 @@ const BUFFERS: u32 = 512;
 /// Transmit buffers: for what the switch answers itself.
 const ANSWERS: u32 = 64;
 
+/// What DPDK needs for a client beside the buffers: two pools have a cache for each of 128 threads that there could be.
+const OF_DPDK_MIB: u32 = 6;
+
 /// Starts DPDK.
 pub(super) fn start(mtu: u16) -> anyhow::Result<Eal> {
     let buffer = u64::from(mtu).max(2048) + 1024;
-    let pools = (buffer * u64::from(BUFFERS + ANSWERS) * (MAX_CLIENTS as u64 + 2)) >> 20;
-    let memory_mib = u32::try_from(64 + pools).unwrap_or(u32::MAX);
+    let pools = (buffer * u64::from(BUFFERS + ANSWERS) >> 20) + 1;
+    let memory_mib = 64 + (MAX_CLIENTS as u32 + 2) * (pools as u32 + OF_DPDK_MIB);
     Ok(Eal::init(&EalConfig { memory_mib, ..EalConfig::default() })?)
 }
 

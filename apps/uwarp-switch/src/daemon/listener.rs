@@ -82,8 +82,8 @@ impl Listener {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
-        // Its mode is 700.
-        Ok(tempfile::Builder::new().prefix(&prefix).rand_bytes(6).tempdir_in(directory)?)
+        let own = Permissions::from_mode(0o700);
+        Ok(tempfile::Builder::new().prefix(&prefix).permissions(own).rand_bytes(6).tempdir_in(directory)?)
     }
 
     /// The directory of the devices.

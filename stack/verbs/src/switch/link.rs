@@ -17,6 +17,10 @@ use std::time::Duration;
 /// How long the switch may take to answer. It opens a device when a client joins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What it says when the switch closes the connection without a word.
+const CLOSED_AT_ONCE: &str =
+    "it has closed the connection: it is being stopped, or this user is none that it serves (--allow-uid)";
+
 const OPEN: u8 = 0;
 const CLOSED: u8 = 1;
 const LOST: u8 = 2;
@@ -58,8 +62,9 @@ fn ask(path: &Path, socket: &OwnedFd, request: &Request) -> Result<(Answer, Opti
     let answer = protocol::send(socket, request, None).and_then(|()| protocol::receive(socket));
     match answer {
         Ok(Some(answer)) => Ok(answer),
-        Ok(None) => {
-            Err(failed(path, "it has closed the connection: is it being stopped, or does it not serve this user?"))
+        Ok(None) => Err(failed(path, CLOSED_AT_ONCE)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+            Err(failed(path, CLOSED_AT_ONCE))
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(failed(path, format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))
