@@ -1,0 +1,130 @@
+//! Runs a program written for libibverbs and librdmacm on uwarp.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context as _, anyhow};
+use clap::Parser;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE, find, is_served, own_socket};
+use uwarp_app::usage;
+
+/// The libraries that take the place of rdma-core's.
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// Where the loader looks first.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// A switch that nobody started by hand ends when it has not been needed for so long.
+const UNUSED: &str = "10min";
+
+const EXAMPLES: &str = "\
+Examples:
+  In two terminals:
+    uwarp-run rping -s -v -C 3
+    uwarp-run rping -c -a 127.0.0.1 -v -C 3";
+
+/// Runs a program that uses libibverbs or librdmacm on uwarp, without RDMA hardware and without root. Starts a switch if there is
+/// none; UWARP_SWITCH names another one's socket, and with UWARP_CONFIG the program has a device of its own.
+#[derive(Parser)]
+#[command(name = "uwarp-run", version, after_help = EXAMPLES, max_term_width = 110)]
+struct Arguments {
+    /// Directory of libibverbs.so.1 and librdmacm.so.1 [default: that of uwarp-run, or ../lib/uwarp beside it]
+    #[arg(long, value_name = "PATH")]
+    library_dir: Option<PathBuf>,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    uwarp_app::run::<Arguments>(|Arguments { library_dir, program }| {
+        let own = std::env::current_exe().context("cannot find this program's own file")?;
+        let own = own.parent().unwrap_or(Path::new("/"));
+        let libraries = library_directory(library_dir, own)?;
+        let (name, arguments) = program.split_first().ok_or_else(|| usage("name a program"))?;
+        let mut command = Command::new(name);
+        command.args(arguments).env(LIBRARY_PATH, joined(&libraries));
+        if std::env::var_os(CONFIG_VARIABLE).is_none_or(|file| file.is_empty()) {
+            command.env(SWITCH_VARIABLE, switch(own)?);
+        }
+        // Returns only if there is no such program.
+        Err(anyhow!("{} cannot be run: {}", Path::new(name).display(), command.exec()))
+    })
+}
+
+/// The directory that has the libraries.
+fn library_directory(named: Option<PathBuf>, own: &Path) -> anyhow::Result<PathBuf> {
+    let candidates = match named {
+        Some(directory) => vec![directory],
+        None => vec![own.to_owned(), own.join("../lib/uwarp")],
+    };
+    let has_all = |directory: &&PathBuf| LIBRARIES.iter().all(|library| directory.join(library).is_file());
+    if let Some(directory) = candidates.iter().find(has_all) {
+        // The program may change its directory.
+        return std::path::absolute(directory).context("the directory of the libraries");
+    }
+    let names: Vec<String> = candidates.iter().map(|directory| directory.display().to_string()).collect();
+    Err(usage(format!(
+        "{} are not in {}: build them, or name their directory with --library-dir",
+        LIBRARIES.join(" and "),
+        names.join(" nor in ")
+    )))
+}
+
+/// The path of the libraries, in front of what the user's loader looks through.
+fn joined(libraries: &Path) -> OsString {
+    let mut path = libraries.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os(LIBRARY_PATH).filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    path
+}
+
+/// The socket of a switch, which is started if there is none.
+fn switch(own: &Path) -> anyhow::Result<PathBuf> {
+    let named = std::env::var_os(SWITCH_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let socket = match named {
+        Some(path) if is_served(&path) => return Ok(path),
+        Some(path) => path,
+        None => match find() {
+            Some(path) => return Ok(path),
+            None => own_socket().ok_or_else(|| {
+                usage(format!("there is no directory for a switch's socket: name a path in {SWITCH_VARIABLE}"))
+            })?,
+        },
+    };
+    start(own, &socket)?;
+    Ok(socket)
+}
+
+/// Starts a switch, and waits until it serves.
+fn start(own: &Path, socket: &Path) -> anyhow::Result<()> {
+    let program = own.join("uwarp-switch");
+    let mut child = Command::new(&program)
+        .args(["serve", "--exit-when-unused", UNUSED, "--socket"])
+        .arg(socket)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // An interrupt of the program's terminal is not for the switch, which others may use.
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("the switch {} cannot be started", program.display()))?;
+    let mut line = String::new();
+    if let Some(output) = child.stdout.take() {
+        BufReader::new(output).read_line(&mut line)?;
+    }
+    // Another one may have been started at the same time.
+    if !line.is_empty() || is_served(socket) {
+        return Ok(());
+    }
+    let mut reason = String::new();
+    if let Some(mut errors) = child.stderr.take() {
+        errors.read_to_string(&mut reason)?;
+    }
+    Err(anyhow!("the switch could not be started: {}", reason.trim()))
+}

@@ -1,0 +1,131 @@
+//! Clients without an engine, whose frames are made by hand.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::Path;
+
+use uwarp::switch::protocol::{Answer, Request, VERSION, Welcome, connect, receive, send};
+use uwarp::{Context, DeviceConfig};
+use uwarp_dpdk::{Eal, EalConfig, Mbuf, Port, PortOptions, Queue};
+use uwarp_vdev_tests::PATIENCE;
+use uwarp_vdev_tests::endpoint::{Endpoint, PORT, exchange};
+use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::frame::{Frame, Path as Route, TcpChecksum, classify, prepend_tcp};
+use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
+
+use crate::rig::{LENGTH, REGION, Switch, config, is_peer, server, wait_for};
+
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+
+/// A client that sends what it likes.
+struct Raw {
+    queue: Queue,
+    welcome: Welcome,
+    _port: Port,
+    _device: OwnedFd,
+    _socket: OwnedFd,
+}
+
+impl Raw {
+    fn join(socket: &Path) -> Raw {
+        let socket = connect(socket).unwrap();
+        send(&socket, &Request::Join { version: VERSION, program: "raw".to_owned() }, None).unwrap();
+        let Some((Answer::Welcome(welcome), Some(device))) = receive(&socket).unwrap() else { panic!("no place") };
+        let eal = Eal::get().map_or_else(|| Eal::init(&EalConfig { memory_mib: 384, ..EalConfig::default() }), Ok);
+        let config = DeviceConfig::VirtioUser {
+            socket: format!("/proc/self/fd/{}", device.as_raw_fd()).into(),
+            server: false,
+            packed: false,
+            queue_size: None,
+            mac: Some(welcome.mac.to_string()),
+        };
+        let port = Port::open(&eal.unwrap(), &config, &PortOptions::default()).unwrap();
+        port.wait_link_up(PATIENCE).unwrap();
+        Raw { queue: port.take_queue(0).unwrap(), welcome, _port: port, _device: device, _socket: socket }
+    }
+
+    /// A segment of its own, before `edit` makes it another's.
+    fn send(&mut self, to: u16, edit: impl FnOnce(&mut [u8; 6], &mut IpAddr, &mut u16)) {
+        let (mut mac, mut source, mut port) = (self.welcome.mac.0, HOST, self.welcome.ports.0);
+        edit(&mut mac, &mut source, &mut port);
+        let mut header = TcpHeader::new(TcpFlags::ACK);
+        (header.source_port, header.destination_port) = (port, to);
+        header.acknowledgment = SeqNumber(77);
+        let switch = EthernetAddress(self.welcome.switch_mac.0);
+        let route = Route::new(EthernetAddress(mac), switch, source.into(), HOST.into());
+        let mut packet = self.queue.alloc().expect("a buffer");
+        let start = packet.start();
+        let storage = packet.storage_mut().expect("it is ours alone");
+        let length = prepend_tcp(&mut storage[..start], &route, &header, 0, 0, TcpChecksum::Full { payload_sum: 0 });
+        let length = length.unwrap();
+        assert!(packet.set_range(start - length, length));
+        let mut packets = VecDeque::from([packet]);
+        wait_for("room in the ring", || self.queue.tx_burst::<Mbuf>(&mut packets) == 1);
+    }
+}
+
+#[test]
+fn frames_in_anothers_name_go_nowhere_and_are_counted() {
+    let switch = Switch::start();
+    let victim = Context::open(config(&switch.socket)).unwrap();
+    let _listener = victim.listen(PORT, uwarp::ListenOptions::default()).unwrap();
+    let mut raw = Raw::join(&switch.socket);
+    let place = raw.welcome.place;
+    for _ in 0..3 {
+        raw.send(PORT, |mac, _, _| mac[5] ^= 1);
+    }
+    for _ in 0..4 {
+        raw.send(PORT, |_, address, _| *address = "10.0.0.9".parse().unwrap());
+    }
+    for _ in 0..5 {
+        raw.send(PORT, |_, _, port| *port = PORT);
+    }
+    // And one that is right, to a port that nobody owns.
+    raw.send(PORT + 1, |_, _, _| {});
+    let mut received = Vec::with_capacity(32);
+    wait_for("the reset", || raw.queue.rx_burst(&mut received) > 0);
+    let Ok(Frame::Tcp(reset)) = classify(received[0].data(), received[0].total_len()) else { panic!("no segment") };
+    assert!(reset.header.flags.contains(TcpFlags::RST) && reset.header.sequence == SeqNumber(77));
+    let status = switch.status();
+    let own = status.clients.iter().find(|client| client.place == place).unwrap();
+    let drops: Vec<_> = own.drops.iter().map(|(reason, count)| (reason.as_str(), *count)).collect();
+    assert_eq!(drops, [("source-address", 4), ("source-mac", 3), ("source-port", 5)]);
+    assert_eq!((own.received, own.answered), (13, 1));
+    // What the victim was given, it was not given by this one.
+    let other = status.clients.iter().find(|client| client.place != place).unwrap();
+    assert_eq!(other.sent, other.answered, "{other:?}");
+}
+
+#[test]
+fn a_program_that_does_not_read_holds_up_nobody() {
+    const NAME: &str = "raw::a_program_that_does_not_read_holds_up_nobody";
+    if is_peer() {
+        return;
+    }
+    let switch = Switch::start();
+    let server = server(NAME, &switch);
+    let deaf = Raw::join(&switch.socket);
+    let mut speaker = Raw::join(&switch.socket);
+    let context = Context::open(config(&switch.socket)).unwrap();
+    let mut endpoint = Endpoint::new(&context, REGION);
+    endpoint.connect(&context);
+    let to = deaf.welcome.ports.0;
+    for round in 0..4 {
+        // More than the rings of both and all buffers of the switch.
+        for _ in 0..1000 {
+            speaker.send(to, |_, _, _| {});
+        }
+        exchange(&mut endpoint, round, LENGTH);
+        assert_eq!(server.told(), "answered");
+    }
+    let place = deaf.welcome.place;
+    let dropped = || {
+        let status = switch.status();
+        let own = status.clients.iter().find(|client| client.place == place).expect("it is there");
+        (own.sent, own.drops.get("ring-full").copied().unwrap_or(0))
+    };
+    wait_for("the last frame", || dropped().0 + dropped().1 >= 4000);
+    let (sent, dropped) = dropped();
+    assert!(sent < 4000 && sent + dropped == 4000, "{sent} sent, {dropped} dropped");
+}

@@ -1,0 +1,188 @@
+//! A switch and its clients.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use uwarp::switch::protocol::{Answer, ClientStatus, Request, Status, VERSION, connect, receive, send};
+use uwarp::{Config, Context, ListenOptions};
+use uwarp_vdev_tests::endpoint::{Endpoint, PORT, answer, prepare_answer};
+use uwarp_vdev_tests::peer::{self, Peer};
+use uwarp_vdev_tests::{PATIENCE, pause};
+
+/// Octets of the patterns that ends of a connection exchange.
+pub const LENGTH: usize = 10_000;
+/// Octets of their regions.
+pub const REGION: usize = 64 + 2 * LENGTH;
+
+/// A running switch; killed when dropped.
+pub struct Switch {
+    child: Child,
+    pub socket: PathBuf,
+    _directory: TempDir,
+}
+
+impl Switch {
+    /// Starts one with the addresses 10.0.0.1 and fd00::1.
+    pub fn start() -> Switch {
+        Switch::start_with(&[])
+    }
+
+    /// With further arguments.
+    pub fn start_with(arguments: &[&str]) -> Switch {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("s");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-switch"));
+        command.args(["serve", "--address", "10.0.0.1/24", "--address", "fd00::1/64", "--socket"]).arg(&socket);
+        let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().expect("the switch starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert!(line.contains("10.0.0.1/24, fd00::1/64, MTU 1500"), "{line:?}");
+        Switch { child, socket, _directory: directory }
+    }
+
+    pub fn status(&self) -> Status {
+        status(&self.socket)
+    }
+
+    /// The client that listens on a port.
+    pub fn listener_on(&self, port: u16) -> ClientStatus {
+        let status = self.status();
+        let found = status.clients.iter().find(|client| client.listening.contains(&port));
+        found.unwrap_or_else(|| panic!("nobody listens on {port}: {status:?}")).clone()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("the switch is our child");
+        self.child.wait().expect("it ends");
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The status of the switch at a socket.
+pub fn status(socket: &Path) -> Status {
+    let socket = connect(socket).expect("the switch serves");
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).expect("a time-out");
+    send(&socket, &Request::Status { version: VERSION }, None).expect("the switch listens");
+    match receive(&socket).expect("an answer") {
+        Some((Answer::Status(status), _)) => status,
+        other => panic!("no status: {other:?}"),
+    }
+}
+
+/// A small configuration on the switch, whose connections send no probes of their own.
+pub fn config(socket: &Path) -> Config {
+    let mut config = Config::on_switch(socket).without_monitor();
+    (config.buffers.receive, config.buffers.transmit, config.buffers.descriptors) = (512, 512, 256);
+    config.tcp.keep_alive.enabled = false;
+    // Dozens of idle engines share two processors.
+    (config.engine.spin, config.engine.nap) = (Duration::ZERO, Duration::from_millis(1));
+    config.linger = Duration::from_secs(1);
+    config
+}
+
+/// Waits for something that the switch does by itself.
+pub fn wait_for(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < PATIENCE, "{what} does not happen");
+        pause();
+    }
+}
+
+/// What a second process does.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Task {
+    pub role: Role,
+    pub socket: PathBuf,
+    /// The port to listen on.
+    pub port: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Listens, says "ready", and answers one exchange after the other on its first connection.
+    Server,
+    /// Listens, says "ready"; told to, it connects to `port + 1` and exchanges; told once more, it ends.
+    OneOfMany,
+    /// Says what `Config::from_environment` finds.
+    Environment,
+}
+
+/// Does a task, if this process has one.
+pub fn is_peer() -> bool {
+    let Some(task) = peer::task::<Task>() else { return false };
+    match task.role {
+        Role::Server => serve(&task),
+        Role::OneOfMany => be_one_of_many(&task),
+        Role::Environment => match Config::from_environment() {
+            Ok(config) => peer::tell(&format!("{:?} {:?}", config.switch, config.device.is_some())),
+            Err(error) => peer::tell(&error.to_string()),
+        },
+    }
+    true
+}
+
+fn serve(task: &Task) {
+    let context = match Context::open(config(&task.socket)) {
+        Ok(context) => context,
+        Err(error) => return peer::tell(&error.to_string()),
+    };
+    let mut listener = context.listen(task.port, ListenOptions::default()).expect("the port is free");
+    let mut endpoint = Endpoint::new(&context, REGION);
+    prepare_answer(&mut endpoint);
+    peer::tell("ready");
+    endpoint.accept(&context, &mut listener);
+    loop {
+        answer(&mut endpoint, LENGTH);
+        peer::tell("answered");
+    }
+}
+
+fn be_one_of_many(task: &Task) {
+    let words = peer::words();
+    let context = Context::open(config(&task.socket)).expect("there is a place");
+    let mut listener = context.listen(task.port, ListenOptions::default()).expect("the port is free");
+    let mut here = Endpoint::new(&context, REGION);
+    prepare_answer(&mut here);
+    peer::tell("ready");
+    let next = words.recv().expect("the test says what to do").parse().expect("a port");
+    let mut there = Endpoint::new(&context, REGION);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            here.accept(&context, &mut listener);
+            answer(&mut here, LENGTH);
+        });
+        connect_to(&mut there, &context, ([127, 0, 0, 1], next).into());
+        uwarp_vdev_tests::endpoint::exchange(&mut there, u64::from(task.port), LENGTH);
+    });
+    peer::tell("done");
+    let _ = words.recv();
+}
+
+/// Connects an endpoint.
+pub fn connect_to(endpoint: &mut Endpoint, context: &Context, server: std::net::SocketAddr) {
+    use uwarp_vdev_tests::endpoint::Place;
+    let options =
+        uwarp::ConnectOptions::default().private_data(Place::of(&endpoint.region).to_octets()).timeout(PATIENCE);
+    let established = context.connect(&mut endpoint.queue_pair, server, options).expect("the server accepts");
+    endpoint.place = Some(Place::from_octets(&established.private_data));
+}
+
+/// A server as a process of its own, which is ready.
+pub fn server(name: &str, switch: &Switch) -> Peer {
+    let server = Peer::start(name, &Task { role: Role::Server, socket: switch.socket.clone(), port: PORT });
+    assert_eq!(server.told(), "ready");
+    server
+}
