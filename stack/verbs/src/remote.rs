@@ -34,7 +34,7 @@ pub struct RemoteMemory {
 #[non_exhaustive]
 pub enum RemoteMemoryError {
     /// There are too few.
-    #[error("a description of remote memory has {} octets, and here are {0}", RemoteMemory::LEN)]
+    #[error("a description of remote memory has {len} octets, and here are {0}", len = RemoteMemory::LEN)]
     TooShort(usize),
     /// It is of another version.
     #[error(
