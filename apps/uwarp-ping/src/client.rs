@@ -5,7 +5,7 @@ use crate::{Options, SHAPE, text};
 use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use uwarp::{Access, ConnectOptions, Context, MemoryRegion, ReadyToReceiveKinds};
+use uwarp::{Access, ConnectOptions, Context, MemoryRegion, PeerToPeer, ReadyToReceiveKinds};
 use uwarp_app::channel::{Channel, Event, connect, part};
 use uwarp_app::{output, signals};
 
@@ -31,7 +31,7 @@ pub fn run(context: &Context, start: &Start, options: &Options) -> anyhow::Resul
     let source = domain.register_zeroed(options.size, Access::REMOTE_READ)?;
     let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let connect_options = ConnectOptions {
-        peer_to_peer: start.peer_to_peer,
+        peer_to_peer: start.peer_to_peer.map_or(PeerToPeer::Never, PeerToPeer::Require),
         first_fpdu_delay: start.first_fpdu_delay,
         markers: options.markers,
         ..ConnectOptions::default()

@@ -136,6 +136,8 @@ impl<P: Port> Core<P> {
                     cookies: SynCookies::new(config.cookie_secret),
                     cookies_until: Instant::ZERO,
                     guesses: Guesses::new(hash),
+                    reserved: channels.ports,
+                    retries: Vec::new(),
                 },
                 wheel: Wheel::new(),
                 fired: Vec::new(),

@@ -12,6 +12,7 @@ use uwarp_tcp::Instant;
 use crate::api::command::{AsyncEvent, Command, EventSink};
 use crate::api::config::EngineConfig;
 use crate::api::stats::{EngineStats, Work};
+use crate::connection::ports::ReservedPorts;
 use crate::core::Core;
 use crate::link::handoff::Handoff;
 use crate::link::port::{Batch, Port};
@@ -21,6 +22,8 @@ use crate::link::port::{Batch, Port};
 pub struct EngineChannels {
     /// The context's regions.
     pub regions: Arc<RegionTable>,
+    /// Ports that no engine of the context chooses by itself.
+    pub ports: Arc<ReservedPorts>,
     /// Doorbells of this engine, one a queue pair number.
     pub doorbells: Arc<Doorbells>,
     /// The mailbox.

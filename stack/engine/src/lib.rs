@@ -24,6 +24,7 @@ mod turn;
 
 pub use api::{command, config, stats, work};
 pub use bytestream::ends as stream;
+pub use connection::ports::ReservedPorts;
 pub use link::{handoff, port, steering};
 pub use rdma::shared;
 

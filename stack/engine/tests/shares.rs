@@ -138,6 +138,7 @@ fn listening(world: &mut World, backlog: u32) -> Receiver<ConnectionRequest> {
     let requests = EventSink::new(requests, None);
     world.hosts[1].command(Command::Listen {
         listener: ListenerId(1),
+        address: None,
         port: PORT,
         backlog,
         requests,

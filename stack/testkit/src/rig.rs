@@ -184,6 +184,7 @@ impl<P: Port> Host<P> {
         let doorbells = Arc::new(Doorbells::new(config.limits.doorbells()));
         let channels = EngineChannels {
             regions: Arc::clone(&regions),
+            ports: Arc::default(),
             doorbells: Arc::clone(&doorbells),
             commands: command_receiver,
             events: EventSink::new(events, None),
@@ -289,7 +290,15 @@ impl<P: Port> Host<P> {
         let (reply, _) = unbounded();
         let listener = ListenerId(u32::from(port));
         let requests = EventSink::new(requests, None);
-        self.command(Command::Listen { listener, port, backlog: 2048, requests, watch: Watch::default(), reply });
+        self.command(Command::Listen {
+            listener,
+            address: None,
+            port,
+            backlog: 2048,
+            requests,
+            watch: Watch::default(),
+            reply,
+        });
         receiver
     }
 
@@ -317,7 +326,9 @@ impl<P: Port> Host<P> {
     /// Starts an active open.
     pub fn connect(&self, pair: &Pair, remote: impl Into<SocketAddr>, options: StartupOptions) {
         let remote = remote.into();
-        let parameters = ConnectParameters { queue_pair: pair.number, remote, local_port: None, options };
+        let queue_pair = pair.number;
+        let parameters =
+            ConnectParameters { queue_pair, remote, local_address: None, local_port: None, options, retry: None };
         self.command(Command::Connect(Box::new(parameters)));
     }
 

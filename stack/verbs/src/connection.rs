@@ -5,10 +5,11 @@ use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
 use crate::event_channel::EventChannel;
 use crate::queue_pair::{Outcome, QueuePairControl};
-use crate::switch::{Link, ReservedPort};
+use crate::reservation::PortReservation;
+use crate::switch::Link;
 use crate::tcp::{Lent, TcpStream};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +30,30 @@ fn most_private_data(mpa_revision: u8) -> usize {
     if mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA }
 }
 
+/// Peer-to-peer start-up (RFC 6581 §9.2): whether the responder may send first. The engine then opens the stream with one of
+/// the given ready-to-receive indications, which takes nothing of either side's queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerToPeer {
+    /// Client-server: the responder is silent until this side has sent something.
+    #[default]
+    Never,
+    /// Peer-to-peer with a peer that knows it, client-server with another: [`Established::peer_to_peer`] tells which. A
+    /// responder that knows it and understands none of the indications is no such peer: there is no connection.
+    Prefer(ReadyToReceiveKinds),
+    /// Peer-to-peer, or no connection.
+    Require(ReadyToReceiveKinds),
+}
+
+impl PeerToPeer {
+    /// The indications, if there is to be one.
+    pub const fn kinds(self) -> Option<ReadyToReceiveKinds> {
+        match self {
+            Self::Never => None,
+            Self::Prefer(kinds) | Self::Require(kinds) => Some(kinds),
+        }
+    }
+}
+
 /// Wishes for a new connection as its initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
@@ -44,17 +69,16 @@ pub struct ConnectOptions {
     pub mpa_revision: u8,
     /// Try once more with revision 1, on a new TCP connection, if the peer closes the first one during start-up, as one
     /// that does not know RFC 6581 does (its §10). IRD and ORD are then not exchanged: the applications see to it that
-    /// they fit. The time limit counts for each attempt. Not together with peer-to-peer.
+    /// they fit. The time limit counts for each attempt. The second attempt is client-server, so this excludes
+    /// [`PeerToPeer::Require`].
     pub retry_without_enhancement: bool,
     /// The least `ord` to do with: if the peer serves fewer reads at once, there is no connection.
     pub minimum_ord: u16,
     /// Send `ird` and `ord` to the peer. If not, each side keeps its own, and the applications see to it that they fit
     /// (RFC 6581 §9.1, 0x3FFF).
     pub negotiate_reads: bool,
-    /// Peer-to-peer (RFC 6581 §9.2): the responder may send first. The engine opens the stream with one of these
-    /// ready-to-receive indications, which takes nothing of either side's queues. `None` is client-server: the responder
-    /// is silent until this side has sent something.
-    pub peer_to_peer: Option<ReadyToReceiveKinds>,
+    /// Whether the responder may send first.
+    pub peer_to_peer: PeerToPeer,
     /// Optional operations that both applications have agreed to use (RFC 7306 §1.1: nothing on the wire says so). What is
     /// not in here is refused, to the application when it posts it and to the peer by a Terminate.
     pub features: Features,
@@ -63,7 +87,9 @@ pub struct ConnectOptions {
     pub markers: bool,
     /// Pause before the first FPDU, for peers that lose an early one.
     pub first_fpdu_delay: Duration,
-    /// Local TCP port; `None` lets the engine choose.
+    /// The own address to connect from; `None` lets the engine choose.
+    pub local_address: Option<IpAddr>,
+    /// Local TCP port; `None` lets the engine choose. A [`PortReservation`] keeps one for this.
     pub local_port: Option<u16>,
 }
 
@@ -78,10 +104,11 @@ impl Default for ConnectOptions {
             retry_without_enhancement: false,
             minimum_ord: 0,
             negotiate_reads: true,
-            peer_to_peer: None,
+            peer_to_peer: PeerToPeer::Never,
             features: Features::default(),
             markers: false,
             first_fpdu_delay: Duration::ZERO,
+            local_address: None,
             local_port: None,
         }
     }
@@ -116,7 +143,19 @@ impl ConnectOptions {
     /// Lets the peer send first, after an indication of one of these kinds; [`ReadyToReceiveKinds::ALL`] leaves the choice
     /// to both engines.
     pub fn peer_to_peer(mut self, kinds: ReadyToReceiveKinds) -> Self {
-        self.peer_to_peer = Some(kinds);
+        self.peer_to_peer = PeerToPeer::Require(kinds);
+        self
+    }
+
+    /// As [`peer_to_peer`](Self::peer_to_peer), but goes on as client-server with a peer that does not know it.
+    pub fn prefer_peer_to_peer(mut self, kinds: ReadyToReceiveKinds) -> Self {
+        self.peer_to_peer = PeerToPeer::Prefer(kinds);
+        self
+    }
+
+    /// Sets the own address to connect from.
+    pub fn local_address(mut self, address: impl Into<IpAddr>) -> Self {
+        self.local_address = Some(address.into());
         self
     }
 }
@@ -228,28 +267,41 @@ impl From<EstablishedEvent> for Established {
 pub struct ListenOptions {
     /// Requests that may wait to be answered; further ones are refused.
     pub backlog: usize,
+    /// The own address to listen on; `None` is all of them.
+    pub address: Option<IpAddr>,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 128 }
+        Self { backlog: 128, address: None }
     }
 }
 
-/// Takes connection requests on a TCP port of the context's address.
+impl ListenOptions {
+    /// Listens on one own address.
+    pub fn address(mut self, address: impl Into<IpAddr>) -> Self {
+        self.address = Some(address.into());
+        self
+    }
+}
+
+/// Takes connection requests on a TCP port of the context's addresses.
 #[derive(Debug)]
 pub struct Listener {
     id: ListenerId,
-    port: u16,
+    reservation: PortReservation,
     requests: Receiver<ConnectionRequest>,
     notifier: Arc<Notifier>,
     watch: Watch,
     shared: Arc<Shared>,
-    _reserved: Option<ReservedPort>,
 }
 
 impl Listener {
-    pub(crate) fn create(shared: &Arc<Shared>, port: u16, options: &ListenOptions) -> Result<Self, Error> {
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        reservation: PortReservation,
+        options: &ListenOptions,
+    ) -> Result<Self, Error> {
         shared.check_here()?;
         shared.start()?;
         let most = shared.config.limits.backlog;
@@ -260,11 +312,7 @@ impl Listener {
                 format!("choose 1 to {most} (limits.backlog)"),
             ));
         }
-        let reserved = shared.reserve(port)?;
-        let port = reserved.as_ref().map_or(port, ReservedPort::port);
-        if port == 0 {
-            return Err(Error::argument("the port to listen on", port, "choose 1 to 65535"));
-        }
+        let port = reservation.port();
         let notifier = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for a listener"))?);
         shared.waiters.add(&notifier);
         let id = ListenerId(shared.next_object());
@@ -273,18 +321,18 @@ impl Listener {
         let watch = Watch::default();
         let listener = Self {
             id,
-            port,
+            reservation,
             requests,
             notifier: Arc::clone(&notifier),
             watch: watch.clone(),
             shared: Arc::clone(shared),
-            _reserved: reserved,
         };
         let sink = EventSink::new(sender, Some(notifier));
         for engine in &shared.engines {
             let (reply, answer) = bounded(1);
             engine.command(Command::Listen {
                 listener: id,
+                address: options.address,
                 port,
                 backlog: options.backlog as u32,
                 requests: sink.clone(),
@@ -304,7 +352,7 @@ impl Listener {
 
     /// The TCP port.
     pub fn port(&self) -> u16 {
-        self.port
+        self.reservation.port()
     }
 
     /// The next request, if one waits. An inline context's engine is turned first.
@@ -466,6 +514,7 @@ impl ConnectRequest {
                 minimum_ord: options.minimum_ord,
                 negotiate_reads: true,
                 peer_to_peer: false,
+                fall_back: false,
                 ready_to_receive: options.ready_to_receive,
                 features: options.features,
                 markers: options.markers,
@@ -543,17 +592,19 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
     if !(1..=2).contains(&options.mpa_revision) {
         return Err(Error::argument("the MPA revision", options.mpa_revision, "choose 1 (RFC 5044) or 2 (RFC 6581)"));
     }
-    if options.peer_to_peer.is_some_and(ReadyToReceiveKinds::is_empty) {
+    let kinds = options.peer_to_peer.kinds();
+    if kinds.is_some_and(ReadyToReceiveKinds::is_empty) {
         return Err(Error::argument("the set of ready-to-receive indications", "empty", "allow at least one kind"));
     }
-    if options.peer_to_peer.is_some() && options.mpa_revision == 1 {
+    if kinds.is_some() && options.mpa_revision == 1 {
         return Err(Error::argument("the MPA revision", 1, "peer-to-peer start-up needs 2 (RFC 6581)"));
     }
-    if options.retry_without_enhancement && (options.peer_to_peer.is_some() || options.mpa_revision == 1) {
+    let is_required = matches!(options.peer_to_peer, PeerToPeer::Require(_));
+    if options.retry_without_enhancement && (is_required || options.mpa_revision == 1) {
         return Err(Error::argument(
             "the retry without enhancement",
             true,
-            "it needs MPA revision 2 in the first attempt and excludes peer-to-peer start-up",
+            "it needs MPA revision 2 in the first attempt and excludes that peer-to-peer start-up is required",
         ));
     }
     check_private_data(&options.private_data, most_private_data(options.mpa_revision))?;
@@ -564,8 +615,9 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
         revision: options.mpa_revision,
         minimum_ord: options.minimum_ord,
         negotiate_reads: options.negotiate_reads,
-        peer_to_peer: options.peer_to_peer.is_some(),
-        ready_to_receive: options.peer_to_peer.unwrap_or(ReadyToReceiveKinds::ALL),
+        peer_to_peer: kinds.is_some(),
+        fall_back: !is_required,
+        ready_to_receive: kinds.unwrap_or(ReadyToReceiveKinds::ALL),
         features: options.features,
         markers: options.markers,
         crc: shared.config.mpa.crc,
@@ -582,7 +634,8 @@ pub(crate) fn start_connect(
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
     let peer = Link::reachable(&shared.config, peer);
-    let (local_port, timeout, features) = (options.local_port, options.timeout, options.features);
+    let (timeout, features) = (options.timeout, options.features);
+    let (local_address, local_port) = (options.local_address, options.local_port);
     let retries = options.retry_without_enhancement;
     let options = initiator_options(shared, options)?;
     if peer.port() == 0 {
@@ -590,20 +643,15 @@ pub(crate) fn start_connect(
     }
     check_context(shared, queue_pair)?;
     queue_pair.bind(None)?;
-    let parameters = ConnectParameters { queue_pair: queue_pair.number(), remote: peer, local_port, options };
-    let mut connecting = Connecting::new(peer, false, timeout);
-    if retries {
-        let options = StartupOptions { revision: 1, ..parameters.options.clone() };
-        connecting.retry = Some(Box::new(ConnectParameters { options, ..parameters }));
-    }
-    connect(queue_pair, features, parameters);
-    Ok(connecting)
-}
-
-/// Sends an idle queue pair, bound to its engine, on its way.
-fn connect(queue_pair: &mut QueuePairControl, features: Features, parameters: ConnectParameters) {
+    let retry = retries.then(|| Box::new(StartupOptions { revision: 1, peer_to_peer: false, ..options.clone() }));
+    let limit = if retry.is_some() { timeout.saturating_mul(2) } else { timeout };
+    let queue_pair_number = queue_pair.number();
+    let parameters =
+        ConnectParameters { queue_pair: queue_pair_number, remote: peer, local_address, local_port, options, retry };
     queue_pair.set_connecting(features);
-    queue_pair.shared().engines[queue_pair.engine()].command(Command::Connect(Box::new(parameters)));
+    shared.engines[queue_pair.engine()].command(Command::Connect(Box::new(parameters)));
+    let deadline = Instant::now().checked_add(limit.saturating_add(GRACE));
+    Ok(Connecting { peer, passive: false, timeout, deadline })
 }
 
 /// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it does
@@ -615,14 +663,12 @@ pub struct Connecting {
     passive: bool,
     timeout: Duration,
     deadline: Option<Instant>,
-    /// A second attempt, if the first may be followed by one.
-    retry: Option<Box<ConnectParameters>>,
 }
 
 impl Connecting {
     pub(crate) fn new(peer: SocketAddr, passive: bool, timeout: Duration) -> Self {
         let deadline = Instant::now().checked_add(timeout.saturating_add(GRACE));
-        Self { peer, passive, timeout, deadline, retry: None }
+        Self { peer, passive, timeout, deadline }
     }
 
     /// Looks for the outcome: `None` if it is not known yet. An inline context's engine is turned first.
@@ -633,33 +679,17 @@ impl Connecting {
                 queue_pair.shared().check_alive()?;
                 Ok(None)
             }
-            Ok(Some(outcome)) if self.tries_again(&outcome, queue_pair)? => Ok(None),
             Ok(Some(outcome)) => self.judge(outcome).map(Some),
             Err(reason) => Err(self.unanswered(queue_pair, reason)),
         }
     }
 
     /// Waits for the outcome, at most for the time limit given at the start.
-    pub fn wait(mut self, queue_pair: &mut QueuePairControl) -> Result<Established, Error> {
-        loop {
-            match queue_pair.outcome(self.deadline) {
-                Ok(outcome) if self.tries_again(&outcome, queue_pair)? => {}
-                Ok(outcome) => return self.judge(outcome),
-                Err(reason) => return Err(self.unanswered(queue_pair, reason)),
-            }
+    pub fn wait(self, queue_pair: &mut QueuePairControl) -> Result<Established, Error> {
+        match queue_pair.outcome(self.deadline) {
+            Ok(outcome) => self.judge(outcome),
+            Err(reason) => Err(self.unanswered(queue_pair, reason)),
         }
-    }
-
-    /// Starts the second attempt if there is to be one after this outcome.
-    fn tries_again(&mut self, outcome: &Outcome, queue_pair: &mut QueuePairControl) -> Result<bool, Error> {
-        if !matches!(outcome, Outcome::Failed(ConnectFailure::Closed | ConnectFailure::Reset)) {
-            return Ok(false);
-        }
-        let Some(parameters) = self.retry.take() else { return Ok(false) };
-        queue_pair.bind(None)?;
-        self.deadline = Instant::now().checked_add(self.timeout.saturating_add(GRACE));
-        connect(queue_pair, parameters.options.features, *parameters);
-        Ok(true)
     }
 
     fn judge(&self, outcome: Outcome) -> Result<Established, Error> {

@@ -14,6 +14,7 @@ use crate::monitor::Monitor;
 use crate::open::{self, Prepared};
 use crate::queue_pair::{QueuePair, QueuePairControl, QueuePairOptions};
 use crate::region::{self, MemoryRegion, RegionOptions, RegionScope, Unregistered};
+use crate::reservation::PortReservation;
 use crate::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 use crate::stats::StatsSnapshot;
 use crate::window::{FastRegion, MemoryWindow};
@@ -209,9 +210,34 @@ impl Context {
         CompletionQueue::create(&self.shared, depth)
     }
 
-    /// Takes connection requests on a TCP port.
+    /// Takes connection requests on a TCP port; with port 0 on a free one, which [`Listener::port`] tells.
+    ///
+    /// # Errors
+    /// [`Error::PortTaken`] if the port has a listener or is reserved, [`Error::Argument`] for options out of bounds, and what
+    /// [`start`](Self::start) fails with.
     pub fn listen(&self, port: u16, options: ListenOptions) -> Result<Listener, Error> {
-        Listener::create(&self.shared, port, &options)
+        let reservation = PortReservation::new(&self.shared, (port != 0).then_some(port))?;
+        Listener::create(&self.shared, reservation, &options)
+    }
+
+    /// Takes connection requests on a port that was reserved.
+    ///
+    /// # Errors
+    /// Those of [`listen`](Self::listen).
+    pub fn listen_on(&self, reservation: &PortReservation, options: ListenOptions) -> Result<Listener, Error> {
+        if !reservation.is_of(&self.shared) {
+            return Err(Error::argument("the reservation", "of another context", "reserve a port of this context"));
+        }
+        Listener::create(&self.shared, reservation.clone(), &options)
+    }
+
+    /// Keeps a TCP port, or a free one of the engine's choice, without listening on it yet. It needs no device.
+    ///
+    /// # Errors
+    /// [`Error::PortTaken`] if the port has a listener or is reserved; [`Error::NoPort`] if none is free.
+    pub fn reserve_port(&self, port: Option<u16>) -> Result<PortReservation, Error> {
+        self.shared.check_open()?;
+        PortReservation::new(&self.shared, port)
     }
 
     /// Connects an idle queue pair and waits until the stream is in full operation. Post receives before, since the peer may

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use uwarp_engine::ReservedPorts;
 use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::stats::EngineStats;
 use uwarp_memory::RegionTable;
@@ -142,6 +143,8 @@ pub(crate) struct Core {
     pub(crate) engines: Vec<EngineHandle>,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) queue_pairs: Numbers,
+    /// TCP ports that listeners and reservations have.
+    pub(crate) ports: Arc<ReservedPorts>,
     /// Small numbers, used again: every engine keeps a list of its lanes by them.
     pub(crate) completion_queues: Numbers,
     /// Elements of the completion queues that there are.
@@ -191,6 +194,7 @@ impl Core {
             engines,
             regions,
             queue_pairs,
+            ports: Arc::default(),
             completion_queues,
             completion_entries: AtomicUsize::new(0),
             port: Mutex::new(None),

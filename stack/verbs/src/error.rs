@@ -82,9 +82,15 @@ pub enum Error {
         /// What would have been right.
         expected: &'static str,
     },
-    /// The port is taken by another listener of this context, or by another client of its switch.
-    #[error("port {0} is taken by another listener")]
+    /// The port is taken by another listener or reservation of this context, or by another client of its switch.
+    #[error("port {0} is taken by another listener or reservation")]
     PortTaken(u16),
+    /// All ports that are chosen from are taken.
+    #[error("all {limit} TCP ports that are chosen from are taken: name one below 49152")]
+    NoPort {
+        /// How many there are.
+        limit: usize,
+    },
     /// The switch that the context joins is not there, refuses, or has ended.
     #[error("the switch at {socket}: {reason}")]
     Switch {

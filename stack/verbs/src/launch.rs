@@ -169,6 +169,7 @@ fn run_engines(
             port,
             channels: EngineChannels {
                 regions: Arc::clone(&core.regions),
+                ports: Arc::clone(&core.ports),
                 doorbells: Arc::clone(engine.doorbells()),
                 commands: engine.mailbox().ok_or(Error::ContextClosed)?,
                 events: events.clone(),

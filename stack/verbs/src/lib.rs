@@ -219,6 +219,7 @@ mod queue_pair;
 mod region;
 mod remote;
 mod request;
+mod reservation;
 mod shared_receives;
 pub mod stats;
 pub mod switch;
@@ -230,6 +231,7 @@ pub use completion::CompletionQueue;
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
 pub use connection::{
     AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, ListenOptions, Listener, MAX_PRIVATE_DATA,
+    PeerToPeer,
 };
 pub use context::{Context, ProtectionDomain};
 pub use durable::{MemoryRange, MemoryType};
@@ -243,6 +245,7 @@ pub use queue_pair::{
 pub use region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
 pub use remote::{RemoteMemory, RemoteMemoryError};
 pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
+pub use reservation::PortReservation;
 pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{ConversionError, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};

@@ -18,13 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features, Membership,
-    QueuePairSetup, Watch,
+    Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features,
+    Membership, QueuePairSetup, Watch,
 };
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
 use uwarp_engine::work::{MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement};
 use uwarp_ring::{Consumer, Slot};
+
+/// How long an engine may take to forget a queue pair before that is left to it.
+const DESTROY_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a queue pair is made.
 #[derive(Clone, Copy, Debug)]
@@ -262,6 +265,8 @@ pub struct QueuePairControl {
     events: Receiver<ConnectionEvent>,
     sink: EventSink<ConnectionEvent>,
     watch: Watch,
+    /// No engine has it, and its number is given back.
+    is_destroyed: bool,
     gate: Arc<Gate>,
     completion_queues: [Arc<CompletionQueueCore>; 2],
     shared: Arc<Shared>,
@@ -325,6 +330,7 @@ impl QueuePair {
             events,
             sink: EventSink::new(sender, None),
             watch: Watch::default(),
+            is_destroyed: false,
             gate,
             completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
             shared: Arc::clone(shared),
@@ -338,6 +344,20 @@ impl QueuePair {
     /// The parts cannot be joined again. Dropping a half leaves the others alone; dropping the control ends the queue pair.
     pub fn into_halves(self) -> (QueuePairControl, SendHalf, ReceiveHalf) {
         (self.control, self.send, self.receive)
+    }
+
+    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
+    /// connect or accept again, on any engine.
+    ///
+    /// # Errors
+    /// [`Error::State`] while it has a connection: [`abort`](QueuePairControl::abort) that, and wait for its end.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.control.reset_with(&mut self.send)
+    }
+
+    /// Ends the queue pair at once: [`QueuePairControl::destroy`].
+    pub fn destroy(self) {
+        self.control.destroy();
     }
 
     /// Posts requests to the send queue: [`SendHalf::post_send`].
@@ -531,17 +551,14 @@ impl QueuePairControl {
         if self.state != QueuePairState::Idle {
             return Err(Error::State {
                 state: self.state.name(),
-                expected: "only an idle one can connect or accept, so create a new one",
+                expected: "only an idle one can connect or accept, so reset it or create a new one",
             });
         }
-        let Some(unbound) = self.unbound.take() else {
-            if engine.is_some_and(|engine| engine != self.engine) {
-                return Err(Error::State {
-                    state: "idle, bound to another engine by an earlier attempt",
-                    expected: "create a new one for this request",
-                });
-            }
-            return Ok(());
+        let unbound = match self.unbound.take() {
+            Some(unbound) => unbound,
+            None if engine.is_none_or(|engine| engine == self.engine) => return Ok(()),
+            // An earlier attempt has bound it to another engine.
+            None => self.take_back()?,
         };
         let index = engine.unwrap_or_else(|| self.shared.pick_engine());
         let engine = &self.shared.engines[index];
@@ -564,6 +581,70 @@ impl QueuePairControl {
             watch: self.watch.clone(),
         })));
         Ok(())
+    }
+
+    /// Takes the queue pair away from its engine, with what is posted.
+    fn take_back(&mut self) -> Result<Unbound, Error> {
+        self.shared.check_here()?;
+        let (reply, answer) = bounded(1);
+        self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
+        let Abandoned { send_queue, receive_queue, membership } =
+            self.shared.reply(&answer)?.ok_or(Error::ContextClosed)?;
+        self.drain_events();
+        Ok(Unbound { send: send_queue, receive: receive_queue, membership })
+    }
+
+    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
+    /// connect or accept again. `send` is its other half; see [`QueuePair::reset`].
+    ///
+    /// # Errors
+    /// [`Error::State`] while it has a connection: [`abort`](Self::abort) that, and wait for its end.
+    pub fn reset_with(&mut self, send: &mut SendHalf) -> Result<(), Error> {
+        self.drain_events();
+        if !matches!(self.state, QueuePairState::Idle | QueuePairState::Disconnected) {
+            let expected = "end the connection first, or destroy the queue pair";
+            return Err(Error::State { state: self.state.name(), expected });
+        }
+        if !send.is_of(&self.gate) {
+            return Err(Error::argument("the send half", "of another queue pair", "use that of the same one"));
+        }
+        let mut unbound = match self.unbound.take() {
+            Some(unbound) => unbound,
+            None => self.take_back()?,
+        };
+        for ring in [&mut unbound.send, &mut unbound.receive] {
+            let posted = ring.available();
+            ring.release(posted);
+        }
+        self.unbound = Some(unbound);
+        (self.state, self.reason, self.reads) = (QueuePairState::Idle, None, None);
+        self.features = Features::default();
+        send.close();
+        Ok(())
+    }
+
+    /// Ends the queue pair at once: its connection is reset, the context does not linger for it, and nothing of it completes any
+    /// more. When this returns, its engine has forgotten it. (By another thread than that of an inline context, the engine
+    /// forgets it when it turns next.)
+    pub fn destroy(mut self) {
+        if self.unbound.is_none() {
+            let (reply, abandoned) = bounded(1);
+            self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
+            let deadline = Instant::now().checked_add(DESTROY_LIMIT);
+            if let Err(NoReply::TimedOut | NoReply::WrongThread) = self.shared.receive(&abandoned, deadline) {
+                self.is_destroyed = true;
+                let stage = Stage::Abandoned { abandoned };
+                self.shared.linger(self.lingering(stage));
+                return;
+            }
+        }
+        self.is_destroyed = true;
+        self.shared.queue_pairs.put(self.number);
+    }
+
+    fn lingering(&self, stage: Stage) -> Lingering {
+        let (number, engine) = (self.number, self.engine);
+        Lingering { number, engine, stage, completion_queues: self.completion_queues.clone() }
     }
 
     pub(crate) fn set_connecting(&mut self, features: Features) {
@@ -635,6 +716,9 @@ impl QueuePairControl {
 
 impl Drop for QueuePairControl {
     fn drop(&mut self) {
+        if self.is_destroyed {
+            return;
+        }
         self.drain_events();
         if self.unbound.is_some() {
             // No engine knows it.
@@ -646,17 +730,8 @@ impl Drop for QueuePairControl {
             self.shared.engines[self.engine].command(Command::Disconnect { queue_pair: self.number });
         }
         let over = matches!(self.state, QueuePairState::Idle | QueuePairState::Disconnected);
-        let lingering = Lingering {
-            number: self.number,
-            engine: self.engine,
-            stage: Stage::Ending {
-                events: self.events.clone(),
-                over,
-                deadline: Instant::now() + self.shared.config.linger,
-            },
-            completion_queues: self.completion_queues.clone(),
-        };
-        self.shared.linger(lingering);
+        let deadline = Instant::now() + self.shared.config.linger;
+        self.shared.linger(self.lingering(Stage::Ending { events: self.events.clone(), over, deadline }));
     }
 }
 
@@ -679,6 +754,8 @@ enum Stage {
     /// The engine has forgotten it; its completions may not have been read, and would be taken for those of the next queue pair
     /// with its number.
     Unread([Unread; 2]),
+    /// The engine was told to give it back.
+    Abandoned { abandoned: Receiver<Option<Abandoned>> },
 }
 
 impl Lingering {
@@ -708,15 +785,17 @@ impl Lingering {
                 .command(Command::DestroyQueuePair { queue_pair: self.number, done: Some(sender) });
             self.stage = Stage::Destroying { done };
         }
-        if let Stage::Destroying { done } = &self.stage {
-            if matches!(done.try_recv(), Err(TryRecvError::Empty)) {
-                return false;
-            }
+        let is_forgotten = match &self.stage {
+            Stage::Destroying { done } => !matches!(done.try_recv(), Err(TryRecvError::Empty)),
+            Stage::Abandoned { abandoned } => !matches!(abandoned.try_recv(), Err(TryRecvError::Empty)),
+            Stage::Ending { .. } | Stage::Unread(_) => false,
+        };
+        if is_forgotten {
             self.stage = Stage::Unread(self.completion_queues.each_ref().map(|queue| Unread::of(queue, self.engine)));
         }
         match &mut self.stage {
             Stage::Unread(unread) => !unread.iter_mut().any(Unread::remain),
-            Stage::Ending { .. } | Stage::Destroying { .. } => false,
+            Stage::Ending { .. } | Stage::Destroying { .. } | Stage::Abandoned { .. } => false,
         }
     }
 }

@@ -321,8 +321,11 @@ fn arguments_are_checked() {
         text
     };
     assert!(sentence(a.create_completion_queue(0).unwrap_err()).contains("depth is 0"));
-    assert!(sentence(a.listen(0, ListenOptions::default()).unwrap_err()).contains("port"));
-    assert!(sentence(a.listen(1, ListenOptions { backlog: 0 }).unwrap_err()).contains("backlog is 0"));
+    assert!(sentence(a.reserve_port(Some(0)).unwrap_err()).contains("port"));
+    assert!(
+        sentence(a.listen(1, ListenOptions { backlog: 0, ..ListenOptions::default() }).unwrap_err())
+            .contains("backlog is 0")
+    );
     let _listener = a.listen(1, ListenOptions::default()).unwrap();
     let _ = sentence(a.listen(1, ListenOptions::default()).unwrap_err());
     let long = ConnectOptions::default().private_data(vec![0; 509]);

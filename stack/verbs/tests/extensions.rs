@@ -3,11 +3,12 @@
 mod common;
 
 use common::*;
+use std::io::{Read, Write};
 use std::time::Duration;
 use uwarp::{
     AcceptOptions, Access, Atomicity, CompareSwap, CompletionFlags, CompletionOpcode, Config, ConnectOptions, Context,
     Features, ListenOptions, PostErrorReason, QueuePairOptions, ReadyToReceiveKinds, ReceiveRequest, SendRequest,
-    Status,
+    Status, TcpListener, TcpStream,
 };
 
 const ALL: Features = Features { atomics: true, immediate: true, commit: true };
@@ -43,12 +44,85 @@ fn the_responder_speaks_first_when_peer_to_peer() {
     });
 }
 
+/// The octets of an MPA frame or FPDU that begins with `head` octets, of which two at `at` say how many follow.
+fn read_frame(stream: &mut TcpStream, head: usize, at: usize) -> Vec<u8> {
+    let mut frame = vec![0; head];
+    stream.read_exact(&mut frame).unwrap();
+    let length = usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
+    frame.resize(head + length, 0);
+    stream.read_exact(&mut frame[head..]).unwrap();
+    frame
+}
+
+/// Peers of three kinds: one that knows it, one that answers without the flag, and one that knows RFC 5044 alone.
+#[test]
+fn a_preference_for_peer_to_peer_falls_back_to_client_server() {
+    in_both_modes(|mode| {
+        let prefer = ConnectOptions {
+            retry_without_enhancement: true,
+            ..ConnectOptions::default().prefer_peer_to_peer(ReadyToReceiveKinds::ALL)
+        };
+        let (client, server) = connected_with(mode, prefer.clone(), AcceptOptions::default());
+        assert!([&client, &server].iter().all(|side| side.established.as_ref().is_some_and(|it| it.peer_to_peer)));
+        for old in [false, true] {
+            let (a, b) = pair(mode);
+            let mut client = Side::new(&a);
+            let mut listener = TcpListener::bind(&b, PORT).unwrap();
+            let mut connecting = a.start_connect(&mut client.qp, listener.local_addr(), prefer.clone()).unwrap();
+            let mut accept = || {
+                let (mut stream, _) = listener.accept_timeout(LONG).unwrap().expect("an attempt");
+                let request = read_frame(&mut stream, 20, 18);
+                (stream, request)
+            };
+            let (mut stream, request) = accept();
+            // Revision 2, with the enhancement's flag, and A of its data.
+            assert_eq!((request[16] & 0x10, request[17], request[20] & 0x80), (0x10, 2, 0x80));
+            if old {
+                drop(stream);
+                let (again, request) = accept();
+                assert_eq!((request[16] & 0x10, request[17], request.len()), (0, 1, 20));
+                stream = again;
+                stream.write_all(b"MPA ID Rep Frame\x40\x01\0\0").unwrap();
+            } else {
+                stream.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\0\x04\0\x04").unwrap();
+            }
+            let mut established = None;
+            until(&[&a, &b], "the client is connected", || {
+                established = connecting.poll(&mut client.qp).unwrap();
+                established.is_some()
+            });
+            assert!(established.is_some_and(|it| !it.peer_to_peer));
+            // There is no indication in front of the first message.
+            client.qp.post_send(&[SendRequest::send_inline(1, b"hello")]).unwrap();
+            assert!(read_frame(&mut stream, 2, 0).ends_with(b"hello"));
+        }
+    });
+}
+
+#[test]
+fn a_peer_without_peer_to_peer_is_refused_where_it_is_required() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut client = Side::new(&a);
+        let mut listener = TcpListener::bind(&b, PORT).unwrap();
+        let require = ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL);
+        let connecting = a.start_connect(&mut client.qp, listener.local_addr(), require).unwrap();
+        let (mut stream, _) = listener.accept_timeout(LONG).unwrap().unwrap();
+        read_frame(&mut stream, 20, 18);
+        stream.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\0\x04\0\x04").unwrap();
+        let error = connecting.wait(&mut client.qp).unwrap_err();
+        assert!(error.to_string().contains("ready-to-receive"), "{error}");
+    });
+}
+
 #[test]
 fn peer_to_peer_options_that_cannot_work_are_refused() {
     let (a, _b) = pair(Mode::Inline);
     let mut side = Side::new(&a);
     for options in [
         ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::NONE),
+        ConnectOptions::default().prefer_peer_to_peer(ReadyToReceiveKinds::NONE),
+        ConnectOptions { mpa_revision: 1, ..ConnectOptions::default().prefer_peer_to_peer(ReadyToReceiveKinds::ALL) },
         ConnectOptions { mpa_revision: 1, ..ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL) },
     ] {
         let refused = a.start_connect(&mut side.qp, "10.0.0.2:1".parse().unwrap(), options);

@@ -322,6 +322,7 @@ impl Application {
         let (listener, requests_to) = (ListenerId(u32::from(PORT)), EventSink::new(sink, None));
         host.command(Command::Listen {
             listener,
+            address: None,
             port: PORT,
             backlog: BACKLOG,
             requests: requests_to,

@@ -157,8 +157,14 @@ fn ports_are_taken_once_by_all_engines_together() {
     for engine in [0, 1] {
         let pair = world.hosts[engine].pair(PairOptions::default());
         let remote = (Ipv4Addr::new(10, 0, 0, 3), PORT).into();
-        let parameters =
-            ConnectParameters { queue_pair: pair.number, remote, local_port: Some(5000), options: Default::default() };
+        let parameters = ConnectParameters {
+            queue_pair: pair.number,
+            remote,
+            local_address: None,
+            local_port: Some(5000),
+            options: Default::default(),
+            retry: None,
+        };
         world.hosts[engine].command(Command::Connect(Box::new(parameters)));
         world.run(Duration::from_millis(10));
         let event = pair.events.try_recv();
@@ -326,7 +332,14 @@ fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
     let connect = |world: &mut World, local_port| {
         let pair = world.hosts[1].pair(PairOptions::default());
         let remote = (Ipv4Addr::new(10, 0, 0, 3), PORT).into();
-        let parameters = ConnectParameters { queue_pair: pair.number, remote, local_port, options: Default::default() };
+        let parameters = ConnectParameters {
+            queue_pair: pair.number,
+            remote,
+            local_address: None,
+            local_port,
+            options: Default::default(),
+            retry: None,
+        };
         world.hosts[1].command(Command::Connect(Box::new(parameters)));
         world.run(Duration::from_secs(2));
         pair.events.try_recv()

@@ -638,6 +638,7 @@ fn silent_peers_are_held_up_to_the_backlog_and_until_their_time_is_over() {
     let listener = ListenerId(1);
     world.hosts[1].command(Command::Listen {
         listener,
+        address: None,
         port: PORT,
         backlog: BACKLOG,
         requests: requests_sink,

@@ -23,7 +23,7 @@ const MEMORY_MAX: u64 = 16 << 30;
 /// The device cannot be opened; with `--once`, also what ends the one client's test.
 pub fn run(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> {
     let context = arguments.network.open(config)?;
-    let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024 })?;
+    let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024, ..ListenOptions::default() })?;
     if !is_side() {
         // Standard output is for results, of which a server has none.
         eprintln!("waiting for clients on {}", context.socket_address(arguments.port));

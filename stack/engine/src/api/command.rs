@@ -4,7 +4,7 @@
 //! channel) and looks into it once a turn. Answers and events go to channels that the command brings along, with an
 //! optional [`Notifier`] that wakes a thread waiting on a file descriptor.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -79,6 +79,14 @@ pub enum Command {
         /// Told when the engine no longer knows it.
         done: Option<Sender<()>>,
     },
+    /// Takes a queue pair away at once: its connection is reset, nothing of it completes any more, and completions that have
+    /// no room in their lanes yet are dropped.
+    AbandonQueuePair {
+        /// Its number.
+        queue_pair: u32,
+        /// Its rings, with what was posted; `None` if the engine does not know it.
+        reply: Sender<Option<Abandoned>>,
+    },
     /// Starts an active open for an idle queue pair. The outcome is a [`ConnectionEvent`].
     Connect(Box<ConnectParameters>),
     /// Answers a connection request with an idle queue pair. The outcome is a [`ConnectionEvent`].
@@ -104,6 +112,8 @@ pub enum Command {
     Listen {
         /// Number of the new listener.
         listener: ListenerId,
+        /// The own address to listen on; all of them if there is none.
+        address: Option<IpAddr>,
         /// TCP port, not 0.
         port: u16,
         /// Most requests that wait for accept; more are refused with a reset.
@@ -273,6 +283,17 @@ pub struct QueuePairSetup {
     pub watch: Watch,
 }
 
+/// What is left of a queue pair that was taken away.
+#[derive(Debug)]
+pub struct Abandoned {
+    /// Send queue.
+    pub send_queue: Consumer<Slot>,
+    /// Receive queue.
+    pub receive_queue: Consumer<Slot>,
+    /// Counts it in its protection domain.
+    pub membership: Membership,
+}
+
 /// Wishes about the MPA start-up, of either role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupOptions {
@@ -290,6 +311,8 @@ pub struct StartupOptions {
     pub negotiate_reads: bool,
     /// Initiator: either side may speak first; the stream opens with a ready-to-receive indication (RFC 6581 §9.2).
     pub peer_to_peer: bool,
+    /// Initiator: goes on as client-server with a peer that does not know peer-to-peer.
+    pub fall_back: bool,
     /// The indications that this side offers or understands in a peer-to-peer start-up. At least one.
     pub ready_to_receive: ReadyToReceiveKinds,
     /// The optional operations that the applications of both sides have agreed to use.
@@ -314,6 +337,7 @@ impl Default for StartupOptions {
             minimum_ord: 0,
             negotiate_reads: true,
             peer_to_peer: false,
+            fall_back: false,
             ready_to_receive: ReadyToReceiveKinds::ALL,
             features: Features::default(),
             markers: false,
@@ -331,10 +355,15 @@ pub struct ConnectParameters {
     pub queue_pair: u32,
     /// Where to.
     pub remote: SocketAddr,
+    /// The own address to connect from, or one that the engine picks.
+    pub local_address: Option<IpAddr>,
     /// Local TCP port, or one that the engine picks.
     pub local_port: Option<u16>,
     /// Wishes about the start-up.
     pub options: StartupOptions,
+    /// Wishes about a second attempt, on a new TCP connection, if the peer ends the first before its Reply. Its time limit
+    /// counts anew.
+    pub retry: Option<Box<StartupOptions>>,
 }
 
 /// An active open of a plain stream.
@@ -405,6 +434,9 @@ pub enum ControlError {
     /// Port 0 or another value that cannot be.
     #[error("a listener needs a TCP port from 1 to 65535")]
     BadPort,
+    /// An address to listen on that is not one of this side's.
+    #[error("{0} is none of this context's addresses")]
+    NotOwn(IpAddr),
     /// A configured limit is reached.
     #[error("the configured limit of {0} is reached: raise limits")]
     Limit(&'static str),

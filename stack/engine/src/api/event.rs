@@ -142,6 +142,9 @@ pub enum ConnectFailure {
         "the address cannot be reached from this context: not unicast, or of an IP version that it has no address of"
     )]
     Address,
+    /// The address to connect from is none of this side's, or of another IP version than the peer's.
+    #[error("the address to connect from is none of this context's, or of another IP version than the peer's")]
+    LocalAddress,
     /// The engine is shutting down.
     #[error("the context is closing")]
     ShuttingDown,

@@ -1,5 +1,9 @@
 //! The mailbox.
 
+use std::net::IpAddr;
+
+use uwarp_wire::address::IpAddress;
+
 use crate::api::command::{Command, ControlError, ListenerId};
 use crate::connection::flow::KeyedHash;
 use crate::connection::listener::{Listener, Requests};
@@ -49,17 +53,20 @@ impl<P: Port> Core<P> {
                     let _ = done.send(());
                 }
             }
+            Command::AbandonQueuePair { queue_pair, reply } => {
+                let _ = reply.send(self.abandon_queue_pair(queue_pair));
+            }
             Command::Connect(parameters) => self.connect(*parameters),
             Command::Accept(parameters) => self.accept(*parameters),
             Command::Reject { request, private_data } => self.reject(request, &private_data),
             Command::Disconnect { queue_pair } => self.disconnect(queue_pair),
             Command::Abort { queue_pair } => self.abort_queue_pair(queue_pair),
-            Command::Listen { listener, port, backlog, requests, watch, reply } => {
-                let _ = reply.send(self.listen(listener, port, backlog, Requests::Rdma { requests, watch }));
+            Command::Listen { listener, address, port, backlog, requests, watch, reply } => {
+                let _ = reply.send(self.listen(listener, address, port, backlog, Requests::Rdma { requests, watch }));
             }
             Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
                 let requests = Requests::Streams { incoming, options, waiting };
-                let _ = reply.send(self.listen(listener, port, backlog, requests));
+                let _ = reply.send(self.listen(listener, None, port, backlog, requests));
             }
             Command::ConnectStream(parameters) => self.connect_stream(*parameters),
             Command::ConvertStream(parameters) => self.convert_stream(*parameters),
@@ -92,13 +99,26 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn listen(&mut self, id: ListenerId, port: u16, backlog: u32, requests: Requests) -> Result<(), ControlError> {
+    fn listen(
+        &mut self,
+        id: ListenerId,
+        address: Option<IpAddr>,
+        port: u16,
+        backlog: u32,
+        requests: Requests,
+    ) -> Result<(), ControlError> {
         self.check_listen(port)?;
+        if let Some(own) = address
+            && !self.net.addresses.may_be_own(own.into())
+        {
+            return Err(ControlError::NotOwn(own));
+        }
+        let address = address.map(IpAddress::from);
         let silent = Silent::new(KeyedHash::new(self.config.secret));
-        self.connections
-            .opening
-            .listeners
-            .insert(port, Listener { id, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests });
+        self.connections.opening.listeners.insert(
+            port,
+            Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests },
+        );
         Ok(())
     }
 

@@ -123,7 +123,7 @@ impl From<ConnectFailure> for StreamFailure {
             ConnectFailure::NoPort => StreamFailure::NoPort,
             ConnectFailure::AddressInUse => StreamFailure::AddressInUse,
             ConnectFailure::Limit => StreamFailure::Limit,
-            ConnectFailure::Address => StreamFailure::Address,
+            ConnectFailure::Address | ConnectFailure::LocalAddress => StreamFailure::Address,
             ConnectFailure::ShuttingDown => StreamFailure::ShuttingDown,
             ConnectFailure::Closed
             | ConnectFailure::Reset

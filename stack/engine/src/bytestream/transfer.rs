@@ -31,7 +31,7 @@ impl<P: Port> Core<P> {
             if streaming.shared.is_aborted() {
                 return Err(ConnectFailure::Closed);
             }
-            self.choose_flow(address, remote.port(), local_port)
+            self.choose_flow(address, remote.port(), None, local_port)
         }) {
             Ok(flow) => flow,
             Err(reason) => return streaming.fail(reason.into()),

@@ -8,7 +8,7 @@ use uwarp_wire::address::FlowKey;
 
 use std::time::Duration;
 
-use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
+use crate::api::command::{Abandoned, AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
 use crate::connection::shutdown::has_everything;
 use crate::connection::{Connection, Ending, Left, Phase};
 use crate::core::Core;
@@ -95,17 +95,27 @@ impl<P: Port> Core<P> {
         self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
         self.connections.table.release(index);
         self.counters.connections_closed += 1;
+        while let Some(retry) = self.connections.opening.retries.pop() {
+            self.connect(retry);
+        }
     }
 
     /// Nothing more can come of the stream: everything left is flushed, the application is told.
     fn stream_over(&mut self, connection: &mut Connection) {
-        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        let mut phase = std::mem::replace(&mut connection.phase, Phase::Closing);
         Self::plain_stream_over(connection);
         let Some(number) = connection.queue_pair.take() else { return };
         let Some(queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::as_mut) else { return };
         queue_pair.connection = None;
         if !matches!(phase, Phase::Running(_)) {
             queue_pair.stage = Stage::Idle;
+            if connection.end == Some(DisconnectReason::Reset)
+                && connection.tcp.octets_pushed() > 0
+                && self.try_again(&mut phase)
+            {
+                return;
+            }
+            let Some(queue_pair) = self.rdma.queue_pair(number) else { return };
             let reason = match connection.end {
                 Some(DisconnectReason::TimedOut) => ConnectFailure::TimedOut,
                 // Only what answers a SYN is a refusal; with the handshake done the Request waits or is on its way.
@@ -189,7 +199,13 @@ impl<P: Port> Core<P> {
     /// The peer has no more to say.
     fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
         match &mut connection.phase {
-            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
+            Phase::Initiating(_) => {
+                if self.try_again(&mut connection.phase) {
+                    let _ = self.unbind(connection);
+                    return self.abort(connection);
+                }
+                self.startup_failed(connection, ConnectFailure::Closed);
+            }
             Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
             Phase::Stream => self.on_stream_fin(index, connection),
             Phase::Closing => self.close_tcp(connection),
@@ -396,6 +412,24 @@ impl<P: Port> Core<P> {
             Self::schedule(&mut self.connections.ready, index, &mut connection);
             self.put_back(index, connection);
         }
+    }
+
+    /// Takes a queue pair away at once, and gives back its rings.
+    pub(crate) fn abandon_queue_pair(&mut self, number: u32) -> Option<Abandoned> {
+        let mut queue_pair = self.queue_pairs_take(Some(number))?;
+        queue_pair.receive.forget_share(number);
+        self.rdma.commits.abandon(number);
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.connections.table.take(index)
+        {
+            connection.queue_pair = None;
+            connection.ends_by(DisconnectReason::Aborted);
+            queue_pair.tell_end(DisconnectReason::Aborted);
+            self.abort(&mut connection);
+            self.put_back(index, connection);
+        }
+        self.rdma.lanes.forget(number);
+        Some(queue_pair.abandon())
     }
 
     /// Stops a listener: requests that nobody has answered are reset.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
 use uwarp_tcp::{Answer, Arrival, SynCookies, TimeWait, arrival_in_listen, reset_for};
-use uwarp_wire::address::FlowKey;
+use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
@@ -15,7 +15,7 @@ use crate::api::command::{ConnectionRequest, EventSink, ListenerId, Watch};
 use crate::api::stats::DropReason;
 use crate::bytestream::ends::{IncomingStream, StreamOptions};
 use crate::connection::shares::Silent;
-use crate::connection::{Connection, Origin, Phase, Responding};
+use crate::connection::{Connection, Opening, Origin, Phase, Responding};
 use crate::core::Core;
 use crate::link::handoff::Claim;
 use crate::link::port::Port;
@@ -30,6 +30,8 @@ const STREAM_OPENING: Duration = Duration::from_secs(64);
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,
+    /// The own address that it listens on, if not all.
+    pub(crate) address: Option<IpAddress>,
     pub(crate) backlog: u32,
     /// Connections that were not accepted or rejected yet; of plain streams, those whose handshake is not done.
     pub(crate) pending: u32,
@@ -59,6 +61,11 @@ pub(crate) enum Requests {
 }
 
 impl Listener {
+    /// Whether it takes what comes to an own address.
+    fn is_at(&self, address: IpAddress) -> bool {
+        self.address.is_none_or(|own| own == address)
+    }
+
     /// How many connections wait for the application.
     fn waiting(&self) -> u32 {
         let streams = match &self.requests {
@@ -66,6 +73,13 @@ impl Listener {
             Requests::Streams { waiting, .. } => waiting.load(Relaxed),
         };
         self.pending.saturating_sub(self.half_open).saturating_add(streams)
+    }
+}
+
+impl Opening {
+    /// Whether somebody listens where a segment goes.
+    fn listens(&self, flow: &FlowKey) -> bool {
+        self.listeners.get(&flow.local_port).is_some_and(|listener| listener.is_at(flow.local))
     }
 }
 
@@ -91,7 +105,7 @@ impl<P: Port> Core<P> {
         let mut previous = None;
         if self.awaits_cookies()
             && self.control.shutdown.is_none()
-            && self.connections.opening.listeners.contains_key(&frame.flow.local_port)
+            && self.connections.opening.listens(&frame.flow)
             && self
                 .connections
                 .time_wait
@@ -114,7 +128,7 @@ impl<P: Port> Core<P> {
             }
             previous = Some(*wait);
         }
-        if !self.connections.opening.listeners.contains_key(&frame.flow.local_port) || self.control.shutdown.is_some() {
+        if !self.connections.opening.listens(&frame.flow) || self.control.shutdown.is_some() {
             self.count_drop(DropReason::NoConnection);
             if let Some(reset) = reset_for(header, frame.payload_len as u32) {
                 self.send_reset(frame, reset);

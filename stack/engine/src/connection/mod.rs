@@ -13,7 +13,7 @@ use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_INTERVAL;
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, IMMEDIATE_LEN, ImmediateData};
 
-use crate::api::command::{ConnectionRequest, DisconnectReason, EventSink, ListenerId};
+use crate::api::command::{ConnectParameters, ConnectionRequest, DisconnectReason, EventSink, ListenerId};
 use crate::bytestream::streaming::Streaming;
 use crate::link::template::Template;
 use crate::rdma::queue_pair::QueuePair;
@@ -24,6 +24,7 @@ pub(crate) mod ending;
 pub(crate) mod flow;
 pub(crate) mod guesses;
 pub(crate) mod listener;
+pub(crate) mod ports;
 pub(crate) mod shares;
 pub(crate) mod shutdown;
 pub(crate) mod slab;
@@ -139,6 +140,8 @@ pub(crate) struct Initiating {
     pub(crate) machine: Initiator,
     pub(crate) first_fpdu_delay: Duration,
     pub(crate) features: Features,
+    /// Another attempt, if the peer ends this one before its Reply.
+    pub(crate) retry: Option<Box<ConnectParameters>>,
 }
 
 /// A passive open.

@@ -1,6 +1,6 @@
 //! From a TCP connection to a stream in full operation: active and passive opens, MPA Request and Reply.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use uwarp_iwarp::opcode::Features;
@@ -97,12 +97,17 @@ impl<P: Port> Core<P> {
     }
 
     fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
-        let ConnectParameters { queue_pair: number, remote, local_port, options } = parameters;
+        let ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry } = parameters;
         self.check_idle(number)?;
         let address = self.check_connect(remote)?;
         // The flow last: whoever has claimed one goes on to make its connection.
-        let initiating = self.initiating(&options)?;
-        let flow = self.choose_flow(address, remote.port(), local_port)?;
+        let mut initiating = self.initiating(&options)?;
+        initiating.retry = retry.map(|options| {
+            let options = *options;
+            let retry = None;
+            Box::new(ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry })
+        });
+        let flow = self.choose_flow(address, remote.port(), local_address, local_port)?;
         let isn = self.connections.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
         let deadline = self.now + options.timeout;
@@ -128,8 +133,12 @@ impl<P: Port> Core<P> {
         if options.peer_to_peer && options.ready_to_receive.is_empty() {
             return Err(ConnectFailure::ReadyToReceive);
         }
-        let machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
-        Ok(Initiating { machine, first_fpdu_delay: options.first_fpdu_delay, features: options.features })
+        let mut machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+        if options.fall_back {
+            machine.fall_back_to_client_server();
+        }
+        let StartupOptions { first_fpdu_delay, features, .. } = *options;
+        Ok(Initiating { machine, first_fpdu_delay, features, retry: None })
     }
 
     /// Whether a connection to that peer may be opened now.
@@ -173,9 +182,16 @@ impl<P: Port> Core<P> {
         &mut self,
         remote: IpAddress,
         remote_port: u16,
+        source: Option<IpAddr>,
         wish: Option<u16>,
     ) -> Result<FlowKey, ConnectFailure> {
-        let local = self.net.addresses.source_for(remote).ok_or(ConnectFailure::Address)?;
+        let local = match source.map(IpAddress::from) {
+            Some(own) if own.is_ipv4() != remote.is_ipv4() || !self.net.addresses.may_be_own(own) => {
+                return Err(ConnectFailure::LocalAddress);
+            }
+            Some(own) => own,
+            None => self.net.addresses.source_for(remote).ok_or(ConnectFailure::Address)?,
+        };
         let mut flow = FlowKey { remote, local, remote_port, local_port: 0 };
         if let Some(port) = wish {
             flow.local_port = port;
@@ -188,6 +204,9 @@ impl<P: Port> Core<P> {
         let mut failure = ConnectFailure::NoPort;
         for step in 0..count {
             flow.local_port = first + ((start + step) % count) as u16;
+            if self.connections.opening.reserved.contains(flow.local_port) {
+                continue;
+            }
             let arrives_here = self.config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
             if !arrives_here {
                 continue;
@@ -433,6 +452,14 @@ impl<P: Port> Core<P> {
         queue_pair.connection = None;
         queue_pair.stage = Stage::Idle;
         Some(queue_pair)
+    }
+
+    /// The peer has ended an attempt before its Reply. True: another one follows, and the queue pair waits for that.
+    pub(crate) fn try_again(&mut self, phase: &mut Phase) -> bool {
+        let Phase::Initiating(initiating) = phase else { return false };
+        let Some(retry) = initiating.retry.take() else { return false };
+        self.connections.opening.retries.push(*retry);
+        true
     }
 
     /// The start-up came to nothing: tells the queue pair and resets TCP.

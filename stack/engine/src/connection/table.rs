@@ -1,15 +1,18 @@
 //! All connections of an engine: where they are found, which of them have something to do, and what they hold.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use uwarp_tcp::{Instant, IsnGenerator, SynCookies};
 use uwarp_wire::address::IpAddress;
 
+use crate::api::command::ConnectParameters;
 use crate::connection::buffers::{HeldFrames, Record};
 use crate::connection::flow::FlowTable;
 use crate::connection::guesses::Guesses;
 use crate::connection::listener::Listener;
+use crate::connection::ports::ReservedPorts;
 use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
 use crate::connection::time_wait::TimeWaits;
@@ -57,6 +60,10 @@ pub(crate) struct Opening {
     /// Until when a cookie of ours may come back; those of other engines are in [`Handoff`](crate::link::handoff::Handoff).
     pub(crate) cookies_until: Instant,
     pub(crate) guesses: Guesses,
+    /// Ports that the engine does not choose by itself.
+    pub(crate) reserved: Arc<ReservedPorts>,
+    /// Second attempts, to be begun when the first is gone.
+    pub(crate) retries: Vec<ConnectParameters>,
 }
 
 impl<P: Port> Core<P> {

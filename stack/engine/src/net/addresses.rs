@@ -102,6 +102,11 @@ impl Addresses {
         self.all.iter().any(|own| own.address == address && matches!(own.standing, Standing::Tentative { .. }))
     }
 
+    /// Whether an address is ours, or will be if nobody objects.
+    pub(crate) fn may_be_own(&self, address: IpAddress) -> bool {
+        self.is_own(address) || self.is_tentative(address)
+    }
+
     /// Whether an address is all hosts of an IPv4 subnet that we are in (RFC 1122 §3.2.1.3): nobody's own.
     pub(crate) fn is_subnet_broadcast(&self, address: IpAddress) -> bool {
         let Some(bits) = address.to_ipv4().map(std::net::Ipv4Addr::to_bits) else { return false };

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use uwarp_memory::{Association, DomainId, StreamId};
 
 use crate::api::command::{
-    CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership, QueuePairSetup, Watch,
-    Watched,
+    Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
+    QueuePairSetup, Watch, Watched,
 };
 use crate::rdma::commits::{Held, WaitingCommit, WrittenRanges};
 use crate::rdma::receive_queue::ReceiveQueue;
@@ -83,6 +83,12 @@ impl QueuePair {
         } else {
             ConnectionEvent::Failed { queue_pair, reason: ConnectFailure::Closed }
         });
+    }
+
+    /// What is left of it for the application.
+    pub(crate) fn abandon(self) -> Abandoned {
+        let (send_queue, receive_queue) = (self.send.into_ring(), self.receive.into_ring());
+        Abandoned { send_queue, receive_queue, membership: self.membership }
     }
 
     pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {

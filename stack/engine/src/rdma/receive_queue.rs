@@ -53,6 +53,11 @@ impl ReceiveQueue {
         ReceiveQueue { ring, shared, taken: [Slot::default(); SHARED_SLOTS], news: None, current: None, completed: 0 }
     }
 
+    /// The ring, with what has not completed.
+    pub(crate) fn into_ring(self) -> Consumer<Slot> {
+        self.ring
+    }
+
     /// Takes the oldest element for a new message of the queue pair with this number; false if none is posted.
     #[inline]
     pub(crate) fn begin(&mut self, number: u32) -> bool {

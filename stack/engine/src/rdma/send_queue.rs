@@ -61,6 +61,11 @@ impl SendQueue {
         }
     }
 
+    /// The ring, with what has not completed.
+    pub(crate) fn into_ring(self) -> Consumer<Slot> {
+        self.ring
+    }
+
     /// Whether an element is being cut.
     pub(crate) fn is_cutting(&self) -> bool {
         self.current.is_some()

@@ -61,6 +61,8 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Initiator {
     options: InitiatorOptions,
+    /// Client-server will do if the peer does not know peer-to-peer.
+    falls_back: bool,
     request: Vec<u8>,
     reply: Collector,
 }
@@ -92,7 +94,13 @@ impl Initiator {
             enhanced,
             private_data,
         })?;
-        Ok(Initiator { options, request, reply: Collector::default() })
+        Ok(Initiator { options, falls_back: false, request, reply: Collector::default() })
+    }
+
+    /// Goes on as client-server if the Reply to a peer-to-peer Request is one to a client-server Request: the peer does not
+    /// know peer-to-peer (RFC 6581 §9.2). Otherwise that is [`Fault::NoMatchingRtr`].
+    pub fn fall_back_to_client_server(&mut self) {
+        self.falls_back = true;
     }
 
     /// The Request frame, to be sent first on the TCP connection.
@@ -106,18 +114,18 @@ impl Initiator {
     /// # Errors
     /// [`StartupError`]: close TCP.
     pub fn receive(&mut self, octets: &[u8]) -> Result<Option<(Outcome, usize)>, StartupError> {
-        let options = &self.options;
+        let (options, falls_back) = (&self.options, self.falls_back);
         self.reply.feed(octets, |octets| {
             let parsed = StartupFrame::parse(FrameKind::Reply, octets).map_err(StartupError::of)?;
             match parsed {
-                Some((reply, len)) => Ok(Some((outcome(options, &reply)?, len))),
+                Some((reply, len)) => Ok(Some((outcome(options, falls_back, &reply)?, len))),
                 None => Ok(None),
             }
         })
     }
 }
 
-fn outcome(options: &InitiatorOptions, reply: &StartupFrame<'_>) -> Result<Outcome, StartupError> {
+fn outcome(options: &InitiatorOptions, falls_back: bool, reply: &StartupFrame<'_>) -> Result<Outcome, StartupError> {
     let asked = match options.revision {
         Revision::One => 1,
         Revision::Two => 2,
@@ -164,7 +172,8 @@ fn outcome(options: &InitiatorOptions, reply: &StartupFrame<'_>) -> Result<Outco
     }
     if !options.ready_to_receive.is_empty() {
         parameters.ready_to_receive = reply.enhanced.as_ref().and_then(|data| choose(options.ready_to_receive, data));
-        if parameters.ready_to_receive.is_none() {
+        let is_client_server = reply.enhanced.is_none_or(|data| !data.peer_to_peer);
+        if parameters.ready_to_receive.is_none() && !(falls_back && is_client_server) {
             fault = fault.or(Some(Fault::NoMatchingRtr));
         }
     }

@@ -384,6 +384,37 @@ fn private_data_is_as_long_as_a_frame_has_room() {
     }
 }
 
+/// A Reply without the flag is that of a peer which does not know peer-to-peer; one with the flag and another indication is not.
+#[test]
+fn an_initiator_that_may_fall_back_goes_on_as_client_server() {
+    let options = InitiatorOptions {
+        ready_to_receive: ReadyToReceiveKinds { write: true, ..ReadyToReceiveKinds::NONE },
+        ..InitiatorOptions::default()
+    };
+    // IRD and ORD of 4, then the same with the flag and a Read; and a Reply of revision 1.
+    let replies = [
+        (&b"MPA ID Rep Frame\x50\x02\0\x04\0\x04\0\x04"[..], true),
+        (b"MPA ID Rep Frame\x50\x02\0\x04\x80\x04\x40\x04", false),
+        (b"MPA ID Rep Frame\x40\x01\0\0", true),
+    ];
+    for (reply, is_client_server) in replies {
+        for may_fall_back in [true, false] {
+            let mut initiator = Initiator::new(options, &[]).unwrap();
+            if may_fall_back {
+                initiator.fall_back_to_client_server();
+            }
+            match initiator.receive(reply).unwrap().unwrap().0 {
+                Outcome::Established(parameters) => {
+                    assert!(may_fall_back && is_client_server, "{reply:?}");
+                    assert_eq!((parameters.role, parameters.ready_to_receive), (Role::Initiator, None));
+                }
+                Outcome::Refused(_, Fault::NoMatchingRtr) => assert!(!(may_fall_back && is_client_server), "{reply:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn options_that_fit_no_frame_are_refused() {
     let options = initiator_options(limits(0x3fff, 0x3fff, 1, 0));

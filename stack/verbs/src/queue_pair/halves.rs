@@ -91,6 +91,17 @@ impl SendHalf {
         Self { number, ring, limits, bell: None, threaded, gate: Arc::clone(gate), shared: Arc::clone(shared) }
     }
 
+    pub(super) fn is_of(&self, gate: &Arc<Gate>) -> bool {
+        Arc::ptr_eq(&self.gate, gate)
+    }
+
+    /// Refuses requests until the stream is in full operation again.
+    pub(super) fn close(&mut self) {
+        self.bell = None;
+        self.gate.established.store(false, Ordering::Release);
+        *lock(&self.gate.opening) = Opening::default();
+    }
+
     /// The queue pair's number.
     pub fn number(&self) -> u32 {
         self.number

@@ -4,7 +4,7 @@ use super::{TcpStream, TcpStreamOptions, other};
 use crate::context::{Context, Shared};
 use crate::core::NoReply;
 use crate::error::Error;
-use crate::switch::ReservedPort;
+use crate::reservation::PortReservation;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -39,19 +39,18 @@ impl Default for TcpAcceptOptions {
 #[derive(Debug)]
 pub struct TcpListener {
     id: ListenerId,
-    port: u16,
+    reservation: PortReservation,
     incoming: Receiver<IncomingStream>,
     notifier: Arc<Notifier>,
     nonblocking: bool,
     shared: Arc<Shared>,
-    _reserved: Option<ReservedPort>,
 }
 
 impl TcpListener {
-    /// Listens on a port, on all engines of the context, with the usual options.
+    /// Listens on a port, on all engines of the context, with the usual options; port 0 is a free one.
     ///
     /// # Errors
-    /// [`ErrorKind::AddrInUse`] if the context has a listener there, [`ErrorKind::InvalidInput`] for port 0.
+    /// [`ErrorKind::AddrInUse`] if the context has a listener there or the port is reserved.
     pub fn bind(context: &Context, port: u16) -> io::Result<TcpListener> {
         Self::bind_with(context, port, &TcpAcceptOptions::default())
     }
@@ -69,11 +68,11 @@ impl TcpListener {
                 format!("the backlog is {}: choose 1 to {most} (limits.backlog)", options.backlog),
             ));
         }
-        let reserved = shared.reserve(port).map_err(|error| match error {
-            Error::PortTaken(_) => io::Error::new(ErrorKind::AddrInUse, error),
+        let reservation = PortReservation::new(shared, (port != 0).then_some(port)).map_err(|error| match error {
+            Error::PortTaken(_) | Error::NoPort { .. } => io::Error::new(ErrorKind::AddrInUse, error),
             error => other(error),
         })?;
-        let port = reserved.as_ref().map_or(port, ReservedPort::port);
+        let port = reservation.port();
         let notifier = Arc::new(Notifier::new()?);
         shared.waiters.add(&notifier);
         let id = ListenerId(shared.next_object());
@@ -81,12 +80,11 @@ impl TcpListener {
         // Made first, so that a failure half-way stops what was begun.
         let listener = TcpListener {
             id,
-            port,
+            reservation,
             incoming,
             notifier: Arc::clone(&notifier),
             nonblocking: false,
             shared: Arc::clone(shared),
-            _reserved: reserved,
         };
         let sink = EventSink::new(sender, Some(notifier));
         let waiting = Arc::new(AtomicU32::new(0));
@@ -108,7 +106,7 @@ impl TcpListener {
 
     /// The address that it listens on.
     pub fn local_addr(&self) -> SocketAddr {
-        SocketAddr::from((self.shared.config.address.address, self.port))
+        SocketAddr::from((self.shared.config.address.address, self.reservation.port()))
     }
 
     /// Whether [`accept`](Self::accept) returns [`ErrorKind::WouldBlock`] instead of waiting.

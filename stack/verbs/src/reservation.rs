@@ -1,0 +1,70 @@
+//! TCP ports that an application has without listening on them yet.
+
+use crate::context::Shared;
+use crate::error::Error;
+use crate::switch::ReservedPort;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+/// Ports that are chosen from when nobody asks for one: the dynamic ports of RFC 6335 §6.
+const CHOSEN: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+
+/// A TCP port of a context that is kept for its holder: to listen on ([`Context::listen_on`](crate::Context::listen_on)), or to
+/// connect from ([`ConnectOptions::local_port`](crate::ConnectOptions#structfield.local_port)). Nobody else of the context
+/// can listen on it, and no connection gets it by chance.
+///
+/// A clone is the same reservation. The port is free again when the last clone, and the listener made with it, is dropped.
+#[derive(Clone, Debug)]
+pub struct PortReservation(Arc<Held>);
+
+#[derive(Debug)]
+struct Held {
+    port: u16,
+    shared: Arc<Shared>,
+    /// The switch's word for it, where one shares the ports out.
+    _in_switch: Option<ReservedPort>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shared.ports.release(self.port);
+    }
+}
+
+impl PortReservation {
+    /// Takes a port, or chooses a free one.
+    pub(crate) fn new(shared: &Arc<Shared>, wanted: Option<u16>) -> Result<Self, Error> {
+        let held = |port, _in_switch| Self(Arc::new(Held { port, shared: Arc::clone(shared), _in_switch }));
+        if wanted != Some(0)
+            && let Some(reserved) = shared.reserve(wanted.unwrap_or(0))?
+        {
+            let port = reserved.port();
+            // Whoever had it of this context would have it of the switch, too.
+            shared.ports.reserve(port);
+            return Ok(held(port, Some(reserved)));
+        }
+        let held = |port| held(port, None);
+        match wanted {
+            Some(0) => Err(Error::argument("the port", 0, "choose 1 to 65535, or none for a free one")),
+            Some(port) if shared.ports.reserve(port) => Ok(held(port)),
+            Some(port) => Err(Error::PortTaken(port)),
+            None => {
+                let count = CHOSEN.len() as u64;
+                let start = std::hash::RandomState::new().build_hasher().finish() % count;
+                let mut candidates = (0..count).map(|step| CHOSEN.start() + ((start + step) % count) as u16);
+                let limit = CHOSEN.len();
+                let port = candidates.find(|port| shared.ports.reserve(*port));
+                port.map(held).ok_or(Error::NoPort { limit })
+            }
+        }
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.0.port
+    }
+
+    pub(crate) fn is_of(&self, shared: &Shared) -> bool {
+        self.0.shared.id == shared.id
+    }
+}

@@ -1,0 +1,196 @@
+//! Queue pairs that are destroyed at once, and queue pairs that are used again.
+
+mod common;
+
+use common::*;
+use std::time::{Duration, Instant};
+use uwarp::{
+    AcceptOptions, Config, ConnectFailure, ConnectOptions, ConnectionChange, Context, DisconnectReason, Error,
+    EventChannel, ListenOptions, PostErrorReason, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest,
+    SendRequest,
+};
+
+/// A pair in which the first context has room for one queue pair, and a listener of the second.
+fn narrow(mode: Mode) -> (Context, Context) {
+    let mut narrow = config(1, mode).linger(LONG);
+    narrow.limits.queue_pairs = 1;
+    Context::pair_in_process(narrow, config(2, mode)).unwrap()
+}
+
+/// Replaces a side's queue pair by a new one.
+fn another(side: &Side) -> QueuePair {
+    side.pd.create_queue_pair(&QueuePairOptions::new(&side.cq).limits(4, 256)).unwrap()
+}
+
+#[test]
+fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_a_reset() {
+    in_both_modes(|mode| {
+        let (a, b) = narrow(mode);
+        let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+        connect(&mut client, &mut server);
+        // The peer takes nothing: an orderly end would linger for it.
+        client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+        client.qp.post_send(&[SendRequest::send(2, &[client.mr.sge(..).unwrap()]).signalled()]).unwrap();
+        let channel = EventChannel::new().unwrap();
+        client.qp.attach(&channel, 5);
+        let started = Instant::now();
+        client.qp.destroy();
+        assert!(started.elapsed() < LONG, "it lingered");
+        let end = channel.try_next().expect("its end");
+        assert!(matches!(end.change, ConnectionChange::Disconnected(DisconnectReason::Aborted)), "{end:?}");
+        assert!(channel.try_next().is_none());
+        // Nothing completes any more, and there is room for another.
+        while let Some(early) = client.cq.poll_one() {
+            assert!(early.status.is_success(), "{early:?}");
+        }
+        client.qp = client.pd.create_queue_pair(&QueuePairOptions::new(&client.cq).limits(4, 256)).unwrap();
+        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert_eq!(server.qp.disconnect_reason(), Some(DisconnectReason::Reset));
+        server.qp = another(&server);
+        connect(&mut client, &mut server);
+    });
+}
+
+#[test]
+fn a_queue_pair_can_be_destroyed_in_every_state() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+        let (mut client, channel) = (Side::new(&a), EventChannel::new().unwrap());
+        let replace = |client: &mut Side| {
+            let mut fresh = another(client);
+            fresh.attach(&channel, 1);
+            std::mem::replace(&mut client.qp, fresh).destroy();
+            assert_eq!(a.stats().objects.queue_pairs, 1);
+        };
+        // Never connected.
+        replace(&mut client);
+        assert!(channel.try_next().is_none());
+        // Connecting.
+        let _ = a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let request = listener.next(LONG).unwrap().unwrap();
+        replace(&mut client);
+        let failed = channel.try_next().unwrap();
+        assert!(matches!(failed.change, ConnectionChange::Failed(ConnectFailure::Closed)), "{failed:?}");
+        drop(request);
+        // Failed.
+        let _ = a.start_connect(&mut client.qp, b.socket_address(9), ConnectOptions::default()).unwrap();
+        let failed = channel.next(LONG).unwrap().unwrap();
+        assert!(matches!(failed.change, ConnectionChange::Failed(ConnectFailure::Refused)), "{failed:?}");
+        replace(&mut client);
+        // Ended.
+        let mut server = Side::new(&b);
+        connect_by(&mut listener, &mut client, &mut server);
+        drop(server);
+        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        replace(&mut client);
+        let changes: Vec<_> = std::iter::from_fn(|| channel.try_next()).map(|event| event.change).collect();
+        assert!(
+            matches!(&changes[..], [ConnectionChange::Established(_), ConnectionChange::Disconnected(_)]),
+            "{changes:?}"
+        );
+    });
+}
+
+#[test]
+fn a_queue_pair_that_has_ended_is_like_new_after_a_reset() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+        let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+        let numbers = (client.qp.number(), server.qp.number());
+        for round in 0..5_u64 {
+            connect_by(&mut listener, &mut client, &mut server);
+            let refused = client.qp.reset().unwrap_err();
+            assert!(matches!(refused, Error::State { state: "connected", .. }), "{refused}");
+            server.qp.post_receive(&[ReceiveRequest::new(round, &[server.mr.sge(..8).unwrap()])]).unwrap();
+            client.qp.post_send(&[SendRequest::send_inline(round, &round.to_be_bytes()).signalled()]).unwrap();
+            client.expect(round);
+            server.expect(round);
+            assert_eq!(server.octets(0, 8), round.to_be_bytes());
+            client.qp.abort();
+            for side in [&mut client, &mut server] {
+                assert!(side.qp.wait_disconnected(LONG).unwrap());
+                // What is posted now would be flushed; a reset takes it away.
+                side.qp.reset().unwrap();
+                assert_eq!((side.qp.state(), side.qp.disconnect_reason()), (QueuePairState::Idle, None));
+                let refused = side.qp.post_send(&[SendRequest::send(9, &[])]).unwrap_err();
+                assert_eq!(refused.reason, PostErrorReason::NotConnected);
+                side.qp.post_receive(&[ReceiveRequest::new(99, &[])]).unwrap();
+                side.qp.reset().unwrap();
+                let attributes = side.qp.query();
+                assert_eq!((attributes.engine, attributes.reads), (None, None));
+                assert_eq!(side.qp.receive_slots_free(), attributes.receive_slots);
+                assert_eq!(side.cq.poll_one(), None);
+            }
+        }
+        assert_eq!((client.qp.number(), server.qp.number()), numbers);
+    });
+}
+
+#[test]
+fn parts_of_a_queue_pair_are_reset_together() {
+    let (client, mut server) = connected(Mode::Threaded);
+    let other = another(&client);
+    let (mut control, mut send, _receive) = client.qp.into_halves();
+    let (_, mut foreign, _) = other.into_halves();
+    control.abort();
+    assert!(control.wait_disconnected(LONG).unwrap());
+    let refused = control.reset_with(&mut foreign).unwrap_err();
+    assert!(matches!(refused, Error::Argument { .. }), "{refused}");
+    control.reset_with(&mut send).unwrap();
+    let mut listener = server.context.listen(PORT, ListenOptions::default()).unwrap();
+    server.qp.wait_disconnected(LONG).unwrap();
+    server.qp.reset().unwrap();
+    let peer = server.context.socket_address(PORT);
+    let connecting = client.context.start_connect(&mut control, peer, ConnectOptions::default()).unwrap();
+    let request = listener.next(LONG).unwrap().unwrap();
+    request.accept(&mut server.qp, AcceptOptions::default()).unwrap();
+    connecting.wait(&mut control).unwrap();
+    send.post_send(&[SendRequest::send(1, &[])]).unwrap();
+}
+
+/// An attempt binds a queue pair to an engine; a request may come to another one.
+#[test]
+fn a_queue_pair_goes_to_the_engine_of_the_request() {
+    let config = Config::without_device("10.0.0.1/24").unwrap().without_monitor().threaded(2);
+    let context = Context::open(config).unwrap();
+    let mut listener = context.listen(PORT, ListenOptions::default()).unwrap();
+    let (mut client, mut server) = (Side::new(&context), Side::new(&context));
+    let mut engines = Vec::new();
+    for _ in 0..4 {
+        // Engines take turns, so that one of two attempts is at the other.
+        let refused = context.connect(&mut server.qp, context.socket_address(9), ConnectOptions::default());
+        assert!(refused.is_err());
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
+        let connecting =
+            context.start_connect(&mut client.qp, context.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let request = listener.next(LONG).unwrap().unwrap();
+        engines.push((server.qp.query().engine.unwrap(), request.engine()));
+        let accepting = request.start_accept(&mut server.qp, AcceptOptions::default()).unwrap();
+        connecting.wait(&mut client.qp).unwrap();
+        accepting.wait(&mut server.qp).unwrap();
+        client.qp.post_send(&[SendRequest::send_inline(2, b"received").signalled()]).unwrap();
+        client.expect(2);
+        // What was posted before is there.
+        server.expect(1);
+        client.qp.abort();
+        for side in [&mut client, &mut server] {
+            assert!(side.qp.wait_disconnected(LONG).unwrap());
+            side.qp.reset().unwrap();
+        }
+    }
+    assert!(engines.iter().any(|(bound, asked)| bound != asked), "{engines:?}");
+}
+
+#[test]
+fn another_thread_may_destroy_a_queue_pair_of_an_inline_context() {
+    let (a, _b) = narrow(Mode::Inline);
+    let mut side = Side::new(&a);
+    let options = ConnectOptions::default().timeout(Duration::from_millis(20));
+    assert!(a.connect(&mut side.qp, "10.0.0.9:1".parse().unwrap(), options).is_err());
+    let Side { qp, pd, cq, .. } = side;
+    std::thread::spawn(move || qp.destroy()).join().unwrap();
+    let create = || pd.create_queue_pair(&QueuePairOptions::new(&cq));
+    until(&[&a], "the engine has forgotten it", || create().is_ok());
+}
