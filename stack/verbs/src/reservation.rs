@@ -34,6 +34,10 @@ impl Drop for Held {
 impl PortReservation {
     /// Takes a port, or chooses a free one.
     pub(crate) fn new(shared: &Arc<Shared>, wanted: Option<u16>) -> Result<Self, Error> {
+        if shared.config.switch.is_some() {
+            // The switch shares the ports out, and is joined with the device.
+            shared.start()?;
+        }
         let held = |port, _in_switch| Self(Arc::new(Held { port, shared: Arc::clone(shared), _in_switch }));
         if wanted != Some(0)
             && let Some(reserved) = shared.reserve(wanted.unwrap_or(0))?
