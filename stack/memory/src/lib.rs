@@ -23,6 +23,7 @@ mod durable;
 mod epoch;
 pub mod kernels;
 mod key;
+mod options;
 mod persist;
 mod registration;
 mod shared_bytes;

@@ -369,10 +369,7 @@ impl QueuePair {
         self.send.post_send(requests)
     }
 
-    /// Posts requests to the receive queue: [`ReceiveHalf::post_receive`].
-    ///
-    /// # Errors
-    /// Those of [`ReceiveHalf::post_receive`].
+    /// Posts requests to the receive queue, as [`ReceiveHalf::post_receive`].
     #[inline]
     pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
         self.receive.post_receive(requests)
@@ -751,8 +748,7 @@ enum Stage {
     Ending { events: Receiver<ConnectionEvent>, over: bool, deadline: Instant },
     /// The engine was told to forget it.
     Destroying { done: Receiver<()> },
-    /// The engine has forgotten it; its completions may not have been read, and would be taken for those of the next queue pair
-    /// with its number.
+    /// The engine has forgotten it. Completions that were not read would be taken for those of the number's next owner.
     Unread([Unread; 2]),
     /// The engine was told to give it back.
     Abandoned { abandoned: Receiver<Option<Abandoned>> },

@@ -48,8 +48,8 @@ pub struct Sge {
 }
 
 impl Sge {
-    /// An entry that nobody has checked: whether it lies within a region with the right that the operation needs is found
-    /// when the engine gets to it, and what does not ends the connection with [`Status::LocalProtection`].
+    /// An entry that nobody has checked. If it is not in a region with the right that the operation needs, the engine finds
+    /// that when it gets there, and ends the connection with [`Status::LocalProtection`].
     pub const fn raw(stag: u32, offset: u64, length: u32) -> Sge {
         Sge { stag, length, offset }
     }
@@ -220,18 +220,13 @@ impl AtomicOperands {
 
     /// The octets behind the operands: the former value goes to the eight octets of `sink`.
     pub fn sink_octets(sink: Sge) -> [u8; Self::SINK_LEN] {
-        let mut octets = [0; Self::SINK_LEN];
-        octets[..4].copy_from_slice(&sink.stag.to_le_bytes());
-        octets[4..8].copy_from_slice(&sink.length.to_le_bytes());
-        octets[8..].copy_from_slice(&sink.offset.to_le_bytes());
-        octets
+        (u128::from(sink.stag) | u128::from(sink.length) << 32 | u128::from(sink.offset) << 64).to_le_bytes()
     }
 
     /// Reads what [`sink_octets`](Self::sink_octets) gave.
     pub fn sink_from_octets(octets: &[u8; Self::SINK_LEN]) -> Sge {
-        let (words, _) = octets.as_chunks::<8>();
-        let head = u64::from_le_bytes(words[0]);
-        Sge { stag: head as u32, length: (head >> 32) as u32, offset: u64::from_le_bytes(words[1]) }
+        let all = u128::from_le_bytes(*octets);
+        Sge { stag: all as u32, length: (all >> 32) as u32, offset: (all >> 64) as u64 }
     }
 }
 

@@ -132,7 +132,6 @@ impl<P: Port> Core<P> {
             queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
             return;
         }
-        queue_pair.stage = Stage::Error;
         let reason = connection.end.unwrap_or(DisconnectReason::Local);
         let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
         let lost = matches!(

@@ -3,7 +3,7 @@
 
 use uwarp_iwarp::Message;
 use uwarp_iwarp::stream::InboundAtomic;
-use uwarp_memory::{Access, AccessError, AtomicError, BindPiece, CompareSwap, Turn};
+use uwarp_memory::{Access, AtomicError, BindPiece, CompareSwap, Turn};
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, CommitRequest, ReadRequest};
 
@@ -119,17 +119,6 @@ pub(crate) fn begin_atomic(
         queue_pair.send.expect_original(sink);
     }
     Ok(message)
-}
-
-/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet order.
-pub(crate) fn deliver_original(turn: &Turn<'_>, queue_pair: &mut QueuePair, original: u64) -> Result<(), AccessError> {
-    match queue_pair.send.take_sink() {
-        Some(sink) => {
-            let octets = original.to_ne_bytes();
-            turn.place(queue_pair.association, sink.stag, sink.offset, &octets, Access::LOCAL_WRITE)
-        }
-        None => Ok(()),
-    }
 }
 
 /// The Commit Request of the regions that the element's entries name, with its identifier, if a slot is free: they are shared

@@ -18,7 +18,6 @@ use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::commits::Hold;
-use crate::rdma::operations::deliver_original;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::{ScatterError, SharedReceiveEvent};
 
@@ -422,6 +421,17 @@ impl<P: Port> Core<P> {
                 queue_pair.overflowed = Some(queue_pair.send_completions);
             }
         }
+    }
+}
+
+/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet order.
+fn deliver_original(turn: &Turn<'_>, queue_pair: &mut QueuePair, original: u64) -> Result<(), AccessError> {
+    match queue_pair.send.take_sink() {
+        Some(sink) => {
+            let octets = original.to_ne_bytes();
+            turn.place(queue_pair.association, sink.stag, sink.offset, &octets, Access::LOCAL_WRITE)
+        }
+        None => Ok(()),
     }
 }
 
