@@ -6,10 +6,19 @@ use std::process::{Command, exit};
 
 const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
 
-/// The libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus and net_ring, which
-/// have functions of their own, are named here.
-const LIBRARIES: &[&str] =
-    &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_bus_vdev", "rte_net_ring", "rte_vhost"];
+/// The libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus, net_ring and net_vhost,
+/// which have functions of their own, are named here.
+const LIBRARIES: &[&str] = &[
+    "rte_ethdev",
+    "rte_mbuf",
+    "rte_mempool",
+    "rte_ring",
+    "rte_eal",
+    "rte_bus_vdev",
+    "rte_net_ring",
+    "rte_net_vhost",
+    "rte_vhost",
+];
 
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}; {INSTALL}");
@@ -76,6 +85,7 @@ fn main() {
             .allowlist_function(
                 "rte_eth_dev_(configure|start|stop|close|info_get|get_port_by_name|adjust_nb_rx_tx_desc|set_mtu|get_mtu|socket_id|rss_hash_conf_get|rss_reta_query)",
             )
+            .allowlist_function("rte_eth_dev_(rx_intr_enable|rx_intr_disable|rx_intr_ctl_q_get_fd|callback_register|callback_unregister)")
             .allowlist_function("rte_eth_(rx|tx)_queue_setup")
             .allowlist_function("rte_eth_(macaddr_get|stats_get|stats_reset|xstats_get|xstats_get_names|promiscuous_enable|allmulticast_enable|from_rings)")
             .allowlist_function("rte_pktmbuf_pool_create")

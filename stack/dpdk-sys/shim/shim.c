@@ -5,11 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <rte_cycles.h>
 #include <rte_errno.h>
+#include <rte_eth_vhost.h>
 #include <rte_ethdev.h>
 #include <rte_lcore.h>
 #include <rte_log.h>
@@ -301,4 +303,41 @@ void uwarp_vhost_wake(const char *path)
 #else
 	(void)path;
 #endif
+}
+
+/* ---- announcing packets to a sleeping thread ---- */
+
+/* Queue pair q of the front end is two rings: 2q, in which it receives, and 2q + 1, from which we receive. */
+static uint16_t received_ring(uint16_t queue)
+{
+	return 2 * queue + 1;
+}
+
+int uwarp_vhost_peer(uint16_t port)
+{
+	return rte_eth_vhost_get_vid_from_port_id(port);
+}
+
+int uwarp_vhost_kick(int peer, uint16_t queue)
+{
+	struct rte_vhost_vring ring;
+
+	return rte_vhost_get_vhost_vring(peer, received_ring(queue), &ring) == 0 ? ring.kickfd : -1;
+}
+
+int uwarp_vhost_announce(int peer, uint16_t queue, int on)
+{
+	return rte_vhost_enable_guest_notification(peer, received_ring(queue), on);
+}
+
+int uwarp_packet_socket(uint16_t port, uint16_t queue)
+{
+	/* The driver has no function for it, but its queues begin with the socket. The kernel says whether that is right. */
+	const int *first = rte_eth_fp_ops[port].rxq.data[queue];
+	int domain = 0;
+	socklen_t length = sizeof(domain);
+
+	if (first == NULL || getsockopt(*first, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_PACKET)
+		return -1;
+	return *first;
 }

@@ -60,6 +60,15 @@ void uwarp_sparing_end(void);
  * listens at this path and takes a connection. */
 void uwarp_vhost_wake(const char *path);
 
+/* The number by which the vhost library knows a vhost port's peer; negative without a peer. */
+int uwarp_vhost_peer(uint16_t port);
+/* The eventfd to which that peer writes when it has put packets into a queue; negative if there is none. */
+int uwarp_vhost_kick(int peer, uint16_t queue);
+/* Has the peer write to it (1), or no longer (0). Negative if that cannot be done. */
+int uwarp_vhost_announce(int peer, uint16_t queue, int on);
+/* The socket of a queue of an af_packet port; negative if it is not found. */
+int uwarp_packet_socket(uint16_t port, uint16_t queue);
+
 /* Offsets and sizes as C sees them, for comparison. */
 struct uwarp_layout {
 	size_t mempool_cache_size, mempool_local_cache, mempool_pool_data, mempool_size;

@@ -15,20 +15,26 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
+use crate::alarm::Alarm;
+
 /// One per gated queue, alone in its cache lines because every burst writes it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct BurstFlag {
     inside: AtomicBool,
     stopped: AtomicBool,
     /// The port's functions, which change when it is recreated.
     operations: AtomicPtr<sys::rte_eth_fp_ops>,
+    /// Its number, likewise.
+    port: AtomicU16,
+    /// Rung when the gate opens.
+    alarm: Arc<Alarm>,
 }
 
 /// A flag that is registered with the gate while the value lives.
@@ -36,9 +42,15 @@ pub(crate) struct BurstFlag {
 pub(crate) struct Registered(Arc<BurstFlag>);
 
 impl Registered {
-    /// A new flag for a queue of the port.
-    pub(crate) fn new(port: u16) -> Registered {
-        let flag = Arc::new(BurstFlag::default());
+    /// A new flag for a queue of the port, with the queue's alarm.
+    pub(crate) fn new(port: u16, alarm: Arc<Alarm>) -> Registered {
+        let flag = Arc::new(BurstFlag {
+            inside: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            operations: AtomicPtr::default(),
+            port: AtomicU16::new(port),
+            alarm,
+        });
         flag.set_port(port);
         lock(&FLAGS).push(Arc::clone(&flag));
         Registered(flag)
@@ -75,6 +87,24 @@ static FLAGS: Mutex<Vec<Arc<BurstFlag>>> = Mutex::new(Vec::new());
 static SECTION: Mutex<bool> = Mutex::new(false);
 static SECTION_FREE: Condvar = Condvar::new();
 
+/// Whether the maintenance thread has something to look at. Held for no longer than it takes to set it, since the interrupt
+/// thread does.
+static MAINTENANCE: Mutex<bool> = Mutex::new(false);
+static MAINTENANCE_REQUESTED: Condvar = Condvar::new();
+
+/// Has the maintenance thread look at its ports: one is new, or EAL's interrupt thread has handled an event.
+pub(crate) fn request_maintenance() {
+    *lock(&MAINTENANCE) = true;
+    MAINTENANCE_REQUESTED.notify_one();
+}
+
+/// Waits for a request, at most this long.
+pub(crate) fn await_maintenance_request(limit: Duration) {
+    let idle = |requested: &mut bool| !*requested;
+    let waited = MAINTENANCE_REQUESTED.wait_timeout_while(lock(&MAINTENANCE), limit, idle);
+    *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -91,6 +121,17 @@ impl BurstFlag {
         // SAFETY: the number is that of an open port.
         let operations = unsafe { sys::fast::operations(port) };
         self.operations.store(operations.cast_mut(), Ordering::Relaxed);
+        self.port.store(port, Ordering::Relaxed);
+    }
+
+    /// The number of the queue's port, as [`operations`](BurstFlag::operations).
+    pub(crate) fn port(&self) -> u16 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    /// What wakes the queue's thread.
+    pub(crate) fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 
     /// Whether a burst may proceed. If so, [`leave`](BurstFlag::leave) must follow.
@@ -157,6 +198,10 @@ fn acquire() {
 
 fn release() {
     GATE.fetch_and(!CLOSED, Ordering::Release);
+    // A device may have changed, and with it what its queues' threads sleep on.
+    for flag in lock(&FLAGS).iter() {
+        flag.alarm.ring();
+    }
     *lock(&SECTION) = false;
     SECTION_FREE.notify_one();
 }
@@ -213,6 +258,7 @@ unsafe extern "C" fn interrupt_thread_closes() {
 unsafe extern "C" fn interrupt_thread_opens() {
     if INTERRUPT_HOLDS.swap(false, Ordering::Relaxed) {
         release();
+        request_maintenance();
     }
 }
 
@@ -254,16 +300,28 @@ fn interrupt_thread() -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alarm::Announcement;
+
+    fn registered() -> Registered {
+        Registered::new(0, Arc::new(Alarm::new(Announcement::Driver, 0).unwrap()))
+    }
+
+    #[test]
+    fn who_sleeps_beside_a_gated_queue_wakes_when_the_gate_opens() {
+        let registered = registered();
+        exclusive(|| ());
+        assert!(registered.flag().alarm().take_changes());
+    }
 
     #[test]
     fn a_closed_gate_keeps_bursts_out() {
-        let registered = Registered::new(0);
+        let registered = registered();
         let flag = registered.flag();
         assert!(flag.enter());
         flag.leave();
         exclusive(|| {
             assert!(!flag.enter());
-            let late = Registered::new(0);
+            let late = self::registered();
             assert!(!late.flag().enter(), "a queue that comes while the gate is closed");
         });
         assert!(flag.enter());
@@ -274,7 +332,7 @@ mod tests {
 
     #[test]
     fn closing_waits_for_the_burst_inside() {
-        let registered = Registered::new(0);
+        let registered = registered();
         let flag = registered.flag();
         let done = AtomicBool::new(false);
         // The other test of this process may hold the gate briefly.

@@ -12,6 +12,7 @@
 //! On a packet's path this crate allocates nothing, takes no lock and makes no system call; drivers may.
 #![allow(unsafe_code)] // One of the four unsafe islands: this crate turns C's promises into Rust's.
 
+mod alarm;
 pub mod device;
 pub mod eal;
 mod error;

@@ -1,7 +1,7 @@
 //! Maintenance of open ports, on the thread that started EAL: connecting ends reconnect.
 
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
@@ -9,14 +9,16 @@ use dpdk_sys as sys;
 use crate::gate::{self, BurstFlag};
 use crate::port::replug::Recipe;
 
-/// How often ports are looked after.
+/// How often ports are looked after while the link of one is down.
 const PERIOD: Duration = Duration::from_millis(20);
+/// How often they are looked after otherwise. The gate tells of changes at once; this is for a driver that changes its link
+/// without an event.
+const IDLE_PERIOD: Duration = Duration::from_secs(1);
 /// The first and the longest pause between two attempts to connect. A handshake on a busy machine must fit.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 static PORTS: Mutex<Vec<Arc<Reconnector>>> = Mutex::new(Vec::new());
-static ADDED: Condvar = Condvar::new();
 
 /// How a device reconnects.
 #[derive(Debug)]
@@ -46,6 +48,17 @@ struct State {
     pause: Duration,
 }
 
+/// What one look at a port came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    /// The link is up, or the port is closed.
+    Up,
+    /// It is down, and the next attempt is not due.
+    Early,
+    /// There was an attempt to connect.
+    Tried,
+}
+
 impl Reconnector {
     /// Maintains a port that was just started.
     pub(crate) fn start(port: u16, cure: Cure, flags: Vec<Arc<BurstFlag>>) -> Arc<Reconnector> {
@@ -53,7 +66,7 @@ impl Reconnector {
         let state = State { closed: false, plugged: true, next_attempt, pause: FIRST_PAUSE };
         let reconnector = Arc::new(Reconnector { cure, flags, port: AtomicU16::new(port), state: Mutex::new(state) });
         PORTS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&reconnector));
-        ADDED.notify_one();
+        gate::request_maintenance();
         reconnector
     }
 
@@ -87,21 +100,32 @@ impl Reconnector {
         state.plugged.then(|| question(self.port.load(Ordering::Relaxed)))
     }
 
-    /// Reconnects if the link is down and the next attempt is due.
-    pub(crate) fn maintain(&self) {
+    /// Reconnects if the link is down and the next attempt is due. Returns whether the link was up.
+    pub(crate) fn maintain(&self) -> bool {
+        let visit = self.visit();
+        if visit == Visit::Tried {
+            // Only now can the port be queried.
+            for flag in &self.flags {
+                flag.alarm().ring();
+            }
+        }
+        visit == Visit::Up
+    }
+
+    fn visit(&self) -> Visit {
         let mut state = self.lock();
         if state.closed {
-            return;
+            return Visit::Up;
         }
         let now = Instant::now();
         let port = self.port.load(Ordering::Relaxed);
         if state.plugged && crate::port::link(port).up {
             state.pause = FIRST_PAUSE;
             state.next_attempt = now + state.pause;
-            return;
+            return Visit::Up;
         }
         if now < state.next_attempt {
-            return;
+            return Visit::Early;
         }
         let connected = match &self.cure {
             Cure::Restart => gate::exclusive(|| {
@@ -129,6 +153,7 @@ impl Reconnector {
                     gate::exclusive(|| {
                         for flag in &self.flags {
                             flag.set_port(new);
+                            flag.alarm().find(new);
                         }
                         self.set_stopped(false);
                     });
@@ -139,6 +164,7 @@ impl Reconnector {
         tracing::debug!(port, connected, "a connecting port tried to reconnect");
         state.pause = (state.pause * 2).min(LONGEST_PAUSE);
         state.next_attempt = Instant::now() + state.pause;
+        Visit::Tried
     }
 
     fn set_stopped(&self, stopped: bool) {
@@ -151,15 +177,13 @@ impl Reconnector {
 /// Never returns; the thread ends with the process.
 pub(crate) fn run() -> ! {
     loop {
-        let mut ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
-        while ports.is_empty() {
-            ports = ADDED.wait(ports).unwrap_or_else(PoisonError::into_inner);
+        let ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Each of them, whatever the others' state.
+        let are_up = ports.iter().filter(|port| port.maintain()).count() == ports.len();
+        match (ports.is_empty(), are_up) {
+            (true, _) => gate::await_maintenance_request(Duration::MAX),
+            (false, true) => gate::await_maintenance_request(IDLE_PERIOD),
+            (false, false) => std::thread::sleep(PERIOD),
         }
-        let now = ports.clone();
-        drop(ports);
-        for port in now {
-            port.maintain();
-        }
-        std::thread::sleep(PERIOD);
     }
 }

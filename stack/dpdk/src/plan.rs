@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::alarm::Announcement;
 use crate::{DeviceConfig, Error, HEADROOM, MemifRole, PortOptions};
 
 /// The longest path of a socket.
@@ -49,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) restarts: bool,
     /// The driver sends EAL's own memory descriptors to the peer, and closes them.
     pub(crate) shares_memory: bool,
+    /// How it announces packets.
+    pub(crate) announcement: Announcement,
     /// The kernel interface whose MTU must be set.
     pub(crate) tells_mtu: Option<String>,
     pub(crate) netns: Option<String>,
@@ -159,6 +162,7 @@ impl Plan {
             gated: false,
             restarts: false,
             shares_memory: false,
+            announcement: Announcement::None,
             tells_mtu: None,
             netns: None,
         };
@@ -225,6 +229,7 @@ impl Plan {
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: *server });
                 // The interrupt thread resets packed rings for the next peer; a connecting end is recreated for it.
                 plan.gated = *packed || !*server;
+                plan.announcement = Announcement::Driver;
             }
             DeviceConfig::Vhost { socket, client, tso } => {
                 plan.arguments = format!("iface={},queues={queues}", socket_path(socket)?);
@@ -235,6 +240,7 @@ impl Plan {
                     plan.arguments.push_str(",tso=1");
                 }
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: !client });
+                plan.announcement = Announcement::Peer;
             }
             DeviceConfig::Tap { name, mac, netns } => {
                 if options.mtu > TAP_MTU_MAX {
@@ -256,6 +262,7 @@ impl Plan {
                     plan.arguments.push_str(&format!(",mac={head}{last:x}"));
                 }
                 plan.tells_mtu = Some(name.clone());
+                plan.announcement = Announcement::Kernel;
                 plan.netns.clone_from(netns);
             }
             DeviceConfig::AfPacket { interface, netns, frame_count } => {
@@ -269,6 +276,7 @@ impl Plan {
                     plain("the interface name", interface)?,
                     slot * 8
                 );
+                plan.announcement = Announcement::Socket;
                 plan.netns.clone_from(netns);
             }
             DeviceConfig::Ring { name, .. } => {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use dpdk_sys as sys;
 use serde::{Deserialize, Serialize};
 
+use crate::alarm::Alarm;
 use crate::gate::Registered;
 use crate::maintenance::Reconnector;
 use crate::plan::Plan;
@@ -202,6 +203,8 @@ pub(crate) struct Inner {
 pub(crate) struct QueueState {
     pub(crate) rx_pool: Pool,
     pub(crate) tx_pool: Pool,
+    /// What wakes the thread that sleeps beside it.
+    pub(crate) alarm: Arc<Alarm>,
     /// Bursts must be kept apart from the interrupt thread.
     pub(crate) flag: Option<Registered>,
     taken: AtomicBool,
@@ -257,6 +260,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(reconnector) = &self.reconnector {
             self.device.set_port(reconnector.close());
+        }
+        for queue in &self.queues {
+            queue.alarm.forget();
         }
         self.device.close();
     }
@@ -409,8 +415,8 @@ impl Port {
     /// Periodic maintenance of a connecting port; a no-op for others. A memif client or a virtio-user device without
     /// `server` reconnects if its link is down.
     ///
-    /// A thread of this crate calls it every 20 ms for the ports that need it, so no caller has to. It may run beside
-    /// bursts on any thread; they find no packets meanwhile.
+    /// A thread of this crate calls it for the ports that need it when their link may have changed, and every 20 ms while
+    /// one is down, so no caller has to. It may run beside bursts on any thread; they find no packets meanwhile.
     pub fn maintain(&self) {
         if let Some(reconnector) = &self.inner.reconnector {
             signal::aside(|| reconnector.maintain());

@@ -5,11 +5,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dpdk_sys::{fast, rte_eth_fp_ops, rte_mbuf, rte_mempool};
 
+use crate::alarm::{Alarm, Awaited};
 use crate::gate::{BurstFlag, Registered};
 use crate::port::Inner;
 use crate::{Capabilities, MAX_BURST, Mbuf};
@@ -52,6 +54,9 @@ pub struct Queue {
     rx_pool: *mut rte_mempool,
     tx_pool: *mut rte_mempool,
     port: Arc<Inner>,
+    alarm: Arc<Alarm>,
+    /// What a sleep waits for, while the device announces packets.
+    awaited: Awaited,
     _not_sync: PhantomData<Cell<()>>,
 }
 
@@ -76,6 +81,8 @@ impl Queue {
             index,
             rx_pool: state.rx_pool.raw(),
             tx_pool: state.tx_pool.raw(),
+            alarm: Arc::clone(&state.alarm),
+            awaited: Awaited::Unknown,
             port,
             _not_sync: PhantomData,
         }
@@ -221,6 +228,55 @@ impl Queue {
                 tx_total: state.tx_pool.total(),
             }
         }
+    }
+
+    /// Has the device announce packets, for a thread that is about to sleep: from now on one of
+    /// [`wakeup_descriptors`](Queue::wakeup_descriptors) becomes readable when a packet arrives, or when the device changes.
+    /// Packets that arrived before are not announced, so call [`rx_burst`](Queue::rx_burst) once more before you sleep.
+    ///
+    /// False if the device cannot do so: memif, rings, files, and physical devices.
+    /// [`disable_wakeups`](Queue::disable_wakeups) must follow in any case.
+    pub fn enable_wakeups(&mut self) -> bool {
+        self.awaited = match self.beside_control(|alarm, port| alarm.enable(port)) {
+            Some(awaited) => awaited,
+            None => self.alarm.await_control(),
+        };
+        !matches!(self.awaited, Awaited::Unknown)
+    }
+
+    /// What to wait for after [`enable_wakeups`](Queue::enable_wakeups): readable when the device has changed, and when a
+    /// packet has arrived. The latter is missing if none can arrive before the device changes, as without a peer.
+    pub fn wakeup_descriptors(&self) -> (BorrowedFd<'_>, Option<BorrowedFd<'_>>) {
+        let packets = match &self.awaited {
+            Awaited::Packets(descriptor) => Some(descriptor.as_fd()),
+            Awaited::Unknown | Awaited::Change => None,
+        };
+        (self.alarm.changes(), packets)
+    }
+
+    /// Ends what [`enable_wakeups`](Queue::enable_wakeups) has begun. Returns whether the device has changed since the last
+    /// call, such as a peer that has come or gone.
+    pub fn disable_wakeups(&mut self) -> bool {
+        if let Awaited::Packets(descriptor) = std::mem::replace(&mut self.awaited, Awaited::Unknown) {
+            self.beside_control(|alarm, port| alarm.disable(port, &descriptor));
+        }
+        self.alarm.take_changes()
+    }
+
+    /// Runs a request to the device that no control call may overlap; `None` if one is under way.
+    fn beside_control<T>(&self, request: impl FnOnce(&Alarm, u16) -> T) -> Option<T> {
+        let flag = match self.kind {
+            Kind::Plain | Kind::Probing(_) => return Some(request(&self.alarm, self.port.port_id())),
+            Kind::Gated(flag) | Kind::Moving(flag) => flag,
+        };
+        // SAFETY: the port keeps the flag.
+        let flag = unsafe { flag.as_ref() };
+        if !flag.enter() {
+            return None;
+        }
+        let answer = request(&self.alarm, flag.port());
+        flag.leave();
+        Some(answer)
     }
 
     /// DPDK's number of the port and the transmit pool, for measuring against C.

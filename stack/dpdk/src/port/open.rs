@@ -6,13 +6,14 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
 use super::replug::Recipe;
 use super::{Capabilities, Inner, PortInfo, PortOptions, QueueState};
+use crate::alarm::{Alarm, Announcement, Watch};
 use crate::eal::{error_text, last_error};
 use crate::gate::{self, Registered};
 use crate::log::Mark;
@@ -30,6 +31,8 @@ pub(crate) struct Device {
     plan: Plan,
     port: Option<u16>,
     ring: Option<ring::End>,
+    /// What the driver reports.
+    watch: Option<Watch>,
 }
 
 /// DPDK's device lists do not support two threads at a time.
@@ -43,6 +46,7 @@ pub(super) fn on_bus<T>(work: impl FnOnce() -> T) -> T {
 impl Device {
     /// Stops, closes and unplugs the device.
     pub(crate) fn close(&mut self) {
+        self.watch = None;
         if let Some(port) = self.port.take() {
             let plan = &self.plan;
             let close = || close_device(plan, port);
@@ -181,7 +185,14 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
             reason: error.to_string(),
         })?;
     }
+    // Before a peer can come. Other devices that announce packets are gated, and the gate tells of changes.
+    if plan.announcement == Announcement::Peer || plan.announcement == Announcement::Driver && !plan.gated {
+        device.watch = Some(Watch::start(port, queues.iter().map(|queue| Arc::clone(&queue.alarm)).collect()));
+    }
     start(port, plan, options, deadline)?;
+    for queue in &queues {
+        queue.alarm.find(port);
+    }
     if let (DeviceConfig::Vhost { .. }, Some(Socket { path, listens: true, .. })) = (config, &plan.socket) {
         wake_vhost(path);
     }
@@ -261,7 +272,12 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     };
     let flags = queues.iter().filter_map(|queue| queue.flag.as_ref()).map(Registered::flag).collect();
     let reconnector = cure.map(|cure| Reconnector::start(port, cure, flags));
-    let device = Device { plan: device.plan.clone(), port: device.port.take(), ring: device.ring.take() };
+    let device = Device {
+        plan: device.plan.clone(),
+        port: device.port.take(),
+        ring: device.ring.take(),
+        watch: device.watch.take(),
+    };
     Ok(Inner { info, device, queues, reconnector, miscounts_chains: plan.shares_memory })
 }
 
@@ -321,7 +337,7 @@ fn make(
     node: i32,
     deadline: Instant,
 ) -> Result<Device, Error> {
-    let mut device = Device { plan: plan.clone(), port: None, ring: None };
+    let mut device = Device { plan: plan.clone(), port: None, ring: None, watch: None };
     match config {
         DeviceConfig::Ring { name, loopback } => {
             let short = plan.name.strip_prefix("net_ring_").unwrap_or(&plan.name);
@@ -507,6 +523,9 @@ pub(super) fn configure(
         // The driver then updates the link's state by itself, virtio-user accepts its next peer, and queries are cheap.
         config.intr_conf.set_lsc(1);
     }
+    if plan.announcement.is_configured() {
+        config.intr_conf.set_rxq(1);
+    }
     let mut key = options.rss_key.clone();
     if rss {
         config.rxmode.mq_mode = sys::UWARP_MQ_RX_RSS;
@@ -552,8 +571,12 @@ fn set_up_queues(
         let tx_pool = Pool::take(options.tx_buffers, plan.data_room, node, memory)?;
         // SAFETY: the port is configured for this queue and stopped; the pool outlives the port.
         unsafe { set_up_queue(port, queue, plan, limits, node, features, rx_pool.raw()) }?;
-        let flag = plan.gated.then(|| Registered::new(port));
-        queues.push(QueueState { rx_pool, tx_pool, flag, taken: AtomicBool::new(false) });
+        let alarm = Alarm::new(plan.announcement, queue).map(Arc::new).map_err(|error| Error::System {
+            what: format!("an event descriptor for {}", plan.name),
+            reason: error.to_string(),
+        })?;
+        let flag = plan.gated.then(|| Registered::new(port, Arc::clone(&alarm)));
+        queues.push(QueueState { rx_pool, tx_pool, alarm, flag, taken: AtomicBool::new(false) });
     }
     Ok(queues)
 }
