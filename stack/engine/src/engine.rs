@@ -15,7 +15,7 @@ use crate::api::stats::{EngineStats, Work};
 use crate::connection::ports::ReservedPorts;
 use crate::core::Core;
 use crate::link::handoff::Handoff;
-use crate::link::port::{Batch, Port};
+use crate::link::port::{Batch, Descriptors, Port};
 
 /// What joins an engine to the rest of the program.
 #[derive(Debug)]
@@ -54,6 +54,17 @@ pub struct Turned {
     pub transmitted: usize,
     /// Whether anything was done or is left to do at once: an idle engine may back off.
     pub busy: bool,
+}
+
+/// What ended a sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wakeup {
+    /// The device announced a frame or a change of its link.
+    Device,
+    /// The application, another engine or a committer.
+    Doorbell,
+    /// The time was over.
+    Timer,
 }
 
 /// One poll-mode engine on one port. Built on the thread that turns it; it cannot leave that thread.
@@ -95,6 +106,38 @@ impl<P: Port> Engine<P> {
     /// When the engine must be turned again even if nothing arrives, as of the last turn; `None` if no timer runs.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.next_deadline()
+    }
+
+    /// Prepares for a sleep of the engine's thread: the device announces frames by [`Engine::wakeup_descriptors`] from now on.
+    /// Turn once more before sleeping, at most until [`Engine::next_deadline`]. False if the device cannot announce frames
+    /// now, so that the sleep has to be short. [`Engine::wake_up`] or [`Engine::stay_awake`] must follow.
+    pub fn enable_wakeups(&mut self) -> bool {
+        let announced = self.core.link.port.enable_wakeups();
+        // Not every device announces that its link is up, which is when frames that wait can leave.
+        announced && (self.core.link.is_up || self.core.link.transmit.queue.is_empty())
+    }
+
+    /// What to wait for after [`Engine::enable_wakeups`].
+    pub fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        self.core.link.port.wakeup_descriptors()
+    }
+
+    /// The sleep is over.
+    pub fn wake_up(&mut self, by: Wakeup) {
+        let wakeups = &mut self.core.counters.wakeups;
+        *match by {
+            Wakeup::Device => &mut wakeups.device,
+            Wakeup::Doorbell => &mut wakeups.doorbell,
+            Wakeup::Timer => &mut wakeups.timer,
+        } += 1;
+        self.stay_awake();
+    }
+
+    /// There is no sleep after all.
+    pub fn stay_awake(&mut self) {
+        if self.core.link.port.disable_wakeups() {
+            self.core.link.check_at = Instant::ZERO;
+        }
     }
 
     /// Rings the doorbell of a queue pair or connection from the engine's own thread, which takes no locked operation: as

@@ -29,6 +29,6 @@ pub use link::{handoff, port, steering};
 pub use rdma::shared;
 
 pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits};
-pub use engine::{Engine, EngineChannels, EngineError, Turned};
+pub use engine::{Engine, EngineChannels, EngineError, Turned, Wakeup};
 pub use port::{Buffer, Capabilities, LinkState, PoolLevels, Port};
 pub use stream::{Interest, StreamEnds, StreamFailure, StreamOptions};

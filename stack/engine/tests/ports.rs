@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{SECOND, contents, pattern, sge};
 use crossbeam::channel::unbounded;
-use uwarp_engine::Port;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uwarp_engine::command::Command;
 use uwarp_engine::port::{Batch, Buffer, TransmitChecksums};
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
@@ -15,6 +15,7 @@ use uwarp_engine::ports::heap::HeapBuffer;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::ports::{Decorated, LoopOptions, LoopPort};
 use uwarp_engine::work::{SendOpcode, Status};
+use uwarp_engine::{LinkState, Port};
 use uwarp_memory::{Access, Registration};
 use uwarp_tcp::Instant;
 use uwarp_testkit::rig::{Pair, PairOptions, World, is_skipped};
@@ -257,4 +258,50 @@ fn frames_that_the_device_has_no_room_for_when_the_faults_change_leave_all_the_s
         }
         assert_eq!(numbers, (0..51).collect::<Vec<u8>>());
     }
+}
+
+/// Sleeps until the port has a frame. One that nobody announces is a failure.
+fn next_announced(port: &mut LoopPort) -> HeapBuffer {
+    let mut batch = Batch::new();
+    loop {
+        assert!(port.enable_wakeups());
+        if port.rx_burst(&mut batch) == 0 {
+            let limit = Timespec::try_from(Duration::from_secs(20)).unwrap();
+            let mut polled: Vec<_> =
+                port.wakeup_descriptors().into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            assert_eq!(poll(&mut polled, Some(&limit)).unwrap(), 1, "the frame is not announced");
+        }
+        port.disable_wakeups();
+        if let Some(frame) = batch.pop() {
+            return frame;
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_sleeps_beside_an_in_process_link_misses_no_frame() {
+    let (mut left, mut right) = LoopPort::pair(LoopOptions::default());
+    let turns = |port: &mut LoopPort, first: bool| {
+        let mut random = fastrand::Rng::with_seed(first.into());
+        for round in 0..1000 {
+            if round > 0 || !first {
+                drop(next_announced(port));
+            }
+            // From no time at all to a few times what it takes to fall asleep.
+            for _ in 0..random.u32(0..20_000) {
+                std::hint::spin_loop();
+            }
+            let frame = port.alloc().expect("a free buffer");
+            assert_eq!(port.tx_burst(&mut VecDeque::from([frame])), 1);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| turns(&mut right, false));
+        turns(&mut left, true);
+    });
+    drop(next_announced(&mut left));
+    drop(right);
+    assert!(left.enable_wakeups());
+    assert!(left.disable_wakeups(), "the link has changed");
+    assert_eq!(left.link(), LinkState::Down);
 }

@@ -8,7 +8,7 @@ use uwarp_dpdk::{Mbuf, Queue, RxChecksum, TxChecksum};
 use uwarp_memory::kernels::prefetch_range;
 
 use uwarp_engine::port::{
-    BURST, Batch, Buffer, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums,
+    BURST, Batch, Buffer, Capabilities, ChecksumStatus, Descriptors, LinkState, PoolLevels, Port, ReceivedChecksums,
     TransmitChecksums,
 };
 
@@ -191,6 +191,20 @@ impl Port for DpdkPort {
     #[inline]
     fn tx_burst(&mut self, frames: &mut VecDeque<Frame>) -> usize {
         self.queue.tx_burst(frames)
+    }
+
+    fn enable_wakeups(&mut self) -> bool {
+        // What was received and did not fit into a batch is not announced again.
+        self.queue.enable_wakeups() && self.received.is_empty()
+    }
+
+    fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        let (changes, packets) = self.queue.wakeup_descriptors();
+        packets.into_iter().chain([changes]).collect()
+    }
+
+    fn disable_wakeups(&mut self) -> bool {
+        self.queue.disable_wakeups()
     }
 
     fn link(&mut self) -> LinkState {

@@ -1,12 +1,13 @@
 //! What an engine counts.
 
-use crate::api::stats::DROP_REASONS;
+use crate::api::stats::{DROP_REASONS, Wakeups};
 
 /// Counters since the engine was made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counters {
     pub(crate) turns: u64,
     pub(crate) busy_turns: u64,
+    pub(crate) wakeups: Wakeups,
     pub(crate) frames_received: u64,
     pub(crate) octets_received: u64,
     pub(crate) frames_sent: u64,

@@ -115,6 +115,7 @@ impl<P: Port> Core<P> {
             index: self.config.index,
             turns: counters.turns,
             busy_turns: counters.busy_turns,
+            wakeups: counters.wakeups,
             link_up: self.link.is_up,
             frames_received: counters.frames_received,
             octets_received: counters.octets_received,

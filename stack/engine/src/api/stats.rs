@@ -224,6 +224,18 @@ pub struct QueuePairStats {
     pub reads_inbound: u32,
 }
 
+/// Sleeps of an engine, by what ended them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Wakeups {
+    /// The device announced a frame or a change of its link.
+    pub device: u64,
+    /// The application posted work or a command, or another engine or a committer had something for this one.
+    pub doorbell: u64,
+    /// A timer was due, or it was time to look at a device that announces nothing.
+    pub timer: u64,
+}
+
 /// Everything about one engine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -234,6 +246,8 @@ pub struct EngineStats {
     pub turns: u64,
     /// Turns that had something to do.
     pub busy_turns: u64,
+    /// Sleeps, by what ended them.
+    pub wakeups: Wakeups,
     /// Whether the link is up.
     pub link_up: bool,
     /// Frames received.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uwarp_memory::Turn;
 pub use uwarp_ring::Claim;
-use uwarp_ring::{Claims, Consumer, Producer, ring};
+use uwarp_ring::{Claims, Consumer, Notifier, Producer, ring};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 
@@ -91,6 +91,8 @@ pub struct Handoff {
     out: Vec<Option<Producer<Slot>>>,
     /// From each other engine.
     from: Vec<Option<Consumer<Slot>>>,
+    /// What wakes each engine's thread; empty if they never sleep.
+    wakes: Vec<Arc<Notifier>>,
     /// The frame under way came from another engine.
     second_hand: bool,
     /// Where such a frame lies.
@@ -107,6 +109,7 @@ impl Handoff {
             engine: index as u16,
             out: (0..engines).map(|_| None).collect(),
             from: (0..engines).map(|_| None).collect(),
+            wakes: Vec::new(),
             second_hand: false,
             scratch: Vec::new(),
         };
@@ -119,6 +122,11 @@ impl Handoff {
             }
         }
         parts
+    }
+
+    /// Names what wakes the thread of each engine, by its index.
+    pub fn wake_by(&mut self, wakes: Vec<Arc<Notifier>>) {
+        self.wakes = wakes;
     }
 
     /// The table that all engines share.
@@ -164,6 +172,9 @@ impl Handoff {
             let _ = reservation.write(slot);
         }
         reservation.commit();
+        if let Some(wake) = self.wakes.get(usize::from(engine)) {
+            wake.fire_if_armed();
+        }
         true
     }
 

@@ -1,6 +1,7 @@
 //! What an engine needs of a device.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use arrayvec::ArrayVec;
@@ -14,6 +15,9 @@ pub const BURST: usize = 32;
 
 /// A batch of received frames.
 pub type Batch<B> = ArrayVec<B, BURST>;
+
+/// Descriptors to wait for.
+pub type Descriptors<'a> = ArrayVec<BorrowedFd<'a>, 2>;
 
 /// What a device says about a received frame's checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -160,6 +164,20 @@ pub trait Port {
     /// Buffers left in the transmit pool: cheap, asked before work is pulled.
     fn transmit_free(&self) -> usize {
         self.pool_levels().transmit_free as usize
+    }
+    /// Has the device announce frames, for a thread that is about to sleep: from now on one of [`Port::wakeup_descriptors`]
+    /// becomes readable when a frame arrives. What came before is not announced, so the caller looks once more. False if the
+    /// device cannot do so, or not now.
+    fn enable_wakeups(&mut self) -> bool {
+        false
+    }
+    /// What to wait for after [`Port::enable_wakeups`].
+    fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        Descriptors::new()
+    }
+    /// Ends the announcements. Returns whether the link may have changed meanwhile.
+    fn disable_wakeups(&mut self) -> bool {
+        false
     }
     /// Time of this turn, for ports that live in virtual time. Called once at the start of each turn.
     fn set_now(&mut self, now: uwarp_tcp::Instant) {

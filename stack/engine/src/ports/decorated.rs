@@ -1,20 +1,17 @@
 //! Deliberate faults and packet capture around a port, switchable at run time.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
-use pcap_file::{DataLink, Endianness, TsResolution};
 use serde::{Deserialize, Serialize};
 use uwarp_tcp::Instant;
 use uwarp_wire::checksum;
 
+use super::capture::Capture;
 use super::middlebox::{Middlebox, Recutting};
 use crate::api::command::ControlError;
-use crate::link::port::{BURST, Batch, Buffer, Capabilities, LinkState, PoolLevels, Port};
+use crate::link::port::{BURST, Batch, Buffer, Capabilities, Descriptors, LinkState, PoolLevels, Port};
 
 /// How often frames suffer, as probabilities from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -256,56 +253,6 @@ fn spare<P: Port>(port: &mut P) -> Option<P::Buffer> {
     if port.transmit_free() > SPARE { port.alloc() } else { None }
 }
 
-struct Capture {
-    writer: PcapWriter<BufWriter<File>>,
-    /// Wall clock time of the engine's time zero.
-    origin: Duration,
-    /// Frames at the head of the transmit queue that were written already but not taken by the device yet.
-    written_ahead: usize,
-}
-
-impl std::fmt::Debug for Capture {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Capture")
-    }
-}
-
-impl Capture {
-    fn open(path: &Path, now: Instant) -> Result<Capture, ControlError> {
-        let failed = |cause: String| ControlError::File { path: path.to_owned(), cause };
-        let file = File::create(path).map_err(|error| failed(error.to_string()))?;
-        let header = PcapHeader {
-            version_major: 2,
-            version_minor: 4,
-            ts_correction: 0,
-            ts_accuracy: 0,
-            snaplen: 65_535,
-            datalink: DataLink::ETHERNET,
-            ts_resolution: TsResolution::NanoSecond,
-            endianness: Endianness::native(),
-        };
-        let writer = PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header)
-            .map_err(|error| failed(error.to_string()))?;
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let origin = wall.saturating_sub(Duration::from_nanos(now.as_nanos()));
-        Ok(Capture { writer, origin, written_ahead: 0 })
-    }
-
-    fn write<B: Buffer>(&mut self, frame: &B, now: Instant) {
-        let timestamp = self.origin + Duration::from_nanos(now.as_nanos());
-        let length = frame.total_len() as u32;
-        let result = if frame.segment_count() == 1 {
-            self.writer.write_packet(&PcapPacket::new(timestamp, length, frame.data()))
-        } else {
-            let parts = (0..frame.segment_count()).filter_map(|index| frame.segment(index));
-            let octets: Vec<u8> = parts.flatten().copied().collect();
-            self.writer.write_packet(&PcapPacket::new(timestamp, length, &octets))
-        };
-        // A full disk ends the capture silently: the packet path cannot report it.
-        let _ = result;
-    }
-}
-
 #[derive(Debug)]
 struct Extras<B> {
     faults: Option<Faults<B>>,
@@ -469,6 +416,18 @@ impl<P: Port> Port for Decorated<P> {
     fn set_now(&mut self, now: Instant) {
         self.now = now;
         self.port.set_now(now);
+    }
+
+    fn enable_wakeups(&mut self) -> bool {
+        self.port.enable_wakeups()
+    }
+
+    fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        self.port.wakeup_descriptors()
+    }
+
+    fn disable_wakeups(&mut self) -> bool {
+        self.port.disable_wakeups()
     }
 
     fn next_arrival(&self) -> Option<Instant> {

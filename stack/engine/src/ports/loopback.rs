@@ -1,12 +1,17 @@
 //! Two ports joined back to back inside one process: what one sends, the other receives, by reference.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam::queue::ArrayQueue;
+use uwarp_ring::Notifier;
 
 use super::heap::{HeapBuffer, HeapPool, capabilities};
-use crate::link::port::{Batch, Capabilities, ChecksumStatus, LinkState, PoolLevels, Port, ReceivedChecksums};
+use crate::link::port::{
+    Batch, Capabilities, ChecksumStatus, Descriptors, LinkState, PoolLevels, Port, ReceivedChecksums,
+};
 
 /// Settings of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +32,35 @@ impl Default for LoopOptions {
     }
 }
 
+/// What goes in one direction.
+#[derive(Debug)]
+struct Line {
+    frames: ArrayQueue<HeapBuffer>,
+    /// Wakes the receiver; none if the process has no descriptors left, so the receiver has to look now and then.
+    wake: Option<Notifier>,
+    /// The sender is gone.
+    closed: AtomicBool,
+}
+
+impl Line {
+    fn new(frames: usize) -> Arc<Line> {
+        let frames = ArrayQueue::new(frames.max(1));
+        Arc::new(Line { frames, wake: Notifier::new().ok(), closed: AtomicBool::new(false) })
+    }
+
+    fn wake(&self) {
+        if let Some(wake) = &self.wake {
+            wake.fire_if_armed();
+        }
+    }
+}
+
 /// One side of a pair.
 #[derive(Debug)]
 pub struct LoopPort {
     pool: HeapPool,
-    outgoing: Arc<ArrayQueue<HeapBuffer>>,
-    incoming: Arc<ArrayQueue<HeapBuffer>>,
+    outgoing: Arc<Line>,
+    incoming: Arc<Line>,
     capabilities: Capabilities,
     checksums: bool,
 }
@@ -40,9 +68,8 @@ pub struct LoopPort {
 impl LoopPort {
     /// Two ports that reach each other, with hardware addresses 02:00:00:00:00:01 and :02.
     pub fn pair(options: LoopOptions) -> (LoopPort, LoopPort) {
-        let forth = Arc::new(ArrayQueue::new(options.queue.max(1)));
-        let back = Arc::new(ArrayQueue::new(options.queue.max(1)));
-        let side = |last: u8, outgoing: &Arc<ArrayQueue<HeapBuffer>>, incoming: &Arc<ArrayQueue<HeapBuffer>>| {
+        let (forth, back) = (Line::new(options.queue), Line::new(options.queue));
+        let side = |last: u8, outgoing: &Arc<Line>, incoming: &Arc<Line>| {
             let capabilities = capabilities([2, 0, 0, 0, 0, last], options.mtu, !options.checksums);
             LoopPort {
                 pool: HeapPool::new(options.buffers, capabilities.data_room, capabilities.headroom),
@@ -66,7 +93,7 @@ impl Port for LoopPort {
     fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
         let mut taken = 0;
         while !batch.is_full() {
-            let Some(mut frame) = self.incoming.pop() else { break };
+            let Some(mut frame) = self.incoming.frames.pop() else { break };
             if !self.checksums {
                 let good = ReceivedChecksums { ip: ChecksumStatus::Good, tcp: ChecksumStatus::Good };
                 frame.set_received_checksums(good);
@@ -80,18 +107,39 @@ impl Port for LoopPort {
     fn tx_burst(&mut self, frames: &mut VecDeque<HeapBuffer>) -> usize {
         let mut taken = 0;
         while let Some(frame) = frames.pop_front() {
-            if let Err(frame) = self.outgoing.push(frame) {
+            if let Err(frame) = self.outgoing.frames.push(frame) {
                 frames.push_front(frame);
                 break;
             }
             taken += 1;
         }
+        if taken > 0 {
+            self.outgoing.wake();
+        }
         taken
     }
 
+    fn enable_wakeups(&mut self) -> bool {
+        if let Some(wake) = &self.incoming.wake {
+            wake.arm();
+        }
+        self.incoming.wake.is_some()
+    }
+
+    fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        self.incoming.wake.iter().map(AsFd::as_fd).collect()
+    }
+
+    fn disable_wakeups(&mut self) -> bool {
+        if let Some(wake) = &self.incoming.wake {
+            wake.disarm();
+            wake.drain();
+        }
+        self.incoming.closed.load(Ordering::Acquire)
+    }
+
     fn link(&mut self) -> LinkState {
-        // The other side is gone when nobody else holds the queue any more.
-        if Arc::strong_count(&self.outgoing) > 1 { LinkState::Up } else { LinkState::Down }
+        if self.incoming.closed.load(Ordering::Acquire) { LinkState::Down } else { LinkState::Up }
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -106,5 +154,12 @@ impl Port for LoopPort {
 
     fn transmit_free(&self) -> usize {
         self.pool.free()
+    }
+}
+
+impl Drop for LoopPort {
+    fn drop(&mut self) {
+        self.outgoing.closed.store(true, Ordering::Release);
+        self.outgoing.wake();
     }
 }

@@ -1,5 +1,6 @@
 //! The ports that an engine can run on.
 
+mod capture;
 pub mod decorated;
 pub mod heap;
 pub mod loopback;
