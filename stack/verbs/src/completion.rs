@@ -361,7 +361,7 @@ impl CompletionQueue {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            shared.give_way(&mut backoff, busy);
+            shared.give_way(&mut backoff, busy, deadline);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::numbers::Numbers;
 use crate::queue_pair::Lingering;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
 use crate::switch::{Link, ReservedPort};
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, at, bounded, never, select, unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -24,8 +24,6 @@ use uwarp_ring::{Doorbells, Notifier};
 const STATS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long beyond the linger time an engine may take to stop before its thread is given up.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
-/// Longest single sleep of a blocking call, after which it looks whether the engines live.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// Locks a mutex whose data stay right even if a holder panicked: all of them are plain lists.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -37,7 +35,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct EngineHandle {
     commands: Sender<Command>,
     doorbells: Arc<Doorbells>,
-    /// Wakes the engine's thread; never armed by an inline engine.
+    /// Wakes the engine's thread.
     wake: Arc<Notifier>,
     health: Arc<Health>,
     /// The mailbox's other end, until the engine runs.
@@ -112,19 +110,37 @@ impl EngineHandle {
     }
 }
 
-/// Notifiers that are fired when an engine fails, so that nobody waits for the dead.
-#[derive(Debug, Default)]
-pub(crate) struct Waiters(Mutex<Vec<Weak<Notifier>>>);
+/// Who is woken when an engine stops, so that nobody waits for the dead.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    notifiers: Mutex<Vec<Weak<Notifier>>>,
+    /// Dropped when the first engine stops, which disconnects `stopped`.
+    running: Mutex<Option<Sender<()>>>,
+    stopped: Receiver<()>,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        let (running, stopped) = bounded(0);
+        Self { notifiers: Mutex::default(), running: Mutex::new(Some(running)), stopped }
+    }
+}
 
 impl Waiters {
     pub(crate) fn add(&self, notifier: &Arc<Notifier>) {
-        let mut list = lock(&self.0);
+        let mut list = lock(&self.notifiers);
         list.retain(|waiter| waiter.strong_count() > 0);
         list.push(Arc::downgrade(notifier));
     }
 
+    /// Disconnected when an engine has stopped.
+    fn stopped(&self) -> &Receiver<()> {
+        &self.stopped
+    }
+
     pub(crate) fn wake(&self) {
-        for waiter in lock(&self.0).iter().filter_map(Weak::upgrade) {
+        lock(&self.running).take();
+        for waiter in lock(&self.notifiers).iter().filter_map(Weak::upgrade) {
             waiter.fire_if_armed();
         }
     }
@@ -277,32 +293,24 @@ impl Core {
         Ok(())
     }
 
-    /// What an idle inline wait does between turns.
-    pub(crate) fn give_way(&self, backoff: &mut Backoff, busy: bool) {
+    /// What an idle inline wait until `deadline` does between turns.
+    pub(crate) fn give_way(&self, backoff: &mut Backoff, busy: bool, deadline: Option<Instant>) {
         if busy {
             backoff.reset();
         } else if backoff.idle(crate::clock::Clock::get().now()) {
-            std::thread::sleep(backoff.nap());
+            driver::sleep_inline(backoff, remaining(deadline));
         }
     }
 
     /// Waits for a message of an engine, turning it if it is this thread's.
     pub(crate) fn receive<T>(&self, receiver: &Receiver<T>, deadline: Option<Instant>) -> Result<T, NoReply> {
         if !self.is_inline() {
-            return loop {
-                let remaining = remaining(deadline);
-                match receiver.recv_timeout(remaining.min(SLICE)) {
-                    Ok(message) => break Ok(message),
-                    Err(RecvTimeoutError::Disconnected) => break Err(NoReply::Gone),
-                    Err(RecvTimeoutError::Timeout) if remaining <= SLICE => {
-                        break Err(NoReply::TimedOut);
-                    }
-                    Err(RecvTimeoutError::Timeout) => {
-                        if self.engines.iter().any(|engine| engine.health.is_stopped()) {
-                            break receiver.try_recv().map_err(|_| NoReply::Gone);
-                        }
-                    }
-                }
+            let over = deadline.map_or_else(never, at);
+            return select! {
+                recv(receiver) -> message => message.map_err(|_| NoReply::Gone),
+                // An engine has stopped.
+                recv(self.waiters.stopped()) -> _ => receiver.try_recv().map_err(|_| NoReply::Gone),
+                recv(over) -> _ => receiver.try_recv().map_err(|_| NoReply::TimedOut),
             };
         }
         if !driver::is_seated_here(self.id) {
@@ -322,7 +330,7 @@ impl Core {
             if self.engines.iter().any(|engine| engine.health.is_stopped()) {
                 return receiver.try_recv().map_err(|_| NoReply::Gone);
             }
-            self.give_way(&mut backoff, busy);
+            self.give_way(&mut backoff, busy, deadline);
         }
     }
 
@@ -376,8 +384,11 @@ impl Core {
         let mut engines = Vec::new();
         let mut silent_engines = Vec::new();
         for (index, receiver) in replies.iter().enumerate() {
-            let reply =
-                if turn { self.receive(receiver, Some(deadline)).ok() } else { receiver.recv_deadline(deadline).ok() };
+            let reply = if turn && self.is_inline() {
+                self.receive(receiver, Some(deadline)).ok()
+            } else {
+                receiver.recv_deadline(deadline).ok()
+            };
             match reply {
                 Some(stats) => engines.push(*stats),
                 None => silent_engines.push(SilentEngine {
@@ -442,7 +453,15 @@ impl Core {
         let deadline = Instant::now() + linger + STOP_MARGIN;
         let mut stopped = true;
         for (engine, report) in self.engines.iter().zip(&reports) {
-            match self.receive(report, Some(deadline)) {
+            let report = match self.is_inline() {
+                true => self.receive(report, Some(deadline)),
+                // Whatever the other engines do.
+                false => report.recv_deadline(deadline).map_err(|error| match error {
+                    RecvTimeoutError::Timeout => NoReply::TimedOut,
+                    RecvTimeoutError::Disconnected => NoReply::Gone,
+                }),
+            };
+            match report {
                 Ok(report) if report.reset > 0 => tracing::warn!(
                     connections = report.reset,
                     octets = report.octets_not_acknowledged,

@@ -4,14 +4,18 @@ use crate::clock::Clock;
 use crate::config::{EngineOptions, Idle};
 use crate::core::Waiters;
 use crate::error::Error;
+use arrayvec::ArrayVec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use uwarp_engine::port::Descriptors;
 use uwarp_engine::ports::LoopPort;
 use uwarp_engine::ports::decorated::Decorated;
-use uwarp_engine::{Engine, EngineChannels, EngineConfig, Turned};
+use uwarp_engine::{Engine, EngineChannels, EngineConfig, Turned, Wakeup};
 use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
 use uwarp_tcp::Instant;
@@ -32,6 +36,8 @@ pub(crate) struct EngineSeed {
     pub(crate) port: PortSeed,
     pub(crate) channels: EngineChannels,
     pub(crate) health: Arc<Health>,
+    /// Wakes the engine's thread.
+    pub(crate) wake: Arc<Notifier>,
 }
 
 /// What other threads may know about an engine.
@@ -97,6 +103,7 @@ pub(crate) struct Seat {
     health: Arc<Health>,
     /// It has turned, or may: others wait for it.
     is_live: bool,
+    wake: Arc<Notifier>,
     // Dropped after the engine, whose buffers go back through this thread's cache.
     _registration: Option<uwarp_dpdk::ThreadRegistration>,
 }
@@ -104,7 +111,7 @@ pub(crate) struct Seat {
 impl Seat {
     /// Builds the engine on the calling thread.
     pub(crate) fn build(context: u64, seed: EngineSeed) -> Result<Self, Error> {
-        let EngineSeed { config, port, channels, health } = seed;
+        let EngineSeed { config, port, channels, health, wake } = seed;
         let index = usize::from(config.index);
         let refused =
             |reason: uwarp_engine::EngineError| Error::EngineFailed { engine: index, reason: reason.to_string() };
@@ -126,7 +133,7 @@ impl Seat {
             }
         };
         let (clock, is_live) = (Clock::get(), false);
-        Ok(Self { engine: Some(engine), context, clock, health, is_live, _registration: registration })
+        Ok(Self { engine: Some(engine), context, clock, health, is_live, wake, _registration: registration })
     }
 
     /// One turn. A panic ends the engine, and nothing else: its queue pairs fail, its waiters wake.
@@ -172,32 +179,102 @@ impl Seat {
     }
 
     /// Turns until the engine is shut down or fails: the body of an engine thread.
-    pub(crate) fn run(&mut self, options: &EngineOptions, wake: &Notifier) {
+    pub(crate) fn run(&mut self, options: &EngineOptions) {
         self.is_live = true;
         let mut backoff = Backoff::new(options);
+        let mut woken = None;
         while !self.is_done() {
             let now = self.clock.now();
-            if self.turn(now).busy {
+            let turned = self.turn(now);
+            if turned.received > 0 || turned.transmitted > 0 {
+                woken = None;
                 backoff.reset();
-            } else if backoff.idle(now) {
-                // Armed first and turned once more, so that a ring in between is either seen or wakes the wait.
-                wake.arm();
-                let now = self.clock.now();
-                let turned = self.turn(now);
-                if turned.busy || self.is_done() {
+            } else if turned.busy {
+                // A timer that leads to no frame, such as one that was armed again for later, is no reason to poll.
+                if woken != Some(Wakeup::Timer) {
                     backoff.reset();
-                } else {
-                    let limit = match self.next_deadline() {
-                        Some(deadline) => {
-                            backoff.nap.min(Duration::from_nanos(deadline.as_nanos().saturating_sub(now.as_nanos())))
-                        }
-                        None => backoff.nap,
-                    };
-                    let _ = wake.wait(Some(limit));
                 }
-                wake.drain();
+            } else if backoff.idle(now) {
+                woken = sleep(std::slice::from_mut(self), backoff.nap(now), Duration::MAX);
+                if woken.is_none() {
+                    backoff.reset();
+                }
             }
         }
+    }
+
+    fn enable_wakeups(&mut self) -> bool {
+        self.engine.as_mut().is_none_or(|engine| each_kind!(engine, engine => engine.enable_wakeups()))
+    }
+
+    fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        match &self.engine {
+            Some(engine) => each_kind!(engine, engine => engine.wakeup_descriptors()),
+            None => Descriptors::new(),
+        }
+    }
+
+    fn wake_up(&mut self, by: Option<Wakeup>) {
+        match (&mut self.engine, by) {
+            (Some(engine), Some(by)) => each_kind!(engine, engine => engine.wake_up(by)),
+            (Some(engine), None) => each_kind!(engine, engine => engine.stay_awake()),
+            (None, _) => {}
+        }
+        self.wake.disarm();
+        self.wake.drain();
+    }
+}
+
+/// Longest sleep of an engine that is told of everything: a safety net, and for devices that do not announce changes of their
+/// link.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Descriptors that one sleep can wait for.
+const MOST_DESCRIPTORS: usize = 24;
+
+/// Lets the calling thread sleep, which turns these engines, until one of them has something to do, at most for `limit`; if a
+/// device announces nothing, at most for `nap`. Returns what ended the sleep; `None` if there was none, since an engine had
+/// something to do.
+fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
+    // First the wake-ups are enabled, then every engine turns once more. So whatever comes is seen now, or ends the sleep.
+    let mut announced = seats.len() * 3 <= MOST_DESCRIPTORS;
+    for seat in seats.iter_mut() {
+        seat.wake.arm();
+        announced &= seat.enable_wakeups();
+    }
+    let mut limit = limit.min(if announced { LONGEST_SLEEP } else { nap });
+    let mut busy = false;
+    for seat in seats.iter_mut() {
+        let now = seat.clock.now();
+        busy |= seat.turn(now).busy || seat.is_done();
+        if let Some(deadline) = seat.next_deadline() {
+            limit = limit.min(Duration::from_nanos(deadline.as_nanos().saturating_sub(now.as_nanos())));
+        }
+    }
+    let woken = (!busy && !limit.is_zero()).then(|| wait(seats, limit));
+    for seat in seats {
+        seat.wake_up(woken);
+    }
+    woken
+}
+
+/// Waits for what wakes any of these engines.
+fn wait(seats: &[Seat], limit: Duration) -> Wakeup {
+    let mut polled = ArrayVec::<PollFd<'_>, MOST_DESCRIPTORS>::new();
+    for seat in seats {
+        // Those of a thread with very many engines that do not fit are looked at after a nap.
+        let _ = polled.try_push(PollFd::from_borrowed_fd(seat.wake.as_fd(), PollFlags::IN));
+    }
+    let doorbells = polled.len();
+    for descriptor in seats.iter().flat_map(Seat::wakeup_descriptors) {
+        let _ = polled.try_push(PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+    }
+    let limit = Timespec::try_from(limit).ok();
+    // An interruption by a signal counts as the end of the time.
+    let _ = poll(&mut polled, limit.as_ref());
+    match polled.iter().position(|polled| !polled.revents().is_empty()) {
+        Some(index) if index < doorbells => Wakeup::Doorbell,
+        Some(_) => Wakeup::Device,
+        None => Wakeup::Timer,
     }
 }
 
@@ -232,6 +309,10 @@ pub(crate) struct Backoff {
 
 /// Idle turns that only spin: about as long as one packet's round trip on a virtual device.
 const SPINS: u32 = 64;
+/// A nap lasts this part of the time since there was something to do: who has been silent for long may wait longer.
+const NAP_PART: u32 = 8;
+/// Shortest nap: shorter ones take longer than they last.
+const LEAST_NAP: Duration = Duration::from_micros(20);
 
 impl Backoff {
     pub(crate) fn new(options: &EngineOptions) -> Self {
@@ -245,9 +326,10 @@ impl Backoff {
         self.since = None;
     }
 
-    /// Longest sleep.
-    pub(crate) fn nap(&self) -> Duration {
-        self.nap
+    /// Longest sleep beside a device that announces nothing.
+    pub(crate) fn nap(&self, now: Instant) -> Duration {
+        let idle = self.since.map_or(0, |since| now.as_nanos().saturating_sub(since.as_nanos()));
+        (Duration::from_nanos(idle) / NAP_PART).max(LEAST_NAP).min(self.nap)
     }
 
     /// There was nothing to do. True when it is time to sleep.
@@ -326,6 +408,14 @@ pub(crate) fn turn_all_inline() -> bool {
             busy
         })
         .unwrap_or(false)
+}
+
+/// Lets the calling thread sleep until one of its inline engines has something to do, at most for `limit`.
+pub(crate) fn sleep_inline(backoff: &mut Backoff, limit: Duration) {
+    let nap = backoff.nap(Clock::get().now());
+    if let Ok(None) = SEATS.try_with(|seats| sleep(&mut seats.borrow_mut(), nap, limit)) {
+        backoff.reset();
+    }
 }
 
 /// Takes an inline engine off the calling thread and drops it. False if it is not here.

@@ -166,7 +166,7 @@ impl EventChannel {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(None);
             }
-            inline.give_way(&mut backoff, busy);
+            inline.give_way(&mut backoff, busy, deadline);
         }
     }
 

@@ -1,7 +1,7 @@
 //! From a prepared context to running engines: the device, the engines' ports, and the threads.
 
 use crate::config::{Config, EngineMode, EngineOptions};
-use crate::core::{Core, EngineHandle, lock};
+use crate::core::{Core, lock};
 use crate::cpus;
 use crate::driver::{self, EngineSeed, PortSeed, Seat};
 use crate::error::Error;
@@ -154,7 +154,8 @@ fn run_engines(
         return Err(Error::EngineFailed { engine: seeds.len(), reason });
     }
     let steering = port.filter(|_| seeds.len() > 1).and_then(uwarp_dpdk::Port::rss);
-    let mut handoff = handoff(config, seeds.len()).into_iter();
+    let wakes: Vec<_> = core.engines.iter().map(|engine| Arc::clone(engine.wake())).collect();
+    let mut handoff = handoff(config, &wakes).into_iter();
     // The answer to a SYN cookie may come to another engine than its own.
     let (tcp, cookie_secret) = (tcp_config(config), [random(), random()]);
     let mut candidates = Vec::with_capacity(seeds.len());
@@ -177,11 +178,12 @@ fn run_engines(
                 handoff: handoff.next(),
             },
             health: Arc::clone(engine.health()),
+            wake: Arc::clone(engine.wake()),
         };
         candidates.push(match config.engine.mode {
             EngineMode::Inline => Candidate::Here(Seat::build(core.id, seed)?),
             EngineMode::Threaded => {
-                Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, engine, seed)?)
+                Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, seed)?)
             }
         });
     }
@@ -208,15 +210,14 @@ impl WaitingThread {
         context: u64,
         index: usize,
         options: &EngineOptions,
-        engine: &EngineHandle,
         seed: EngineSeed,
     ) -> Result<Self, Error> {
-        let (options, wake) = (options.clone(), Arc::clone(engine.wake()));
+        let options = options.clone();
         let cpu = options.cpus.get(index).copied();
         let (built_sender, built) = bounded(1);
         let (go, gone) = bounded(1);
         let body = move || {
-            // Naps are far shorter than the 50 µs by which the kernel may stretch them.
+            // The shortest naps are shorter than the 50 µs by which the kernel may stretch them.
             if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
                 tracing::debug!(%error, "the timer slack stays as it is");
             }
@@ -225,7 +226,7 @@ impl WaitingThread {
                 Ok(mut seat) => {
                     let _ = built_sender.send(Ok(()));
                     if gone.recv().is_ok() {
-                        seat.run(&options, &wake);
+                        seat.run(&options);
                     }
                 }
                 Err(error) => {
@@ -300,7 +301,7 @@ fn needed_mib(config: &Config) -> u32 {
     u32::try_from(128 + 2 * pools).unwrap_or(u32::MAX).max(384)
 }
 
-/// How committers of durable regions wake an engine; one that is inline is never asleep.
+/// How committers of durable regions wake an engine.
 struct WakeEngine(Arc<Notifier>);
 
 impl Wake for WakeEngine {
@@ -314,7 +315,8 @@ impl Wake for WakeEngine {
 }
 
 /// The engines' parts of their hand-off: none for one engine.
-fn handoff(config: &Config, engines: usize) -> Vec<Handoff> {
+fn handoff(config: &Config, wakes: &[Arc<Notifier>]) -> Vec<Handoff> {
+    let engines = wakes.len();
     if engines < 2 {
         return Vec::new();
     }
@@ -322,7 +324,11 @@ fn handoff(config: &Config, engines: usize) -> Vec<Handoff> {
     let frames = (1024 / engines).max(16);
     // A flow in TIME-WAIT is still its engine's.
     let flows = connections(config) as usize + uwarp_engine::Limits::default().time_wait as usize;
-    Handoff::between(engines, frames, flows * engines, [random(), random()])
+    let mut parts = Handoff::between(engines, frames, flows * engines, [random(), random()]);
+    for part in &mut parts {
+        part.wake_by(wakes.to_vec());
+    }
+    parts
 }
 
 #[cfg(test)]
@@ -335,8 +341,9 @@ mod tests {
 
     #[test]
     fn two_engines_hand_frames_to_each_other_and_one_does_not() {
-        assert!(handoff(&config(), 1).is_empty());
-        assert_eq!(handoff(&config(), 2).len(), 2);
+        let wakes = [(); 2].map(|()| Arc::new(Notifier::new().unwrap()));
+        assert!(handoff(&config(), &wakes[..1]).is_empty());
+        assert_eq!(handoff(&config(), &wakes).len(), 2);
     }
 
     #[test]

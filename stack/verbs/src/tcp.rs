@@ -331,7 +331,7 @@ impl TcpStream {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(None);
             }
-            self.rest.shared.give_way(&mut backoff, busy);
+            self.rest.shared.give_way(&mut backoff, busy, deadline);
         }
     }
 

@@ -396,9 +396,9 @@ impl Config {
                 engine.count
             )));
         }
-        if engine.nap > Duration::from_millis(10) {
+        if engine.nap > Duration::from_millis(100) {
             return Err(ConfigError::new(
-                "engine.nap is longer than 10 ms: a packet may wait that long, choose for instance \"50us\"",
+                "engine.nap is longer than 100 ms: a packet may wait that long, choose for instance \"50ms\"",
             ));
         }
         Ok(())

@@ -215,6 +215,7 @@ impl SendHalf {
             bell.wake.fire_if_armed();
         } else if !ring_inline(self.shared.id, self.number) {
             bell.doorbells.ring(self.number as usize);
+            bell.wake.fire_if_armed();
         }
     }
 
