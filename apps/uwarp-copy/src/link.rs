@@ -11,6 +11,8 @@ use uwarp_app::signals;
 
 /// How long the other side may be silent in the middle of a file.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How often an idle side looks whether the user has interrupted it.
+pub const LOOK: Duration = Duration::from_millis(500);
 /// How long a file under way may continue after an interrupt.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -84,9 +86,10 @@ impl Link {
     /// A time-out, an interrupt, or an unreadable message.
     pub fn next<Message: DeserializeOwned>(&mut self, limited: bool) -> anyhow::Result<Happening<Message>> {
         let start = Instant::now();
+        let look = if limited { Duration::from_millis(100) } else { LOOK };
         loop {
             self.check_interrupt(limited)?;
-            match self.channel.next(Duration::from_millis(100))? {
+            match self.channel.next(look)? {
                 Some(event) => return happening(event),
                 None if signals::interrupted() => bail!("interrupted"),
                 None if limited && start.elapsed() > PATIENCE => {

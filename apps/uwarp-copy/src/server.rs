@@ -1,7 +1,7 @@
 //! The serving side. Each client has a thread of its own. With an inline engine, which belongs to one thread, clients
 //! are served one after another.
 
-use crate::link::{Happening, Link};
+use crate::link::{Happening, LOOK, Link};
 use crate::protocol::{GREETING, Reply, Request, SLOTS};
 use crate::report::Meter;
 use crate::store::{Incoming, Outgoing, Store};
@@ -38,7 +38,7 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
     let mut refused = None;
     std::thread::scope(|scope| {
         while !signals::interrupted() {
-            let Some(request) = listener.next(Duration::from_millis(200))? else {
+            let Some(request) = listener.next(LOOK)? else {
                 continue;
             };
             let peer = request.peer();

@@ -14,6 +14,8 @@ pub struct Rates {
 pub struct EngineRates {
     /// Share of turns with something to do, 0 to 1.
     pub busy: f64,
+    /// Sleeps per second.
+    pub wakeups: f64,
     /// Frames received per second.
     pub frames_in: f64,
     /// Frames sent per second.
@@ -51,6 +53,7 @@ impl EngineRates {
         let turns = gone(|stats| stats.turns);
         Self {
             busy: if turns > 0.0 { gone(|stats| stats.busy_turns) / turns } else { 0.0 },
+            wakeups: rate(|stats| stats.wakeups.device + stats.wakeups.doorbell + stats.wakeups.timer),
             frames_in: rate(|stats| stats.frames_received),
             frames_out: rate(|stats| stats.frames_sent),
             octets_in: rate(|stats| stats.octets_received),

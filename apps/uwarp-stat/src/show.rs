@@ -89,6 +89,7 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
     let mut table = output::table([
         "engine",
         "busy",
+        "wakes/s",
         "frames/s in",
         "out",
         "Mbit/s in",
@@ -110,6 +111,7 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
         table.add_row([
             engine.index.to_string(),
             format!("{:.1} %", rate.busy * 100.0),
+            format!("{:.0}", rate.wakeups),
             format!("{:.0}", rate.frames_in),
             format!("{:.0}", rate.frames_out),
             format!("{:.1}", rate.octets_in * 8e-6),
