@@ -8,6 +8,7 @@ mod instructions;
 mod kernel;
 mod programs;
 mod rpc;
+mod wake;
 
 use clap::{Parser, Subcommand};
 
@@ -27,6 +28,7 @@ Examples:
       --json perf/baselines/memif.json
   target/release/uwarp-bench compare --rpc --json perf/baselines/rpc.json
   target/release/uwarp-bench in-process write-ping-pong
+  target/release/uwarp-bench wake
   target/release/uwarp-bench instructions";
 
 #[derive(Subcommand)]
@@ -37,6 +39,8 @@ enum Command {
     InProcess(in_process::Options),
     /// Instructions per in-process operation, counted by valgrind's callgrind
     Instructions(instructions::Options),
+    /// The first Read after a silence, which has to wake the responder's engine, beside the wake-up of a thread
+    Wake(wake::Options),
     /// One end of the kernel TCP peer (started by `compare`)
     #[command(hide = true)]
     KernelPeer(kernel::Options),
@@ -47,6 +51,7 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(options) => compare::run(&options),
         Command::InProcess(options) => in_process::run(&options),
         Command::Instructions(options) => instructions::count(&options),
+        Command::Wake(options) => wake::run(&options),
         Command::KernelPeer(options) => kernel::run(&options),
     }
 }
