@@ -41,9 +41,12 @@ fn messages_to_engines_that_are_about_to_sleep_arrive() {
     for id in 0..1000 {
         server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
         // Before, while and after an engine falls asleep.
-        let (pause, start) = (Duration::from_micros(random.u64(0..300)), Instant::now());
+        let (pause, start) = (Duration::from_micros(random.u64(0..150)), Instant::now());
         while start.elapsed() < pause {
             std::hint::spin_loop();
+        }
+        if id % 10 == 0 {
+            std::thread::sleep(Duration::from_millis(2));
         }
         client.qp.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
         server.expect(id);

@@ -1,5 +1,6 @@
 //! Packet capture in the pcap format.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -8,9 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, Endianness, TsResolution};
 use uwarp_tcp::Instant;
-
-use crate::api::command::ControlError;
-use crate::link::port::Buffer;
 
 /// A file that every frame is written to.
 pub(super) struct Capture {
@@ -28,9 +26,9 @@ impl std::fmt::Debug for Capture {
 }
 
 impl Capture {
-    pub(super) fn open(path: &Path, now: Instant) -> Result<Capture, ControlError> {
-        let failed = |cause: String| ControlError::File { path: path.to_owned(), cause };
-        let file = File::create(path).map_err(|error| failed(error.to_string()))?;
+    /// A new file at `path`, or why there can be none.
+    pub(super) fn open(path: &Path, now: Instant) -> Result<Capture, String> {
+        let file = File::create(path).map_err(|error| error.to_string())?;
         let header = PcapHeader {
             version_major: 2,
             version_minor: 4,
@@ -42,23 +40,22 @@ impl Capture {
             endianness: Endianness::native(),
         };
         let writer = PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header)
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| error.to_string())?;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let origin = wall.saturating_sub(Duration::from_nanos(now.as_nanos()));
         Ok(Capture { writer, origin, written_ahead: 0 })
     }
 
-    pub(super) fn write<B: Buffer>(&mut self, frame: &B, now: Instant) {
-        let timestamp = self.origin + Duration::from_nanos(now.as_nanos());
-        let length = frame.total_len() as u32;
-        let result = if frame.segment_count() == 1 {
-            self.writer.write_packet(&PcapPacket::new(timestamp, length, frame.data()))
+    /// Writes a frame of these parts.
+    pub(super) fn write<'a>(&mut self, mut parts: impl Iterator<Item = &'a [u8]>, now: Instant) {
+        let (first, others) = (parts.next().unwrap_or_default(), parts.collect::<Vec<_>>());
+        let whole = if others.is_empty() {
+            Cow::Borrowed(first)
         } else {
-            let parts = (0..frame.segment_count()).filter_map(|index| frame.segment(index));
-            let octets: Vec<u8> = parts.flatten().copied().collect();
-            self.writer.write_packet(&PcapPacket::new(timestamp, length, &octets))
+            Cow::Owned([&[first], &others[..]].concat().concat())
         };
+        let packet = PcapPacket::new(self.origin + Duration::from_nanos(now.as_nanos()), whole.len() as u32, &whole);
         // A full disk ends the capture silently: the packet path cannot report it.
-        let _ = result;
+        let _ = self.writer.write_packet(&packet);
     }
 }

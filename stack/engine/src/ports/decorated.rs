@@ -128,12 +128,15 @@ impl<B: Buffer> Direction<B> {
     }
 }
 
+fn parts<B: Buffer>(frame: &B) -> impl Iterator<Item = &[u8]> {
+    (0..frame.segment_count()).filter_map(|index| frame.segment(index))
+}
+
 fn copy_frame<B: Buffer>(from: &B, to: &mut B) {
     let start = to.start();
     let mut at = start;
     if let Some(storage) = to.storage_mut() {
-        for index in 0..from.segment_count() {
-            let part = from.segment(index).unwrap_or(&[]);
+        for part in parts(from) {
             let room = storage.len() - at;
             let length = part.len().min(room);
             storage[at..at + length].copy_from_slice(&part[..length]);
@@ -324,7 +327,7 @@ impl<P: Port> Decorated<P> {
         }
         if let Some(capture) = &mut extras.capture {
             for frame in &batch[before..] {
-                capture.write(frame, self.now);
+                capture.write(parts(frame), self.now);
             }
         }
         if extras.faults.as_ref().is_some_and(|faults| faults.over && !faults.is_waited_for()) {
@@ -339,7 +342,7 @@ impl<P: Port> Decorated<P> {
         let Some(extras) = &mut self.extras else { return 0 };
         if let Some(capture) = &mut extras.capture {
             for frame in frames.iter().skip(capture.written_ahead) {
-                capture.write(frame, self.now);
+                capture.write(parts(frame), self.now);
             }
             capture.written_ahead = frames.len();
         }
@@ -457,7 +460,8 @@ impl<P: Port> Port for Decorated<P> {
     }
 
     fn start_capture(&mut self, path: &Path) -> Result<(), ControlError> {
-        let capture = Capture::open(path, self.now)?;
+        let failed = |cause| ControlError::File { path: path.to_owned(), cause };
+        let capture = Capture::open(path, self.now).map_err(failed)?;
         self.extras().capture = Some(capture);
         Ok(())
     }
