@@ -21,8 +21,8 @@ const REGION: usize = 64 + 2 * EXCHANGE;
 /// Wake-ups a second of a process whose device announces frames: keep-alive probes and their answers, a look at the device and
 /// at its link, DPDK's own threads.
 const FEW: u64 = 25;
-/// The same beside a device that announces nothing: a nap of 50 ms after the other.
-const NAPS: u64 = 20 + FEW;
+/// The same beside a device that announces nothing: about a hundred naps that grow, then one of 50 ms after the other.
+const NAPS: u64 = 40 + FEW;
 
 #[derive(Serialize, Deserialize)]
 struct Task {
