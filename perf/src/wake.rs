@@ -78,8 +78,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let (tell, told) = mpsc::channel();
     let (done, until_done) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| -> anyhow::Result<()> {
-            let tell = tell;
+        let responder = &responder;
+        let serving = scope.spawn(move || -> anyhow::Result<()> {
             let domain = responder.allocate_domain();
             let completions = responder.create_completion_queue(16)?;
             let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
