@@ -27,11 +27,17 @@ struct Bench {
 
 /// Two hosts and a stream between them; the first host's segments are captured from before its connection on.
 fn bench(seed: u64, options: SimOptions, capture: Option<&std::path::Path>) -> Bench {
-    bench_of(seed, options, HostOptions::default(), capture.map(|path| (0, path)))
+    bench_of(seed, options, HostOptions::default(), PairOptions::default(), capture.map(|path| (0, path)))
 }
 
-/// The same with hosts of any kind, and a capture at either.
-fn bench_of(seed: u64, options: SimOptions, host: HostOptions, capture: Option<(usize, &std::path::Path)>) -> Bench {
+/// The same with hosts and a client of any kind, and a capture at either host.
+fn bench_of(
+    seed: u64,
+    options: SimOptions,
+    host: HostOptions,
+    client: PairOptions,
+    capture: Option<(usize, &std::path::Path)>,
+) -> Bench {
     let mut world = World::new(seed, options);
     for _ in 0..2 {
         world.add(host, |_| {});
@@ -43,7 +49,7 @@ fn bench_of(seed: u64, options: SimOptions, host: HostOptions, capture: Option<(
         assert_eq!(opened.try_recv(), Ok(Ok(())));
     }
     let requests = world.hosts[1].listen(PORT);
-    let client = world.hosts[0].pair(PairOptions::default());
+    let client = world.hosts[0].pair(client);
     let server = world.hosts[1].pair(PairOptions::default());
     world.join((0, &client), (1, &server), &requests, PORT);
     let source = world.hosts[0].register(vec![0x5a; REGION as usize], Access::LOCAL_READ);
@@ -173,7 +179,7 @@ fn what_the_device_cuts_out_of_one_frame_holds_whole_fpdus_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cut.pcap");
     let host = HostOptions { segmentation_parts: 45, ..HostOptions::default() };
-    let mut bench = bench_of(11, SimOptions::default(), host, Some((1, &path)));
+    let mut bench = bench_of(11, SimOptions::default(), host, PairOptions::default(), Some((1, &path)));
     let mut random = fastrand::Rng::with_seed(11);
     for id in 0..60 {
         bench.write(id, random.u32(..200_000));
@@ -313,6 +319,73 @@ fn a_small_fpdu_does_not_wait_for_the_acknowledgment_of_another() {
     let (fresh, repeated) = segments(&path);
     assert_eq!((fresh.len(), repeated), (5, 0));
     assert_eq!(boundaries(&fresh).len(), 6);
+}
+
+#[test]
+fn small_fpdus_posted_together_share_segments_as_far_as_they_fit_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("together.pcap");
+    let mut bench = bench(12, SimOptions::default(), Some(&path));
+    let mut random = fastrand::Rng::with_seed(12);
+    for id in 0..60 {
+        bench.write(id, random.u32(..200));
+    }
+    bench.complete(60);
+    let shared = bench.world.hosts[0].register(vec![1; 64], Access::REMOTE_READ);
+    let sink = bench.world.hosts[1].register(vec![0; 64], Access::LOCAL_WRITE);
+    let entry = Sge { stag: sink.stag(), length: 64, offset: sink.base_offset() };
+    for id in 0..10 {
+        let remote = (shared.stag(), shared.base_offset());
+        assert!(bench.server.post_simple(id, SendOpcode::Read, Some(entry), remote));
+    }
+    bench.world.run(Duration::from_secs(1));
+    assert_eq!(bench.server.poll_all().len(), 10);
+    bench.world.hosts[0].command(Command::StopCapture);
+    bench.world.run(Duration::from_millis(1));
+    let (fresh, repeated) = segments(&path);
+    assert_eq!(repeated, 0);
+    let boundaries = boundaries(&fresh);
+    assert_eq!(boundaries.len() - 1, 70);
+    for segment in &fresh {
+        assert!(is_aligned(segment, &boundaries), "{} octets at {}", segment.octets.len(), segment.at);
+    }
+    let (responses, writes) = fresh.split_last().expect("segments");
+    assert_eq!(responses.octets.len(), 10 * fpdu_len(14 + 64), "the responses share a segment");
+    for pair in writes.windows(2) {
+        let next = fpdu_len(usize::from(u16::from_be_bytes([pair[1].octets[0], pair[1].octets[1]])));
+        assert!(pair[0].octets.len() + next > 1448, "{next} octets more fit behind {}", pair[0].octets.len());
+    }
+}
+
+#[test]
+fn a_write_in_a_shared_segment_completes_when_its_own_octets_are_acknowledged() {
+    const WRITES: usize = 17;
+    let mut inside = 0;
+    for seed in 0..20 {
+        let client = PairOptions { complete_on_ack: true, ..PairOptions::default() };
+        let mut bench = bench_of(seed, SimOptions::default(), HostOptions::default(), client, None);
+        // What leaves as one segment has to be cut, and only some of the pieces arrive.
+        bench.world.network.set_options(SimOptions { path_mtu: 700, loss: 0.3, ..SimOptions::default() });
+        let local = Sge { stag: bench.source.stag(), length: 64, offset: bench.source.base_offset() };
+        for id in 0..WRITES as u64 {
+            let remote = (bench.target.stag(), bench.target.base_offset() + id * 64);
+            assert!(bench.client.post_simple(id, SendOpcode::Write, Some(local), remote));
+        }
+        let (client, target) = (&mut bench.client, &bench.target);
+        let mut done = 0;
+        assert!(bench.world.run_until(Duration::from_secs(60), |_| {
+            for completion in client.poll_all() {
+                assert_eq!((completion.id, completion.status), (done as u64, Status::Success));
+                let mut written = [0; 64];
+                target.read(done * 64, &mut written).expect("in range");
+                assert_eq!(written, [0x5a; 64], "seed {seed}: Write {done} is complete and not there");
+                done += 1;
+            }
+            inside += usize::from(done > 0 && done < WRITES);
+            done == WRITES
+        }));
+    }
+    assert!(inside > 0, "no completion came between those of one record");
 }
 
 #[test]

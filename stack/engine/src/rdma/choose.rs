@@ -112,9 +112,8 @@ pub(crate) fn next_work(
     if element.flags.contains(SendFlags::FENCE) && !running.stream.fence_is_clear() {
         return Ok(Chosen::Nothing);
     }
-    let header = if element.opcode == SendOpcode::Write { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
-    if element.opcode.is_send_or_write() && element.length as usize + header <= usize::from(running.whole_limit(limit))
-    {
+    let whole = header_len(element.opcode) + element.length as usize;
+    if element.opcode.is_send_or_write() && whole <= usize::from(running.whole_limit(limit)) {
         return Ok(Chosen::Whole(element));
     }
     if element.opcode.is_local() {
@@ -172,6 +171,12 @@ pub(crate) fn next_work(
     queue_pair.send.begin(element);
     running.outgoing = Some(Outgoing { message, source, tail });
     Ok(Chosen::Begun)
+}
+
+/// Octets of the header of a Write or a Send.
+#[inline]
+pub(crate) fn header_len(opcode: SendOpcode) -> usize {
+    if opcode == SendOpcode::Write { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN }
 }
 
 pub(crate) fn send_kind(element: &SendElement) -> SendKind {

@@ -18,6 +18,7 @@ pub(crate) mod fpdu;
 pub(crate) mod gathers;
 pub(crate) mod lanes;
 pub(crate) mod operations;
+pub(crate) mod packing;
 pub(crate) mod queue_pair;
 pub(crate) mod receive;
 pub(crate) mod receive_queue;

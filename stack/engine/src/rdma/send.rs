@@ -18,8 +18,9 @@ use crate::connection::Record;
 use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
-use crate::rdma::choose::{Chosen, Refused, choose, send_kind};
+use crate::rdma::choose::{Chosen, Refused, choose, header_len, send_kind};
 use crate::rdma::fpdu::Fpdu;
+use crate::rdma::packing::Place;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
 
@@ -147,8 +148,8 @@ impl<P: Port> Core<P> {
                 return Pulled::Dry;
             }
             let mut whole = None;
+            let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
             if running.outgoing.is_none() {
-                let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
                 match choose(turn, running, queue_pair, limit) {
                     Ok(Chosen::Nothing) => return Pulled::Dry,
                     Ok(Chosen::Begun) => {
@@ -181,23 +182,34 @@ impl<P: Port> Core<P> {
                     }
                 }
             }
-            if budget == 0 || !self.link.has_room() {
-                self.link.transmit.greedy += 1;
-                return Pulled::More;
-            }
-            let held = connection.tcp.records();
-            if !self.link.has_share(held) {
-                return if held == 0 { Pulled::Starved } else { Pulled::Held };
-            }
-            let Some(buffer) = self.link.alloc() else { return Pulled::Starved };
+            let length = match (&whole, &running.outgoing) {
+                (Some(element), _) => header_len(element.opcode) + element.length as usize,
+                (None, Some(outgoing)) => outgoing.message.next_ulpdu_len(limit) as usize,
+                (None, None) => return Pulled::More,
+            };
+            let place = match Place::behind(running, &connection.tcp, fpdu_len(length)) {
+                Some(place) => place,
+                None => {
+                    if budget == 0 || !self.link.has_room() {
+                        self.link.transmit.greedy += 1;
+                        return Pulled::More;
+                    }
+                    budget -= 1;
+                    let held = connection.tcp.records();
+                    if !self.link.has_share(held) {
+                        return if held == 0 { Pulled::Starved } else { Pulled::Held };
+                    }
+                    let Some(buffer) = self.link.alloc() else { return Pulled::Starved };
+                    Place::New(buffer)
+                }
+            };
             let built = match whole {
-                Some(element) => self.build_whole(turn, connection, queue_pair, buffer, &element),
-                None => self.build(turn, connection, queue_pair, buffer),
+                Some(element) => self.build_whole(turn, connection, queue_pair, place, &element),
+                None => self.build(turn, connection, queue_pair, place, limit),
             };
             if !built {
                 return Pulled::More;
             }
-            budget -= 1;
         }
     }
 
@@ -208,21 +220,19 @@ impl<P: Port> Core<P> {
         turn: &Turn<'_>,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
-        mut buffer: P::Buffer,
+        mut place: Place<P::Buffer>,
         element: &SendElement,
     ) -> bool {
         let Phase::Running(running) = &mut connection.phase else { return false };
-        let start = self.link.payload_start;
-        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
-        let header_len = if element.opcode == SendOpcode::Write {
+        let Some(room) = place.room(&mut self.connections.records, self.link.payload_start) else { return false };
+        let header_len = header_len(element.opcode);
+        if element.opcode == SendOpcode::Write {
             let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
             room[LENGTH_LEN..LENGTH_LEN + TAGGED_HEADER_LEN].copy_from_slice(&header);
-            TAGGED_HEADER_LEN
         } else {
             let header = running.stream.whole_send(send_kind(element));
             room[LENGTH_LEN..LENGTH_LEN + UNTAGGED_HEADER_LEN].copy_from_slice(&header);
-            UNTAGGED_HEADER_LEN
-        };
+        }
         let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
         let gathered = if element.flags.contains(SendFlags::INLINE) {
             queue_pair.send.copy_inline_of(element, fpdu.payload());
@@ -243,7 +253,7 @@ impl<P: Port> Core<P> {
         }
         let length = fpdu.end();
         running.balance = (running.balance - i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
-        self.push_record(connection, buffer, length);
+        self.push_built(connection, place, length);
         queue_pair.send.finish_whole(element, connection.tcp.octets_pushed());
         true
     }
@@ -255,13 +265,13 @@ impl<P: Port> Core<P> {
         turn: &Turn<'_>,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
-        mut buffer: P::Buffer,
+        mut place: Place<P::Buffer>,
+        limit: u16,
     ) -> bool {
         let Phase::Running(running) = &mut connection.phase else { return false };
-        let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
         let Some(outgoing) = &mut running.outgoing else { return false };
-        let start = self.link.payload_start;
-        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
+        let before = place.before();
+        let Some(room) = place.room(&mut self.connections.records, self.link.payload_start) else { return false };
         let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
             running.outgoing = None;
             return true;
@@ -295,27 +305,16 @@ impl<P: Port> Core<P> {
         let mut length = fpdu.end();
         if cut.last && outgoing.tail.is_some() {
             // Both in one segment, if they fit.
-            length = append_tail(running, connection.tcp.effective_mss() as usize, room, length);
+            length = append_tail(running, connection.tcp.effective_mss() as usize - before, room, length);
         }
         if running.transmits_markers() {
             length = mark(running, connection.tcp.octets_pushed(), room, length);
         }
-        self.push_record(connection, buffer, length);
+        self.push_built(connection, place, length);
         if cut.last {
             self.finish_message(connection, queue_pair);
         }
         true
-    }
-
-    /// Hands TCP an FPDU of `length` octets in `buffer`.
-    #[inline]
-    fn push_record(&mut self, connection: &mut Connection, mut buffer: P::Buffer, length: usize) {
-        let start = self.link.payload_start;
-        buffer.set_range(start, length);
-        let sum = if self.link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
-        let token = self.connections.records.insert(Record { buffer, length: length as u32, sum });
-        connection.tcp.push(token, length as u32);
-        self.counters.fpdus_sent += 1;
     }
 
     /// The last segment of the message being cut was built.
@@ -479,8 +478,8 @@ fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize
     insert_markers(room, length, pushed - running.transmit_start, crc)
 }
 
-/// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit a segment of
-/// `segment` octets. Gives the length of what is in `room`.
+/// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit into `segment`
+/// octets. Gives the length of what is in `room`.
 #[cold]
 fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: usize) -> usize {
     let Some(tail) = running.outgoing.as_ref().and_then(|outgoing| outgoing.tail) else { return length };
