@@ -83,7 +83,8 @@ fn a_steady_turn_allocates_nothing() {
                 });
             }
         }
-        traffic(&mut world, &mut pairs, &regions, if count == 1 { 2000 } else { 8 });
+        // Long enough that each list of what was lost has been needed once, at either end: it is made then.
+        traffic(&mut world, &mut pairs, &regions, if count == 1 { 8000 } else { 8 });
         let rounds = if count == 1 { 1000 } else { 4 };
         let info = allocation_counter::measure(|| traffic(&mut world, &mut pairs, &regions, rounds));
         assert_eq!(info.count_total, 0, "{count} pairs, faults {faults}: {info:?}");

@@ -43,7 +43,7 @@ impl From<Status> for Refused {
 ///
 /// # Errors
 /// Something that is due cannot be carried out, for this reason.
-#[inline]
+#[inline(always)]
 pub(crate) fn choose(
     turn: &Turn<'_>,
     running: &mut Running,
@@ -56,23 +56,22 @@ pub(crate) fn choose(
         running.outgoing = Some(Outgoing { message, source: Source::Nothing, tail: None });
         return Ok(Chosen::Begun);
     }
-    if running.stream.has_response()
-        && !queue_pair.held.front().is_some_and(|held| held.precedes_response(&running.stream))
-    {
-        if running.balance > 0 {
-            let chosen = next_work(turn, running, queue_pair, limit)?;
-            if !matches!(chosen, Chosen::Nothing) {
-                return Ok(chosen);
-            }
-        }
+    let answers = running.stream.has_response()
+        && !queue_pair.held.front().is_some_and(|held| held.precedes_response(&running.stream));
+    if !answers {
+        // Nobody waits: what was sent alone gives no claim later.
+        running.balance = 0;
+    } else if running.balance <= 0 {
         return next_response(turn, running, queue_pair);
     }
-    // Nobody waits: what was sent alone gives no claim later.
-    running.balance = 0;
-    Ok(next_work(turn, running, queue_pair, limit)?)
+    match next_work(turn, running, queue_pair, limit)? {
+        Chosen::Nothing if answers => next_response(turn, running, queue_pair),
+        chosen => Ok(chosen),
+    }
 }
 
-pub(crate) fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
+#[inline(never)]
+fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
     if let Some(atomic) = running.stream.next_atomic() {
         let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
         let Some(message) = running.stream.atomic_response(original) else { return Ok(Chosen::Nothing) };
@@ -95,13 +94,8 @@ pub(crate) fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: 
 }
 
 /// The next element of the send queue, if it may go now.
-#[inline]
-pub(crate) fn next_work(
-    turn: &Turn<'_>,
-    running: &mut Running,
-    queue_pair: &mut QueuePair,
-    limit: u16,
-) -> Result<Chosen, Status> {
+#[inline(always)]
+fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair, limit: u16) -> Result<Chosen, Status> {
     match running.ending {
         Ending::No => {}
         Ending::Finishing { until } if queue_pair.send.position() < until => {}
@@ -116,6 +110,18 @@ pub(crate) fn next_work(
     if element.opcode.is_send_or_write() && whole <= usize::from(running.whole_limit(limit)) {
         return Ok(Chosen::Whole(element));
     }
+    next_other(turn, running, queue_pair, element, limit)
+}
+
+/// Begins with an element that is more than one Send or Write in one FPDU, or carries it out.
+#[inline(never)]
+fn next_other(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &mut QueuePair,
+    element: SendElement,
+    limit: u16,
+) -> Result<Chosen, Status> {
     if element.opcode.is_local() {
         carry_out_here(turn, queue_pair, &element)?;
         return Ok(Chosen::Done(element));

@@ -2,13 +2,15 @@
 
 use crate::api::command::{AsyncEvent, DisconnectReason, TerminateCode};
 use crate::api::work::Status;
-use crate::connection::{Connection, Ending, Phase};
+use crate::connection::{Connection, Ending, Outgoing, Phase, Source};
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::choose::Refused;
 use crate::rdma::queue_pair::{QueuePair, Stage};
-use crate::rdma::receive::Failure;
+use crate::rdma::receive::{Failure, read_fault};
 use uwarp_iwarp::Message;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
+use uwarp_memory::AccessError;
 
 impl<P: Port> Core<P> {
     /// Flushes a queue pair by its number.
@@ -109,6 +111,52 @@ impl<P: Port> Core<P> {
             // Else the Terminate of an earlier fault is still to go out, and brings the FIN behind it.
             self.close_tcp(connection);
         }
+    }
+
+    /// What comes next cannot be carried out.
+    #[cold]
+    pub(crate) fn fail_refused(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, refused: Refused) {
+        match refused {
+            Refused::Work(status) => self.fail_work(connection, queue_pair, status),
+            Refused::Answer(fault) => {
+                let Phase::Running(running) = &mut connection.phase else { return };
+                let message = running.stream.fail_atomic(fault);
+                // What went before in this turn was sent.
+                self.retire(connection, queue_pair);
+                let failure = Failure { fault, receive: None, send: None };
+                self.end_by_fault(connection, Some(queue_pair), failure, message);
+            }
+        }
+    }
+
+    /// A message cannot be built: our memory is not (any longer) what it was said to be.
+    #[cold]
+    pub(crate) fn fail_build(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, error: AccessError) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        match running.outgoing.take() {
+            Some(Outgoing { source: Source::Response { .. }, message, .. }) => {
+                let fault = read_fault(error);
+                let message = running.stream.fail_response(fault, &message);
+                // What went before in this turn was sent.
+                self.retire(connection, queue_pair);
+                self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
+            }
+            _ => self.fail_work(connection, queue_pair, Status::LocalProtection),
+        }
+    }
+
+    /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.
+    #[cold]
+    fn fail_work(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, status: Status) {
+        self.retire(connection, queue_pair);
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
+        let message = running.stream.fail(fault, None);
+        connection.ends_by(DisconnectReason::LocalError(status));
+        let at = queue_pair.send.begun();
+        self.flush_with(queue_pair, Some((at, status)), None);
+        let failure = Failure { fault, receive: None, send: None };
+        self.end_by_fault(connection, Some(queue_pair), failure, message);
     }
 
     /// The peer's Terminate: the oldest outstanding work is what it speaks of, as far as can be told.

@@ -1,68 +1,107 @@
-//! Where an FPDU is built: in a record of its own, or behind others in TCP's last record, of which nothing was sent.
+//! The record that FPDUs are built into, one behind another, until it is handed to TCP.
 //!
-//! FPDUs that are posted together so share segments, as far as they fit whole (RFC 5044 §5.1). One that is posted alone
-//! still leaves at once. If the path shrinks, a record that waits is cut where the new segments end, as a single FPDU that
-//! has become too long is; those built afterwards fit again.
+//! FPDUs that are posted together so share segments, as far as they fit whole (RFC 5044 §5.1), with those of TCP's last
+//! record too, if nothing of it was sent. One that is posted alone still leaves at once. If the path shrinks, a record that
+//! waits is cut where the new segments end, as a single FPDU that has become too long is; those built afterwards fit again.
 
-use uwarp_memory::kernels;
+use uwarp_memory::{Turn, kernels};
 use uwarp_tcp::BufferToken;
 use uwarp_wire::checksum::combine;
 
 use crate::connection::slab::BufferStore;
-use crate::connection::{Connection, Record, Running};
+use crate::connection::{Connection, Phase, Record, Running};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::send::Pulled;
 
-/// Where an FPDU is built.
+/// The record.
 #[derive(Debug)]
-pub(crate) enum Place<B> {
-    /// At the beginning of a new record.
-    New(B),
-    /// Behind the `length` octets of this record.
-    Behind { token: BufferToken, length: usize },
+pub(crate) struct Open<B> {
+    place: Place<B>,
+    /// Octets that it holds.
+    length: usize,
+    /// How many of them TCP has.
+    pushed: usize,
 }
 
-impl<B: Buffer> Place<B> {
-    /// The last record, if an FPDU of `length` octets fits behind what it holds. Its octets have to be FPDUs, and
-    /// markers would have to be counted from the beginning of each.
+#[derive(Debug)]
+enum Place<B> {
+    /// A buffer that TCP does not know.
+    New(B),
+    /// TCP's last record.
+    Tail(BufferToken),
+}
+
+impl<B: Buffer> Open<B> {
+    /// An empty one.
     #[inline]
-    pub(crate) fn behind(running: &Running, tcp: &uwarp_tcp::Connection, length: usize) -> Option<Place<B>> {
-        let (token, held) = tcp.unsent_tail()?;
-        let shares = held as usize + length <= tcp.effective_mss() as usize
-            && tcp.octets_pushed() - u64::from(held) >= running.transmit_start
-            && !running.transmits_markers();
-        shares.then_some(Place::Behind { token, length: held as usize })
+    pub(crate) fn new(buffer: B) -> Open<B> {
+        Open { place: Place::New(buffer), length: 0, pushed: 0 }
     }
 
-    /// Octets of the record in front of the FPDU.
+    /// TCP's last record, if nothing of it was sent and it holds FPDUs. Markers would have to be counted from the beginning
+    /// of each.
     #[inline]
-    pub(crate) fn before(&self) -> usize {
-        match self {
-            Place::New(_) => 0,
-            Place::Behind { length, .. } => *length,
-        }
+    fn tail(running: &Running, tcp: &uwarp_tcp::Connection) -> Option<Open<B>> {
+        let (token, length) = tcp.unsent_tail()?;
+        let takes_more =
+            tcp.octets_pushed() - u64::from(length) >= running.transmit_start && !running.transmits_markers();
+        let length = length as usize;
+        takes_more.then_some(Open { place: Place::Tail(token), length, pushed: length })
     }
 
-    /// The buffer from the FPDU's first octet on; a record's payload begins at `start`.
+    /// Octets that it holds.
+    #[inline]
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Octets that it holds and TCP does not have.
+    #[inline]
+    pub(crate) fn built(&self) -> u64 {
+        (self.length - self.pushed) as u64
+    }
+
+    /// Where the next FPDU goes; the payload of a record begins at `start` of its buffer.
     #[inline]
     pub(crate) fn room<'a>(
         &'a mut self,
         records: &'a mut BufferStore<Record<B>>,
         start: usize,
     ) -> Option<&'a mut [u8]> {
-        let start = start + self.before();
-        let buffer = match self {
+        let buffer = match &mut self.place {
             Place::New(buffer) => buffer,
-            Place::Behind { token, .. } => &mut records.get_mut(*token)?.buffer,
+            Place::Tail(token) => &mut records.get_mut(*token)?.buffer,
         };
-        buffer.storage_mut()?.get_mut(start..)
+        buffer.storage_mut()?.get_mut(start + self.length..)
+    }
+
+    /// An FPDU of `octets` was built there.
+    #[inline]
+    pub(crate) fn add(&mut self, octets: usize) {
+        self.length += octets;
     }
 }
 
 impl<P: Port> Core<P> {
-    /// Hands TCP the `length` octets that were built at `place`.
+    /// Builds FPDUs while TCP takes them.
     #[inline]
-    pub(crate) fn push_built(&mut self, connection: &mut Connection, place: Place<P::Buffer>, length: usize) {
+    pub(crate) fn pull(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: &mut QueuePair) -> Pulled {
+        let Phase::Running(running) = &connection.phase else { return Pulled::Dry };
+        let mut open = Open::tail(running, &connection.tcp);
+        let pulled = self.fill(turn, connection, queue_pair, &mut open);
+        self.push_open(connection, open);
+        pulled
+    }
+
+    /// Hands TCP what was built.
+    #[inline]
+    pub(crate) fn push_open(&mut self, connection: &mut Connection, open: Option<Open<P::Buffer>>) {
+        let Some(Open { place, length, pushed }) = open else { return };
+        if length == pushed {
+            return;
+        }
         let start = self.link.payload_start;
         let sum = |octets: &[u8]| if self.link.offload_tcp { 0 } else { kernels::checksum_sum(octets) };
         match place {
@@ -72,16 +111,15 @@ impl<P: Port> Core<P> {
                 let token = self.connections.records.insert(Record { buffer, length: length as u32, sum });
                 connection.tcp.push(token, length as u32);
             }
-            Place::Behind { token, length: before } => {
+            Place::Tail(token) => {
                 let Some(record) = self.connections.records.get_mut(token) else { return };
-                record.buffer.set_range(start, before + length);
+                record.buffer.set_range(start, length);
                 // An FPDU's length is even, so the sums add up.
-                record.sum = combine(record.sum, sum(&record.buffer.data()[before..]));
-                record.length += length as u32;
-                let extended = connection.tcp.extend_tail(length as u32);
-                debug_assert!(extended, "nothing was sent since the record was looked at");
+                record.sum = combine(record.sum, sum(record.buffer.data().get(pushed..).unwrap_or(&[])));
+                record.length = length as u32;
+                let extended = connection.tcp.extend_tail((length - pushed) as u32);
+                debug_assert!(extended, "nothing is sent while FPDUs are built");
             }
         }
-        self.counters.fpdus_sent += 1;
     }
 }

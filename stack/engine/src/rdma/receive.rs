@@ -13,7 +13,7 @@ use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kern
 use uwarp_wire::rdmap::ImmediateData;
 
 use crate::api::command::AsyncEvent;
-use crate::api::work::{CompletionFlags, Status};
+use crate::api::work::{Completion, CompletionFlags, Status};
 use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
@@ -415,11 +415,17 @@ impl<P: Port> Core<P> {
     pub(crate) fn retire(&mut self, connection: &Connection, queue_pair: &mut QueuePair) {
         let acknowledged = connection.tcp.octets_acknowledged();
         while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
-            if let Some(completion) = completion
-                && !self.rdma.lanes.push(queue_pair.send_completions, completion)
-            {
-                queue_pair.overflowed = Some(queue_pair.send_completions);
-            }
+            self.complete_send(queue_pair, completion);
+        }
+    }
+
+    /// Publishes the completion of a send element, if one is wanted.
+    #[inline]
+    pub(crate) fn complete_send(&mut self, queue_pair: &mut QueuePair, completion: Option<Completion>) {
+        if let Some(completion) = completion
+            && !self.rdma.lanes.push(queue_pair.send_completions, completion)
+        {
+            queue_pair.overflowed = Some(queue_pair.send_completions);
         }
     }
 }

@@ -11,18 +11,16 @@ use uwarp_tcp::State;
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_LEN;
 
-use crate::api::command::DisconnectReason;
-use crate::api::work::{SendElement, SendFlags, SendOpcode, Sge, Status};
+use crate::api::work::{SendElement, SendFlags, SendOpcode, Sge};
 use crate::bytestream::conversion::TextPushed;
 use crate::connection::Record;
 use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
-use crate::rdma::choose::{Chosen, Refused, choose, header_len, send_kind};
+use crate::rdma::choose::{Chosen, choose, header_len, send_kind};
 use crate::rdma::fpdu::Fpdu;
-use crate::rdma::packing::Place;
+use crate::rdma::packing::Open;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::receive::{Failure, read_fault};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 const BALANCE_LIMIT: i64 = 256 << 10;
@@ -31,7 +29,7 @@ const MESSAGE_COST: i64 = 64;
 
 /// What came of pulling work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pulled {
+pub(crate) enum Pulled {
     /// There is nothing (more) that may be sent now.
     Dry,
     /// There is more, but the budget of this turn is used up.
@@ -138,15 +136,20 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Builds FPDUs while TCP takes them.
+    /// Builds FPDUs while TCP takes them; `open` is the record that they go into.
     #[inline]
-    fn pull(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: &mut QueuePair) -> Pulled {
+    pub(crate) fn fill(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        open: &mut Option<Open<P::Buffer>>,
+    ) -> Pulled {
         let mut budget = self.link.transmit.frames_each;
-        loop {
+        let mut space = connection.tcp.send_space() as usize;
+        let segment = connection.tcp.effective_mss() as usize;
+        while space > 0 {
             let Phase::Running(running) = &mut connection.phase else { return Pulled::Dry };
-            if connection.tcp.send_space() == 0 {
-                return Pulled::Dry;
-            }
             let mut whole = None;
             let limit = running.mulpdu(connection.tcp.effective_mss()).min(self.config.iwarp.max_ulpdu);
             if running.outgoing.is_none() {
@@ -159,7 +162,7 @@ impl<P: Port> Core<P> {
                     }
                     Ok(Chosen::Whole(element)) => whole = Some(element),
                     Ok(Chosen::Done(element)) => {
-                        queue_pair.send.finish_whole(&element, connection.tcp.octets_pushed());
+                        self.finish_whole(connection, queue_pair, &element, open.as_ref());
                         if budget == 0 {
                             self.link.transmit.greedy += 1;
                             return Pulled::More;
@@ -167,64 +170,64 @@ impl<P: Port> Core<P> {
                         budget -= 1;
                         continue;
                     }
-                    Err(Refused::Work(status)) => {
-                        self.fail_work(connection, queue_pair, status);
+                    Err(refused) => {
+                        self.push_open(connection, open.take());
+                        self.fail_refused(connection, queue_pair, refused);
                         // Of a Terminate: nobody else may come to have it sent.
                         return Pulled::More;
                     }
-                    Err(Refused::Answer(fault)) => {
-                        let message = running.stream.fail_atomic(fault);
-                        // What went before in this turn was sent.
-                        self.retire(connection, queue_pair);
-                        let failure = Failure { fault, receive: None, send: None };
-                        self.end_by_fault(connection, Some(queue_pair), failure, message);
-                        return Pulled::More;
-                    }
                 }
             }
-            let length = match (&whole, &running.outgoing) {
+            let length = fpdu_len(match (&whole, &running.outgoing) {
                 (Some(element), _) => header_len(element.opcode) + element.length as usize,
                 (None, Some(outgoing)) => outgoing.message.next_ulpdu_len(limit) as usize,
                 (None, None) => return Pulled::More,
-            };
-            let place = match Place::behind(running, &connection.tcp, fpdu_len(length)) {
-                Some(place) => place,
-                None => {
-                    if budget == 0 || !self.link.has_room() {
-                        self.link.transmit.greedy += 1;
-                        return Pulled::More;
-                    }
-                    budget -= 1;
-                    let held = connection.tcp.records();
-                    if !self.link.has_share(held) {
-                        return if held == 0 { Pulled::Starved } else { Pulled::Held };
-                    }
-                    let Some(buffer) = self.link.alloc() else { return Pulled::Starved };
-                    Place::New(buffer)
+            });
+            let shares = !running.transmits_markers() && open.as_ref().is_some_and(|o| o.length() + length <= segment);
+            if !shares {
+                self.push_open(connection, open.take());
+                if budget == 0 || !self.link.has_room() {
+                    self.link.transmit.greedy += 1;
+                    return Pulled::More;
                 }
+                budget -= 1;
+                let held = connection.tcp.records();
+                if !self.link.has_share(held) {
+                    return if held == 0 { Pulled::Starved } else { Pulled::Held };
+                }
+                let Some(buffer) = self.link.alloc() else { return Pulled::Starved };
+                *open = Some(Open::new(buffer));
+            }
+            let Some(record) = open else { return Pulled::Dry };
+            let built = match &whole {
+                Some(element) => self.build_whole(turn, connection, queue_pair, record, element),
+                None => self.build(turn, connection, queue_pair, record, limit),
             };
-            let built = match whole {
-                Some(element) => self.build_whole(turn, connection, queue_pair, place, &element),
-                None => self.build(turn, connection, queue_pair, place, limit),
-            };
-            if !built {
-                return Pulled::More;
+            match built {
+                Ok(0) => return Pulled::More,
+                Ok(octets) => space = space.saturating_sub(octets),
+                Err(error) => {
+                    self.push_open(connection, open.take());
+                    self.fail_build(connection, queue_pair, error);
+                    return Pulled::More;
+                }
             }
         }
+        Pulled::Dry
     }
 
-    /// Builds the one FPDU of a Send or Write that fits into it: the short way of most messages. False: the stream failed.
+    /// Builds the one FPDU of a Send or Write that fits into it: the short way of most messages. Gives its octets.
     #[inline]
     fn build_whole(
         &mut self,
         turn: &Turn<'_>,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
-        mut place: Place<P::Buffer>,
+        record: &mut Open<P::Buffer>,
         element: &SendElement,
-    ) -> bool {
-        let Phase::Running(running) = &mut connection.phase else { return false };
-        let Some(room) = place.room(&mut self.connections.records, self.link.payload_start) else { return false };
+    ) -> Result<usize, AccessError> {
+        let Phase::Running(running) = &mut connection.phase else { return Ok(0) };
+        let Some(room) = record.room(&mut self.connections.records, self.link.payload_start) else { return Ok(0) };
         let header_len = header_len(element.opcode);
         if element.opcode == SendOpcode::Write {
             let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
@@ -234,93 +237,92 @@ impl<P: Port> Core<P> {
             room[LENGTH_LEN..LENGTH_LEN + UNTAGGED_HEADER_LEN].copy_from_slice(&header);
         }
         let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
-        let gathered = if element.flags.contains(SendFlags::INLINE) {
+        if element.flags.contains(SendFlags::INLINE) {
             queue_pair.send.copy_inline_of(element, fpdu.payload());
-            Ok(())
         } else {
             let (mut at, mut index) = (0, 0);
-            loop {
-                let Some(piece) = queue_pair.send.entry(element, index) else { break Ok(()) };
-                if let Err(error) = fpdu.gather(turn, queue_pair.association, piece, &mut at) {
-                    break Err(error);
-                }
+            while let Some(piece) = queue_pair.send.entry(element, index) {
+                fpdu.gather(turn, queue_pair.association, piece, &mut at)?;
                 index += 1;
             }
-        };
-        if gathered.is_err() {
-            self.fail_work(connection, queue_pair, Status::LocalProtection);
-            return false;
         }
         let length = fpdu.end();
         running.balance = (running.balance - i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
-        self.push_built(connection, place, length);
-        queue_pair.send.finish_whole(element, connection.tcp.octets_pushed());
-        true
+        self.counters.fpdus_sent += 1;
+        record.add(length);
+        self.finish_whole(connection, queue_pair, element, Some(&*record));
+        Ok(length)
     }
 
-    /// Builds the next FPDU of the message being cut and hands it to TCP. False: the stream failed.
+    /// The next element of the send queue was built or carried out in one go.
+    #[inline]
+    fn finish_whole(
+        &mut self,
+        connection: &Connection,
+        queue_pair: &mut QueuePair,
+        element: &SendElement,
+        open: Option<&Open<P::Buffer>>,
+    ) {
+        let position = connection.tcp.octets_pushed() + open.map_or(0, Open::built);
+        let completion = queue_pair.send.finish_whole(element, queue_pair.number, position);
+        self.complete_send(queue_pair, completion);
+    }
+
+    /// Builds the next FPDU of the message being cut. Gives its octets.
     #[inline]
     fn build(
         &mut self,
         turn: &Turn<'_>,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
-        mut place: Place<P::Buffer>,
+        record: &mut Open<P::Buffer>,
         limit: u16,
-    ) -> bool {
-        let Phase::Running(running) = &mut connection.phase else { return false };
-        let Some(outgoing) = &mut running.outgoing else { return false };
-        let before = place.before();
-        let Some(room) = place.room(&mut self.connections.records, self.link.payload_start) else { return false };
+    ) -> Result<usize, AccessError> {
+        let Phase::Running(running) = &mut connection.phase else { return Ok(0) };
+        let Some(outgoing) = &mut running.outgoing else { return Ok(0) };
+        let left = (connection.tcp.effective_mss() as usize).saturating_sub(record.length());
+        let Some(room) = record.room(&mut self.connections.records, self.link.payload_start) else { return Ok(0) };
         let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
             running.outgoing = None;
-            return true;
+            return Ok(0);
         };
         let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, running.crc);
         let association = queue_pair.association;
         let mut at = 0;
-        let copied = match outgoing.source {
-            Source::Nothing | Source::NoPayload | Source::Answer => Ok(()),
+        match outgoing.source {
+            Source::Nothing | Source::NoPayload | Source::Answer => {}
             Source::CommitRequest(identifier) => {
                 queue_pair.send.copy_commit_request(identifier, cut.payload_offset, fpdu.payload());
-                Ok(())
             }
-            Source::Inline => {
-                queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload());
-                Ok(())
-            }
+            Source::Inline => queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload()),
             Source::Entries => queue_pair
                 .send
-                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece, &mut at)),
+                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece, &mut at))?,
             Source::Response { stag, offset } => {
                 let offset = offset.0.wrapping_add(u64::from(cut.payload_offset));
                 let piece = Sge { stag: stag.0, length: cut.payload_len, offset };
-                fpdu.gather_with(turn, association, piece, &mut at, Access::REMOTE_READ)
+                fpdu.gather_with(turn, association, piece, &mut at, Access::REMOTE_READ)?;
             }
-        };
-        if let Err(error) = copied {
-            self.fail_build(connection, queue_pair, error);
-            return false;
         }
         let mut length = fpdu.end();
         if cut.last && outgoing.tail.is_some() {
             // Both in one segment, if they fit.
-            length = append_tail(running, connection.tcp.effective_mss() as usize - before, room, length);
+            length = append_tail(running, left, room, length);
         }
         if running.transmits_markers() {
             length = mark(running, connection.tcp.octets_pushed(), room, length);
         }
-        self.push_built(connection, place, length);
+        self.counters.fpdus_sent += 1;
+        record.add(length);
         if cut.last {
-            self.finish_message(connection, queue_pair);
+            self.finish_message(connection, queue_pair, connection.tcp.octets_pushed() + record.built());
         }
-        true
+        Ok(length)
     }
 
-    /// The last segment of the message being cut was built.
+    /// The last segment of the message being cut was built; it ends at `position` octets of TCP's stream.
     #[inline]
-    fn finish_message(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
-        let position = connection.tcp.octets_pushed();
+    fn finish_message(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, position: u64) {
         let Phase::Running(running) = &mut connection.phase else { return };
         let Some(outgoing) = running.outgoing.take() else { return };
         let cost = i64::from(outgoing.message.length()) + MESSAGE_COST;
@@ -342,36 +344,6 @@ impl<P: Port> Core<P> {
                 running.balance = (running.balance + cost).min(BALANCE_LIMIT);
             }
         }
-    }
-
-    /// A message cannot be built: our memory is not (any longer) what it was said to be.
-    #[cold]
-    fn fail_build(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, error: AccessError) {
-        let Phase::Running(running) = &mut connection.phase else { return };
-        let Some(outgoing) = running.outgoing.take() else { return };
-        if let Source::Response { .. } = outgoing.source {
-            let fault = read_fault(error);
-            let message = running.stream.fail_response(fault, &outgoing.message);
-            // What went before in this turn was sent.
-            self.retire(connection, queue_pair);
-            self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
-        } else {
-            self.fail_work(connection, queue_pair, Status::LocalProtection);
-        }
-    }
-
-    /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.
-    #[cold]
-    fn fail_work(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, status: Status) {
-        self.retire(connection, queue_pair);
-        let Phase::Running(running) = &mut connection.phase else { return };
-        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
-        let message = running.stream.fail(fault, None);
-        connection.ends_by(DisconnectReason::LocalError(status));
-        let at = queue_pair.send.begun();
-        self.flush_with(queue_pair, Some((at, status)), None);
-        let failure = Failure { fault, receive: None, send: None };
-        self.end_by_fault(connection, Some(queue_pair), failure, message);
     }
 
     /// Hands the start-up frame to TCP. False: no buffer, or TCP does not take it yet.

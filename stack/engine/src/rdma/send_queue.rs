@@ -203,13 +203,29 @@ impl SendQueue {
         }
     }
 
-    /// As [`SendQueue::finish`], for the next element, which was built at once.
+    /// As [`SendQueue::finish`], for the next element, which was built at once. If it is complete already, it is taken
+    /// out; gives its completion then, if one is wanted.
     #[inline]
-    pub(crate) fn finish_whole(&mut self, element: &SendElement, position: u64) {
-        if self.waits_for_ack(element) {
+    pub(crate) fn finish_whole(&mut self, element: &SendElement, number: u32, position: u64) -> Option<Completion> {
+        let waits = self.waits_for_ack(element);
+        if self.begun == 0 && !waits {
+            return self.take_out(element, number, Status::Success, 0);
+        }
+        if waits {
             self.ends.push_back(position);
         }
         self.begun += element.slots();
+        None
+    }
+
+    /// Takes the oldest element out, which is complete. Gives its completion, if one is wanted.
+    #[inline]
+    fn take_out(&mut self, element: &SendElement, number: u32, status: Status, original: u64) -> Option<Completion> {
+        self.released += element.slots() as u64;
+        self.ring.release(element.slots());
+        self.completed += 1;
+        let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED) || !status.is_success();
+        signalled.then(|| Completion { immediate: original, ..completion_of(element, number, status) })
     }
 
     #[inline]
@@ -317,11 +333,7 @@ impl SendQueue {
             self.ends.pop_front();
         }
         self.begun -= element.slots();
-        self.released += element.slots() as u64;
-        self.ring.release(element.slots());
-        self.completed += 1;
-        let signalled = self.signal_all || element.flags.contains(SendFlags::SIGNALLED) || !status.is_success();
-        Some(signalled.then(|| Completion { immediate: original, ..completion_of(&element, number, status) }))
+        Some(self.take_out(&element, number, status, original))
     }
 
     /// Slots posted and not completed.
