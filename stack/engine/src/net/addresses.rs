@@ -1,8 +1,8 @@
-//! Our own addresses: which there are, whether they may be used yet, and where packets leave from and go to next.
+//! Our own addresses: which we have, whether they may be used yet, their source address selection and next hops.
 //!
-//! IPv6 addresses are checked for duplicates before they are used (RFC 4862 §5.4). The check begins at once, without the random
-//! delay of §5.4.2, which is for many hosts that start together on one link; and its solicitations carry a nonce, so that one that
-//! the link sends back is not taken for another host's (RFC 7527).
+//! IPv6 addresses are checked for duplicates before use (RFC 4862 §5.4). The check begins at once, without the random
+//! delay of §5.4.2, which is for many hosts that start together on one link. Solicitations carry a nonce, so one that
+//! the link reflects is not mistaken for another host's (RFC 7527).
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -13,17 +13,17 @@ use uwarp_wire::ipv6;
 
 use crate::api::config::{EngineConfig, InterfaceAddress};
 
-/// RETRANS_TIMER of RFC 4861 §10, by which RFC 4862 §5.4 waits.
+/// RETRANS_TIMER of RFC 4861 §10: the wait between solicitations of RFC 4862 §5.4.
 const RETRANSMIT: Duration = Duration::from_secs(1);
 
 /// What may be done with an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// Everything.
+    /// Any use.
     Assigned,
-    /// Nothing yet: so many solicitations are still to be sent, the next one (or the verdict) at this time.
+    /// No use yet: `left` solicitations are still to be sent; the next one, or the verdict, is due at `next`.
     Tentative { left: u8, next: Instant, nonce: [u8; 6] },
-    /// Nothing: another host has it.
+    /// No use: another host has it.
     Duplicate,
 }
 
@@ -34,7 +34,7 @@ struct Own {
     standing: Standing,
 }
 
-/// All of them.
+/// All own addresses.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     all: Vec<Own>,
@@ -43,7 +43,7 @@ pub(crate) struct Addresses {
     gateway6: Option<IpAddress>,
 }
 
-/// What the check for duplicates wants.
+/// The next action of duplicate address detection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Ask whether anybody has the address.
@@ -112,7 +112,7 @@ impl Addresses {
         let Some(bits) = address.to_ipv4().map(std::net::Ipv4Addr::to_bits) else { return false };
         self.all.iter().any(|own| {
             let host = u32::MAX.checked_shr(own.prefix.into()).unwrap_or(0);
-            // RFC 3021 §2.2: a prefix of 31 bits has two hosts and nothing else.
+            // RFC 3021 §2.2: a prefix of 31 bits has two hosts and no broadcast address.
             own.prefix < 31 && own.address.shares_prefix(address, own.prefix) && bits & host == host
         })
     }
@@ -143,7 +143,7 @@ impl Addresses {
             return destination;
         }
         let gateway = if destination.is_ipv4() { self.gateway } else { self.gateway6 };
-        // Without a gateway everything is taken to be on the link.
+        // Without a gateway, every address counts as on-link.
         gateway.unwrap_or(destination)
     }
 
@@ -151,8 +151,8 @@ impl Addresses {
         destination.is_link_local() || self.all.iter().any(|own| own.address.shares_prefix(destination, own.prefix))
     }
 
-    /// The address to send from (RFC 6724 §5, as far as there is a choice here): one with the destination's prefix, else one of its
-    /// scope, and never one that another host has.
+    /// The source address for a destination (RFC 6724 §5, as far as there is a choice): one with the destination's
+    /// prefix, else one of the same scope; never one that another host has.
     pub(crate) fn source_for(&self, destination: IpAddress) -> Option<IpAddress> {
         let usable = |own: &&Own| own.address.is_ipv4() == destination.is_ipv4() && own.standing != Standing::Duplicate;
         self.all
@@ -170,7 +170,7 @@ impl Addresses {
         self.all.iter().any(|own| !own.address.is_ipv4())
     }
 
-    /// What the check for duplicates wants now.
+    /// The next action of duplicate address detection that is due.
     pub(crate) fn poll_check(&mut self, now: Instant) -> Option<Check> {
         for own in &mut self.all {
             let Standing::Tentative { left, next, nonce } = &mut own.standing else { continue };
@@ -189,7 +189,7 @@ impl Addresses {
         None
     }
 
-    /// When [`Addresses::poll_check`] has something to say next.
+    /// When [`Addresses::poll_check`] next has an action.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let next = |own: &Own| match own.standing {
             Standing::Tentative { next, .. } => Some(next),
@@ -198,8 +198,8 @@ impl Addresses {
         self.all.iter().filter_map(next).min()
     }
 
-    /// Somebody else uses, or wants, an address that is still being checked. The address that is lost, if any: a nonce of our own
-    /// tells that it was we.
+    /// Another host uses or checks an address that we are still checking. Returns the address if we lose it; a nonce of
+    /// ours means that the message is our own.
     pub(crate) fn conflict(&mut self, address: IpAddress, said: Option<[u8; 6]>) -> Option<IpAddr> {
         let own = self.all.iter_mut().find(|own| own.address == address)?;
         let Standing::Tentative { nonce, .. } = own.standing else { return None };

@@ -1,5 +1,6 @@
-//! Who has which address on the link: ARP (RFC 826, announcements and conflicts by RFC 5227), Neighbor Discovery (RFC 4861) and the
-//! check of our own IPv6 addresses (RFC 4862 §5.4). Routers are as configured: their advertisements and redirects are not followed.
+//! Address resolution on the link: ARP (RFC 826, with announcements and conflicts by RFC 5227), Neighbor Discovery (RFC
+//! 4861) and the check of our own IPv6 addresses (RFC 4862 §5.4). Routers are configured; their advertisements and
+//! redirects are ignored.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -19,11 +20,11 @@ use crate::net::ANNOUNCE_INTERVAL;
 use crate::net::addresses::Check;
 use crate::net::neighbours::{Advertisement, Request};
 
-/// Between two defences of an address (DEFEND_INTERVAL of RFC 5227 §1.1).
+/// Least time between two defences of an address (DEFEND_INTERVAL of RFC 5227 §1.1).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
 impl<P: Port> Core<P> {
-    /// What is to be done now and then: the check of our addresses, a second announcement, paths and fragments that grow old.
+    /// Rare work: the check of our addresses, the second announcement, ageing of paths and fragments.
     #[cold]
     pub(crate) fn run_chores(&mut self) {
         while let Some(check) = self.net.addresses.poll_check(self.now) {
@@ -31,7 +32,7 @@ impl<P: Port> Core<P> {
                 Check::Solicit(address, nonce) => self.send_check(address, nonce),
                 Check::Assigned(address) => {
                     self.advertise(address);
-                    // Whoever waited for the address goes on.
+                    // Connections that wait for the address continue.
                     self.net.neighbours.touch();
                 }
             }
@@ -51,7 +52,7 @@ impl<P: Port> Core<P> {
         self.net.chores_at = next.into_iter().flatten().min();
     }
 
-    /// Says to everybody on the link who we are.
+    /// Announces our addresses to the link.
     pub(crate) fn announce(&mut self) {
         let addresses: Vec<IpAddress> = self.net.addresses.assigned().collect();
         for address in addresses {
@@ -66,7 +67,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Says it again after a while, as a first announcement may be lost.
+    /// Announces now and once more later, since the first announcement may be lost.
     pub(crate) fn announce_twice(&mut self) {
         self.announce();
         let at = self.now + ANNOUNCE_INTERVAL;
@@ -96,14 +97,14 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Asks whether anybody has an address that is to be ours (RFC 4862 §5.4.2).
+    /// Asks whether another host has an address that we want to use (RFC 4862 §5.4.2).
     fn send_check(&mut self, target: Ipv6Addr, nonce: [u8; 6]) {
         let group = ipv6::solicited_node(target);
         let message = Icmp6Message::NeighbourSolicitation { target, source_mac: None, nonce: Some(nonce) };
         self.send_discovery(ipv6::multicast_mac(group), IpAddress::UNSPECIFIED, group, &message);
     }
 
-    /// Tells all nodes that an address is ours (RFC 4861 §7.2.6).
+    /// Announces to all nodes that an address is ours (RFC 4861 §7.2.6).
     fn advertise(&mut self, target: Ipv6Addr) {
         let message = self.advertisement(target, false);
         let all = ipv6::ALL_NODES;
@@ -145,7 +146,7 @@ impl<P: Port> Core<P> {
         if frame.destination_mac != self.link.own_mac && frame.destination_mac != EthernetAddress::BROADCAST {
             return self.count_drop(DropReason::NotForUs);
         }
-        // Our own announcement may come back.
+        // The link may reflect our own announcement.
         if packet.sender_mac == self.link.own_mac || !packet.sender_mac.is_unicast() {
             return;
         }
@@ -171,7 +172,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Another host speaks for an address that is ours: it is defended, now and then (RFC 5227 §2.4 (c)).
+    /// Another host claims an address of ours: defends it, at a limited rate (RFC 5227 §2.4 (c)).
     #[cold]
     fn on_conflict(&mut self, address: IpAddress) {
         self.counters.address_conflicts += 1;
@@ -195,7 +196,7 @@ impl<P: Port> Core<P> {
     ) {
         let (source, asked) = (frame.route.source, IpAddress::from(target));
         let checks = source.is_unspecified();
-        // RFC 4861 §7.1.1: a check for duplicates goes to the solicited nodes and tells no hardware address.
+        // RFC 4861 §7.1.1: a check for duplicates goes to the solicited-node group and carries no hardware address.
         let to_group = frame.route.destination == ipv6::solicited_node(target).into();
         if frame.hop_limit != NEIGHBOUR_HOP_LIMIT || checks && (!to_group || source_mac.is_some()) {
             return self.count_drop(DropReason::BadDiscovery);
@@ -204,7 +205,8 @@ impl<P: Port> Core<P> {
             return;
         }
         if self.net.addresses.is_tentative(asked) {
-            // RFC 4862 §5.4.3: another host checks the same address; whoever merely asks for it gets no answer yet.
+            // RFC 4862 §5.4.3: a check means that another host wants the same address. A mere question gets no answer
+            // yet.
             if checks {
                 self.lose(asked, nonce);
             }
@@ -226,7 +228,7 @@ impl<P: Port> Core<P> {
         if self.is_second_hand() {
             return;
         }
-        // Without the option, whoever asked is where the frame came from.
+        // Without the option, the frame's source is the address to answer to.
         let mac = source_mac.unwrap_or(frame.route.source_mac);
         let message = self.advertisement(target, true);
         self.send_discovery(mac, asked, source6, &message);
@@ -246,13 +248,13 @@ impl<P: Port> Core<P> {
             return self.lose(address, None);
         }
         if self.net.addresses.is_own(address) {
-            // RFC 4862 §5.4.4: beyond its scope; the other one is told once more.
+            // RFC 4862 §5.4.4 does not cover an assigned address: defend it once more.
             return self.on_conflict(address);
         }
         self.net.neighbours.advertised(self.now, address, said);
     }
 
-    /// Another host has an address that was being checked (RFC 4862 §5.4.5).
+    /// Another host has an address that we were checking (RFC 4862 §5.4.5).
     fn lose(&mut self, address: IpAddress, nonce: Option<[u8; 6]>) {
         let Some(lost) = self.net.addresses.conflict(address, nonce) else { return };
         self.counters.address_conflicts += 1;

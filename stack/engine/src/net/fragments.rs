@@ -1,4 +1,4 @@
-//! Fragments received and sent. Nothing of this is on the way of a usual packet.
+//! Fragments received and sent. Usual packets never come here.
 
 use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 use crate::net::reassembly::{Taken, Whole};
 
-/// The type of Time Exceeded: not all fragments came in time (RFC 792).
+/// Code of Time Exceeded: reassembly timed out (RFC 792).
 const REASSEMBLY_TIME: u8 = 1;
 
 impl<P: Port> Core<P> {
@@ -46,7 +46,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A packet put together becomes a frame again.
+    /// Turns a reassembled packet into a frame again.
     fn receive_whole(&mut self, turn: &Turn<'_>, whole: &Whole) {
         let Route { source, destination, source_mac, destination_mac, vlan, .. } = whole.route;
         let path = Path {
@@ -63,18 +63,18 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes a frame that lies in memory of ours, of any length; `verified`: the TCP checksum is known to be right.
+    /// Takes a frame of any length from our own memory. `verified`: the TCP checksum is known to be right.
     #[cold]
     pub(crate) fn receive_octets(&mut self, turn: &Turn<'_>, octets: &[u8], verified: bool) {
         match classify(octets, octets.len()) {
             Ok(Frame::Tcp(frame)) => self.receive_segment(turn, &frame, octets, verified),
-            // A fragment of what was a fragment is nobody's work.
+            // Nested fragments are dropped.
             Ok(Frame::Fragment(_)) => self.count_drop(DropReason::Fragment),
             other => self.receive_other(turn, other, octets),
         }
     }
 
-    /// Takes a segment that lies in memory of ours: cut into buffers, each with headers of its own.
+    /// Takes a segment from our own memory: cuts it into buffers, each with headers of its own.
     fn receive_segment(&mut self, turn: &Turn<'_>, frame: &TcpFrame, octets: &[u8], verified: bool) {
         if !verified && !frame.checksum_is_good(octets, checksum_sum) {
             return self.count_drop(DropReason::L4Checksum);
@@ -91,7 +91,7 @@ impl<P: Port> Core<P> {
             let piece = &payload[at..payload.len().min(at + most)];
             let last = at + piece.len() == payload.len();
             let header = header_of_piece(frame.header, at, last);
-            // What is received may wait out of order: records keep their buffers.
+            // Out-of-order data may hold these buffers, so the reserve stays untouched.
             if !self.link.has_free(self.link.transmit.reserve + 1) {
                 return self.count_drop(DropReason::NoTransmitBuffer);
             }
@@ -112,7 +112,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Gives up fragments whose time is over (RFC 1122 §3.3.2, RFC 8200 §4.5).
+    /// Drops fragments whose time limit has passed (RFC 1122 §3.3.2, RFC 8200 §4.5).
     pub(crate) fn expire_fragments(&mut self) {
         while let Some((route, quoted)) = self.net.reassembly.poll_expired(self.now) {
             self.count_drop(DropReason::Fragment);
@@ -145,7 +145,7 @@ impl<P: Port> Core<P> {
         let fragment_header = if path.source.is_ipv4() { 0 } else { FRAGMENT_HEADER_LEN };
         let room = usize::from(self.link.port.capabilities().mtu) - self.ip_header_len(path) - fragment_header;
         let most = room & !7;
-        // RFC 7739: a number that nobody can foretell.
+        // RFC 7739: the identification must be unpredictable.
         let identification = self.random.u32(..);
         for (index, piece) in packet.chunks(most).enumerate() {
             let offset = index * most;
@@ -160,13 +160,13 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// The header of what begins `at` octets behind the start of a segment's payload, and is its last piece or not.
+/// The header for the piece that begins `at` octets into a segment's payload. `last`: it is the segment's last piece.
 fn header_of_piece(mut header: TcpHeader, at: usize, last: bool) -> TcpHeader {
     if at > 0 {
-        // A SYN stands in front of the first octet.
+        // A SYN occupies the sequence number before the first octet.
         let ahead = at as u32 + u32::from(header.flags.contains(TcpFlags::SYN));
         header.sequence += ahead;
-        // It is counted from the sequence number on, which has moved: zero says nothing.
+        // The pointer counts from the sequence number, which has moved. Zero means none.
         header.urgent = header.urgent.saturating_sub(u16::try_from(ahead).unwrap_or(u16::MAX));
         header.flags = header.flags.without(TcpFlags::SYN);
     }

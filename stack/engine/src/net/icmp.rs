@@ -15,17 +15,17 @@ use crate::core::Core;
 use crate::link::port::Port;
 use crate::net::neighbours::Advertisement;
 
-/// UDP, whose packets go to ports that nobody has opened here.
+/// UDP. No UDP port is ever open here.
 const UDP: u8 = 17;
-/// The most of a packet that an ICMP error quotes: the error stays within 576 octets (RFC 1812 §4.3.2.3).
+/// The longest quotation in an ICMP error, so that the error stays within 576 octets (RFC 1812 §4.3.2.3).
 const QUOTED4: usize = 576 - ipv4::HEADER_LEN - icmp::HEADER_LEN;
-/// The same for ICMPv6 and its 1280 octets (RFC 4443 §2.4 (c)).
+/// The same for ICMPv6, within 1280 octets (RFC 4443 §2.4 (c)).
 const QUOTED6: usize = ipv6::MINIMUM_MTU as usize - ipv6::HEADER_LEN - icmp6::HEADER_LEN;
 
-/// A token bucket: so many errors a second, a tenth of them at once.
+/// A token bucket with a rate of errors a second and a burst of a tenth of that.
 #[derive(Debug)]
 pub(crate) struct ErrorLimit {
-    /// Time that one error costs; zero: none are sent at all.
+    /// Time that one error costs; zero: no errors are sent.
     cost: Duration,
     burst: u32,
     tokens: u32,
@@ -39,7 +39,7 @@ impl ErrorLimit {
         ErrorLimit { cost, burst, tokens: burst, filled_at: Instant::ZERO }
     }
 
-    /// Whether one may be sent now.
+    /// Whether an error may be sent now.
     fn admits(&mut self, now: Instant) -> bool {
         if self.burst == 0 {
             return false;
@@ -69,7 +69,7 @@ impl<P: Port> Core<P> {
             return self.count_drop(DropReason::WrongAddress);
         }
         match frame.message {
-            // All hosts of the subnet would hear the answer.
+            // A broadcast source: all hosts of the subnet would receive the answer.
             IcmpMessage::EchoRequest { .. } if self.net.addresses.is_subnet_broadcast(route.source) => {
                 self.count_drop(DropReason::WrongAddress);
             }
@@ -109,7 +109,7 @@ impl<P: Port> Core<P> {
         }
         match frame.message {
             Icmp6Message::EchoRequest { identifier, sequence, data } => {
-                // RFC 4443 §4.2: an echo to a group is answered from an address of ours.
+                // RFC 4443 §4.2: an echo request to a group is answered from a unicast address of ours.
                 let own = if to_us { Some(route.destination) } else { self.net.addresses.source_for(route.source) };
                 let Some(own) = own.filter(|own| self.net.addresses.is_own(*own)) else {
                     return self.count_drop(DropReason::WrongAddress);
@@ -140,7 +140,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A soft error (RFC 5927 §4): it ends an attempt to connect, and nothing else.
+    /// A soft error (RFC 5927 §4): it fails an open under way, and affects nothing else.
     fn on_soft_error(&mut self, quoted: Option<QuotedTcp>) {
         let found = quoted.and_then(|quoted| Some((quoted, self.find(&quoted.flow)?)));
         let Some((quoted, index)) = found else { return self.count_drop(DropReason::IcmpForged) };
@@ -153,7 +153,7 @@ impl<P: Port> Core<P> {
         self.put_back(index, connection);
     }
 
-    /// Answers an IP packet that nobody here can take (RFC 1122 §3.2.2, RFC 4443 §3).
+    /// Answers an IP packet that no protocol here accepts (RFC 1122 §3.2.2, RFC 4443 §3).
     #[cold]
     pub(crate) fn refuse_packet(&mut self, frame: &RefusedFrame, octets: &[u8]) {
         let route = &frame.route;
@@ -192,8 +192,8 @@ impl<P: Port> Core<P> {
         self.send_error6(route, octets, |quoted| Icmp6Message::ParameterProblem { code, pointer, quoted });
     }
 
-    /// Whether an error may be sent about a packet (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)). What it was sent to is looked at by
-    /// who received it.
+    /// Whether an error may be sent about a packet (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)). Callers have checked
+    /// the packet's destination.
     fn may_answer(&mut self, route: &Route, packet: &[u8]) -> bool {
         let source = route.source;
         let is_of_one =
@@ -208,7 +208,7 @@ impl<P: Port> Core<P> {
         true
     }
 
-    /// Sends an ICMP error about the packet in `octets`, a whole frame.
+    /// Sends an ICMP error about a packet; `octets` is its whole frame.
     pub(crate) fn send_error4<'a>(
         &mut self,
         route: &Route,
@@ -226,7 +226,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Sends an ICMPv6 error about the packet in `octets`, a whole frame.
+    /// Sends an ICMPv6 error about a packet; `octets` is its whole frame.
     pub(crate) fn send_error6<'a>(
         &mut self,
         route: &Route,
@@ -246,7 +246,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// RFC 4443 §2.2: the address that the packet was for, if it is one host's; otherwise one of ours.
+    /// RFC 4443 §2.2: the source is the address that the packet was sent to, if that is unicast; otherwise one of ours.
     fn answering_address(&self, asked: IpAddress, peer: IpAddress) -> Option<IpAddress> {
         if self.net.addresses.is_own(asked) {
             return Some(asked);
@@ -255,7 +255,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// A frame's IP packet, as far as it lies in `octets`.
+/// A frame's IP packet, as far as `octets` contains it.
 fn packet_of<'a>(route: &Route, octets: &'a [u8]) -> Option<&'a [u8]> {
     let packet = octets.get(route.ip_offset..)?;
     Some(&packet[..packet.len().min(route.ip_len)])

@@ -1,4 +1,4 @@
-//! The host that the engine is in its network: own addresses, neighbours, ICMP, path MTUs, fragments.
+//! The engine as a host of its network: own addresses, neighbours, ICMP, path MTUs, fragments.
 
 use std::time::Duration;
 
@@ -20,21 +20,21 @@ pub(crate) mod neighbours;
 pub(crate) mod path;
 pub(crate) mod reassembly;
 
-/// Between two announcements (ANNOUNCE_INTERVAL of RFC 5227 §1.1).
+/// Time between two announcements (ANNOUNCE_INTERVAL of RFC 5227 §1.1).
 pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the engine knows of its network.
+/// The state of this room.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) addresses: Addresses,
     pub(crate) neighbours: Neighbours,
     /// Connections that wait for a hardware address.
     pub(crate) unresolved: Vec<u32>,
-    /// Epoch of the neighbour table when `unresolved` was last looked at.
+    /// Epoch of the neighbour table when `unresolved` was last processed.
     pub(crate) known_epoch: u32,
     pub(crate) paths: Paths,
     pub(crate) reassembly: Reassembly,
-    /// ICMP errors that may still be sent.
+    /// Limits the ICMP errors sent.
     pub(crate) icmp_errors: ErrorLimit,
     /// Whether our addresses have been announced.
     pub(crate) announced: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Net {
     pub(crate) announce_at: Option<Instant>,
     /// When an address of ours was last defended, or never.
     pub(crate) defended_at: Option<Instant>,
-    /// When something rare is to be done: addresses, announcements.
+    /// When rare work is due: addresses, announcements.
     pub(crate) chores_at: Option<Instant>,
 }
 

@@ -1,11 +1,11 @@
-//! Neighbours: hardware addresses of next hops, learned by ARP (RFC 826) and by Neighbor Discovery (RFC 4861 §7).
+//! Neighbours: hardware addresses of next hops, learned by ARP (RFC 826) and Neighbor Discovery (RFC 4861 §7).
 //!
-//! One state machine serves both versions of IP: RFC 4861's, whose Probe state is the unicast poll that RFC 1122 §2.3.2.1 asks of
-//! ARP. The table makes no frames: it says which solicitations to send. Segments for an address that is being resolved wait inside
-//! their connection, which is not asked for them before the address is known, so nothing is queued here.
+//! One state machine, that of RFC 4861, serves both versions of IP. Its Probe state is the unicast poll that RFC 1122
+//! §2.3.2.1 asks of ARP. The table makes no frames; it names the solicitations to send. Nothing is queued here:
+//! segments for an unresolved address stay in their connection, which is not asked for them.
 //!
-//! Connections keep a copy of their next hop's address, valid while the table's epoch is the same. An address that stops being
-//! known to be reachable changes the epoch, so that the next segment sent comes by here and starts the confirmation.
+//! Connections cache their next hop's address, valid while the table's epoch is the same. An entry that becomes stale
+//! changes the epoch, so the next segment comes here and starts the confirmation.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -29,23 +29,23 @@ const SOLICITATIONS: u8 = 3;
 const ARP_INTERVAL: Duration = Duration::from_millis(100);
 /// ARP requests before an address counts as unreachable (waiting 100, 200, 400, 800, 1600 ms).
 const ARP_TRIES: u8 = 5;
-/// An address that nobody used for so long is forgotten (RFC 1122 §2.3.2.1 has caches flushed; the time is ours).
+/// An unused entry is forgotten after this time. (RFC 1122 §2.3.2.1 demands a time; the value is ours.)
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// RFC 4861 §7.3.2.
+/// States of RFC 4861 §7.3.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Given by the configuration.
     Static,
-    /// Asked for.
+    /// Solicited, no answer yet.
     Incomplete { next: Instant, tries: u8 },
-    /// Answered of late.
+    /// Confirmed recently.
     Reachable { until: Instant },
-    /// Answered once, or was heard of: in use, not in doubt as long as nothing is sent.
+    /// Confirmed once, or learned from a packet: valid until the next use.
     Stale { until: Instant },
-    /// Something was sent: a moment for the answer before it is asked for.
+    /// In use again; waits for a confirmation before it solicits.
     Delay { until: Instant },
-    /// Asked to show itself.
+    /// Solicited at its known address.
     Probe { next: Instant, tries: u8 },
 }
 
@@ -55,7 +55,7 @@ struct Neighbour {
     state: State,
 }
 
-/// A solicitation that the table wants sent: to everybody who may have the address, or to one hardware address.
+/// A solicitation to send: to a group, or to one hardware address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) target: IpAddress,
@@ -66,20 +66,20 @@ pub(crate) struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resolution {
     Known([u8; 6]),
-    /// Not known: asked for.
+    /// Unknown; solicited.
     Pending,
     /// The table is full.
     Full,
 }
 
-/// What a neighbour, or somebody in its name, says of its hardware address.
+/// A claim about a neighbour's hardware address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Advertisement {
-    /// The hardware address, where it is told.
+    /// The hardware address, if the message contains it.
     pub(crate) mac: Option<[u8; 6]>,
-    /// It answers a question of ours.
+    /// It answers a solicitation of ours.
     pub(crate) solicited: bool,
-    /// It replaces what is known.
+    /// It replaces a known address.
     pub(crate) overrides: bool,
 }
 
@@ -90,10 +90,10 @@ type Table = HashMap<IpAddress, Neighbour, KeyedHash>;
 pub(crate) struct Neighbours {
     table: Table,
     capacity: usize,
-    /// Entries that became stale, the longest ago first, with the `until` of that state: one that differs from the table's is of
-    /// the past. A flood of strangers costs a look at its front for each, not at the whole table.
+    /// Stale entries, oldest first, with the `until` of that state. One that differs from the table's is outdated. A
+    /// flood of strangers costs one look at the front for each, not a walk over the table.
     quiet: VecDeque<(IpAddress, Instant)>,
-    /// Counts changes of known addresses, so that connections can keep a copy.
+    /// Counts changes of known addresses, which invalidate the copies in connections.
     epoch: u32,
     requests: VecDeque<Request>,
     /// Addresses that did not answer.
@@ -126,7 +126,7 @@ impl Neighbours {
         self.epoch
     }
 
-    /// Makes connections look again: an address of ours has come or gone.
+    /// Invalidates all copies: an own address was added or removed.
     pub(crate) fn touch(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
     }
@@ -146,7 +146,7 @@ impl Neighbours {
         }
         let before = self.table.insert(address, Neighbour { mac, state });
         let listed = before.as_ref().is_some_and(|old| old.state == state);
-        // Nobody has a copy of an address that was not known, or waits for one that nobody asked for.
+        // An address that was unknown and unsolicited has no copies, and nobody waits for it.
         let changed = before.is_some_and(|old| old.mac != mac || matches!(old.state, State::Incomplete { .. }));
         if changed {
             self.touch();
@@ -157,7 +157,7 @@ impl Neighbours {
         }
     }
 
-    /// Drops what is of the past from the list of the quiet, whenever that is the greater part of it.
+    /// Removes outdated entries from the list of stale ones when they are more than half of it.
     fn sort_out(&mut self) {
         if self.quiet.len() > 2 * self.capacity {
             let table = &self.table;
@@ -165,8 +165,8 @@ impl Neighbours {
         }
     }
 
-    /// The hardware address of a next hop to which something is to be sent now; begins to ask for it if it is not known, and
-    /// to have it confirmed if it is not fresh.
+    /// The hardware address of a next hop to which something is about to be sent. Starts to resolve an unknown one and
+    /// to confirm a stale one.
     pub(crate) fn resolve(&mut self, now: Instant, address: IpAddress) -> Resolution {
         if let Some(neighbour) = self.table.get_mut(&address) {
             let mac = neighbour.mac;
@@ -190,8 +190,9 @@ impl Neighbours {
         Resolution::Pending
     }
 
-    /// A packet of the neighbour itself told its hardware address without having been asked (an ARP request, the source option of
-    /// a solicitation): it is believed, but not known to hear us (RFC 4861 §7.2.3). New entries are made only if `create`.
+    /// An unsolicited claim by the neighbour itself: the sender of an ARP request, or the source option of a
+    /// solicitation. It is believed, but does not show that the neighbour receives us (RFC 4861 §7.2.3). New entries
+    /// are made only if `create`.
     pub(crate) fn observe(&mut self, now: Instant, address: IpAddress, mac: [u8; 6], create: bool) {
         let wanted = match self.table.get(&address) {
             Some(Neighbour { state: State::Static, .. }) => false,
@@ -203,7 +204,7 @@ impl Neighbours {
         }
     }
 
-    /// An advertisement, or an ARP reply (RFC 4861 §7.2.5). Nobody makes an entry by it.
+    /// An advertisement or an ARP reply (RFC 4861 §7.2.5). It never creates an entry.
     pub(crate) fn advertised(&mut self, now: Instant, address: IpAddress, said: Advertisement) {
         let Some(known) = self.table.get(&address) else { return };
         let (old, state) = (known.mac, known.state);
@@ -246,19 +247,19 @@ impl Neighbours {
         self.unreachable.pop()
     }
 
-    /// Whether there is anything to do: requests to send, hosts to give up, or a deadline that is due.
+    /// Whether there is work: requests to send, unreachable hosts to report, or a deadline that is due.
     #[inline]
     pub(crate) fn unsettled(&self, now: Instant) -> bool {
         !self.requests.is_empty() || !self.unreachable.is_empty() || self.deadline.is_some_and(|at| at <= now)
     }
 
-    /// When [`Neighbours::on_deadline`] has something to do.
+    /// When [`Neighbours::on_deadline`] next has work.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Asks again where no answer came, confirms what is in use, forgets what is not.
+    /// Repeats solicitations, confirms entries in use, forgets unused ones.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         if self.deadline.is_none_or(|at| at > now) {
             return;
@@ -270,7 +271,7 @@ impl Neighbours {
             let Some(state) = after(now, *address, neighbour, requests) else {
                 match neighbour.state {
                     State::Incomplete { .. } => unreachable.push(*address),
-                    // Whoever uses it asks everybody from now on (RFC 4861 §7.3.3).
+                    // Its users solicit it by multicast from now on (RFC 4861 §7.3.3).
                     _ => changed = true,
                 }
                 return false;
@@ -299,13 +300,13 @@ impl Neighbours {
         self.deadline = Some(self.deadline.map_or(at, |known| known.min(at)));
     }
 
-    /// Makes room for one more where it can: forgets the stale entry that has been quiet longest, or else the one that was
+    /// Makes room for one entry if possible: forgets the entry that has been stale longest, else the one that was
     /// confirmed first.
     fn make_room(&mut self) -> bool {
         if self.table.len() < self.capacity {
             return true;
         }
-        // When an entry became stale, all copies of it became void: whoever had one would have made it fresh.
+        // Becoming stale invalidated all copies; a use since then would have made the entry fresh.
         if let Some(address) = self.pop_quiet() {
             self.table.remove(&address);
             return true;
@@ -334,12 +335,12 @@ impl Neighbours {
     }
 }
 
-/// Whether the entry is stale, and has been since it was set to be forgotten at `until`.
+/// Whether the entry is stale, and is still the one that was to be forgotten at `until`.
 fn is_quiet(table: &Table, address: IpAddress, until: Instant) -> bool {
     table.get(&address).is_some_and(|neighbour| neighbour.state == State::Stale { until })
 }
 
-/// The state of a neighbour now that time has gone by; `None`: it is given up.
+/// The state of a neighbour after time has passed; `None`: it is given up.
 fn after(now: Instant, address: IpAddress, neighbour: &Neighbour, requests: &mut VecDeque<Request>) -> Option<State> {
     let probe = |requests: &mut VecDeque<Request>, tries| {
         requests.push_back(Request { target: address, mac: Some(neighbour.mac) });

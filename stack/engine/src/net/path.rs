@@ -1,9 +1,8 @@
-//! What packets fit on the way to each destination: path MTU discovery (RFC 1191, RFC 8201), with the checks that keep forged
-//! messages out (RFC 5927 §4 and §7).
+//! Path MTU discovery (RFC 1191, RFC 8201), with the checks against forged messages (RFC 5927 §4 and §7).
 //!
-//! A message is looked at if it quotes octets of ours that are in flight. One that claims less than what has arrived of late is
-//! doubted: it counts only once a retransmission time-out finds the quoted octets still missing (RFC 5927 §7.2). Nothing but age
-//! raises an MTU again.
+//! A message counts only if it quotes octets of ours that are in flight. If it claims less than what has arrived
+//! recently, it is *doubted*: it takes effect once a retransmission time-out finds the quoted octets still missing (RFC
+//! 5927 §7.2). Only age raises an MTU again.
 
 use std::time::Duration;
 
@@ -21,46 +20,46 @@ use crate::connection::flow::KeyedHash;
 use crate::core::Core;
 use crate::link::port::Port;
 
-/// How long a lower MTU is believed before a larger one is tried (RFC 1191 §6.3, RFC 8201 §5.3).
+/// How long a lower MTU is used before a larger one is tried (RFC 1191 §6.3, RFC 8201 §5.3).
 const BELIEVED: Duration = Duration::from_secs(600);
-/// Destinations that are remembered: a peer can make an entry for its own address only.
+/// Most destinations that are remembered. A peer can cause an entry only for its own address.
 const MOST_PATHS: usize = 1024;
-/// No message makes IPv4 packets smaller than this: what every host takes (RFC 1122 §3.3.3), less what a tunnel may need.
+/// The least MTU that a message may cause with IPv4: what every host takes (RFC 1122 §3.3.3), less room for a tunnel.
 const MINIMUM_IPV4: u16 = 552;
-/// How long a destination's other connections may go on with a larger MTU. To look for them is to look at all connections, which
-/// is done for all changes of such a time at once.
+/// How long other connections to a destination may keep a larger MTU. Finding them takes a walk over all connections,
+/// which is made once for all changes of this time.
 const FIT_AFTER: Duration = Duration::from_millis(10);
 /// Octets of the headers of IPv4 and TCP without options.
 const IPV4_AND_TCP: u16 = 40;
-/// The plateaus of RFC 1191 §7.1, for routers that tell no MTU.
+/// The plateaus of RFC 1191 §7.1, for routers that do not report an MTU.
 const PLATEAUS: [u16; 6] = [8166, 4352, 2002, 1492, 1006, 552];
 
-/// A lower MTU of which a message told.
+/// A lower MTU that a message reported.
 #[derive(Debug)]
 struct Known {
     mtu: u16,
     until: Instant,
 }
 
-/// A message that is not believed yet.
+/// A doubted message.
 #[derive(Debug)]
 struct Doubt {
     mtu: u16,
     /// The first octet that it quoted.
     sequence: SeqNumber,
-    /// Retransmission time-outs before it came.
+    /// Retransmission time-outs before it arrived.
     timeouts: u32,
 }
 
-/// All that is known of paths.
+/// All known path MTUs.
 #[derive(Debug)]
 pub(crate) struct Paths {
     known: HashMap<IpAddress, Known, KeyedHash>,
-    /// By the connection's index.
+    /// By index of the connection.
     doubts: HashMap<u32, Doubt>,
-    /// Destinations whose connections do not all know of a change.
+    /// Destinations with a changed MTU that some connections do not use yet.
     unfitted: HashSet<IpAddress, KeyedHash>,
-    /// When they are made to fit, if there are any.
+    /// When those connections are adjusted, if there are any.
     fit_at: Instant,
 }
 
@@ -89,14 +88,14 @@ impl Paths {
         self.known.iter().map(|(destination, known)| (*destination, known.mtu))
     }
 
-    /// When the next entry has grown old, or connections are to be made to fit.
+    /// When the next entry expires, or connections are to be adjusted.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let old = self.known.values().map(|known| known.until).min();
         let fit = (!self.unfitted.is_empty()).then_some(self.fit_at);
         old.into_iter().chain(fit).min()
     }
 
-    /// A connection is gone.
+    /// Removes what is stored for a connection that is gone.
     pub(crate) fn forget(&mut self, index: u32) {
         self.doubts.remove(&index);
     }
@@ -107,13 +106,13 @@ fn headers(destination: IpAddress) -> u16 {
     if destination.is_ipv4() { IPV4_AND_TCP } else { IPV6_AND_TCP }
 }
 
-/// What to try below a packet that did not fit, when nobody says what would (RFC 1191 §5).
+/// The next smaller plateau, when the router reports no MTU (RFC 1191 §5).
 fn plateau_below(packet_len: usize) -> u16 {
     PLATEAUS.into_iter().find(|plateau| usize::from(*plateau) < packet_len).unwrap_or(MINIMUM_IPV4)
 }
 
 impl<P: Port> Core<P> {
-    /// A packet of ours did not fit: `claimed` is what would, 0 if the router does not say.
+    /// A packet of ours did not fit. `claimed` is the MTU that would, 0 if the router does not report it.
     #[cold]
     pub(crate) fn on_too_big(&mut self, quoted: Option<QuotedTcp>, claimed: u32) {
         let found = quoted.and_then(|quoted| Some((quoted, self.find(&quoted.flow)?)));
@@ -136,7 +135,7 @@ impl<P: Port> Core<P> {
             claimed if v4 => claimed.max(MINIMUM_IPV4),
             claimed => claimed,
         };
-        // RFC 8201 §4: nobody may ask for less than 1280; RFC 5927 §7.1 and RFC 8201 §5.2: nobody can raise it.
+        // RFC 8201 §4: less than 1280 is not allowed. RFC 5927 §7.1 and RFC 8201 §5.2: no message raises an MTU.
         if mtu >= current || !v4 && mtu < ipv6::MINIMUM_MTU {
             return self.count_drop(DropReason::IcmpStale);
         }
@@ -148,7 +147,7 @@ impl<P: Port> Core<P> {
         self.counters.path_mtu_doubts += 1;
     }
 
-    /// A timer of the connection went off: what was doubted of it may have come true, or have been refuted.
+    /// A timer of the connection has expired, which may confirm or refute its doubted message.
     #[cold]
     pub(crate) fn review_doubt(&mut self, index: u32, connection: &mut Connection) {
         let Some(doubt) = self.net.paths.doubts.get(&index) else { return };
@@ -161,7 +160,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Believes it: for this connection and for all to the same destination.
+    /// Uses the MTU for this connection and all others to the same destination.
     fn lower_path_mtu(&mut self, index: u32, connection: &mut Connection, mtu: u16) {
         let destination = connection.flow.remote;
         self.counters.path_mtu_changes += 1;
@@ -182,7 +181,7 @@ impl<P: Port> Core<P> {
         self.net.chores_at = Some(self.net.chores_at.map_or(at, |known| known.min(at)));
     }
 
-    /// Makes a connection's segments fit its path.
+    /// Adjusts a connection's segment size to its path.
     pub(crate) fn fit(&mut self, connection: &mut Connection) {
         let destination = connection.flow.remote;
         let mtu = self.net.paths.mtu(destination).unwrap_or(self.link.port.capabilities().mtu);
@@ -190,7 +189,7 @@ impl<P: Port> Core<P> {
         connection.confirmed = connection.confirmed.min(u32::from(mtu - headers(destination)));
     }
 
-    /// Makes the connections fit whose paths have changed.
+    /// Adjusts the connections whose path MTUs have changed.
     fn fit_all(&mut self) {
         let none = HashSet::with_hasher(*self.net.paths.unfitted.hasher());
         let unfitted = std::mem::replace(&mut self.net.paths.unfitted, none);
@@ -206,7 +205,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Tries larger packets again where the last message is old, and makes connections fit where one is new.
+    /// Expires old entries, so larger packets are tried again, and adjusts connections after changes.
     pub(crate) fn age_paths(&mut self) {
         let (now, unfitted) = (self.now, &mut self.net.paths.unfitted);
         let mut fit = !unfitted.is_empty() && self.net.paths.fit_at <= now;

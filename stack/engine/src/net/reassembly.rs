@@ -1,8 +1,8 @@
-//! Fragments: put together within a budget and a time limit (RFC 791 §3.2, RFC 1122 §3.3.2, RFC 8200 §4.5).
+//! Reassembly within a budget and a time limit (RFC 791 §3.2, RFC 1122 §3.3.2, RFC 8200 §4.5).
 //!
-//! Fragments that overlap end their packet, in IPv6 as RFC 5722 has it, and in IPv4 too: no sender makes them, and the ambiguity is
-//! of use to nobody else. When the budget is used up the packet that has waited longest makes room, so that a flood of first
-//! fragments cannot keep others out for the whole time limit.
+//! Overlapping fragments discard their packet, in IPv6 by RFC 5722 and in IPv4 too: no sender makes them, and only
+//! attackers profit from the ambiguity. When the budget is used up, the packet that has waited longest is dropped, so a
+//! flood of first fragments cannot exclude others for the whole time limit.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,29 +11,29 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::frame::{FragmentFrame, Route};
 
-/// How long fragments wait for the others (RFC 8200 §4.5; within what RFC 1122 §3.3.2 recommends).
+/// How long a packet waits for its fragments (RFC 8200 §4.5; within the recommendation of RFC 1122 §3.3.2).
 const LIMIT: Duration = Duration::from_secs(60);
-/// Fragments of one packet: 65535 octets in pieces of what the smallest MTU carries.
+/// Most fragments of one packet: 65535 octets in pieces for the smallest MTU.
 const MOST_PIECES: usize = 128;
-/// What is kept of a first fragment for an ICMP error.
+/// Octets of a first fragment that are kept for an ICMP error.
 const QUOTED: usize = 1232;
-/// What a packet costs beside its pieces: its places in two trees, whose nodes may be less than half full.
+/// Memory of a packet besides its pieces: its entries in two trees, whose nodes may be less than half full.
 const OVERHEAD: usize = 768;
-/// What a piece costs beside its octets: its place in a list that may be half empty, and the allocator's part.
+/// Memory of a piece besides its octets: its entry in a list that may be half empty, and the allocator's overhead.
 const PIECE_OVERHEAD: usize = 96;
-/// ECN fields (RFC 3168 §5): of a transport that knows no marks, and a mark.
+/// ECN fields (RFC 3168 §5): not ECN-capable, and congestion experienced.
 const NOT_ECT: u8 = 0;
 const CE: u8 = 3;
-/// Octets of a packet behind its IP header, at most.
+/// Most octets of a packet behind its IP header.
 const MOST_OCTETS: usize = 65_535;
 
-/// RFC 791 §2.3, RFC 8200 §4.5.
+/// What identifies a packet (RFC 791 §2.3, RFC 8200 §4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     source: IpAddress,
     destination: IpAddress,
     identification: u32,
-    /// Of IPv4 only: fragments of one IPv6 packet may differ in it.
+    /// IPv4 only: fragments of one IPv6 packet may differ in it.
     protocol: u8,
 }
 
@@ -46,16 +46,16 @@ struct Packet {
     protocol: u8,
     hop_limit: u8,
     traffic_class: u8,
-    /// ECN fields of the fragments, a bit for each value.
+    /// ECN fields of the fragments seen, one bit for each value.
     ecn: u8,
     /// Sorted by offset, without overlaps.
     pieces: Vec<(usize, Vec<u8>)>,
     octets: usize,
-    /// Length, once the last fragment has come.
+    /// Length, once the last fragment has arrived.
     total: Option<usize>,
     /// The first fragment's packet, from its IP header on.
     quoted: Vec<u8>,
-    /// A fragment overlapped: what comes is dropped until the time is over (RFC 5722 §4).
+    /// A fragment overlapped: further ones are dropped until the time limit (RFC 5722 §4).
     refused: bool,
 }
 
@@ -69,35 +69,36 @@ pub(crate) struct Whole {
     pub(crate) payload: Vec<u8>,
 }
 
-/// What became of a fragment.
+/// The result of taking a fragment.
 #[derive(Debug)]
 pub(crate) enum Taken {
     /// It waits for the others.
     Waiting,
-    /// It was the last one missing.
+    /// It completed its packet.
     Whole(Box<Whole>),
-    /// It cannot be used, or the packet cannot that it completes.
+    /// The fragment, or the packet that it completes, is invalid.
     Refused,
-    /// It is wrong in a way of which IPv6 tells the sender (RFC 8200 §4.5): the octet at fault, from the packet's start.
+    /// Invalid in a way that IPv6 reports to the sender (RFC 8200 §4.5). `pointer` is the offset of the fault from the
+    /// packet's start.
     Problem { pointer: u32 },
 }
 
-/// All packets that are not complete. What a fragment costs grows with the logarithm of their number: a flood of first fragments
-/// fills the budget, and must not make those of others dear.
+/// All incomplete packets. The cost of a fragment grows with the logarithm of their number: a flood of first fragments
+/// fills the budget, and must not make other fragments expensive.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
-    /// A tree, since a hash table that is always full of new entries may grow to four times their size.
+    /// A tree: a hash table that always gets new entries may grow to four times their size.
     packets: BTreeMap<Key, Packet>,
-    /// Packets by the order in which their first fragment to arrive came, which is that of their time limits, too.
+    /// Packets in the order of their first arrival, which is also that of their time limits.
     ages: BTreeMap<u64, Key>,
-    /// Packets begun, ever.
+    /// Packets ever begun.
     begun: u64,
     budget: usize,
     used: usize,
 }
 
 impl Reassembly {
-    /// With room for so many octets; 0 takes no fragments at all.
+    /// Room for `budget` octets; 0 drops all fragments.
     pub(crate) fn new(budget: usize) -> Reassembly {
         Reassembly { packets: BTreeMap::new(), ages: BTreeMap::new(), begun: 0, budget, used: 0 }
     }
@@ -107,7 +108,7 @@ impl Reassembly {
         self.used
     }
 
-    /// Fragments that wait.
+    /// Fragments that are stored.
     pub(crate) fn pieces(&self) -> usize {
         self.packets.values().map(|packet| packet.pieces.len()).sum()
     }
@@ -120,7 +121,7 @@ impl Reassembly {
         let end = frame.offset + piece.len();
         let v4 = frame.route.source.is_ipv4();
         if frame.more && !piece.len().is_multiple_of(8) {
-            // The payload length field is at fault.
+            // The fault is in the payload length field.
             return if v4 { Taken::Refused } else { Taken::Problem { pointer: 4 } };
         }
         if end > MOST_OCTETS {
@@ -168,7 +169,7 @@ impl Reassembly {
     fn make_room(&mut self, wanted: usize, spared: &Key) {
         while self.used + wanted > self.budget {
             let oldest = self.ages.values().find(|key| *key != spared).copied();
-            // Alone and still too large.
+            // It is alone and still too large.
             let key = oldest.unwrap_or(*spared);
             if self.remove(&key).is_none() {
                 return;
@@ -176,19 +177,19 @@ impl Reassembly {
         }
     }
 
-    /// When the next packet is given up.
+    /// When the next packet expires.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.oldest().map(|(_, until)| until)
     }
 
-    /// A packet whose time is over: its route, and the beginning of its first fragment if that came.
+    /// The next expired packet: its route, and the beginning of its first fragment if that has arrived.
     pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(Route, Vec<u8>)> {
         let (key, _) = self.oldest().filter(|(_, until)| *until <= now)?;
         let packet = self.remove(&key)?;
         Some((packet.route, packet.quoted))
     }
 
-    /// The packet that has waited longest, and until when it does.
+    /// The packet that has waited longest, and when it expires.
     fn oldest(&self) -> Option<(Key, Instant)> {
         let (_, key) = self.ages.first_key_value()?;
         self.packets.get(key).map(|packet| (*key, packet.until))
@@ -217,7 +218,7 @@ impl Packet {
         self.octets + self.pieces.len() * PIECE_OVERHEAD + self.quoted.len()
     }
 
-    /// Adds a fragment; false if it cannot be used.
+    /// Adds a fragment; false if it is invalid.
     fn add(&mut self, frame: &FragmentFrame, octets: &[u8], piece: &[u8]) -> bool {
         if self.refused {
             return false;
@@ -228,7 +229,7 @@ impl Packet {
             && *at == frame.offset
             && same.as_slice() == piece
         {
-            // The network sent it twice (RFC 8200 §4.5 lets exact duplicates pass for what they are).
+            // A duplicate made by the network (RFC 8200 §4.5 permits to ignore exact duplicates).
             return true;
         }
         let before = place.checked_sub(1).and_then(|place| self.pieces.get(place));
@@ -244,7 +245,7 @@ impl Packet {
             return false;
         }
         if frame.offset == 0 {
-            // RFC 8200 §4.5: what the first fragment says holds for the whole.
+            // RFC 8200 §4.5: the first fragment's fields apply to the whole packet.
             (self.protocol, self.hop_limit) = (frame.protocol, frame.hop_limit);
             (self.route, self.traffic_class) = (frame.route, frame.traffic_class);
             let packet = octets.get(frame.route.ip_offset..).unwrap_or(&[]);
@@ -266,8 +267,8 @@ impl Packet {
         (self.octets, self.total) = (0, None);
     }
 
-    /// RFC 3168 §5.3: one mark is a mark of the whole, of which the transport must hear. Where a fragment says that the
-    /// transport knows no marks, only a loss tells it.
+    /// RFC 3168 §5.3: if any fragment is marked, so is the packet, and the transport must learn of it. If some fragment
+    /// is not ECN-capable, only a loss can report the congestion.
     fn into_whole(self) -> Option<Whole> {
         let marked = self.ecn & 1 << CE != 0;
         if marked && self.ecn & 1 << NOT_ECT != 0 {
