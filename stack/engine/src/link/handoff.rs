@@ -1,9 +1,9 @@
-//! Packets that reach the wrong engine, and how they come to the right one.
+//! Packets that arrive at the wrong engine, and how they reach the right one.
 //!
-//! The engines of a context share an address, and each has queues of its own. Where the device does not put every packet of a flow
-//! into its engine's queue, the engine that finds one of a flow that it does not know asks [`FlowOwners`] who does, and copies the
-//! frame into that engine's ring. What tells of neighbours goes to every engine. All of it is counted; none of it is on the way of a
-//! packet that arrives where it should.
+//! The engines of a context share an address, and each has its own queues. Where the device does not steer every packet
+//! of a flow to its engine's queue, an engine that receives a packet of an unknown flow asks [`FlowOwners`] and copies
+//! the frame into the owner's ring. ARP and Neighbor Discovery go to every engine. All of this is counted. A packet
+//! that arrives where it should takes no part in it.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use crate::link::port::{BURST, Buffer, Port};
 
 /// Octets of one slot of a ring.
 const SLOT: usize = 256;
-/// Octets in front of a frame: its length, and [`VERIFIED`].
+/// Octets in front of a frame: its length with [`VERIFIED`].
 const LENGTH: usize = 4;
-/// Slots of a ring at least: the longest frame fits, joined from segments up to the 64 KiB of an IP packet.
+/// Fewest slots of a ring: enough for the longest frame, an IP packet of 64 KiB that was joined from segments.
 const RING_MIN: usize = 512;
-/// Beside the length: the TCP checksum was found right. Where a device has vouched for it, it may never have been in the frame.
+/// Flag beside the length: the TCP checksum was verified. If the device verified it, the frame may not contain it.
 const VERIFIED: u32 = 1 << 31;
 
-/// Which engine of a context has a flow. Engines enter and take out their own flows, everybody looks.
+/// Which engine of a context has a flow. Engines add and remove their own flows; all engines look them up.
 #[derive(Debug)]
 pub struct FlowOwners {
     claims: Claims,
     hasher: KeyedHash,
-    /// Until when a SYN cookie of any engine may come back, in nanoseconds of the clock that all share.
+    /// Until when an answer to a SYN cookie of any engine may arrive, in nanoseconds of the shared clock.
     cookies_until: AtomicU64,
 }
 
 impl FlowOwners {
-    /// Room for so many flows; `secret` keys the hash.
+    /// A table for `flows` flows; `secret` keys the hash.
     pub fn new(flows: usize, secret: [u64; 2]) -> FlowOwners {
         FlowOwners { claims: Claims::new(flows), hasher: KeyedHash::new(secret), cookies_until: AtomicU64::new(0) }
     }
@@ -48,60 +48,60 @@ impl FlowOwners {
         self.claims.find(self.hasher.hash_one(flow))
     }
 
-    /// Enters a flow for an engine.
+    /// Adds a flow of an engine.
     pub fn claim(&self, flow: &FlowKey, engine: u16) -> Claim {
         self.claims.claim(self.hasher.hash_one(flow), engine)
     }
 
-    /// Takes out a flow of an engine.
+    /// Removes a flow of an engine.
     pub fn release(&self, flow: &FlowKey, engine: u16) {
         self.claims.release(self.hasher.hash_one(flow), engine);
     }
 
-    /// An engine has sent a SYN cookie, which may come back to any.
+    /// An engine has sent a SYN cookie. The answer may arrive at any engine.
     pub(crate) fn await_cookies(&self, until: Instant) {
         self.cookies_until.fetch_max(until.as_nanos(), Ordering::Release);
     }
 
-    /// Until when a cookie of any engine may come back.
+    /// Until when an answer to any engine's cookie may arrive.
     pub(crate) fn cookies_until(&self) -> Instant {
         Instant::from_nanos(self.cookies_until.load(Ordering::Acquire))
     }
 
-    /// Flows that are entered: counts them.
+    /// Number of flows. Counts them, which takes time.
     pub fn len(&self) -> usize {
         self.claims.len()
     }
 
-    /// Whether no flow is entered.
+    /// Whether there are no flows.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
     }
 }
 
-/// What lies in a ring: a piece of a frame, the first piece behind its length.
+/// A slot of a ring: a piece of a frame. The frame's first piece starts with its length.
 type Slot = [u8; SLOT];
 
-/// One engine's part of a context's hand-off.
+/// One engine's end of a context's hand-off.
 #[derive(Debug)]
 pub struct Handoff {
     owners: Arc<FlowOwners>,
     engine: u16,
-    /// To each other engine.
+    /// Rings to the other engines.
     out: Vec<Option<Producer<Slot>>>,
-    /// From each other engine.
+    /// Rings from the other engines.
     from: Vec<Option<Consumer<Slot>>>,
     /// What wakes each engine's thread; empty if they never sleep.
     wakes: Vec<Arc<Notifier>>,
     /// The frame under way came from another engine.
     second_hand: bool,
-    /// Where such a frame lies.
+    /// Memory for such a frame.
     scratch: Vec<u8>,
 }
 
 impl Handoff {
-    /// The parts of `engines` engines, with rings for about `frames` frames of the usual size between any two, and a table for
-    /// `flows` flows of all.
+    /// The ends of `engines` engines: rings for about `frames` frames of usual size between any two, and a shared table
+    /// for `flows` flows.
     pub fn between(engines: usize, frames: usize, flows: usize, secret: [u64; 2]) -> Vec<Handoff> {
         let owners = Arc::new(FlowOwners::new(flows, secret));
         let empty = |index: usize| Handoff {
@@ -147,8 +147,8 @@ impl Handoff {
         self.owners.release(flow, self.engine);
     }
 
-    /// Copies a frame of these pieces into an engine's ring; `verified`: its TCP checksum is right. False: the ring is full, or the
-    /// engine is gone.
+    /// Copies a frame that consists of these pieces into an engine's ring. `verified`: its TCP checksum is right.
+    /// False: the ring is full, or the engine is gone.
     fn send<'a>(&mut self, engine: u16, length: usize, verified: bool, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
         let Some(Some(producer)) = self.out.get_mut(usize::from(engine)) else { return false };
         let Some(mut reservation) = producer.reserve((LENGTH + length).div_ceil(SLOT)) else { return false };
@@ -178,13 +178,13 @@ impl Handoff {
         true
     }
 
-    /// Whether frames wait.
+    /// Whether frames are waiting.
     #[inline]
     pub(crate) fn has_frames(&mut self) -> bool {
         self.from.iter_mut().flatten().any(|consumer| consumer.available() > 0)
     }
 
-    /// The next frame from another engine, into `out`, and whether its TCP checksum is known to be right.
+    /// Moves the next frame from another engine into `out`; true if its TCP checksum is known to be right.
     fn receive(&mut self, out: &mut Vec<u8>) -> Option<bool> {
         for consumer in self.from.iter_mut().flatten() {
             let Some(first) = consumer.pop() else { continue };
@@ -193,7 +193,7 @@ impl Handoff {
             out.clear();
             out.extend_from_slice(&first[LENGTH..SLOT.min(LENGTH + length)]);
             while out.len() < length {
-                // All slots of a frame are published at once.
+                // All slots of a frame are published together.
                 let slot = consumer.pop()?;
                 out.extend_from_slice(&slot[..SLOT.min(length - out.len())]);
             }
@@ -204,8 +204,8 @@ impl Handoff {
 }
 
 impl<P: Port> Core<P> {
-    /// Hands a segment, whose checksum is right, to the engine that has its flow. False: that is none, and it has to be dealt with
-    /// here.
+    /// Hands a segment with a verified checksum to the engine that has its flow. False: no other engine has it, so this
+    /// engine must handle the segment.
     #[cold]
     pub(crate) fn hand_off(&mut self, flow: &FlowKey, buffer: &P::Buffer) -> bool {
         let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
@@ -216,7 +216,7 @@ impl<P: Port> Core<P> {
         true
     }
 
-    /// The same for a frame in memory, about a flow: an ICMP error.
+    /// The same for a frame in memory that concerns a flow: an ICMP error.
     pub(crate) fn hand_off_octets(&mut self, flow: &FlowKey, octets: &[u8]) -> bool {
         let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
@@ -225,7 +225,7 @@ impl<P: Port> Core<P> {
         true
     }
 
-    /// Lets all other engines know, too: what tells of neighbours comes to one queue only.
+    /// Copies a frame to all other engines: ARP and Neighbor Discovery arrive at one queue only.
     pub(crate) fn share(&mut self, octets: &[u8]) {
         let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return };
         let (mut sent, mut lost) = (0, 0);
@@ -252,7 +252,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes what other engines have handed on.
+    /// Takes the frames that other engines have handed over.
     #[cold]
     pub(crate) fn run_handoff(&mut self, turn: &Turn<'_>) {
         let Some(handoff) = &mut self.link.handoff else { return };
@@ -270,7 +270,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Whether the frame under way came from another engine: it is not handed on again, and that engine has answered what it asks.
+    /// Whether the frame in work came from another engine. It is not handed over again, and that engine has sent any
+    /// answer.
     pub(crate) fn is_second_hand(&self) -> bool {
         self.link.handoff.as_ref().is_some_and(|handoff| handoff.second_hand)
     }

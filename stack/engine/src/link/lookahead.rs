@@ -1,10 +1,10 @@
-//! What a burst will need, asked for before it is worked on.
+//! Prefetching what a burst needs.
 //!
-//! With many connections the state of each lies far from the core, and a burst meets as many of them as it has frames. Taken one
-//! by one each segment would wait for memory several times over: for its slot in the flow table, the connection behind it, and
-//! what hangs on that. Here all segments of a burst go the first of those steps together, so that their waits run side by side.
-//! The lines of the connections themselves are asked for a few segments ahead, while others are worked on: more of them than a
-//! core has under way at once are forgotten, or wait for each other.
+//! With many connections the state of each is far from the core, and a burst may touch as many of them as it has
+//! frames. One after the other, each segment would wait for memory several times: for its slot in the flow table, for
+//! the connection, and for what that points to. Here all segments of a burst take the first step together, so their
+//! waits overlap. The cache lines of the connections are prefetched only a few segments ahead: a core drops or delays
+//! prefetches beyond the number that it can have outstanding.
 
 use arrayvec::ArrayVec;
 use uwarp_memory::kernels::prefetch_range;
@@ -13,18 +13,18 @@ use uwarp_wire::frame::peek_flow;
 use crate::core::Core;
 use crate::link::port::{BURST, Batch, Buffer, Port};
 
-/// Connections from which on it pays. Fewer stay in the caches near the core by themselves.
+/// Connections from which on prefetching pays. Fewer stay in the near caches anyway.
 const CROWD: usize = 64;
-/// Frames by which the look is ahead of the work. What is farther ahead is thrown out again by what comes in between.
+/// Frames by which prefetching is ahead. Lines from farther ahead would be evicted before use.
 pub(crate) const DISTANCE: usize = 4;
 
-/// For each frame of a burst the connection with the same tag, which need not have the same flow.
+/// For each frame of a burst, a connection with the same tag. Its flow may be another one.
 pub(crate) type Guesses = ArrayVec<Option<u32>, BURST>;
 
 impl<P: Port> Core<P> {
-    /// Asks for the places of the connections of a burst, and for what its first frames will touch. Changes nothing, and believes
-    /// nothing that the frames say. Returns for each frame which connection it may be of, so that it need not be looked up again;
-    /// nothing if the burst was not looked through.
+    /// Prefetches flow table and connections for a burst, and what its first frames touch. Changes nothing and trusts
+    /// nothing in the frames. Returns for each frame the connection that it may belong to, which saves a second lookup;
+    /// empty if the burst was not examined.
     #[inline]
     pub(crate) fn look_ahead(&self, batch: &Batch<P::Buffer>) -> Guesses {
         if self.connections.table.len() >= CROWD && batch.len() > 1 {
@@ -53,8 +53,8 @@ impl<P: Port> Core<P> {
         guesses
     }
 
-    /// The same for what the frame at `place` of the burst touches, and what hangs on that of frames that come before it: to be
-    /// called for the place [`DISTANCE`] behind each frame, before that is worked on.
+    /// Prefetches what the frame at `place` touches, and what earlier frames' connections point to. Call it for the
+    /// place [`DISTANCE`] behind each frame before that frame is processed.
     #[inline]
     pub(crate) fn look_ahead_at(&self, guesses: &Guesses, place: usize) {
         if let Some(&Some(index)) = guesses.get(place)
@@ -71,7 +71,7 @@ impl<P: Port> Core<P> {
                 stream.prefetch();
             }
         }
-        // What is acknowledged goes back to the pool, and is what the pool gives next.
+        // Acknowledged records return to the pool, which gives them out next.
         if let Some(token) = connection_before(2).and_then(|connection| connection.tcp.oldest_record()) {
             self.connections.records.prefetch(token);
         }

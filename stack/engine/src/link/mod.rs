@@ -1,4 +1,4 @@
-//! The device: received bursts, frames that wait for it, headers, segmentation, packets of other engines' flows.
+//! The device: receive bursts, frames that wait for it, headers, segmentation, packets of other engines' flows.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,13 +20,13 @@ pub mod steering;
 pub(crate) mod template;
 pub(crate) mod transmit;
 
-/// A holder of a common pool takes at most so many times what is free. One alone can have four fifths of it, and whatever many
-/// hold, something is left for the next: shares need not be counted, and no holder has to give anything back.
+/// A holder of a shared pool takes at most this many times what is free. So one alone can have four fifths of the pool,
+/// and however many hold buffers, some are left for the next. Nobody has to count shares or give anything back.
 pub(crate) const SHARE: usize = 4;
-/// How often the link is looked at.
+/// How often the link's state is read.
 const LINK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The device and what stands between it and the engine.
+/// The state of this room: the device, and what is between it and the engine.
 #[derive(Debug)]
 pub(crate) struct Link<P: Port> {
     pub(crate) port: P,
@@ -34,17 +34,17 @@ pub(crate) struct Link<P: Port> {
     /// The tag of all our frames.
     pub(crate) vlan: Option<VlanTag>,
     pub(crate) is_up: bool,
-    /// When that is looked at again.
+    /// When the link's state is read again.
     pub(crate) check_at: Instant,
     /// The other engines of the context, if there are any.
     pub(crate) handoff: Option<Handoff>,
-    /// Frames from us to us.
+    /// Frames from us to ourselves.
     pub(crate) loopback: VecDeque<P::Buffer>,
-    /// Where chained frames are made contiguous.
+    /// Memory in which chained frames are made contiguous.
     pub(crate) scratch: Vec<u8>,
-    /// The device was not looked at in this turn.
+    /// This turn left out the receive burst.
     pub(crate) passed_over: bool,
-    /// Where payload stands in a transmit buffer: room for all headers in front.
+    /// Offset of the payload in a transmit buffer: room for all headers in front.
     pub(crate) payload_start: usize,
     pub(crate) offload_tcp: bool,
     /// [`port::Capabilities::segmentation_parts`].
@@ -52,27 +52,27 @@ pub(crate) struct Link<P: Port> {
     pub(crate) transmit: Transmit<P::Buffer>,
 }
 
-/// Frames on their way to the device, and the buffers for more.
+/// The transmit queue, and the account of transmit buffers.
 #[derive(Debug)]
 pub(crate) struct Transmit<B> {
-    /// Frames that the device has not taken.
+    /// Frames that the device has not taken yet.
     pub(crate) queue: VecDeque<B>,
-    /// Frames in the queue from which on no more are made.
+    /// Frames in the queue beyond which no more are made.
     pub(crate) backlog: usize,
-    /// Frames that one connection may make in this turn.
+    /// Most frames of one connection in this turn.
     pub(crate) frames_each: u32,
-    /// Connections that had more to send in this turn than they might.
+    /// Connections that had more to send in this turn than that.
     pub(crate) greedy: u32,
-    /// Frames that the device took in this turn.
+    /// Frames that the device has taken in this turn.
     pub(crate) flushed: usize,
-    /// Transmit buffers that records leave alone.
+    /// Transmit buffers that records must leave free.
     pub(crate) reserve: usize,
-    /// Transmit buffers that are free at least; looked up again when it runs low.
+    /// Transmit buffers that are known to be free; read again when it runs low.
     pub(crate) free_known: usize,
 }
 
 impl<P: Port> Link<P> {
-    /// A transmit buffer, any: for what must go out.
+    /// A transmit buffer, the reserve included: for what must be sent.
     #[inline]
     pub(crate) fn alloc(&mut self) -> Option<P::Buffer> {
         let buffer = self.port.alloc();
@@ -93,14 +93,14 @@ impl<P: Port> Link<P> {
         self.transmit.free_known >= count
     }
 
-    /// Whether a connection that holds `held` transmit buffers may take another one. The reserve stays, and no connection takes
-    /// more than [`SHARE`] times what it leaves to others.
+    /// Whether a connection that holds `held` transmit buffers may take another. The reserve stays free, and no
+    /// connection takes more than [`SHARE`] times what it leaves to others.
     #[inline]
     pub(crate) fn has_share(&mut self, held: usize) -> bool {
         self.has_free(self.transmit.reserve + 1 + held / SHARE)
     }
 
-    /// Whether more frames may be made: the device has not fallen behind.
+    /// Whether more frames may be made: the device keeps up.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.transmit.queue.len() < self.transmit.backlog
@@ -134,7 +134,7 @@ impl<P: Port> Core<P> {
             self.announce_twice();
             return;
         }
-        // A survivor learns of a dead peer by probing at once, not at the next keep-alive.
+        // Probes show at once whether a peer died, instead of at the next keep-alive.
         let now = self.now;
         for index in self.connections.table.indexes() {
             if let Some(connection) = self.connections.table.get_mut(index) {

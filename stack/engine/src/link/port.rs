@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::command::ControlError;
 use crate::ports::decorated::FaultRates;
 
-/// Most frames taken from or given to a port at once.
+/// Most frames in one burst, received or sent.
 pub const BURST: usize = 32;
 
 /// A batch of received frames.
@@ -26,7 +26,7 @@ pub enum ChecksumStatus {
     Good,
     /// Verified and wrong.
     Bad,
-    /// Not looked at: software has to.
+    /// Not verified: software must do it.
     #[default]
     Unknown,
 }
@@ -40,7 +40,7 @@ pub struct ReceivedChecksums {
     pub tcp: ChecksumStatus,
 }
 
-/// What the device shall fill in when it sends a frame. The TCP checksum field holds the pseudo-header's sum then.
+/// What the device fills in when it sends a frame. The TCP checksum field then contains the pseudo-header's sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TransmitChecksums {
     /// IPv4 header checksum.
@@ -53,8 +53,8 @@ pub struct TransmitChecksums {
     pub ip_length: u16,
     /// Length of the TCP header in octets.
     pub tcp_length: u8,
-    /// The frame is cut into segments of so many octets of payload; 0: it leaves as it is. The sum in the TCP checksum field is
-    /// then without the length.
+    /// The device cuts the frame into segments of this many octets of payload; 0: it leaves uncut. If it is cut, the
+    /// sum in the TCP checksum field leaves out the length.
     pub segment_size: u16,
 }
 
@@ -72,39 +72,39 @@ pub trait Buffer: Sized {
     fn segment(&self, index: usize) -> Option<&[u8]>;
     /// The first part's whole storage, headroom included; `None` while it is shared.
     fn storage_mut(&mut self) -> Option<&mut [u8]>;
-    /// Makes `length` octets from `start` of the storage the frame. Values beyond the storage are cut.
+    /// Makes `length` octets from `start` of the storage the frame. Values beyond the storage are clamped.
     fn set_range(&mut self, start: usize, length: usize);
     /// Where the frame starts in its storage.
     fn start(&self) -> usize;
-    /// A second reference to the same frame.
+    /// Another reference to the same frame.
     fn share(&self) -> Self;
     /// Whether there is another reference, for instance the device's.
     fn is_shared(&self) -> bool;
-    /// Makes `tail` the last parts of this frame. Nobody else may hold this one.
+    /// Appends `tail` to this frame, which must not be shared.
     ///
     /// # Errors
-    /// Gives `tail` back if the frame is shared or cannot have so many parts.
+    /// Returns `tail` if the frame is shared or cannot have that many parts.
     fn chain(&mut self, tail: Self) -> Result<(), Self>;
-    /// Asks the processor to bring near what giving the buffer back touches, and using it again. Nothing depends on it.
+    /// Prefetches what freeing the buffer and using it again touches. A mere hint.
     fn prefetch(&self) {}
-    /// What the device found out about the checksums.
+    /// The device's verdict on the checksums.
     fn received_checksums(&self) -> ReceivedChecksums;
-    /// What the device shall compute.
+    /// Sets what the device fills in.
     fn set_transmit_checksums(&mut self, checksums: TransmitChecksums);
-    /// What the device was told to compute. The octets are not whole without it.
+    /// What the device fills in. Without it the octets are incomplete.
     fn transmit_checksums(&self) -> TransmitChecksums;
 }
 
-/// Whether frames can pass.
+/// Whether the link passes frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
-    /// They can.
+    /// It does.
     Up,
-    /// They cannot.
+    /// It does not.
     Down,
 }
 
-/// What a port is and can.
+/// Properties of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
     /// Hardware address.
@@ -113,55 +113,54 @@ pub struct Capabilities {
     pub mtu: u16,
     /// Storage of one buffer in octets, headroom included.
     pub data_room: usize,
-    /// Octets of it in front of a frame where headers go.
+    /// Octets of the storage in front of a fresh frame, for headers.
     pub headroom: usize,
     /// The device fills in IPv4 header checksums.
     pub transmit_ip_checksum: bool,
     /// The device fills in TCP checksums.
     pub transmit_tcp_checksum: bool,
-    /// Parts that a frame may have which the device cuts into segments; 0 if it cuts none.
+    /// Most parts of a frame that the device cuts into segments; 0 if it cuts none.
     pub segmentation_parts: usize,
 }
 
-/// Levels of the receive and the transmit pool, in buffers.
+/// Fill levels of the receive and the transmit pool, in buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PoolLevels {
-    /// Receive buffers in all.
+    /// All receive buffers.
     pub receive_total: u32,
     /// Receive buffers that are free.
     pub receive_free: u32,
-    /// Transmit buffers in all.
+    /// All transmit buffers.
     pub transmit_total: u32,
     /// Transmit buffers that are free.
     pub transmit_free: u32,
 }
 
-/// One queue of a device: what an engine polls.
+/// One queue of a device, which an engine polls.
 pub trait Port {
     /// Its frames.
     type Buffer: Buffer;
 
     /// A fresh buffer of the transmit pool.
     fn alloc(&mut self) -> Option<Self::Buffer>;
-    /// A fresh buffer that shows `length` octets from `start` of another one's storage, and keeps that: a part of a chain. Only asked
-    /// of ports with [`Capabilities::segmentation_parts`].
+    /// A fresh buffer that refers to `length` octets from `start` of another buffer's storage, and keeps that buffer
+    /// alive: a part of a chain. Called only on ports with [`Capabilities::segmentation_parts`].
     fn view(&mut self, of: &Self::Buffer, start: usize, length: usize) -> Option<Self::Buffer> {
         let _ = (of, start, length);
         None
     }
-    /// Takes received frames, as many as `batch` has room for; returns how many.
+    /// Moves received frames into `batch`, as many as it has room for; returns how many.
     fn rx_burst(&mut self, batch: &mut Batch<Self::Buffer>) -> usize;
-    /// Gives frames to the device: those taken are removed from the front; the rest stays in order. Returns how many
-    /// were taken.
+    /// Gives frames to the device. It removes those that it takes from the front. Returns how many it took.
     fn tx_burst(&mut self, frames: &mut VecDeque<Self::Buffer>) -> usize;
-    /// State of the link. Called now and then, not every turn.
+    /// State of the link. Called rarely, not every turn.
     fn link(&mut self) -> LinkState;
-    /// What the port is and can: does not change.
+    /// Properties of the port. They do not change.
     fn capabilities(&self) -> &Capabilities;
-    /// Levels of the pools. Called now and then, not every turn.
+    /// Fill levels of the pools. Called rarely, not every turn.
     fn pool_levels(&self) -> PoolLevels;
-    /// Buffers left in the transmit pool: cheap, asked before work is pulled.
+    /// Free buffers of the transmit pool. Must be cheap: it is called before work is pulled.
     fn transmit_free(&self) -> usize {
         self.pool_levels().transmit_free as usize
     }
@@ -183,11 +182,11 @@ pub trait Port {
     fn set_now(&mut self, now: uwarp_tcp::Instant) {
         let _ = now;
     }
-    /// When the port will have something to receive, if it knows (virtual time only).
+    /// When the port will next have a frame to receive, if it knows (virtual time only).
     fn next_arrival(&self) -> Option<uwarp_tcp::Instant> {
         None
     }
-    /// Sets or clears deliberate faults. Plain ports have none: see [`crate::ports::decorated`].
+    /// Sets or clears deliberate faults. Plain ports have none; see [`crate::ports::decorated`].
     fn set_faults(&mut self, faults: Option<FaultRates>) {
         let _ = faults;
     }

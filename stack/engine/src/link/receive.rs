@@ -1,4 +1,4 @@
-//! Received frames: what they are, whose they are, and what TCP says to them.
+//! Received frames: classified, assigned to a connection, and given to TCP.
 
 use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
@@ -22,7 +22,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.total_len() as u64;
-        // Apart from the others, and looked at where it was written: as a part of [`Frame`] it would be copied.
+        // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
         match &usual {
             Some(frame) => self.receive_tcp(turn, frame, buffer),
@@ -42,7 +42,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A chain: parsed in place where its headers are in one piece, otherwise in a copy.
+    /// A frame in several buffers: parsed in place if its headers are contiguous, otherwise in a copy.
     fn receive_chain(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         match classify(buffer.data(), buffer.total_len()) {
             Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
@@ -55,7 +55,7 @@ impl<P: Port> Core<P> {
                 }
                 self.link.scratch = scratch;
             }
-            // Whatever it is, it is rare: it is dealt with in one piece.
+            // Everything else is rare, so a copy is good enough.
             _ => {
                 let mut scratch = std::mem::take(&mut self.link.scratch);
                 let octets = contiguous(&buffer, &mut scratch);
@@ -109,7 +109,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Whether a frame with this tag is of the port's VLAN. A tag of number 0 carries a priority and no VLAN (IEEE 802.1Q §9.6).
+    /// Whether a frame with this tag belongs to the port's VLAN. A tag with number 0 carries a priority and no VLAN
+    /// (IEEE 802.1Q §9.6).
     #[inline]
     fn is_our_vlan(&self, tag: Option<VlanTag>) -> bool {
         let number = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::identifier);
@@ -146,7 +147,7 @@ impl<P: Port> Core<P> {
             {
                 return;
             }
-            // A connection has one of our addresses; here one looks.
+            // Connections have one of our addresses; this flow has no connection.
             if !self.net.addresses.is_own(frame.flow.local) {
                 return self.count_drop(DropReason::WrongAddress);
             }
@@ -158,7 +159,7 @@ impl<P: Port> Core<P> {
         };
         self.connections.guess = Some(index);
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
-            // The peer used the ports of a finished connection again (RFC 6191): the new one takes its place.
+            // The peer reuses the ports of a finished connection (RFC 6191): the new connection replaces it.
             if let Some(old) = connection.tcp.time_wait() {
                 self.enter_time_wait(index, connection, old);
             } else {
@@ -172,12 +173,12 @@ impl<P: Port> Core<P> {
         if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
             return self.put_back(index, connection);
         }
-        // It is served later in this turn, and its timer looked after then.
+        // It is served later in this turn, which also arms its timer.
         Self::schedule(&mut self.connections.ready, index, &mut connection);
         self.connections.table.put(index, connection);
     }
 
-    /// Takes a segment. True: nothing happened that the state of the connection depends on.
+    /// Takes a segment. True: nothing happened that changes the connection's state.
     #[inline]
     fn on_segment(
         &mut self,
@@ -190,11 +191,11 @@ impl<P: Port> Core<P> {
         let token = self.connections.held.next_token();
         let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
         let bare;
-        // A frame that was joined on its way holds several buffers.
+        // A frame that was joined by LRO or GRO holds several buffers.
         if !self.connections.held.fits(buffer.segment_count(), connection.tcp.out_of_order_buffers())
             && connection.tcp.is_ahead(header)
         {
-            // It may hold no more: what is ahead of a gap counts as lost, its acknowledgment does not.
+            // No more may be held: data behind a gap counts as lost, but its acknowledgment is processed.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
             (header, payload_len) = (&bare, 0);
             self.count_drop(DropReason::OutOfOrderBudget);
@@ -249,7 +250,7 @@ impl<P: Port> Core<P> {
         !received.events.contains(Events::ESTABLISHED)
     }
 
-    /// What has to be known before the segment's octets are handed out.
+    /// Events that must be handled before the segment's octets are delivered.
     #[cold]
     fn on_rare(&mut self, index: u32, connection: &mut Connection, events: Events) {
         if events.contains(Events::ESTABLISHED) {
@@ -260,7 +261,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Hands octets `skip .. skip + len` of a frame's payload to the layers above.
+    /// Delivers octets `skip .. skip + len` of a frame's payload to the layers above.
     #[inline]
     #[allow(clippy::too_many_arguments)]
     fn deliver(
@@ -286,7 +287,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Octets of the stream in order.
+    /// Takes octets of the stream, in order.
     #[inline]
     pub(crate) fn on_octets(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection, octets: &[u8]) {
         let mut rest = octets;
@@ -300,7 +301,7 @@ impl<P: Port> Core<P> {
                         connection.left = Left::Unread;
                     }
                     if connection.finished && connection.queue_pair.is_none() {
-                        // Our side is done and nobody reads: the peer must learn that its data go nowhere.
+                        // Our side has finished and nobody reads: the peer must learn that its data are discarded.
                         connection.ends_by(DisconnectReason::Aborted);
                         self.abort(connection);
                     }
@@ -314,7 +315,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Answers a segment that belongs to no connection by a reset.
+    /// Answers a segment that belongs to no connection with a reset.
     #[cold]
     pub(crate) fn send_reset(&mut self, frame: &TcpFrame, header: TcpHeader) {
         if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
@@ -332,7 +333,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// The engine's counter for TCP's reason.
+/// The engine's counter for a reason of TCP's.
 pub(crate) fn drop_reason(reason: uwarp_tcp::DropReason) -> DropReason {
     use uwarp_tcp::DropReason as Tcp;
     match reason {

@@ -1,10 +1,10 @@
 //! Segments that leave as one frame, which the device cuts (TSO).
 //!
-//! TCP knows nothing of it: it gives segment by segment, each a record of its own, and keeps account of each. What it gives in
-//! one go, of equal size, with headers that differ in the sequence number alone, is put behind one header as a chain that shows
-//! the records' buffers. So the device's cuts fall where the records end. For RDMA each record is an FPDU, and every segment
-//! begins with one, as RFC 5044 §5.1 wants it; that is also why records of different sizes are not joined. What is sent again
-//! leaves by itself.
+//! TCP does not know about it: it gives one segment at a time, each a record of its own, and keeps account of each.
+//! Consecutive segments of equal size whose headers differ only in the sequence number are put behind one header, as a
+//! chain that refers to the records' buffers. So the device cuts where the records end. For RDMA each record is an
+//! FPDU, so every segment begins with one, as RFC 5044 §5.1 asks; for that reason records of different sizes are not
+//! joined. Retransmissions leave singly.
 
 use arrayvec::ArrayVec;
 use uwarp_tcp::{BufferToken, Slice, Transmit};
@@ -21,17 +21,18 @@ pub(crate) const MOST: usize = 44;
 /// Most octets of payload, so that the packet's length fits its field behind any headers.
 const MOST_OCTETS: u32 = 65_535 - 120;
 
-/// Segments that wait to leave together.
+/// Segments that wait to leave as one frame.
 #[derive(Debug)]
 struct Run {
     first: Transmit,
     tokens: ArrayVec<BufferToken, MOST>,
-    /// Octets of each but the last.
+    /// Octets of each but the last, which may be shorter.
     size: u32,
     octets: u32,
 }
 
-/// The payload of a segment that may leave with others: a whole record that was never sent, with nothing special in its header.
+/// The payload of a segment that may be joined: a whole record, sent for the first time, without anything special in
+/// its header.
 fn plain(transmit: &Transmit) -> Option<Slice> {
     let special = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST | TcpFlags::URG | TcpFlags::CWR;
     let usual = !transmit.header.flags.intersects(special) && transmit.header.options.sack.is_empty();
@@ -43,7 +44,7 @@ impl Run {
         Run { first, tokens: ArrayVec::from_iter([slice.token]), size: slice.len, octets: slice.len }
     }
 
-    /// Adds a segment that continues the run, if it does. `most`: parts of a frame, that of the headers included.
+    /// Adds a segment if it continues the run. `most`: parts of a frame, including that of the headers.
     fn join(&mut self, transmit: &Transmit, slice: Slice, most: usize) -> bool {
         let (ours, theirs) = (&self.first.header, &transmit.header);
         let alike = theirs.flags.without(TcpFlags::PSH) == ours.flags.without(TcpFlags::PSH)
@@ -51,7 +52,7 @@ impl Run {
             && theirs.window == ours.window
             && theirs.options.timestamps == ours.options.timestamps
             && transmit.ecn == self.first.ecn;
-        // One that is shorter than the others ends a run.
+        // A segment that is shorter than the others ends a run.
         let goes_on = self.octets == self.size * self.tokens.len() as u32
             && theirs.sequence == ours.sequence + self.octets
             && slice.len <= self.size
@@ -61,20 +62,20 @@ impl Run {
         }
         self.tokens.push(slice.token);
         self.octets += slice.len;
-        // The device leaves it on the last segment only.
+        // The device sets these flags on the last segment only.
         self.first.header.flags |= theirs.flags;
         true
     }
 }
 
 impl<P: Port> Core<P> {
-    /// Sends what TCP has to send, joined as far as the device can cut it. True: there is more.
+    /// Sends what TCP has to send, joined as far as the device can cut it. True: there is more to send.
     pub(crate) fn transmit_joined(&mut self, connection: &mut Connection) -> bool {
         let now = self.now;
         let mut budget = self.link.transmit.frames_each;
         let mut run: Option<Run> = None;
         let more = loop {
-            // A run takes a buffer for its headers, and one for each segment.
+            // A run takes one buffer for its headers and one for each segment.
             let parts = run.as_ref().map_or(0, |run| run.tokens.len() + 1);
             if budget == 0 || !self.link.has_room() {
                 break connection.tcp.wants_transmit(now);
@@ -116,7 +117,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// One by one, each from its own buffer.
+    /// Sends the segments of a run singly, each from its own buffer.
     fn emit_singly(&mut self, connection: &Connection, run: &Run) {
         let mut left = run.octets;
         for token in &run.tokens {
@@ -132,11 +133,11 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// As one frame. False, and nothing was sent: buffers are short.
+    /// Sends a run as one frame. False: buffers are short, and nothing was sent.
     fn emit_frame(&mut self, connection: &Connection, run: &Run) -> bool {
         let start = self.link.payload_start;
         let mut tail: Option<P::Buffer> = None;
-        // From the end, so that each part is chained once.
+        // From the end, so each part is chained once.
         for token in run.tokens.iter().rev() {
             let Some(record) = self.connections.records.get(*token) else { return false };
             let Some(mut part) = self.link.port.view(&record.buffer, start, record.length as usize) else {
@@ -159,13 +160,13 @@ impl<P: Port> Core<P> {
         let ip_at = start - headers + usize::from(checksums.link_length);
         let tcp_at = ip_at + usize::from(checksums.ip_length);
         if let Some(field) = storage[tcp_at..].get_mut(tcp::CHECKSUM_OFFSET..tcp::CHECKSUM_OFFSET + 2) {
-            // The sum of the pseudo-header without its length, which differs from segment to segment.
+            // The sum of the pseudo-header leaves out the length, which differs between segments.
             let length = u16::from(checksums.tcp_length) as u32 + run.octets;
             let sum = u32::from(u16::from_be_bytes([field[0], field[1]]));
             field.copy_from_slice(&fold(combine(sum, u32::from(!fold(length)))).to_be_bytes());
         }
         if connection.flow.local.is_ipv4() && self.link.port.capabilities().transmit_ip_checksum {
-            // So does that of the IP header.
+            // So does the IP header's checksum.
             checksums.ip = true;
             storage[ip_at + 10..ip_at + 12].fill(0);
         }

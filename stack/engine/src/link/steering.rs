@@ -1,24 +1,24 @@
-//! Receive-side scaling: which queue of the device a flow's packets arrive at, so that an active open can choose a source port whose
-//! answers come to its own engine.
+//! Receive-side scaling: at which queue of the device a flow's packets arrive. An active open uses it to choose a
+//! source port whose answers come to its own engine.
 //!
-//! The hash is Toeplitz's, over addresses and ports as they stand in a received packet; key and indirection table are read back from
-//! the device.
+//! The hash is Toeplitz over addresses and ports as they are in a received packet. Key and indirection table are read
+//! from the device.
 
 use uwarp_wire::address::FlowKey;
 
-/// How a device spreads packets over its queues, and which queue is ours.
+/// How a device distributes packets over its queues, and which queue is ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steering {
-    /// The hash's key: 40 octets are enough for both versions of IP.
+    /// Key of the hash. 40 octets are enough for both versions of IP.
     pub key: Vec<u8>,
-    /// The queue for each value of the hash modulo the table's length.
+    /// The queue for each value of the hash, modulo the table's length.
     pub table: Vec<u16>,
     /// The engine's own queue.
     pub queue: u16,
 }
 
-/// The Toeplitz hash of `input` under `key`, which is longer than the input by at least four octets; what the key does not reach
-/// counts as zero.
+/// The Toeplitz hash of `input` under `key`, which should be at least four octets longer than the input; missing octets
+/// count as zero.
 pub fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
     let octet = |at: usize| key.get(at).copied().unwrap_or(0);
     let mut window = u32::from_be_bytes([octet(0), octet(1), octet(2), octet(3)]);
@@ -36,7 +36,7 @@ pub fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
 }
 
 impl Steering {
-    /// The queue at which the packets that a flow's peer sends arrive.
+    /// The queue at which packets from a flow's peer arrive.
     pub fn queue_of(&self, flow: &FlowKey) -> u16 {
         match self.table.len() {
             0 => self.queue,
@@ -63,7 +63,7 @@ impl Steering {
         toeplitz(&self.key, &input[..length + 4])
     }
 
-    /// Whether a flow's packets come to our queue.
+    /// Whether a flow's packets arrive at our queue.
     pub fn is_ours(&self, flow: &FlowKey) -> bool {
         self.queue_of(flow) == self.queue
     }

@@ -21,12 +21,12 @@ pub struct Rates {
     pub loss: f64,
     /// The frame comes twice.
     pub duplication: f64,
-    /// The frame is overtaken by up to four later ones, or held for a millisecond.
+    /// The frame is overtaken by up to four later ones, or delayed by at most a millisecond.
     pub reordering: f64,
-    /// One bit of the IP packet flips. Where the device vouches for checksums, only the CRC finds it, and that ends the
-    /// stream; elsewhere the checksum finds it and the segment is sent again.
+    /// One bit of the IP packet flips. If the device vouches for checksums, only the CRC detects it, which ends the
+    /// stream; otherwise the checksum detects it and the segment is retransmitted.
     pub corruption: f64,
-    /// A packet that allows it is marked as having met congestion (RFC 3168 §5: ECT becomes CE).
+    /// An ECN-capable packet is marked as having met congestion (RFC 3168 §5: ECT becomes CE).
     pub marking: f64,
 }
 
@@ -34,21 +34,21 @@ pub struct Rates {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct FaultRates {
-    /// Seed of the dice.
+    /// Seed of the random decisions.
     pub seed: u64,
-    /// What befalls frames that we send.
+    /// Faults of frames that we send.
     pub transmit: Rates,
-    /// What befalls frames that we receive.
+    /// Faults of frames that we receive.
     pub receive: Rates,
-    /// What a middlebox does to the segments that we receive, and to those that we send, which it only cuts.
+    /// What a middlebox does to received segments, and to sent ones, which it only cuts.
     pub recutting: Recutting,
-    /// What we send passes the middlebox as it is.
+    /// Sent segments pass the middlebox unchanged.
     pub recut_received_only: bool,
 }
 
-/// A frame held back is let go after this time at the latest.
+/// A delayed frame continues after this time at the latest.
 const LONGEST_HOLD: Duration = Duration::from_millis(1);
-/// Buffers that the middlebox leaves to those who send.
+/// Free buffers that the middlebox leaves for transmission.
 const SPARE: usize = 256;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,14 +60,14 @@ struct Counters {
     marked: u64,
 }
 
-/// One direction's dice and what they hold back.
+/// Random decisions of one direction, and the frames that it delays.
 #[derive(Debug)]
 struct Direction<B> {
     rates: Rates,
     counters: Counters,
     /// Frames that passed and wait for room.
     passed: VecDeque<B>,
-    /// Frames held back: how many more may overtake, and until when.
+    /// Delayed frames: how many more may overtake, and until when.
     held: VecDeque<(B, u32, Instant)>,
 }
 
@@ -76,7 +76,7 @@ impl<B: Buffer> Direction<B> {
         Direction { rates, counters: Counters::default(), passed: VecDeque::new(), held: VecDeque::new() }
     }
 
-    /// Throws the dice for one frame. `spare` gives a buffer for a damaged copy when the frame's own is shared.
+    /// Decides the fate of one frame. `spare` gives a buffer for a damaged copy if the frame's own is shared.
     fn pass(&mut self, mut frame: B, now: Instant, random: &mut fastrand::Rng, spare: impl FnOnce() -> Option<B>) {
         let mut dice = |probability: f64| probability > 0.0 && random.f64() < probability;
         let rates = self.rates;
@@ -118,7 +118,7 @@ impl<B: Buffer> Direction<B> {
         self.release(now);
     }
 
-    /// Lets go of frames that were held long enough.
+    /// Releases frames that were delayed long enough.
     fn release(&mut self, now: Instant) {
         while self.held.front().is_some_and(|(_, overtaking, until)| *overtaking == 0 || *until <= now) {
             if let Some((frame, _, _)) = self.held.pop_front() {
@@ -151,7 +151,7 @@ fn is_ip(frame: &[u8]) -> bool {
     matches!(frame.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd]))
 }
 
-/// Whether an IP packet's ECN bits say ECT(0) or ECT(1) (RFC 3168 §5).
+/// Whether an IP packet's ECN bits are ECT(0) or ECT(1) (RFC 3168 §5).
 fn allows_marking(frame: &[u8]) -> bool {
     let bits = match (frame.get(12..14), frame.get(14..16)) {
         (Some([0x08, 0x00]), Some(&[_, class])) => class & 3,
@@ -161,7 +161,7 @@ fn allows_marking(frame: &[u8]) -> bool {
     matches!(bits, 1 | 2)
 }
 
-/// Sets both ECN bits and, with IPv4, mends the header's checksum (RFC 1624 §3).
+/// Sets both ECN bits and, with IPv4, corrects the header's checksum (RFC 1624 §3).
 fn mark<B: Buffer>(frame: &mut B) {
     let start = frame.start();
     let Some(ip) = frame.storage_mut().and_then(|storage| storage.get_mut(start + 14..)) else { return };
@@ -192,9 +192,9 @@ struct Faults<B> {
     random: fastrand::Rng,
     transmit: Direction<B>,
     receive: Direction<B>,
-    /// Between us and what befalls frames on the line, one for each direction.
+    /// One for each direction, between the engine and the other faults.
     middleboxes: Option<Middleboxes<B>>,
-    /// They were switched off: only what waits is left of them.
+    /// The faults are switched off; only delayed frames remain.
     over: bool,
 }
 
@@ -209,7 +209,7 @@ impl<B: Buffer> Faults<B> {
         }
     }
 
-    /// Received frames that nothing befalls any more.
+    /// Received frames that are through.
     fn ready(&mut self) -> &mut VecDeque<B> {
         match &mut self.middleboxes {
             Some(middleboxes) => &mut middleboxes.receive.passed,
@@ -217,18 +217,18 @@ impl<B: Buffer> Faults<B> {
         }
     }
 
-    /// Whether frames wait for the device to take them, or for us.
+    /// Whether frames still wait for the device or for the engine.
     fn is_waited_for(&self) -> bool {
         let pieces = self.middleboxes.as_ref().is_some_and(|middleboxes| !middleboxes.receive.passed.is_empty());
         pieces || !self.transmit.passed.is_empty() || !self.receive.passed.is_empty()
     }
 
-    /// Takes over what waits in those that were before.
+    /// Takes over the frames that earlier faults delay.
     fn take_over(&mut self, mut before: Faults<B>) {
         self.receive.passed.append(before.ready());
         for (from, to) in [(before.transmit, &mut self.transmit), (before.receive, &mut self.receive)] {
             to.passed.extend(from.passed);
-            // What was held back goes now: it may wait for others that the new faults do not bring.
+            // Delayed frames continue now: the frames that they wait for may never come.
             to.passed.extend(from.held.into_iter().map(|(frame, _, _)| frame));
         }
     }
@@ -251,7 +251,7 @@ impl<B: Buffer> Middleboxes<B> {
     }
 }
 
-/// A buffer for a piece, if those who send can spare one: what is sent goes before what is cut.
+/// A buffer for a piece, if transmission can spare one: sending takes precedence over cutting.
 fn spare<P: Port>(port: &mut P) -> Option<P::Buffer> {
     if port.transmit_free() > SPARE { port.alloc() } else { None }
 }
@@ -262,7 +262,7 @@ struct Extras<B> {
     capture: Option<Capture>,
 }
 
-/// A port, plain or with faults or capture. Plain costs one test a burst.
+/// A port, plain or with faults or a capture. A plain one costs one test a burst.
 #[derive(Debug)]
 pub struct Decorated<P: Port> {
     port: P,
@@ -292,7 +292,7 @@ impl<P: Port> Decorated<P> {
         let before = batch.len();
         if let Some(faults) = &mut extras.faults {
             let bursts = match faults.middleboxes.is_some() {
-                // What a burst became comes first: the device's queue fills as with any slow receiver.
+                // What became of the last burst comes first: the device's queue fills up, as with any slow receiver.
                 _ if faults.ready().len() >= BURST => 0,
                 false => 1,
                 true => 2,
@@ -452,7 +452,7 @@ impl<P: Port> Port for Decorated<P> {
             faults.take_over(before);
             self.port.tx_burst(&mut faults.transmit.passed);
         }
-        // Without rates they stay until nothing waits any more, so that no frame is lost with them, or overtaken.
+        // Without rates they stay until no frame waits, so that none is lost or overtaken.
         if !faults.over || faults.is_waited_for() {
             self.extras().faults = Some(faults);
         }

@@ -20,7 +20,7 @@ struct PoolInner {
     headroom: usize,
 }
 
-/// Capabilities of a port on heap buffers; `offload`: it computes checksums.
+/// Capabilities of a port with heap buffers. `offload`: it computes checksums.
 pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
     let headroom = 128;
     Capabilities {
@@ -34,16 +34,17 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
     }
 }
 
-/// A fixed number of buffers of one size. Those given back last, which the caches still know, are used first.
+/// A fixed number of buffers of one size. The most recently freed, which are likely still in the caches, are used
+/// first.
 #[derive(Debug)]
 pub struct HeapPool {
     inner: Arc<PoolInner>,
-    /// Free buffers; `inner.free` has those that were given back since the last allocation.
+    /// Free buffers; `inner.free` has those freed since the last allocation.
     stack: RefCell<Vec<Arc<Storage>>>,
 }
 
 impl HeapPool {
-    /// `count` buffers (at least one) of `data_room` octets, of which `headroom` lie in front of a fresh frame.
+    /// `count` buffers (at least one) of `data_room` octets, of which `headroom` precede a fresh frame.
     pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
         let count = count.max(1);
         let storage = || Storage { octets: vec![0; data_room].into(), references: AtomicU32::new(0) };
@@ -52,14 +53,14 @@ impl HeapPool {
         HeapPool { inner: Arc::new(inner), stack: RefCell::new(stack) }
     }
 
-    /// A buffer with an empty frame behind the headroom, or `None` when all are in use.
+    /// A buffer with an empty frame behind the headroom; `None` if all are in use.
     pub fn alloc(&self) -> Option<HeapBuffer> {
         let stack = &mut *self.stack.borrow_mut();
         while let Some(storage) = self.inner.free.pop() {
             stack.push(storage);
         }
         let mut storage = stack.pop()?;
-        // The reference that was dropped last but one may still be on its way out on another thread.
+        // Another thread may still be dropping its reference.
         while Arc::get_mut(&mut storage).is_none() {
             std::hint::spin_loop();
         }
@@ -76,12 +77,12 @@ impl HeapPool {
         })
     }
 
-    /// Buffers that are free.
+    /// Free buffers.
     pub fn free(&self) -> usize {
         self.inner.free.len() + self.stack.borrow().len()
     }
 
-    /// Buffers in all.
+    /// All buffers.
     pub fn total(&self) -> usize {
         self.inner.free.capacity()
     }
@@ -90,7 +91,7 @@ impl HeapPool {
 /// One reference to a buffer of a [`HeapPool`].
 #[derive(Debug)]
 pub struct HeapBuffer {
-    /// Taken only when the buffer is dropped.
+    /// `None` only while the buffer is dropped.
     storage: Option<Arc<Storage>>,
     pool: Arc<PoolInner>,
     start: u32,
@@ -99,17 +100,17 @@ pub struct HeapBuffer {
     transmit: TransmitChecksums,
     /// Further parts of the frame.
     tail: Vec<HeapBuffer>,
-    /// The storage is another buffer's.
+    /// The storage belongs to another buffer.
     is_view: bool,
 }
 
 impl HeapBuffer {
-    /// Sets what the receiver is told about the checksums.
+    /// Sets the verdict on the checksums that a receiver sees.
     pub fn set_received_checksums(&mut self, checksums: ReceivedChecksums) {
         self.received = checksums;
     }
 
-    /// Makes a copy of `frame` the buffer's frame; cut at what fits behind the headroom.
+    /// Copies `frame` into the buffer, cut at what fits behind the headroom.
     pub fn fill(&mut self, frame: &[u8]) {
         let start = self.pool.headroom;
         let mut filled = 0;
@@ -121,7 +122,7 @@ impl HeapBuffer {
         self.set_range(start, filled);
     }
 
-    /// Another buffer that shows `length` octets from `start` of this one's storage, and keeps it.
+    /// Another buffer that refers to `length` octets from `start` of this one's storage, and keeps it alive.
     pub fn view(&self, start: usize, length: usize) -> HeapBuffer {
         let mut view = self.share();
         view.is_view = true;

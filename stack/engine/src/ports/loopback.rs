@@ -1,4 +1,4 @@
-//! Two ports joined back to back inside one process: what one sends, the other receives, by reference.
+//! Two connected ports within one process: what one sends, the other receives by reference.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -18,11 +18,11 @@ use crate::link::port::{
 pub struct LoopOptions {
     /// Largest IP packet in octets.
     pub mtu: u16,
-    /// Buffers of each side's pool.
+    /// Buffers in each side's pool.
     pub buffers: usize,
-    /// Frames that lie between the two sides in one direction.
+    /// Most frames in flight in one direction.
     pub queue: usize,
-    /// Compute and check checksums as over a real wire; without, both sides claim them to be offloaded.
+    /// Compute and check checksums as over a real wire. Without it, both sides claim checksum offload.
     pub checksums: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct LoopPort {
 }
 
 impl LoopPort {
-    /// Two ports that reach each other, with hardware addresses 02:00:00:00:00:01 and :02.
+    /// Two connected ports, with hardware addresses 02:00:00:00:00:01 and 02:00:00:00:00:02.
     pub fn pair(options: LoopOptions) -> (LoopPort, LoopPort) {
         let (forth, back) = (Line::new(options.queue), Line::new(options.queue));
         let side = |last: u8, outgoing: &Arc<Line>, incoming: &Arc<Line>| {
@@ -148,7 +148,7 @@ impl Port for LoopPort {
 
     fn pool_levels(&self) -> PoolLevels {
         let (total, free) = (self.pool.total() as u32, self.pool.free() as u32);
-        // Frames are received by reference to the sender's pool: there is no receive pool to run dry.
+        // Frames are received as references to the sender's pool, so no receive pool can run dry.
         PoolLevels { receive_total: total, receive_free: total, transmit_total: total, transmit_free: free }
     }
 

@@ -1,16 +1,16 @@
-//! A middlebox on the way: it cuts TCP segments at other places and joins those that follow each other, as devices with
-//! large receive offload, proxies and segmenting guests do.
+//! A middlebox: it cuts TCP segments at other places and joins consecutive ones, as devices with large receive offload,
+//! proxies and segmenting guests do.
 //!
-//! Nothing of TCP is changed: the same octets have the same sequence numbers, a FIN stays behind the octets that it was
-//! behind, a CWR in front of them (RFC 3168 §6.1.2), the urgent pointer points where it pointed, a PSH goes to the end of what
-//! its segment is joined with (RFC 9293 §3.9.1), options are kept, checksums are right.
-//! Segments are joined only if their fields agree, but for those that number packets or mean nothing: IPv4's identification and
-//! DF, the low bits of IPv6's flow label, TCP's reserved bits and an urgent pointer without URG. What is no intact TCP segment
-//! passes as it is. So does what the device is to cut itself, and what has a VLAN tag.
+//! It changes nothing of TCP: octets keep their sequence numbers, a FIN stays behind its octets and a CWR in front of
+//! them (RFC 3168 §6.1.2), the urgent pointer points to the same octet, a PSH moves to the end of the joined segment
+//! (RFC 9293 §3.9.1), options stay, checksums are right. Segments are joined only if their fields agree, except those
+//! that number packets or mean nothing: IPv4's identification and DF, the low bits of IPv6's flow label, TCP's reserved
+//! bits, an urgent pointer without URG. Everything that is not an intact TCP segment passes unchanged, and so does a
+//! frame that the device will cut, or that has a VLAN tag.
 //!
-//! What we receive is cut and joined, what we send only cut: a frame to be sent is one part and no longer than the MTU, and where
-//! there is more to send it is as long as that already. The stack's own segments are atomic packets (RFC 6864 §4), whose pieces
-//! need no identification of their own.
+//! Received segments are cut and joined. Sent ones are only cut: a sent frame is one part, no longer than the MTU, and
+//! it is full already if there is more to send. The stack's own segments are atomic packets (RFC 6864 §4), so their
+//! pieces need no identification of their own.
 
 use std::collections::VecDeque;
 
@@ -25,26 +25,26 @@ use crate::link::port::{Buffer, ChecksumStatus};
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Recutting {
-    /// The segment is cut into up to seven pieces, or into single octets where it has no more than eight.
+    /// The segment is cut into up to seven pieces, or into single octets if it has at most eight.
     pub cutting: f64,
-    /// The segment, or piece, is joined with those behind it that come in the same two bursts, up to an IP packet of
-    /// 65,535 octets: a chain of buffers.
+    /// The segment, or piece, is joined with following ones from the same two bursts, up to an IP packet of 65,535
+    /// octets: a chain of buffers.
     pub joining: f64,
 }
 
 const ETHERNET: usize = 14;
 /// The longest IP packet.
 const LONGEST: usize = 65_535;
-/// Segments of so many octets may become single octets.
+/// Segments of at most this many octets may be cut into single octets.
 const TINY: usize = 8;
-/// Cuts of one segment at most.
+/// Most cuts of one segment.
 const CUTS: usize = TINY - 1;
 /// Flags of segments that may be joined.
 const PLAIN: TcpFlags = TcpFlags::ACK.with(TcpFlags::PSH).with(TcpFlags::FIN);
 /// Flags of segments that may be cut.
 const DIVISIBLE: TcpFlags = PLAIN.with(TcpFlags::URG).with(TcpFlags::ECE).with(TcpFlags::CWR);
 
-/// Where things are in the first buffer of a frame.
+/// Where headers and payload are in the first buffer of a frame.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     ipv6: bool,
@@ -53,7 +53,7 @@ struct Place {
 }
 
 impl Place {
-    /// Reads a frame in one piece; its end too, behind which the medium may have padded it.
+    /// Parses a contiguous frame. Also returns where it ends: the medium may have padded it.
     fn read(frame: &[u8]) -> Option<(Place, usize)> {
         let ip = frame.get(ETHERNET..)?;
         let (ipv6, tcp, end) = match frame.get(12..14)? {
@@ -83,7 +83,7 @@ impl Place {
         checksum::combine(checksum::sum(&frame[addresses]), checksum::sum(&rest))
     }
 
-    /// Writes lengths and checksums for `payload`, whose partial sum and number of octets these are.
+    /// Writes lengths and checksums for `payload`, given as its partial sum and its octets.
     fn finish(self, headers: &mut [u8], payload: (u32, usize)) {
         let (sum, octets) = payload;
         let segment = self.payload - self.tcp + octets;
@@ -121,27 +121,27 @@ fn set_flags(headers: &mut [u8], place: Place, flags: TcpFlags) {
     headers[place.tcp + 12..place.tcp + 14].copy_from_slice(&word.to_be_bytes());
 }
 
-/// A segment that grows.
+/// A joined segment that may still grow.
 #[derive(Debug)]
 struct Joined<B> {
     head: B,
     place: Place,
     flags: TcpFlags,
-    /// The sequence number behind it.
+    /// The next sequence number.
     next: u32,
-    /// Payload so far: its partial sum and its octets.
+    /// Partial sum and octets of the payload so far.
     payload: (u32, usize),
 }
 
-/// One way's middlebox.
+/// The middlebox of one direction.
 #[derive(Debug)]
 pub(super) struct Middlebox<B> {
     options: Recutting,
     random: fastrand::Rng,
     joined: Option<Joined<B>>,
-    /// What comes out.
+    /// Its output.
     pub(super) passed: VecDeque<B>,
-    /// Segments that were cut, and segments that were put behind another one.
+    /// Segments that were cut, and segments that were appended to another one.
     pub(super) counts: [u64; 2],
 }
 
@@ -151,7 +151,7 @@ impl<B: Buffer> Middlebox<B> {
         Middlebox { options, random, joined: None, passed: VecDeque::new(), counts: [0; 2] }
     }
 
-    /// Takes a frame; `alloc` gives buffers for pieces, and none when there are few.
+    /// Takes a frame. `alloc` gives buffers for pieces, and none when they are short.
     pub(super) fn take(&mut self, frame: B, mut alloc: impl FnMut() -> Option<B>) {
         let Some((place, end)) = intact(&frame) else { return self.put(frame) };
         let flags = place.flags(frame.data());
@@ -188,7 +188,7 @@ impl<B: Buffer> Middlebox<B> {
         self.join(frame, place, &mut alloc);
     }
 
-    /// The burst is over: what was joined goes on.
+    /// Ends a burst: joined segments continue.
     pub(super) fn flush(&mut self) {
         if let Some(Joined { mut head, place, flags, payload, .. }) = self.joined.take() {
             let (start, length) = (head.start(), head.data().len());
@@ -206,14 +206,14 @@ impl<B: Buffer> Middlebox<B> {
         self.passed.push_back(frame);
     }
 
-    /// Where to cut: ascending, each above 0 and below `octets`.
+    /// Where to cut: ascending offsets, each above 0 and below `octets`.
     fn cuts(&mut self, octets: usize) -> ArrayVec<usize, CUTS> {
         if octets <= TINY && self.random.bool() {
             return (1..octets).collect();
         }
         let mut cuts: ArrayVec<usize, CUTS> =
             (0..self.random.usize(1..=4)).map(|_| self.random.usize(1..octets)).collect();
-        // The first and the last octet alone, more often than chance has it.
+        // The first and the last octet by themselves, more often than by chance.
         if self.random.u32(0..3) == 0 {
             cuts.push(1);
         }
@@ -226,7 +226,7 @@ impl<B: Buffer> Middlebox<B> {
         cuts
     }
 
-    /// Puts a segment that nobody else holds behind what is joined, or begins with it, or lets it pass.
+    /// Appends an unshared segment to the joined one, or starts a new one with it, or lets it pass.
     fn join(&mut self, mut frame: B, place: Place, alloc: &mut impl FnMut() -> Option<B>) {
         let octets = frame.data().len() - place.payload;
         let flags = place.flags(frame.data());
@@ -259,7 +259,7 @@ impl<B: Buffer> Middlebox<B> {
         self.flush();
         let begins = is_plain && !flags.contains(TcpFlags::FIN) && self.random.f64() < self.options.joining;
         if begins && frame.is_shared() {
-            // Of a chain's head the headers are written anew.
+            // The headers of a chain's first buffer are rewritten.
             if let Some(mut copy) = alloc() {
                 copy_piece(&frame, place, &mut copy, 0..octets, true);
                 frame = copy;
@@ -275,7 +275,7 @@ impl<B: Buffer> Middlebox<B> {
 }
 
 impl<B: Buffer> Joined<B> {
-    /// Whether a segment follows and says the same in every field but those that may differ.
+    /// Whether a segment follows directly and agrees in every field that must agree.
     fn goes_on_with(&self, frame: &B, place: Place) -> bool {
         let (ours, theirs) = (self.head.data(), frame.data());
         let (tcp, end) = (place.tcp, place.payload);
@@ -295,7 +295,7 @@ impl<B: Buffer> Joined<B> {
     }
 }
 
-/// The place of a TCP segment in one buffer whose checksums are right, or will be once the device has filled them in.
+/// Where a TCP segment is in a single buffer, if its checksums are right or the device will fill them in.
 fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
     if frame.segment_count() != 1 {
         return None;
@@ -322,8 +322,8 @@ fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
     (ip && tcp).then_some((place, end))
 }
 
-/// Makes `piece` a segment of its own with the octets `range` of the payload. Its checksums are whole: the device has nothing to
-/// fill in.
+/// Makes `piece` a segment of its own with the octets `range` of the payload. Its checksums are complete, so the device
+/// has nothing to fill in.
 fn copy_piece<B: Buffer>(frame: &B, place: Place, piece: &mut B, range: std::ops::Range<usize>, is_last: bool) {
     let octets = frame.data();
     let start = piece.start();
@@ -343,7 +343,7 @@ fn copy_piece<B: Buffer>(frame: &B, place: Place, piece: &mut B, range: std::ops
             flags = flags.without(TcpFlags::CWR);
         }
         if flags.contains(TcpFlags::URG) {
-            // It counts from the sequence number. What lies behind the urgent data has none.
+            // The pointer counts from the sequence number. Segments behind the urgent data have none.
             let pointer = usize::from(u16_at(octets, place.tcp + 18)).saturating_sub(range.start);
             headers[place.tcp + 18..place.tcp + 20].copy_from_slice(&(pointer as u16).to_be_bytes());
             if pointer == 0 && range.start > 0 {
