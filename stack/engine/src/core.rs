@@ -1,6 +1,7 @@
-//! The engine's state: one part a room.
+//! The engine's state: one part for each room.
 //!
-//! A room's own functions are methods of its part. What needs several parts is a method of [`Core`], in the room that decides.
+//! A room's own functions are methods of its part. What needs several parts is a method of [`Core`], in the room that
+//! decides.
 
 use std::collections::VecDeque;
 
@@ -33,11 +34,11 @@ use crate::net::reassembly::Reassembly;
 use crate::rdma::Rdma;
 use crate::rdma::commits::Commits;
 
-/// Everything of an engine but its place in the memory epochs.
+/// The whole engine, apart from its registration for memory epochs.
 #[derive(Debug)]
 pub(crate) struct Core<P: Port> {
     pub(crate) config: EngineConfig,
-    /// Time of this turn.
+    /// Time of the current turn.
     pub(crate) now: Instant,
     pub(crate) counters: Counters,
     pub(crate) random: fastrand::Rng,
@@ -66,7 +67,7 @@ impl<P: Port> Core<P> {
         if channels.doorbells.count() < config.limits.doorbells() {
             return Err(EngineError::Config("there are fewer doorbells than queue pairs and connections"));
         }
-        // Ethernet with a tag, IPv6, and the longest TCP header.
+        // An Ethernet header with a VLAN tag, an IPv6 header, and the longest TCP header.
         let payload_start = capabilities.headroom.max(18 + 40 + 60);
         let mss = capabilities.mtu - 40;
         if payload_start + usize::from(mss) > capabilities.data_room {

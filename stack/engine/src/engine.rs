@@ -1,4 +1,4 @@
-//! The engine and its turn.
+//! The engine's public face.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::link::handoff::Handoff;
 use crate::link::port::{Batch, Descriptors, Port};
 
-/// What joins an engine to the rest of the program.
+/// What connects an engine to the rest of the program.
 #[derive(Debug)]
 pub struct EngineChannels {
     /// The context's regions.
@@ -26,33 +26,34 @@ pub struct EngineChannels {
     pub ports: Arc<ReservedPorts>,
     /// Doorbells of this engine, one a queue pair number.
     pub doorbells: Arc<Doorbells>,
-    /// The mailbox.
+    /// Commands from applications.
     pub commands: Receiver<Command>,
-    /// Where asynchronous events go.
+    /// Receives asynchronous events.
     pub events: EventSink<AsyncEvent>,
-    /// Wakes the engine's thread if it sleeps: for committers of durable regions, which answer it from threads of their own.
+    /// Wakes the engine's thread if it sleeps. Used by committers of durable regions, which answer from their own
+    /// threads.
     pub waker: Option<Waker>,
-    /// Where packets of other engines' flows go, and come from; none if the context has one engine.
+    /// Exchanges packets with the context's other engines; `None` if there are none.
     pub handoff: Option<Handoff>,
 }
 
-/// Why an engine cannot be made.
+/// Why an engine could not be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A setting is out of its bounds.
+    /// A setting is out of bounds.
     #[error("{0}")]
     Config(&'static str),
 }
 
-/// What a turn did.
+/// The report of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Turned {
     /// Frames received.
     pub received: usize,
     /// Frames given to the device.
     pub transmitted: usize,
-    /// Whether anything was done or is left to do at once: an idle engine may back off.
+    /// Whether the turn did something or has more to do at once. Otherwise the engine may back off.
     pub busy: bool,
 }
 
@@ -73,22 +74,22 @@ pub struct Engine<P: Port> {
     core: Core<P>,
     epoch: EngineEpoch,
     batch: Batch<P::Buffer>,
-    /// Not `Send`: buffers go back through caches of this thread.
+    /// Not `Send`: buffers are freed through caches of this thread.
     one_thread: PhantomData<*const ()>,
 }
 
 impl<P: Port> Engine<P> {
-    /// An engine with nothing open.
+    /// An engine without connections.
     ///
     /// # Errors
-    /// A setting out of bounds, said in one sentence.
+    /// A setting is out of bounds; the error says which.
     pub fn new(config: EngineConfig, port: P, channels: EngineChannels) -> Result<Engine<P>, EngineError> {
         let epoch = channels.regions.engine();
         let core = Core::new(config, port, channels)?;
         Ok(Engine { core, epoch, batch: Batch::new(), one_thread: PhantomData })
     }
 
-    /// One pass over everything there is to do. `now` is read once by the caller and does not go backwards.
+    /// Runs one turn. `now` is read once by the caller and must not go backwards.
     #[inline]
     pub fn turn(&mut self, now: Instant) -> Turned {
         let worked = self.core.collect(now, &mut self.batch);
@@ -98,12 +99,12 @@ impl<P: Port> Engine<P> {
             self.core.work(&turn, &mut self.batch);
         }
         self.core.flush();
-        // The turn is over: what a store does, such as deregistering a region, meets nobody who uses one.
+        // The turn is over: a store may deregister regions now, since nobody uses one.
         self.core.rdma.commits.work();
         self.core.turned(worked, received)
     }
 
-    /// When the engine must be turned again even if nothing arrives, as of the last turn; `None` if no timer runs.
+    /// When the engine must be turned again even if nothing arrives, as of the last turn; `None`: never.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.next_deadline()
     }
@@ -147,34 +148,34 @@ impl<P: Port> Engine<P> {
         self.core.control.ring_here(number)
     }
 
-    /// Ends everything at once, after a failure of the device or of the engine itself: all work is flushed, the oldest of
-    /// it with [`crate::api::work::Status::Fatal`], every connection is forgotten, and the application gets
+    /// Ends everything at once after a failure of the device or the engine. All work is flushed, the oldest of it with
+    /// [`crate::api::work::Status::Fatal`], all connections are dropped, and the application gets
     /// [`AsyncEvent::DeviceFatal`].
     pub fn fail(&mut self, cause: &str) {
         self.core.fail(cause);
     }
 
-    /// Whether a shutdown has finished: the engine may be dropped without cutting off any connection.
+    /// Whether a shutdown has finished: dropping the engine cuts off no connection.
     pub fn is_shut_down(&self) -> bool {
         self.core.is_shut_down()
     }
 
-    /// Counters, pools, connections and queue pairs as of now.
+    /// Current counters, pool levels, connections and queue pairs.
     pub fn stats(&self) -> EngineStats {
         self.core.snapshot()
     }
 
-    /// Work that peers have caused so far: a part of [`Engine::stats`] that costs next to nothing to look at.
+    /// The work that peers have caused so far: a cheap part of [`Engine::stats`].
     pub fn work(&self) -> Work {
         self.core.work_done()
     }
 
-    /// Connections, those in TIME-WAIT included.
+    /// Number of connections, including those in TIME-WAIT.
     pub fn flow_count(&self) -> usize {
         self.core.connections.flows.len() + self.core.connections.time_wait.len()
     }
 
-    /// Buffers that connections hold: received out of order, and sent but not acknowledged.
+    /// Buffers that connections hold: received out of order, or sent and not acknowledged.
     pub fn buffers_held(&self) -> usize {
         self.core.connections.held.len() + self.core.connections.records.len()
     }

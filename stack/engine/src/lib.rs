@@ -1,13 +1,13 @@
-//! One poll-mode engine: a core that owns a device queue, the TCP connections on it and their queue pairs, and runs
-//! everything to completion in its turn.
+//! The engine: one poll-mode core that owns a device queue, the TCP connections on it and their queue pairs, and does
+//! all work within its turn.
 //!
 //! [`Engine::turn`] receives a burst, takes each frame through TCP, MPA, DDP and RDMAP into registered memory, fires
-//! timers, pulls posted work from the rings of rung queue pairs, answers read requests, and transmits. Layers below
-//! return values; this crate alone joins them and owns the buffers. There are no callbacks, no locks, no allocation in
-//! a steady turn, and time and randomness are arguments, so that a network of engines runs in one thread under virtual
-//! time, as the crate `uwarp-testkit` does.
+//! timers, pulls posted work from the rings whose doorbells rang, answers Read Requests, and transmits. The layers
+//! below return values; this crate alone joins them and owns the buffers. A steady turn has no callback, lock or
+//! allocation. Time is an argument and random numbers have a seed, so a network of engines runs in one thread under
+//! virtual time, as in the crate `uwarp-testkit`.
 //!
-//! An engine talks to the rest of the program through rings of [`work`], doorbells, and the mailbox of [`command`].
+//! The rest of the program talks to an engine through rings of [`work`], doorbells, and commands ([`command`]).
 
 #![forbid(unsafe_code)]
 

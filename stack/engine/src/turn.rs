@@ -1,4 +1,4 @@
-//! The order of a turn. What each step does is in the rooms.
+//! The order of a turn. The steps themselves are in the rooms.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::link::handoff::Handoff;
 use crate::link::lookahead::DISTANCE;
 use crate::link::port::{Batch, Port};
 
-/// How soon a connection that lacks buffers is tried again when nothing else happens.
+/// A connection that lacks buffers is tried again after this time if nothing else happens.
 const STARVED_INTERVAL: Duration = Duration::from_micros(50);
 
 impl<P: Port> Core<P> {
-    /// The part of the turn that looks for something to do: true if there is some that may touch memory.
+    /// First half of a turn: finds work. True if there is some, which may touch registered memory.
     #[inline]
     pub(crate) fn collect(&mut self, now: Instant, batch: &mut Batch<P::Buffer>) -> bool {
         self.now = now;
@@ -29,8 +29,8 @@ impl<P: Port> Core<P> {
         self.link.transmit.flushed = 0;
         let mut busy = self.run_commands();
         self.control.doorbells.take(|number| self.control.rung.push(number as u32));
-        // Posted work leaves first: a look at a device that has nothing takes as long as a frame. But only every other turn:
-        // an application that posts all the time has to hear its peer, too.
+        // Posted work leaves first: polling an idle device takes as long as sending a frame. But only every other turn,
+        // so a busy poster still receives.
         self.link.passed_over = !self.control.rung.is_empty() && !self.link.passed_over;
         if !self.link.passed_over {
             busy |= self.link.port.rx_burst(batch) > 0;
@@ -56,7 +56,7 @@ impl<P: Port> Core<P> {
             || self.rdma.lanes.unsettled()
     }
 
-    /// The part of the turn that does it.
+    /// Second half of a turn: does the work.
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         self.connections.starved = false;
         self.link.transmit.free_known = 0;
@@ -68,7 +68,7 @@ impl<P: Port> Core<P> {
             }
             self.receive_frame(turn, frame);
         }
-        // Frames that this very loop adds wait for the next turn.
+        // Frames that this loop adds wait for the next turn.
         for _ in 0..self.link.loopback.len() {
             if let Some(frame) = self.link.loopback.pop_front() {
                 self.receive_frame(turn, frame);
@@ -121,13 +121,13 @@ impl<P: Port> Core<P> {
         self.counters.frames_sent += self.link.flush() as u64;
     }
 
-    /// What the caller of the turn needs to know.
+    /// The report of a turn for its caller.
     #[inline]
     pub(crate) fn turned(&mut self, worked: bool, received: usize) -> Turned {
         let transmitted = self.link.transmit.flushed;
-        // Frames that wait for a link are no reason to spin either.
+        // Frames that wait for the link are no reason to spin.
         let backlog = self.link.is_up && !self.link.transmit.queue.is_empty() || !self.link.loopback.is_empty();
-        // Connections that could not go on for lack of buffers or room are no reason to spin on virtual time.
+        // Nor are connections that lack buffers or room, least of all in virtual time.
         let more = !self.connections.ready.is_empty();
         let busy = received > 0
             || transmitted > 0

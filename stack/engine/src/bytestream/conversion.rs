@@ -1,8 +1,8 @@
-//! A plain stream becomes an RDMA stream, when both ends have agreed on that at a message boundary: MPA starts on the open
-//! connection (RFC 5044 §7.1), behind the last octet that was written, with the first octet that was not read.
+//! Conversion of a plain stream into an RDMA stream, when both ends have agreed on that at a message boundary. MPA
+//! starts on the open connection (RFC 5044 §7.1): behind the last octet written, and with the first octet not yet read.
 //!
-//! The application lends its part of the stream for that. It gets it back if the start-up ends in a rejection, and goes on
-//! behind the Reply.
+//! Meanwhile the application lends its half of the stream to the engine. If the start-up ends in a rejection, it gets
+//! that back, and the stream continues behind the Reply.
 
 use crossbeam::channel::Sender;
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
@@ -14,7 +14,7 @@ use crate::connection::{Connection, Origin, Phase, Responding};
 use crate::core::Core;
 use crate::link::port::Port;
 
-/// The application's part of a stream while MPA starts up.
+/// The application's half of a stream while MPA starts up.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) ends: StreamEnds,
@@ -22,7 +22,7 @@ pub(crate) struct Lent {
 }
 
 impl<P: Port> Core<P> {
-    /// Turns a plain stream into an RDMA stream. What comes of it is told as for any other MPA start-up.
+    /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up.
     pub(crate) fn convert_stream(&mut self, parameters: ConversionParameters) {
         let ConversionParameters { handle, mut ends, returned, role } = parameters;
         let number = match &role {
@@ -95,7 +95,7 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Octets that had been received and not read.
+    /// Octets that were received before the conversion and not read.
     fn on_early_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
         let mut rest = octets;
         while !rest.is_empty() {
@@ -104,13 +104,13 @@ impl<P: Port> Core<P> {
                     let used = self.on_startup_octets(index, connection, rest);
                     rest = &rest[used.min(rest.len())..];
                 }
-                // Before our Request there is no Reply, and before our Reply no FPDU: nothing else can be.
+                // There is no Reply before our Request, and no FPDU before our Reply.
                 _ => return,
             }
         }
     }
 
-    /// After a rejection the stream is plain again, behind the Reply. False: it never was.
+    /// Makes the stream plain again after a rejection, behind the Reply. False: it was never plain.
     pub(crate) fn resume_stream(&mut self, connection: &mut Connection) -> bool {
         if !connection.stream.as_ref().is_some_and(|stream| stream.is_lent()) {
             return false;
@@ -121,8 +121,8 @@ impl<P: Port> Core<P> {
         true
     }
 
-    /// The application gets its part back, when all that comes before is with TCP. True: there is more to do, and it could
-    /// be done; the stream goes on when `is_lent` says no.
+    /// Returns the application's half once TCP has everything that was written before it was lent. True: more could be
+    /// sent in this turn. The stream continues once `is_lent` is false.
     pub(crate) fn give_back(&mut self, index: u32, connection: &mut Connection) -> bool {
         match self.push_text(index, connection) {
             TextPushed::All => {}
@@ -151,24 +151,24 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// MPA has begun for good: the plain stream is over.
+    /// MPA has started for good: the plain stream is over.
     pub(crate) fn leave_stream(&mut self, connection: &mut Connection) {
         if connection.stream.take().is_some() {
             connection.set_receive_space(u32::MAX);
             connection.tcp.set_fin_wait_2(self.connections.tcp_config.fin_wait_2);
-            // Its application's choice was for its own octets: no record of an RDMA stream waits for another.
+            // The application chose Nagle for its own octets. Records of an RDMA stream never wait for each other.
             connection.tcp.set_nagle(false);
         }
     }
 }
 
-/// How far the text before an MPA frame got.
+/// How much of the text in front of an MPA frame TCP has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TextPushed {
-    /// TCP has it all.
+    /// All of it.
     All,
-    /// TCP takes no more now.
+    /// Not all, and TCP takes no more now.
     TimeWaits,
-    /// The budget of this turn is used up.
+    /// Not all; the budget of this turn is used up.
     More,
 }

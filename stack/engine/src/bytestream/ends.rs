@@ -1,8 +1,8 @@
-//! Plain byte streams: what an application has of one, and what it shares with the engine.
+//! Plain byte streams: the application's half, and what it shares with the engine.
 //!
-//! Each direction is a ring of octets. The engine copies received octets into one, whose free room is the window that TCP
-//! offers, and takes octets to be sent from the other, as far as TCP wants them. So a slow reader shuts the window, a slow
-//! network fills the ring of its writer, and neither costs the engine more than the octets themselves.
+//! Each direction is a ring of octets. The engine copies received octets into one ring, whose free space is the window
+//! that TCP offers. It takes octets to send from the other as TCP wants them. So a slow reader closes the window and a
+//! slow network fills the writer's ring; neither costs the engine more than the octets themselves.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -19,16 +19,16 @@ pub const MIN_STREAM_BUFFER: usize = 4 << 10;
 /// Largest ring of a stream, in octets.
 pub const MAX_STREAM_BUFFER: usize = 1 << 30;
 
-/// Wishes about a plain stream.
+/// Options of a plain stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Octets that may wait to be sent, rounded up to a power of two.
+    /// Most octets that wait to be sent, rounded up to a power of two.
     pub send_buffer: usize,
-    /// Octets that may wait to be read: the largest window that is offered. Rounded up to a power of two.
+    /// Most octets that wait to be read, which is the largest window offered. Rounded up to a power of two.
     pub receive_buffer: usize,
-    /// Hold back small segments while anything is unacknowledged (RFC 9293 §3.7.4).
+    /// Delay small segments while data is unacknowledged (Nagle, RFC 9293 §3.7.4).
     pub nagle: bool,
-    /// Congestion control, if not the engine's usual one.
+    /// Congestion control; `None`: the engine's default.
     pub congestion: Option<uwarp_tcp::Congestion>,
 }
 
@@ -49,8 +49,8 @@ impl StreamOptions {
         let window = self.receive_buffer.clamp(MIN_STREAM_BUFFER, MAX_STREAM_BUFFER).next_power_of_two();
         config.receive_window = window as u32;
         config.nagle = self.nagle;
-        // RFC 9293 §3.6: who has said its last may listen for as long as it likes. What bounds the wait of a stream that nobody
-        // holds any more is the engine's own limit.
+        // RFC 9293 §3.6: a side that has closed may receive for as long as it likes. A stream that its application has
+        // dropped has the engine's own time limit.
         config.fin_wait_2 = None;
         if let Some(congestion) = self.congestion {
             config.congestion = congestion;
@@ -58,7 +58,7 @@ impl StreamOptions {
     }
 }
 
-/// Why a stream is over before its time.
+/// Why a stream ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -66,7 +66,7 @@ pub enum StreamFailure {
     /// Nobody listens on the port, or its backlog is full.
     #[error("the connection was refused")]
     Refused = 1,
-    /// No answer within the time limit, the user time-out, or the probes of keep-alive.
+    /// No answer within the time limit of the open, the user time-out, or the keep-alive probes.
     #[error("the peer does not answer")]
     TimedOut,
     /// The next hop's hardware address could not be resolved.
@@ -78,7 +78,7 @@ pub enum StreamFailure {
     /// The local port given is in use.
     #[error("the local TCP port is in use")]
     AddressInUse,
-    /// A limit of the configuration is reached.
+    /// A configured limit is reached.
     #[error("the configured limit of connections is reached: raise limits")]
     Limit,
     /// The address family or value is not supported.
@@ -87,7 +87,7 @@ pub enum StreamFailure {
     /// The peer reset the connection.
     #[error("the peer reset the connection")]
     Reset,
-    /// Aborted here.
+    /// This side aborted it.
     #[error("the connection was aborted on this side")]
     Aborted,
     /// The context was closed.
@@ -136,18 +136,18 @@ impl From<ConnectFailure> for StreamFailure {
     }
 }
 
-/// What to be woken for.
+/// Conditions to be woken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Interest(u8);
 
 impl Interest {
-    /// Octets to read, the end of the stream, or its failure.
+    /// Octets to read, the end of the stream, or a failure.
     pub const READABLE: Interest = Interest(1);
-    /// Room to write, the outcome of an open, or failure.
+    /// Room to write, the outcome of an open, or a failure.
     pub const WRITABLE: Interest = Interest(2);
     /// Both.
     pub const BOTH: Interest = Interest(3);
-    /// The peer has told of urgent data, or of more of it (RFC 9293 §3.8.5, MUST-32), or the stream has failed.
+    /// New or more urgent data of the peer (RFC 9293 §3.8.5, MUST-32), or a failure.
     pub const URGENT: Interest = Interest(4);
 
     pub(crate) const NONE: Interest = Interest(0);
@@ -157,7 +157,7 @@ impl Interest {
         self.0
     }
 
-    /// Both of two.
+    /// The union of two.
     pub const fn and(self, other: Interest) -> Interest {
         Interest(self.0 | other.0)
     }
@@ -167,7 +167,7 @@ const OPENING: u8 = 0;
 const OPEN: u8 = 1;
 const NO_BELL: u32 = u32::MAX;
 
-/// What both sides of a stream look at, beside its rings.
+/// What application and engine share besides the rings.
 #[derive(Debug)]
 pub struct StreamShared {
     state: AtomicU8,
@@ -175,7 +175,7 @@ pub struct StreamShared {
     aborted: AtomicBool,
     bell: AtomicU32,
     handle: AtomicU64,
-    /// The end of urgent data as a position of the receive ring: further than what was read while some is to come.
+    /// End of urgent data as a position of the receive ring: ahead of the reader while urgent data is still to be read.
     urgent: AtomicUsize,
     endpoints: OnceLock<(SocketAddr, SocketAddr)>,
     notifier: OnceLock<Arc<Notifier>>,
@@ -195,14 +195,14 @@ impl StreamShared {
         }
     }
 
-    /// The engine has made the connection.
+    /// The engine has created the connection.
     pub(crate) fn attach(&self, bell: u32, handle: u64, endpoints: (SocketAddr, SocketAddr)) {
         let _ = self.endpoints.set(endpoints);
         self.handle.store(handle, Release);
         self.bell.store(bell, Release);
     }
 
-    /// The engine's handle of the connection, once there is one.
+    /// The engine's handle of the connection, once it exists.
     pub(crate) fn handle(&self) -> Option<u64> {
         match self.handle.load(Acquire) {
             u64::MAX => None,
@@ -214,7 +214,7 @@ impl StreamShared {
         self.state.store(OPEN, Release);
     }
 
-    /// The first failure counts.
+    /// Records a failure; the first one counts.
     pub(crate) fn fail(&self, failure: StreamFailure) {
         let _ = self.failure.compare_exchange(0, failure as u8, Release, Relaxed);
     }
@@ -229,11 +229,11 @@ impl StreamShared {
         self.aborted.load(Acquire)
     }
 
-    /// Wakes who waits for one of these; to be called after what they wait for was published.
+    /// Wakes a thread that waits for one of these conditions. Call it after publishing what it waits for.
     #[inline]
     pub(crate) fn fire(&self, interest: Interest) {
-        // An application hands its notifier over before it arms it and then looks once more: of that look and this one at
-        // least one sees what the other side stored before its fence.
+        // The application sets its notifier before it arms it, and then checks once more. Of that check and this one,
+        // at least one sees what the other side stored before its fence.
         fence(SeqCst);
         if let Some(notifier) = self.notifier.get()
             && notifier.is_armed()
@@ -243,10 +243,10 @@ impl StreamShared {
     }
 }
 
-/// A stream as its application has it: the ends of two rings.
+/// The application's half of a stream: its ends of two rings.
 ///
-/// Reading and writing go to the rings and ring the engine's doorbell when the engine has something to do about it. Dropping it
-/// ends the stream: what was written is still sent, and a reset follows if the peer sent octets that were not read.
+/// Reads and writes go to the rings, and ring the engine's doorbell when it has work to do. Dropping it ends the
+/// stream: what was written is still sent, and a reset follows if the peer sent octets that were not read.
 #[derive(Debug)]
 pub struct StreamEnds {
     receive: ByteConsumer,
@@ -255,13 +255,13 @@ pub struct StreamEnds {
     doorbells: Arc<Doorbells>,
     /// Wakes the engine's thread.
     waker: Option<Arc<Notifier>>,
-    /// Octets read that the engine was not told of.
+    /// Octets read that the engine has not been notified of.
     unreported: usize,
-    /// Nothing more is to be written.
+    /// Nothing more will be written.
     finished: bool,
 }
 
-/// A stream as its engine gets it.
+/// The engine's half of a stream.
 #[derive(Debug)]
 pub struct StreamSetup {
     pub(crate) receive: ByteProducer,
@@ -269,7 +269,7 @@ pub struct StreamSetup {
     pub(crate) shared: Arc<StreamShared>,
 }
 
-/// Makes the rings of a stream: the application's part and the engine's.
+/// Makes the rings of a stream: the application's half and the engine's.
 pub fn stream(options: &StreamOptions, doorbells: Arc<Doorbells>) -> (StreamEnds, StreamSetup) {
     let ((receive_in, receive_out), (send_in, send_out)) = options.rings();
     let shared = Arc::new(StreamShared::new());
@@ -287,42 +287,42 @@ pub fn stream(options: &StreamOptions, doorbells: Arc<Doorbells>) -> (StreamEnds
 }
 
 impl StreamEnds {
-    /// Hands over what is fired when something happens that it is armed for. Only the first one counts.
+    /// Sets the notifier that is fired when a condition that it is armed for occurs. Only the first call counts.
     pub fn set_notifier(&self, notifier: Arc<Notifier>) {
         let _ = self.shared.notifier.set(notifier);
     }
 
-    /// From now on the engine's thread is woken when it has something to do.
+    /// Sets the notifier that wakes the engine's thread when there is work for it.
     pub fn set_waker(&mut self, waker: Arc<Notifier>) {
         self.waker = Some(waker);
     }
 
-    /// Whether the connection has been opened, be it over by now.
+    /// Whether the connection was ever open.
     pub fn is_open(&self) -> bool {
         self.shared.state.load(Acquire) == OPEN
     }
 
-    /// Why the stream is over, if it did not end in order.
+    /// Why the stream ended, if not in order.
     pub fn failure(&self) -> Option<StreamFailure> {
         match self.shared.failure.load(Acquire) {
-            // An engine that was gone before it began.
+            // The engine was gone before the stream began.
             0 if !self.is_open() && self.receive.is_closed() => Some(StreamFailure::ShuttingDown),
             0 => None,
             code => StreamFailure::ALL.get(usize::from(code) - 1).copied(),
         }
     }
 
-    /// Own and peer's address, once the engine has begun.
+    /// Local and remote address, once the engine has started to connect.
     pub fn endpoints(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.shared.endpoints.get().copied()
     }
 
-    /// The engine's handle of the connection, once it has begun.
+    /// The engine's handle of the connection, once it exists.
     pub fn handle(&self) -> Option<u64> {
         self.shared.handle()
     }
 
-    /// What names the stream in commands that may come before its handle is known.
+    /// Identifies the stream in commands that may precede its handle.
     pub fn shared(&self) -> &Arc<StreamShared> {
         &self.shared
     }
@@ -332,30 +332,30 @@ impl StreamEnds {
         self.receive.available()
     }
 
-    /// Octets from the next one that [`read`](Self::read) gives to the end of urgent data, whether they have come or not; `None`
-    /// if no urgent data is known of that was not read (RFC 9293 §3.8.5, MUST-33).
+    /// Octets from the reader's position to the end of urgent data, received or not; `None` if no unread urgent data is
+    /// known (RFC 9293 §3.8.5, MUST-33).
     pub fn urgent_remaining(&mut self) -> Option<NonZeroUsize> {
-        // In this order: what is there behind the end is all that will be.
+        // In this order: octets found after the end are all that there will be.
         let closed = self.receive.is_closed();
         let ahead = self.shared.urgent.load(Acquire).wrapping_sub(self.receive.position());
-        // Nobody can tell of urgent data so far ahead: what is read lies behind its end then.
+        // No peer can announce urgent data so far ahead, so the reader is past its end.
         let ahead = if ahead > isize::MAX as usize { 0 } else { ahead };
         NonZeroUsize::new(if closed { ahead.min(self.receive.available()) } else { ahead })
     }
 
-    /// Octets that can be written now; 0 once the stream is finished on this side.
+    /// Octets that can be written now; 0 after [`finish`](Self::finish).
     pub fn writable(&mut self) -> usize {
         if self.finished { 0 } else { self.send.free() }
     }
 
-    /// Takes received octets, as many as there are and `out` holds.
+    /// Reads received octets, as many as are there and fit `out`.
     #[inline]
     pub fn read(&mut self, out: &mut [u8]) -> usize {
         let count = self.receive.read(out);
         self.unreported += count;
-        // The engine sees by itself what became free when it receives; it has to be told only when the peer might be
-        // waiting for the window. With a quarter of the ring at a time, a ring that was emptied is known to be three
-        // quarters empty at least.
+        // The engine sees the free space itself when it receives. It needs a notification only when the peer might be
+        // waiting for the window. A quarter of the ring at a time is enough: then the engine knows an emptied ring to
+        // be at least three quarters free.
         if self.unreported >= self.receive.capacity() / 4 {
             self.unreported = 0;
             self.ring();
@@ -363,12 +363,12 @@ impl StreamEnds {
         count
     }
 
-    /// Whether everything that the peer sent has been read and it sends no more.
+    /// Whether the peer has closed and everything that it sent was read.
     pub fn is_at_end(&mut self) -> bool {
         self.receive.is_closed() && self.receive.available() == 0
     }
 
-    /// Hands over octets to be sent and gives how many there was room for.
+    /// Writes octets to be sent; returns how many fitted.
     #[inline]
     pub fn write(&mut self, octets: &[u8]) -> usize {
         if self.finished {
@@ -381,7 +381,7 @@ impl StreamEnds {
         count
     }
 
-    /// Says that nothing more will be written: FIN follows what was. Reading goes on (RFC 9293 §3.6).
+    /// Ends writing: FIN follows what was written. Reading continues (RFC 9293 §3.6).
     pub fn finish(&mut self) {
         if !self.finished {
             self.finished = true;
@@ -395,7 +395,7 @@ impl StreamEnds {
         self.finished
     }
 
-    /// Says that nothing more will be read, either.
+    /// Ends reading as well.
     pub fn leave(&mut self) {
         self.finished = true;
         self.send.close();
@@ -403,7 +403,7 @@ impl StreamEnds {
         self.ring();
     }
 
-    /// Gives the connection up: what was not sent is lost, and the peer gets a reset.
+    /// Aborts the connection: unsent octets are lost, and the peer gets a reset.
     pub fn abort(&mut self) {
         self.shared.aborted.store(true, Release);
         self.ring();
@@ -427,7 +427,7 @@ impl Drop for StreamEnds {
     }
 }
 
-/// A stream that a peer opened, for its listener.
+/// A stream that a peer opened to a listener.
 ///
 /// Dropping it instead of taking it resets the connection.
 #[derive(Debug)]
@@ -435,9 +435,9 @@ pub struct IncomingStream {
     ends: Option<StreamEnds>,
     /// Index of the engine that has the connection.
     pub engine: u16,
-    /// The peer's address.
+    /// Remote address.
     pub peer: SocketAddr,
-    /// Our address.
+    /// Local address.
     pub local: SocketAddr,
     waiting: Arc<AtomicU32>,
 }
@@ -453,7 +453,7 @@ impl IncomingStream {
         IncomingStream { ends: Some(ends), engine, peer, local, waiting }
     }
 
-    /// Accepts it.
+    /// Accepts the stream.
     pub fn take(mut self) -> Option<StreamEnds> {
         self.ends.take()
     }

@@ -1,4 +1,4 @@
-//! The engine's part of a plain stream.
+//! The engine's half of a plain stream.
 
 use crate::bytestream::conversion::Lent;
 use crate::bytestream::ends::{Interest, StreamFailure, StreamSetup, StreamShared};
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use uwarp_memory::kernels;
 use uwarp_ring::{ByteConsumer, ByteProducer};
 
-/// A plain stream.
+/// The engine's half of a plain stream.
 #[derive(Debug)]
 pub(crate) struct Streaming {
-    /// Received octets go here.
+    /// Ring for received octets.
     pub(crate) receive: ByteProducer,
-    /// Octets to be sent come from here.
+    /// Ring of octets to send.
     pub(crate) send: ByteConsumer,
     pub(crate) shared: Arc<StreamShared>,
-    /// The application's part, while MPA starts up.
+    /// The application's half, while MPA starts up.
     pub(crate) lent: Option<Box<Lent>>,
-    /// What the application is to be woken for at the end of the turn.
+    /// What the application is woken for at the end of the turn.
     pub(crate) wakeup: Interest,
-    /// The connection was opened.
+    /// The connection was established.
     pub(crate) opened: bool,
-    /// Nothing more is taken from the application: what lies in its ring is the last.
+    /// The application writes no more: the ring's contents are the last octets.
     pub(crate) finishing: bool,
-    /// TCP was closed on our side.
+    /// Our side of TCP is closed.
     pub(crate) closed: bool,
-    /// The peer has closed its side.
+    /// The peer's side of TCP is closed.
     pub(crate) peer_closed: bool,
-    /// Octets came after the application had left.
+    /// Octets arrived after the application had left.
     pub(crate) unread: bool,
-    /// What the peer had acknowledged when the limit of a stream without an application was set.
+    /// Octets that the peer had acknowledged when the time limit of an abandoned stream was last set.
     pub(crate) taken: u64,
 }
 
@@ -53,7 +53,7 @@ impl Streaming {
         self.shared.fail(failure);
     }
 
-    /// Whether it is open in both directions, and in its application's hands.
+    /// Whether it is open in both directions and not lent.
     pub(crate) fn is_whole(&self) -> bool {
         self.opened && !self.closed && !self.finishing && !self.peer_closed && self.lent.is_none()
     }
@@ -70,26 +70,26 @@ impl Streaming {
         self.lent.take().map(|lent| *lent)
     }
 
-    /// Whether something that was written is not with TCP yet.
+    /// Whether TCP lacks octets that were written.
     pub(crate) fn has_text(&mut self) -> bool {
         self.send.available() > 0
     }
 
-    /// Whether the application has left, and octets that it never read.
+    /// Whether the application left without reading everything.
     pub(crate) fn has_lost(&mut self) -> bool {
         self.receive.is_closed() && (self.unread || self.receive.free() < self.receive.capacity())
     }
 
-    /// What was told of urgent data is over: the octets up to here have another reader.
+    /// Ends the report of urgent data: the octets up to here have another reader.
     pub(crate) fn forget_urgent(&self) {
         self.shared.set_urgent(self.receive.position());
     }
 
-    /// What the ring can take. Looks at the application's cursor only when that may matter.
+    /// Free space of the receive ring. Reads the application's cursor only when that may matter.
     #[inline]
     pub(crate) fn space(&mut self) -> u32 {
         if self.receive.is_closed() {
-            // Nobody reads: what comes is thrown away.
+            // Nobody reads: received octets are discarded.
             return u32::MAX;
         }
         let known = self.receive.known_free();
@@ -97,14 +97,14 @@ impl Streaming {
         free as u32
     }
 
-    /// Asks for what a received segment and its answer touch.
+    /// Prefetches what a received segment and its answer touch.
     #[inline]
     pub(crate) fn prefetch(&self) {
         self.receive.places().into_iter().chain(self.send.places()).for_each(kernels::prefetch_line);
         kernels::prefetch(&*self.shared);
     }
 
-    /// Whether a segment that owes no answer leaves nothing to do: nothing waits in the application's ring.
+    /// Whether a segment that needs no answer leaves nothing to do: no octets wait in the application's ring.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.send.known() == 0 && !self.finishing
@@ -114,7 +114,7 @@ impl Streaming {
 impl Drop for Streaming {
     fn drop(&mut self) {
         if !self.peer_closed {
-            // Whoever had a better reason has said so.
+            // A better reason, if there is one, was recorded before.
             self.shared.fail(StreamFailure::Fatal);
         }
         self.receive.close();

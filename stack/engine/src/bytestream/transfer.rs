@@ -1,7 +1,7 @@
-//! A plain stream inside the engine: from segments to the application's ring and back.
+//! Octets of plain streams between segments and the application's rings.
 //!
-//! Octets are copied once each way. What the application wrote stays in its ring until TCP wants it: so small writes run
-//! together by themselves while the network is busy, and leave at once while it is not.
+//! Octets are copied once each way. Written octets stay in the ring until TCP wants them. So small writes share
+//! segments while the network is busy, and leave at once while it is not.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 
 impl<P: Port> Core<P> {
-    /// An active open of a plain stream.
+    /// Opens a plain stream actively.
     pub(crate) fn connect_stream(&mut self, parameters: ConnectStreamParameters) {
         let ConnectStreamParameters { remote, local_port, options, timeout, setup } = parameters;
         let streaming = Streaming::new(setup);
@@ -49,7 +49,7 @@ impl<P: Port> Core<P> {
         self.schedule_index(index);
     }
 
-    /// Joins a connection and the stream that an application has.
+    /// Attaches an application's stream to a connection.
     fn attach(&mut self, index: u32, streaming: Streaming) {
         let bell = self.config.limits.queue_pairs + index;
         let Some(handle) = self.connections.table.reserved_handle(index) else { return };
@@ -59,7 +59,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The handshake of a plain stream that we opened is done.
+    /// The handshake of a stream that we opened is done.
     pub(crate) fn on_stream_open(&mut self, index: u32, connection: &mut Connection) {
         connection.deadline = None;
         let Some(stream) = &mut connection.stream else { return };
@@ -68,7 +68,7 @@ impl<P: Port> Core<P> {
         self.wake_later(index, connection, Interest::BOTH);
     }
 
-    /// The handshake of a plain stream that a peer opened is done: the listener gets it.
+    /// The handshake of a stream that a peer opened is done: the listener gets the stream.
     pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
         self.leave_listener(connection);
         connection.deadline = None;
@@ -91,7 +91,7 @@ impl<P: Port> Core<P> {
         incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
     }
 
-    /// Notes what the application is to be woken for at the end of the turn.
+    /// Records what the application is woken for at the end of the turn.
     #[inline]
     fn wake_later(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
         let Some(stream) = &mut connection.stream else { return };
@@ -101,7 +101,7 @@ impl<P: Port> Core<P> {
         stream.wakeup = stream.wakeup.and(interest);
     }
 
-    /// Wakes applications: once a turn.
+    /// Wakes applications, once a turn.
     #[inline]
     pub(crate) fn wake_applications(&mut self) {
         while let Some(index) = self.streams.wakeups.pop() {
@@ -113,7 +113,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Received octets in order.
+    /// Takes received octets, in order.
     #[inline]
     pub(crate) fn on_plain_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
         let Some(stream) = &mut connection.stream else { return };
@@ -128,18 +128,18 @@ impl<P: Port> Core<P> {
         connection.set_receive_space(space);
         self.wake_later(index, connection, Interest::READABLE);
         if taken < octets.len() {
-            // TCP takes nothing beyond the window, and the window is the ring.
+            // TCP accepts nothing beyond the window, and the window is the ring's free space.
             debug_assert!(false, "octets beyond the window");
             connection.ends_by(DisconnectReason::Aborted);
             self.abort(connection);
         }
     }
 
-    /// TCP has been told of urgent data, by a segment whose octets were not handed out yet: so a reader who finds octets there
-    /// knows of all urgent data among them, if it looks before it reads them.
+    /// A segment has announced urgent data. Its octets are not delivered yet, so a reader that checks for urgent data
+    /// before it reads octets knows of all urgent data among them.
     ///
-    /// For a stream that MPA has, or will have, nothing follows from it: its octets are in line like any others (RFC 6093 §6),
-    /// and no layer above TCP there has a use for haste; RFC 5044 does not mention the mechanism.
+    /// RDMA streams, present or future, ignore the announcement: their octets are in line like any others (RFC 6093
+    /// §6), the layers above TCP have no use for urgency, and RFC 5044 does not mention the mechanism.
     #[cold]
     pub(crate) fn on_urgent(&mut self, index: u32, connection: &mut Connection) {
         let ahead = connection.tcp.urgent_told() as usize;
@@ -149,17 +149,17 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Octets came that nobody will read.
+    /// Octets arrived that nobody will read.
     #[cold]
     fn on_unread(&mut self, connection: &mut Connection) {
         if connection.finished {
-            // Our side is done: the peer must learn that its data go nowhere.
+            // Our side has finished: the peer must learn that its data are discarded.
             connection.ends_by(DisconnectReason::Aborted);
             self.abort(connection);
         }
     }
 
-    /// The peer has no more to say.
+    /// The peer has closed its side.
     pub(crate) fn on_stream_fin(&mut self, index: u32, connection: &mut Connection) {
         let Some(stream) = &mut connection.stream else { return };
         stream.peer_closed = true;
@@ -168,7 +168,8 @@ impl<P: Port> Core<P> {
         connection.quiet = false;
     }
 
-    /// Looks at what the application did: what it read opens the window, what it wrote is handed to TCP. True: there is more.
+    /// Follows up on the application: what it has read opens the window, and what it has written goes to TCP. True:
+    /// there is more to send.
     #[inline]
     pub(crate) fn feed_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
         if connection.stream.as_ref().is_some_and(Streaming::is_lent) && self.give_back(index, connection) {
@@ -186,7 +187,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         if stream.receive.is_closed() && connection.deadline.is_none() {
-            // Nobody has the stream any more: a peer that does not take the rest must not keep it for ever.
+            // The application has dropped the stream: a peer that does not take the rest must not hold it for ever.
             connection.deadline = Some(self.now + CLOSING_LIMIT);
             stream.taken = connection.tcp.octets_acknowledged();
         }
@@ -200,9 +201,9 @@ impl<P: Port> Core<P> {
         more
     }
 
-    /// The limit of a connection is over: whether it is a stream that its application has left and whose last octets the peer has
-    /// taken at [`Limits::least_rate`](crate::config::Limits::least_rate) since. Then the limit begins anew, and a slow peer gets
-    /// all of them.
+    /// The deadline of a connection has passed. True if this is a stream that its application has dropped, and the peer
+    /// has since taken its octets at [`Limits::least_rate`](crate::config::Limits::least_rate). Then the time limit
+    /// starts again, so a slow peer gets all of them.
     pub(crate) fn is_being_taken(&self, connection: &mut Connection) -> bool {
         let acknowledged = connection.tcp.octets_acknowledged();
         let Some(stream) = &mut connection.stream else { return false };
@@ -212,7 +213,7 @@ impl<P: Port> Core<P> {
             && taken >= CLOSING_LIMIT.as_secs() * u64::from(self.config.limits.least_rate)
     }
 
-    /// Hands TCP what the application wrote. True: there is more, and it could go.
+    /// Hands TCP what the application wrote. True: there is more that could be sent.
     #[inline]
     pub(crate) fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
         let mut budget = self.link.transmit.frames_each;
@@ -226,7 +227,7 @@ impl<P: Port> Core<P> {
                 break false;
             }
             let most = connection.tcp.effective_mss() as usize;
-            // In this order, so that nothing is overlooked that was written before the end.
+            // In this order, so that nothing written before the end is missed.
             let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
             let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
             if waiting == 0 {
@@ -239,7 +240,7 @@ impl<P: Port> Core<P> {
                 && (length as usize) < most
                 && let Some(record) = self.connections.records.get_mut(token)
             {
-                // The last record waits in TCP: what is written meanwhile leaves in the same segment.
+                // The last record is still unsent: what was written meanwhile leaves in the same segment.
                 let added = grow(record, self.link.payload_start, most, &mut stream.send, self.link.offload_tcp);
                 connection.tcp.extend_tail(added);
                 pulled |= added > 0;
@@ -256,7 +257,7 @@ impl<P: Port> Core<P> {
             }
             let held = connection.tcp.records();
             if !self.link.has_share(held) {
-                // Its own acknowledgments make room; a connection that holds nothing gets none.
+                // Acknowledgments will return what it holds; a connection that holds nothing gets none.
                 break held == 0 && self.is_starved();
             }
             let Some(mut buffer) = self.link.alloc() else {
@@ -278,7 +279,7 @@ impl<P: Port> Core<P> {
         };
         if pulled
             && let Some(stream) = &connection.stream
-            // A writer is woken when it is worth its while, not for each segment.
+            // Wake the writer only when it can write a good amount, not for each segment.
             && stream.send.known() * 4 <= stream.send.capacity() * 3
         {
             self.wake_later(index, connection, Interest::WRITABLE);
@@ -286,8 +287,8 @@ impl<P: Port> Core<P> {
         more
     }
 
-    /// RFC 9293 §3.6.1 (SHLD-3): where the application has left octets that it never read, a reset says that they are lost, as
-    /// soon as the peer has all that was written. True: it does so, or will.
+    /// RFC 9293 §3.6.1 (SHLD-3): if the application left octets unread, a reset reports the loss once the peer has all
+    /// that was written. True: it was sent, or will be.
     #[cold]
     fn tells_of_loss(&mut self, connection: &mut Connection) -> bool {
         let open =
@@ -296,7 +297,7 @@ impl<P: Port> Core<P> {
         if !open || !stream.has_lost() {
             return false;
         }
-        // Each acknowledgment is looked at from now on.
+        // From now on each acknowledgment is checked.
         stream.finishing = true;
         if connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed() {
             self.abort_stream(connection);
@@ -313,7 +314,7 @@ impl<P: Port> Core<P> {
         self.leave_if_abandoned(connection);
     }
 
-    /// Nobody has the stream any more, and all that was written is with TCP: only TCP is left.
+    /// The application has dropped the stream, and TCP has all that was written: only TCP is left.
     fn leave_if_abandoned(&mut self, connection: &mut Connection) {
         if connection.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
             connection.stream = None;
@@ -328,7 +329,7 @@ impl<P: Port> Core<P> {
         self.abort(connection);
     }
 
-    /// The context closes: what was written so far is the last.
+    /// The context is closing: nothing written from now on is sent.
     pub(crate) fn disconnect_stream(&mut self, connection: &mut Connection) {
         let Some(stream) = &mut connection.stream else { return };
         if stream.opened {
@@ -339,7 +340,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The connection of a stream is over: what the application is told.
+    /// The connection of a stream is over: reports why.
     pub(crate) fn plain_stream_over(connection: &mut Connection) {
         let Some(stream) = connection.stream.take() else { return };
         match connection.end {
@@ -363,7 +364,7 @@ impl<P: Port> Core<P> {
         self.stream_connection(handle).map(|connection| crate::api::snapshot::tcp_info(connection))
     }
 
-    /// Makes urgent what was written to a stream, and the `octets` that its application writes next.
+    /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.
     pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
         let Some(index) = self.connections.table.resolve(Handle::from_bits(handle)) else { return };
         if let Some(connection) = self.connections.table.get_mut(index)
@@ -385,7 +386,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Adds octets to a record of which nothing was sent, up to `most` in all; gives their number.
+/// Appends octets to an unsent record, up to `most` in all; returns their number.
 #[cold]
 fn grow<B: Buffer>(
     record: &mut Record<B>,
@@ -408,13 +409,13 @@ fn grow<B: Buffer>(
 }
 
 impl Connection {
-    /// Offers what the owner can take.
+    /// Sets the space that the owner can take, which becomes the window.
     #[inline]
     pub(crate) fn set_receive_space(&mut self, space: u32) {
         self.tcp.set_receive_space(space);
     }
 
-    /// Whether this is our open and its handshake is not done.
+    /// Whether we opened it and the handshake is not done.
     pub(crate) fn is_opening(&self) -> bool {
         match &self.phase {
             Phase::Initiating(_) => true,
@@ -423,7 +424,7 @@ impl Connection {
         }
     }
 
-    /// What its owner can take, as far as is known: for a connection without a stream there is no bound but TCP's own.
+    /// The space that its owner can take. Without a stream, TCP's own limit is the only one.
     #[inline]
     pub(crate) fn owner_space(&mut self) -> u32 {
         self.stream.as_mut().map_or(u32::MAX, Streaming::space)
