@@ -8,7 +8,7 @@ use crate::link::port::Port;
 use uwarp_iwarp::startup::{AcceptError, ReadLimits};
 
 impl<P: Port> Core<P> {
-    /// Answers a connection request with a queue pair.
+    /// Accepts a connection request with a queue pair.
     pub(crate) fn accept(&mut self, parameters: AcceptParameters) {
         let number = parameters.queue_pair;
         if let Err(reason) = self.try_accept(parameters) {
@@ -45,7 +45,7 @@ impl<P: Port> Core<P> {
         let (reply, parameters) = match responding.machine.accept(limits, &options.private_data) {
             Ok(accepted) => accepted,
             Err(AcceptError::PeerIrdTooSmall) => {
-                // The peer learns from the Reply how many would have been wanted (RFC 6581 section 9.1).
+                // The Reply tells the peer how many we wanted (RFC 6581 §9.1).
                 let reply =
                     responding.machine.reject(limits, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
                 self.leave_listener(connection);
@@ -60,13 +60,14 @@ impl<P: Port> Core<P> {
         self.leave_listener(connection);
         connection.startup_frame = Some(reply);
         connection.queue_pair = Some(number);
-        // A client-server initiator may be silent for as long as it likes; a peer-to-peer one owes its indication.
+        // A client-server initiator may be silent without limit; a peer-to-peer one owes its ready-to-receive
+        // indication.
         connection.deadline = parameters.expects_ready_to_receive.then(|| self.now + self.config.iwarp.startup_timeout);
         self.begin_running(connection, number, parameters, options.features);
         Ok(())
     }
 
-    /// Refuses a connection request.
+    /// Rejects a connection request.
     pub(crate) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         let Some(index) = self.connections.table.resolve(Handle::from_bits(request.handle)) else { return };
         let Some(mut connection) = self.connections.table.take(index) else { return };

@@ -1,4 +1,4 @@
-//! Buffers that TCP has a claim to: received out of order, or sent and not acknowledged.
+//! Buffers that TCP holds: received out of order, or sent and not acknowledged.
 
 use uwarp_tcp::BufferToken;
 
@@ -18,7 +18,7 @@ pub(crate) struct HeldFrame<B> {
 pub(crate) struct HeldFrames<B> {
     frames: BufferStore<HeldFrame<B>>,
     buffers: usize,
-    /// Buffers that they may take.
+    /// Most buffers that they may take.
     budget: usize,
 }
 
@@ -27,13 +27,13 @@ impl<B: Buffer> HeldFrames<B> {
         HeldFrames { frames: BufferStore::with_capacity(budget + BURST), buffers: 0, budget }
     }
 
-    /// Buffers that they take, of which a frame that was joined on its way has several.
+    /// Buffers in use. A frame that was joined on its way has several.
     pub(crate) fn len(&self) -> usize {
         self.buffers
     }
 
-    /// Whether a frame of `buffers` buffers may be held, too, for a connection of which `own` frames are: no connection holds more
-    /// than [`SHARE`] times what it leaves to others.
+    /// Whether a frame of `buffers` buffers may be held for a connection that already holds `own`: no connection holds
+    /// more than [`SHARE`] times what it leaves to others.
     #[inline]
     pub(crate) fn fits(&self, buffers: usize, own: usize) -> bool {
         self.buffers + buffers + own / SHARE <= self.budget
@@ -60,7 +60,8 @@ impl<B: Buffer> HeldFrames<B> {
 #[derive(Debug)]
 pub(crate) struct Record<B> {
     pub(crate) buffer: B,
-    /// Octets of the record; they lie at [`Link::payload_start`](crate::link::Link::payload_start) of the buffer's storage.
+    /// Octets of the record, which begin at [`Link::payload_start`](crate::link::Link::payload_start) of the buffer's
+    /// storage.
     pub(crate) length: u32,
     /// Partial Internet checksum of the record.
     pub(crate) sum: u32,

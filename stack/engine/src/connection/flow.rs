@@ -1,8 +1,8 @@
-//! The flow table: from the addresses and ports of a segment to its connection.
+//! The flow table: finds a segment's connection by its addresses and ports.
 //!
-//! Open addressing with linear probing over words of (tag, index); the key itself lies in the connection, which is
-//! touched anyway. The hash is keyed by a secret, so that a peer cannot aim at one slot. Entries are removed by moving
-//! later ones back: no tombstones, so the table does not decay under connects and closes.
+//! Open addressing with linear probing over words of (tag, index). The key itself is in the connection, which is needed
+//! anyway. The hash is keyed by a secret, so a peer cannot aim at a slot. Removing an entry moves later ones back.
+//! There are no tombstones, so the table does not decay as connections come and go.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,13 +14,13 @@ use uwarp_wire::address::FlowKey;
 
 const EMPTY: u64 = u64::MAX;
 
-/// The hash of every table whose keys a peer can choose: SipHash-1-3 under a secret. Whoever does not know it cannot tell
-/// which keys collide, whatever they are. Faster hashes with a seed do not promise that.
+/// The hash of every table whose keys a peer can choose: SipHash-1-3 with a secret key. Without the key nobody can find
+/// keys that collide. Faster seeded hashes do not promise that.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyedHash(SipHasher13);
 
 impl KeyedHash {
-    /// A hash under a key that is derived from `secret`, which may have other uses.
+    /// A hash with a key derived from `secret`, which may have other uses too.
     pub(crate) fn new(secret: [u64; 2]) -> KeyedHash {
         let derive = SipHasher24::new_with_keys(secret[0], secret[1]);
         KeyedHash(SipHasher13::new_with_keys(derive.hash(b"table 0"), derive.hash(b"table 1")))
@@ -50,7 +50,7 @@ pub(crate) struct FlowTable {
     slots: Vec<u64>,
     count: usize,
     hasher: KeyedHash,
-    /// Places passed over since other flows have them, ever.
+    /// Occupied places passed in all searches so far.
     probes: Cell<u64>,
 }
 
@@ -67,7 +67,7 @@ impl FlowTable {
         self.count
     }
 
-    /// Places passed over since other flows have them, ever: the work that collisions make.
+    /// Occupied places passed in all searches so far: the work that collisions cause.
     pub(crate) fn probes(&self) -> u64 {
         self.probes.get()
     }
@@ -78,13 +78,13 @@ impl FlowTable {
         self.probes.set(self.probes.get() + passed as u64);
     }
 
-    /// The tag of a key. Never the value that marks an empty slot together with an index.
+    /// The tag of a key. Combined with any index it differs from the mark of an empty slot.
     #[inline]
     pub(crate) fn tag(&self, key: &FlowKey) -> u32 {
         (self.hasher.hash_one(key) >> 33) as u32
     }
 
-    /// The connection with this tag for which `is_it` says yes.
+    /// The connection with this tag that `is_it` accepts.
     #[inline]
     pub(crate) fn find(&self, tag: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mask = self.slots.len() - 1;
@@ -106,7 +106,7 @@ impl FlowTable {
         found
     }
 
-    /// Asks for the place where the search for a tag begins.
+    /// Prefetches the place where the search for a tag begins.
     #[inline]
     pub(crate) fn prefetch(&self, tag: u32) {
         prefetch(&self.slots[tag as usize & (self.slots.len() - 1)]);
@@ -125,7 +125,7 @@ impl FlowTable {
         self.count += 1;
     }
 
-    /// Takes a connection out.
+    /// Removes a connection.
     pub(crate) fn remove(&mut self, tag: u32, index: u32) {
         let mask = self.slots.len() - 1;
         let wanted = pack(tag, index);

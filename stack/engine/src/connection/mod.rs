@@ -1,4 +1,4 @@
-//! One connection as the engine has it: TCP below, the phase of its iWARP life above.
+//! Connections: TCP below, the phases of iWARP or a plain stream above.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -39,53 +39,53 @@ pub(crate) use table::{Connections, Opening};
 /// Octets of the headers of IPv6 and TCP without options.
 pub(crate) const IPV6_AND_TCP: u16 = 60;
 
-/// A connection. First what is rare, then what each segment touches, then TCP's part: see [`Connection::places`].
+/// A connection. Rare fields first, then those that each segment touches, then TCP's: see [`Connection::places`].
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Connection {
-    /// An MPA start-up frame that is still to be handed to TCP.
+    /// An MPA start-up frame that TCP does not have yet.
     pub(crate) startup_frame: Option<Vec<u8>>,
-    /// Why it ends: the first reason counts.
+    /// Why it ends. The first reason counts.
     pub(crate) end: Option<DisconnectReason>,
-    /// Octets of an FPDU that has not come whole.
+    /// Octets of an incomplete FPDU.
     pub(crate) gather: Vec<u8>,
-    /// Its number among those, see [`Gathers`](crate::rdma::gathers::Gathers); 0 if there is none.
+    /// Its number among incomplete FPDUs, see [`Gathers`](crate::rdma::gathers::Gathers); 0 if there is none.
     pub(crate) gather_number: u64,
     pub(crate) flow: FlowKey,
     /// Its tag in the flow table.
     pub(crate) tag: u32,
-    /// Stands in the ready list.
+    /// It is in the ready list.
     pub(crate) scheduled: bool,
-    /// TimeWaits for its next hop's hardware address.
+    /// Waits for its next hop's hardware address.
     pub(crate) unresolved: bool,
-    /// A passive connection whose handshake is not done, counted as such.
+    /// A passive connection whose handshake is not done; counted by its listener.
     pub(crate) half_open: bool,
     /// The peer is this engine: frames take the internal loop.
     pub(crate) to_self: bool,
     /// Our FIN was acknowledged.
     pub(crate) finished: bool,
-    /// To be removed when it is put back.
+    /// It is removed when it is put back.
     pub(crate) gone: bool,
     /// Next hop's hardware address, valid while `epoch` is the neighbour table's.
     pub(crate) mac: [u8; 6],
     pub(crate) epoch: u32,
-    /// Headers of its segments, valid as `mac` is.
+    /// Headers of its segments, valid as long as `mac` is.
     pub(crate) template: Option<Template>,
-    /// Nothing waits for an acknowledgment, a response or a buffer: a received segment that owes no answer leaves nothing
-    /// to do.
+    /// Nothing waits for an acknowledgment, a response or a buffer: a received segment that needs no answer leaves
+    /// nothing to do.
     pub(crate) quiet: bool,
-    /// Largest segment that has arrived since the path was last found to take less, in octets of payload.
+    /// Largest segment, in octets of payload, that has arrived since the path MTU was last lowered.
     pub(crate) confirmed: u32,
     /// Number of the queue pair, once bound.
     pub(crate) queue_pair: Option<u32>,
     pub(crate) phase: Phase,
     /// The plain stream that it is, or was before MPA took over.
     pub(crate) stream: Option<Streaming>,
-    /// Whether it was a plain stream whose application has left.
+    /// Whether the application of a plain stream has left.
     pub(crate) left: Left,
-    /// TCP is closed once everything up to here was handed to it.
+    /// TCP is closed once it has everything.
     pub(crate) close_when_sent: bool,
-    /// The phase's own time limit.
+    /// The phase's time limit; ARCHITECTURE.md has a table.
     pub(crate) deadline: Option<Instant>,
     pub(crate) tcp: uwarp_tcp::Connection,
 }
@@ -93,30 +93,30 @@ pub(crate) struct Connection {
 /// Whether the application of a plain stream has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// No, or it is none.
+    /// It has not, or this is no plain stream.
     No,
-    /// It has read all that came.
+    /// It has, after reading all that had arrived.
     Read,
-    /// Octets came after that.
+    /// It has, and octets arrived later.
     Unread,
 }
 
-/// Where a connection stands in its iWARP life.
+/// The phase of a connection's life; ARCHITECTURE.md has the transitions.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// We opened it: TCP handshake and MPA Reply are awaited.
+    /// We opened it; TCP handshake and MPA Reply are to come.
     Initiating(Box<Initiating>),
-    /// The peer opened it: TCP handshake and MPA Request are awaited.
+    /// The peer opened it; TCP handshake and MPA Request are to come.
     Responding(Box<Responding>),
     /// The Request waits for accept or reject.
     Requested(Box<Responding>),
-    /// Full operation, and its end by Terminate.
+    /// Full operation, and its end, by Terminate or FIN.
     Running(Box<Running>),
-    /// The peer opened it, as a plain stream: the end of the TCP handshake is awaited.
+    /// The peer opened it as a plain stream; the TCP handshake is not done.
     Incoming(ListenerId),
-    /// A plain stream, from our SYN or the peer's last ACK of the handshake on.
+    /// A plain stream: from our SYN, or from the end of the peer's handshake.
     Stream,
-    /// Only TCP is left: what is received means nothing.
+    /// Only TCP is left. Received octets are discarded.
     Closing,
 }
 
@@ -151,17 +151,17 @@ pub(crate) struct Responding {
     pub(crate) origin: Origin,
 }
 
-/// Where a passive open came from, and its request goes.
+/// Where a passive open came from, which is where its request goes.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// To a listener.
+    /// A SYN to a listener.
     Listener(ListenerId),
-    /// From a plain stream of ours.
+    /// The conversion of a plain stream.
     Stream(EventSink<ConnectionRequest>),
 }
 
 impl Responding {
-    /// The listener that counts it.
+    /// The listener that counts it, if any.
     pub(crate) fn listener(&self) -> Option<ListenerId> {
         match &self.origin {
             Origin::Listener(listener) => Some(*listener),
@@ -176,43 +176,43 @@ pub(crate) struct Running {
     pub(crate) stream: Stream,
     /// CRCs are generated and checked.
     pub(crate) crc: bool,
-    /// All ones if what is sent has markers, else zero.
+    /// All ones if sent FPDUs have markers, else zero.
     pub(crate) marker_mask: u32,
-    /// Octets of TCP's stream before the first one of full operation: places of markers are counted from there.
+    /// Octets of TCP's stream before full operation: positions of markers count from there.
     pub(crate) transmit_start: u64,
     /// What is received has markers.
     pub(crate) receive_markers: bool,
-    /// Octets of full operation before the FPDU that comes next; counted only if they have markers.
+    /// Octets of full operation before the next FPDU; counted only with markers.
     pub(crate) receive_position: u64,
-    /// The message being cut.
+    /// The message in transmission.
     pub(crate) outgoing: Option<Outgoing>,
-    /// Octets of read responses less octets of our own messages, of late: who is behind comes next.
+    /// Octets of recent read responses minus those of our own messages. The side that is behind comes next.
     pub(crate) balance: i64,
     /// Nothing is sent before this time.
     pub(crate) first_fpdu_at: Option<Instant>,
-    /// How the orderly end goes.
+    /// Progress of the orderly end.
     pub(crate) ending: Ending,
-    /// The peer has closed its half: no response to a read can come any more.
+    /// The peer has closed its side: no response to a read can arrive.
     pub(crate) peer_closed: bool,
-    /// The last message: goes out as soon as one may.
+    /// The Terminate, which is sent as soon as possible and is the last message.
     pub(crate) terminate: Option<Message>,
 }
 
-/// A message being cut, and where its payload comes from.
+/// A message in transmission, and where its payload comes from.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) message: Message,
     pub(crate) source: Source,
-    /// What belongs to the same work and goes behind this message.
+    /// What follows the message as part of the same work request.
     pub(crate) tail: Option<Tail>,
 }
 
-/// What goes behind a Write.
+/// What follows a Write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Tail {
     /// Immediate Data.
     Immediate { data: u64, solicited: bool },
-    /// A Commit of what was written, for which a slot of outbound requests is free.
+    /// A Commit of what was written. A slot for its request is free.
     Commit(CommitRegion),
 }
 
@@ -238,13 +238,13 @@ impl Tail {
 /// Where the payload of a message comes from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Source {
-    /// There is none, and nobody waits for its end.
+    /// There is none, and no work request completes with it.
     Nothing,
     /// The entries of the send queue's current element.
     Entries,
     /// The inline data of the send queue's current element.
     Inline,
-    /// The send queue's current element has no payload: a request of the peer's memory, or Immediate Data.
+    /// The send queue's current element has no payload: a request for the peer's memory, or Immediate Data.
     NoPayload,
     /// Memory that the peer reads.
     Response {
@@ -253,23 +253,23 @@ pub(crate) enum Source {
         /// Offset of the message's first octet.
         offset: TaggedOffset,
     },
-    /// The answer to an atomic or a commit of the peer: it stands in the message.
+    /// The answer to an atomic or a commit of the peer, which the message contains.
     Answer,
-    /// A Commit Request with this identifier, of the regions that the send queue's current element names.
+    /// A Commit Request with this identifier, for the regions that the send queue's current element names.
     CommitRequest(u32),
 }
 
-/// How the orderly end of a stream goes.
+/// Progress of the orderly end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// Not ending.
     No,
-    /// The send queue is still worked off up to this position; then comes FIN.
+    /// The send queue is processed up to this position, then FIN follows.
     Finishing {
         /// See [`crate::rdma::send_queue::SendQueue::position`].
         until: u64,
     },
-    /// TCP was closed on our side.
+    /// TCP is closed on our side.
     Closed,
 }
 
@@ -280,13 +280,13 @@ impl Running {
         mulpdu(segment.saturating_sub((4 * segment.div_ceil(MARKER_INTERVAL as u32)) & self.marker_mask))
     }
 
-    /// The longest ULPDU that may be built in one go with its message: none if markers have to go into it.
+    /// The longest ULPDU that may be built together with its message: none if it needs markers.
     #[inline]
     pub(crate) fn whole_limit(&self, limit: u16) -> u16 {
         limit & !(self.marker_mask as u16)
     }
 
-    /// Whether what is sent has markers.
+    /// Whether sent FPDUs have markers.
     #[inline]
     pub(crate) fn transmits_markers(&self) -> bool {
         self.marker_mask != 0
@@ -294,18 +294,18 @@ impl Running {
 }
 
 impl Connection {
-    /// Whether octets that come still mean something: the stream is in full operation and has not ended.
+    /// Whether received octets still count: the stream is in full operation and has not ended.
     pub(crate) fn delivers(&self) -> bool {
         matches!(&self.phase, Phase::Running(running) if running.stream.delivers())
     }
 
-    /// Addresses of what a usual segment touches here, beside TCP's part.
+    /// Addresses of the fields here that a usual segment touches, without TCP's.
     #[inline]
     pub(crate) fn places(&self) -> Range<usize> {
         std::ptr::from_ref(&self.flow).addr()..std::ptr::from_ref(&self.tcp).addr()
     }
 
-    /// Octets of memory that it takes: itself, what stands behind its phase, TCP's lists, and pieces of an FPDU.
+    /// Octets of memory that it takes: itself, its phase, TCP's lists, and an incomplete FPDU.
     pub(crate) fn memory(&self) -> usize {
         let phase = match &self.phase {
             Phase::Initiating(initiating) => size_of_val(&**initiating),
@@ -317,12 +317,12 @@ impl Connection {
         own + self.tcp.memory() + phase + self.gather.capacity()
     }
 
-    /// Notes why the connection ends, unless that is known already.
+    /// Records why the connection ends, unless a reason is known already.
     pub(crate) fn ends_by(&mut self, reason: DisconnectReason) {
         self.end.get_or_insert(reason);
     }
 
-    /// Whether nothing of the queue pair waits for anything that a segment could bring.
+    /// Whether nothing of the queue pair waits for a segment.
     #[inline]
     pub(crate) fn is_quiet(&self, queue_pair: &QueuePair) -> bool {
         let Phase::Running(running) = &self.phase else { return false };

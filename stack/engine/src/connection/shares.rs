@@ -1,4 +1,5 @@
-//! What no connection may keep from the others: transmit buffers that its peer does not take, and places of a backlog.
+//! Shares: what no connection may keep from the others. Transmit buffers that its peer does not take, and places of a
+//! backlog.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,55 +15,55 @@ use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
 
-/// How often connections are looked at while some get no transmit buffer.
+/// How often connections are examined while some get no transmit buffer.
 const REVIEW: Duration = Duration::from_millis(100);
-/// How long peers are watched before they are found too slow: a slow one opens its window by a segment at a time.
+/// How long peers are observed before they count as too slow: a slow one opens its window one segment at a time.
 const WATCH: Duration = Duration::from_secs(10);
 
-/// What is known of connections while some get no transmit buffer.
+/// What is known about connections while some get no transmit buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     review_at: Instant,
-    /// Connections that held buffers when the watch began.
+    /// Connections that held buffers when the observation began.
     watched: Vec<Watched>,
     watched_since: Instant,
-    /// Those that were found too slow, the one that holds most last.
+    /// Connections that were too slow; the one that holds most is last.
     condemned: Vec<Handle>,
 }
 
 #[derive(Debug)]
 struct Watched {
     handle: Handle,
-    /// Octets acknowledged when the watch began.
+    /// Octets acknowledged when the observation began.
     acknowledged: u64,
-    /// Octets that had been handed to TCP.
+    /// Octets given to TCP by then.
     pushed: u64,
 }
 
 impl Watched {
-    /// Octets that were not acknowledged when the watch began.
+    /// Octets that were unacknowledged when the observation began.
     fn held(&self) -> u64 {
         self.pushed - self.acknowledged
     }
 
-    /// How many of them were since.
+    /// How many of them have been acknowledged since.
     fn taken(&self, connection: &Connection) -> u64 {
         connection.tcp.octets_acknowledged().min(self.pushed) - self.acknowledged
     }
 
-    /// Whether the peer has taken less than `least` octets since, with as many or more to be had.
+    /// Whether the peer has acknowledged fewer than `least` octets since, and could have acknowledged more.
     fn is_too_slow(&self, connection: &Connection, least: u64) -> bool {
         let acknowledged = connection.tcp.octets_acknowledged();
         acknowledged < self.pushed && acknowledged - self.acknowledged < least
     }
 }
 
-/// The places of a listener's backlog that connections have whose peers have not sent their MPA Request.
+/// The places in a listener's backlog of connections whose peers have not sent their MPA Request.
 #[derive(Debug)]
 pub(crate) struct Silent {
-    /// In the order of their handshakes, with those that are not silent any more.
+    /// In the order of their handshakes, including some that are no longer silent.
     order: VecDeque<Handle>,
-    /// Places by the peer's address, of all that are pending.
+    /// Places of all pending connections, by the peer's address.
     by_source: HashMap<IpAddress, u32, KeyedHash>,
 }
 
@@ -76,7 +77,7 @@ impl Silent {
         *self.by_source.entry(source).or_default() += 1;
     }
 
-    /// It gives it up.
+    /// A connection from `source` gives up its place.
     pub(crate) fn leave(&mut self, source: IpAddress) {
         if let Some(count) = self.by_source.get_mut(&source) {
             *count -= 1;
@@ -87,13 +88,13 @@ impl Silent {
     }
 }
 
-/// Whether TCP is open and the peer has not sent its MPA Request.
+/// Whether TCP is open and the MPA Request has not arrived.
 fn is_silent(connection: &Connection) -> bool {
     matches!(connection.phase, Phase::Responding(_)) && !connection.half_open
 }
 
 impl<P: Port> Core<P> {
-    /// The handshake of a passive connection is done, and its MPA Request is awaited.
+    /// The handshake of a passive connection is done; its MPA Request may come.
     pub(crate) fn await_request(&mut self, index: u32, port: u16) {
         let table = &self.connections.table;
         let (Some(handle), Some(listener)) =
@@ -102,15 +103,15 @@ impl<P: Port> Core<P> {
             return;
         };
         let order = &mut listener.silent.order;
-        // The pending ones are no more than the backlog: so few are looked at for each that enters.
+        // At most a backlog of connections is pending, so the amortised cost for each new one is small.
         if order.len() >= 2 * listener.backlog as usize {
             order.retain(|handle| table.resolve(*handle).and_then(|index| table.get(index)).is_some_and(is_silent));
         }
         order.push_back(handle);
     }
 
-    /// Whether a full listener has room for a connection from `source` after all: the one that has been silent longest makes way,
-    /// unless `source` has half of the places.
+    /// Whether a full listener makes room for a connection from `source`: the longest silent connection is evicted,
+    /// unless `source` has half of the places already.
     pub(crate) fn make_room(&mut self, port: u16, source: IpAddress) -> bool {
         let Some(listener) = self.connections.opening.listeners.get_mut(&port) else { return false };
         if listener.silent.by_source.get(&source).is_some_and(|count| 2 * count >= listener.backlog) {
@@ -127,8 +128,8 @@ impl<P: Port> Core<P> {
         false
     }
 
-    /// Some connections get no transmit buffer: ends the one that has most of them among those whose peers take too little
-    /// (RFC 6429). Nobody is ended who was not watched for [`WATCH`] before, nor while most buffers come back within that time.
+    /// Some connections get no transmit buffer: ends the one that holds most of those whose peers are too slow (RFC
+    /// 6429). A connection is observed for [`WATCH`] before. None is ended while most buffers return within that time.
     #[cold]
     pub(crate) fn relieve(&mut self) {
         let pressure = &mut self.connections.pressure;
@@ -136,7 +137,7 @@ impl<P: Port> Core<P> {
             return;
         }
         if self.now > pressure.review_at + 10 * REVIEW {
-            // There were buffers meanwhile.
+            // There were enough buffers meanwhile.
             pressure.watched.clear();
             pressure.condemned.clear();
         }
@@ -151,7 +152,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Finds the connections that were too slow since they were last looked at, and watches all that hold buffers.
+    /// Finds the connections that were too slow since the last observation, and starts to observe all that hold
+    /// buffers.
     fn watch(&mut self) {
         let (table, pressure) = (&self.connections.table, &mut self.connections.pressure);
         self.counters.connections_scanned += table.len() as u64;
@@ -168,7 +170,8 @@ impl<P: Port> Core<P> {
             }
         }
         if taken > held / 2 {
-            // Buffers go round: there are too few of them, but none is kept from the others. Who is slow may have bad luck.
+            // Buffers circulate: they are scarce, but no connection withholds them. A slow connection may just be
+            // unlucky.
             slow.clear();
         }
         slow.sort_unstable_by_key(|(records, _)| *records);
@@ -181,7 +184,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Ends a connection that has what others need.
+    /// Ends a connection whose resources others need.
     fn evict(&mut self, index: u32) {
         let Some(mut connection) = self.connections.table.take(index) else { return };
         self.counters.evicted += 1;

@@ -10,26 +10,26 @@ use crate::connection::Connection;
 use crate::core::Core;
 use crate::link::port::Port;
 
-/// How long the resets of a shutdown whose time is over may wait for the device.
+/// How long the resets at the end of a shutdown may wait for the device.
 const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
 
-/// How long a shutdown waits for the acknowledgment of a FIN when nothing else is missing: several retransmissions.
+/// How long a shutdown waits for a mere acknowledgment of a FIN: long enough for several retransmissions.
 const FIN_GRACE: Duration = Duration::from_millis(250);
 
 /// A shutdown under way.
 #[derive(Debug)]
 pub(crate) struct Shutdown {
     pub(crate) until: Instant,
-    /// From here on nobody waits for the acknowledgment of a mere FIN.
+    /// From then on no connection is waited for that lacks only the acknowledgment of its FIN.
     pub(crate) patient_until: Instant,
-    /// When frames that the device does not take are dropped, once all connections are done.
+    /// When frames that the device has not taken are dropped, once all connections are done.
     pub(crate) drop_at: Option<Instant>,
     pub(crate) report: ShutdownReport,
     pub(crate) done: Option<crossbeam::channel::Sender<ShutdownReport>>,
 }
 
 impl<P: Port> Core<P> {
-    /// Begins to shut down.
+    /// Begins a shutdown.
     pub(crate) fn begin_shutdown(&mut self, linger: Duration, done: crossbeam::channel::Sender<ShutdownReport>) {
         let until = self.now + linger;
         let patient_until = until.min(self.now + FIN_GRACE);
@@ -73,7 +73,7 @@ impl<P: Port> Core<P> {
         if !self.connections.table.iter().all(|(_, connection)| done(connection)) {
             return;
         }
-        // A device whose peer is gone takes nothing any more: what it has not taken a little later is dropped.
+        // A device whose peer is gone takes no more frames: those left a little later are dropped.
         let drop_at = *shutdown.drop_at.get_or_insert(self.now + TRANSMIT_GRACE);
         if !self.link.is_up || drop_at <= self.now {
             self.link.transmit.queue.clear();
@@ -99,7 +99,7 @@ impl<P: Port> Core<P> {
             && self.link.transmit.queue.is_empty()
     }
 
-    /// Ends everything at once.
+    /// Ends everything at once after a failure.
     pub(crate) fn fail(&mut self, cause: &str) {
         self.control.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
         for place in 0..self.rdma.queue_pairs.len() {
@@ -127,14 +127,14 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Whether each side has all that the other sent, and both have closed; only our FIN may not be acknowledged yet.
+/// Whether both sides have all data and both have closed; at most the acknowledgment of our FIN is missing.
 #[inline]
 pub(crate) fn has_everything(connection: &Connection) -> bool {
     matches!(connection.tcp.state(), State::LastAck | State::Closing)
         && connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed()
 }
 
-/// Whether a connection need not be waited for at a shutdown: the peer has everything, our FIN included.
+/// Whether a shutdown need not wait for the connection: the peer has everything, our FIN included.
 fn is_done(connection: &Connection) -> bool {
     connection.finished || matches!(connection.tcp.state(), State::TimeWait | State::Closed)
 }

@@ -1,9 +1,9 @@
-//! Indexed stores: connections with generation-checked handles, and the buffers that TCP knows by number.
+//! Indexed stores: connections with generation-checked handles, and buffers that TCP knows by number.
 
 use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::BufferToken;
 
-/// Names one entry of a [`Slab`]; never valid again once the entry is removed.
+/// Names one entry of a [`Slab`]. It never becomes valid again once the entry is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
@@ -11,7 +11,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// As one number, for the mailbox.
+    /// The handle as one number, for commands.
     pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
@@ -53,13 +53,13 @@ impl<T> Slab<T> {
         Handle { index, generation: entry.generation }
     }
 
-    /// Takes the value out for a while; its index stays reserved for [`Slab::put`].
+    /// Takes a value out; its index stays reserved for [`Slab::put`].
     #[inline]
     pub(crate) fn take(&mut self, index: u32) -> Option<Box<T>> {
         self.entries.get_mut(index as usize)?.value.take()
     }
 
-    /// Puts back what [`Slab::take`] gave.
+    /// Returns a value that [`Slab::take`] gave.
     #[inline]
     pub(crate) fn put(&mut self, index: u32, value: Box<T>) {
         if let Some(entry) = self.entries.get_mut(index as usize) {
@@ -67,7 +67,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Gives up the index of a value that [`Slab::take`] gave.
+    /// Frees the index of a value that [`Slab::take`] gave.
     pub(crate) fn release(&mut self, index: u32) {
         if let Some(entry) = self.entries.get_mut(index as usize) {
             entry.generation = entry.generation.wrapping_add(1);
@@ -75,13 +75,13 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The entry at `index`, whichever generation it is.
+    /// The entry at `index`, of any generation.
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.entries.get_mut(index as usize)?.value.as_deref_mut()
     }
 
-    /// Asks for the place of an entry, which says where the entry is.
+    /// Prefetches the place that says where an entry is.
     #[inline]
     pub(crate) fn prefetch_place(&self, index: u32) {
         if let Some(entry) = self.entries.get(index as usize) {
@@ -94,13 +94,13 @@ impl<T> Slab<T> {
         self.entries.get(index as usize)?.value.as_deref()
     }
 
-    /// The index behind a handle, if its entry is still there.
+    /// The index behind a handle, if its entry still exists.
     pub(crate) fn resolve(&self, handle: Handle) -> Option<u32> {
         let entry = self.entries.get(handle.index as usize)?;
         (entry.generation == handle.generation && entry.value.is_some()).then_some(handle.index)
     }
 
-    /// The handle of an entry, also while its value is taken out.
+    /// The handle of an entry, even while its value is taken out.
     pub(crate) fn reserved_handle(&self, index: u32) -> Option<Handle> {
         let generation = self.entries.get(index as usize)?.generation;
         Some(Handle { index, generation })
@@ -115,7 +115,7 @@ impl<T> Slab<T> {
     }
 }
 
-/// Buffers that TCP holds by number: out-of-order payload and records not yet acknowledged.
+/// Buffers that TCP holds, by number: out-of-order payload and unacknowledged records.
 #[derive(Debug)]
 pub(crate) struct BufferStore<B> {
     buffers: Vec<Option<B>>,
@@ -132,7 +132,7 @@ impl<B> BufferStore<B> {
         self.buffers.len() - self.free.len()
     }
 
-    /// The number that [`BufferStore::insert`] will give next.
+    /// The number that [`BufferStore::insert`] will return next.
     #[inline]
     pub(crate) fn next_token(&self) -> BufferToken {
         BufferToken(self.free.last().copied().unwrap_or(self.buffers.len() as u32))
@@ -145,13 +145,13 @@ impl<B> BufferStore<B> {
             BufferToken(index)
         } else {
             self.buffers.push(Some(buffer));
-            // Room for the number now, so that giving the buffer back never allocates.
+            // Reserve now, so that returning the buffer never allocates.
             self.free.reserve(self.buffers.len() - self.free.len());
             BufferToken(self.buffers.len() as u32 - 1)
         }
     }
 
-    /// Asks for the place of a buffer.
+    /// Prefetches the place of a buffer.
     #[inline]
     pub(crate) fn prefetch(&self, token: BufferToken) {
         if let Some(place) = self.buffers.get(token.0 as usize) {

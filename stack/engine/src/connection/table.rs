@@ -1,4 +1,4 @@
-//! All connections of an engine: where they are found, which of them have something to do, and what they hold.
+//! All connections of an engine: how they are found, which have work, and what they hold.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,35 +21,35 @@ use crate::connection::{Connection, IPV6_AND_TCP};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 
-/// All connections.
+/// The state of this room.
 #[derive(Debug)]
 pub(crate) struct Connections<B: Buffer> {
     pub(crate) table: Slab<Connection>,
     pub(crate) flows: FlowTable,
-    /// The connection that the frame under way seems to be of: found by looking ahead, or else that of the last frame.
+    /// The probable connection of the current frame: found by the look-ahead, else that of the last frame.
     pub(crate) guess: Option<u32>,
-    /// Those whose end is agreed on.
+    /// Connections in TIME-WAIT.
     pub(crate) time_wait: TimeWaits,
-    /// What is not a connection yet.
+    /// What precedes connections.
     pub(crate) opening: Opening,
     pub(crate) wheel: Wheel,
-    /// Connections whose timers have fired in this turn.
+    /// Connections whose timers have expired in this turn.
     pub(crate) fired: Vec<u32>,
-    /// Connections that have something to do.
+    /// Connections that have work: the ready list.
     pub(crate) ready: VecDeque<u32>,
-    /// Something could not be sent in this turn, for lack of buffers or room.
+    /// Some connection could not send in this turn, because buffers or room are short.
     pub(crate) starved: bool,
     pub(crate) pressure: Pressure,
     /// Received frames that TCP holds out of order.
     pub(crate) held: HeldFrames<B>,
-    /// What was sent and not acknowledged.
+    /// Records that were sent, or will be, and are not acknowledged.
     pub(crate) records: BufferStore<Record<B>>,
     pub(crate) isn: IsnGenerator,
-    /// TCP's settings, as the device's MTU allows.
+    /// TCP's settings, adapted to the device's MTU.
     pub(crate) tcp_config: uwarp_tcp::Config,
 }
 
-/// Listeners, and what comes to them.
+/// Listeners, and what they need for SYNs.
 #[derive(Debug)]
 pub(crate) struct Opening {
     /// By port.
@@ -57,7 +57,8 @@ pub(crate) struct Opening {
     /// Passive connections whose handshake is not done.
     pub(crate) half_open: u32,
     pub(crate) cookies: SynCookies,
-    /// Until when a cookie of ours may come back; those of other engines are in [`Handoff`](crate::link::handoff::Handoff).
+    /// Until when a cookie of ours may come back. [`Handoff`](crate::link::handoff::Handoff) knows about other engines'
+    /// cookies.
     pub(crate) cookies_until: Instant,
     pub(crate) guesses: Guesses,
     /// Ports that the engine does not choose by itself.
@@ -67,7 +68,8 @@ pub(crate) struct Opening {
 }
 
 impl<P: Port> Core<P> {
-    /// A connection has to wait for a transmit buffer, and holds none that could come back. True: it has more to do.
+    /// Records that a connection waits for a transmit buffer and holds none that an acknowledgment could free. Returns
+    /// true: it has more to do.
     #[cold]
     pub(crate) fn is_starved(&mut self) -> bool {
         self.connections.starved = true;
@@ -90,7 +92,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// TCP's settings for a connection to an address: the header of IPv6 is longer (RFC 9293 §3.7.1).
+    /// TCP's settings for a connection to an address. IPv6 has a longer header (RFC 9293 §3.7.1).
     pub(crate) fn tcp_config_for(&self, remote: IpAddress) -> uwarp_tcp::Config {
         let mut config = self.connections.tcp_config;
         if !remote.is_ipv4() {

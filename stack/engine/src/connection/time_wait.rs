@@ -1,10 +1,10 @@
-//! Connections in TIME-WAIT, kept apart from those that live: some tens of octets each, in a table with a bound.
+//! The table of connections in TIME-WAIT, apart from live ones: bounded, and tens of octets each.
 //!
-//! All of them wait for the same time, so the order in which they came is the order in which they go; one whose wait was
-//! begun anew by a repeated FIN is put back to the end. When the table is full, the one that has waited longest goes early.
+//! All of them wait equally long, so they expire in the order of their arrival. A repeated FIN restarts a wait and
+//! moves it to the end. When the table is full, the connection that has waited longest leaves early.
 //!
-//! Of several engines, the one that waits still has the flow: late segments find it by hand-off, and no other engine opens the
-//! same flow meanwhile. So whoever leaves the table for good is named to the owner.
+//! With several engines, the flow stays with its engine during the wait: late segments reach it by hand-off, and no
+//! other engine opens the same flow. So callers learn which flows leave the table for good.
 
 use std::collections::VecDeque;
 
@@ -26,12 +26,12 @@ pub(crate) struct TimeWaits {
     flows: FlowTable,
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Index and time at which to look at it, by time. A place that was taken again has another time.
+    /// Index and time at which to look at it, by time. An entry that is outdated has another time than the place.
     order: VecDeque<(Instant, u32)>,
-    /// Places in `order` whose flows were taken out before their time.
+    /// Places that `order` still names although their flows were removed early.
     vacant: usize,
     limit: usize,
-    /// TimeWaits cut short because the table was full.
+    /// Waits that were cut short because the table was full.
     pub(crate) cut_short: u64,
 }
 
@@ -59,8 +59,8 @@ impl TimeWaits {
         self.flows.probes()
     }
 
-    /// Adds a connection that is in no table any more. `forget` is told of each that does not wait any longer: without room in the
-    /// table at all, of this one.
+    /// Adds a connection that is in no other table. `forget` is called for each flow that leaves the table; if there is
+    /// no room at all, for this one.
     pub(crate) fn insert(&mut self, flow: FlowKey, state: TimeWait, mut forget: impl FnMut(&FlowKey)) {
         if self.limit == 0 {
             return forget(&flow);
@@ -110,13 +110,13 @@ impl TimeWaits {
         })
     }
 
-    /// Takes a flow out before its time: its ports are used anew, by the same engine.
+    /// Removes a flow early: the same engine reuses its ports.
     pub(crate) fn remove(&mut self, flow: &FlowKey) {
         let Some(index) = self.find(flow) else { return };
         let Some(entry) = self.entries.get_mut(index as usize).and_then(Option::take) else { return };
         self.flows.remove(entry.tag, index);
-        // Its place is not used again while something in `order` speaks of it, and to look for that is to look through all of them:
-        // so that is done for many at once.
+        // The place cannot be reused while `order` names it. Finding that takes a walk over `order`, so many are
+        // removed at once.
         self.vacant += 1;
         if self.vacant > self.limit {
             let Self { order, entries, free, .. } = self;
@@ -131,7 +131,7 @@ impl TimeWaits {
         }
     }
 
-    /// Nothing in `order` speaks any more of the place of a flow that was taken out before its time.
+    /// Frees the place of a flow that was removed early, since `order` no longer names it.
     fn vacate(&mut self, index: u32) {
         self.free.push(index);
         self.vacant -= 1;
@@ -144,13 +144,13 @@ impl TimeWaits {
         Some(entry.flow)
     }
 
-    /// When [`TimeWaits::expire`] has something to do.
+    /// When [`TimeWaits::expire`] next has work.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.order.front().map(|(at, _)| *at)
     }
 
-    /// Takes out those whose time is over; `forget` is told of each.
+    /// Removes expired flows, and calls `forget` for each.
     pub(crate) fn expire(&mut self, now: Instant, mut forget: impl FnMut(&FlowKey)) {
         while let Some((at, index)) = self.order.front().copied() {
             if at > now {

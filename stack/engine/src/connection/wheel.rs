@@ -1,19 +1,19 @@
-//! A hierarchical timer wheel with one entry per connection.
+//! A hierarchical timer wheel with one entry for each connection.
 //!
-//! Entries are nodes of doubly linked lists inside one vector that is indexed like the connections, so arming and
-//! disarming cost a few stores and never allocate in a steady state. Entries are re-armed lazily: a connection whose
-//! deadline moves later leaves its entry where it is, and the engine looks at the true deadline when the entry fires.
-//! A tick is 2^15 ns (about 33 µs): far below the shortest timer (the delayed ACK).
+//! Entries are nodes of doubly linked lists in one vector with the indexes of the connections, so arming and disarming
+//! cost a few stores and do not allocate in a steady state. Entries are re-armed lazily: when a deadline moves later,
+//! the entry stays, and the engine checks the true deadline when the entry fires. A tick is 2^15 ns (about 33 µs), far
+//! below the shortest timer, the delayed ACK.
 
 use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::Instant;
 
-/// Nanoseconds of a tick as a power of two.
+/// Nanoseconds of a tick, as a power of two.
 const TICK_SHIFT: u32 = 15;
 const LEVELS: usize = 5;
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
-/// Ticks that the wheel can look ahead (about 9.7 hours); entries further away fire early and are armed again.
+/// How many ticks ahead entries can be (about 9.7 hours); those farther away fire early and are armed again.
 const HORIZON: u64 = (1 << (SLOT_BITS * LEVELS as u32)) - 1;
 const NIL: u32 = u32::MAX;
 const UNARMED: u16 = u16::MAX;
@@ -60,7 +60,7 @@ impl Wheel {
         }
     }
 
-    /// Makes sure that entry `index` fires at `at` or, when it is armed for earlier already, not later.
+    /// Ensures that entry `index` fires no later than `at`.
     #[inline]
     pub(crate) fn arm(&mut self, index: u32, at: Instant) {
         // With each segment: nearly always it is armed for earlier.
@@ -89,7 +89,7 @@ impl Wheel {
         self.earliest = self.earliest.min(when);
     }
 
-    /// Asks for entry `index`.
+    /// Prefetches entry `index`.
     #[inline]
     pub(crate) fn prefetch(&self, index: u32) {
         if let Some(node) = self.nodes.get(index as usize) {
@@ -97,20 +97,20 @@ impl Wheel {
         }
     }
 
-    /// Takes entry `index` out.
+    /// Removes entry `index`.
     pub(crate) fn disarm(&mut self, index: u32) {
         if self.nodes.get(index as usize).is_some_and(|node| node.place != UNARMED) {
             self.unlink(index);
         }
     }
 
-    /// Whether [`Wheel::advance`] has something to do: cheap enough to be asked every turn.
+    /// Whether [`Wheel::advance`] has work: cheap enough for every turn.
     #[inline]
     pub(crate) fn due(&self, now: Instant) -> bool {
         tick_of(now) >= self.earliest
     }
 
-    /// Takes out every entry whose time has come and appends its index to `fired`.
+    /// Removes every entry that is due and appends its index to `fired`.
     pub(crate) fn advance(&mut self, now: Instant, fired: &mut Vec<u32>) {
         let target = tick_of(now);
         while let Some((level, slot, start)) = self.next_slot() {
@@ -138,7 +138,7 @@ impl Wheel {
         self.earliest = self.next_slot().map_or(u64::MAX, |(_, _, start)| start);
     }
 
-    /// When the engine has to look at the wheel again. May be too early after an entry was taken out, never too late.
+    /// When the engine must look at the wheel again. It may be too early after a removal, but is never too late.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         (self.earliest != u64::MAX).then(|| Instant::from_nanos(self.earliest << TICK_SHIFT))
@@ -153,8 +153,8 @@ impl Wheel {
             }
             let shift = SLOT_BITS * level as u32;
             let now_slot = (self.elapsed >> shift) as u32 & (SLOTS as u32 - 1);
-            // The slot of the present moment is empty on every level: its entries were moved down or fired. What lies
-            // there is a full round ahead, so it comes last.
+            // The present slot is empty on every level: its entries have moved down or fired. An entry there is a full
+            // round ahead, so it comes last.
             let rotated = self.occupied[level].rotate_right((now_slot + 1) % SLOTS as u32);
             let ahead = u64::from(rotated.trailing_zeros()) + 1;
             let start = ((self.elapsed >> shift) + ahead) << shift;
