@@ -1,4 +1,4 @@
-//! Durable regions: memory that peers write, and files that keep what they commit.
+//! Durable regions: memory that peers write, and the files that store what they commit.
 
 use crate::context::Shared;
 use crate::error::Error;
@@ -11,42 +11,42 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use uwarp_memory::{Access, PageAdvice, RegionBuffer, Store};
 
-/// What a region's memory is, and so what a Commit of it means (draft-talpey-rdma-commit §3.1.1). Peers see nothing of it. The
-/// third type, persistent memory, has a call of its own
+/// The kind of a region's memory, which decides what a Commit means (draft-talpey-rdma-commit §3.1.1). Peers cannot see
+/// it. The third kind, persistent memory, has its own call
 /// ([`ProtectionDomain::register_persistent`](crate::ProtectionDomain::register_persistent)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryType {
     /// Ordinary memory. A Commit succeeds and promises nothing.
     Plain,
-    /// Ordinary memory over files: what is committed is written there and synced before the Commit is answered, by a thread
-    /// of the region's own.
+    /// Ordinary memory with files behind it: a Commit is answered after the octets are written there and synced, by a
+    /// thread of the region.
     CommitRequired {
-        /// Besides, a Send or Immediate Data of a peer is told to the application only when what this peer wrote to the
-        /// region before is durable. If that fails, the receive completes with
-        /// [`Status::CommitFailed`](crate::Status::CommitFailed), though the message is there. What the peer asks for behind
-        /// the message (Reads, atomics, Commits) is answered behind it, too.
+        /// In addition, a peer's Send or Immediate Data is delivered only when everything that this peer has written to
+        /// the region before is durable. If that fails, the receive completes with
+        /// [`Status::CommitFailed`](crate::Status::CommitFailed), although the message has arrived. Later requests of
+        /// the peer (Reads, atomics, Commits) are answered after the message.
         transparent: bool,
     },
 }
 
-/// One of the ranges that a region is made of.
+/// One of the ranges that make up a region.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum MemoryRange<'a> {
-    /// So many octets of zeros.
+    /// Zeros, this many octets.
     Zeroed(usize),
     /// A copy of these octets.
     Octets(&'a [u8]),
-    /// Octets of a file, which is opened for reading and, if commits are to go there, writing. It is made longer if it ends
-    /// before the range does. A durable region opens it once more, by `/proc`, so that nobody else's sync takes the errors
-    /// that its commits have to report: the process has to be allowed to open it as it is now, whoever opened it before.
+    /// Octets of a file, which must be open for reading and, for commits, writing. It is extended if it ends before the
+    /// range does. A durable region reopens it through `/proc`, so that no other sync consumes the errors that its
+    /// commits must report. So the process needs permission to open the file again, whoever opened it first.
     File {
         /// The file.
         file: &'a File,
-        /// Where the range begins in it.
+        /// Offset of the range in the file.
         offset: u64,
-        /// Octets of it.
+        /// Length of the range in octets.
         length: usize,
     },
 }
@@ -60,7 +60,7 @@ impl MemoryRange<'_> {
     }
 }
 
-/// Registers ranges behind each other.
+/// Registers ranges as one region, in their order.
 pub(crate) fn register_ranges(
     shared: &Arc<Shared>,
     domain: u32,
@@ -106,8 +106,7 @@ pub(crate) fn register_ranges(
     }
 }
 
-/// Fills a part of a region from a file; what is behind the file's end stays zero, and is made part of the file when it is
-/// written.
+/// Reads a part of a region from a file. Beyond the file's end the part stays zero; writing it extends the file.
 fn fill(part: &mut [u8], file: &File, offset: u64) -> io::Result<()> {
     let mut at = 0;
     while at < part.len() {
@@ -121,8 +120,8 @@ fn fill(part: &mut [u8], file: &File, offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file once more, for what it is open for. Linux says once for each open file that it could not write something back
-/// (`errseq_t`): of a duplicate, the first to sync would hear of it, be it the application, and the next Commit would succeed.
+/// Reopens a file with the same access. Linux reports a failed write-back once for each open file (`errseq_t`). With a
+/// duplicate, the first sync would get the error, even the application's own, and the next Commit would succeed.
 fn open_anew(file: &File) -> io::Result<File> {
     let mode = rustix::fs::fcntl_getfl(file)? & OFlags::ACCMODE;
     File::options()
@@ -131,7 +130,7 @@ fn open_anew(file: &File) -> io::Result<File> {
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The files that keep a region.
+/// The files behind a region.
 #[derive(Debug, Default)]
 struct Files {
     pieces: Vec<Piece>,
@@ -140,13 +139,13 @@ struct Files {
 #[derive(Debug)]
 struct Piece {
     file: File,
-    /// The application's own open file: a lock on it (`flock`) is held for as long as commits may still change the file.
+    /// The application's own open file: its lock (`flock`) is held as long as commits may change the file.
     _locked: File,
-    /// Where it begins in the region and in the file, and its octets.
+    /// Its start in the region and in the file, and its length.
     start: u64,
     offset: u64,
     length: u64,
-    /// Written and not synced since.
+    /// Written since the last sync.
     dirty: bool,
 }
 
@@ -187,7 +186,7 @@ impl Store for Files {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        // Of a file in several ranges the second sync finds nothing left to do, and hears of the same errors.
+        // If a file backs several ranges, the second sync finds nothing left to do, and gets the same errors.
         for piece in self.pieces.iter_mut().filter(|piece| piece.dirty) {
             piece.file.sync_data()?;
             piece.dirty = false;
@@ -235,8 +234,8 @@ mod tests {
         let [mut one, mut other] = [Files::default(), Files::default()];
         one.add(&file, 2, 3).unwrap();
         other.add(&file, 6, 2).unwrap();
-        // What is set of an open file holds for all duplicates of it, as errors of writing back are told once to all of them. Of
-        // a file that is open to append, Linux writes at the end, whatever the offset.
+        // Flags of an open file apply to all its duplicates, and a write-back error is reported once to all of them. If
+        // a file is open for appending, Linux writes at its end whatever the offset.
         for open in [&file, &one.pieces[0].file] {
             rustix::fs::fcntl_setfl(open, OFlags::APPEND).unwrap();
         }

@@ -1,20 +1,20 @@
-//! What calls of this crate fail with. Each text is one sentence with the cause and, where there is one, the cure.
+//! Errors of this crate. Each text is one sentence with the cause and, if there is one, the remedy.
 
 use crate::config::ConfigError;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Failure of a call that is not on the packet path.
+/// Failure of a call outside the packet path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// DPDK, the device, or its pools.
     #[error(transparent)]
     Device(#[from] uwarp_dpdk::Error),
-    /// A system call of this process.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
         /// What was attempted.
@@ -22,15 +22,15 @@ pub enum Error {
         /// Why the system refused.
         source: std::io::Error,
     },
-    /// An inline context was used in a thread that did not open it.
+    /// A thread other than the opening one used an inline context.
     #[error(
         "this inline context was opened by another thread, and only that thread can turn its engine: call from there, or choose mode = \"threaded\""
     )]
     WrongThread,
-    /// The context is being closed, or is closed.
+    /// The context is closed, or is closing.
     #[error("the context is closed")]
     ContextClosed,
-    /// An engine panicked. Its queue pairs are in the error state; the process goes on.
+    /// An engine panicked. Its queue pairs are in the error state; the process continues.
     #[error("engine {engine} failed ({reason}): open a new context")]
     EngineFailed {
         /// Which engine.
@@ -38,7 +38,7 @@ pub enum Error {
         /// The panic's message.
         reason: String,
     },
-    /// There are as many objects as the configuration allows.
+    /// A limit of the configuration is reached.
     #[error("no room for another {what}: the configuration's limits.{field} is {limit}")]
     Limit {
         /// The object, in words.
@@ -55,7 +55,7 @@ pub enum Error {
         what: &'static str,
         /// Its value.
         value: String,
-        /// What would have been right.
+        /// What is allowed.
         expected: String,
     },
     /// Memory could not be registered.
@@ -74,12 +74,12 @@ pub enum Error {
         /// Length of the region.
         len: usize,
     },
-    /// The queue pair is in a state in which this cannot be done.
+    /// The queue pair is in the wrong state for the call.
     #[error("the queue pair is in state {state}: {expected}")]
     State {
-        /// The state that it is in.
+        /// Its state.
         state: &'static str,
-        /// What would have been right.
+        /// What the call needs.
         expected: &'static str,
     },
     /// The port is taken by another listener or reservation of this context, or by another client of its switch.
@@ -102,23 +102,23 @@ pub enum Error {
     /// Work could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// An engine could not carry out a command.
+    /// An engine could not execute a command.
     #[error(transparent)]
     Control(uwarp_engine::command::ControlError),
     /// A connection could not be made.
     #[error("cannot connect to {peer}: {reason}")]
     Connect {
-        /// Whom.
+        /// The peer's address.
         peer: SocketAddr,
-        /// Why not.
+        /// The reason.
         reason: ConnectError,
     },
-    /// A connection request could not be answered.
+    /// A connection request could not be accepted.
     #[error("cannot accept the connection from {peer}: {reason}")]
     Accept {
-        /// Whose request.
+        /// The peer's address.
         peer: SocketAddr,
-        /// Why not.
+        /// The reason.
         reason: ConnectError,
     },
 }
@@ -132,7 +132,7 @@ impl Error {
         Self::Argument { what, value: value.to_string(), expected: expected.into() }
     }
 
-    /// The private data of a peer that rejected the connection, if that is what happened.
+    /// The private data of a rejection, if the peer rejected the connection.
     pub fn rejection(&self) -> Option<&[u8]> {
         match self {
             Self::Connect { reason: ConnectError::Rejected { private_data, .. }, .. } => Some(private_data),
@@ -154,17 +154,17 @@ impl Error {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer said no (RFC 5044 §7.1.1, the R bit).
+    /// The peer rejected it (RFC 5044 §7.1.1, the R bit).
     #[error("the peer rejected the connection ({} octets of private data)", private_data.len())]
     Rejected {
-        /// What it said along with the no.
+        /// The private data of the rejection.
         private_data: Vec<u8>,
-        /// The IRD that it would have, if it says so (MPA revision 2).
+        /// The IRD that the peer would use, if it says so (MPA revision 2).
         peer_ird: Option<u16>,
-        /// The ORD that it wants, if it says so (MPA revision 2).
+        /// The ORD that the peer wants, if it says so (MPA revision 2).
         peer_ord: Option<u16>,
     },
-    /// Nobody listens on the port.
+    /// No listener has the port.
     #[error("nobody listens on that port")]
     Refused,
     /// The peer or the route to it does not answer.
@@ -176,10 +176,10 @@ pub enum ConnectError {
     /// The peer reset or closed the connection during start-up.
     #[error("the peer closed the connection during start-up")]
     Closed,
-    /// The peer's start-up frame is wrong or asks for what this side cannot do.
+    /// The peer's start-up frame is malformed, or asks for something unsupported.
     #[error("the MPA start-up failed: {0}")]
     Startup(String),
-    /// This side gave up.
+    /// This side cancelled it.
     #[error("this side gave up")]
     Cancelled,
     /// The engine has no room for another connection, or failed.
@@ -187,7 +187,7 @@ pub enum ConnectError {
     Engine(String),
 }
 
-/// Why work was not posted. Requests before `posted` were posted and stay posted; the others were not touched.
+/// Some work was not posted. Requests before `posted` were posted and stay posted; the others were not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request {posted} of the list was not posted: {reason}")]
 pub struct PostError {
@@ -208,7 +208,8 @@ impl PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorReason {
-    /// The work queue has no free slot: reap completions first (of a list without signals, the last must be signalled).
+    /// The work queue has no free slot: reap completions first. (At least the last request of a list must be
+    /// signalled.)
     #[error("the work queue is full: reap completions first")]
     Full,
     /// More SGEs than the queue pair was created for.
@@ -229,7 +230,7 @@ pub enum PostErrorReason {
     /// The operation takes no inline data.
     #[error("a read takes no inline data")]
     InlineRead,
-    /// A read has one sink.
+    /// A Read has exactly one sink.
     #[error("a read has exactly one SGE as its sink")]
     ReadSink,
     /// The former value of an atomic operation takes eight octets.
@@ -247,16 +248,16 @@ pub enum PostErrorReason {
         /// The most.
         limit: usize,
     },
-    /// The operation is optional, and the connection was made without it.
+    /// The operation is optional, and the connection did not agree on it.
     #[error("{feature}: not among the features that the connection was made with")]
     NotAgreed {
-        /// What is asked for.
+        /// The missing feature.
         feature: &'static str,
     },
     /// The queue pair is not connected yet.
     #[error("the queue pair is not connected")]
     NotConnected,
-    /// The context is closed or its engine failed; nothing will complete any more.
+    /// The context is closed or its engine failed; no work will complete any more.
     #[error("the context is closed or its engine failed")]
     Dead,
 }

@@ -1,9 +1,9 @@
-//! The monitor socket: how another process looks into this one.
+//! The monitor socket, which lets another process inspect this one.
 //!
-//! A Unix socket in the user's run-time directory, named by process id. Each line that a client writes, whatever is in it, is
-//! answered with one line of JSON: a [`StatsSnapshot`]. Threaded engines answer at once, an inline engine while its
-//! application polls. The client's side is here too: [`sockets`], [`query`]. A process that was killed leaves its socket behind; a
-//! context that opens later takes it away.
+//! It is a Unix socket in the user's run-time directory, named by process id. Each line that a client writes, whatever
+//! its contents, is answered with one line of JSON: a [`StatsSnapshot`]. Threaded engines answer at once, an inline
+//! engine when its application polls. The client's side is here too: [`sockets`], [`query`]. A killed process leaves
+//! its socket behind, and a context that opens later removes it.
 
 use crate::core::Core;
 use crate::error::Error;
@@ -25,9 +25,9 @@ use uwarp_ring::Notifier;
 
 /// How long a client may take to write a line or to read an answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How old a leftover is at least. A socket is there for a moment before anybody serves it.
+/// Least age of a socket that counts as left behind: a new one exists for a moment before it is served.
 const LEFTOVER_AGE: Duration = Duration::from_secs(10);
-/// Longest line that is read from a client.
+/// Longest line that is accepted from a client.
 const LONGEST_LINE: usize = 4096;
 
 /// The thread that serves the socket. Dropping it removes the socket.
@@ -66,7 +66,7 @@ pub fn sockets(pid: u32) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-/// All monitor sockets of this user, those of dead processes included.
+/// All monitor sockets of this user, including those of dead processes.
 pub fn all_sockets() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(runtime_directory()) else {
         return Vec::new();
@@ -79,7 +79,7 @@ pub fn all_sockets() -> Vec<PathBuf> {
     found
 }
 
-/// Asks a context for a snapshot.
+/// Gets a snapshot from a context.
 pub fn query(socket: &Path) -> std::io::Result<StatsSnapshot> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
@@ -96,7 +96,7 @@ impl Monitor {
             Some(path) => (path.clone(), None),
             None => (default_path(core.id)?, Some(runtime_directory())),
         };
-        // A socket of this name is a leftover: of a dead process with our id, or of one that the configuration names.
+        // A socket with this name was left behind by a dead process with our id, or with the same configured path.
         if is_stale(&path) {
             let _ = fs::remove_file(&path);
         }
@@ -125,7 +125,7 @@ impl Monitor {
 }
 
 impl Monitor {
-    /// Takes the socket away and ends the thread. Again: nothing.
+    /// Removes the socket and ends the thread. May be called again.
     pub(crate) fn stop(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
@@ -147,7 +147,7 @@ fn default_path(context: u64) -> Result<PathBuf, Error> {
     match fs::DirBuilder::new().mode(0o700).create(&directory) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            // In a directory for everybody's temporary files, somebody else could have made it for us.
+            // In a shared directory for temporary files, another user could have created it.
             let metadata = fs::symlink_metadata(&directory)
                 .map_err(Error::system("the run-time directory cannot be looked at"))?;
             if !metadata.is_dir() || metadata.uid() != rustix::process::getuid().as_raw() {
@@ -169,20 +169,20 @@ fn default_path(context: u64) -> Result<PathBuf, Error> {
     }))
 }
 
-/// Whether a socket is there that nobody serves.
+/// Whether a path is a socket that nobody serves.
 fn is_stale(path: &Path) -> bool {
-    // Without waiting for one that is served by a process which stands still.
+    // Non-blocking, in case a stopped process serves it.
     let connected = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)
     };
-    // The kernel refuses a connection to a file that is no socket, too: that is somebody's.
+    // The kernel also refuses to connect to a file that is no socket. That belongs to somebody.
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
         && connected() == Err(Errno::CONNREFUSED)
 }
 
-/// Takes away what processes that were killed have left. Those of other PID namespaces seem dead as well, but answer.
+/// Removes sockets that killed processes left behind. Those of other PID namespaces look dead as well, but answer.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
@@ -207,7 +207,7 @@ fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
         if !watched[1].revents().is_empty() {
             return;
         }
-        // One client after the other: they are people with a tool, and a slow one has a time limit.
+        // One client at a time is enough for people with a tool, and a slow one has a time limit.
         if let Ok((stream, _)) = listener.accept() {
             let _ = converse(stream, stop, core);
         }
@@ -217,7 +217,7 @@ fn serve(listener: &UnixListener, stop: &Notifier, core: &Core) {
 fn converse(mut stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
-    // Short, so that a client that says nothing does not hold up the context's end.
+    // Short, so that a silent client does not delay the end of the context.
     stream.set_read_timeout(Some(Duration::from_millis(100)))?;
     let is_stopping = || {
         let mut stopping = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
@@ -237,7 +237,7 @@ fn converse(mut stream: UnixStream, stop: &Notifier, core: &Core) -> std::io::Re
                 return Ok(());
             }
             if *octet == b'\n' {
-                // Nor does one that asks again and again.
+                // Nor does one that asks repeatedly.
                 if is_stopping() {
                     return Ok(());
                 }

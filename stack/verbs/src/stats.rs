@@ -1,9 +1,9 @@
-//! What a running context can say about itself.
+//! Statistics of a running context.
 
 use serde::{Deserialize, Serialize};
 pub use uwarp_engine::stats::{ConnectionStats, EngineStats, QueuePairStats, TcpInfo};
 
-/// A snapshot of a context, as [`Context::stats`](crate::Context::stats) and the monitor socket give it.
+/// A snapshot of a context, returned by [`Context::stats`](crate::Context::stats) and the monitor socket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct StatsSnapshot {
@@ -25,19 +25,19 @@ pub struct StatsSnapshot {
     pub port: Option<PortSnapshot>,
     /// Engines that answered.
     pub engines: Vec<EngineStats>,
-    /// Engines that did not answer in time: not polled (inline), or failed.
+    /// Engines that did not answer in time: inline and not polled, or failed.
     pub silent_engines: Vec<SilentEngine>,
     /// Protection domains, memory and queues.
     pub objects: ObjectCounts,
 }
 
-/// An engine without an answer.
+/// An engine that did not answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct SilentEngine {
     /// Its index.
     pub index: u16,
-    /// Why, as far as it is known.
+    /// The reason, if known.
     pub reason: String,
 }
 
@@ -51,7 +51,7 @@ pub struct PortSnapshot {
     pub driver: String,
     /// Ethernet address.
     pub mac: String,
-    /// Whether packets can pass.
+    /// Whether the link passes packets.
     pub link_up: bool,
     /// Packets received.
     pub rx_packets: u64,
@@ -61,13 +61,13 @@ pub struct PortSnapshot {
     pub rx_octets: u64,
     /// Octets transmitted.
     pub tx_octets: u64,
-    /// Packets dropped by the device for want of a descriptor.
+    /// Packets dropped by the device because no descriptor was free.
     pub rx_missed: u64,
     /// Packets received with an error.
     pub rx_errors: u64,
     /// Packets that could not be transmitted.
     pub tx_errors: u64,
-    /// Packets lost for want of a buffer.
+    /// Packets lost because no buffer was free.
     pub rx_no_buffer: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct PortSnapshot {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct ObjectCounts {
-    /// Queue pairs, with those whose connection still lingers.
+    /// Queue pairs, including those with a lingering connection.
     pub queue_pairs: usize,
     /// Most queue pairs.
     pub queue_pairs_limit: usize,
@@ -87,8 +87,8 @@ pub struct ObjectCounts {
     pub regions: usize,
     /// Most registered regions.
     pub regions_limit: usize,
-    /// Octets registered.
+    /// Registered octets.
     pub registered_octets: u64,
-    /// Most octets registered.
+    /// Most registered octets.
     pub registered_octets_limit: u64,
 }

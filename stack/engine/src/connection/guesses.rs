@@ -19,7 +19,7 @@ const GROUPS: usize = 4096;
 /// Wrong acknowledgments that a group may send at once. Honest ones are late segments, and data whose beginning was
 /// lost.
 const BURST: u32 = 1000;
-/// Time that each of them costs: 100 a second are free.
+/// Time that each of them costs, so 100 a second pass.
 const COST: Duration = Duration::from_millis(10);
 
 /// Counts wrong acknowledgments by source address.

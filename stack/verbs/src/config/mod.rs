@@ -1,7 +1,7 @@
-//! What a context is opened with: one TOML file, or the same fields set in code.
+//! Configuration of a context: a TOML file, or the same fields set in code.
 //!
-//! Every field but the device and the address has a default that suits a first try. A mistake gives one sentence that names
-//! the field and what to write instead.
+//! Every field except the device and the address has a default that suits a first try. A mistake gives one sentence
+//! that names the field and says what to write instead.
 
 mod options;
 pub mod units;
@@ -25,7 +25,7 @@ pub const MTU_MIN: u16 = 576;
 /// Largest MTU.
 pub const MTU_MAX: u16 = 9000;
 
-/// A configuration that cannot be used; the text is one sentence that says where and what to write instead.
+/// An invalid configuration. The text is one sentence that says where the mistake is and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);
@@ -36,7 +36,7 @@ impl ConfigError {
     }
 }
 
-/// Everything that a [`Context`](crate::Context) is opened with.
+/// The configuration of a [`Context`](crate::Context).
 ///
 /// ```
 /// let config = uwarp::Config::from_toml_str(r#"
@@ -55,36 +55,36 @@ pub struct Config {
     /// The context's address and prefix, of either version of IP. A switch gives its own.
     #[serde(default = "InterfaceAddress::unset", skip_serializing_if = "InterfaceAddress::is_unset")]
     pub address: InterfaceAddress,
-    /// Further addresses of the context. IPv6 ones are joined by a link-local address by themselves.
+    /// Further addresses of the context. A link-local address is added if there are IPv6 addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_addresses: Vec<InterfaceAddress>,
-    /// Router for IPv4 hosts outside the subnets.
+    /// Router for IPv4 hosts outside of all subnets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Ipv4Addr>,
-    /// Router for IPv6 hosts outside the subnets, by its link-local address or one in a subnet.
+    /// Router for IPv6 hosts outside of all subnets: its link-local address, or one in a subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<Ipv6Addr>,
-    /// Solicitations, a second each, that ask whether another host has an IPv6 address before it is used (RFC 4862 §5.4); 0 uses
-    /// it at once.
+    /// Solicitations, one a second, that check whether another host has an IPv6 address before it is used (RFC 4862
+    /// §5.4). 0 uses it at once.
     #[serde(default = "default_duplicate_address_detection")]
     pub duplicate_address_detection: u8,
-    /// The VLAN that all frames belong to (IEEE 802.1Q). Left out: frames have no tag.
+    /// The VLAN of all frames (IEEE 802.1Q). Left out: frames have no tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
-    /// Largest IP packet, 576 to 9000 octets; both ends of a virtual device need the same.
+    /// Largest IP packet, 576 to 9000 octets. Both ends of a virtual device need the same.
     #[serde(default = "default_mtu")]
     pub mtu: u16,
-    /// How long closing waits until the peer has acknowledged everything.
+    /// How long closing waits for the peer to acknowledge everything.
     #[serde(default = "default_linger", with = "units::duration")]
     pub linger: Duration,
-    /// How long opening waits for the device's peer, where the device cannot be opened without: a memif client, and either
-    /// kind of virtio-user.
+    /// How long opening waits for the device's peer, if the device needs one to open: a memif client, and both kinds of
+    /// virtio-user.
     #[serde(default = "default_wait", with = "units::duration")]
     pub wait_for_peer: Duration,
-    /// File that receives a capture of all frames, for tshark or Wireshark.
+    /// File for a capture of all frames, for tshark or Wireshark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcap: Option<PathBuf>,
-    /// The DPDK device. None (only possible in code) is a context that reaches nobody but itself.
+    /// The DPDK device. `None`, which is possible only in code, is a context that can reach only itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceConfig>,
     /// The socket of a switch (`uwarp-switch`), which gives the context its device, addresses, MTU and TCP ports, instead of all
@@ -103,10 +103,10 @@ pub struct Config {
     /// MPA.
     #[serde(default)]
     pub mpa: MpaOptions,
-    /// Commits that peers ask for.
+    /// Commits of peers.
     #[serde(default)]
     pub commit: CommitOptions,
-    /// Limits.
+    /// Limits on objects and resources.
     #[serde(default)]
     pub limits: Limits,
     /// Packet buffers.
@@ -115,7 +115,7 @@ pub struct Config {
     /// Monitor socket.
     #[serde(default)]
     pub monitor: MonitorOptions,
-    /// Faults to inject.
+    /// Deliberate faults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<FaultOptions>,
     /// Neighbours with fixed Ethernet addresses.
@@ -140,15 +140,15 @@ fn default_linger() -> Duration {
 }
 
 impl Config {
-    /// A configuration with defaults for everything but the device and the address, which is written `"10.0.0.1/24"`.
+    /// A configuration with defaults for everything except the device and the address, written like `"10.0.0.1/24"`.
     pub fn new(device: DeviceConfig, address: &str) -> Result<Self, ConfigError> {
         let mut config = Self::without_device(address)?;
         config.device = Some(device);
         Ok(config)
     }
 
-    /// A configuration for [`Context::pair_in_process`](crate::Context::pair_in_process), or for a context whose clients
-    /// and servers are all its own.
+    /// A configuration for [`Context::pair_in_process`](crate::Context::pair_in_process), or for a context that
+    /// connects only to itself.
     pub fn without_device(address: &str) -> Result<Self, ConfigError> {
         let address = address.parse().map_err(|sentence: String| ConfigError(format!("address: {sentence}")))?;
         Ok(Self::at(address))
@@ -210,7 +210,7 @@ impl Config {
         }
     }
 
-    /// Reads a configuration from TOML and checks it.
+    /// Parses and checks a configuration in TOML.
     pub fn from_toml_str(text: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let sentence = error.message().trim().replace('\n', ", ");
@@ -235,7 +235,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads a configuration from a TOML file and checks it. The sentence of an error begins with the file's name.
+    /// Reads and checks a configuration from a TOML file. Errors begin with the file's name.
     pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path)
@@ -249,7 +249,7 @@ impl Config {
         toml::to_string(self).map_err(|error| ConfigError(error.to_string()))
     }
 
-    /// Checks that the fields make sense on their own and together.
+    /// Checks that the fields make sense, by themselves and together.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_network()?;
         self.validate_engine()?;
@@ -350,7 +350,7 @@ impl Config {
         Ok(())
     }
 
-    /// All addresses of the context, the first one first.
+    /// All addresses of the context, starting with [`address`](Self#structfield.address).
     pub fn addresses(&self) -> impl Iterator<Item = InterfaceAddress> {
         std::iter::once(self.address).chain(self.more_addresses.iter().copied())
     }
@@ -460,7 +460,7 @@ impl Config {
         }
         for (name, value, least, most) in [
             ("reassembly-octets", limits.reassembly_octets, 0, 1 << 30),
-            // The longest FPDU has to fit.
+            // The longest FPDU must fit.
             ("gather-octets", limits.gather_octets, 128 << 10, 1 << 40),
             ("least-rate", limits.least_rate, 0, 1 << 30),
         ] {
@@ -494,7 +494,7 @@ impl Vlan {
 }
 
 impl FaultOptions {
-    /// Checks that every share is a percentage.
+    /// Checks that every rate is a percentage.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (name, value) in [
             ("loss", self.loss),
@@ -512,7 +512,7 @@ impl FaultOptions {
     }
 }
 
-/// Setters for code that would rather chain than assign.
+/// Setters, for code that chains rather than assigns.
 impl Config {
     /// Sets the MTU.
     pub fn mtu(mut self, octets: u16) -> Self {
@@ -520,7 +520,7 @@ impl Config {
         self
     }
 
-    /// Makes the engine inline: it turns inside `poll` and `wait` of the opening thread.
+    /// Makes the engine inline: the opening thread turns it inside `poll` and `wait`.
     pub fn inline(mut self) -> Self {
         self.engine.mode = EngineMode::Inline;
         self.engine.count = 1;
@@ -541,19 +541,19 @@ impl Config {
         self
     }
 
-    /// Asks for CRC32C on FPDUs, or not.
+    /// Sets whether to ask for CRC32C on FPDUs.
     pub fn crc(mut self, wanted: bool) -> Self {
         self.mpa.crc = wanted;
         self
     }
 
-    /// Writes all frames to a capture file.
+    /// Captures all frames to a file.
     pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
         self.pcap = Some(path.into());
         self
     }
 
-    /// Injects faults.
+    /// Sets deliberate faults.
     pub fn faults(mut self, faults: FaultOptions) -> Self {
         self.faults = Some(faults);
         self

@@ -7,17 +7,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 use uwarp_wire::address::IpAddress;
 
-/// DPDK's environment abstraction layer: one per process, so the first context that opens a device decides.
+/// DPDK's environment abstraction layer (EAL). There is one in a process: the first context that opens a device
+/// decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EalOptions {
-    /// Take memory from hugepages (they must be reserved beforehand). Off by default: the virtual devices are as fast without.
+    /// Take memory from hugepages, which must be reserved beforehand. Off by default: virtual devices are as fast
+    /// without.
     pub hugepages: bool,
-    /// Memory for packet buffers and rings of all contexts of the process, in MiB. Left out: enough for this configuration.
+    /// Memory for packet buffers and rings of all contexts of the process, in MiB. Left out: enough for this
+    /// configuration.
     pub memory_mib: Option<u32>,
-    /// Name under which EAL keeps its run-time files; left out: one with the process id in it.
+    /// Name for EAL's run-time files. Left out: a name with the process id in it.
     pub file_prefix: Option<String>,
-    /// More arguments for EAL, as they are, for instance `["--log-level=*:debug"]`.
+    /// Further arguments for EAL, passed unchanged, such as `["--log-level=*:debug"]`.
     pub extra: Vec<String>,
 }
 
@@ -25,7 +28,7 @@ pub struct EalOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineMode {
-    /// A thread of its own for each engine. The application may do what it likes.
+    /// A thread for each engine. The application is free to do anything.
     #[default]
     Threaded,
     /// The thread that opened the context, inside `poll` and `wait`: the lowest latency, but not polling means no
@@ -50,7 +53,7 @@ pub enum Idle {
 pub struct EngineOptions {
     /// Who turns the engine.
     pub mode: EngineMode,
-    /// Number of engines, each with its own device queues. Inline contexts have one.
+    /// Number of engines, each with its own device queues. An inline context has one.
     pub count: usize,
     /// CPUs to pin the engine threads to, one each; empty leaves them to the scheduler.
     pub cpus: Vec<usize>,
@@ -88,7 +91,7 @@ pub enum Congestion {
     Cubic,
     /// RFC 5681.
     Reno,
-    /// RFC 8257: for a network that marks early, with both ends set to it. Asks for ECN.
+    /// RFC 8257: for a network that marks early, with DCTCP at both ends. Asks for ECN.
     Dctcp,
 }
 
@@ -96,17 +99,17 @@ pub enum Congestion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ecn {
-    /// Neither asked for nor granted.
+    /// Neither requested nor granted.
     Off,
-    /// Granted to a peer that asks.
+    /// Granted to a peer that requests it.
     #[default]
     Accept,
-    /// Asked for, and granted.
+    /// Requested, and granted.
     Offer,
 }
 
-/// Keep-alive probes (RFC 9293 §3.8.4). RDMA streams have them on by default, because a peer that only receives would
-/// otherwise never learn that the other side died.
+/// Keep-alive probes (RFC 9293 §3.8.4). They are on by default, since a peer that only receives would otherwise never
+/// detect that the other side has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct KeepAlive {
@@ -132,7 +135,7 @@ impl Default for KeepAlive {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TcpOptions {
-    /// Largest window offered to the peer, in octets; decides the throughput over long paths.
+    /// Largest window offered to the peer, in octets. It limits the throughput of long paths.
     #[serde(with = "units::size")]
     pub receive_window: u64,
     /// Retransmission time-out before the first measurement (RFC 6298 §2.1).
@@ -144,31 +147,32 @@ pub struct TcpOptions {
     /// Largest retransmission time-out.
     #[serde(with = "units::duration")]
     pub rto_max: Duration,
-    /// Retransmissions of a SYN before connecting fails, or of a SYN-ACK before the attempt is forgotten.
+    /// Retransmissions of a SYN before connecting fails, or of a SYN-ACK before the attempt is dropped.
     pub syn_retries: u32,
-    /// Longest delay of an acknowledgment (RFC 9293 §3.8.6.3; less than 500 ms).
+    /// Longest delay of an acknowledgment (RFC 9293 §3.8.6.3), less than 500 ms.
     #[serde(with = "units::duration")]
     pub delayed_ack: Duration,
     /// Data segments after which an acknowledgment is sent at once.
     pub ack_every: u32,
-    /// How long sent data may stay unacknowledged before the connection is given up (RFC 5482), or `"off"`.
+    /// How long sent data may stay unacknowledged before the connection ends (RFC 5482), or `"off"`.
     #[serde(with = "units::optional_duration")]
     pub user_timeout: Option<Duration>,
-    /// How long a closed connection's ports stay reserved (RFC 9293's TIME-WAIT).
+    /// How long a closed connection's ports stay reserved (TIME-WAIT of RFC 9293).
     #[serde(with = "units::duration")]
     pub time_wait: Duration,
     /// Congestion control.
     pub congestion: Congestion,
     /// Explicit congestion notification.
     pub ecn: Ecn,
-    /// Selective acknowledgments (RFC 2018): can be switched off for measurements. Window scaling is always offered.
+    /// Selective acknowledgments (RFC 2018). They can be switched off for measurements. Window scaling is always
+    /// offered.
     pub sack: bool,
-    /// Leave it to the device to cut several segments out of one frame (TSO), and take such from it (LRO), where it can:
-    /// virtio-user with a vhost that has `tso`. Segments of RDMA streams begin with an FPDU all the same. A capture shows what
-    /// the device was given.
+    /// Let the device cut frames into several segments (TSO) and deliver joined ones (LRO), if it can: virtio-user with
+    /// a vhost that has `tso`. Segments of RDMA streams still begin with an FPDU. A capture shows the frames as the
+    /// device gets them.
     pub segmentation_offload: bool,
-    /// Timestamps on every segment (RFC 7323): 12 octets each, protection against wrapped sequence numbers. Off, they are neither
-    /// offered nor taken up.
+    /// Timestamps in every segment (RFC 7323): 12 octets each, and protection against wrapped sequence numbers. If off,
+    /// they are neither offered nor accepted.
     pub timestamps: bool,
     /// Keep-alive probes.
     pub keep_alive: KeepAlive,
@@ -200,10 +204,10 @@ impl Default for TcpOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MpaOptions {
-    /// Ask for CRC32C on every FPDU; it is left out only if both sides do not ask (RFC 5044 §4.1, §7.1.1).
+    /// Ask for CRC32C on every FPDU. It is left out only if neither side asks (RFC 5044 §4.1, §7.1.1).
     pub crc: bool,
-    /// Longest time between the first SYN and the end of the MPA start-up frames; and so long the disconnect of an accepted
-    /// connection waits for the peer's first FPDU, without which nothing that is posted may be sent (RFC 5044 §7.1.2).
+    /// Longest time from the first SYN to the end of the MPA start-up. A disconnect of an accepted connection also
+    /// waits this long for the peer's first FPDU, before which no posted work may be sent (RFC 5044 §7.1.2).
     #[serde(with = "units::duration")]
     pub startup_timeout: Duration,
 }
@@ -214,30 +218,30 @@ impl Default for MpaOptions {
     }
 }
 
-/// What is done with a peer's Commit (draft-talpey-rdma-commit).
+/// Commits of peers (draft-talpey-rdma-commit).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CommitOptions {
-    /// Longest wait for the store of a durable region, before the peer gets the status "try again" and what is left of the commit
-    /// is dropped. It begins anew whenever a share of the peer's oldest commit is durable.
+    /// Longest wait for the store of a durable region. Then the peer gets the status "try again", and the rest of the
+    /// commit is dropped. The wait starts again whenever a share of the peer's oldest commit becomes durable.
     #[serde(with = "units::duration")]
     pub timeout: Duration,
-    /// Octets of one peer's commits that are written and synced in one go, at least 4 KiB. What a commit names beyond that is
-    /// not refused: it is written share by share, in turn with the shares of other peers.
+    /// Octets of one peer's commits that are written and synced at a time, at least 4 KiB. A larger commit is not
+    /// refused: it is written share by share, in turn with those of other peers.
     #[serde(with = "units::size")]
     pub share: u64,
-    /// Answer a Commit of memory that is not durable with the status "not supported", instead of success, which promises
-    /// nothing then (§2.1).
+    /// Answer a Commit of memory that is not durable with the status "not supported", not with success, which promises
+    /// nothing in that case (§2.1).
     pub strict: bool,
-    /// CPUs that the threads of durable regions may run on. Empty: those that the thread may use that opens the context, without
-    /// those of `engine.cpus` where two others at least are left. Where all CPUs are polled the engine's own may be the best, since who
-    /// waits for a device on a CPU that never rests hears of it sooner: `uwarp-log bench --store file` measures it.
+    /// CPUs for the threads of durable regions. Empty: those of the opening thread, minus `engine.cpus` if at least two
+    /// others are left. If all CPUs are polled, the engine's own may be best: a thread that waits for a device on a CPU
+    /// that never idles wakes up sooner. `uwarp-log bench --store file` measures it.
     pub cpus: Vec<usize>,
-    /// Engines write and sync durable regions themselves, instead of a thread of each region's. That saves a commit the thread's
-    /// wake-up, and that of an engine that sleeps; but everything else that an engine does waits for the store meanwhile (at most for
-    /// 64 KiB to be written and one sync between two turns), and a CPU that rests while it waits hears of
-    /// the device later. For stores that answer in less than a millisecond, engines that do little else, and machines where it was
-    /// measured to be quicker (`uwarp-log bench --store file`).
+    /// Engines write and sync durable regions themselves, instead of a thread for each region. That saves a commit the
+    /// wake-up of the thread, and of an engine that sleeps. But all other work of the engine waits for the store
+    /// meanwhile: for at most 64 KiB and one sync between two turns. And a CPU that idles during the wait responds to
+    /// the device later. Use it for stores that answer in less than a millisecond and engines that do little else, if a
+    /// measurement shows that it is faster (`uwarp-log bench --store file`).
     pub in_engine: bool,
 }
 
@@ -247,7 +251,7 @@ impl Default for CommitOptions {
     }
 }
 
-/// How many objects a context has room for. Room costs little; reaching a limit is an error of the call.
+/// Limits on objects and resources. A limit costs little in itself; a call that exceeds one fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Limits {
@@ -257,27 +261,27 @@ pub struct Limits {
     pub completion_queues: usize,
     /// Registered memory regions.
     pub regions: usize,
-    /// Octets registered at any one time.
+    /// Octets registered at a time.
     #[serde(with = "units::size")]
     pub registered_octets: u64,
-    /// Longest work queue (elements) of a queue pair.
+    /// Largest depth of a queue pair's work queue, in elements.
     pub queue_depth: usize,
-    /// Longest completion queue.
+    /// Largest depth of a completion queue.
     pub completion_depth: usize,
-    /// Elements of all completion queues together, those of each engine counted.
+    /// Elements of all completion queues together, counted for each engine.
     pub completion_entries: usize,
-    /// Connections of which requests wait in a listener.
+    /// Connections that wait in a listener.
     pub backlog: usize,
-    /// Hosts of the local network whose hardware addresses are known.
+    /// Hosts of the local network in the neighbour table.
     pub neighbours: usize,
-    /// Octets that fragments of IP packets take while others are missing; 0 drops all fragments.
+    /// Octets of incomplete packets in fragments. 0 drops all fragments.
     #[serde(with = "units::size")]
     pub reassembly_octets: u64,
-    /// Octets that pieces of FPDUs take while others are missing. Beyond it the stream that has waited longest ends.
+    /// Octets of incomplete FPDUs. Beyond it, the stream that has waited longest for the rest ends.
     #[serde(with = "units::size")]
     pub gather_octets: u64,
-    /// Octets a second that a peer has to take while other connections get no buffer to send from, or from a stream that
-    /// its application has left. A slower connection ends.
+    /// Least octets a second that a peer must acknowledge while other connections lack transmit buffers, or if its
+    /// stream's application has left. A slower connection ends.
     #[serde(with = "units::size")]
     pub least_rate: u64,
 }
@@ -307,9 +311,9 @@ impl Default for Limits {
 pub struct Buffers {
     /// Buffers for received packets.
     pub receive: u32,
-    /// Buffers for sent packets, which are held until they are acknowledged.
+    /// Buffers for sent packets, which are held until acknowledged.
     pub transmit: u32,
-    /// Descriptors of each device queue; the device rounds to what it can do.
+    /// Descriptors of each device queue; the device may round them.
     pub descriptors: u16,
 }
 
@@ -319,35 +323,35 @@ impl Default for Buffers {
     }
 }
 
-/// Faults to inject into the frames of this context, for tests and demonstrations. Each is a percentage of frames.
+/// Deliberate faults in this context's frames, for tests and demonstrations. Rates are percentages of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FaultOptions {
-    /// Sent frames that vanish, in per cent.
+    /// Drop this percentage of sent frames.
     #[serde(with = "units::percent")]
     pub loss: f64,
-    /// Sent frames that arrive twice, in per cent.
+    /// Duplicate this percentage of sent frames.
     #[serde(with = "units::percent")]
     pub duplicate: f64,
-    /// Sent frames that are overtaken by later ones, in per cent.
+    /// Let later frames overtake this percentage of sent frames.
     #[serde(with = "units::percent")]
     pub reorder: f64,
-    /// Sent frames in which a bit is flipped, in per cent.
+    /// Flip a bit in this percentage of sent frames.
     #[serde(with = "units::percent")]
     pub corrupt: f64,
-    /// Sent packets that are marked as having met congestion, of those that allow it (RFC 3168 §5), in per cent.
+    /// Mark this percentage of sent ECN-capable packets as having met congestion (RFC 3168 §5).
     #[serde(with = "units::percent")]
     pub mark: f64,
-    /// The same befalls as many of the frames that are received.
+    /// Apply the same rates to received frames.
     pub incoming: bool,
-    /// TCP segments that are cut, sent or received, and received ones that are joined with those behind them, as a middlebox may
-    /// do, in per cent.
+    /// Cut this percentage of TCP segments, sent and received, and join received ones with those behind them, as a
+    /// middlebox may do.
     #[serde(with = "units::percent")]
     pub recut: f64,
-    /// Sent segments are not cut: for peers that take a piece for a fault. Linux siw (6.1) takes an FPDU's CRC that lies in two
-    /// segments for a wrong one.
+    /// Do not cut sent segments: for peers that mistake a piece for a fault. Linux siw (6.1) rejects the CRC of an FPDU
+    /// if it is split across segments.
     pub recut_received_only: bool,
-    /// Seed of the choice, so that a run can be repeated.
+    /// Seed of the random choices, which makes a run repeatable.
     pub seed: u64,
 }
 
@@ -355,7 +359,7 @@ pub struct FaultOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MonitorOptions {
-    /// Whether there is one.
+    /// Whether the socket exists.
     pub enabled: bool,
     /// Its path; left out: `uwarp/PID.sock` in the user's run-time directory.
     pub socket: Option<PathBuf>,
@@ -373,12 +377,12 @@ impl Default for MonitorOptions {
 pub struct Vlan {
     /// Its number, 1 to 4094.
     pub number: u16,
-    /// Priority of our frames in it, 0 to 7.
+    /// Priority of sent frames, 0 to 7.
     #[serde(default)]
     pub priority: u8,
 }
 
-/// A neighbour whose hardware address is fixed instead of resolved by ARP or Neighbor Discovery.
+/// A neighbour with a fixed hardware address, which is never resolved by ARP or Neighbor Discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Neighbour {
@@ -402,7 +406,7 @@ impl std::str::FromStr for MacAddress {
         let mut parts = text.split(':');
         for octet in &mut octets {
             let part = parts.next().ok_or_else(explain)?;
-            // `from_str_radix` would take a sign.
+            // `from_str_radix` would accept a sign.
             if part.len() != 2 || !part.bytes().all(|digit| digit.is_ascii_hexdigit()) {
                 return Err(explain());
             }

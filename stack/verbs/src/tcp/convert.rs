@@ -1,4 +1,4 @@
-//! From a plain stream to RDMA.
+//! Conversion of a plain stream to RDMA.
 
 use super::TcpStream;
 use crate::connection::{self, ConnectOptions, ConnectRequest, Connecting, Established};
@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, ConnectionRequest, ConversionParameters, ConversionRole, EventSink};
 use uwarp_engine::stream::StreamEnds;
 
-/// How long the engine may take to give a stream back.
+/// How long the engine may take to return a stream.
 const RETURN_LIMIT: Duration = Duration::from_secs(5);
 
-/// A plain stream did not become an RDMA stream.
+/// The conversion of a plain stream failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct ConversionError {
-    /// Why.
+    /// The reason.
     #[source]
     pub error: Error,
-    /// The stream, if it can go on: after a rejection, and when nothing was begun.
+    /// The stream, if it can continue: after a rejection, or if the conversion did not start.
     pub stream: Option<Box<TcpStream>>,
 }
 
@@ -30,7 +30,7 @@ impl ConversionError {
     }
 }
 
-/// A stream that was lent to the engine: what to build it from again.
+/// A stream that the engine has borrowed, and what is needed to restore it.
 #[derive(Debug)]
 pub(crate) struct Lent {
     returned: Receiver<StreamEnds>,
@@ -38,7 +38,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// The stream, if the engine gives its part back: it does so, or drops it, before long.
+    /// The stream, if the engine returns its half. The engine returns or drops it soon.
     pub(crate) fn back(self) -> Option<TcpStream> {
         let deadline = Instant::now().checked_add(RETURN_LIMIT);
         let ends = self.stream.shared.receive(&self.returned, deadline).ok()?;
@@ -47,12 +47,13 @@ impl Lent {
 }
 
 impl TcpStream {
-    /// Turns the stream into an RDMA stream of an idle queue pair, as MPA's initiator, and waits until it is in full
-    /// operation. Both ends must have agreed on this by what they wrote: what was written goes out first, then the MPA Request
-    /// (RFC 5044 §7.1); octets that have not been read are taken for MPA's. The options' local port means nothing here.
+    /// Converts the stream into an RDMA stream of an idle queue pair, as MPA's initiator, and waits until it is in full
+    /// operation. Both ends must have agreed on this in the plain stream. What was written leaves first, then the MPA
+    /// Request (RFC 5044 §7.1). Unread octets count as MPA's. The local port in the options is ignored.
     ///
     /// # Errors
-    /// [`Error::Connect`] with the reason. After a rejection the stream is in the error, and usable behind the peer's Reply.
+    /// [`Error::Connect`] with the reason. After a rejection the error contains the stream, which continues behind the
+    /// peer's Reply.
     pub fn into_initiator(
         self,
         queue_pair: &mut QueuePairControl,
@@ -83,12 +84,12 @@ impl TcpStream {
         }
     }
 
-    /// Turns the stream into one that awaits an MPA Request, as MPA's responder, and waits for that. Both ends must have
-    /// agreed on this by what they wrote: octets that have not been read are taken for MPA's. The request is accepted with a
-    /// queue pair, or rejected with [`ConnectRequest::reject_to_stream`], which gives the stream back.
+    /// Waits for an MPA Request on the stream, as MPA's responder. Both ends must have agreed on this in the plain
+    /// stream. Unread octets count as MPA's. Accept the request with a queue pair, or reject it with
+    /// [`ConnectRequest::reject_to_stream`], which returns the stream.
     ///
     /// # Errors
-    /// [`Error::Accept`] if the peer is silent, gone, or speaks something else: the connection is reset then.
+    /// [`Error::Accept`] if the peer is silent, gone, or sends something else. The connection is then reset.
     pub fn into_responder(self, timeout: Duration) -> Result<ConnectRequest, ConversionError> {
         let shared = std::sync::Arc::clone(&self.rest.shared);
         let peer = self.peer_addr();
@@ -121,7 +122,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Hands the stream to its engine.
+    /// Lends the stream to its engine.
     fn lend(self, role: ConversionRole) -> Lent {
         let (sender, returned) = bounded(1);
         let TcpStream { ends, rest } = self;

@@ -16,13 +16,13 @@ use uwarp_engine::command::{Command, ControlError, EventSink, ListenerId};
 use uwarp_engine::stream::IncomingStream;
 use uwarp_ring::Notifier;
 
-/// How a [`TcpListener`] is made.
+/// Options of a [`TcpListener`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpAcceptOptions {
-    /// Connections that may wait to be accepted, on each engine those in their handshake included; SYNs beyond it are
-    /// ignored, and come again.
+    /// Connections that may wait to be accepted; on each engine, including those in their handshake. Further SYNs are
+    /// ignored, and the peer retransmits them.
     pub backlog: usize,
-    /// Wishes about the streams.
+    /// Options of the streams.
     pub stream: TcpStreamOptions,
 }
 
@@ -32,10 +32,10 @@ impl Default for TcpAcceptOptions {
     }
 }
 
-/// Takes plain streams on a TCP port of the context's address.
+/// Accepts plain streams on a TCP port of the context.
 ///
-/// Connections are complete, and may have octets to read, before they are accepted. Dropping the listener resets those that
-/// were not.
+/// Connections are established, and may have octets to read, before they are accepted. Dropping the listener resets
+/// those that were not accepted.
 #[derive(Debug)]
 pub struct TcpListener {
     id: ListenerId,
@@ -55,7 +55,7 @@ impl TcpListener {
         Self::bind_with(context, port, &TcpAcceptOptions::default())
     }
 
-    /// Listens on a port: as [`bind`](Self::bind).
+    /// Listens on a port with options; otherwise like [`bind`](Self::bind).
     pub fn bind_with(context: &Context, port: u16, options: &TcpAcceptOptions) -> io::Result<TcpListener> {
         let shared = context.shared();
         shared.check_here().map_err(other)?;
@@ -77,7 +77,7 @@ impl TcpListener {
         shared.waiters.add(&notifier);
         let id = ListenerId(shared.next_object());
         let (sender, incoming) = unbounded();
-        // Made first, so that a failure half-way stops what was begun.
+        // Created first, so that a failure half-way stops what was started.
         let listener = TcpListener {
             id,
             reservation,
@@ -104,7 +104,7 @@ impl TcpListener {
         Ok(listener)
     }
 
-    /// The address that it listens on.
+    /// The address of the listener.
     pub fn local_addr(&self) -> SocketAddr {
         SocketAddr::from((self.shared.config.address.address, self.reservation.port()))
     }
@@ -114,11 +114,11 @@ impl TcpListener {
         self.nonblocking = nonblocking;
     }
 
-    /// The next connection, with the peer's address; waits for one, unless non-blocking.
+    /// The next connection, with the peer's address. Waits for one, unless non-blocking.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] in non-blocking mode; the system's error if there is no file descriptor left, with the
-    /// connection reset; and that the context is closed.
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode; the system's error if no file descriptor is left (the connection
+    /// is reset); an error if the context is closed.
     pub fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         if self.nonblocking {
             return self.try_accept()?.ok_or_else(|| ErrorKind::WouldBlock.into());
@@ -126,7 +126,7 @@ impl TcpListener {
         self.receive(None)?.ok_or_else(|| ErrorKind::TimedOut.into())
     }
 
-    /// The next connection; `None` when the time is over.
+    /// The next connection; `None` after the time limit.
     pub fn accept_timeout(&mut self, timeout: Duration) -> io::Result<Option<(TcpStream, SocketAddr)>> {
         self.receive(Instant::now().checked_add(timeout))
     }
@@ -163,7 +163,7 @@ impl TcpListener {
         Ok((TcpStream::new(&self.shared, ends, notifier, engine, peer), peer))
     }
 
-    /// Makes the next connection raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after arming.
+    /// Makes the next connection raise the file descriptor of [`as_fd`](AsFd::as_fd). Check once more after arming.
     pub fn arm(&mut self) {
         self.notifier.drain();
         self.notifier.arm();
@@ -180,7 +180,7 @@ fn refused(error: ControlError) -> io::Error {
 }
 
 impl AsFd for TcpListener {
-    /// Readable when a connection came after [`arm`](TcpListener::arm). Not to be read directly.
+    /// Readable after a connection arrived since [`arm`](TcpListener::arm). Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.notifier.as_fd()
     }

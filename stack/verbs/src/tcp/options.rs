@@ -1,29 +1,29 @@
-//! Wishes about plain streams.
+//! Options of plain streams.
 
 use crate::config::Congestion;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 use uwarp_engine::stream::{MAX_STREAM_BUFFER, MIN_STREAM_BUFFER, StreamOptions};
 
-/// Wishes about a plain stream.
+/// Options of a plain stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpStreamOptions {
-    /// Octets that may wait to be sent: a power of two, or rounded up to one; 4 KiB to 1 GiB.
+    /// Most octets that wait to be sent, 4 KiB to 1 GiB; rounded up to a power of two.
     pub send_buffer: usize,
-    /// Octets that may wait to be read, and the largest window that is offered: as `send_buffer`.
+    /// Most octets that wait to be read, which is the largest window offered; as `send_buffer`.
     pub receive_buffer: usize,
-    /// Small segments leave although others are not acknowledged: no Nagle's rule (RFC 9293 §3.7.4).
+    /// Send small segments even while others are unacknowledged: no Nagle (RFC 9293 §3.7.4).
     pub nodelay: bool,
-    /// Congestion control, if not the context's.
+    /// Congestion control; `None`: the context's.
     pub congestion: Option<Congestion>,
-    /// Limit on the handshake of an open.
+    /// Time limit of an open's handshake.
     pub connect_timeout: Duration,
-    /// Local TCP port of an open; `None` lets the engine choose.
+    /// Local TCP port of an open; `None`: the engine chooses.
     pub local_port: Option<u16>,
 }
 
 impl Default for TcpStreamOptions {
-    /// 256 KiB each way, nothing held back, ten seconds for the handshake.
+    /// 256 KiB each way, no Nagle, ten seconds for the handshake.
     fn default() -> Self {
         let StreamOptions { send_buffer, receive_buffer, nagle, .. } = StreamOptions::default();
         Self {
@@ -45,7 +45,7 @@ impl TcpStreamOptions {
         self
     }
 
-    /// Sets the limit on the handshake.
+    /// Sets the time limit of the handshake.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
