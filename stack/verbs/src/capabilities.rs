@@ -1,4 +1,4 @@
-//! What there is to ask for.
+//! What a context supports.
 
 use crate::config::Config;
 use crate::queue_pair::MAX_SGE;
@@ -7,22 +7,22 @@ use uwarp_engine::IwarpConfig;
 use uwarp_engine::command::{Features, ReadyToReceiveKinds};
 use uwarp_engine::work::MAX_INLINE;
 
-/// What connections of a context can be asked to do, whatever their peers can.
+/// What a context's connections can do, whatever their peers support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Optional operations that can be switched on. The peer's side is found out by agreement of the applications or by a
-    /// probe: an operation that the peer does not do is answered with a Terminate of layer 0, type 2, code 6.
+    /// Optional operations that can be enabled. Whether the peer supports one must be agreed between the applications
+    /// or probed: an unsupported operation is answered with a Terminate of layer 0, type 2, code 6.
     pub features: Features,
-    /// Against what atomic operations on this side's memory are atomic (RFC 7306 §5.3).
+    /// What atomic operations on this side's memory are atomic with (RFC 7306 §5.3).
     pub atomicity: Atomicity,
     /// Ready-to-receive indications of peer-to-peer connections (RFC 6581 §9.2).
     pub ready_to_receive: ReadyToReceiveKinds,
-    /// The most inbound reads, in addition atomics, and in addition commits, that a queue pair serves at once (IRD).
+    /// Most inbound requests that a queue pair serves at once (IRD): reads, and as many atomics, and as many commits.
     pub max_ird: u16,
-    /// The most reads, atomics and commits together that a queue pair may have outstanding (ORD).
+    /// Most outstanding reads, atomics and commits of a queue pair, together (ORD).
     pub max_ord: u16,
-    /// Most regions of a Commit; with a small MTU fewer fit the one segment that it is sent in.
+    /// Most regions of a Commit. Its one segment may hold fewer if the MTU is small.
     pub max_commit_regions: usize,
     /// Most SGEs of a request.
     pub max_sge: usize,
@@ -36,14 +36,13 @@ pub struct Capabilities {
     pub max_regions: usize,
 }
 
-/// Against what an atomic operation of a peer is one step.
+/// What a peer's atomic operation is atomic with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Atomicity {
-    /// Against atomic operations of all peers on all engines of all contexts of the process, and against atomic accesses of
-    /// its threads ([`MemoryRegion::fetch_add_u64`](crate::MemoryRegion::fetch_add_u64) and the like) and of other
-    /// processes that share the memory. Not against RDMA Writes to the same word, which RFC 7306 §5 leaves to the
-    /// applications.
+    /// Atomic operations of all peers on all engines of all contexts of the process, and atomic accesses of its threads
+    /// (such as [`MemoryRegion::fetch_add_u64`](crate::MemoryRegion::fetch_add_u64)) and of other processes that share
+    /// the memory. RDMA Writes to the same word are not included; RFC 7306 §5 leaves them to the applications.
     Processor,
 }
 

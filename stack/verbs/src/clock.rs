@@ -1,19 +1,19 @@
-//! The clock of all engines of this process: nanoseconds since it was first asked.
+//! The clock of all engines of this process: nanoseconds since its first use.
 //!
-//! It is read once per turn, so it has to be cheap: the time stamp counter where the kernel itself keeps time by it (then it
-//! is constant, does not stop, and is the same on all cores), else the system's monotonic clock.
+//! It is read once a turn, so it must be cheap: the time stamp counter if the kernel itself uses that (then it is
+//! constant, does not stop, and is the same on all cores), else the system's monotonic clock.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 use uwarp_memory::cycles;
 use uwarp_tcp::Instant;
 
-/// No engine shall meet an instant near zero, where subtractions would saturate.
+/// Start well above zero, where subtractions would saturate.
 const START: u64 = 1_000_000_000;
-/// How long the counter is compared with the system's clock: its rate is then known to about 20 parts in a million.
+/// How long the counter is compared with the system's clock, which gives its rate to about 20 parts in a million.
 const CALIBRATION: Duration = Duration::from_millis(5);
 
-/// A source of [`Instant`]s that is the same for every engine, so that their time stamps compare.
+/// A source of [`Instant`]s that all engines share, so their time stamps are comparable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     origin: std::time::Instant,
@@ -48,7 +48,7 @@ impl Clock {
 impl Counter {
     #[inline]
     fn nanoseconds(&self, now: u64) -> u64 {
-        // Counters of two cores may differ by a few cycles: never before the origin.
+        // The counters of two cores may differ by a few cycles; never return a time before the origin.
         let elapsed = now.saturating_sub(self.origin);
         ((u128::from(elapsed) * u128::from(self.scale)) >> 32) as u64
     }

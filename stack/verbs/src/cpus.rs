@@ -1,8 +1,9 @@
 //! Which CPUs engines and the threads of durable regions run on.
 //!
-//! A thread inherits the CPUs of the one that starts it. An application that polls is pinned, often beside its engine, and a
-//! committer that inherited that would share them with the pollers, whether there are others or not. It keeps away from engines, which
-//! lose what time it takes, where there is room; where there is none the system chooses, unless it was told.
+//! A thread inherits the CPUs of the one that starts it. A polling application is pinned, often beside its engine, and
+//! a committer that inherited that would always share a CPU with a poller. So committers avoid the engines' CPUs, since
+//! they take time from engines there, if enough other CPUs are left. If not, the kernel chooses. The configuration
+//! overrides both.
 
 use crate::config::Config;
 use crate::error::Error;
@@ -51,7 +52,7 @@ pub(crate) fn pin(what: &'static str, cpu: usize) -> Result<(), Error> {
 pub(crate) struct CommitCpus(Vec<usize>);
 
 impl CommitCpus {
-    /// Those of the configuration, or chosen of what the calling thread may use.
+    /// The configured CPUs, or those chosen from what the calling thread may use.
     ///
     /// # Errors
     /// Those of [`check`].
@@ -67,7 +68,7 @@ impl CommitCpus {
         Ok(Self(choose(&usable, &config.engine.cpus, &config.commit.cpus)))
     }
 
-    /// Moves the calling thread there.
+    /// Moves the calling thread to these CPUs.
     pub(crate) fn apply(&self) {
         if self.0.is_empty() {
             return;
@@ -82,8 +83,8 @@ impl CommitCpus {
     }
 }
 
-/// What is asked for; else what is usable and polled by no engine. But a single CPU that would be left may be polled by somebody
-/// else, the peer on the same machine for instance: then the system chooses among all, by what they do at the time.
+/// The configured CPUs, else the usable ones that no engine polls. A single one might be polled by another process,
+/// such as the peer on the same machine; then the kernel chooses among all, by their load.
 fn choose(usable: &[usize], engines: &[usize], asked: &[usize]) -> Vec<usize> {
     if !asked.is_empty() {
         return asked.to_vec();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::AsyncEvent;
 
-/// What the application ought to know although no call of its own told it: lost connections, a peer's Terminate, octets that
-/// were completed but never acknowledged, a failed engine, a link that goes up or down.
+/// Events that no call of the application reports: lost connections, a peer's Terminate, completed octets that were
+/// never acknowledged, a failed engine, a link that goes up or down.
 #[derive(Clone, Debug)]
 pub struct AsyncEvents {
     shared: Arc<Shared>,
@@ -26,7 +26,7 @@ impl AsyncEvents {
         self.shared.events.try_recv().ok()
     }
 
-    /// Waits for the next event; `None` when the time is over, or nothing can happen any more.
+    /// Waits for the next event; `None` after the time limit, or if no event can follow.
     pub fn wait(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         let deadline = Instant::now().checked_add(timeout);
         match self.shared.receive(&self.shared.events, deadline) {
@@ -47,7 +47,7 @@ impl AsyncEvents {
 }
 
 impl AsFd for AsyncEvents {
-    /// Readable when an event came after [`arm`](AsyncEvents::arm).
+    /// Readable after an event since [`arm`](AsyncEvents::arm).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.event_notifier.as_fd()
     }

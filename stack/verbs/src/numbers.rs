@@ -1,9 +1,10 @@
-//! Numbers for queue pairs and completion queues: small (they index bitmaps and lists), and used again as late as possible.
+//! Numbers for queue pairs and completion queues: small, since they index bitmaps and lists, and reused as late as
+//! possible.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Gives out the numbers below a limit.
+/// An allocator of the numbers below a limit.
 #[derive(Debug)]
 pub(crate) struct Numbers {
     limit: usize,
@@ -12,7 +13,7 @@ pub(crate) struct Numbers {
 
 #[derive(Debug)]
 struct State {
-    /// All numbers below are or were given out.
+    /// All numbers below this were allocated at some time.
     fresh: u32,
     returned: VecDeque<u32>,
 }
@@ -27,8 +28,8 @@ impl Numbers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number that nobody has: fresh ones first, then those that were given back longest ago, so that a late completion
-    /// does not name a newcomer.
+    /// A free number: never-used ones first, then the one freed longest ago, so a late completion does not name a new
+    /// object.
     pub(crate) fn take(&self) -> Option<u32> {
         let mut state = self.state();
         if (state.fresh as usize) < self.limit {
@@ -39,12 +40,12 @@ impl Numbers {
         }
     }
 
-    /// Gives a number back.
+    /// Frees a number.
     pub(crate) fn put(&self, number: u32) {
         self.state().returned.push_back(number);
     }
 
-    /// How many are given out.
+    /// How many are in use.
     pub(crate) fn in_use(&self) -> usize {
         let state = self.state();
         state.fresh as usize - state.returned.len()

@@ -1,4 +1,4 @@
-//! Plain TCP streams: octets, as a socket has them, over the same engines as RDMA.
+//! Plain TCP streams: octet streams like a socket's, over the same engines as RDMA.
 
 mod convert;
 mod listener;
@@ -24,24 +24,24 @@ use uwarp_engine::stats::TcpInfo;
 use uwarp_engine::stream::{Interest, StreamEnds, StreamFailure, stream};
 use uwarp_ring::Notifier;
 
-/// Longest single sleep, after which a waiting call looks whether the engine lives.
+/// Longest single sleep of a waiting call, after which it checks that the engine lives.
 const SLICE: Duration = Duration::from_secs(1);
-/// What a blocking open waits beyond the time limit that the engine itself keeps.
+/// Extra time that a blocking open waits beyond the engine's own time limit.
 const GRACE: Duration = Duration::from_secs(2);
-/// Fruitless calls in non-blocking mode after which the core is offered to others.
+/// Fruitless calls in non-blocking mode before the core is yielded.
 const CALLS_BEFORE_YIELD: u32 = 256;
 
 /// A TCP connection as a stream of octets.
 ///
 /// It reads and writes like [`std::net::TcpStream`], blocking unless [`set_nonblocking`](Self::set_nonblocking) says
-/// otherwise. One thread owns it at a time (`Send`, not `Sync`). On an inline context every read and write of the thread that
-/// opened the context turns the engine once, and waiting turns it all the time; between such calls nothing happens.
+/// otherwise. One thread owns it at a time (`Send`, not `Sync`). On an inline context, each read or write of the
+/// opening thread turns the engine once, and waiting turns it continuously; nothing happens between such calls.
 ///
-/// What was written before the stream is dropped is still sent: the context lingers for it, as for queue pairs. Octets that
-/// were not read are lost then, or come later: a peer that sent any is reset once it has what was written (RFC 9293 §3.6.1).
+/// What was written before the drop is still sent: the context lingers for it, as for queue pairs. Unread octets are
+/// lost. A peer that sent any gets a reset once it has what was written (RFC 9293 §3.6.1).
 ///
-/// Small writes leave at once (Nagle's rule is off unless [`set_nodelay`](Self::set_nodelay) turns it on), and run together
-/// only while the network is busy.
+/// Small writes leave at once, and share segments only while the network is busy. Nagle is off unless
+/// [`set_nodelay`](Self::set_nodelay) turns it on.
 #[derive(Debug)]
 pub struct TcpStream {
     ends: StreamEnds,
@@ -64,16 +64,17 @@ pub(crate) struct Rest {
 }
 
 impl TcpStream {
-    /// Opens a connection with the usual options, and waits for it.
+    /// Opens a connection with default options, and waits for it.
     ///
     /// # Errors
-    /// [`ErrorKind::ConnectionRefused`] if nobody listens there, [`ErrorKind::TimedOut`] if nobody answers,
-    /// [`ErrorKind::HostUnreachable`] if the next hop does not, [`ErrorKind::AddrNotAvailable`] if no local port is free.
+    /// [`ErrorKind::ConnectionRefused`] if no listener has the port, [`ErrorKind::TimedOut`] if the peer does not
+    /// answer, [`ErrorKind::HostUnreachable`] if the next hop does not, [`ErrorKind::AddrNotAvailable`] if no local
+    /// port is free.
     pub fn connect(context: &Context, peer: SocketAddr) -> io::Result<TcpStream> {
         Self::connect_with(context, peer, &TcpStreamOptions::default())
     }
 
-    /// Opens a connection, and waits for it: as [`connect`](Self::connect).
+    /// Opens a connection with options, and waits for it; otherwise like [`connect`](Self::connect).
     pub fn connect_with(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
         let mut stream = Self::start_connect(context, peer, options)?;
         let deadline = Instant::now().checked_add(options.connect_timeout.saturating_add(GRACE));
@@ -84,8 +85,8 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// Begins to open a connection, without waiting: see [`check_connected`](Self::check_connected). Until it is open, reading
-    /// and writing wait, or give [`ErrorKind::WouldBlock`] in non-blocking mode.
+    /// Starts to open a connection and returns at once; see [`check_connected`](Self::check_connected). Until it is
+    /// open, reads and writes wait, or return [`ErrorKind::WouldBlock`] in non-blocking mode.
     pub fn start_connect(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
         let shared = context.shared();
         let peer = Link::reachable(&shared.config, peer);
@@ -131,10 +132,9 @@ impl TcpStream {
         TcpStream { ends, rest }
     }
 
-    /// Whether the connection is open, `None` while that is not decided yet. An inline context's engine is turned first.
+    /// Whether the connection is open; `None` while that is undecided. Turns an inline context's engine first.
     ///
     /// # Errors
-    /// Why it could not be opened: as [`connect`](Self::connect).
     pub fn check_connected(&mut self) -> io::Result<Option<()>> {
         self.turn();
         match self.ends.failure() {
@@ -143,15 +143,15 @@ impl TcpStream {
         }
     }
 
-    /// The peer's address.
+    /// The remote address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.rest.peer
     }
 
-    /// This side's address.
+    /// The local address.
     ///
     /// # Errors
-    /// [`ErrorKind::NotConnected`] as long as the engine has not begun to open the connection.
+    /// [`ErrorKind::NotConnected`] until the engine has started to open the connection.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.ends.endpoints().map(|(local, _)| local).ok_or_else(|| ErrorKind::NotConnected.into())
     }
@@ -166,24 +166,26 @@ impl TcpStream {
         self.rest.nonblocking = nonblocking;
     }
 
-    /// Longest wait of a read, which then gives [`ErrorKind::TimedOut`]; `None` waits for ever. Zero only looks.
+    /// Longest wait of a read, which then returns [`ErrorKind::TimedOut`]; `None` waits without limit. Zero does not
+    /// wait.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.rest.read_timeout = timeout;
     }
 
-    /// Longest wait of a write for room, which then gives [`ErrorKind::TimedOut`]; `None` waits for ever. Zero only looks.
+    /// Longest wait of a write for room, which then returns [`ErrorKind::TimedOut`]; `None` waits without limit. Zero
+    /// does not wait.
     pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
         self.rest.write_timeout = timeout;
     }
 
-    /// Whether small segments leave although others are not acknowledged yet, which is so by default; `false` is Nagle's rule
-    /// (RFC 9293 §3.7.4).
+    /// Whether small segments leave while others are unacknowledged. True by default; `false` is Nagle (RFC 9293
+    /// §3.7.4).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         let stream = Arc::clone(self.ends.shared());
         self.rest.shared.engines[self.rest.engine].command(Command::SetNagle { stream, nagle: !nodelay });
     }
 
-    /// Octets that can be read without waiting. An inline context's engine is turned first.
+    /// Octets that can be read without waiting. Turns an inline context's engine first.
     pub fn readable(&mut self) -> usize {
         self.turn();
         self.ends.readable()
@@ -194,7 +196,7 @@ impl TcpStream {
         if self.ends.is_open() { self.ends.writable() } else { 0 }
     }
 
-    /// Ends this side's half: FIN follows what was written (RFC 9293 §3.6). Reading goes on.
+    /// Closes this side: FIN follows what was written (RFC 9293 §3.6). Reading continues.
     pub fn shutdown_write(&mut self) {
         if !self.ends.is_finished() {
             self.ends.finish();
@@ -202,16 +204,16 @@ impl TcpStream {
         }
     }
 
-    /// Gives the connection up at once: what was not sent is lost, and the peer sees a reset.
+    /// Aborts the connection at once: unsent octets are lost, and the peer gets a reset.
     pub fn abort(mut self) {
         self.ends.abort();
         self.turn();
     }
 
-    /// The connection as the kernel's TCP_INFO would show it; `None` when it is over or not begun.
+    /// The connection as the kernel's TCP_INFO would show it; `None` before it starts and after it ends.
     ///
     /// # Errors
-    /// The context is closed, or inline and of another thread.
+    /// The context is closed, or inline and opened by another thread.
     pub fn tcp_info(&self) -> io::Result<Option<TcpInfo>> {
         let Some(handle) = self.ends.handle() else { return Ok(None) };
         let (reply, answer) = bounded(1);
@@ -219,8 +221,8 @@ impl TcpStream {
         self.rest.shared.reply(&answer).map_err(other)
     }
 
-    /// Makes the next change of the kind asked for raise the file descriptor of [`as_fd`](AsFd::as_fd). Look once more after
-    /// arming and before waiting for the descriptor: what happened before is not announced.
+    /// Makes the next event of this kind raise the file descriptor of [`as_fd`](AsFd::as_fd). Check once more between
+    /// arming and waiting: earlier events do not raise it.
     pub fn arm(&mut self, interest: Interest) {
         self.rest.notifier.drain();
         self.rest.notifier.arm_for(interest.bits());
@@ -238,7 +240,7 @@ impl TcpStream {
 
     #[cold]
     fn read_nothing(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
-        // In this order: what was there before the end is read before it is told.
+        // In this order: octets that arrived before the end are read before it is reported.
         let failure = self.ends.failure();
         let closed = self.ends.is_at_end();
         let count = self.ends.read(out);
@@ -277,7 +279,7 @@ impl TcpStream {
         }
     }
 
-    /// Fruitless in non-blocking mode: with more pollers than cores, the engine may be waiting for this one.
+    /// A fruitless call in non-blocking mode: with more pollers than cores, the engine may be waiting for this core.
     fn fruitless(&mut self) -> io::Error {
         if self.rest.threaded {
             self.rest.fruitless += 1;
@@ -289,7 +291,7 @@ impl TcpStream {
         ErrorKind::WouldBlock.into()
     }
 
-    /// Tries until it succeeds; `None` when the time is over.
+    /// Tries until it succeeds; `None` after the time limit.
     fn wait_for<T>(
         &mut self,
         interest: Interest,
@@ -310,7 +312,7 @@ impl TcpStream {
             if left.is_zero() {
                 return Ok(None);
             }
-            // A limit on each sleep, so that even a defect could not make it endless.
+            // A limit on each sleep, so that not even a defect makes it endless.
             self.rest.notifier.wait(Some(left.min(SLICE)))?;
         }
     }
@@ -335,7 +337,7 @@ impl TcpStream {
         }
     }
 
-    /// Writes by `attempt`, which gives `None` if there is no room, and waits for room in blocking mode.
+    /// Writes by `attempt`, which returns `None` if there is no room; waits for room in blocking mode.
     #[inline]
     fn write_by(&mut self, mut attempt: impl FnMut(&mut Self) -> io::Result<Option<usize>>) -> io::Result<usize> {
         if let Some(count) = attempt(self)? {
@@ -355,11 +357,9 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 }
 
 impl Read for TcpStream {
-    /// Takes what has arrived: at least one octet, or 0 when the peer has ended its half and all was read.
+    /// Reads what has arrived: at least one octet, or 0 after the peer has closed and all was read.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] in non-blocking mode, [`ErrorKind::TimedOut`] after the time limit, and why the connection
-    /// is over, [`ErrorKind::ConnectionReset`] for instance, once all that came before was read.
     #[inline]
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.turn();
@@ -376,30 +376,28 @@ impl Read for TcpStream {
 }
 
 impl Write for TcpStream {
-    /// Hands over octets to be sent: as many as there is room for, at least one.
+    /// Writes octets to be sent: as many as there is room for, at least one.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] in non-blocking mode, [`ErrorKind::TimedOut`] after the time limit,
-    /// [`ErrorKind::BrokenPipe`] after [`TcpStream::shutdown_write`], and why the connection is over.
     #[inline]
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         self.write_by(|stream| stream.try_write(octets))
     }
 
-    /// Nothing is held back on this side of the engine: does nothing.
+    /// Does nothing: this side of the engine buffers nothing.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
 impl AsFd for TcpStream {
-    /// Readable when something happened after [`arm`](TcpStream::arm), in either direction. Not to be read directly.
+    /// Readable after an armed event ([`arm`](TcpStream::arm)), in either direction. Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.rest.notifier.as_fd()
     }
 }
 
-/// As an error of the standard library's.
+/// The failure as an error of the standard library.
 fn failed(failure: StreamFailure) -> io::Error {
     let kind = match failure {
         StreamFailure::Refused => ErrorKind::ConnectionRefused,
