@@ -135,6 +135,7 @@ impl TcpStream {
     /// Whether the connection is open; `None` while that is undecided. Turns an inline context's engine first.
     ///
     /// # Errors
+    /// Why it could not be opened, as [`connect`](Self::connect).
     pub fn check_connected(&mut self) -> io::Result<Option<()>> {
         self.turn();
         match self.ends.failure() {
@@ -360,6 +361,8 @@ impl Read for TcpStream {
     /// Reads what has arrived: at least one octet, or 0 after the peer has closed and all was read.
     ///
     /// # Errors
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode, [`ErrorKind::TimedOut`] after the time limit; the reason why the
+    /// connection is over, such as [`ErrorKind::ConnectionReset`], once everything that arrived before was read.
     #[inline]
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.turn();
@@ -379,6 +382,8 @@ impl Write for TcpStream {
     /// Writes octets to be sent: as many as there is room for, at least one.
     ///
     /// # Errors
+    /// [`ErrorKind::WouldBlock`] in non-blocking mode, [`ErrorKind::TimedOut`] after the time limit,
+    /// [`ErrorKind::BrokenPipe`] after [`TcpStream::shutdown_write`], and the reason why the connection is over.
     #[inline]
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         self.write_by(|stream| stream.try_write(octets))

@@ -1,5 +1,4 @@
-//! How streams end: faults and Terminates, orderly closes, resets; the flush of what was posted; and the end of the
-//! engine itself.
+//! The end of streams: orderly closes, resets, time limits, and what the application is told.
 
 use uwarp_iwarp::qp::Event;
 use uwarp_memory::Turn;
@@ -16,7 +15,7 @@ use crate::link::handoff::Handoff;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 
-/// How long TCP may go on finishing on its own when nobody is interested in the connection any more.
+/// How long TCP may continue alone when the application has left.
 pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 impl<P: Port> Core<P> {
@@ -27,8 +26,8 @@ impl<P: Port> Core<P> {
             return self.remove(index, connection);
         }
         if connection.queue_pair.is_some() && is_over(&connection) {
-            // Both sides have all there is. Whether our FIN is acknowledged is for TCP alone to find out: a peer that leaves
-            // when its own is would keep the application waiting for a user time-out.
+            // Both sides have all data. Only TCP still waits for the acknowledgment of our FIN: a peer that leaves at
+            // once would otherwise make the application wait for a user time-out.
             self.stream_over(&mut connection);
         }
         if connection.finished
@@ -36,7 +35,7 @@ impl<P: Port> Core<P> {
             && !connection.scheduled
             && let Some(wait) = connection.tcp.time_wait()
         {
-            // All that is left is to answer what comes late: that takes some tens of octets.
+            // Only late segments need an answer now, which takes tens of octets.
             return self.enter_time_wait(index, connection, wait);
         }
         if let Some(deadline) = connection.next_deadline() {
@@ -45,7 +44,7 @@ impl<P: Port> Core<P> {
         self.connections.table.put(index, connection);
     }
 
-    /// A connection that only waits for late segments from now on. The flow stays this engine's.
+    /// Moves a connection to the TIME-WAIT table. The flow stays this engine's.
     #[cold]
     pub(crate) fn enter_time_wait(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
         let flow = connection.flow;
@@ -54,7 +53,7 @@ impl<P: Port> Core<P> {
         self.connections.time_wait.insert(flow, wait, |gone| release(handoff, gone));
     }
 
-    /// Takes out of TIME-WAIT whose time is over.
+    /// Removes connections whose TIME-WAIT is over.
     pub(crate) fn run_time_wait(&mut self) {
         let handoff = self.link.handoff.as_ref();
         self.connections.time_wait.expire(self.now, |gone| release(handoff, gone));
@@ -66,14 +65,14 @@ impl<P: Port> Core<P> {
         self.dismantle(index, connection);
     }
 
-    /// Gives back what a connection has.
+    /// Frees what a connection holds.
     fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
         self.leave_listener(&mut connection);
         self.stream_over(&mut connection);
         self.connections.flows.remove(connection.tag, index);
         self.connections.wheel.disarm(index);
         self.net.paths.forget(index);
-        // A connection in TIME-WAIT that is forgotten early: nobody is told.
+        // For a connection that leaves TIME-WAIT early: no reset is sent.
         let _ = connection.tcp.abort(self.now);
         while let Some(token) = connection.tcp.pop_any() {
             self.connections.records.remove(token);
@@ -100,7 +99,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Nothing more can come of the stream: everything left is flushed, the application is told.
+    /// The stream is over: flushes everything left, and tells the application.
     fn stream_over(&mut self, connection: &mut Connection) {
         let mut phase = std::mem::replace(&mut connection.phase, Phase::Closing);
         Self::plain_stream_over(connection);
@@ -118,7 +117,7 @@ impl<P: Port> Core<P> {
             let Some(queue_pair) = self.rdma.queue_pair(number) else { return };
             let reason = match connection.end {
                 Some(DisconnectReason::TimedOut) => ConnectFailure::TimedOut,
-                // Only what answers a SYN is a refusal; with the handshake done the Request waits or is on its way.
+                // Only the answer to a SYN is a refusal. After the handshake, the Request waits or is in flight.
                 Some(DisconnectReason::Reset)
                     if matches!(phase, Phase::Initiating(_))
                         && connection.startup_frame.is_none()
@@ -155,13 +154,13 @@ impl<P: Port> Core<P> {
         self.rdma.sweep_soon(number, self.now);
     }
 
-    /// What TCP says about the end of the connection.
+    /// Handles TCP's events about the end of the connection.
     #[cold]
     pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
         if events.contains(Events::FIN_ACKED) {
             connection.finished = true;
             if connection.left == Left::Unread && connection.tcp.state() == State::FinWait2 {
-                // The peer has all that was written; what it wrote meanwhile goes nowhere (RFC 9293 §3.6.1).
+                // The peer has all that was written; what it has sent meanwhile is discarded (RFC 9293 §3.6.1).
                 connection.ends_by(DisconnectReason::Aborted);
                 return self.abort(connection);
             }
@@ -195,7 +194,7 @@ impl<P: Port> Core<P> {
         connection.gone = true;
     }
 
-    /// The peer has no more to say.
+    /// Handles the peer's FIN.
     fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
         match &mut connection.phase {
             Phase::Initiating(_) => {
@@ -217,12 +216,13 @@ impl<P: Port> Core<P> {
                         Some(queue_pair) => {
                             connection.end.get_or_insert(DisconnectReason::PeerClosed);
                             let until = if running.stream.may_transmit() {
-                                // What is queued still goes out, up to the first read, or to the first fence behind a read that
-                                // is under way (or will be, for an indication): none can be answered any more.
+                                // Queued work still leaves, up to the first Read, or to the first fence behind a Read
+                                // under way (or behind a ready-to-receive indication): no request can be answered any
+                                // more.
                                 let open = running.stream.fence_is_clear() && !running.stream.owes_ready_to_receive();
                                 queue_pair.send.end_unanswered(!open)
                             } else {
-                                // Nothing was heard and nothing will be: nothing may ever be sent.
+                                // The peer has sent nothing and never will, so nothing may be sent.
                                 queue_pair.send.position()
                             };
                             running.ending = match running.ending {
@@ -232,7 +232,7 @@ impl<P: Port> Core<P> {
                             };
                             self.close_if_finished(connection, queue_pair);
                         }
-                        // The Terminate that is still to go out brings the FIN behind it.
+                        // FIN follows the pending Terminate.
                         None if running.terminate.is_some() => {}
                         None => self.close_tcp(connection),
                     },
@@ -250,21 +250,21 @@ impl<P: Port> Core<P> {
         self.rdma.queue_pairs.get_mut(number? as usize)?.take()
     }
 
-    /// Closes our side of TCP: what was handed to it still goes out, then FIN.
+    /// Closes our side of TCP: what TCP has still leaves, then FIN.
     pub(crate) fn close_tcp(&mut self, connection: &mut Connection) {
         connection.close_when_sent = false;
         connection.quiet = false;
         connection.tcp.close(self.now);
     }
 
-    /// Only TCP is left: closes it when everything was sent.
+    /// Leaves the connection to TCP, which closes when everything was sent.
     pub(crate) fn finish_tcp(&mut self, connection: &mut Connection) {
         connection.phase = Phase::Closing;
         connection.close_when_sent = true;
         connection.deadline = Some(self.now + CLOSING_LIMIT);
     }
 
-    /// Resets a connection; it is removed when it is put back.
+    /// Resets a connection. It is removed when it is put back.
     pub(crate) fn abort(&mut self, connection: &mut Connection) {
         let mut reset = connection.tcp.abort(self.now);
         while let Some(transmit) = reset {
@@ -280,7 +280,7 @@ impl<P: Port> Core<P> {
         connection.gone = true;
     }
 
-    /// A timer of a connection may be due.
+    /// Handles a timer of a connection, which may not be due yet.
     pub(crate) fn on_timer(&mut self, _turn: &Turn<'_>, index: u32) {
         let Some(mut connection) = self.connections.table.take(index) else { return };
         if is_due(connection.tcp.deadline(), self.now) {
@@ -289,7 +289,7 @@ impl<P: Port> Core<P> {
                 self.review_doubt(index, &mut connection);
             }
             if events.contains(Events::TIMED_OUT) {
-                // The reset, while there is a connection to send it.
+                // Send the reset while there is still a connection.
                 self.transmit(index, &mut connection);
             }
             if !events.is_empty() {
@@ -317,11 +317,13 @@ impl<P: Port> Core<P> {
             Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing => self.abort(connection),
             Phase::Requested(_) => {}
             Phase::Running(running) => {
-                // The pause before the first FPDU is over, or the wait for the peer's close after a Terminate.
+                // Three limits: the pause before the first FPDU, the wait for the peer's close after a Terminate, or a
+                // silent peer.
                 if running.ending == Ending::Closed {
                     self.abort(connection);
                 } else if !running.stream.may_transmit() {
-                    // The peer is silent, and owes a ready-to-receive indication or keeps the end of the connection waiting.
+                    // The peer is silent although it owes a ready-to-receive indication, or delays the end of the
+                    // connection.
                     connection.ends_by(DisconnectReason::TimedOut);
                     self.abort(connection);
                 }
@@ -329,7 +331,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Orderly end of a queue pair's connection.
+    /// Closes a queue pair's connection in order.
     pub(crate) fn disconnect(&mut self, number: u32) {
         let Some(index) = self.rdma.queue_pair(number).and_then(|queue_pair| queue_pair.connection) else { return };
         let Some(mut connection) = self.connections.table.take(index) else { return };
@@ -349,7 +351,8 @@ impl<P: Port> Core<P> {
                     connection.end.get_or_insert(DisconnectReason::Local);
                     running.ending = Ending::Finishing { until: queue_pair.send.end() };
                     if !running.stream.may_transmit() && connection.deadline.is_none() {
-                        // What is posted waits for the peer's first FPDU, as long as it likes; but not when nobody waits with it.
+                        // Posted work waits for the peer's first FPDU, normally without limit, but not while a
+                        // disconnect waits too.
                         connection.deadline = Some(self.now + self.config.iwarp.startup_timeout);
                     }
                     self.close_if_finished(connection, queue_pair);
@@ -362,7 +365,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Moves a queue pair to the error state and resets its connection.
+    /// Resets a queue pair's connection and moves the queue pair to the error state.
     pub(crate) fn abort_queue_pair(&mut self, number: u32) {
         let Some(queue_pair) = self.rdma.queue_pair(number) else { return };
         if let Some(index) = queue_pair.connection
@@ -380,7 +383,7 @@ impl<P: Port> Core<P> {
         self.rdma.sweep_soon(number, self.now);
     }
 
-    /// Forgets a queue pair. Octets that TCP has still go out, followed by FIN.
+    /// Removes a queue pair. What TCP has still leaves, followed by FIN.
     pub(crate) fn destroy_queue_pair(&mut self, number: u32) {
         let Some(mut queue_pair) = self.queue_pairs_take(Some(number)) else { return };
         queue_pair.receive.forget_share(number);
@@ -394,8 +397,8 @@ impl<P: Port> Core<P> {
                     if running.terminate.is_some()
                         || running.ending == Ending::Closed && connection.deadline.is_some() =>
                 {
-                    // A Terminate still has to go out, or the peer may not have read it: a reset, which is the answer to data
-                    // that nobody wants any more, could overtake it. Its own time limit runs.
+                    // A Terminate is still to be sent, or the peer may not have read it: a reset, the answer to
+                    // unwanted data, could overtake it. Its own time limit runs.
                 }
                 Phase::Running(_) | Phase::Closing => {
                     let discarded = self.rdma.gathers.resume(&mut connection);
@@ -449,7 +452,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Other engines may have the flow from now on.
+/// Releases the flow, so other engines may claim it.
 fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
     if let Some(handoff) = handoff {
         handoff.release(flow);

@@ -1,4 +1,4 @@
-//! Listeners, and what becomes of a SYN.
+//! Listeners, and the answers to SYNs.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -21,28 +21,28 @@ use crate::link::handoff::Claim;
 use crate::link::port::Port;
 use crate::link::receive::drop_reason;
 
-/// How long a plain stream's handshake may take: as long as Linux sends its SYN-ACK (`tcp_synack_retries`, 63 s), and a little more. A
-/// peer that is silent until it is spoken to takes the connection for open while its acknowledgment is lost, and does not try again:
-/// with a few attempts more it is found. Resends cannot end it: SYNs that come again and again put them off.
+/// Time limit of a plain stream's handshake: a little longer than Linux retransmits its SYN-ACK (`tcp_synack_retries`,
+/// 63 s). If the peer's ACK is lost and the peer stays silent, it considers the connection open and does not retry;
+/// further SYN-ACKs find out. The number of retransmissions cannot be the limit, since repeated SYNs delay them.
 const STREAM_OPENING: Duration = Duration::from_secs(64);
 
-/// A TCP port that is listened on.
+/// A listening TCP port.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,
     /// The own address that it listens on, if not all.
     pub(crate) address: Option<IpAddress>,
     pub(crate) backlog: u32,
-    /// Connections that were not accepted or rejected yet; of plain streams, those whose handshake is not done.
+    /// Connections not yet accepted or rejected; with plain streams, those in their handshake.
     pub(crate) pending: u32,
-    /// Those of them whose handshake is not done.
+    /// Those of them in their handshake.
     pub(crate) half_open: u32,
-    /// The peers that hold places of the backlog.
+    /// The peers whose connections hold places of the backlog.
     pub(crate) silent: Silent,
     pub(crate) requests: Requests,
 }
 
-/// What a listener is for, and where its connections go.
+/// The kind of a listener, and where its connections go.
 #[derive(Debug)]
 pub(crate) enum Requests {
     /// RDMA streams, once their MPA Request has come.
@@ -55,7 +55,7 @@ pub(crate) enum Requests {
     Streams {
         incoming: EventSink<IncomingStream>,
         options: StreamOptions,
-        /// Those that wait to be taken, over all engines.
+        /// Streams that wait to be taken, on all engines.
         waiting: Arc<AtomicU32>,
     },
 }
@@ -92,13 +92,14 @@ fn syn_before(header: &TcpHeader) -> TcpHeader {
 }
 
 impl<P: Port> Core<P> {
-    /// Takes a segment that belongs to no connection that lives: answers it, or ignores it. Gives a connection that it opened
-    /// and that is to be shown it.
+    /// Takes a segment of an unknown flow: answers it, ignores it, or opens a connection by a cookie, which is returned
+    /// to process the segment.
     #[cold]
     pub(crate) fn on_stranger(&mut self, frame: &TcpFrame) -> Option<u32> {
         let header = &frame.header;
         if self.net.addresses.is_subnet_broadcast(frame.flow.remote) {
-            // RFC 9293 §3.9.2.3, MUST-63: all hosts of the subnet are nobody's address, and would all hear an answer.
+            // RFC 9293 §3.9.2.3, MUST-63: a broadcast address belongs to no host, and all of them would receive the
+            // answer.
             self.count_drop(DropReason::WrongAddress);
             return None;
         }
@@ -112,8 +113,9 @@ impl<P: Port> Core<P> {
                 .get_mut(&frame.flow)
                 .is_some_and(|wait| wait.admits_new_incarnation(&syn_before(header)))
         {
-            // A cookie may have answered the SYN of a new connection while the old one rests (RFC 6191). The old one may have begun
-            // with a cookie that still fits: what its SYN does not admit is late.
+            // The SYN of a new connection may have been answered by a cookie while the old connection is in TIME-WAIT
+            // (RFC 6191). The old one may have begun with a cookie that is still valid, so the SYN must admit a new
+            // connection, or the segment is late.
             match self.on_cookie(frame) {
                 Cookie::Opens(index) => return Some(index),
                 Cookie::Ignored => return None,
@@ -152,14 +154,15 @@ impl<P: Port> Core<P> {
             Cookie::Opens(index) => Some(index),
             Cookie::Ignored => None,
             Cookie::NotCompared => {
-                // It may be an honest peer's: a reset would end what that takes for open.
+                // It may come from an honest peer. A reset would end a connection that the peer considers open.
                 self.count_drop(DropReason::NoConnection);
                 None
             }
             Cookie::None => {
                 self.count_drop(DropReason::NoConnection);
-                // A cookie fits what begins the peer's stream. If that was lost, or had no room, what follows it comes first, and a
-                // reset would end what the peer takes for open: without an answer it sends all of it again, from the beginning.
+                // A cookie is compared with the beginning of the peer's stream. If that was lost, or had no room, later
+                // octets arrive first, and a reset would end what the peer considers open. Without an answer it
+                // retransmits everything from the beginning.
                 let follows = frame.payload_len > 0 || header.flags.contains(TcpFlags::FIN);
                 if !(are_cookies_out && follows && !header.flags.contains(TcpFlags::SYN)) {
                     self.send_reset(frame, reset);
@@ -169,7 +172,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A late segment of a connection in TIME-WAIT.
+    /// Answers a late segment of a connection in TIME-WAIT.
     fn answer_late(&mut self, frame: &TcpFrame, answer: Answer) {
         if let Some(reason) = answer.drop {
             self.count_drop(drop_reason(reason));
@@ -198,12 +201,12 @@ impl<P: Port> Core<P> {
         config
     }
 
-    /// A SYN for a listener; `previous` is the finished connection whose ports it uses again (RFC 6191).
+    /// Takes a SYN to a listener. `previous` is the finished connection whose ports it reuses (RFC 6191).
     fn on_syn(&mut self, frame: &TcpFrame, previous: Option<TimeWait>) {
         let port = frame.flow.local_port;
         let Some(listener) = self.connections.opening.listeners.get(&port) else { return };
         let (backlog, half_open) = (listener.backlog, listener.half_open);
-        // A full house is not refused but ignored: the peer's SYN comes again, and there may be room then.
+        // A full backlog ignores SYNs instead of refusing: the peer retransmits them, and there may be room then.
         let mut waiting = listener.waiting();
         if waiting >= listener.backlog {
             if !self.make_room(port, frame.flow.remote) {
@@ -233,9 +236,9 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes a flow for a passive connection. False: what other engines receive of it would be answered with a reset there, so the
-    /// connection must not open. Nothing is said, as with a full backlog: the peer tries again, and there may be room then, or the
-    /// engine that has the flow is handed what comes.
+    /// Claims a flow for a passive connection. If that fails, other engines would answer the flow's packets with
+    /// resets, so the connection must not open. Nothing is sent, as with a full backlog: the peer retransmits, and then
+    /// there may be room, or the flow's engine gets the packet.
     fn enter(&mut self, flow: &FlowKey) -> bool {
         let granted = self.claim(flow) == Claim::Granted;
         if !granted {
@@ -244,7 +247,7 @@ impl<P: Port> Core<P> {
         granted
     }
 
-    /// Answers a SYN and keeps nothing of it.
+    /// Answers a SYN with a cookie and keeps no state.
     fn send_cookie(&mut self, frame: &TcpFrame) {
         if !self.link.has_room() || !self.link.has_free(self.link.transmit.reserve + 1) {
             return self.count_drop(DropReason::NoTransmitBuffer);
@@ -256,7 +259,7 @@ impl<P: Port> Core<P> {
         let to_self = self.net.addresses.loops_back(frame.flow.remote);
         self.connections.opening.cookies_until = self.now + SynCookies::LIFE;
         if let Some(handoff) = &self.link.handoff {
-            // Before it is sent: another engine may be quick to receive the answer.
+            // Before sending: another engine may receive the answer at once.
             handoff.owners().await_cookies(self.connections.opening.cookies_until);
         }
         if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
@@ -266,13 +269,13 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Whether a cookie of this engine or of another one of the context may come back.
+    /// Whether the answer to a cookie of this or another engine may still arrive.
     fn awaits_cookies(&self) -> bool {
         let others = self.link.handoff.as_ref().map(|handoff| handoff.owners().cookies_until());
         self.now < self.connections.opening.cookies_until || others.is_some_and(|until| self.now < until)
     }
 
-    /// An acknowledgment without a connection may be the answer to a cookie.
+    /// Takes an acknowledgment without a connection, which may answer a cookie.
     fn on_cookie(&mut self, frame: &TcpFrame) -> Cookie {
         let port = frame.flow.local_port;
         if !self.connections.opening.guesses.admits(self.now, frame.flow.remote) {
@@ -285,7 +288,7 @@ impl<P: Port> Core<P> {
             self.connections.opening.guesses.was_wrong(self.now, frame.flow.remote);
             return Cookie::None;
         };
-        // The peer takes the connection for open; its next segment asks again.
+        // The peer considers the connection open; its next segment tries again.
         let full =
             self.connections.opening.listeners.get(&port).is_none_or(|listener| listener.waiting() >= listener.backlog);
         if full && !self.make_room(port, frame.flow.remote) {
@@ -304,7 +307,7 @@ impl<P: Port> Core<P> {
         self.add_passive(frame, tcp).map_or(Cookie::Ignored, Cookie::Opens)
     }
 
-    /// A connection in its handshake, for the listener on its port.
+    /// Adds a connection in its handshake for the listener on its port.
     fn add_passive(&mut self, frame: &TcpFrame, tcp: uwarp_tcp::Connection) -> Option<u32> {
         let listener = self.connections.opening.listeners.get_mut(&frame.flow.local_port)?;
         listener.pending += 1;
@@ -324,7 +327,7 @@ impl<P: Port> Core<P> {
         if let Some(connection) = self.connections.table.get_mut(index) {
             connection.deadline = deadline;
             connection.half_open = true;
-            // The SYN's sender is on the link, or its router is: no need to ask for an address that answers already.
+            // The source of the SYN is on the link, or is its router: no need to resolve an address that answers.
             connection.mac = frame.source_mac.0;
             connection.epoch = self.net.neighbours.epoch();
         }
@@ -344,7 +347,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A passive connection is no longer waiting: it was answered, or it ended.
+    /// A passive connection leaves the backlog: it was answered, or it ended.
     pub(crate) fn leave_listener(&mut self, connection: &mut Connection) {
         let listener = match &connection.phase {
             Phase::Responding(responding) | Phase::Requested(responding) => responding.listener(),
@@ -362,14 +365,14 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// What an acknowledgment without a connection is.
+/// The result of comparing an acknowledgment with cookies.
 enum Cookie {
-    /// No cookie of ours.
+    /// It matches none of ours.
     None,
-    /// It may be one: too many that were none came in the name of its address.
+    /// It was not compared: too many wrong ones came from its address.
     NotCompared,
-    /// One, for which there is no room.
+    /// It matches, but there is no room.
     Ignored,
-    /// One that opened this connection.
+    /// It matches, and has opened this connection.
     Opens(u32),
 }

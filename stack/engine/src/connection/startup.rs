@@ -1,4 +1,4 @@
-//! From a TCP connection to a stream in full operation: active and passive opens, MPA Request and Reply.
+//! Start-up: active and passive opens, MPA Request and Reply, until full operation.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use crate::link::handoff::Claim;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::Stage;
 
-/// Endpoints of a flow as the standard library has them: local, remote.
+/// Local and remote endpoint of a flow.
 pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
     let local = SocketAddr::new(flow.local.to_ip_addr(), flow.local_port);
     let remote = SocketAddr::new(flow.remote.to_ip_addr(), flow.remote_port);
@@ -40,7 +40,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Adds a connection to the store and the flow table.
+    /// Adds a connection to the table and the flow table.
     pub(crate) fn add_connection(&mut self, flow: FlowKey, tcp: uwarp_tcp::Connection, phase: Phase) -> u32 {
         let tag = self.connections.flows.tag(&flow);
         let to_self = self.net.addresses.loops_back(flow.remote);
@@ -81,7 +81,7 @@ impl<P: Port> Core<P> {
         handle.index
     }
 
-    /// An active open.
+    /// Opens a connection actively.
     pub(crate) fn connect(&mut self, parameters: ConnectParameters) {
         let number = parameters.queue_pair;
         if let Err(reason) = self.try_connect(parameters) {
@@ -89,7 +89,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Tells a queue pair that no stream came about.
+    /// Reports to a queue pair that its connection failed.
     pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
         if let Some(queue_pair) = self.rdma.queue_pair(number) {
             queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
@@ -121,7 +121,7 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// The machine of an initiator.
+    /// The state machine of an initiator.
     pub(crate) fn initiating(&self, options: &StartupOptions) -> Result<Initiating, ConnectFailure> {
         let initiator = InitiatorOptions {
             revision: if options.revision == 1 { Revision::One } else { Revision::Two },
@@ -141,7 +141,7 @@ impl<P: Port> Core<P> {
         Ok(Initiating { machine, first_fpdu_delay, features, retry: None })
     }
 
-    /// Whether a connection to that peer may be opened now.
+    /// Whether a connection to that peer may be opened now. Returns its address.
     pub(crate) fn check_connect(&self, remote: SocketAddr) -> Result<IpAddress, ConnectFailure> {
         if self.control.shutdown.is_some() {
             return Err(ConnectFailure::ShuttingDown);
@@ -199,7 +199,7 @@ impl<P: Port> Core<P> {
         }
         let (first, last) = self.config.ephemeral_ports;
         let count = u32::from(last - first) + 1;
-        // A random start makes ports hard to guess (RFC 6056) and seldom taken.
+        // A random start makes ports hard to guess (RFC 6056) and rarely taken.
         let start = self.random.u32(0..count);
         let mut failure = ConnectFailure::NoPort;
         for step in 0..count {
@@ -213,7 +213,7 @@ impl<P: Port> Core<P> {
             }
             match self.take(&flow) {
                 Ok(()) => return Ok(flow),
-                // The flow of another port may fit.
+                // Another port's flow may have room.
                 Err(ConnectFailure::Limit) => failure = ConnectFailure::Limit,
                 Err(_) => {}
             }
@@ -221,7 +221,7 @@ impl<P: Port> Core<P> {
         Err(failure)
     }
 
-    /// Takes a flow for a connection of ours.
+    /// Claims a flow for a connection that we open.
     fn take(&self, flow: &FlowKey) -> Result<(), ConnectFailure> {
         if self.find(flow).is_some()
             || self.connections.time_wait.contains(flow)
@@ -229,22 +229,22 @@ impl<P: Port> Core<P> {
         {
             return Err(ConnectFailure::AddressInUse);
         }
-        // A connection to ourselves has two ends in the same table.
+        // A connection to ourselves has both ends in this table.
         if self.net.addresses.is_own(flow.remote)
             && (self.find(&flow.reversed()).is_some() || self.connections.time_wait.contains(&flow.reversed()))
         {
             return Err(ConnectFailure::AddressInUse);
         }
-        // No other engine has it, or can take it from now on.
+        // No other engine has the flow, nor can claim it from now on.
         match self.claim(flow) {
             Claim::Granted => Ok(()),
             Claim::Taken => Err(ConnectFailure::AddressInUse),
-            // What another engine receives of it would be answered with a reset there.
+            // Other engines would answer its packets with resets.
             Claim::NoRoom => Err(ConnectFailure::Limit),
         }
     }
 
-    /// Enters a flow for this engine, so that the others hand on what they receive of it.
+    /// Claims a flow for this engine, so other engines hand over its packets.
     pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
         self.link.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
     }
@@ -280,7 +280,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Octets of the start-up exchange. Gives how many of them were used; the rest are FPDUs.
+    /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
     pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
         match &mut connection.phase {
             Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
@@ -309,7 +309,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The peer's Request is complete: the application decides.
+    /// The peer's Request is complete: asks the application.
     fn on_request(&mut self, index: u32, connection: &mut Connection) {
         let engine = self.config.index;
         let Some(handle) = self.connections.table.reserved_handle(index) else { return };
@@ -356,7 +356,7 @@ impl<P: Port> Core<P> {
             }
         }
         connection.phase = Phase::Requested(responding);
-        // How long the application may think is its own business; the peer has its own time limit.
+        // The application may take its time; the peer has its own limit.
         connection.deadline = None;
     }
 
@@ -394,7 +394,7 @@ impl<P: Port> Core<P> {
                 }
             }
             Outcome::Refused(parameters, fault) => {
-                // The stream lives for its Terminate alone.
+                // The stream continues only to send its Terminate.
                 if let Some(queue_pair) = self.unbind(connection) {
                     let reason = match fault {
                         Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
@@ -415,7 +415,7 @@ impl<P: Port> Core<P> {
         connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
     }
 
-    /// Full operation begins for a queue pair.
+    /// Starts full operation for a queue pair.
     pub(crate) fn begin_running(
         &mut self,
         connection: &mut Connection,
@@ -445,7 +445,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes the queue pair off its connection; it is idle again.
+    /// Detaches the queue pair from its connection; it is idle again.
     pub(crate) fn unbind(&mut self, connection: &mut Connection) -> Option<&mut crate::rdma::queue_pair::QueuePair> {
         let number = connection.queue_pair.take()?;
         let queue_pair = self.rdma.queue_pair(number)?;
@@ -479,7 +479,7 @@ impl<P: Port> Core<P> {
 
 impl Running {
     fn new(connection: &Connection, parameters: &Parameters, features: Features) -> Running {
-        // Full operation starts behind our start-up frame, which may not have been handed to TCP yet.
+        // Full operation starts behind our start-up frame, which TCP may not have yet.
         let frame = connection.startup_frame.as_ref().map_or(0, Vec::len) as u64;
         Running {
             stream: Stream::new(parameters, features),

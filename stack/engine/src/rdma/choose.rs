@@ -1,4 +1,4 @@
-//! Which message of a stream comes next: an answer to the peer, or work of our own.
+//! Which message of a stream is sent next: an answer to the peer, or our own work.
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode, Status};
 use crate::connection::{Ending, Outgoing, Running, Source, Tail};
@@ -10,26 +10,26 @@ use uwarp_memory::Turn;
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{CommitRegion, ImmediateData};
 
-/// What comes next.
+/// The choice.
 #[derive(Debug)]
 pub(crate) enum Chosen {
-    /// Nothing that may go now.
+    /// Nothing may be sent now.
     Nothing,
-    /// The message stands in [`Running::outgoing`].
+    /// The message is in [`Running::outgoing`].
     Begun,
-    /// A Send or Write that is one FPDU, not begun yet.
+    /// A Send or Write of a single FPDU, not begun yet.
     Whole(SendElement),
-    /// A local operation, which has been carried out.
+    /// A local operation, which was executed.
     Done(SendElement),
 }
 
-/// Why something that is due cannot be carried out.
+/// Why the next message cannot be sent.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// The next element of the send queue.
+    /// The next element of the send queue fails with this status.
     Work(Status),
-    /// The answer to an atomic of the peer, whose target has gone since it was asked for; or to a commit, whose STag cannot be
-    /// made invalid.
+    /// The answer to an atomic fails, because its target has gone since the request; or the answer to a commit, whose
+    /// STag cannot be invalidated.
     Answer(Fault),
 }
 
@@ -164,7 +164,7 @@ fn next_other(
             if !running.stream.features().commit || running.stream.ord() == 0 {
                 return Err(Status::LocalOperation);
             }
-            // Taken when the Write is done; no other request comes in between.
+            // The slot is taken when the Write is done; no other request comes in between.
             if !running.stream.has_request_slot() {
                 return Ok(Chosen::Nothing);
             }

@@ -1,18 +1,19 @@
-//! Commits: those that peers ask for (draft-talpey-rdma-commit section 3.2), and those that come before a message is told
-//! because its sender wrote to a region that wants it so (section 3.1.2).
+//! Commits that peers request (draft-talpey-rdma-commit §3.2), and those that precede the delivery of a message because
+//! its sender has written to a transparent region (§3.1.2).
 //!
-//! The engine asks the committer of each durable region concerned and goes on; the answers come to a mailbox that it looks
-//! into once a turn while it waits for any. Until then a request keeps its place among the peer's requests, and a message
-//! that was received keeps its place among the messages. A time limit stands for an answer that does not come.
+//! The engine asks the committer of each durable region and goes on. Answers come to a mailbox that it checks once a
+//! turn while it waits for any. Until then a request keeps its place among the peer's requests, and a received message
+//! its place among the messages. A time limit replaces an answer that does not come.
 //!
-//! A request of few octets may name much memory. Its ranges that overlap are joined, and a stream has a share of octets under
-//! way at any one time (`shares`): nothing is refused for its size, and others have their turn meanwhile.
+//! A request of few octets may name much memory. Its overlapping ranges are joined, and a stream has a share of octets
+//! under way at a time (`shares`). So nothing is refused for its size, and other streams have their turns meanwhile.
 //!
-//! A committer that was left to the engines works between turns, some octets each time, so that what came in one batch shares a
-//! sync.
+//! A committer that is left to the engines works between turns, some octets at a time, so that commits of one batch
+//! share a sync.
 //!
-//! Persistent memory has no committer: its caches are written back here. A little of it at once, nanoseconds a line, which is less
-//! than asking somebody; much of it in parts, so many octets a turn, all streams that wait for it in turn.
+//! Persistent memory has no committer: its caches are written back here. A little is written back at once, at
+//! nanoseconds a line, which is cheaper than asking a thread. More is written back in parts, a bounded number of octets
+//! a turn, for all waiting streams in turn.
 
 mod shares;
 
@@ -32,44 +33,46 @@ use crate::link::port::Port;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
 
-/// Ranges of writes that a queue pair remembers one by one. Beyond it they are joined: more is made durable than need be.
+/// Ranges of writes that a queue pair stores singly. Beyond that they are joined, and more is made durable than
+/// necessary.
 const RANGES: usize = 16;
 
-/// A commit of a peer that is begun when the atomics before it were carried out.
+/// A peer's commit that begins when the atomics before it were executed.
 #[derive(Debug)]
 pub(crate) struct WaitingCommit {
     ticket: CommitTicket,
     ranges: Vec<KeptRange>,
-    /// What is known of it already.
+    /// What is known already.
     status: CommitStatus,
 }
 
-/// A received message that is not told yet, or waits behind one.
+/// A received message that waits for a commit, or behind one that does.
 #[derive(Debug)]
 pub(crate) struct Held {
     completion: Completion,
     queue: CompletionQueueId,
     /// The commit that it waits for.
     waits_for: Option<u64>,
-    /// Requests of the peer that came before it.
+    /// The peer's requests that arrived before it.
     requests: u64,
 }
 
 impl Held {
-    /// Whether the stream's next response is to a request that came behind this message, and so has to wait until it is told: a
-    /// response says that the messages before its request are complete (RFC 5040 appendix B, RFC 7306 section 7).
+    /// Whether the stream's next response belongs to a request that arrived after this message, and so must wait for
+    /// its delivery: a response implies that the messages before its request are complete (RFC 5040 appendix B, RFC
+    /// 7306 §7).
     pub(crate) fn precedes_response(&self, stream: &Stream) -> bool {
         stream.requests_answered() >= self.requests
     }
 }
 
-/// What a peer has written to regions that want it durable before its next message is told, and is not known to be.
+/// What a peer has written to transparent regions and is not known to be durable.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenRanges(Vec<KeptRange>);
 
 impl WrittenRanges {
     fn add(&mut self, range: KeptRange) {
-        // Most writes go on where the last one ended.
+        // Most writes continue the previous one.
         if self.0.iter_mut().rev().any(|earlier| earlier.extend(&range)) {
             return;
         }
@@ -90,14 +93,14 @@ impl WrittenRanges {
         self.0.clear();
     }
 
-    /// Takes ranges back that could not be made durable.
+    /// Restores ranges that could not be made durable.
     fn put_back(&mut self, ranges: WrittenRanges) {
         for range in ranges.0 {
             self.add(range);
         }
     }
 
-    /// Takes the memory of ranges that are done with.
+    /// Reuses the memory of ranges that are done.
     fn reuse(&mut self, mut ranges: WrittenRanges) {
         if self.0.capacity() == 0 {
             ranges.clear();
@@ -106,18 +109,18 @@ impl WrittenRanges {
     }
 }
 
-/// What a message that was received has to wait for.
+/// What a received message waits for.
 pub(crate) enum Hold {
     /// Nothing.
     Free,
-    /// Nothing any more, but this went wrong.
+    /// Nothing any more, but a commit has failed.
     Failed,
     /// A commit.
     Commit(u64),
 }
 
 impl<P: Port> Core<P> {
-    /// A commit that the peer asks for.
+    /// Takes a commit that the peer requests.
     #[cold]
     pub(crate) fn on_commit_request(
         &mut self,
@@ -130,7 +133,7 @@ impl<P: Port> Core<P> {
         let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
         let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
         let Some(handle) = handle else { return Err(Fault::LocalCatastrophic.into()) };
-        // All of it is looked at before anything is asked for.
+        // Everything is checked before anything is asked for.
         let (mut ranges, mut is_plain) = (self.rdma.commits.list(), false);
         for region in &commit.regions {
             turn.commit_targets(
@@ -163,7 +166,7 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Begins the commits that no atomic is before any more.
+    /// Begins the commits that no longer wait for atomics.
     #[cold]
     pub(crate) fn begin_waiting_commits(&mut self, turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair) {
         let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
@@ -190,7 +193,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes answers of committers, and the end of time limits, and writes back what is left from earlier turns.
+    /// Processes answers of committers and expired time limits, and continues to write back.
     pub(crate) fn run_commits(&mut self, turn: &Turn<'_>) {
         self.rdma.commits.write_back(turn);
         while let Some(ended) = self.rdma.commits.next(turn, self.now) {
@@ -221,7 +224,7 @@ impl<P: Port> Core<P> {
                     if status == CommitStatus::Success {
                         queue_pair.written.reuse(written);
                     } else {
-                        // Those behind it were written for, too; and the next one tries again.
+                        // The messages behind it depend on the same writes; the next one tries again.
                         for held in queue_pair.held.range_mut(place..) {
                             held.completion.status = Status::CommitFailed;
                         }
@@ -229,7 +232,7 @@ impl<P: Port> Core<P> {
                     }
                 }
                 self.tell_held(&mut queue_pair);
-                // It may overflow a queue, and what is asked behind it may be answered now.
+                // It may have overflowed a queue, and later requests may be answered now.
                 if let Some(index) = queue_pair.connection {
                     self.schedule_index(index);
                 }
@@ -238,7 +241,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Tells the messages that wait for nothing any more.
+    /// Delivers the messages that no longer wait.
     fn tell_held(&mut self, queue_pair: &mut QueuePair) {
         while let Some(held) = queue_pair.held.front()
             && held.waits_for.is_none()
@@ -250,8 +253,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The stream is over: messages that were not told are told as flushed. What they say came, but is not known to be
-    /// durable.
+    /// The stream is over: undelivered messages complete as flushed. They arrived, but what preceded them is not known
+    /// to be durable.
     #[cold]
     pub(crate) fn flush_held(&mut self, queue_pair: &mut QueuePair) {
         for mut held in queue_pair.held.drain(..) {
@@ -262,7 +265,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Places a segment of a Write, and remembers it if its region wants that.
+    /// Places a segment of a Write, and remembers it if its region is transparent.
     #[cold]
     pub(crate) fn place_and_note(
         turn: &Turn<'_>,
@@ -276,11 +279,11 @@ impl<P: Port> Core<P> {
         turn.place_transparent(association, stag, offset, payload, Access::REMOTE_WRITE, note)
     }
 
-    /// Asks for what was written to be made durable, before a message is told.
+    /// Requests that what was written becomes durable before a message is delivered.
     #[cold]
     pub(crate) fn commit_written(&mut self, turn: &Turn<'_>, queue_pair: &mut QueuePair) -> Hold {
         let mut ranges = self.rdma.commits.list();
-        // A region that its owner has deregistered is not to be kept.
+        // A region that its owner has deregistered need not be kept.
         queue_pair.written.0.retain(|range| turn.keep(range).is_some());
         ranges.extend_from_slice(&queue_pair.written.0);
         let (mut status, written) = (CommitStatus::Success, &mut queue_pair.written);
@@ -295,7 +298,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Tells the application of a message that was received, now or when what it waits for is done.
+    /// Delivers a received message, now or when what it waits for is done.
     #[inline]
     pub(crate) fn tell_receive(
         &mut self,

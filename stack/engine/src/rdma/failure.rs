@@ -1,4 +1,4 @@
-//! The end of a stream by a fault, a Terminate or an overflow, and what was posted and is not carried out any more.
+//! The end of a stream by a fault, a Terminate or an overflow, and the flush of posted work.
 
 use crate::api::command::{AsyncEvent, DisconnectReason, TerminateCode};
 use crate::api::work::Status;
@@ -22,9 +22,8 @@ impl<P: Port> Core<P> {
         self.give_queue_pair(Some(queue_pair));
     }
 
-    /// Completes everything posted, in order, as flushed: except the send element at the slot `send.0` from the head and
-    /// the oldest receive, which get a status of their own. What cannot be put into a full completion queue waits in the
-    /// backlog of its lane.
+    /// Completes all posted work in order, as flushed. The send element at slot `send.0` from the head and the oldest
+    /// receive get their own status. Completions that do not fit wait in the backlog of their lane.
     pub(crate) fn flush_with(
         &mut self,
         queue_pair: &mut QueuePair,
@@ -60,7 +59,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Ends a stream because of a fault found here.
+    /// Ends a stream because this side found a fault.
     #[cold]
     pub(crate) fn fail_stream(
         &mut self,
@@ -71,14 +70,14 @@ impl<P: Port> Core<P> {
     ) {
         let Phase::Running(running) = &mut connection.phase else { return };
         if running.stream.state().flushes() {
-            // The first fault counts (RFC 5040 §7.1 (4)), and its time limit runs: a later one must not set it again.
+            // The first fault counts (RFC 5040 §7.1 (4)), and its time limit must not be restarted.
             return;
         }
         let message = running.stream.fail(failure.fault, ulpdu);
         self.end_by_fault(connection, queue_pair, failure, message);
     }
 
-    /// As [`Core::fail_stream`], when the Terminate is made already; `None` if none is due.
+    /// As [`Core::fail_stream`], with a Terminate that is built already; `None` if none is to be sent.
     #[cold]
     pub(crate) fn end_by_fault(
         &mut self,
@@ -103,12 +102,12 @@ impl<P: Port> Core<P> {
         connection.quiet = false;
         let Phase::Running(running) = &mut connection.phase else { return };
         running.outgoing = None;
-        // Behind our FIN nothing can be said any more.
+        // Nothing can be sent after our FIN.
         let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
         if message.is_some() && may_say {
             running.terminate = message;
         } else if running.terminate.is_none() {
-            // Else the Terminate of an earlier fault is still to go out, and brings the FIN behind it.
+            // Otherwise an earlier fault's Terminate is still to be sent, and FIN follows it.
             self.close_tcp(connection);
         }
     }
@@ -189,7 +188,7 @@ impl<P: Port> Core<P> {
         self.close_tcp(connection);
     }
 
-    /// A completion did not fit: nothing is lost, but the queue pair cannot go on.
+    /// A completion did not fit. Nothing is lost, but the queue pair cannot continue.
     #[cold]
     pub(crate) fn on_overflow(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
         let Some(queue) = queue_pair.overflowed.take() else { return };

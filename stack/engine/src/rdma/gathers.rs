@@ -1,7 +1,7 @@
-//! Memory for FPDUs that come in pieces: a budget for all streams of the engine.
+//! Memory for incomplete FPDUs: a budget for all streams of the engine.
 //!
-//! A stream that needs more than is left gets it from those that have waited longest for the rest of an FPDU, which end: an honest
-//! peer's FPDU is whole a flight later, and whoever holds memory longer than others while it is short is the one to lose it.
+//! If the budget is used up, the streams that have waited longest for the rest of an FPDU end. An honest peer's FPDU is
+//! complete a flight later, so it is right to take memory from those that hold it longest.
 
 use std::collections::VecDeque;
 
@@ -15,19 +15,19 @@ use crate::rdma::queue_pair::QueuePair;
 /// Buffers kept for reuse.
 const SPARE: usize = 64;
 
-/// Octets of a buffer that are no waste for an FPDU in pieces, however short.
+/// A buffer up to this size may hold any FPDU, however short.
 const ROOMY: usize = 16 << 10;
 
-/// The buffers for FPDUs in pieces.
+/// The buffers for incomplete FPDUs.
 #[derive(Debug)]
 pub(crate) struct Gathers {
-    /// Octets that those of connections take.
+    /// Octets of the buffers that connections hold.
     octets: u64,
-    /// Connections that have one.
+    /// Connections that hold one.
     waiting: usize,
-    /// The number of the last FPDU that began in pieces.
+    /// Number of the latest incomplete FPDU.
     last: u64,
-    /// Queue pair and number of FPDUs in pieces in the order in which they began, with those that are whole.
+    /// Queue pairs and numbers of incomplete FPDUs in the order of their beginning, with some that are complete now.
     order: VecDeque<(u32, u64)>,
     /// Buffers that no connection uses.
     spare: Vec<Vec<u8>>,
@@ -46,7 +46,7 @@ impl Default for Gathers {
 }
 
 impl Gathers {
-    /// A buffer for so many octets: a used one, unless that was grown for far more, or is more than `budget` has left.
+    /// A buffer for `wanted` octets: a used one, unless it is far too large or exceeds what `budget` has left.
     pub(crate) fn take(&mut self, wanted: usize, budget: u64) -> Vec<u8> {
         let gather = self.take_any();
         let taken = gather.capacity();
@@ -62,7 +62,7 @@ impl Gathers {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer.
     pub(crate) fn give(&mut self, mut gather: Vec<u8>) {
         if gather.capacity() > 0 && self.spare.len() < SPARE {
             gather.clear();
@@ -70,7 +70,7 @@ impl Gathers {
         }
     }
 
-    /// Takes what was put aside, which then counts no more; an empty buffer if that is nothing.
+    /// Takes a connection's incomplete FPDU, which then no longer counts; an empty buffer if there is none.
     #[cold]
     pub(crate) fn resume(&mut self, connection: &mut Connection) -> Vec<u8> {
         let gather = std::mem::take(&mut connection.gather);
@@ -83,8 +83,8 @@ impl Gathers {
 }
 
 impl<P: Port> Core<P> {
-    /// Keeps what has come of an FPDU with its connection until more comes. If the budget has too little for it, others lose
-    /// theirs; or the stream ends, if it has waited longest itself.
+    /// Stores an incomplete FPDU with its connection. If the budget is used up, older ones are evicted; if it is the
+    /// oldest itself, its stream ends.
     #[cold]
     pub(crate) fn put_aside(
         &mut self,
@@ -117,14 +117,15 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The connection whose FPDU in pieces this is, if it is still that.
+    /// The connection that holds this incomplete FPDU, if it still does.
     fn gathering(&self, queue_pair: u32, gather: u64) -> Option<u32> {
         let index = self.rdma.queue_pairs.get(queue_pair as usize)?.as_ref()?.connection?;
         self.connections.table.get(index).filter(|connection| connection.gather_number == gather)?;
         Some(index)
     }
 
-    /// Ends the stream that has waited longest for the rest of an FPDU. False if that is the one with the number `own`, or none.
+    /// Ends the stream that has waited longest for the rest of an FPDU. False if that is number `own`, or there is
+    /// none.
     fn evict_gather(&mut self, own: u64) -> bool {
         while let Some((number, gather)) = self.rdma.gathers.order.pop_front() {
             if gather == own {
@@ -145,7 +146,7 @@ impl<P: Port> Core<P> {
         false
     }
 
-    /// Forgets FPDUs that are whole.
+    /// Removes complete FPDUs from the order.
     fn tidy_gathers(&mut self, own: u64) {
         let mut order = std::mem::take(&mut self.rdma.gathers.order);
         order.retain(|(number, gather)| *gather == own || self.gathering(*number, *gather).is_some());

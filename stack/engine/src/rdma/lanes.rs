@@ -1,8 +1,7 @@
-//! The engine's lanes of completion queues.
+//! Completion queues as the engine has them.
 //!
-//! A lane that is full when a completion is due overflows: the completion waits in a backlog, so that nothing is lost,
-//! the application gets an event, and the queue pair is failed, so that the backlog stays bounded by the depths of the
-//! queues that feed it.
+//! If a lane is full, the completion waits in a backlog, so nothing is lost. The application gets an event, and the
+//! queue pair fails, so the backlog is bounded by the depths of the queues that feed it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,9 +11,9 @@ use uwarp_ring::{Notifier, Producer};
 use crate::api::command::CompletionQueueId;
 use crate::api::work::{Completion, CompletionFlags};
 
-/// What a completion queue's notifier is armed for: any completion,
+/// A notifier armed for any completion,
 pub const ANY_COMPLETION: u8 = 1;
-/// or those that the peer asked a solicited event for (RFC 5040 §5.3) and those that are no success.
+/// or for solicited ones (RFC 5040 §5.3) and failures.
 pub const URGENT_COMPLETION: u8 = 2;
 
 #[derive(Debug)]
@@ -22,13 +21,14 @@ struct Lane {
     producer: Producer<Completion>,
     notifier: Arc<Notifier>,
     backlog: VecDeque<Completion>,
-    /// Something was published since the notifier was last looked at.
+    /// Something was published since the notifier was last fired.
     dirty: bool,
-    /// Some of it wakes those, too, who wait for solicited events only.
+    /// Some of it also wakes threads that wait only for solicited events.
     urgent: bool,
 }
 
-/// All lanes, by number of the completion queue: the list grows to the highest number ever, so numbers are to be used again.
+/// All lanes, by number of the completion queue. The list grows to the highest number ever used, so numbers should be
+/// reused.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: Vec<Option<Lane>>,
@@ -75,7 +75,7 @@ impl Lanes {
         self.lanes.get(queue.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// Publishes a completion, behind those in the backlog. False: it did not fit, or there is no such lane.
+    /// Publishes a completion, behind the backlog. False: it did not fit, or the lane does not exist.
     #[inline]
     pub(crate) fn push(&mut self, queue: CompletionQueueId, completion: Completion) -> bool {
         let Some(Some(lane)) = self.lanes.get_mut(queue.0 as usize) else { return false };
@@ -94,13 +94,13 @@ impl Lanes {
         false
     }
 
-    /// Whether [`Lanes::settle`] has something to do.
+    /// Whether [`Lanes::settle`] has work.
     #[inline]
     pub(crate) fn unsettled(&self) -> bool {
         !self.dirty.is_empty() || self.backlogged > 0
     }
 
-    /// Moves backlogs on and wakes those who wait. Once a turn.
+    /// Publishes backlogs and wakes waiting threads. Once a turn.
     pub(crate) fn settle(&mut self) {
         if self.backlogged > 0 {
             for (index, lane) in self.lanes.iter_mut().enumerate() {

@@ -26,10 +26,10 @@ pub(crate) mod send;
 pub(crate) mod send_queue;
 pub mod shared;
 
-/// How often queue pairs in the error state are looked at for receives posted late.
+/// How often queue pairs in the error state are checked for receives posted late.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What all queue pairs of an engine have in common.
+/// The state of this room.
 #[derive(Debug)]
 pub(crate) struct Rdma {
     /// By number.
@@ -37,9 +37,9 @@ pub(crate) struct Rdma {
     /// Completion queues.
     pub(crate) lanes: Lanes,
     pub(crate) commits: Commits,
-    /// Memory for FPDUs in pieces.
+    /// Memory for incomplete FPDUs.
     pub(crate) gathers: Gathers,
-    /// When the queue pairs of `failed` are looked at.
+    /// When the queue pairs of `failed` are checked next.
     pub(crate) sweep_at: Option<Instant>,
     /// Queue pairs in the error state.
     failed: Vec<u32>,
@@ -62,7 +62,7 @@ impl Rdma {
         self.queue_pairs.get_mut(number as usize)?.as_deref_mut()
     }
 
-    /// Looks at a queue pair in the error state from now on, now and then.
+    /// Checks a queue pair in the error state from now on, periodically.
     pub(crate) fn sweep_soon(&mut self, number: u32, now: Instant) {
         if !self.failed.contains(&number) {
             self.failed.push(number);

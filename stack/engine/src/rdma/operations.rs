@@ -1,5 +1,4 @@
-//! From an element of the send queue to what it asks for: requests of the peer's memory, local operations; and the other way
-//! round, what the peer's requests ask for here.
+//! Operations: requests for the peer's memory and local operations of the send queue, and atomics that peers request.
 
 use uwarp_iwarp::Message;
 use uwarp_iwarp::stream::InboundAtomic;
@@ -11,8 +10,8 @@ use crate::api::work::{SendElement, SendFlags, SendOpcode, Status};
 use crate::connection::Running;
 use crate::rdma::queue_pair::QueuePair;
 
-/// Carries out an atomic of the peer. It happens here, when its turn to be answered has come, so that it is ordered with
-/// the requests before and behind it (RFC 7306 section 7).
+/// Executes an atomic of the peer. That happens when its answer is due, so it is ordered with the requests before and
+/// behind it (RFC 7306 §7).
 pub(crate) fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &InboundAtomic) -> Result<u64, AtomicError> {
     let (association, request) = (queue_pair.association, &atomic.request);
     let (stag, offset) = (request.stag.0, request.offset.0);
@@ -32,12 +31,12 @@ pub(crate) fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &Inboun
     }
 }
 
-/// Carries out a local operation: in its place among the posted work, as every later message of the stream may depend on it.
+/// Executes a local operation, in its place among the posted work: any later message of the stream may depend on it.
 #[cold]
 pub(crate) fn carry_out_here(turn: &Turn<'_>, queue_pair: &QueuePair, element: &SendElement) -> Result<(), Status> {
     let association = queue_pair.association;
     if element.opcode == SendOpcode::LocalInvalidate {
-        // What other streams use cannot be taken from them in passing: the owner has a call for that, which waits for them.
+        // Other streams may be using it, so it cannot be revoked here: its owner has a call that waits for them.
         return turn
             .invalidate(association, element.stag, queue_pair.domain_is_shared())
             .map_err(|_| Status::LocalProtection);
@@ -53,7 +52,7 @@ pub(crate) fn carry_out_here(turn: &Turn<'_>, queue_pair: &QueuePair, element: &
     turn.bind(association, element.stag, element.remote_offset, access, pieces).map_err(|_| Status::LocalProtection)
 }
 
-/// The request of a read, if a slot is free. A read has one sink: the wire knows no scatter list (RFC 5040 §4.4).
+/// The request of a Read, if a slot is free. A Read has one sink: the protocol has no scatter list (RFC 5040 §4.4).
 pub(crate) fn begin_read(
     turn: &Turn<'_>,
     running: &mut Running,
@@ -82,7 +81,7 @@ pub(crate) fn begin_read(
     Ok(running.stream.try_begin_read(&request, 0))
 }
 
-/// The request of an atomic, if a slot is free: they are shared with reads.
+/// The request of an atomic, if a slot is free. Reads use the same slots.
 pub(crate) fn begin_atomic(
     turn: &Turn<'_>,
     running: &mut Running,
@@ -121,8 +120,8 @@ pub(crate) fn begin_atomic(
     Ok(message)
 }
 
-/// The Commit Request of the regions that the element's entries name, with its identifier, if a slot is free: they are shared
-/// with reads. It is one segment, of at most `limit` octets.
+/// The Commit Request for the regions in the element's entries, with its identifier, if a slot is free. Reads use the
+/// same slots. It is one segment of at most `limit` octets.
 pub(crate) fn begin_commit(
     running: &mut Running,
     element: &SendElement,

@@ -1,4 +1,4 @@
-//! The receive queue: where the messages of a peer go.
+//! The receive queue: where a peer's messages are placed.
 
 use crate::api::work::{Completion, CompletionFlags, CompletionOpcode, ReceiveElement, Sge, Status, entry_at};
 use crate::rdma::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
@@ -9,13 +9,13 @@ use uwarp_ring::{Consumer, Slot};
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     ring: Consumer<Slot>,
-    /// Where elements come from instead of the ring,
+    /// The queue that elements come from instead of the ring,
     shared: Option<Arc<SharedReceives>>,
-    /// and the one that was taken from there.
+    /// and the element taken from there.
     taken: [Slot; SHARED_SLOTS],
-    /// What happened when it was taken.
+    /// An event that taking it caused.
     news: Option<SharedReceiveEvent>,
-    /// The element that the open message goes into.
+    /// The element of the open message.
     current: Option<CurrentReceive>,
     /// Elements completed.
     pub(crate) completed: u64,
@@ -29,12 +29,12 @@ struct CurrentReceive {
     before: u32,
 }
 
-/// What a shared receive queue's owner is to be told.
+/// Events for the owner of a shared receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SharedReceiveEvent {
     /// It runs low.
     Low,
-    /// The queue pair has its share of it.
+    /// The queue pair has used up its share.
     Share,
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum ScatterError<E> {
 }
 
 impl ReceiveQueue {
-    /// A queue over a ring, or over a queue that others take from, too.
+    /// A queue over a ring, or over a shared receive queue.
     pub(crate) fn new(ring: Consumer<Slot>, shared: Option<Arc<SharedReceives>>) -> ReceiveQueue {
         ReceiveQueue { ring, shared, taken: [Slot::default(); SHARED_SLOTS], news: None, current: None, completed: 0 }
     }
@@ -69,7 +69,7 @@ impl ReceiveQueue {
         }
         let decoded = self.ring.peek(0).and_then(|slot| ReceiveElement::decode(slot).ok());
         let element = decoded.filter(|element| element.slots() <= self.ring.known());
-        // A malformed element takes nothing: any payload is then too long for it.
+        // A malformed element has no room: any payload is too long for it.
         let element = element.unwrap_or(ReceiveElement { id: 0, length: 0, entries: 0 });
         self.current = Some(CurrentReceive { element, entry: 0, before: 0 });
         true
@@ -94,7 +94,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// What the owner of the shared queue is to be told, which is told once.
+    /// The event for the owner of the shared queue, returned once.
     #[inline]
     pub(crate) fn take_event(&mut self) -> Option<(SharedReceiveQueueId, SharedReceiveEvent)> {
         let shared = self.shared.as_ref()?;
@@ -119,7 +119,7 @@ impl ReceiveQueue {
         if self.shared.is_some() { self.taken.get(index) } else { self.ring.peek(index) }
     }
 
-    /// Calls `place` with the pieces of registered memory for octets from `offset` on of the open message.
+    /// Calls `place` with the pieces of registered memory for the open message's octets from `offset` on.
     #[inline]
     pub(crate) fn scatter<E>(
         &mut self,
@@ -178,7 +178,7 @@ impl ReceiveQueue {
 
     /// Takes the oldest element out unused; `None` when the queue is empty.
     pub(crate) fn flush_one(&mut self, number: u32, status: Status) -> Option<Completion> {
-        // What is in a shared queue is there for others.
+        // The elements of a shared queue are for others.
         if self.current.is_none() && (self.shared.is_some() || !self.begin(number)) {
             return None;
         }

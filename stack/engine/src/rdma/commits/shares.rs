@@ -1,8 +1,8 @@
-//! Who waits for which commit, and how much of it is under way.
+//! Which commit waits for what, and how much of it is under way.
 //!
-//! Each stream has a queue of the parts of its commits. A share of octets of it is at the committers at any one time; answers
-//! make room for the next. So a committer never has more before it than a share of each stream, and what a dead peer has asked
-//! for is dropped with its queue.
+//! Each stream has a queue of the parts of its commits. At any time, a share of octets of it is at the committers;
+//! answers make room for more. So a committer never has more work than one share for each stream, and a dead peer's
+//! requests are dropped with its queue.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use super::WrittenRanges;
 use crate::api::config::IwarpConfig;
 use crate::connection::slab::Handle;
 
-/// Octets of persistent memory that one request or message may have written back at once: some microseconds.
+/// Octets of persistent memory that are written back at once for a request or message: some microseconds.
 const WRITE_BACK_AT_ONCE: u64 = 16 << 10;
-/// Octets that are written back in a turn for those that ask for more, and for each stream before the next has its turn.
+/// Octets that are written back in a turn for larger requests, and for each stream before the next one's turn.
 const WRITE_BACK: u64 = 64 << 10;
 const WRITE_BACK_PART: u64 = 8 << 10;
-/// What a part of a few octets counts for there.
+/// What a tiny part counts for there.
 const WRITE_BACK_LEAST: u64 = 256;
-/// Octets that an engine writes to a store between two turns, where it carries out commits itself.
+/// Octets that an engine writes to a store between two turns, if it executes commits itself.
 const STORE: u64 = 64 << 10;
-/// What a part of a few octets counts for in a stream's share: stores write whole pages.
+/// What a tiny part counts for in a stream's share: stores write whole pages.
 const PAGE: u64 = 4 << 10;
 
 /// Who waits for a commit.
@@ -54,15 +54,15 @@ struct Pending {
     queue_pair: u32,
     asker: Asker,
     begun: Instant,
-    /// Answers that are still to come, of parts that wait here too.
+    /// Answers to come, including those of parts that still wait here.
     outstanding: u32,
-    /// What the parts at committers take of the stream's share.
+    /// Octets of the stream's share that its parts at committers use.
     share: u64,
-    /// The worst of the answers that came.
+    /// The worst answer so far.
     status: CommitStatus,
 }
 
-/// A part of a commit that waits for room in its stream's share, or that is persistent memory.
+/// A part of a commit that waits for room in its stream's share, or that is in persistent memory.
 #[derive(Debug)]
 struct Part {
     range: KeptRange,
@@ -77,11 +77,11 @@ struct StreamCommits {
     keys: VecDeque<u64>,
     /// Parts that are not at a committer, in the order of their commits.
     waiting: VecDeque<Part>,
-    /// What the parts at committers take of the share.
+    /// Octets of the share in use at committers.
     share: u64,
-    /// When the oldest commit got an answer last: all time limits run from then on.
+    /// When the oldest commit last got an answer: time limits run from then.
     progress: Instant,
-    /// It stands in the queue of those that have persistent memory to write back.
+    /// It is in the queue of streams with persistent memory to write back.
     writes_back: bool,
 }
 
@@ -93,23 +93,23 @@ pub(crate) struct Commits {
     /// Answers that needed no committer.
     settled: VecDeque<CommitReply>,
     pending: HashMap<u64, Pending>,
-    /// By the number of the queue pair; those that have asked for something since they were connected.
+    /// By queue pair number: those that have requested commits since they connected.
     streams: HashMap<u32, StreamCommits>,
-    /// Time limits, in their order. What has happened since may have put one off.
+    /// Time limits, in order. Later progress may have postponed one.
     limits: VecDeque<(Instant, u64)>,
     next_key: u64,
     /// Queue pairs whose oldest part is persistent memory.
     write_backs: VecDeque<u32>,
-    /// Committers that the engine has asked for something and is to carry out itself.
+    /// Committers with work that this engine executes itself.
     own: VecDeque<EngineCommitter>,
-    /// A list to be filled again.
+    /// A list for reuse.
     spare: Vec<KeptRange>,
-    /// Octets that a stream may have at committers.
+    /// Most octets of a stream at committers.
     share: u64,
     time_limit: Duration,
 }
 
-/// What `length` octets take of a stream's share.
+/// What `length` octets use of a stream's share.
 const fn cost(length: u64) -> u64 {
     if length == 0 || length > PAGE { length } else { PAGE }
 }
@@ -133,13 +133,13 @@ impl Commits {
         }
     }
 
-    /// Whether [`next`](Self::next) or [`write_back`](Self::write_back) has something to do.
+    /// Whether [`next`](Self::next) or [`write_back`](Self::write_back) has work.
     #[inline]
     pub(crate) fn unsettled(&self, now: Instant) -> bool {
         !self.pending.is_empty() && (self.has_answers() || self.deadline().is_some_and(|at| at <= now))
     }
 
-    /// Whether the next turn has something to do, whatever comes meanwhile.
+    /// Whether the next turn has work, whatever arrives.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         !self.own.is_empty() || !self.pending.is_empty() && self.has_answers()
@@ -149,7 +149,7 @@ impl Commits {
         !self.settled.is_empty() || !self.replies.is_empty() || !self.write_backs.is_empty()
     }
 
-    /// When the next time limit is over.
+    /// When the next time limit passes.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.limits.front().map(|(at, _)| *at)
     }
@@ -159,15 +159,15 @@ impl Commits {
         self.mailbox.octets_written()
     }
 
-    /// An empty list for ranges; to be given back to [`begin`](Self::begin).
+    /// An empty list for ranges, to be passed to [`begin`](Self::begin).
     pub(super) fn list(&mut self) -> Vec<KeptRange> {
         let mut list = std::mem::take(&mut self.spare);
         list.clear();
         list
     }
 
-    /// Begins the commit of `ranges` on behalf of a queue pair; gives its key if there is something to wait for, for which
-    /// `asker` waits then. Otherwise it has ended, and `status` says how.
+    /// Begins the commit of `ranges` for a queue pair. Returns its key if it must wait, and keeps `asker` for it.
+    /// Otherwise the commit has ended, with `status`.
     pub(super) fn begin(
         &mut self,
         turn: &Turn<'_>,
@@ -200,7 +200,7 @@ impl Commits {
                     commits.waiting.push_back(Part { range, key });
                     outstanding += 1;
                 }
-                // Its owner has taken it away.
+                // The owner has deregistered it.
                 None => *status = CommitStatus::Failure.max(*status),
             }
         }
@@ -218,7 +218,7 @@ impl Commits {
         Some(key)
     }
 
-    /// Gives the committers what a queue pair's share has room for.
+    /// Gives the committers what the queue pair's share has room for.
     fn refill(&mut self, turn: &Turn<'_>, queue_pair: u32) {
         let Some(commits) = self.streams.get_mut(&queue_pair) else { return };
         while let Some(Part { range, key }) = commits.waiting.front_mut() {
@@ -255,7 +255,7 @@ impl Commits {
                     }
                     return;
                 }
-                // Its owner has taken it away: what is left of it is not durable.
+                // The owner has deregistered it: the rest of it is not durable.
                 Some(CommitTarget::Plain) | None => {
                     range.split_front(u64::MAX);
                     Some(CommitStatus::Failure)
@@ -270,7 +270,7 @@ impl Commits {
         }
     }
 
-    /// Writes back as many octets of persistent memory as a turn may, of all streams that wait for it in turn.
+    /// Writes back as much persistent memory as a turn may, for all waiting streams in turn.
     pub(super) fn write_back(&mut self, turn: &Turn<'_>) {
         let mut left = WRITE_BACK;
         while left > 0
@@ -296,7 +296,7 @@ impl Commits {
         }
     }
 
-    /// Takes answers, and time limits that are over, until a commit has ended.
+    /// Processes answers and expired time limits until a commit has ended.
     pub(super) fn next(&mut self, turn: &Turn<'_>, now: Instant) -> Option<Ended> {
         while let Some(reply) = self.settled.pop_front().or_else(|| self.replies.try_recv().ok()) {
             if let Some(ended) = self.take(turn, reply, now) {
@@ -308,7 +308,7 @@ impl Commits {
 
     fn take(&mut self, turn: &Turn<'_>, reply: CommitReply, now: Instant) -> Option<Ended> {
         let key = reply.key;
-        // Of one that was given up.
+        // An answer to an abandoned commit.
         let pending = self.pending.get_mut(&key)?;
         let queue_pair = pending.queue_pair;
         pending.status = pending.status.max(reply.status);
@@ -326,12 +326,12 @@ impl Commits {
         ended
     }
 
-    /// Takes a commit out, with what the stream has of it.
+    /// Removes a commit and its account.
     fn end(&mut self, key: u64) -> Option<Ended> {
         let Pending { queue_pair, asker, outstanding, share, status, .. } = self.pending.remove(&key)?;
         if let Some(commits) = self.streams.get_mut(&queue_pair) {
             commits.share -= share;
-            // Most end in their order.
+            // Most commits end in order.
             if let Some(place) = commits.keys.iter().position(|one| *one == key) {
                 commits.keys.remove(place);
             }
@@ -343,7 +343,7 @@ impl Commits {
         Some(Ended { key, queue_pair, asker, status })
     }
 
-    /// Drops time limits of commits that have ended. One that has not must not keep those of all behind it.
+    /// Drops time limits of commits that have ended. One that has not ended must not keep all those behind it.
     fn forget_limits(&mut self) {
         while self.limits.front().is_some_and(|(_, key)| !self.pending.contains_key(key)) {
             self.limits.pop_front();
@@ -353,7 +353,7 @@ impl Commits {
         }
     }
 
-    /// Ends a commit whose time limit is over.
+    /// Ends a commit whose time limit has passed.
     fn expire(&mut self, turn: &Turn<'_>, now: Instant) -> Option<Ended> {
         while let Some((at, key)) = self.limits.front().copied()
             && at <= now
@@ -367,7 +367,7 @@ impl Commits {
                 self.limits.insert(place, (until, key));
                 continue;
             }
-            // The time of all before it was over no later.
+            // The time limits of all earlier ones passed no later.
             commits.stream.abandon_before(key + 1);
             let ended = self.end(key)?;
             self.refill(turn, ended.queue_pair);
@@ -376,7 +376,7 @@ impl Commits {
         None
     }
 
-    /// Drops what a queue pair has asked for: its stream is over.
+    /// Drops the commits of a queue pair whose stream is over.
     pub(crate) fn abandon(&mut self, queue_pair: u32) {
         let Some(commits) = self.streams.remove(&queue_pair) else { return };
         commits.stream.abandon_before(u64::MAX);
@@ -386,8 +386,8 @@ impl Commits {
         self.forget_limits();
     }
 
-    /// Carries out some of what was asked of committers that have no thread: a part of one region's. To be called outside of
-    /// turns, since a store may do anything.
+    /// Executes some work of committers without a thread: a part of one region's. Call it between turns, since a store
+    /// may do anything.
     pub(crate) fn work(&mut self) {
         if let Some(committer) = self.own.pop_front()
             && committer.work(STORE)
